@@ -1,0 +1,417 @@
+"""Every knob with its default, and the checks that refuse values which cannot work.
+
+A config file under `configs/` starts from `default_config()`, changes what it is about and returns
+it; the command line changes single fields (`--config.train.steps=1000`). `validate` runs before
+anything is built. Below `experiment.py` nothing sees this object: functions there take keyword
+arguments.
+
+Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.log_every`,
+`optimizer.warmup`, a phase's `steps`) are a number of steps, or a string with a unit:
+`'10%'` (of all steps), `'3 epochs'` or `'100000 examples'`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from bert_jax.errors import InputError
+
+# Table 1 of the paper (base, large), the sizes of its Table 6, and the 24 miniatures that
+# google-research/bert released in March 2020 (every L with every H, heads of 64, except that the
+# release names its four best known tiny, mini, small and medium).
+_MINIATURES = {
+    f'L-{layers}_H-{hidden}_A-{hidden // 64}': (layers, hidden, hidden // 64)
+    for layers in (2, 4, 6, 8, 10, 12)
+    for hidden in (128, 256, 512, 768)
+}
+MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
+    'tiny': (2, 128, 2),
+    'mini': (4, 256, 4),
+    'small': (4, 512, 8),
+    'medium': (8, 512, 8),
+    'base': (12, 768, 12),
+    'large': (24, 1024, 16),
+    **_MINIATURES,
+    'L-3_H-768_A-12': (3, 768, 12),
+    'L-6_H-768_A-3': (6, 768, 3),
+    'L-12_H-1024_A-16': (12, 1024, 16),
+    'L-24_H-1024_A-16': (24, 1024, 16),
+}
+
+_PHASE_FIELDS = (
+    'steps', 'max_seq_length', 'max_predictions_per_seq', 'batch_size', 'learning_rate', 'warmup',
+)
+_UNITS = ('%', 'epochs', 'examples', 'steps')
+
+
+def _free(default: Any = None) -> config_dict.FieldReference:
+    """A field whose type is not fixed by its default (a duration, or a source or list of them)."""
+    return config_dict.FieldReference(default, field_type=object)
+
+
+def default_config() -> ConfigDict:
+    """The default of every field. A config file changes some of them."""
+    c = ConfigDict()
+    c.task = 'pretrain'  # one of bert_jax.tasks: pretrain | synthetic (random batches, no data)
+    c.seed = 0  # parameters, data order, masks and dropout all follow from it
+    c.init_checkpoint = ''  # warm start from a run directory (parameters only)
+
+    c.model = m = ConfigDict()
+    m.name = 'base'  # one of MODEL_SIZES; the four sizes below override it one by one
+    m.num_layers = config_dict.placeholder(int)
+    m.hidden_size = config_dict.placeholder(int)
+    m.num_heads = config_dict.placeholder(int)
+    m.intermediate_size = config_dict.placeholder(int)  # empty: 4 x hidden_size
+    m.vocab_size = 0  # 0: as many as the vocabulary has
+    m.max_position_embeddings = 512
+    m.type_vocab_size = 2
+    m.hidden_act = 'gelu_tanh'  # gelu_tanh (Google's code) | gelu_erf (Hugging Face's 'gelu')
+    m.layer_norm_eps = 1e-12
+    m.initializer_range = 0.02  # truncated normal, cut at two standard deviations
+    m.hidden_dropout = 0.1
+    m.attention_dropout = 0.1
+    m.dtype = 'auto'  # compute: float32 | bfloat16 | auto (bfloat16 on TPU and GPU)
+    m.scan_layers = False  # one compiled layer looped over instead of num_layers copies
+    m.remat = 'none'  # none | dots (keep matmul outputs) | full (keep layer inputs only)
+
+    c.data = d = ConfigDict()
+    d.source = _free('docs:python')  # a source, or a list of (source, weight)
+    d.eval_source = ''  # empty: held-out documents of `source`
+    d.held_out = 0.01  # share of the documents that is held out for evaluation
+    d.vocab_file = ''  # a vocab.txt or SentencePiece .model; empty: train one of `vocab_size`
+    d.vocab_size = 8000
+    d.lowercase = True
+    d.dir = '~/.cache/bert_jax'  # token stores and trained vocabularies, kept by fingerprint
+    d.tfds_dir = ''  # prepared tensorflow-datasets; empty: their default place
+    d.max_seq_length = 128
+    d.max_predictions_per_seq = 20
+    d.min_sentences = 1  # documents with fewer are left out
+    d.masked_lm_prob = 0.15
+    d.mask_rate = 0.8  # of the masked positions: [MASK]
+    d.random_rate = 0.1  # a random piece; the rest keep theirs
+    d.num_maskings = 0  # 0: new pairs and masks every epoch; 10: ten in turn, as the original
+    d.short_seq_prob = 0.1
+    d.random_next_prob = 0.5
+    d.whole_word_mask = False
+    d.next_sentence = True  # False: one segment a row and no NSP loss
+
+    c.train = t = ConfigDict()
+    t.steps = _free(0)  # 0: the sum of the phases' steps
+    t.batch_size = 256  # sequences a step, over all devices
+    t.accumulation_steps = 1  # a step's batch is computed in this many parts
+    t.eval_every = _free(0)  # 0: only at the end
+    t.eval_batch_size = 256
+    t.max_eval_examples = 0  # 0: all held-out examples
+    t.save_every = _free(0)  # 0: only at the end
+    t.keep_checkpoints = 2
+    t.log_every = _free(100)
+
+    c.optimizer = o = ConfigDict()
+    o.name = 'bert_adamw'  # bert_adamw (no bias correction) | adamw (optax) | lamb
+    o.learning_rate = 1e-4
+    o.warmup = _free('1%')
+    o.decay_power = 1.0  # polynomial decay to 0; 1 is linear
+    o.weight_decay = 0.01  # not on biases and LayerNorm
+    o.b1 = 0.9
+    o.b2 = 0.999
+    o.eps = 1e-6
+    o.clip_norm = 1.0  # global gradient norm; 0: no clipping
+
+    c.mesh = x = ConfigDict()
+    x.data = -1  # batch split; -1: all devices that are left
+    x.fsdp = 1  # batch and parameters split
+    x.tensor = 1  # heads, intermediate and vocabulary split
+
+    # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; what a phase
+    # leaves out comes from `train` and `data`. The optimizer's moments carry over from phase to
+    # phase, and one learning-rate schedule spans them all, unless a phase names `learning_rate`
+    # (and `warmup`): then its own schedule starts with it.
+    c.phases = ()
+    return c.lock()
+
+
+def parse_duration(
+    value: int | str, field: str, *, batch_size: int, num_examples: int | None, total: int | None
+) -> int:
+    """Steps meant by a duration.
+
+    Args:
+      value: a number of steps, or a string such as '10%', '3 epochs', '5000 examples'.
+      field: the config field, for messages.
+      batch_size: examples a step.
+      num_examples: examples an epoch, or None where that is not known yet.
+      total: steps of the whole run, or None where '%' makes no sense.
+
+    Raises:
+      InputError: not a duration, or a unit that cannot be used here.
+    """
+    text = str(value).strip()
+    match = re.fullmatch(r'([0-9][0-9_]*\.?[0-9]*(?:e[0-9]+)?)\s*([a-z%]*)', text)
+    unit = match[2] if match else '?'
+    unit = {'': 'steps', 'step': 'steps', 'epoch': 'epochs', 'example': 'examples'}.get(unit, unit)
+    if match is None or unit not in _UNITS or isinstance(value, bool):
+        raise InputError(
+            f"config.{field}={value!r} is not a duration: write steps (1000), '10%', '3 epochs' "
+            "or '5000 examples'"
+        )
+    amount = float(match[1])
+    if unit == '%':
+        if total is None:
+            raise InputError(f"config.{field}={value!r}: '%' is of train.steps and cannot be here")
+        return round(total * amount / 100)
+    if unit == 'epochs':
+        if num_examples is None:
+            raise InputError(f'config.{field}={value!r}: epochs cannot be used here, write steps')
+        return max(1, round(num_examples * amount / batch_size))
+    if unit == 'examples':
+        return max(1, math.ceil(amount / batch_size))
+    if amount != int(amount):
+        raise InputError(f'config.{field}={value!r}: a number of steps is whole')
+    return int(amount)
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """' (did you mean X?)' for the nearest choice, or the choices themselves."""
+    close = difflib.get_close_matches(str(word), choices, 1, 0.5)
+    return f'did you mean {close[0]!r}?' if close else 'choose from ' + ', '.join(choices)
+
+
+def fields(config: ConfigDict, prefix: str = '') -> list[str]:
+    """Dotted paths of all fields, in their order of definition."""
+    paths: list[str] = []
+    for key in config:
+        path = f'{prefix}{key}'
+        value = config[key]
+        paths += fields(value, path + '.') if isinstance(value, ConfigDict) else [path]
+    return paths
+
+
+def model_sizes(config: ConfigDict) -> dict[str, int]:
+    """num_layers, hidden_size, num_heads, intermediate_size of `model`, named or overridden."""
+    m = config.model
+    name = m.name.lower()
+    name = name.removeprefix('bert-').removeprefix('bert_').removeprefix('uncased_')
+    known = {key.lower(): value for key, value in MODEL_SIZES.items()}
+    if name not in known:
+        raise InputError(
+            f'config.model.name={m.name!r} is unknown: {nearest(m.name, list(MODEL_SIZES))}'
+        )
+    layers, hidden, heads = known[name]
+    hidden = hidden if m.hidden_size is None else m.hidden_size
+    return {
+        'num_layers': layers if m.num_layers is None else m.num_layers,
+        'hidden_size': hidden,
+        'num_heads': heads if m.num_heads is None else m.num_heads,
+        'intermediate_size': 4 * hidden if m.intermediate_size is None else m.intermediate_size,
+    }
+
+
+def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str, Any]]:
+    """The run's phases with every field filled in, `steps` and `warmup` as numbers of steps.
+
+    Without `phases` in the config there is one, of `train.steps`. Where the phases state their
+    own steps and `train.steps` is set as well, they are scaled so that they add up to it (a short
+    trial of a long recipe); so a run of `train.steps=100` of the paper's recipe is 90 + 10 steps.
+
+    Args:
+      config: a whole config.
+      num_examples: examples an epoch (of the first phase), for durations in epochs.
+    """
+    given = [dict(phase) for phase in config.phases] or [{}]
+    filled = []
+    for i, phase in enumerate(given):
+        for key in phase:
+            if key not in _PHASE_FIELDS:
+                raise InputError(
+                    f'config.phases[{i}].{key} is not a field: {nearest(key, _PHASE_FIELDS)}'
+                )
+        filled.append({
+            'steps': phase.get('steps', 0),
+            'batch_size': phase.get('batch_size', config.train.batch_size),
+            'max_seq_length': phase.get('max_seq_length', config.data.max_seq_length),
+            'max_predictions_per_seq': phase.get(
+                'max_predictions_per_seq', config.data.max_predictions_per_seq
+            ),
+            'learning_rate': phase.get('learning_rate'),
+            'warmup': phase.get('warmup'),
+        })
+
+    def steps_of(value: int | str, i: int, field: str, total: int | None) -> int:
+        return parse_duration(
+            value, field, batch_size=filled[i]['batch_size'], num_examples=num_examples,
+            total=total,
+        )
+
+    total = steps_of(config.train.steps, 0, 'train.steps', None)
+    counts = [
+        steps_of(p['steps'], i, f'phases[{i}].steps', total) for i, p in enumerate(filled)
+    ]
+    unstated = [i for i, count in enumerate(counts) if count == 0]
+    if len(unstated) > 1 or (unstated and total <= sum(counts)):
+        where = f'phases[{unstated[0]}].steps' if config.phases else 'train.steps'
+        raise InputError(f'config.{where} is not set: say how many steps to train')
+    if unstated:
+        counts[unstated[0]] = total - sum(counts)
+    elif total and total != sum(counts):
+        if total < len(counts):
+            raise InputError(
+                f'config.train.steps={total} is less than one step for each of the '
+                f'{len(counts)} phases'
+            )
+        ends = [round(total * sum(counts[: i + 1]) / sum(counts)) for i in range(len(counts))]
+        for i in range(len(ends)):  # every phase keeps at least one step
+            ends[i] = min(max(ends[i], i + 1), total - (len(ends) - 1 - i))
+        counts = [end - start for start, end in zip([0] + ends[:-1], ends, strict=True)]
+    for i, phase in enumerate(filled):
+        phase['steps'] = counts[i]
+        if phase['learning_rate'] is not None:
+            warmup = phase['warmup'] if phase['warmup'] is not None else config.optimizer.warmup
+            phase['warmup'] = steps_of(warmup, i, f'phases[{i}].warmup', counts[i])
+        elif phase['warmup'] is not None:
+            raise InputError(
+                f'config.phases[{i}].warmup is used only where the phase states its own '
+                'learning_rate: set both, or optimizer.warmup'
+            )
+    return filled
+
+
+_CHOICES = {
+    'model.hidden_act': ('gelu_tanh', 'gelu_erf'),
+    'model.dtype': ('auto', 'float32', 'bfloat16'),
+    'model.remat': ('none', 'dots', 'full'),
+    'optimizer.name': ('bert_adamw', 'adamw', 'lamb'),
+}
+_POSITIVE = (
+    'model.max_position_embeddings', 'model.type_vocab_size', 'train.batch_size',
+    'train.eval_batch_size', 'train.accumulation_steps', 'train.keep_checkpoints',
+    'optimizer.learning_rate', 'mesh.fsdp', 'mesh.tensor', 'data.min_sentences',
+)
+_SHARES = (
+    'model.hidden_dropout', 'model.attention_dropout', 'data.held_out', 'data.masked_lm_prob',
+    'data.mask_rate', 'data.random_rate', 'data.short_seq_prob', 'data.random_next_prob',
+)
+
+
+def get_field(config: ConfigDict, path: str) -> Any:
+    """The value at a dotted path."""
+    value: Any = config
+    for part in path.split('.'):
+        value = value[part]
+    return value
+
+
+def validate(config: ConfigDict, num_devices: int | None = None) -> None:
+    """Refuses a config that cannot work, naming the field, the value and the remedy.
+
+    Args:
+      config: the config after command-line overrides.
+      num_devices: devices of the mesh, where already known.
+
+    Raises:
+      InputError: the first fault found.
+    """
+    for path, choices in _CHOICES.items():
+        value = get_field(config, path)
+        if value not in choices:
+            raise InputError(f'config.{path}={value!r} is unknown: {nearest(value, choices)}')
+    for path in _POSITIVE:
+        if not get_field(config, path) > 0:
+            raise InputError(f'config.{path}={get_field(config, path)} must be above 0')
+    for path in _SHARES:
+        if not 0 <= get_field(config, path) <= 1:
+            raise InputError(f'config.{path}={get_field(config, path)} must be from 0 to 1')
+    for path in ('model.hidden_dropout', 'model.attention_dropout'):
+        if get_field(config, path) == 1:
+            raise InputError(f'config.{path}=1 drops everything: it must be below 1')
+    if config.data.mask_rate + config.data.random_rate > 1 + 1e-9:
+        raise InputError(
+            f'config.data.mask_rate={config.data.mask_rate} and '
+            f'config.data.random_rate={config.data.random_rate} add up to more than 1'
+        )
+    sizes = model_sizes(config)
+    for name, size in sizes.items():
+        if size < 1:
+            raise InputError(f'config.model.{name}={size} must be above 0')
+    if sizes['hidden_size'] % sizes['num_heads']:
+        divisors = [n for n in range(1, sizes['hidden_size'] + 1) if not sizes['hidden_size'] % n]
+        fitting = min(divisors, key=lambda n: abs(n - sizes['num_heads']))
+        raise InputError(
+            f"config.model.num_heads={sizes['num_heads']} does not divide "
+            f"config.model.hidden_size={sizes['hidden_size']}: the nearest that does is {fitting}"
+        )
+    # Epochs can be counted only once the data is read; for the checks here any number does.
+    for i, phase in enumerate(phases(config, num_examples=10**9)):
+        where = f'phases[{i}].' if config.phases else ''
+        length, batch = phase['max_seq_length'], phase['batch_size']
+        data = where or 'data.'
+        if length > config.model.max_position_embeddings:
+            raise InputError(
+                f'config.{data}max_seq_length={length} is longer than the position table, '
+                f'config.model.max_position_embeddings={config.model.max_position_embeddings}'
+            )
+        if length < 8:
+            raise InputError(f'config.{data}max_seq_length={length} is too short: at least 8')
+        if not 0 < phase['max_predictions_per_seq'] <= length - 2:
+            raise InputError(
+                f"config.{data}max_predictions_per_seq={phase['max_predictions_per_seq']} must be "
+                f'from 1 to max_seq_length - 2 = {length - 2}'
+            )
+        if batch % config.train.accumulation_steps:
+            raise InputError(
+                f'config.train.accumulation_steps={config.train.accumulation_steps} does not '
+                f"divide config.{where or 'train.'}batch_size={batch}"
+            )
+        if num_devices is not None:
+            _check_batch(config, where or 'train.', 'batch_size', batch, num_devices,
+                         config.train.accumulation_steps)
+    if num_devices is not None:
+        _check_batch(config, 'train.', 'eval_batch_size', config.train.eval_batch_size,
+                     num_devices, 1)
+        tensor = config.mesh.tensor
+        for name in ('num_heads', 'intermediate_size'):
+            if sizes[name] % tensor:
+                raise InputError(
+                    f'config.mesh.tensor={tensor} does not divide config.model.{name}={sizes[name]}'
+                )
+        if sizes['hidden_size'] % config.mesh.fsdp:
+            raise InputError(
+                f'config.mesh.fsdp={config.mesh.fsdp} does not divide '
+                f"config.model.hidden_size={sizes['hidden_size']}"
+            )
+
+
+def _check_batch(
+    config: ConfigDict, where: str, field: str, batch: int, num_devices: int, parts: int
+) -> None:
+    data = mesh_data(config, num_devices)
+    shards = data * config.mesh.fsdp * parts
+    if batch % shards:
+        up = -(-batch // shards) * shards
+        raise InputError(
+            f'config.{where}{field}={batch} cannot be split over mesh data={data} x '
+            f'fsdp={config.mesh.fsdp}' + (f' in {parts} parts' if parts > 1 else '')
+            + f': the nearest above is {up}'
+        )
+
+
+def mesh_data(config: ConfigDict, num_devices: int) -> int:
+    """Size of the mesh's data axis: `mesh.data`, or what `fsdp` and `tensor` leave of the devices.
+
+    Raises:
+      InputError: the mesh does not fit the devices.
+    """
+    fixed = config.mesh.fsdp * config.mesh.tensor
+    data = num_devices // fixed if config.mesh.data == -1 else config.mesh.data
+    if data < 1 or data * fixed != num_devices:
+        raise InputError(
+            f'config.mesh data={config.mesh.data} x fsdp={config.mesh.fsdp} x '
+            f'tensor={config.mesh.tensor} does not fit {num_devices} devices: their product must '
+            'be the number of devices (data=-1 takes what is left)'
+        )
+    return data

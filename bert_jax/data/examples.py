@@ -1,0 +1,139 @@
+"""Sets of rows by index: the protocol, ready-made records, and weighted mixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from bert_jax.data.spec import BatchSpec, pretrain_spec
+from bert_jax.data.stateless import hash64, permute
+from bert_jax.errors import InputError
+
+_MIXTURE_BLOCK = 1000  # rows over which a mixture keeps its weights exactly
+
+
+class Examples(Protocol):
+    """Rows that are functions of an index.
+
+    `rows` numbers the rows of a whole run, shuffled and epoch after epoch; `frozen_rows` the
+    `num_examples` rows of one fixed pass, for evaluation.
+    """
+
+    spec: BatchSpec
+    num_examples: int
+
+    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
+
+    def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+class Records(Protocol):
+    """What is read of Google's ready-made records (`data.records.RecordFiles`)."""
+
+    max_seq_length: int
+    max_predictions_per_seq: int
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+class RecordExamples:
+    """Google's ready-made pre-training records, shuffled by index; their masks are fixed."""
+
+    def __init__(self, records: Records, seed: int, slots: int | None = None, name: str = ''):
+        """Records with fewer prediction slots than `slots` (default: their own) are filled up.
+
+        Raises:
+          InputError: the records have more prediction slots than `slots`.
+        """
+        slots = records.max_predictions_per_seq if slots is None else slots
+        if records.max_predictions_per_seq > slots:
+            raise InputError(
+                f'{name} has {records.max_predictions_per_seq} predictions a record, more than '
+                f'config.data.max_predictions_per_seq={slots}: set that to '
+                f'{records.max_predictions_per_seq}'
+            )
+        self.spec = pretrain_spec(records.max_seq_length, slots)
+        self.num_examples = len(records)
+        self._records, self._seed, self._slots = records, seed, slots
+
+    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        place = np.asarray(row_ids, np.int64) % self.num_examples
+        epochs = np.asarray(row_ids, np.int64) // self.num_examples
+        order = np.empty_like(place)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            key = int(hash64(self._seed, int(epoch)))
+            order[here] = permute(place[here], self.num_examples, key)
+        return self.frozen_rows(order)
+
+    def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        batch = dict(self._records.read(np.asarray(row_ids, np.int64)))
+        missing = self._slots - self._records.max_predictions_per_seq
+        if missing:
+            for name in ('masked_lm_positions', 'masked_lm_ids', 'masked_lm_weights'):
+                batch[name] = np.pad(batch[name], ((0, 0), (0, missing)))
+        batch['example_weights'] = np.ones(len(row_ids), np.float32)
+        return batch
+
+
+class Mixture:
+    """Several sets of rows, mixed by weight.
+
+    Of every 1,000 rows each set has its share, in an order drawn for that thousand; a set goes
+    through its own epochs. `num_examples` is the rows after which every set has been seen once.
+    """
+
+    def __init__(self, parts: Sequence[Examples], weights: Sequence[float], seed: int):
+        total = float(sum(weights))
+        exact = np.array(weights) * _MIXTURE_BLOCK / total
+        counts = np.maximum(np.floor(exact), 1).astype(np.int64)
+        while counts.sum() < _MIXTURE_BLOCK:
+            counts[np.argmax(exact - counts)] += 1
+        while counts.sum() > _MIXTURE_BLOCK:
+            counts[np.argmax(counts - exact)] -= 1
+        self._parts, self._seed, self._counts = list(parts), seed, counts
+        self._starts = np.concatenate([[0], np.cumsum(counts)])
+        self.spec = parts[0].spec
+        self.num_examples = int(max(
+            -(-part.num_examples * _MIXTURE_BLOCK // count)
+            for part, count in zip(parts, counts, strict=True)
+        ))
+        self._frozen_starts = np.concatenate([[0], np.cumsum([p.num_examples for p in parts])])
+
+    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        row_ids = np.asarray(row_ids, np.int64)
+        blocks = row_ids // _MIXTURE_BLOCK
+        slot = np.empty_like(row_ids)
+        for block in np.unique(blocks):
+            here = blocks == block
+            key = int(hash64(self._seed, 0x313, int(block)))
+            slot[here] = permute(row_ids[here] - block * _MIXTURE_BLOCK, _MIXTURE_BLOCK, key)
+        which = np.searchsorted(self._starts, slot, side='right') - 1
+        inner = blocks * self._counts[which] + slot - self._starts[which]
+        return self._collect(which, inner, frozen=False)
+
+    def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """All frozen rows of the first set, then of the second, and so on."""
+        which = np.searchsorted(self._frozen_starts, row_ids, side='right') - 1
+        return self._collect(which, row_ids - self._frozen_starts[which], frozen=True)
+
+    def num_frozen(self) -> int:
+        return int(self._frozen_starts[-1])
+
+    def _collect(self, which: np.ndarray, inner: np.ndarray, frozen: bool) -> dict[str, np.ndarray]:
+        batch = {
+            name: np.empty((len(which), *f.shape), f.dtype) for name, f in self.spec.items()
+        }
+        for i in np.unique(which):
+            here = np.flatnonzero(which == i)
+            # Parts expect ascending ids (an epoch's end may fall between them).
+            here = here[np.argsort(inner[here], kind='stable')]
+            part = self._parts[i]
+            rows = part.frozen_rows(inner[here]) if frozen else part.rows(inner[here])
+            for name in batch:
+                batch[name][here] = rows[name]
+        return batch

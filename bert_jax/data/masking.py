@@ -1,0 +1,141 @@
+"""Dynamic masking for the masked LM (paper section 3.1), vectorised over rows.
+
+    n: rows, S: sequence, P: prediction slots
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from bert_jax.data.stateless import below, hash32_rows, hash64, uniform
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskingRates:
+    """How positions are chosen and replaced."""
+
+    masked_lm_prob: float = 0.15
+    mask_rate: float = 0.8
+    random_rate: float = 0.1
+    whole_word_mask: bool = False
+
+
+def num_to_predict(lengths: np.ndarray, masked_lm_prob: float, slots: int) -> np.ndarray:
+    """Masked positions [n] of rows of `lengths`, [CLS] and [SEP] counted, as in the original.
+
+    max(1, round(length * masked_lm_prob)), at most `slots`; halves round to even, as in Python 3.
+    """
+    wanted = np.rint(lengths * masked_lm_prob).astype(np.int64)
+    return np.minimum(np.maximum(wanted, 1), slots)
+
+
+def mask_rows(
+    input_ids: np.ndarray,
+    candidates: np.ndarray,
+    lengths: np.ndarray,
+    row_keys: np.ndarray,
+    *,
+    rates: MaskingRates,
+    slots: int,
+    vocab_size: int,
+    mask_id: int,
+    is_continuation: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Masks `input_ids` in place and returns the labels.
+
+    The positions are a uniform choice among the candidates; with `whole_word_mask` words (a piece
+    and the continuation pieces after it) are taken in random order, leaving out any that would
+    exceed the count. Each masked position becomes [MASK], or a piece drawn from the whole
+    vocabulary, or stays, at the given rates.
+
+    Args:
+      input_ids: [n, S] int32, changed in place.
+      candidates: [n, S] bool; false on [CLS], [SEP] and padding, which are never masked.
+      lengths: [n] real tokens, [CLS] and [SEP] included.
+      row_keys: [n] uint64; everything random follows from them.
+      rates: how positions are chosen and replaced.
+      slots: P, `max_predictions_per_seq`.
+      vocab_size: random pieces are below it.
+      mask_id: of [MASK].
+      is_continuation: [vocabulary] bool; pieces that continue a word.
+
+    Returns:
+      masked_lm_positions [n, P] int32 (ascending, 0 in unused slots), masked_lm_ids [n, P] int32,
+      masked_lm_weights [n, P] float32.
+    """
+    n, width = input_ids.shape
+    slots_kept = slots
+    slots = min(slots, width)
+    wanted = num_to_predict(lengths, rates.masked_lm_prob, slots)
+    wanted = np.minimum(wanted, candidates.sum(axis=1))
+    # The position sits in the low bits of its own sort key, so that sorting needs no indices.
+    bits = np.uint32((1 << int(width - 1).bit_length()) - 1)
+    columns = np.arange(width, dtype=np.uint32)
+    keys = hash32_rows(hash64(row_keys, 1), width)
+    keys &= ~bits
+    keys |= columns
+    if rates.whole_word_mask:
+        keys = _whole_word_keys(keys, input_ids, candidates, wanted, is_continuation, bits)
+    keys[~candidates] = 0xFFFFFFFF
+    if rates.whole_word_mask:
+        wanted = np.minimum(wanted, (keys != 0xFFFFFFFF).sum(axis=1))
+    chosen = np.sort(np.partition(keys, slots - 1, axis=1)[:, :slots], axis=1)
+    used = np.arange(slots) < wanted[:, None]
+    positions = np.where(used, (chosen & bits).astype(np.int64), width)
+    positions.sort(axis=1)
+    safe = np.where(used, positions, 0)
+    labels = np.where(used, np.take_along_axis(input_ids, safe, axis=1), 0).astype(np.int32)
+
+    draws = hash64(hash64(row_keys, 2)[:, None], np.arange(slots)[None, :])
+    share = uniform(draws)
+    random_ids = below(hash64(draws, 3), vocab_size).astype(np.int32)
+    replacement = np.where(
+        share < rates.mask_rate, np.int32(mask_id),
+        np.where(share < rates.mask_rate + rates.random_rate, random_ids, labels),
+    )
+    rows = np.broadcast_to(np.arange(n)[:, None], used.shape)
+    input_ids[rows[used], safe[used]] = replacement[used]
+    result = {
+        'masked_lm_positions': safe.astype(np.int32),
+        'masked_lm_ids': labels,
+        'masked_lm_weights': used.astype(np.float32),
+    }
+    if slots < slots_kept:
+        pad = ((0, 0), (0, slots_kept - slots))
+        result = {name: np.pad(x, pad) for name, x in result.items()}
+    return result
+
+
+def _whole_word_keys(
+    keys: np.ndarray,
+    input_ids: np.ndarray,
+    candidates: np.ndarray,
+    wanted: np.ndarray,
+    is_continuation: np.ndarray,
+    bits: np.uint32,
+) -> np.ndarray:
+    """Sort keys [n, S] in which whole words that fit the count come first, all others last."""
+    n, width = keys.shape
+    starts = candidates & ~is_continuation[input_ids]
+    starts |= candidates & ~np.pad(candidates, ((0, 0), (1, 0)))[:, :-1]  # after [CLS] or [SEP]
+    # Words numbered from 0 along each row; positions that are not candidates count in no word.
+    word = np.cumsum(starts, axis=1) - 1
+    rows = np.broadcast_to(np.arange(n)[:, None], keys.shape)
+    sizes = np.zeros((n, width), np.int64)
+    np.add.at(sizes, (rows[candidates], word[candidates]), 1)
+    order = np.argsort(np.where(sizes > 0, keys, 0xFFFFFFFF), axis=1, kind='stable')
+    ordered_sizes = np.take_along_axis(sizes, order, axis=1)
+    taken = np.zeros((n, width), bool)
+    total = np.zeros(n, np.int64)
+    for rank in range(width):
+        size = ordered_sizes[:, rank]
+        fits = (size > 0) & (total + size <= wanted)
+        taken[np.arange(n), order[:, rank]] = fits
+        total += np.where(fits, size, 0)
+        if ((total >= wanted) | (size == 0)).all():
+            break
+    picked = candidates & taken[rows, np.maximum(word, 0)]
+    columns = np.arange(width, dtype=np.uint32)
+    return np.where(picked, (keys & ~bits) | columns, np.uint32(0xFFFFFFFF))

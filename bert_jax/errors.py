@@ -1,0 +1,9 @@
+"""The one exception that a user is meant to read."""
+
+
+class InputError(ValueError):
+    """Bad input or configuration: one line that names the place, the value and the remedy.
+
+    The doors (`main`, `tools`) print it on standard error without a traceback and exit with
+    status 2. Anything else that escapes is a defect of this program and keeps its traceback.
+    """

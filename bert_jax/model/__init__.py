@@ -1,0 +1,1 @@
+"""BERT as flax linen modules: pure functions of parameters."""

@@ -1,0 +1,56 @@
+"""Multi-head self-attention with a fused query-key-value projection (paper section 3).
+
+    B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.model import dropout as drop
+from bert_jax.model.layers import BertConfig, Dense
+
+MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
+
+
+def attention_bias(input_mask_BxS: jax.Array) -> jax.Array:
+    """Additive mask [B, 1, 1, K] float32: 0 on real keys, -10000 on padding.
+
+    Padding queries still attend, as in the original; their outputs are never used.
+    """
+    return (1.0 - input_mask_BxS[:, None, None, :].astype(jnp.float32)) * MASKED_SCORE
+
+
+class SelfAttention(nn.Module):
+    """Context vectors [B, S, N, D] of hidden states [B, S, H]."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BxSxH: jax.Array,
+        bias_Bx1xQxK: jax.Array,
+        rows_Bx2: jax.Array | None,
+        layer: jax.Array | int,
+    ) -> jax.Array:
+        c = self.config
+        qkv = Dense(
+            c, (c.hidden_size,), (3, c.num_heads, c.head_dim), ('embed',), (None, 'heads', None),
+            name='qkv',
+        )(x_BxSxH)
+        qkv = c.layout(qkv, 'batch', None, None, 'heads', None)
+        q_BxSxNxD, k_BxSxNxD, v_BxSxNxD = (qkv[:, :, i] for i in range(3))
+        scores = jnp.einsum(
+            'BQND,BKND->BNQK', q_BxSxNxD, k_BxSxNxD, preferred_element_type=jnp.float32
+        )
+        scores = scores * (1.0 / math.sqrt(c.head_dim)) + bias_Bx1xQxK
+        probs_BxNxQxK = jax.nn.softmax(scores, axis=-1).astype(c.dtype)
+        probs_BxNxQxK = drop.dropout(
+            probs_BxNxQxK, c.attention_dropout, rows_Bx2, drop.ATTENTION_PROBS, layer
+        )
+        return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxSxNxD)

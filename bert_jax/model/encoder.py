@@ -1,0 +1,223 @@
+"""The BERT encoder: embeddings, Transformer layers (post-LayerNorm), pooler.
+
+Parameter names are those of google-research/bert with `/` kept, `gamma`/`beta` called
+`scale`/`bias`, and query, key and value fused into `attention/self/qkv`. Scanned layers live under
+`encoder/layer` with a leading axis, unrolled ones under `encoder/layer_0`, `encoder/layer_1`, ...
+
+    B: batch rows, S: sequence, H: hidden_size, V: padded vocabulary
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.model import dropout as drop
+from bert_jax.model.attention import SelfAttention, attention_bias
+from bert_jax.model.layers import BertConfig, Dense, LayerNorm, gelu
+from bert_jax.sharding import partitioned
+
+
+class Embeddings(nn.Module):
+    """Sum of word, position and segment embeddings -> LayerNorm -> dropout."""
+
+    config: BertConfig
+
+    def setup(self) -> None:
+        c = self.config
+
+        def word_init(key: jax.Array, shape: tuple[int, int], dtype=jnp.float32) -> jax.Array:
+            # Rows past the vocabulary are zero and stay so: they are never looked up, and their
+            # logits are masked.
+            rows = c.kernel_init()(key, (c.vocab_size, shape[1]), dtype)
+            return jnp.pad(rows, ((0, shape[0] - c.vocab_size), (0, 0)))
+
+        self.word_embeddings = self.param(
+            'word_embeddings', partitioned(word_init, 'vocab', 'embed'),
+            (c.padded_vocab_size, c.hidden_size),
+        )
+        self.position_embeddings = self.param(
+            'position_embeddings', partitioned(c.kernel_init(), None, 'embed'),
+            (c.max_position_embeddings, c.hidden_size),
+        )
+        self.token_type_embeddings = self.param(
+            'token_type_embeddings', partitioned(c.kernel_init(), None, 'embed'),
+            (c.type_vocab_size, c.hidden_size),
+        )
+        self.layer_norm = LayerNorm(c, name='LayerNorm')
+
+    def __call__(
+        self, input_ids_BxS: jax.Array, segment_ids_BxS: jax.Array, rows_Bx2: jax.Array | None
+    ) -> jax.Array:
+        c = self.config
+        words_BxSxH = jnp.take(self.word_embeddings, input_ids_BxS, axis=0)
+        # A product with one-hot rows: two or so types, and a gradient without a scatter.
+        types_BxSxT = jax.nn.one_hot(segment_ids_BxS, c.type_vocab_size, dtype=jnp.float32)
+        types_BxSxH = jnp.einsum(
+            'BST,TH->BSH', types_BxSxT, self.token_type_embeddings,
+            precision=jax.lax.Precision.HIGHEST,
+        )
+        positions_SxH = self.position_embeddings[: input_ids_BxS.shape[1]]
+        x_BxSxH = self.layer_norm(words_BxSxH + types_BxSxH + positions_SxH)
+        x_BxSxH = drop.dropout(x_BxSxH, c.hidden_dropout, rows_Bx2, drop.EMBEDDINGS)
+        return c.layout(x_BxSxH, 'batch', None, None)
+
+
+class AttentionOutput(nn.Module):
+    """Projection -> dropout -> residual -> LayerNorm."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(
+        self, context_BxSxNxD: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: Any
+    ) -> jax.Array:
+        c = self.config
+        y = Dense(
+            c, (c.num_heads, c.head_dim), (c.hidden_size,), ('heads', None), ('embed',),
+            name='dense',
+        )(context_BxSxNxD)
+        y = c.layout(y, 'batch', None, None)
+        y = drop.dropout(y, c.hidden_dropout, rows, drop.ATTENTION_OUTPUT, layer)
+        return LayerNorm(c, name='LayerNorm')(x_BxSxH + y)
+
+
+class Attention(nn.Module):
+    """Self-attention and its output block."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(
+        self, x_BxSxH: jax.Array, bias: jax.Array, rows: jax.Array | None, layer: Any
+    ) -> jax.Array:
+        context = SelfAttention(self.config, name='self')(x_BxSxH, bias, rows, layer)
+        return AttentionOutput(self.config, name='output')(context, x_BxSxH, rows, layer)
+
+
+class Intermediate(nn.Module):
+    """Dense to `intermediate_size`, then gelu."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
+        c = self.config
+        y = Dense(
+            c, (c.hidden_size,), (c.intermediate_size,), ('embed',), ('mlp',), name='dense'
+        )(x_BxSxH)
+        return c.layout(gelu(y, c.hidden_act), 'batch', None, 'mlp')
+
+
+class Output(nn.Module):
+    """Dense back to `hidden_size` -> dropout -> residual -> LayerNorm."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(
+        self, y_BxSxI: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: Any
+    ) -> jax.Array:
+        c = self.config
+        y = Dense(
+            c, (c.intermediate_size,), (c.hidden_size,), ('mlp',), ('embed',), name='dense'
+        )(y_BxSxI)
+        y = c.layout(y, 'batch', None, None)
+        y = drop.dropout(y, c.hidden_dropout, rows, drop.FFN_OUTPUT, layer)
+        return LayerNorm(c, name='LayerNorm')(x_BxSxH + y)
+
+
+class Layer(nn.Module):
+    """One Transformer layer: (x, layer index) -> (x, None), in the form that nn.scan takes."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(
+        self, x_BxSxH: jax.Array, layer: Any, bias: jax.Array, rows: jax.Array | None
+    ) -> tuple[jax.Array, None]:
+        c = self.config
+        x_BxSxH = Attention(c, name='attention')(x_BxSxH, bias, rows, layer)
+        y_BxSxI = Intermediate(c, name='intermediate')(x_BxSxH)
+        return Output(c, name='output')(y_BxSxI, x_BxSxH, rows, layer), None
+
+
+class Encoder(nn.Module):
+    """`num_layers` layers, unrolled or scanned, rematerialised or not."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(
+        self, x_BxSxH: jax.Array, bias: jax.Array, rows: jax.Array | None
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        c = self.config
+        layer_class: Any = Layer
+        if c.remat != 'none':
+            policy = {
+                'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+                'full': jax.checkpoint_policies.nothing_saveable,
+            }[c.remat]
+            layer_class = nn.remat(Layer, policy=policy, prevent_cse=not c.scan_layers)
+        if c.scan_layers:
+            scanned = nn.scan(
+                layer_class,
+                variable_axes={'params': 0},
+                split_rngs={'params': True},
+                in_axes=(0, nn.broadcast, nn.broadcast),
+                length=c.num_layers,
+                metadata_params={nn.PARTITION_NAME: 'layers'},
+            )(c, name='layer')
+            x_BxSxH, _ = scanned(x_BxSxH, jnp.arange(c.num_layers, dtype=jnp.uint32), bias, rows)
+            return x_BxSxH, ()
+        layers = []
+        for i in range(c.num_layers):
+            x_BxSxH, _ = layer_class(c, name=f'layer_{i}')(x_BxSxH, i, bias, rows)
+            layers.append(x_BxSxH)
+        return x_BxSxH, tuple(layers)
+
+
+class Pooler(nn.Module):
+    """tanh of a dense layer on [CLS]."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
+        c = self.config
+        dense = Dense(c, (c.hidden_size,), (c.hidden_size,), ('embed',), (None,), name='dense')
+        return jnp.tanh(dense(x_BxSxH[:, 0]))
+
+
+class Bert(nn.Module):
+    """The encoder with its pooler.
+
+    Returns a dict: `sequence_output` [B, S, H], `pooled_output` [B, H], `embedding_output`
+    [B, S, H] and `layers`, the outputs [B, S, H] of each layer (empty when scanned).
+    """
+
+    config: BertConfig
+
+    def setup(self) -> None:
+        self.embeddings = Embeddings(self.config)
+        self.encoder = Encoder(self.config)
+        self.pooler = Pooler(self.config)
+
+    def __call__(
+        self,
+        input_ids_BxS: jax.Array,
+        input_mask_BxS: jax.Array,
+        segment_ids_BxS: jax.Array,
+        rows_Bx2: jax.Array | None = None,
+    ) -> dict[str, Any]:
+        embedded_BxSxH = self.embeddings(input_ids_BxS, segment_ids_BxS, rows_Bx2)
+        x_BxSxH, layers = self.encoder(embedded_BxSxH, attention_bias(input_mask_BxS), rows_Bx2)
+        return {
+            'sequence_output': x_BxSxH,
+            'pooled_output': self.pooler(x_BxSxH),
+            'embedding_output': embedded_BxSxH,
+            'layers': layers,
+        }

@@ -1,0 +1,113 @@
+"""Dense, LayerNorm and gelu with BERT's initialisation and precision rules.
+
+    B: batch rows, S: sequence, H: hidden_size
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from bert_jax.sharding import Layout, partitioned
+
+VOCAB_MULTIPLE = 128  # the word table is padded to it: TPU lanes, and splits over a tensor axis
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """What the model is: sizes, rates and numerics. Hashable, so it is static under jit."""
+
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    hidden_act: str = 'gelu_tanh'
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    dtype: str = 'float32'  # of the computation; parameters are float32
+    scan_layers: bool = False
+    remat: str = 'none'
+    layout: Layout = Layout()
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def kernel_init(self) -> Callable[..., jax.Array]:
+        """Normal of `initializer_range`, cut at two of it, without variance correction, as TF's."""
+        stddev = self.initializer_range
+
+        def init(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
+            return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
+
+        return init
+
+
+def gelu(x: jax.Array, form: str) -> jax.Array:
+    """Gaussian error linear unit.
+
+    Args:
+      x: any shape.
+      form: 'gelu_tanh', the approximation of google-research/bert, or 'gelu_erf', exact.
+    """
+    if form == 'gelu_erf':
+        return x * 0.5 * (1.0 + lax.erf(x * jnp.asarray(math.sqrt(0.5), x.dtype)))
+    return jax.nn.gelu(x, approximate=True)
+
+
+class Dense(nn.Module):
+    """`x` [..., in dims] times a kernel [in dims, out dims], plus a bias [out dims]."""
+
+    config: BertConfig
+    in_dims: tuple[int, ...]
+    out_dims: tuple[int, ...]
+    in_axes: tuple[str | None, ...]
+    out_axes: tuple[str | None, ...]
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype = self.config.dtype
+        kernel = self.param(
+            'kernel',
+            partitioned(self.config.kernel_init(), *self.in_axes, *self.out_axes),
+            self.in_dims + self.out_dims,
+        )
+        # A bias along the hidden size stays whole: too small to be worth gathering.
+        bias_axes = tuple(None if name == 'embed' else name for name in self.out_axes)
+        bias = self.param('bias', partitioned(nn.initializers.zeros, *bias_axes), self.out_dims)
+        n = len(self.in_dims)
+        contract = (tuple(range(x.ndim - n, x.ndim)), tuple(range(n)))
+        y = lax.dot_general(x.astype(dtype), kernel.astype(dtype), (contract, ((), ())))
+        return y + bias.astype(dtype)
+
+
+class LayerNorm(nn.Module):
+    """Normalises the last dim; statistics in float32, result in the compute dtype."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (x.shape[-1],)
+        scale = self.param('scale', partitioned(nn.initializers.ones, None), shape)
+        bias = self.param('bias', partitioned(nn.initializers.zeros, None), shape)
+        x = x.astype(jnp.float32)
+        mean = jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
+        y = (x - mean) * lax.rsqrt(variance + self.config.layer_norm_eps)
+        return (y * scale + bias).astype(self.config.dtype)

@@ -1,0 +1,1 @@
+"""The training loop. It knows `tasks.base.Task`, and no task."""

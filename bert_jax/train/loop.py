@@ -1,0 +1,241 @@
+"""The training loop. It is handed everything it calls, and knows no task."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.tasks.base import Task
+from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.report import Report, count, duration
+from bert_jax.train.state import TrainState
+from bert_jax.train.step import Batch, TrainStep
+
+
+class Diverged(RuntimeError):
+    """The loss is not finite any more."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop (SIGTERM, Ctrl-C), and has saved its state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A part of the run with one shape of batch.
+
+    Attributes:
+      start: its first step in the run.
+      steps: how many it has.
+      batch_size: rows of a global batch.
+      batches: from a step of the phase, the device batches from there on.
+      evaluate: metrics of the held-out rows, from parameters.
+      flops_per_row: of training.
+      name: for the report.
+    """
+
+    start: int
+    steps: int
+    batch_size: int
+    batches: Callable[[int], Iterator[Batch]]
+    evaluate: Callable[[Any], dict[str, float]]
+    flops_per_row: float
+    name: str
+
+    @property
+    def end(self) -> int:
+        return self.start + self.steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Cadence:
+    """Steps between log lines, evaluations and checkpoints; 0: at the end only."""
+
+    log_every: int
+    eval_every: int
+    save_every: int
+
+
+class _Window:
+    """Metrics of the steps since the last log line, checked for NaN as they are fetched."""
+
+    def __init__(self, first_step: int):
+        self._next_step = first_step
+        self._on_device: list[dict[str, jax.Array]] = []
+        self.fetched: list[dict[str, np.ndarray]] = []
+
+    def add(self, metrics: dict[str, jax.Array]) -> None:
+        self._on_device.append(metrics)
+        # At most two steps in flight: hundreds of unsynchronised ones abort on virtual CPU
+        # devices, and more than two gain nothing.
+        if len(self._on_device) > 2:
+            jax.block_until_ready(self._on_device[-3]['loss'])
+
+    def fetch(self) -> None:
+        """Waits for all steps.
+
+        Raises:
+          Diverged: at the first step whose loss or gradient is not finite.
+        """
+        for metrics in jax.device_get(self._on_device):
+            if not (np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])):
+                raise Diverged(
+                    f"step {self._next_step}: loss {metrics['loss']}, gradient norm "
+                    f"{metrics['grad_norm']}: stopped. Lower config.optimizer.learning_rate or "
+                    'lengthen config.optimizer.warmup; the last good checkpoint is kept'
+                )
+            self._next_step += 1
+            self.fetched.append(metrics)
+        self._on_device.clear()
+
+    def take(self) -> list[dict[str, np.ndarray]]:
+        self.fetch()
+        fetched, self.fetched = self.fetched, []
+        return fetched
+
+
+def _means(task: Task, steps: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
+    """Metrics over several steps: sums through the task's score, the step's own as they are."""
+    own = ('loss', 'grad_norm', 'learning_rate')
+    sums = {
+        name: float(sum(np.float64(s[name]) for s in steps)) for name in steps[0] if name not in own
+    }
+    return {
+        'loss': float(np.mean([s['loss'] for s in steps])),
+        **task.score(sums),
+        'grad_norm': float(np.mean([s['grad_norm'] for s in steps])),
+        'learning_rate': float(steps[-1]['learning_rate']),
+    }
+
+
+def train(
+    task: Task,
+    state: TrainState,
+    train_step: TrainStep,
+    phases: Sequence[Phase],
+    cadence: Cadence,
+    checkpoints: Checkpoints,
+    report: Report,
+    *,
+    peak_flops: float | None,
+    should_stop: Callable[[int], bool],
+) -> tuple[TrainState, dict[str, float]]:
+    """Trains from `state.step` to the end of the last phase.
+
+    At a step where several are due: log, then evaluate, then save, so that a run that starts from
+    the checkpoint has the records up to it.
+
+    Args:
+      task: gives metrics from sums.
+      state: fresh or restored; it is donated.
+      train_step: from `step.make_train_step`.
+      phases: in order, contiguous from step 0.
+      cadence: when to log, evaluate and save.
+      checkpoints: where the state is saved.
+      report: where metrics go.
+      peak_flops: of all devices together, where known, for MFU.
+      should_stop: polled with each step; answers alike on all processes.
+
+    Returns:
+      The final state and the metrics of the last evaluation.
+
+    Raises:
+      Diverged: the loss is not finite; nothing after the last good checkpoint is saved.
+      Stopped: `should_stop` said so; the state is saved.
+    """
+    step = int(state.step)
+    last = phases[-1].end
+    metrics: dict[str, float] = {}
+    first_of_run = True
+    for phase in phases:
+        if step >= phase.end:
+            continue
+        if step == phase.start:
+            report.say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
+        batches = phase.batches(step - phase.start)
+        window = _Window(step)
+        window_start, window_step, waited = time.perf_counter(), step, 0.0
+        while step < phase.end:
+            asked = time.perf_counter()
+            batch = next(batches)
+            waited += time.perf_counter() - asked
+            with jax.transfer_guard('disallow'):
+                state, step_metrics = train_step(state, batch)
+            window.add(step_metrics)
+            step += 1
+            if first_of_run:
+                # Compilation is not counted in the first line's speed.
+                jax.block_until_ready(step_metrics['loss'])
+                report.say(f'first step done in {time.perf_counter() - window_start:.1f} s')
+                first_of_run = False
+                window_start, window_step, waited = time.perf_counter(), step, 0.0
+            stopping = should_stop(step)
+            ends = step == phase.end
+
+            def due(every: int, step: int = step) -> bool:
+                return step == last or (every > 0 and step % every == 0)
+
+            if due(cadence.log_every) or ends or stopping:
+                steps = window.take()
+                seconds = max(time.perf_counter() - window_start, 1e-9)
+                _log(
+                    task, report, phase, step, last, steps, step - window_step, seconds, waited,
+                    peak_flops,
+                )
+                window_start, window_step, waited = time.perf_counter(), step, 0.0
+            paused = time.perf_counter()
+            if due(cadence.eval_every):
+                window.fetch()
+                metrics = phase.evaluate(state.params)
+                report.write(step, {f'eval/{name}': value for name, value in metrics.items()})
+                report.say(f'step {step:>7,}  held out: ' + '  '.join(
+                    f'{name} {value:.4f}' for name, value in metrics.items()))
+                report.draw()
+            if due(cadence.save_every) or stopping:
+                window.fetch()
+                checkpoints.save(step, state)
+            window_start += time.perf_counter() - paused
+            if stopping:
+                raise Stopped(f'stopped at step {step:,}; the state is saved')
+    if not metrics:  # nothing was left to train
+        metrics = phases[-1].evaluate(state.params)
+    return state, metrics
+
+
+def _log(
+    task: Task, report: Report, phase: Phase, step: int, last: int, steps: list[Any],
+    timed_steps: int, seconds: float, waited: float, peak_flops: float | None,
+) -> None:
+    metrics = _means(task, steps)
+    if timed_steps:
+        per_second = timed_steps * phase.batch_size / seconds
+        tokens = sum(float(s['tokens']) for s in steps) / len(steps) * timed_steps / seconds
+        metrics |= {
+            'sequences_per_second': per_second,
+            'tokens_per_second': tokens,
+            'data_wait': waited / seconds,
+        }
+        if peak_flops:
+            metrics['mfu'] = per_second * phase.flops_per_row / peak_flops
+    report.write(step, {f'train/{name}': value for name, value in metrics.items()})
+    parts = [f'step {step:>7,}/{last:,}', f"loss {metrics['loss']:.4f}"]
+    for name, title in (('mlm_accuracy', 'mlm'), ('nsp_accuracy', 'nsp'), ('accuracy', 'acc')):
+        if name in metrics:
+            parts.append(f'{title} {100 * metrics[name]:.1f}%')
+    parts.append(f"lr {metrics['learning_rate']:.2e}")
+    if timed_steps:
+        parts += [
+            f"{count(metrics['sequences_per_second'])} seq/s",
+            f"{count(metrics['tokens_per_second'])} tok/s",
+        ]
+        if 'mfu' in metrics:
+            parts.append(f"mfu {100 * metrics['mfu']:.1f}%")
+        left = (last - step) * seconds / timed_steps
+        parts += [f"wait {100 * metrics['data_wait']:.0f}%", f'eta {duration(math.ceil(left))}']
+    report.say('  '.join(parts))

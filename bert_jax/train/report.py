@@ -1,0 +1,120 @@
+"""What a run writes and prints: metrics.jsonl, TensorBoard events, curves.png, progress lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def duration(seconds: float) -> str:
+    """'1:02:03' or '2:03'."""
+    minutes, secs = divmod(int(max(seconds, 0) + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02}:{secs:02}' if hours else f'{minutes}:{secs:02}'
+
+
+def count(number: float) -> str:
+    """'950', '12.3k', '4.5M'."""
+    for size, unit in ((1e9, 'G'), (1e6, 'M'), (1e4, 'k')):
+        if number >= size:
+            return f'{number / (1e3 if unit == "k" else size):.1f}{unit}'
+    return f'{number:.0f}' if number >= 100 else f'{number:.3g}'
+
+
+def write_beside(path: Path, text: str) -> None:
+    """Writes a whole file or nothing."""
+    beside = path.with_name(path.name + '.tmp')
+    beside.write_text(text, encoding='utf-8')
+    os.replace(beside, path)
+
+
+class Report:
+    """Writes the records of one run; on processes other than the first it does nothing."""
+
+    def __init__(self, workdir: Path, active: bool, start_step: int):
+        """Opens the records, cutting `metrics.jsonl` back to `start_step`.
+
+        What a killed run wrote after the checkpoint that this one starts from will be written
+        again.
+        """
+        self._workdir, self._active = workdir, active
+        self.records: list[dict[str, Any]] = []
+        if not active:
+            return
+        path = workdir / 'metrics.jsonl'
+        if path.exists():
+            for line in path.read_text(encoding='utf-8').splitlines():
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    break  # the line that a killed process was writing
+                if record['step'] <= start_step:
+                    self.records.append(record)
+        write_beside(path, ''.join(json.dumps(record) + '\n' for record in self.records))
+        self._file = path.open('a', encoding='utf-8')
+        from tensorboardX import SummaryWriter  # noqa: PLC0415 - only where something is written
+
+        self._events = SummaryWriter(str(workdir), purge_step=start_step + 1, flush_secs=30)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds one record to metrics.jsonl and to the events."""
+        if not self._active:
+            return
+        record = {'step': step, **{name: float(value) for name, value in metrics.items()}}
+        self.records.append(record)
+        self._file.write(json.dumps(record) + '\n')
+        self._file.flush()
+        for name, value in metrics.items():
+            self._events.add_scalar(name, value, step)
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        if self._active:
+            print(line, flush=True)
+
+    def draw(self) -> None:
+        """Draws `curves.png`: one panel a metric, training and held-out together."""
+        if not self._active:
+            return
+        import matplotlib  # noqa: PLC0415 - a second of start-up that the first step need not wait for
+
+        matplotlib.use('Agg')
+        from matplotlib import pyplot as plt  # noqa: PLC0415
+
+        names = [
+            name for name in ('mlm_loss', 'mlm_accuracy', 'nsp_loss', 'nsp_accuracy', 'loss',
+                              'learning_rate', 'grad_norm', 'sequences_per_second')
+            if any(f'{kind}/{name}' in record for record in self.records
+                   for kind in ('train', 'eval'))
+        ]
+        if not names:
+            return
+        columns = min(4, len(names))
+        rows = -(-len(names) // columns)
+        figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), squeeze=False)
+        for axis in axes.flat[len(names):]:
+            axis.set_axis_off()
+        for axis, name in zip(axes.flat, names, strict=False):
+            for kind, style in (('train', '-'), ('eval', 'o-')):
+                points = [(r['step'], r[f'{kind}/{name}']) for r in self.records
+                          if f'{kind}/{name}' in r]
+                if points:
+                    axis.plot(*zip(*points, strict=True), style, label=kind, markersize=3,
+                              linewidth=1)
+            axis.set_title(name.replace('_', ' '), fontsize=10)
+            axis.set_xlabel('step', fontsize=8)
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8)
+        figure.tight_layout()
+        beside = self._workdir / 'curves.png.tmp'
+        figure.savefig(beside, dpi=100, format='png')
+        os.replace(beside, self._workdir / 'curves.png')
+        plt.close(figure)
+
+    def close(self) -> None:
+        if self._active:
+            self._events.close()
+            self._file.close()

@@ -1,0 +1,58 @@
+"""The state of a run: step, parameters, optimizer moments; born sharded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from bert_jax.sharding import tree_shardings
+from bert_jax.tasks.base import Task
+
+
+@flax.struct.dataclass
+class TrainState:
+    """`step` counts finished updates (int32 scalar)."""
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+
+
+def _boxed_init(task: Task, optimizer: optax.GradientTransformation, seed: jax.Array) -> TrainState:
+    params = task.init(jax.random.key(seed))
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def abstract_state(
+    task: Task, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+    """Shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct leaves); nothing is run."""
+    seed = jax.ShapeDtypeStruct((), jnp.int32)
+    boxed = jax.eval_shape(lambda s: _boxed_init(task, optimizer, s), seed)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        nn.meta.unbox(boxed),
+        tree_shardings(mesh, boxed),
+    )
+
+
+def init_state(
+    task: Task, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
+) -> TrainState:
+    """A fresh state, computed straight into its shards; it does not depend on the mesh."""
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, optimizer, mesh))
+    init = jax.jit(
+        lambda s: nn.meta.unbox(_boxed_init(task, optimizer, s)), out_shardings=shardings
+    )
+    return init(jnp.int32(seed))
+
+
+def num_params(state: TrainState) -> int:
+    """Number of trained parameters, padding rows of the word table included."""
+    return sum(x.size for x in jax.tree.leaves(state.params))

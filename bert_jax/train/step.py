@@ -1,0 +1,110 @@
+"""The pure train and evaluation steps.
+
+    B: batch rows, A: accumulation steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.model.dropout import dropout_rows
+from bert_jax.optim import Schedule
+from bert_jax.sharding import Layout
+from bert_jax.tasks.base import Params, Sums, Task
+from bert_jax.train.state import TrainState
+
+Batch = Mapping[str, jax.Array]
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
+
+
+def _gradients(
+    task: Task, params: Params, batch: Batch, rows_Bx2: jax.Array, parts: int, layout: Layout
+) -> tuple[Any, jax.Array, Sums]:
+    """Gradient, loss and sums of a batch, computed in `parts` parts and added up."""
+    totals = task.totals(batch)
+    value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
+    if parts == 1:
+        (loss, sums), grads = value_and_grad(params, batch, totals, rows_Bx2)
+        return grads, loss, sums
+
+    def split(x: jax.Array) -> jax.Array:
+        # Every A-th row, not runs of B / A rows: each device goes on with rows that it holds.
+        x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+        return layout(x, None, 'batch', *(None,) * (x.ndim - 2))
+
+    def add(carry: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        (loss, sums), grads = value_and_grad(params, part[0], totals, part[1])
+        return jax.tree.map(jnp.add, carry, (grads, loss, sums)), None
+
+    xs = jax.tree.map(split, (dict(batch), rows_Bx2))
+    first = jax.tree.map(lambda x: x[0], xs)
+    shapes = jax.eval_shape(value_and_grad, params, first[0], totals, first[1])
+    (loss_shape, sums_shape), grads_shape = shapes
+    zeros = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, s.dtype), (grads_shape, loss_shape, sums_shape)
+    )
+    (grads, loss, sums), _ = jax.lax.scan(add, zeros, xs)
+    return grads, loss, sums
+
+
+def make_train_step(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    schedule: Schedule,
+    mesh: Mesh,
+    *,
+    seed: int,
+    clip_norm: float,
+    accumulation_steps: int = 1,
+) -> TrainStep:
+    """The jitted (state, batch) -> (state, metrics); the state is donated.
+
+    Metrics: the task's sums, `loss`, `grad_norm` (before clipping), `learning_rate`.
+
+    Args:
+      task: what is trained.
+      optimizer: from `optim.make_optimizer`, with `schedule` in it.
+      schedule: learning rate by step, for the report.
+      mesh: where it runs.
+      seed: of dropout.
+      clip_norm: greatest global norm of the gradient of the global batch; 0: not clipped.
+      accumulation_steps: parts that a batch is computed in; the result does not change.
+    """
+    layout = Layout(mesh)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        batch_size = next(iter(batch.values())).shape[0]
+        rows_Bx2 = dropout_rows(seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
+        grads, loss, sums = _gradients(
+            task, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps, layout
+        )
+        norm = optax.global_norm(grads)
+        if clip_norm:
+            scale = clip_norm / jnp.maximum(norm, clip_norm)
+            grads = jax.tree.map(lambda g: g * scale, grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = dict(sums) | {
+            'loss': loss, 'grad_norm': norm, 'learning_rate': schedule(state.step)
+        }
+        return TrainState(state.step + 1, params, opt_state), metrics
+
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(None, replicated))
+
+
+def make_eval_step(task: Task, mesh: Mesh) -> EvalStep:
+    """The jitted (params, batch) -> metric sums, without dropout."""
+
+    def eval_step(params: Params, batch: Batch) -> dict[str, jax.Array]:
+        _, sums = task.loss(params, batch, task.totals(batch), None)
+        return dict(sums)
+
+    return jax.jit(eval_step, out_shardings=NamedSharding(mesh, PartitionSpec()))

@@ -1,0 +1,49 @@
+"""BERT-Large pre-training: the paper's recipe, or LAMB's for pods.
+
+    python -m bert_jax.main --config=configs/large_pretrain.py --config.data.vocab_file=vocab.txt
+    python -m bert_jax.main --config=configs/large_pretrain.py:lamb
+
+Paper (Appendix A.2): 256 sequences a step, 1M steps, Adam 1e-4, warm-up 10k, linear decay, weight
+decay 0.01; 90 % of the steps at length 128, then 10 % at 512. Four days on 64 TPU v2 chips.
+
+`:lamb` (You et al., 2019, with NVIDIA's published figures): 7,038 steps of 65,536 sequences of 128
+at 6e-3, then 1,563 of 32,768 of 512 at 4e-3, each with its own warm-up (28.43 % and 12.8 %) and
+square-root decay. 76 minutes on 1,024 TPU v3 chips in the LAMB paper.
+"""
+
+from bert_jax.config import default_config
+
+
+def get_config(recipe: str = 'paper'):
+    if recipe not in ('paper', 'lamb'):
+        raise ValueError(f'configs/large_pretrain.py:{recipe} is unknown: choose paper or lamb')
+    c = default_config()
+    c.model.name = 'large'
+    c.data.source = 'tfds:wikipedia/20230601.en'
+    c.data.held_out = 0.001
+    c.data.vocab_size = 30522
+    c.train.max_eval_examples = 10_240
+    if recipe == 'paper':
+        c.phases = (
+            dict(steps=900_000, max_seq_length=128, max_predictions_per_seq=20, batch_size=256),
+            dict(steps=100_000, max_seq_length=512, max_predictions_per_seq=80, batch_size=256),
+        )
+        c.train.eval_every = '1%'
+        c.train.save_every = 5000
+        c.optimizer.name = 'bert_adamw'
+        c.optimizer.learning_rate = 1e-4
+        c.optimizer.warmup = '1%'
+    else:
+        c.phases = (
+            dict(steps=7_038, max_seq_length=128, max_predictions_per_seq=20, batch_size=65_536,
+                 learning_rate=6e-3, warmup='28.43%'),
+            dict(steps=1_563, max_seq_length=512, max_predictions_per_seq=80, batch_size=32_768,
+                 learning_rate=4e-3, warmup='12.8%'),
+        )
+        c.train.eval_every = 500
+        c.train.save_every = 200
+        c.train.log_every = 10
+        c.train.eval_batch_size = 2048
+        c.optimizer.name = 'lamb'
+        c.optimizer.decay_power = 0.5
+    return c

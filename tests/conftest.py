@@ -1,0 +1,43 @@
+"""Shared fixtures. Tests run on eight virtual CPU devices."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import pytest  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope='session')
+def shared_data() -> Path:
+    """The folder of real data: $BERT_JAX_TEST_DATA, or `../shared/data` beside the repository."""
+    named = os.environ.get('BERT_JAX_TEST_DATA')
+    path = Path(named) if named else ROOT.parent / 'shared' / 'data'
+    if not path.is_dir():
+        pytest.skip(f'real data is not here ({path}); set BERT_JAX_TEST_DATA to its folder')
+    return path
+
+
+@pytest.fixture
+def run_main(tmp_path):
+    """Runs `python -m bert_jax.main` with arguments; gives the finished process."""
+    import subprocess
+    import sys
+
+    def run(*args: str, devices: int = 1, timeout: float = 300, check: int | None = 0, env=None):
+        environment = os.environ | {
+            'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}', **(env or {})
+        }
+        process = subprocess.run(
+            [sys.executable, '-m', 'bert_jax.main', *args], cwd=ROOT, env=environment,
+            capture_output=True, text=True, timeout=timeout,
+        )
+        if check is not None:
+            assert process.returncode == check, process.stdout[-2000:] + process.stderr[-4000:]
+        return process
+
+    return run
