@@ -1,0 +1,193 @@
+"""Sentence splitting and tokenization inside a tf.data graph, exact and fast.
+
+TF-Text's `FastBertTokenizer` handles about 18 MB of text a second and core, but it is not BERT's
+tokenizer: it folds compatibility characters (`…`, `µ`, ligatures, `ß`), turns control characters
+into spaces, and carries the Unicode tables of its own ICU. So lines on which the two could differ
+go through the reference in `bert_jax.text`, and all others through TF-Text:
+
+- A line is *safe* if it holds only code points that both treat alike (`safe_codepoints`, found by
+  comparing them on every code point) and is valid UTF-8.
+- Words of more than 200 characters are [UNK] in BERT. TF-Text is told a limit of 200 bytes, so
+  only lines with both an [UNK] and a long run of letters are in doubt.
+
+Shapes: n lines, N tokens in all lines together.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import unicodedata
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_text as tf_text
+
+from bert_jax.text.sentencepiece import SentencePieceTokenizer
+from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
+from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, basic_tokens
+
+# Lower-casing and NFD turn no code point into more than nine bytes of UTF-8 (a Hangul syllable), so
+# that a word of more than 200 bytes has at least 23 characters.
+_MAX_BYTES_PER_CHAR = 9
+_HAS_LONG_RUN = (
+    rf"(?s).*[0-9A-Za-z\x80-\x{{4DFF}}\x{{A000}}-\x{{10FFFF}}]"
+    rf"{{{MAX_CHARS_PER_WORD // _MAX_BYTES_PER_CHAR},}}.*"
+)
+
+# A terminator with its closing quotes or brackets, white space, and what may begin a sentence.
+# The classes are chosen so that RE2 can use its one-pass engine (twice as fast): an optional
+# character outside ASCII before \p{Lu} would forbid it, so those quotes begin a sentence whatever
+# follows them.
+_CLOSERS = r"""["'”’»)\]]*"""
+_SENTENCE_END = rf"([.!?]{_CLOSERS})\s+([\"'(\[]?[\p{{Lu}}\d“‘«])"
+_CJK_SENTENCE_END = r"([。！？][”’」』）】》]*)"
+
+
+def split_sentences(texts: tf.Tensor) -> tf.RaggedTensor:
+    """Split documents into sentences by regular expressions.
+
+    A newline ends a sentence. So does `.`, `!` or `?`, with closing quotes and brackets, before
+    white space and a capital letter or digit (`"`, `'`, `(` or `[` may stand before it) or an
+    opening `“`, `‘` or `«`; and a CJK full stop anywhere. Abbreviations split too: BERT's
+    "sentence" is any span of text.
+
+    Args:
+        texts: [n] string, UTF-8 documents.
+
+    Returns:
+        [n, (sentences)] string, stripped, none of them empty.
+    """
+    marked = tf.strings.regex_replace(texts, _SENTENCE_END, "\\1\n\\2")
+    marked = tf.strings.regex_replace(marked, _CJK_SENTENCE_END, "\\1\n")
+    sentences = tf.strings.split(marked, "\n")
+    sentences = sentences.with_flat_values(tf.strings.strip(sentences.flat_values))
+    return tf.ragged.boolean_mask(sentences, sentences != "")
+
+
+class FastTokenizer:
+    """The ids of `tokenizer`, computed inside the graph.
+
+    Use it in `tf.data.Dataset.map(..., num_parallel_calls=2)` over batches of lines of about
+    1 MB; it holds Python objects, so such a graph cannot be saved or run in another process.
+    """
+
+    def __init__(self, tokenizer: WordPieceTokenizer | SentencePieceTokenizer):
+        self._reference = tokenizer
+        if isinstance(tokenizer, SentencePieceTokenizer):
+            self._fast = tf_text.SentencepieceTokenizer(tokenizer.model, out_type=tf.int32)
+            self._is_safe: str | None = None
+        else:
+            self._fast = _fast_bert_tokenizer(tokenizer.vocab, tokenizer.lowercase)
+            self._is_safe = f"{_character_class(safe_codepoints(tokenizer.lowercase))}*"
+
+    def __call__(self, lines: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Tokenize lines.
+
+        Args:
+            lines: [n] string, UTF-8 (invalid bytes are dropped, as BERT does).
+
+        Returns:
+            (ids, counts): [N] int32 ids of all lines one after the other, without [CLS] and
+            [SEP], and [n] int32, the number of tokens in each line.
+        """
+        ids = self._fast.tokenize(lines)
+        doubtful = self._doubtful(lines, ids)
+        ids = tf.cond(
+            tf.reduce_any(doubtful), lambda: self._replace_rows(ids, lines, doubtful), lambda: ids
+        )
+        return ids.flat_values, tf.cast(ids.row_lengths(), tf.int32)
+
+    def _doubtful(self, lines: tf.Tensor, ids: tf.RaggedTensor) -> tf.Tensor:
+        """[n] bool: lines whose ids may differ from the reference's."""
+        if self._is_safe is None:
+            return ~tf.strings.regex_full_match(lines, r"[\x{0}-\x{10FFFF}]*")
+        safe = tf.strings.regex_full_match(lines, self._is_safe)
+        # [UNK]s are few, so the search for long words costs nothing. (A ragged `reduce_any` over
+        # all tokens would cost more than the tokenization.)
+        positions = tf.where(ids.flat_values == self._reference.vocab.unk_id)[:, 0]
+        unknown = tf.unique(tf.searchsorted(ids.row_splits, positions, side="right") - 1).y
+        long = tf.strings.regex_full_match(tf.gather(lines, unknown), _HAS_LONG_RUN)
+        rows = tf.boolean_mask(unknown, long)[:, None]
+        return tf.tensor_scatter_nd_update(~safe, rows, tf.ones_like(rows[:, 0], tf.bool))
+
+    def _replace_rows(
+        self, ids: tf.RaggedTensor, lines: tf.Tensor, rows: tf.Tensor
+    ) -> tf.RaggedTensor:
+        """`ids` with the `rows` ([n] bool) computed by the reference instead."""
+        flat, counts = tf.numpy_function(
+            self._encode, [tf.boolean_mask(lines, rows)], (tf.int32, tf.int64), stateful=False
+        )
+        flat.set_shape([None])
+        counts.set_shape([None])
+        exact = tf.RaggedTensor.from_row_lengths(flat, counts, validate=False)
+        n = tf.size(lines)
+        rank = tf.cumsum(tf.cast(rows, tf.int32)) - 1
+        return tf.gather(tf.concat([ids, exact], 0), tf.where(rows, n + rank, tf.range(n)))
+
+    def _encode(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        encoded = [self._reference.encode(line.decode("utf-8", "ignore")) for line in lines]
+        counts = np.array([len(ids) for ids in encoded], np.int64)
+        return np.array([i for ids in encoded for i in ids], np.int32), counts
+
+
+def _fast_bert_tokenizer(vocab: Vocab, lowercase: bool) -> tf_text.FastBertTokenizer:
+    return tf_text.FastBertTokenizer(
+        vocab=list(vocab.tokens),
+        token_out_type=tf.int32,
+        max_bytes_per_word=MAX_CHARS_PER_WORD,
+        unknown_token=UNK,
+        lower_case_nfd_strip_accents=lowercase,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def safe_codepoints(lowercase: bool) -> np.ndarray:
+    """[0x110000] bool_: code points that TF-Text and the reference treat alike in any text.
+
+    Both work code point by code point within a word: map one to a string (nothing where it is
+    removed), then split that at white space, punctuation and CJK. So agreement on every code
+    point, on what it maps to and on how it splits, is agreement on all text. Two steps of the
+    reference look further, and what they look at is left out: the final form of capital sigma,
+    and NFD's sorting of combining marks, of which those in category Mn are stripped afterwards.
+
+    Unassigned and private code points outside the basic plane are not compared, just left out.
+    """
+    chars = [
+        chr(code)
+        for code in range(sys.maxunicode + 1)
+        if (category := unicodedata.category(chr(code))) != "Cs"
+        and (code < 0x10000 or category not in ("Cn", "Co"))
+    ]
+    # With such a vocabulary the ids of `axb` tell removed, white space, split and letter apart.
+    vocab = Vocab.from_tokens([*SPECIAL_TOKENS, "a", "b", "##b"])
+    pieces = WordPieceTokenizer(vocab, lowercase).pieces
+    between = [f"a{char}b" for char in chars]
+    splits = _fast_bert_tokenizer(vocab, lowercase).tokenize(between)
+    flat, bounds = splits.flat_values.numpy().tolist(), splits.row_splits.numpy().tolist()
+    normalizer = tf_text.FastBertNormalizer(lower_case_nfd_strip_accents=lowercase)
+    normalized = normalizer.normalize(between).numpy()
+
+    safe = np.zeros(sys.maxunicode + 1, np.bool_)
+    for i, char in enumerate(chars):
+        tokens = basic_tokens(between[i], lowercase)
+        # The normalizer leaves it to the splitter to set punctuation and CJK apart, and to see
+        # some of the white space.
+        same_text = "".join(tokens) == "".join(normalized[i].decode().split())
+        same_split = [j for t in tokens for j in pieces(t)] == flat[bounds[i] : bounds[i + 1]]
+        short = len(normalized[i]) <= len("ab") + _MAX_BYTES_PER_CHAR
+        safe[ord(char)] = same_text and same_split and short
+    if lowercase:
+        safe[ord("Σ")] = False
+        for char in chars:
+            if unicodedata.combining(char) and unicodedata.category(char) != "Mn":
+                safe[ord(char)] = False
+    safe.flags.writeable = False
+    return safe
+
+
+def _character_class(members: np.ndarray) -> str:
+    """An RE2 class of the code points where `members`, [0x110000] bool, is true."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], members.astype(np.int8), [0]])))
+    ranges = zip(edges[::2], edges[1::2] - 1, strict=True)
+    return "[" + "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in ranges) + "]"

@@ -1,0 +1,91 @@
+"""A SentencePiece model as a BERT tokenizer, for vocabularies trained elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pathlib
+
+import sentencepiece
+
+from bert_jax.errors import InputError
+from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
+
+WORD_START = "\u2581"  # "lower one eighth block" stands for the space before a word
+_TRAINING_HINT = (
+    "train the model with control_symbols=[CLS],[SEP],[MASK] and pad_id=0 (pieces <pad> or [PAD])"
+)
+
+
+class SentencePieceTokenizer:
+    """Text to the pieces of a SentencePiece model, as the model's own normalizer has it.
+
+    Special tokens should be control symbols: user-defined symbols are recognised in the text, so
+    that a literal `[MASK]` in it becomes the special token.
+
+    Attributes:
+        vocab: the pieces; a piece continues a word where it does not begin with U+2581.
+        model: the serialized model.
+    """
+
+    def __init__(self, model: bytes, source: str = "SentencePiece model"):
+        """Read a serialized model; InputError if it is damaged or lacks a special token."""
+        self.model = model
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            # An empty model is "loaded" without complaint.
+            loaded = bool(model) and self._processor.LoadFromSerializedProto(model)
+        except (RuntimeError, OSError):
+            loaded = False
+        if not loaded:
+            raise InputError(f"{source}: not a SentencePiece model, or damaged; {_TRAINING_HINT}")
+        pieces = [self._processor.IdToPiece(i) for i in range(self._processor.GetPieceSize())]
+        specials = [
+            _find_special(pieces, names, source)
+            for names in ((PAD, "<pad>"), (UNK, "<unk>"), (CLS,), (SEP,), (MASK,))
+        ]
+        self.vocab = Vocab.from_tokens(
+            pieces,
+            specials=specials,
+            is_continuation=[
+                not piece.startswith(WORD_START)
+                and not self._processor.IsControl(i)
+                and not self._processor.IsUnknown(i)
+                and piece not in specials
+                for i, piece in enumerate(pieces)
+            ],
+            source=source,
+        )
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> SentencePieceTokenizer:
+        """Read a `.model` file; InputError if it cannot be read or does not serve BERT."""
+        try:
+            model = pathlib.Path(path).read_bytes()
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot read the SentencePiece model ({error.strerror}); "
+                "check data.vocab_file"
+            ) from None
+        return cls(model, source=str(path))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that change with the model."""
+        return hashlib.sha256(b"sentencepiece " + self.model).hexdigest()[:32]
+
+    def tokenize(self, text: str) -> list[str]:
+        """The pieces of `text`, without [CLS] and [SEP]."""
+        return [self.vocab.tokens[i] for i in self.encode(text)]
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the pieces of `text`, without [CLS] and [SEP]."""
+        return self._processor.EncodeAsIds(text)
+
+
+def _find_special(pieces: list[str], names: tuple[str, ...], source: str) -> str:
+    for name in names:
+        if name in pieces:
+            return name
+    raise InputError(f"{source}: the piece {' or '.join(names)} is missing; {_TRAINING_HINT}")

@@ -1,0 +1,234 @@
+"""Training a WordPiece vocabulary on plain text.
+
+Byte-pair merges are learned by SentencePiece from counted words. Two things make its pieces fit
+BERT's greedy longest-match tokenizer:
+
+- The first letter of a word is a symbol of its own (a private code point), so that `th` and
+  `##th` are learned apart, each on its merit, with no slot spent on steps between them.
+- Merge-order tokenization uses many pieces on the way to longer ones; greedy matching jumps over
+  those. More pieces are learned than needed, the words are tokenized greedily, and the pieces
+  used least are dropped, in a few rounds.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import itertools
+import pathlib
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+
+import sentencepiece
+
+from bert_jax.errors import InputError
+from bert_jax.text.vocab import CLS, CONTINUATION, MASK, PAD, SEP, SPECIAL_TOKENS, UNK, Vocab
+from bert_jax.text.wordpiece import (
+    MAX_CHARS_PER_WORD,
+    WordPieceTokenizer,
+    basic_tokens,
+    is_cjk,
+    is_punctuation,
+    raw_words,
+)
+
+_MAX_COUNTED_WORDS = 4_000_000  # about 0.5 GB
+_MAX_TRAINED_WORDS = 1_000_000
+_MAX_PIECE_CHARS = 32
+_CHARACTER_COVERAGE = 0.9999
+_EXTRA_CHARACTERS = 12  # a twelfth of the vocabulary may go to rare characters
+_SURPLUS = 1.25  # pieces learned for each piece kept
+_PRUNING_ROUNDS = 4
+_FIRST_LETTERS = 0xF0000  # planes 15 and 16: private use
+_SPACE_MARK = "\u2581"  # SentencePiece's own stand-in for a space
+
+
+def train_wordpiece(
+    texts: Iterable[str], vocab_size: int, lowercase: bool, num_unused: int = 99
+) -> list[str]:
+    """Learn a BERT vocabulary.
+
+    The tokens stand where Google's released vocabularies have them: [PAD] 0, [unused0] to
+    [unused98] 1 to 99, [UNK] 100, [CLS] 101, [SEP] 102, [MASK] 103, then characters, then longer
+    pieces, the frequent before the rare. Unused slots take no more than a twentieth of the
+    vocabulary: below 1,980 tokens there are fewer, and the ids after them move down.
+
+    A character is covered if it is among those that make up 99.99 % of the text. It gets two
+    tokens, `x` and `##x`, so that it is matched anywhere; one if it is always a word by itself
+    (punctuation, CJK). Where `vocab_size` cannot hold the characters, the most frequent win.
+
+    The result depends on the texts, their order and the arguments alone. Memory is bounded:
+    beyond four million distinct words the rarest are forgotten on the way.
+
+    Args:
+        texts: lines, paragraphs or documents.
+        vocab_size: the number of tokens wanted.
+        lowercase: true for an uncased vocabulary.
+        num_unused: the number of `[unused…]` slots.
+
+    Returns:
+        `vocab_size` tokens; fewer where the text holds no more distinct pieces.
+
+    Raises:
+        InputError: there is no text, or `vocab_size` is too small for any character.
+    """
+    num_unused = min(num_unused, vocab_size // 20)
+    unused = [f"[unused{i}]" for i in range(num_unused)]
+    tokens = [PAD, *unused, UNK, CLS, SEP, MASK]
+    if vocab_size < len(tokens) + 2:
+        raise InputError(
+            f"vocab_size is {vocab_size}, which leaves no room for characters beside the special "
+            f"tokens; give at least {len(tokens) + 2}, better thousands"
+        )
+    counts = count_basic_tokens(texts, lowercase)
+    if not counts:
+        raise InputError("the training text holds no words; check data.source")
+
+    characters, rare_characters = _characters(counts, vocab_size - len(tokens))
+    tokens += characters
+    known = frozenset(characters)
+    words = _trainable_words(counts, known)
+    room = vocab_size - len(tokens)
+    pieces = _learn_pieces(words, int(room * _SURPLUS)) if room and words else []
+    tokens += _prune(pieces, room, characters, words, lowercase)
+    tokens += rare_characters[: vocab_size - len(tokens)]
+    assert len(set(tokens)) == len(tokens) <= vocab_size
+    return tokens
+
+
+def count_basic_tokens(texts: Iterable[str], lowercase: bool) -> collections.Counter[str]:
+    """How often each basic token occurs in `texts`.
+
+    Runs between white space are counted first: tokenizing each distinct one once is an order of
+    magnitude faster than tokenizing the text. At most `_MAX_COUNTED_WORDS` are held: when there
+    are more, those seen least go, with a threshold that rises until half the room is free.
+    """
+    runs: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        runs.update(raw_words(text))
+        if len(runs) > _MAX_COUNTED_WORDS:
+            runs = _forget_rare(runs)
+    counts: collections.Counter[str] = collections.Counter()
+    for run, count in runs.items():
+        for token in basic_tokens(run, lowercase):
+            counts[token] += count
+    return counts
+
+
+def _forget_rare(runs: collections.Counter[str]) -> collections.Counter[str]:
+    for threshold in itertools.count(2):
+        runs = collections.Counter({run: n for run, n in runs.items() if n >= threshold})
+        if len(runs) <= _MAX_COUNTED_WORDS // 2:
+            break
+    return runs
+
+
+def _by_frequency(counts: Mapping[str, int]) -> list[str]:
+    """Most frequent first; ties in the order of their code points, so not of the text."""
+    return sorted(counts, key=lambda item: (-counts[item], item))
+
+
+def _characters(counts: Mapping[str, int], room: int) -> tuple[list[str], list[str]]:
+    """Tokens for the characters to cover, within `room`, and for those left over.
+
+    First those that make up 99.99 % of the text. Then, in a twelfth of the room, others: text to
+    come has characters that are rare in this one, above all in ASCII (`@`, say).
+    """
+    seen: collections.Counter[str] = collections.Counter()
+    for token, count in counts.items():
+        for char in token:
+            seen[char] += count
+    ranked = _by_frequency(seen)
+    before = itertools.accumulate((seen[char] for char in ranked), initial=0)
+    num_frequent = sum(total < _CHARACTER_COVERAGE * seen.total() for total in before)
+    num_frequent = min(num_frequent, len(ranked))
+    others = sorted(ranked[num_frequent:], key=lambda char: not char.isascii())
+
+    covered = [form for char in ranked[:num_frequent] for form in _forms(char)]
+    optional = [form for char in others for form in _forms(char)]
+    extra = min(room // _EXTRA_CHARACTERS, max(0, room - len(covered)))
+    return covered[:room] + optional[:extra], covered[room:] + optional[extra:]
+
+
+def _forms(char: str) -> list[str]:
+    if is_punctuation(char) or is_cjk(char):
+        return [char]  # always a word by itself
+    return [char, CONTINUATION + char]
+
+
+def _trainable_words(counts: Mapping[str, int], known: frozenset[str]) -> dict[str, int]:
+    """The words of two or more covered characters, most frequent first."""
+    words = {
+        word: count
+        for word, count in counts.items()
+        if 1 < len(word) <= MAX_CHARS_PER_WORD
+        and all(c in known and c != _SPACE_MARK and ord(c) < _FIRST_LETTERS for c in word)
+    }
+    return {word: words[word] for word in _by_frequency(words)[:_MAX_TRAINED_WORDS]}
+
+
+def _learn_pieces(words: Mapping[str, int], num_pieces: int) -> list[str]:
+    """Up to `num_pieces` pieces of two or more characters, in the order of the merges."""
+    letters = sorted({word[0] for word in words})
+    to_private = {letter: chr(_FIRST_LETTERS + i) for i, letter in enumerate(letters)}
+    from_private = {private: letter for letter, private in to_private.items()}
+    marked = {to_private[word[0]] + word[1:]: count for word, count in words.items()}
+    num_symbols = len(set().union(*marked))
+
+    model = io.BytesIO()
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory) / "words.tsv"
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(f"{word}\t{count}\n" for word, count in marked.items())
+        sentencepiece.SentencePieceTrainer.Train(
+            input=str(path),
+            input_format="tsv",
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=num_symbols + num_pieces + 1,
+            hard_vocab_limit=False,  # fewer where the text has no more
+            character_coverage=1.0,
+            max_sentencepiece_length=_MAX_PIECE_CHARS,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            split_by_unicode_script=False,
+            split_by_number=False,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    learned = [processor.IdToPiece(i) for i in range(1, processor.GetPieceSize())]
+    return [
+        from_private[piece[0]] + piece[1:] if piece[0] in from_private else CONTINUATION + piece
+        for piece in learned
+        if len(piece) > 1 and _SPACE_MARK not in piece
+    ]
+
+
+def _prune(
+    pieces: Sequence[str],
+    room: int,
+    characters: Sequence[str],
+    words: Mapping[str, int],
+    lowercase: bool,
+) -> list[str]:
+    """The `room` pieces that greedy longest-match uses most, most used first."""
+    surplus = max(0, len(pieces) - room)
+    kept = list(pieces)
+    for rounds_left in range(_PRUNING_ROUNDS if surplus else 1, 0, -1):
+        fixed = [*SPECIAL_TOKENS, *characters]
+        vocab = Vocab.from_tokens([*fixed, *kept])
+        cut = WordPieceTokenizer(vocab, lowercase).pieces
+        uses = [0] * len(vocab)
+        for word, count in words.items():
+            for i in cut(word):
+                uses[i] += count
+        order = sorted(range(len(kept)), key=lambda i: (-uses[len(fixed) + i], i))
+        drop = -(-surplus // rounds_left)
+        surplus -= drop
+        kept = [kept[i] for i in order[: len(order) - drop]]
+    return kept

@@ -1,0 +1,196 @@
+"""A WordPiece or SentencePiece vocabulary: tokens, their ids, and the five special ones.
+
+The file format is Google BERT's: one token a line, the line number (from 0) is the id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import types
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from bert_jax.errors import InputError
+
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
+CONTINUATION = "##"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Vocab:
+    """An ordered set of tokens; build one with `from_file` or `from_tokens`.
+
+    Attributes:
+        tokens: the V tokens, by id.
+        index: token -> id.
+        pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
+        is_continuation: [V] bool_, read-only; true where a token continues a word (whole-word
+            masking joins it to the token before).
+    """
+
+    tokens: tuple[str, ...]
+    index: Mapping[str, int] = dataclasses.field(repr=False)
+    pad_id: int
+    unk_id: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+    is_continuation: np.ndarray = dataclasses.field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self.index
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The read-only mapping cannot be pickled, and worker processes receive vocabularies.
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return _restore, ({**fields, "index": None},)
+
+    def id(self, token: str) -> int:
+        """The id of `token`; KeyError where the vocabulary lacks it."""
+        return self.index[token]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that change with any token or its id."""
+        return hashlib.sha256("\n".join(self.tokens).encode("utf-8", "surrogatepass")).hexdigest()[
+            :32
+        ]
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Vocab:
+        """Read a vocabulary file.
+
+        Lines are stripped of all Unicode white space, as Google's `load_vocab` does. Tokens made
+        of nothing but white space cannot occur in text; they keep their line so that the ids
+        after them hold.
+
+        Raises:
+            InputError: the file is missing, a directory, empty, not UTF-8 text, names a token
+                twice, or lacks a special token.
+        """
+        lines = _read_lines(path)
+        return cls._build(_strip_lines(lines), source=str(path))
+
+    @classmethod
+    def from_tokens(
+        cls,
+        tokens: Iterable[str],
+        *,
+        specials: Sequence[str] = SPECIAL_TOKENS,
+        is_continuation: Sequence[bool] | np.ndarray | None = None,
+        source: str = "vocabulary",
+    ) -> Vocab:
+        """Make a vocabulary of `tokens`, in the order of their ids.
+
+        Args:
+            tokens: V distinct tokens.
+            specials: what this vocabulary calls [PAD], [UNK], [CLS], [SEP] and [MASK].
+            is_continuation: [V] bool; by default true for tokens that begin with `##`.
+            source: what an error message calls this vocabulary.
+
+        Raises:
+            InputError: a token twice, or a missing special token.
+        """
+        return cls._build(list(tokens), specials, is_continuation, source)
+
+    @classmethod
+    def _build(
+        cls,
+        tokens: Sequence[str],
+        specials: Sequence[str] = SPECIAL_TOKENS,
+        is_continuation: Sequence[bool] | np.ndarray | None = None,
+        source: str = "vocabulary",
+    ) -> Vocab:
+        index: dict[str, int] = {}
+        for i, token in enumerate(tokens):
+            if token in index:
+                raise InputError(
+                    f"{source}: line {i + 1} repeats the token {token!r} of line "
+                    f"{index[token] + 1}; each token must occur once, so remove one of them"
+                )
+            index[token] = i
+        for token in specials:
+            if token not in index:
+                raise InputError(
+                    f"{source}: the token {token} is missing among {len(tokens)} tokens; "
+                    f"a BERT vocabulary has {', '.join(specials)}, one token a line"
+                )
+        if is_continuation is None:
+            is_continuation = [t.startswith(CONTINUATION) and len(t) > 2 for t in tokens]
+        flags = np.array(is_continuation, np.bool_)
+        assert flags.shape == (len(tokens),)
+        flags.flags.writeable = False
+        pad, unk, cls_, sep, mask = (index[token] for token in specials)
+        return cls(tuple(tokens), types.MappingProxyType(index), pad, unk, cls_, sep, mask, flags)
+
+
+def _restore(fields: dict[str, object]) -> Vocab:
+    tokens = fields["tokens"]
+    index = {token: i for i, token in enumerate(tokens)}  # type: ignore[arg-type, var-annotated]
+    return Vocab(**{**fields, "index": types.MappingProxyType(index)})  # type: ignore[arg-type]
+
+
+def _read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """The lines of a UTF-8 file, split at `\\n` alone: tokens may hold other line separators."""
+    try:
+        data = pathlib.Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such vocabulary file; check data.vocab_file") from None
+    except IsADirectoryError:
+        raise InputError(
+            f"{path}: is a directory; name the vocabulary file in it (often vocab.txt)"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check it") from None
+    if not data.strip():
+        raise InputError(f"{path}: the vocabulary file is empty; expected one token a line")
+    if (zero := data.find(b"\0")) >= 0:
+        raise InputError(
+            f"{path}: not a text file (zero byte at offset {zero}); expected UTF-8, one token a "
+            "line (a SentencePiece model must end in .model)"
+        )
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}: line {line} is not UTF-8 (byte 0x{data[error.start]:02x} at offset "
+            f"{error.start}); convert the file to UTF-8"
+        ) from None
+    return text.removeprefix("\ufeff").rstrip("\r\n").split("\n")
+
+
+def _strip_lines(lines: Sequence[str]) -> list[str]:
+    """Strip as Google does, but keep every line distinguishable.
+
+    Google maps token -> line number and lets later lines win. Where stripping makes two
+    *different* lines equal, the later one therefore owns the token, and the earlier one keeps its
+    white space, with which it never matches. Equal lines stay equal: an error for the caller.
+    """
+    stripped = [line.strip() for line in lines]
+    raw = [line.removesuffix("\r") for line in lines]
+    last = {token: i for i, token in enumerate(stripped)}
+    return [
+        r if not s or (last[s] != i and raw[last[s]] != r) else s
+        for i, (s, r) in enumerate(zip(stripped, raw, strict=True))
+    ]
+
+
+def write_vocab(path: str | os.PathLike[str], tokens: Iterable[str]) -> None:
+    """Write one token a line; the file appears whole or not at all."""
+    path = pathlib.Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_bytes("".join(f"{token}\n" for token in tokens).encode("utf-8"))
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,183 @@
+"""BERT's tokenizer in plain Python: the reference that every faster path must equal.
+
+Behaves as `FullTokenizer` of github.com/google-research/bert (tokenization.py) token for token:
+clean, put spaces around CJK ideographs, lower-case and strip accents where the vocabulary is
+uncased, split at punctuation, then greedy longest-match WordPiece. Unlike Hugging Face, words of
+up to 200 characters are matched (not 100), and special tokens in the text are ordinary text.
+
+Unicode properties come from `unicodedata`, so that they belong to the fingerprint.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import unicodedata
+from collections.abc import Callable
+
+from bert_jax.text.vocab import CONTINUATION, Vocab
+
+MAX_CHARS_PER_WORD = 200
+
+# The characters that separate words. Cleaning turns tab, newline, carriage return and category Zs
+# into spaces; U+2028 and U+2029 survive it and are split at by `str.split`. The other characters
+# that `str.isspace` accepts (\v, \f, \x1c to \x1f, \x85) are control characters, which cleaning
+# removes, joining the text on both sides: hence no plain `str.split` on raw text. (All of
+# category Zs is in the basic plane.)
+WHITESPACE = frozenset("\t\n\r\u2028\u2029") | {
+    chr(c) for c in range(0x10000) if unicodedata.category(chr(c)) == "Zs"
+}
+_WORD = re.compile(f"[^{re.escape(''.join(sorted(WHITESPACE)))}]+")
+
+# "CJK Unified Ideographs" and its extensions, as listed in the original: no kana, no Hangul.
+CJK_RANGES = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+
+
+def raw_words(text: str) -> list[str]:
+    """The runs of characters between white space, as they stand in `text`."""
+    return _WORD.findall(text)
+
+
+def _is_removed(char: str) -> bool:
+    """Zero, the replacement character, and control and format characters."""
+    return char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf")
+
+
+def is_cjk(char: str) -> bool:
+    """An ideograph, which BERT makes a word by itself."""
+    return any(low <= ord(char) <= high for low, high in CJK_RANGES)
+
+
+def is_punctuation(char: str) -> bool:
+    """All non-alphanumeric ASCII (also `$`, `+`, `^`, which Unicode calls symbols), and P*."""
+    code = ord(char)
+    if 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126:
+        return True
+    return unicodedata.category(char).startswith("P")
+
+
+class _Table(dict[int, str]):
+    """A table for `str.translate` that is computed where it is used, one character at a time."""
+
+    def __init__(self, translate: Callable[[str], str]):
+        self._translate = translate
+
+    def __missing__(self, code: int) -> str:
+        result = self._translate(chr(code))
+        if len(self) < 1 << 16:
+            self[code] = result
+        return result
+
+
+_CLEAN = _Table(lambda c: "" if _is_removed(c) else f" {c} " if is_cjk(c) else c)
+_WITHOUT_ACCENTS = _Table(lambda c: "" if unicodedata.category(c) == "Mn" else c)
+_SPLIT_PUNCTUATION = _Table(lambda c: f" {c} " if is_punctuation(c) else c)
+
+
+def _split_word(raw_word: str, lowercase: bool) -> list[str]:
+    """Basic tokens of one run of characters without white space."""
+    if raw_word.isascii() and raw_word.isalnum():
+        return [raw_word.lower() if lowercase else raw_word]
+    parts = raw_word.translate(_CLEAN).split()
+    if lowercase:
+        # Part by part: the lower case of a final capital sigma depends on its neighbours.
+        decomposed = [unicodedata.normalize("NFD", part.lower()) for part in parts]
+        parts = [part.translate(_WITHOUT_ACCENTS) for part in decomposed]
+    return " ".join(parts).translate(_SPLIT_PUNCTUATION).split()
+
+
+def basic_tokens(text: str, lowercase: bool = True) -> list[str]:
+    """Split `text` into words and punctuation marks, before WordPiece.
+
+    Every step acts within a run of characters between white space, so that runs can be handled
+    (and remembered) one by one.
+    """
+    return [token for word in raw_words(text) for token in _split_word(word, lowercase)]
+
+
+class WordPieceTokenizer:
+    """Text to WordPieces of a vocabulary.
+
+    Attributes:
+        vocab: the vocabulary.
+        lowercase: whether text is lower-cased and stripped of accents first.
+    """
+
+    def __init__(self, vocab: Vocab, lowercase: bool = True, cache_size: int = 1 << 18):
+        """Make a tokenizer.
+
+        Args:
+            vocab: a vocabulary with `##` marking continuations.
+            lowercase: true for uncased vocabularies.
+            cache_size: how many distinct words `encode` remembers before it starts afresh.
+        """
+        self.vocab = vocab
+        self.lowercase = lowercase
+        self._cache_size = cache_size
+        self._cache: dict[str, tuple[int, ...]] = {}
+        continuations = [t for t in vocab.tokens if t.startswith(CONTINUATION)]
+        self._max_piece = max(len(token) for token in vocab.tokens)
+        self._max_continuation = max((len(t) - 2 for t in continuations), default=0)
+
+    @classmethod
+    def from_file(
+        cls, vocab_file: str | os.PathLike[str], lowercase: bool = True
+    ) -> WordPieceTokenizer:
+        """A tokenizer of a vocabulary file; InputError where `Vocab.from_file` raises it."""
+        return cls(Vocab.from_file(vocab_file), lowercase)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that change with whatever may change the ids of a text."""
+        parts = (self.vocab.fingerprint, str(self.lowercase), unicodedata.unidata_version)
+        return hashlib.sha256(" ".join(("wordpiece", *parts)).encode()).hexdigest()[:32]
+
+    def tokenize(self, text: str) -> list[str]:
+        """The WordPieces of `text`, without [CLS] and [SEP]; [UNK] for words not covered."""
+        return [self.vocab.tokens[i] for i in self.encode(text)]
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the WordPieces of `text`, without [CLS] and [SEP]."""
+        cache = self._cache
+        ids: list[int] = []
+        for word in raw_words(text):
+            known = cache.get(word)
+            ids += self._encode_word(word) if known is None else known
+        return ids
+
+    def _encode_word(self, raw_word: str) -> tuple[int, ...]:
+        pieces = [i for token in _split_word(raw_word, self.lowercase) for i in self.pieces(token)]
+        if len(self._cache) >= self._cache_size:
+            self._cache.clear()
+        self._cache[raw_word] = found = tuple(pieces)
+        return found
+
+    def pieces(self, token: str) -> list[int]:
+        """Ids of the greedy longest-match pieces of one basic token; [UNK] if any part fails."""
+        unknown = [self.vocab.unk_id]
+        if len(token) > MAX_CHARS_PER_WORD:
+            return unknown
+        index = self.vocab.index
+        ids: list[int] = []
+        start, prefix, longest = 0, "", self._max_piece
+        while start < len(token):
+            for end in range(min(len(token), start + longest), start, -1):
+                found = index.get(prefix + token[start:end])
+                if found is not None:
+                    break
+            else:
+                return unknown
+            ids.append(found)
+            start, prefix, longest = end, CONTINUATION, self._max_continuation
+        return ids

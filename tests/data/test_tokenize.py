@@ -1,0 +1,246 @@
+"""The fast tokenizer in the graph equals the reference, on every text."""
+
+import gzip
+import io
+import json
+import unicodedata
+
+import numpy as np
+import pytest
+import sentencepiece
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.tokenize import FastTokenizer, safe_codepoints, split_sentences
+from bert_jax.errors import InputError
+from bert_jax.text.sentencepiece import SentencePieceTokenizer
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
+from bert_jax.text.wordpiece import WordPieceTokenizer
+
+RELEASED = (("uncased", True), ("cased", False), ("multilingual-cased", False))
+LETTERS = [chr(c) for c in range(33, 0x250)] + list("…µﬁßςσΣΑαёй中国ア가각힣\u1112\u0301\u0323ก")
+
+
+def _tiny(lowercase):
+    pieces = list(dict.fromkeys(letter for letter in LETTERS if letter.strip()))
+    return WordPieceTokenizer(
+        Vocab.from_tokens([*SPECIAL_TOKENS, *pieces, *(f"##{p}" for p in pieces), "the", "##ing"]),
+        lowercase,
+    )
+
+
+def _graph(tokenizer):
+    spec = tf.TensorSpec([None], tf.string)
+    return tf.function(FastTokenizer(tokenizer), input_signature=[spec])
+
+
+TINY = {lowercase: _tiny(lowercase) for lowercase in (True, False)}
+TINY_GRAPHS = {lowercase: _graph(tokenizer) for lowercase, tokenizer in TINY.items()}
+
+
+def assert_same(graph, tokenizer, lines):
+    """`lines`: str, or bytes, of which the reference sees the valid part."""
+    lines = [line.encode() if isinstance(line, str) else line for line in lines]
+    ids, counts = graph(tf.constant(lines, tf.string))
+    assert ids.dtype == counts.dtype == tf.int32
+    rows = np.split(ids.numpy(), np.cumsum(counts.numpy()))
+    assert len(rows) == len(lines) + 1 and rows.pop().size == 0
+    for line, row in zip(lines, rows, strict=True):
+        assert row.tolist() == tokenizer.encode(line.decode("utf-8", "ignore")), line
+
+
+def _released(shared_data, name, lowercase):
+    path = shared_data / "vocab" / f"bert-base-{name}-vocab.txt"
+    return WordPieceTokenizer.from_file(path, lowercase)
+
+
+def _documents(shared_data, name):
+    with gzip.open(shared_data / "wikipedia_en_2015" / name, "rt", encoding="utf-8") as file:
+        return file.read().split("</doc>\n")
+
+
+CHARACTERS = st.one_of(
+    st.characters(codec="utf-8"),
+    st.characters(codec="utf-8", max_codepoint=0x24F),
+    st.characters(codec="utf-8", categories=["Mn", "Mc", "Cf", "Zs", "Lo"]),
+    st.sampled_from(" \t\n\r\v\x1c\x85\u00a0\u2028\u200b\ufffdΣİßﬁ…µ[]#'’中가각ア"),
+)
+WORDS = st.one_of(
+    st.text(CHARACTERS, max_size=8),
+    st.sampled_from(["[MASK]", "[UNK]", "the", "##ing", "don't", "e\u0301", "q\u0323\u0307", "ΑΣ"]),
+    st.builds(
+        lambda char, times: char * times,
+        st.sampled_from("aéÅ가각ก中Σ\u0301"),
+        st.sampled_from([22, 23, 66, 67, 99, 100, 101, 199, 200, 201]),
+    ),
+)
+LINES = st.lists(st.lists(WORDS, max_size=6).map(" ".join), max_size=6)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@settings(max_examples=300, deadline=None)
+@given(lines=LINES)
+def test_equals_reference_on_random_text(lowercase, lines):
+    assert_same(TINY_GRAPHS[lowercase], TINY[lowercase], lines)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_equals_reference_beside_every_safe_code_point(lowercase):
+    # In the places where a neighbour could matter: alone, doubled, at word ends, near accents.
+    codes = np.flatnonzero(safe_codepoints(lowercase))
+    codes = codes[(codes < 0x3400) | (codes % 17 == 0)]
+    lines = [
+        f"{c} a{c}{c}b {c}a. E{c}\u0301 e\u0323{c}\u0307x A{c}" for c in map(chr, codes.tolist())
+    ]
+    assert_same(TINY_GRAPHS[lowercase], TINY[lowercase], lines)
+
+
+def test_safe_code_points_are_many_and_leave_out_the_known_differences():
+    uncased, cased = safe_codepoints(True), safe_codepoints(False)
+    assert uncased[:0x10000].mean() > 0.9 and cased[:0x10000].mean() > 0.96
+    assert uncased[0x20:0x7F].all() and cased[0x20:0x7F].all()
+    for char in "éÅñ—’“”€中가й\u0301\u00a0":
+        assert uncased[ord(char)] and cased[ord(char)], char
+    for char in "…µﬁßςΣ½²ſ":
+        assert not uncased[ord(char)] and cased[ord(char)], char
+    for char in "\0\x0b\x85\ufffd":
+        assert not uncased[ord(char)] and not cased[ord(char)], char
+    assert not uncased[0xD800:0xE000].any()
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [""],
+        ["", " ", "a", "", "ß"],
+        ["ß", "a"],
+        ["[CLS] [SEP] [MASK] [UNK] [PAD]"],
+        [b"caf\xe9 the", b"\xff\xfe", b"\xed\xa0\x80a", b"a\xf0\x9f b", b"\xc0\x80"],
+        ["a" * 100, "a" * 101, "a" * 200, "a" * 201, "b", f"{'a' * 201} {'a' * 200}"],
+        ["각" * 22 + "x", "각" * 66, "각" * 67, "가" * 100, "가" * 101],
+        ["中" * 300, "é" * 101, "e\u0301" * 101, "\u0301" * 300, "a\u200b" * 200],
+        ["the" + "-the" * 300, "the " * 5000],
+    ],
+)
+def test_cases(lowercase, lines):
+    assert_same(TINY_GRAPHS[lowercase], TINY[lowercase], lines)
+
+
+@pytest.mark.parametrize(("name", "lowercase"), RELEASED)
+def test_equals_the_original_and_the_reference(shared_data, name, lowercase):
+    tokenizer = _released(shared_data, name, lowercase)
+    graph = _graph(tokenizer)
+    with gzip.open(shared_data / "tokenizer_reference" / "tokens.jsonl.gz", "rt") as file:
+        examples = [json.loads(line) for line in file]
+    ids, counts = graph(tf.constant([e["text"].encode() for e in examples]))
+    rows = np.split(ids.numpy(), np.cumsum(counts.numpy()))
+    for example, row in zip(examples, rows[:-1], strict=True):
+        tokens = [tokenizer.vocab.tokens[i] for i in row]
+        assert tokens == example[name.replace("-", "_")], example["text"]
+
+    paragraphs = "".join(_documents(shared_data, "wiki-03.txt.gz")[::9]).split("\n")
+    assert_same(graph, tokenizer, paragraphs)
+
+
+@pytest.mark.parametrize(("name", "lowercase"), RELEASED)
+def test_few_bytes_take_the_slow_path(shared_data, name, lowercase):
+    tokenizer = _released(shared_data, name, lowercase)
+    seen = []
+    encode = tokenizer.encode
+    tokenizer.encode = lambda text: seen.append(len(text.encode())) or encode(text)
+    documents = _documents(shared_data, "wiki-05.txt.gz")[::3]
+    FastTokenizer(tokenizer)(split_sentences(tf.constant(documents)).flat_values)
+    assert 0 < sum(seen) < 0.02 * sum(len(document.encode()) for document in documents)
+
+
+def test_inside_a_parallel_dataset():
+    fast = FastTokenizer(TINY[True])
+    lines = [f"the {c}{'x' * (i % 7)}" for i, c in enumerate("aß…é中Σ" * 50)]
+    dataset = tf.data.Dataset.from_tensor_slices(lines).batch(7)
+    batches = list(dataset.map(fast, num_parallel_calls=2))
+    ids = np.concatenate([ids for ids, _ in batches])
+    assert ids.tolist() == [i for line in lines for i in TINY[True].encode(line)]
+    assert np.concatenate([counts for _, counts in batches]).shape == (300,)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("", []),
+        (" \n \r\n\t\n", []),
+        ("One. Two! Three? 4 five", ["One.", "Two!", "Three?", "4 five"]),
+        ("no end\nnext line\n", ["no end", "next line"]),
+        ("e.g. this, i.e. that. Then", ["e.g. this, i.e. that.", "Then"]),
+        ("3.14 is pi.Not split", ["3.14 is pi.Not split"]),
+        ("Who?! Me.", ["Who?!", "Me."]),
+        ('He said "Go." Then (left.) [A] b.', ['He said "Go."', "Then (left.)", "[A] b."]),
+        ("He said. “no” or ’s. ‘so’", ["He said.", "“no” or ’s.", "‘so’"]),
+        ("Ends. (Then) goes. (not) ", ["Ends.", "(Then) goes. (not)"]),
+        ("Fin. Élan. Дом.   \t A", ["Fin.", "Élan.", "Дом.", "A"]),
+        ("第一句。第二句！“对吗？”好", ["第一句。", "第二句！", "“对吗？”", "好"]),
+        ("Cut.\nHere", ["Cut.", "Here"]),
+    ],
+)
+def test_split_sentences(text, sentences):
+    found = split_sentences(tf.constant(["A b.", text, "", "C d."])).to_list()
+    assert [[s.decode() for s in row] for row in found] == [["A b."], sentences, [], ["C d."]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(CHARACTERS | st.sampled_from(".!?。\n A(“")), max_size=4))
+def test_splitting_loses_only_white_space(texts):
+    found = split_sentences(tf.constant([t.encode() for t in texts], tf.string)).to_list()
+    assert len(found) == len(texts)
+    for text, sentences in zip(texts, found, strict=True):
+        kept = b"".join(b"".join(sentences).split())
+        assert kept == b"".join(text.encode().split())
+        assert all(s.strip() and b"\n" not in s for s in sentences)
+
+
+def _train_sentencepiece(**options):
+    text = ["the quick brown fox jumps over the lazy dog", "pack my box, with jugs: 中国 é"] * 50
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(text), model_writer=model, vocab_size=70, minloglevel=2,
+        hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, **options,
+    )  # fmt: skip
+    return model.getvalue()
+
+
+def test_sentencepiece_equals_reference(tmp_path):
+    path = tmp_path / "x.model"
+    path.write_bytes(_train_sentencepiece(control_symbols=["[CLS]", "[SEP]", "[MASK]"]))
+    tokenizer = SentencePieceTokenizer.from_file(path)
+    assert tokenizer.vocab.pad_id == 0 and tokenizer.vocab.unk_id == 1
+    specials = [tokenizer.vocab.id(t) for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
+    assert not tokenizer.vocab.is_continuation[specials].any()
+    starts = [piece.startswith("\u2581") for piece in tokenizer.vocab.tokens]
+    np.testing.assert_array_equal(
+        np.flatnonzero(~tokenizer.vocab.is_continuation),
+        sorted({*np.flatnonzero(starts), *specials}),
+    )
+    assert tokenizer.vocab.mask_id not in tokenizer.encode("the [MASK] box")
+    lines = [
+        "",
+        " ",
+        "the quick fox",
+        "[MASK] [CLS]",
+        "ﬁ … é e\u0301 中国 \u3000 x\ty",
+        "\U0001f600",
+    ]
+    graph = _graph(tokenizer)
+    assert_same(graph, tokenizer, lines)
+    assert_same(graph, tokenizer, [b"the \xff box", *lines])
+    decomposed = [unicodedata.normalize("NFD", line) for line in lines]
+    assert_same(graph, tokenizer, decomposed)
+
+
+@pytest.mark.parametrize("missing", ["[CLS]", "[SEP]", "[MASK]"])
+def test_sentencepiece_without_a_special_says_how_to_train(missing):
+    kept = [s for s in ("[CLS]", "[SEP]", "[MASK]") if s != missing]
+    with pytest.raises(InputError, match="control_symbols") as error:
+        SentencePieceTokenizer(_train_sentencepiece(user_defined_symbols=kept))
+    assert missing in str(error.value)
