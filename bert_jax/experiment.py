@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,29 +13,25 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.data.examples import Examples, Mixture, RecordExamples
+from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
 from bert_jax.data.masking import MaskingRates
-from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
-from bert_jax.data.synthetic import SyntheticExamples, plain_batches
+from bert_jax.data.pretrain import Recipe
 from bert_jax.errors import InputError
 from bert_jax.model.flops import peak_flops
 from bert_jax.model.layers import BertConfig
-from bert_jax.optim import Schedule, ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.sharding import Layout, Mesh, local_rows, make_mesh, to_global
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.pretrain import Pretraining
-from bert_jax.text.load import load_tokenizer
-from bert_jax.text.training import train_wordpiece
-from bert_jax.text.vocab import write_vocab
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.loop import Cadence, Phase, train
 from bert_jax.train.report import Report, count, write_beside
 from bert_jax.train.state import abstract_state, init_state, num_params
 from bert_jax.train.step import make_eval_step, make_train_step
+from bert_jax.validation import mesh_data, validate
 
 _TASKS = ('pretrain', 'synthetic')
-_VOCABULARY_SAMPLE_BYTES = 200_000_000
 # Fields that may change between a run and its continuation without changing what it computes.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every',
                    'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
@@ -68,16 +63,17 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         raise InputError(
             f'config.task={config.task!r} is unknown: {config_lib.nearest(config.task, _TASKS)}'
         )
-    config_lib.validate(config)
-    config_lib.validate(config, jax.device_count())
+    validate(config)
+    validate(config, jax.device_count())
     mesh = make_mesh(
-        config_lib.mesh_data(config, jax.device_count()), config.mesh.fsdp, config.mesh.tensor
+        mesh_data(config, jax.device_count()), config.mesh.fsdp, config.mesh.tensor
     )
     say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh '
         + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()))
 
     data = open_data(config)
-    phases = config_lib.phases(config, num_examples=data.first_epoch(config))
+    num_examples = examples_an_epoch(config, data)
+    phases = config_lib.phases(config, num_examples)
     total = sum(phase['steps'] for phase in phases)
     task: Task = Pretraining(
         model_config(config, data.vocab_size, mesh), next_sentence=config.data.next_sentence
@@ -109,7 +105,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     def steps_of(field: str) -> int:
         return config_lib.parse_duration(
             config_lib.get_field(config, field), field, batch_size=phases[0]['batch_size'],
-            num_examples=data.first_epoch(config), total=total,
+            num_examples=num_examples, total=total,
         )
 
     peak = peak_flops(jax.devices()[0].device_kind)
@@ -147,7 +143,7 @@ def _phase(
 
     def batches(first_step: int) -> Iterator[Any]:
         local = local_rows(mesh, batch_size)
-        for batch in data.batches(
+        for batch in data.train_batches(
             examples(), batch_size=batch_size, local=local, first_step=first_step,
             num_steps=phase['steps'] - first_step,
         ):
@@ -157,7 +153,7 @@ def _phase(
         size = config.train.eval_batch_size
         local = local_rows(mesh, size)
         rows = held_out()
-        num = rows.num_frozen() if isinstance(rows, Mixture) else rows.num_examples
+        num = rows.num_frozen
         if config.train.max_eval_examples:
             num = min(num, config.train.max_eval_examples)
         return evaluate(task, eval_step, params, (
@@ -200,9 +196,10 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> BertConfig:
             f'config.model.vocab_size={m.vocab_size} is less than the vocabulary has '
             f'({vocab_size}): leave it 0 to take its size'
         )
+    on_cpu = mesh.devices.flat[0].platform == 'cpu'
     dtype = m.dtype
     if dtype == 'auto':
-        dtype = 'float32' if jax.devices()[0].platform == 'cpu' else 'bfloat16'
+        dtype = 'float32' if on_cpu else 'bfloat16'
     return BertConfig(
         vocab_size=m.vocab_size or vocab_size,
         **config_lib.model_sizes(config),
@@ -216,6 +213,7 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> BertConfig:
         dtype=dtype,
         scan_layers=m.scan_layers,
         remat=m.remat,
+        mlm_chunk_bytes=16 << 20 if on_cpu else 1 << 30,  # a CPU has little cache
         layout=Layout(mesh),
     )
 
@@ -269,220 +267,9 @@ def prepare_workdir(workdir: Path, resolved: dict[str, Any], vocab_path: Path | 
 def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+        inner = isinstance(value, dict)
+        flat |= _flat(value, f'{prefix}{key}.') if inner else {prefix + key: value}
     return flat
-
-
-class Data:
-    """Rows for training and evaluation, and the vocabulary they are made with."""
-
-    vocab_size: int
-    vocab_path: Path | None = None
-
-    def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
-        raise NotImplementedError
-
-    def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
-        raise NotImplementedError
-
-    def first_epoch(self, config: ConfigDict) -> int | None:
-        """Examples an epoch of the first phase, where a duration asks for it."""
-        durations = [
-            config.train.steps, config.train.eval_every, config.train.save_every,
-            config.train.log_every, *(phase.get('steps', '') for phase in config.phases),
-        ]
-        if not any('epoch' in str(d) for d in durations):
-            return None
-        first = dict(config.phases[0]) if config.phases else {}
-        return self.training(
-            first.get('max_seq_length', config.data.max_seq_length),
-            first.get('max_predictions_per_seq', config.data.max_predictions_per_seq),
-        ).num_examples
-
-    def batches(self, examples: Examples, **kwargs: Any) -> Iterator[dict[str, np.ndarray]]:
-        from bert_jax.data import pipeline  # noqa: PLC0415 - needs TensorFlow
-
-        pipeline.hide_accelerators()
-        return pipeline.train_batches(examples, **kwargs)
-
-    def eval_batches(self, examples: Examples, **kwargs: Any) -> Iterator[dict[str, np.ndarray]]:
-        from bert_jax.data import pipeline  # noqa: PLC0415 - needs TensorFlow
-
-        return pipeline.eval_batches(examples, **kwargs)
-
-
-class SyntheticData(Data):
-    """Random rows; needs neither files nor TensorFlow."""
-
-    def __init__(self, config: ConfigDict):
-        self.vocab_size = config.model.vocab_size or config.data.vocab_size
-        self._seed = config.seed
-
-    def training(self, max_seq_length: int, max_predictions_per_seq: int) -> SyntheticExamples:
-        return SyntheticExamples(
-            vocab_size=self.vocab_size, max_seq_length=max_seq_length,
-            max_predictions_per_seq=max_predictions_per_seq, seed=self._seed,
-        )
-
-    def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> SyntheticExamples:
-        return SyntheticExamples(
-            vocab_size=self.vocab_size, max_seq_length=max_seq_length,
-            max_predictions_per_seq=max_predictions_per_seq, num_examples=256,
-            seed=self._seed + 1,
-        )
-
-    def batches(self, examples: Examples, **kwargs: Any) -> Iterator[dict[str, np.ndarray]]:
-        return plain_batches(examples, **kwargs)
-
-    def eval_batches(self, examples: Examples, **kwargs: Any) -> Iterator[dict[str, np.ndarray]]:
-        return plain_batches(
-            examples, batch_size=kwargs['batch_size'], local=kwargs['local'], first_step=0,
-            num_steps=max(1, kwargs['num_examples'] // kwargs['batch_size']),
-        )
-
-
-class TextData(Data):
-    """Rows from text (through token stores) and from ready-made records."""
-
-    def __init__(self, config: ConfigDict):
-        from bert_jax.data.corpus import Source, open_source  # noqa: PLC0415 - needs TensorFlow
-        from bert_jax.data.records import RecordFiles  # noqa: PLC0415
-        from bert_jax.data.store import build_store  # noqa: PLC0415
-
-        d = config.data
-        self._config = config
-        self._cache = Path(d.dir).expanduser()
-        named = weighted_sources(d.source)
-        specs = [spec for spec, _ in named] + ([d.eval_source] if d.eval_source else [])
-        opened = {
-            spec: None if is_records(spec) else open_source(spec, d.tfds_dir) for spec in specs
-        }
-        texts: list[Source] = [source for source in opened.values() if source is not None]
-        self.vocab_path = Path(d.vocab_file).expanduser() if d.vocab_file else None
-        if self.vocab_path is None:
-            if not texts or opened[named[0][0]] is None:
-                raise InputError(
-                    'config.data.vocab_file is empty, and there is no text to train a vocabulary '
-                    'on: give the vocab.txt that the records were made with'
-                )
-            self.vocab_path = self._trained_vocabulary(
-                [opened[spec] for spec, _ in named if opened[spec] is not None]
-            )
-        tokenizer = load_tokenizer(self.vocab_path, d.lowercase)
-        vocab = tokenizer.vocab
-        self.vocab_size = len(vocab)
-        self._special = SpecialIds(
-            len(vocab), vocab.cls_id, vocab.sep_id, vocab.mask_id, vocab.is_continuation
-        )
-
-        def open_rows(spec: str) -> Any:
-            source = opened[spec]
-            if source is None:
-                return RecordFiles.open(spec.removeprefix('tfrecord:'), self._cache)
-            return build_store(source, tokenizer, self._cache, jax.process_index() == 0)
-
-        self._sources = [(spec, weight, open_rows(spec)) for spec, weight in named]
-        self._eval = open_rows(d.eval_source) if d.eval_source else None
-
-    def _trained_vocabulary(self, sources: list[Any]) -> Path:
-        from bert_jax.data.corpus import sample_texts  # noqa: PLC0415 - needs TensorFlow
-
-        d = self._config.data
-        identity = [source.fingerprint() for source in sources] + [d.vocab_size, d.lowercase, 1]
-        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-        path = self._cache / 'vocabularies' / f'{name}.txt'
-        if not path.exists():
-            say(f'training a vocabulary of {d.vocab_size:,} pieces on '
-                + ', '.join(source.spec for source in sources))
-            share = _VOCABULARY_SAMPLE_BYTES // len(sources)
-            tokens = train_wordpiece(
-                (text for source in sources for text in sample_texts(source, share)),
-                d.vocab_size, d.lowercase,
-            )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_vocab(path, tokens)
-        say(f'vocabulary: {path}')
-        return path
-
-    def _recipe(self, max_seq_length: int, max_predictions_per_seq: int) -> Recipe:
-        d = self._config.data
-        return Recipe(
-            max_seq_length=max_seq_length, max_predictions_per_seq=max_predictions_per_seq,
-            short_seq_prob=d.short_seq_prob, random_next_prob=d.random_next_prob,
-            next_sentence=d.next_sentence, min_sentences=d.min_sentences,
-            num_maskings=d.num_maskings,
-            masking=MaskingRates(
-                d.masked_lm_prob, d.mask_rate, d.random_rate, d.whole_word_mask
-            ),
-        )
-
-    def _documents(self, store: Any, held_out: bool) -> np.ndarray:
-        if self._eval is not None:  # evaluation has text of its own: train on all
-            return store.documents
-        fraction = self._config.data.held_out
-        if fraction == 0 and held_out:
-            raise InputError(
-                'config.data.held_out=0 leaves nothing to evaluate on: set it, or '
-                'config.data.eval_source'
-            )
-        needed = 2 if self._config.data.next_sentence else 1
-        return store.split_held_out(fraction, needed)[1 if held_out else 0]
-
-    def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
-        seed = self._config.seed
-        parts: list[Examples] = []
-        for i, (spec, _, rows) in enumerate(self._sources):
-            if is_records(spec):
-                part: Examples = RecordExamples(
-                    rows, seed + i, max_predictions_per_seq, name=spec
-                )
-                if part.spec['input_ids'].shape != (max_seq_length,):
-                    raise InputError(
-                        f'{spec} has records of {rows.max_seq_length} tokens, the phase has '
-                        f'max_seq_length={max_seq_length}: set that to {rows.max_seq_length}'
-                    )
-            else:
-                part = PretrainExamples(
-                    rows, self._documents(rows, held_out=False),
-                    self._recipe(max_seq_length, max_predictions_per_seq), self._special,
-                    seed + i, name=spec,
-                )
-            parts.append(part)
-        examples = parts[0]
-        if len(parts) > 1:
-            examples = Mixture(parts, [weight for _, weight, _ in self._sources], seed)
-        say(f'training examples an epoch at length {max_seq_length}: {examples.num_examples:,}')
-        return examples
-
-    def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
-        recipe = self._recipe(max_seq_length, max_predictions_per_seq)
-        seed = 0x5EED  # of its own, so that every run of a corpus is judged on the same rows
-        if self._eval is not None:
-            if is_records(self._config.data.eval_source):
-                return RecordExamples(self._eval, seed)
-            return PretrainExamples(
-                self._eval, self._eval.documents, recipe, self._special, seed,
-                name=self._config.data.eval_source,
-            )
-        texts = [(spec, store) for spec, _, store in self._sources if not is_records(spec)]
-        if not texts:
-            raise InputError(
-                'records have no documents to hold out: set config.data.eval_source to other '
-                'records or text'
-            )
-        parts = [
-            PretrainExamples(
-                store, self._documents(store, held_out=True), recipe, self._special, seed,
-                name=f'the held-out part of {spec}',
-            )
-            for spec, store in texts
-        ]
-        return parts[0] if len(parts) == 1 else Mixture(parts, [1.0] * len(parts), seed)
-
-
-def is_records(spec: str) -> bool:
-    """Whether a source is Google's ready-made TFRecords."""
-    return spec.startswith('tfrecord:') or spec.endswith(('.tfrecord', '.tfrecords'))
 
 
 def weighted_sources(source: Any) -> list[tuple[str, float]]:
@@ -511,4 +298,34 @@ def weighted_sources(source: Any) -> list[tuple[str, float]]:
 
 def open_data(config: ConfigDict) -> Data:
     """The data of the config's task."""
-    return SyntheticData(config) if config.task == 'synthetic' else TextData(config)
+    d = config.data
+    if config.task == 'synthetic':
+        return SyntheticData(config.model.vocab_size or d.vocab_size, config.seed)
+    return TextData(TextOptions(
+        sources=tuple(weighted_sources(d.source)), eval_source=d.eval_source,
+        held_out=d.held_out, vocab_file=d.vocab_file, vocab_size=d.vocab_size,
+        lowercase=d.lowercase, cache_dir=Path(d.dir).expanduser(), tfds_dir=d.tfds_dir,
+        recipe=Recipe(
+            short_seq_prob=d.short_seq_prob, random_next_prob=d.random_next_prob,
+            next_sentence=d.next_sentence, min_sentences=d.min_sentences,
+            num_maskings=d.num_maskings,
+            masking=MaskingRates(
+                d.masked_lm_prob, d.mask_rate, d.random_rate, d.whole_word_mask
+            ),
+        ),
+        seed=config.seed, progress=jax.process_index() == 0,
+    ))
+
+
+def examples_an_epoch(config: ConfigDict, data: Data) -> int | None:
+    """Rows an epoch of the first phase, planned only where a duration asks for it."""
+    t = config.train
+    durations = [t.steps, t.eval_every, t.save_every, t.log_every, config.optimizer.warmup]
+    durations += [phase.get('steps', '') for phase in config.phases]
+    if not any('epoch' in str(value) for value in durations):
+        return None
+    first = dict(config.phases[0]) if config.phases else {}
+    return data.training(
+        first.get('max_seq_length', config.data.max_seq_length),
+        first.get('max_predictions_per_seq', config.data.max_predictions_per_seq),
+    ).num_examples

@@ -17,14 +17,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
-from absl import app, flags, logging  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
+from absl import app, flags, logging
+from ml_collections import config_flags
 
-from bert_jax import config as config_lib  # noqa: E402
-from bert_jax.errors import InputError  # noqa: E402
+from bert_jax import config as config_lib
+from bert_jax.errors import InputError
+from bert_jax.validation import validate
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'Config file, as FILE.py or FILE.py:ARG.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Run directory; default: runs/NAME of the config.')
@@ -53,7 +55,8 @@ def _fail(message: str, status: int = 2) -> None:
 def _workdir() -> Path:
     if _WORKDIR.value:
         return Path(_WORKDIR.value)
-    name, _, argument = flags.FLAGS['config'].config_filename.partition(':')
+    flag: Any = flags.FLAGS['config']
+    name, _, argument = flag.config_filename.partition(':')
     workdir = Path('runs') / (Path(name).stem + (f'-{argument}' if argument else ''))
     print(f'run directory: {workdir}', flush=True)
     return workdir
@@ -64,7 +67,7 @@ def _connect_hosts() -> None:
 
     Processes elsewhere are told with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID.
     """
-    import jax  # noqa: PLC0415 - --help and bad flags should not wait for it
+    import jax
 
     if 'JAX_NUM_PROCESSES' in os.environ:
         jax.distributed.initialize(
@@ -77,10 +80,10 @@ def _connect_hosts() -> None:
 
 def _stop_on_signal():  # type: ignore[no-untyped-def]
     """A function that says whether SIGTERM or Ctrl-C has come, alike on all hosts."""
-    import jax  # noqa: PLC0415
+    import jax
 
     if jax.process_count() > 1:
-        from jax.experimental import multihost_utils  # noqa: PLC0415
+        from jax.experimental import multihost_utils
 
         return multihost_utils.reached_preemption_sync_point
     received: list[int] = []
@@ -103,11 +106,11 @@ def main(argv: list[str]) -> None:
     if not flags.FLAGS['verbosity'].present:
         logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
     try:
-        config_lib.validate(_CONFIG.value)
+        validate(_CONFIG.value)
         workdir = _workdir()
         _connect_hosts()
-        from bert_jax import experiment  # noqa: PLC0415
-        from bert_jax.train.loop import Diverged, Stopped  # noqa: PLC0415
+        from bert_jax import experiment
+        from bert_jax.train.loop import Diverged, Stopped
 
         try:
             result = experiment.run(_CONFIG.value, workdir, _stop_on_signal())

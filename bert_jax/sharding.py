@@ -42,6 +42,11 @@ class Layout:
 
     mesh: Mesh | None = None
 
+    @property
+    def batch_shards(self) -> int:
+        """Parts that the batch is split into."""
+        return 1 if self.mesh is None else self.mesh.shape['data'] * self.mesh.shape['fsdp']
+
     def __call__(self, x: jax.Array, *logical_axes: str | None) -> jax.Array:
         """`x` with one logical axis name (or None) a dim."""
         if self.mesh is None or self.mesh.size == 1:
@@ -86,7 +91,7 @@ def to_global(
     sharding = batch_sharding(mesh)
 
     def place(x: np.ndarray) -> jax.Array:
-        def shard(index: tuple[slice, ...]) -> np.ndarray:
+        def shard(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(batch_size)
             return x[start - rows.start : stop - rows.start]
 

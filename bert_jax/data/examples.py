@@ -18,11 +18,12 @@ class Examples(Protocol):
     """Rows that are functions of an index.
 
     `rows` numbers the rows of a whole run, shuffled and epoch after epoch; `frozen_rows` the
-    `num_examples` rows of one fixed pass, for evaluation.
+    `num_frozen` rows of one fixed pass, for evaluation.
     """
 
     spec: BatchSpec
-    num_examples: int
+    num_examples: int  # an epoch
+    num_frozen: int
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
 
@@ -57,7 +58,7 @@ class RecordExamples:
                 f'{records.max_predictions_per_seq}'
             )
         self.spec = pretrain_spec(records.max_seq_length, slots)
-        self.num_examples = len(records)
+        self.num_examples = self.num_frozen = len(records)
         self._records, self._seed, self._slots = records, seed, slots
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -102,7 +103,8 @@ class Mixture:
             -(-part.num_examples * _MIXTURE_BLOCK // count)
             for part, count in zip(parts, counts, strict=True)
         ))
-        self._frozen_starts = np.concatenate([[0], np.cumsum([p.num_examples for p in parts])])
+        self._frozen_starts = np.concatenate([[0], np.cumsum([p.num_frozen for p in parts])])
+        self.num_frozen = int(self._frozen_starts[-1])
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         row_ids = np.asarray(row_ids, np.int64)
@@ -121,11 +123,8 @@ class Mixture:
         which = np.searchsorted(self._frozen_starts, row_ids, side='right') - 1
         return self._collect(which, row_ids - self._frozen_starts[which], frozen=True)
 
-    def num_frozen(self) -> int:
-        return int(self._frozen_starts[-1])
-
     def _collect(self, which: np.ndarray, inner: np.ndarray, frozen: bool) -> dict[str, np.ndarray]:
-        batch = {
+        batch: dict[str, np.ndarray] = {
             name: np.empty((len(which), *f.shape), f.dtype) for name, f in self.spec.items()
         }
         for i in np.unique(which):

@@ -121,7 +121,7 @@ class PretrainExamples:
         self._max_tokens = recipe.max_seq_length - (3 if recipe.next_sentence else 2)
         self._plans: dict[int, Plan] = {}
         self._lock = threading.Lock()
-        self.num_examples = len(self._plan(0).start)
+        self.num_examples = self.num_frozen = len(self._plan(0).start)
 
     def _plan(self, epoch: int) -> Plan:
         with self._lock:

@@ -18,7 +18,7 @@ class SyntheticExamples:
         num_examples: int = 4096, seed: int = 0,
     ):
         self.spec = pretrain_spec(max_seq_length, max_predictions_per_seq)
-        self.num_examples = num_examples
+        self.num_examples = self.num_frozen = num_examples
         self._vocab_size = vocab_size
         self._seed = seed
 
@@ -42,14 +42,14 @@ class SyntheticExamples:
             .astype(np.int32),
             'masked_lm_ids': rng.integers(0, self._vocab_size, slots, np.int32),
             'masked_lm_weights': np.ones(slots, np.float32),
-            'next_sentence_labels': np.int32(rng.integers(2)),
-            'example_weights': np.float32(1),
+            'next_sentence_labels': np.asarray(rng.integers(2), np.int32),
+            'example_weights': np.ones((), np.float32),
         }
 
 
 def plain_batches(
-    examples: Examples, *, batch_size: int, local: range, first_step: int, num_steps: int
+    examples: Examples, batch_size: int, local: range, steps: range
 ) -> Iterator[dict[str, np.ndarray]]:
     """Like `pipeline.train_batches`, without TensorFlow and without making anything ahead."""
-    for step in range(first_step, first_step + num_steps):
+    for step in steps:
         yield examples.rows(step * batch_size + np.arange(local.start, local.stop))

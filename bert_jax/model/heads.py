@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -12,7 +15,7 @@ from jax import lax
 
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import BertConfig, Dense, LayerNorm, gelu
-from bert_jax.sharding import partitioned
+from bert_jax.sharding import Layout, partitioned
 
 PADDING_LOGIT = -1e30
 
@@ -28,25 +31,23 @@ def gather_positions(x_BxSxH: jax.Array, positions_BxP: jax.Array) -> jax.Array:
 
 
 class Predictions(nn.Module):
-    """Masked-LM logits [B, P, V] float32 of the gathered positions; the output layer is tied."""
+    """The masked-LM head up to its output layer, which is tied to the word embeddings.
+
+    Returns (hidden [B, P, H] in the compute dtype, bias [V] float32).
+    """
 
     config: BertConfig
 
     @nn.compact
-    def __call__(self, x_BxPxH: jax.Array, word_embeddings_VxH: jax.Array) -> jax.Array:
+    def __call__(self, x_BxPxH: jax.Array) -> tuple[jax.Array, jax.Array]:
         c = self.config
-        x = Transform(c, name='transform')(x_BxPxH)
         bias_V = self.param(
             'output_bias', partitioned(nn.initializers.zeros, 'vocab'), (c.padded_vocab_size,)
         )
-        logits = jnp.einsum(
-            'BPH,VH->BPV', x, word_embeddings_VxH.astype(c.dtype),
-            preferred_element_type=jnp.float32,
-        )
         # Rows past the vocabulary can never be predicted, and get no gradient.
         padding_V = jnp.arange(c.padded_vocab_size) >= c.vocab_size
-        logits = logits + jnp.where(padding_V, PADDING_LOGIT, bias_V)
-        return c.layout(logits, 'batch', None, 'vocab')
+        hidden = Transform(c, name='transform')(x_BxPxH)
+        return hidden, jnp.where(padding_V, PADDING_LOGIT, bias_V)
 
 
 class Transform(nn.Module):
@@ -75,7 +76,8 @@ class PretrainingHeads(nn.Module):
 class BertForPreTraining(nn.Module):
     """Encoder with masked-LM and next-sentence heads.
 
-    Returns a dict: `mlm_logits` [B, P, V] float32, `nsp_logits` [B, 2] float32, and all that
+    Returns a dict: `nsp_logits` [B, 2] float32; what `masked_lm_logits` and `masked_lm_loss` take
+    as `output`: `mlm_output`, (hidden [B, P, H], word embeddings [V, H], bias [V]); and all that
     `Bert` returns.
     """
 
@@ -92,22 +94,34 @@ class BertForPreTraining(nn.Module):
         segment_ids_BxS: jax.Array,
         masked_lm_positions_BxP: jax.Array,
         rows_Bx2: jax.Array | None = None,
-    ) -> dict[str, jax.Array]:
+    ) -> dict[str, Any]:
+        c = self.config
         outputs = self.bert(input_ids_BxS, input_mask_BxS, segment_ids_BxS, rows_Bx2)
         masked_BxPxH = gather_positions(outputs['sequence_output'], masked_lm_positions_BxP)
-        word_embeddings = self.bert.embeddings.word_embeddings
+        hidden_BxPxH, bias_V = self.cls.predictions(masked_BxPxH)
+        table_VxH = c.layout(
+            self.bert.embeddings.word_embeddings.astype(c.dtype), 'vocab', None
+        )
         return outputs | {
-            'mlm_logits': self.cls.predictions(masked_BxPxH, word_embeddings),
+            'mlm_output': (hidden_BxPxH, table_VxH, bias_V),
             'nsp_logits': self.cls.seq_relationship(outputs['pooled_output']).astype(jnp.float32),
         }
 
 
-@jax.custom_vjp
+MlmOutput = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def masked_lm_logits(output: MlmOutput) -> jax.Array:
+    """Logits [B, P, V] float32 of the masked positions; padding rows of V are at -1e30."""
+    hidden_BxPxH, table_VxH, bias_V = output
+    logits = jnp.einsum(
+        'BPH,VH->BPV', hidden_BxPxH, table_VxH, preferred_element_type=jnp.float32
+    )
+    return logits + bias_V
+
+
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Negative log-likelihood and whether the label has the highest logit.
-
-    The gradient is written out so that the backward pass reads the logits once and keeps nothing
-    but them and one number a row.
 
     Args:
       logits: [..., V] float32.
@@ -116,25 +130,98 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
     Returns:
       (loss [...] float32, correct [...] float32 of 0 and 1).
     """
-    return _cross_entropy_forward(logits, labels)[0]
-
-
-def _cross_entropy_forward(logits, labels):
-    highest = jnp.max(logits, axis=-1)
-    log_z = jnp.log(jnp.sum(jnp.exp(logits - highest[..., None]), axis=-1)) + highest
+    log_z = jax.nn.logsumexp(logits, axis=-1)
     label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     # Equality with the maximum, which is at hand, instead of an argmax over the vocabulary.
-    correct = (label_logit >= highest).astype(jnp.float32)
-    return (log_z - label_logit, correct), (logits, labels, log_z)
+    correct = (label_logit >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+    return log_z - label_logit, correct
 
 
-def _cross_entropy_backward(residuals, gradients):
-    logits, labels, log_z = residuals
-    d_loss = gradients[0][..., None]
-    probs = jnp.exp(logits - log_z[..., None])
-    classes = lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
-    d_logits = (probs - (classes == labels[..., None]).astype(jnp.float32)) * d_loss
-    return d_logits, None
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def masked_lm_loss(
+    output: MlmOutput, labels_BxP: jax.Array, weights_BxP: jax.Array, chunks: int, layout: Layout
+) -> tuple[jax.Array, jax.Array]:
+    """Sums of cross entropy and of correct predictions over the masked positions.
+
+    The logits of all positions at once would be the largest array of the step, several times read
+    and written. They are computed `chunks` times a part of the slots, and the gradient of a part
+    right behind it, while it is in cache: nothing of [B, P, V] is kept for the backward pass,
+    which only scales.
+
+    Args:
+      output: `mlm_output` of `BertForPreTraining`.
+      labels_BxP: ids to predict.
+      weights_BxP: 1 on used slots, 0 on empty ones.
+      chunks: parts that the slots are computed in, see `mlm_chunks`.
+      layout: of activations on the mesh.
+    """
+    sums, _ = _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, False)
+    return sums
 
 
-cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+def mlm_chunks(rows: int, slots: int, vocab_size: int, limit_bytes: int) -> int:
+    """The fewest equal parts of `slots` whose float32 logits for `rows` rows fit the limit."""
+    for chunks in range(1, slots):
+        if slots % chunks == 0 and rows * (slots // chunks) * vocab_size * 4 <= limit_bytes:
+            return chunks
+    return slots
+
+
+def _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, with_gradients):
+    hidden_BxPxH, table_VxH, bias_V = output
+    batch, slots, _ = hidden_BxPxH.shape
+
+    def part(carry, chunk):
+        hidden, labels, weights = chunk  # [B, p, H], [B, p], [B, p]
+        logits = layout(masked_lm_logits((hidden, table_VxH, bias_V)), 'batch', None, 'vocab')
+        loss, correct = cross_entropy(logits, labels)
+        sums = (jnp.sum(loss * weights), jnp.sum(correct * weights))
+        if not with_gradients:
+            return jax.tree.map(jnp.add, carry, sums), None
+        label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)
+        log_z = loss[..., None] + label_logit
+        classes = lax.broadcasted_iota(labels.dtype, logits.shape, 2)
+        d_logits = jnp.exp(logits - log_z) - (classes == labels[..., None]).astype(jnp.float32)
+        d_logits = d_logits * weights[..., None]
+        d_bias = jnp.sum(d_logits, axis=(0, 1))
+        d_logits = d_logits.astype(hidden.dtype)
+        d_hidden = jnp.einsum('BPV,VH->BPH', d_logits, table_VxH)
+        d_table = jnp.einsum(
+            'BPV,BPH->VH', d_logits, hidden, preferred_element_type=jnp.float32
+        )
+        return jax.tree.map(jnp.add, carry, (*sums, d_table, d_bias)), d_hidden
+
+    def split(x):
+        return x.reshape(batch, chunks, slots // chunks, *x.shape[2:]).swapaxes(0, 1)
+
+    zero = jnp.zeros((), jnp.float32)
+    start: tuple[jax.Array, ...] = (zero, zero)
+    if with_gradients:
+        start += (jnp.zeros(table_VxH.shape, jnp.float32), jnp.zeros(bias_V.shape, jnp.float32))
+    inputs = (hidden_BxPxH, labels_BxP, weights_BxP)
+    if chunks == 1:
+        carry, d_hidden = part(start, inputs)
+    else:
+        carry, d_hidden = lax.scan(part, start, jax.tree.map(split, inputs))
+        if with_gradients:
+            d_hidden = d_hidden.swapaxes(0, 1).reshape(hidden_BxPxH.shape)
+    sums = carry[:2]
+    return sums, (d_hidden, *carry[2:]) if with_gradients else None
+
+
+def _masked_lm_forward(output, labels_BxP, weights_BxP, chunks, layout):
+    sums, gradients = _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, True)
+    return sums, (gradients, jax.tree.map(lambda x: jnp.zeros((), x.dtype), output))
+
+
+def _masked_lm_backward(chunks, layout, residuals, cotangents):
+    del chunks, layout
+    gradients, like = residuals
+    scale = cotangents[0]  # correctness has no gradient
+    scaled = tuple(
+        (g * scale.astype(g.dtype)).astype(x.dtype) for g, x in zip(gradients, like, strict=True)
+    )
+    return scaled, None, None
+
+
+masked_lm_loss.defvjp(_masked_lm_forward, _masked_lm_backward)

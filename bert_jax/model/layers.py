@@ -38,6 +38,8 @@ class BertConfig:
     dtype: str = 'float32'  # of the computation; parameters are float32
     scan_layers: bool = False
     remat: str = 'none'
+    # Masked-LM logits are computed in parts of at most this many bytes a device.
+    mlm_chunk_bytes: int = 1 << 30
     layout: Layout = Layout()
 
     @property

@@ -21,7 +21,10 @@ class Task(Protocol):
     devices, is the same step.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
 
     def init(self, rng: jax.Array) -> Params:
         """Parameters with flax's partitioning metadata."""

@@ -15,7 +15,12 @@ import jax.numpy as jnp
 
 from bert_jax.data.spec import BatchSpec, pretrain_spec
 from bert_jax.model.flops import train_flops
-from bert_jax.model.heads import BertForPreTraining, cross_entropy
+from bert_jax.model.heads import (
+    BertForPreTraining,
+    cross_entropy,
+    masked_lm_loss,
+    mlm_chunks,
+)
 from bert_jax.model.layers import BertConfig
 from bert_jax.tasks.base import Params, Sums
 
@@ -51,11 +56,12 @@ class Pretraining:
         self, params: Params, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
     ) -> dict[str, Any]:
         """What `BertForPreTraining` returns."""
-        return BertForPreTraining(self.config).apply(
+        outputs: Any = BertForPreTraining(self.config).apply(
             {'params': params},
             batch['input_ids'], batch['input_mask'], batch['segment_ids'],
             batch['masked_lm_positions'], rows_Bx2,
         )
+        return outputs
 
     def loss(
         self,
@@ -66,10 +72,18 @@ class Pretraining:
     ) -> tuple[jax.Array, Sums]:
         outputs = self.outputs(params, batch, rows_Bx2)
         weights_BxP = batch['masked_lm_weights']
-        mlm_BxP, mlm_correct_BxP = cross_entropy(outputs['mlm_logits'], batch['masked_lm_ids'])
+        c = self.config
+        num_rows, num_slots = weights_BxP.shape
+        chunks = mlm_chunks(
+            -(-num_rows // c.layout.batch_shards), num_slots, c.padded_vocab_size,
+            c.mlm_chunk_bytes,
+        )
+        mlm_loss, mlm_correct = masked_lm_loss(
+            outputs['mlm_output'], batch['masked_lm_ids'], weights_BxP, chunks, c.layout
+        )
         sums = {
-            'mlm_loss': jnp.sum(mlm_BxP * weights_BxP),
-            'mlm_correct': jnp.sum(mlm_correct_BxP * weights_BxP),
+            'mlm_loss': mlm_loss,
+            'mlm_correct': mlm_correct,
             'mlm_count': jnp.sum(weights_BxP),
             'rows': jnp.sum(batch['example_weights']),
             'tokens': jnp.sum(batch['input_mask'].astype(jnp.float32)),

@@ -55,7 +55,7 @@ class Report:
                     self.records.append(record)
         write_beside(path, ''.join(json.dumps(record) + '\n' for record in self.records))
         self._file = path.open('a', encoding='utf-8')
-        from tensorboardX import SummaryWriter  # noqa: PLC0415 - only where something is written
+        from tensorboardX import SummaryWriter
 
         self._events = SummaryWriter(str(workdir), purge_step=start_step + 1, flush_secs=30)
 
@@ -79,10 +79,10 @@ class Report:
         """Draws `curves.png`: one panel a metric, training and held-out together."""
         if not self._active:
             return
-        import matplotlib  # noqa: PLC0415 - a second of start-up that the first step need not wait for
+        import matplotlib
 
         matplotlib.use('Agg')
-        from matplotlib import pyplot as plt  # noqa: PLC0415
+        from matplotlib import pyplot as plt
 
         names = [
             name for name in ('mlm_loss', 'mlm_accuracy', 'nsp_loss', 'nsp_accuracy', 'loss',

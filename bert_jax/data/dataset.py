@@ -1,0 +1,254 @@
+"""Sources of a run -> rows for training and evaluation: vocabulary, token stores, records."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from bert_jax.data.examples import Examples, Mixture, RecordExamples
+from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
+from bert_jax.data.synthetic import SyntheticExamples, plain_batches
+from bert_jax.errors import InputError
+from bert_jax.text.load import load_tokenizer
+from bert_jax.text.training import train_wordpiece
+from bert_jax.text.vocab import write_vocab
+
+_VOCABULARY_SAMPLE_BYTES = 200_000_000
+# Evaluation rows are drawn with a seed of their own, so that all runs are judged on the same rows.
+_EVAL_SEED = 0x5EED
+
+
+class Data(Protocol):
+    """Rows for training and evaluation, by length and prediction slots of a phase."""
+
+    vocab_size: int
+    vocab_path: Path | None
+
+    def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples: ...
+
+    def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples: ...
+
+    def train_batches(
+        self, examples: Examples, *, batch_size: int, local: range, first_step: int, num_steps: int
+    ) -> Iterator[dict[str, np.ndarray]]: ...
+
+    def eval_batches(
+        self, examples: Examples, *, batch_size: int, local: range, num_examples: int
+    ) -> Iterator[dict[str, np.ndarray]]: ...
+
+
+class SyntheticData:
+    """Random rows; needs neither files nor TensorFlow."""
+
+    vocab_path: Path | None = None
+
+    def __init__(self, vocab_size: int, seed: int):
+        self.vocab_size, self._seed = vocab_size, seed
+
+    def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
+        return SyntheticExamples(
+            vocab_size=self.vocab_size, max_seq_length=max_seq_length,
+            max_predictions_per_seq=max_predictions_per_seq, seed=self._seed,
+        )
+
+    def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
+        return SyntheticExamples(
+            vocab_size=self.vocab_size, max_seq_length=max_seq_length,
+            max_predictions_per_seq=max_predictions_per_seq, num_examples=256,
+            seed=self._seed + 1,
+        )
+
+    def train_batches(
+        self, examples: Examples, *, batch_size: int, local: range, first_step: int, num_steps: int
+    ) -> Iterator[dict[str, np.ndarray]]:
+        return plain_batches(examples, batch_size, local, range(first_step, first_step + num_steps))
+
+    def eval_batches(
+        self, examples: Examples, *, batch_size: int, local: range, num_examples: int
+    ) -> Iterator[dict[str, np.ndarray]]:
+        steps = range(max(1, num_examples // batch_size))
+        return plain_batches(examples, batch_size, local, steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions:
+    """What text is read and how; see `config.default_config` for each.
+
+    `recipe` is that of any phase: its lengths are replaced by each phase's own.
+    """
+
+    sources: tuple[tuple[str, float], ...]
+    eval_source: str
+    held_out: float
+    vocab_file: str
+    vocab_size: int
+    lowercase: bool
+    cache_dir: Path
+    tfds_dir: str
+    recipe: Recipe
+    seed: int
+    progress: bool
+
+
+class TextData:
+    """Rows from text (through token stores) and from ready-made records."""
+
+    def __init__(self, options: TextOptions):
+        """Opens (and where needed builds) everything but the epochs' plans.
+
+        Raises:
+          InputError: whatever is wrong with the sources or the vocabulary.
+        """
+        from bert_jax.data.corpus import open_source
+        from bert_jax.data.records import RecordFiles
+        from bert_jax.data.store import build_store
+
+        self._options = o = options
+        specs = [spec for spec, _ in o.sources] + ([o.eval_source] if o.eval_source else [])
+        texts = {spec: open_source(spec, o.tfds_dir) for spec in specs if not is_records(spec)}
+        self.vocab_path = Path(o.vocab_file).expanduser() if o.vocab_file else None
+        if self.vocab_path is None:
+            trained_on = [texts[spec] for spec, _ in o.sources if spec in texts]
+            if not trained_on:
+                raise InputError(
+                    'config.data.vocab_file is empty, and there is no text to train a vocabulary '
+                    'on: give the vocab.txt that the records were made with'
+                )
+            self.vocab_path = self._trained_vocabulary(trained_on)
+        tokenizer = load_tokenizer(self.vocab_path, o.lowercase)
+        vocab = tokenizer.vocab
+        self.vocab_size = len(vocab)
+        self._special = SpecialIds(
+            len(vocab), vocab.cls_id, vocab.sep_id, vocab.mask_id, vocab.is_continuation
+        )
+
+        def open_rows(spec: str) -> Any:
+            if spec in texts:
+                return build_store(texts[spec], tokenizer, o.cache_dir, o.progress)
+            return RecordFiles.open(spec.removeprefix('tfrecord:'), o.cache_dir)
+
+        self._sources = [(spec, weight, open_rows(spec)) for spec, weight in o.sources]
+        self._eval = open_rows(o.eval_source) if o.eval_source else None
+
+    def _trained_vocabulary(self, sources: list[Any]) -> Path:
+        from bert_jax.data.corpus import sample_texts
+
+        o = self._options
+        identity = [source.fingerprint() for source in sources] + [o.vocab_size, o.lowercase, 1]
+        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        path = o.cache_dir / 'vocabularies' / f'{name}.txt'
+        if not path.exists():
+            self._say(f'training a vocabulary of {o.vocab_size:,} pieces on '
+                      + ', '.join(source.spec for source in sources))
+            share = _VOCABULARY_SAMPLE_BYTES // len(sources)
+            tokens = train_wordpiece(
+                (text for source in sources for text in sample_texts(source, share)),
+                o.vocab_size, o.lowercase,
+            )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_vocab(path, tokens)
+        self._say(f'vocabulary: {path}')
+        return path
+
+    def _say(self, line: str) -> None:
+        if self._options.progress:
+            print(line, flush=True)
+
+    def _documents(self, store: Any, held_out: bool) -> np.ndarray:
+        o = self._options
+        if self._eval is not None:  # evaluation has text of its own: train on all
+            return store.documents
+        if o.held_out == 0 and held_out:
+            raise InputError(
+                'config.data.held_out=0 leaves nothing to evaluate on: set it, or '
+                'config.data.eval_source'
+            )
+        needed = 2 if o.recipe.next_sentence else 1
+        return store.split_held_out(o.held_out, needed)[1 if held_out else 0]
+
+    def _text_examples(
+        self, store: Any, documents: np.ndarray, length: int, slots: int, seed: int, name: str
+    ) -> PretrainExamples:
+        recipe = dataclasses.replace(
+            self._options.recipe, max_seq_length=length, max_predictions_per_seq=slots
+        )
+        return PretrainExamples(store, documents, recipe, self._special, seed, name)
+
+    def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
+        parts: list[Examples] = []
+        for i, (spec, _, rows) in enumerate(self._sources):
+            seed = self._options.seed + i
+            if not is_records(spec):
+                parts.append(self._text_examples(
+                    rows, self._documents(rows, held_out=False), max_seq_length,
+                    max_predictions_per_seq, seed, spec,
+                ))
+                continue
+            if rows.max_seq_length != max_seq_length:
+                raise InputError(
+                    f'{spec} has records of {rows.max_seq_length} tokens, the phase has '
+                    f'max_seq_length={max_seq_length}: set that to {rows.max_seq_length}'
+                )
+            parts.append(RecordExamples(rows, seed, max_predictions_per_seq, name=spec))
+        examples = parts[0]
+        if len(parts) > 1:
+            weights = [weight for _, weight, _ in self._sources]
+            examples = Mixture(parts, weights, self._options.seed)
+        self._say(f'training examples an epoch at length {max_seq_length}: '
+                  f'{examples.num_examples:,}')
+        return examples
+
+    def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
+        lengths = (max_seq_length, max_predictions_per_seq)
+        if self._eval is not None:
+            name = self._options.eval_source
+            if is_records(name):
+                return RecordExamples(self._eval, _EVAL_SEED)
+            return self._text_examples(
+                self._eval, self._eval.documents, *lengths, _EVAL_SEED, name
+            )
+        texts = [(spec, store) for spec, _, store in self._sources if not is_records(spec)]
+        if not texts:
+            raise InputError(
+                'records have no documents to hold out: set config.data.eval_source to other '
+                'records or text'
+            )
+        parts = [
+            self._text_examples(
+                store, self._documents(store, held_out=True), *lengths, _EVAL_SEED,
+                f'the held-out part of {spec}',
+            )
+            for spec, store in texts
+        ]
+        return parts[0] if len(parts) == 1 else Mixture(parts, [1.0] * len(parts), _EVAL_SEED)
+
+    def train_batches(
+        self, examples: Examples, *, batch_size: int, local: range, first_step: int, num_steps: int
+    ) -> Iterator[dict[str, np.ndarray]]:
+        from bert_jax.data import pipeline
+
+        pipeline.hide_accelerators()
+        return pipeline.train_batches(
+            examples, batch_size=batch_size, local=local, first_step=first_step,
+            num_steps=num_steps,
+        )
+
+    def eval_batches(
+        self, examples: Examples, *, batch_size: int, local: range, num_examples: int
+    ) -> Iterator[dict[str, np.ndarray]]:
+        from bert_jax.data import pipeline
+
+        return pipeline.eval_batches(
+            examples, batch_size=batch_size, local=local, num_examples=num_examples
+        )
+
+
+def is_records(spec: str) -> bool:
+    """Whether a source is Google's ready-made TFRecords."""
+    return spec.startswith('tfrecord:') or spec.endswith(('.tfrecord', '.tfrecords'))

@@ -1,0 +1,135 @@
+"""Refuses configs that cannot work, before anything is built."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from bert_jax.config import get_field, model_sizes, nearest, phases
+from bert_jax.errors import InputError
+
+_CHOICES = {
+    'model.hidden_act': ('gelu_tanh', 'gelu_erf'),
+    'model.dtype': ('auto', 'float32', 'bfloat16'),
+    'model.remat': ('none', 'dots', 'full'),
+    'optimizer.name': ('bert_adamw', 'adamw', 'lamb'),
+}
+_POSITIVE = (
+    'model.max_position_embeddings', 'model.type_vocab_size', 'train.batch_size',
+    'train.eval_batch_size', 'train.accumulation_steps', 'train.keep_checkpoints',
+    'optimizer.learning_rate', 'mesh.fsdp', 'mesh.tensor', 'data.min_sentences',
+)
+_SHARES = (
+    'model.hidden_dropout', 'model.attention_dropout', 'data.held_out', 'data.masked_lm_prob',
+    'data.mask_rate', 'data.random_rate', 'data.short_seq_prob', 'data.random_next_prob',
+)
+
+
+def validate(config: ConfigDict, num_devices: int | None = None) -> None:
+    """Refuses a config that cannot work, naming the field, the value and the remedy.
+
+    Args:
+      config: the config after command-line overrides.
+      num_devices: devices of the mesh, where already known.
+
+    Raises:
+      InputError: the first fault found.
+    """
+    for path, choices in _CHOICES.items():
+        value = get_field(config, path)
+        if value not in choices:
+            raise InputError(f'config.{path}={value!r} is unknown: {nearest(value, choices)}')
+    for path in _POSITIVE:
+        if not get_field(config, path) > 0:
+            raise InputError(f'config.{path}={get_field(config, path)} must be above 0')
+    for path in _SHARES:
+        if not 0 <= get_field(config, path) <= 1:
+            raise InputError(f'config.{path}={get_field(config, path)} must be from 0 to 1')
+    for path in ('model.hidden_dropout', 'model.attention_dropout'):
+        if get_field(config, path) == 1:
+            raise InputError(f'config.{path}=1 drops everything: it must be below 1')
+    if config.data.mask_rate + config.data.random_rate > 1 + 1e-9:
+        raise InputError(
+            f'config.data.mask_rate={config.data.mask_rate} and '
+            f'config.data.random_rate={config.data.random_rate} add up to more than 1'
+        )
+    sizes = model_sizes(config)
+    for name, size in sizes.items():
+        if size < 1:
+            raise InputError(f'config.model.{name}={size} must be above 0')
+    if sizes['hidden_size'] % sizes['num_heads']:
+        divisors = [n for n in range(1, sizes['hidden_size'] + 1) if not sizes['hidden_size'] % n]
+        fitting = min(divisors, key=lambda n: abs(n - sizes['num_heads']))
+        raise InputError(
+            f"config.model.num_heads={sizes['num_heads']} does not divide "
+            f"config.model.hidden_size={sizes['hidden_size']}: the nearest that does is {fitting}"
+        )
+    # Epochs can be counted only once the data is read; for the checks here any number does.
+    for i, phase in enumerate(phases(config, num_examples=10**9)):
+        where = f'phases[{i}].' if config.phases else ''
+        length, batch = phase['max_seq_length'], phase['batch_size']
+        data = where or 'data.'
+        if length > config.model.max_position_embeddings:
+            raise InputError(
+                f'config.{data}max_seq_length={length} is longer than the position table, '
+                f'config.model.max_position_embeddings={config.model.max_position_embeddings}'
+            )
+        if length < 8:
+            raise InputError(f'config.{data}max_seq_length={length} is too short: at least 8')
+        if not 0 < phase['max_predictions_per_seq'] <= length - 2:
+            raise InputError(
+                f"config.{data}max_predictions_per_seq={phase['max_predictions_per_seq']} must be "
+                f'from 1 to max_seq_length - 2 = {length - 2}'
+            )
+        if batch % config.train.accumulation_steps:
+            raise InputError(
+                f'config.train.accumulation_steps={config.train.accumulation_steps} does not '
+                f"divide config.{where or 'train.'}batch_size={batch}"
+            )
+        if num_devices is not None:
+            _check_batch(config, where or 'train.', 'batch_size', batch, num_devices,
+                         config.train.accumulation_steps)
+    if num_devices is not None:
+        _check_batch(config, 'train.', 'eval_batch_size', config.train.eval_batch_size,
+                     num_devices, 1)
+        tensor = config.mesh.tensor
+        for name in ('num_heads', 'intermediate_size'):
+            if sizes[name] % tensor:
+                raise InputError(
+                    f'config.mesh.tensor={tensor} does not divide config.model.{name}={sizes[name]}'
+                )
+        if sizes['hidden_size'] % config.mesh.fsdp:
+            raise InputError(
+                f'config.mesh.fsdp={config.mesh.fsdp} does not divide '
+                f"config.model.hidden_size={sizes['hidden_size']}"
+            )
+
+
+def _check_batch(
+    config: ConfigDict, where: str, field: str, batch: int, num_devices: int, parts: int
+) -> None:
+    data = mesh_data(config, num_devices)
+    shards = data * config.mesh.fsdp * parts
+    if batch % shards:
+        up = -(-batch // shards) * shards
+        raise InputError(
+            f'config.{where}{field}={batch} cannot be split over mesh data={data} x '
+            f'fsdp={config.mesh.fsdp}' + (f' in {parts} parts' if parts > 1 else '')
+            + f': the nearest above is {up}'
+        )
+
+
+def mesh_data(config: ConfigDict, num_devices: int) -> int:
+    """Size of the mesh's data axis: `mesh.data`, or what `fsdp` and `tensor` leave of the devices.
+
+    Raises:
+      InputError: the mesh does not fit the devices.
+    """
+    fixed = config.mesh.fsdp * config.mesh.tensor
+    data = num_devices // fixed if config.mesh.data == -1 else config.mesh.data
+    if data < 1 or data * fixed != num_devices:
+        raise InputError(
+            f'config.mesh data={config.mesh.data} x fsdp={config.mesh.fsdp} x '
+            f'tensor={config.mesh.tensor} does not fit {num_devices} devices: their product must '
+            'be the number of devices (data=-1 takes what is left)'
+        )
+    return data
