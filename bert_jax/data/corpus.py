@@ -1,0 +1,269 @@
+"""Sources of text, read as a stream of documents.
+
+A source is named by a string:
+
+- `PATH` or a glob, plain or `.gz`: the content decides. `<doc ...>` marks are WikiExtractor's,
+  ` = Title = ` is WikiText's, a name ending in `.jsonl` or `.json` is JSON lines with a `text`
+  field, anything else is text with a blank line between documents, whose paragraphs are split into
+  sentences later.
+- `lines:GLOB`: one sentence a line, blank line between documents, as Google's tools want it.
+- `text:GLOB`, `wikiextractor:GLOB`, `wikitext:GLOB`, `jsonl:GLOB`: a format without looking at the
+  content.
+- `tfds:NAME/CONFIG[:SPLIT]`: the feature `text` of a tensorflow-datasets data set.
+- `docs:python`: the documentation that comes with every Python (see `python_docs.py`).
+
+Reading works on large blocks, because a corpus has tens of gigabytes: no Python runs per line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob as globbing
+import hashlib
+import json
+import logging
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from bert_jax.data import python_docs, text_files
+from bert_jax.data.text_files import Document
+from bert_jax.errors import InputError
+
+__all__ = ['Document', 'Source', 'Unit', 'open_source', 'sample_texts']
+
+
+class Unit(NamedTuple):
+    """A part of a source that is read from its start: a file or a shard."""
+
+    name: str
+    num_bytes: int  # of text, estimated for compressed files; 0 where unknown
+
+
+class Source(Protocol):
+    """Documents in a fixed order, in units."""
+
+    spec: str
+
+    def fingerprint(self) -> str:
+        """Identity of the content: another one means that derived files are stale."""
+
+    def units(self) -> list[Unit]:
+        """The parts of the source, in order."""
+
+    def read(self, unit: Unit) -> Iterator[Document]:
+        """Documents of one part, always the same in the same order.
+
+        Raises:
+          InputError: unreadable content, naming the file and the place in it.
+        """
+
+
+def open_source(spec: str, data_dir: str = '') -> Source:
+    """The source that a string names.
+
+    Args:
+      spec: see the head of this file.
+      data_dir: where prepared tensorflow-datasets are; empty: their default place.
+
+    Raises:
+      InputError: nothing is found under that name.
+    """
+    kind, colon, rest = spec.partition(':')
+    if kind == 'docs' and colon:
+        if rest != 'python':
+            raise InputError(f"data source '{spec}' is unknown: the one of its kind is docs:python")
+        return _PythonDocs(spec)
+    if kind == 'tfds' and colon:
+        return _Tfds(spec, rest, data_dir)
+    if kind in text_files.FORMATS and colon:
+        return _Files(spec, rest, kind)
+    return _Files(spec, spec, '')
+
+
+def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
+    """Text for training a vocabulary: an equal share of every unit's beginning.
+
+    Args:
+      source: where from.
+      max_bytes: of UTF-8 in all, passed by one document at most.
+
+    Yields:
+      Documents' texts.
+    """
+    units = source.units()
+    left = max_bytes
+    for i, unit in enumerate(units):
+        share = left // (len(units) - i)
+        for document in source.read(unit):
+            yield document.text.decode()
+            share -= len(document.text)
+            left -= len(document.text)
+            if share <= 0:
+                break
+        if left <= 0:
+            return
+
+
+def _digest(identity: Any) -> str:
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
+class _Files:
+    """Files on disk, one unit each."""
+
+    def __init__(self, spec: str, pattern: str, format_name: str):
+        self.spec = spec
+        self._format = format_name
+        pattern = os.path.expanduser(pattern)
+        # A name that exists is meant literally, even if it holds characters of a pattern.
+        matches = [pattern] if os.path.exists(pattern) else globbing.glob(pattern, recursive=True)
+        self._paths = sorted(path for path in matches if not os.path.isdir(path))
+        if not matches:
+            raise InputError(
+                f"data source '{spec}': no file matches '{pattern}'; name existing text files, "
+                'or docs:python for text that needs none'
+            )
+        if not self._paths:
+            raise InputError(
+                f"data source '{spec}' is a directory: name the files in it, as in "
+                f"'{pattern.rstrip('/')}/*'"
+            )
+        for path in self._paths:
+            if os.stat(path).st_size == 0:
+                raise InputError(f"data source '{spec}': {path} is empty; leave it out")
+
+    def fingerprint(self) -> str:
+        identity: list[Any] = [self._format]
+        for path in self._paths:
+            stat = os.stat(path)
+            identity.append([os.path.realpath(path), stat.st_size, stat.st_mtime_ns])
+        return _digest(identity)
+
+    def units(self) -> list[Unit]:
+        return [Unit(path, text_files.text_size(path)) for path in self._paths]
+
+    def read(self, unit: Unit) -> Iterator[Document]:
+        return text_files.read_documents(unit.name, self._format)
+
+
+class _PythonDocs:
+    """Documentation of this Python and its packages; cached, because parsing it takes seconds."""
+
+    def __init__(self, spec: str):
+        self.spec = spec
+        self._files = python_docs.source_files()
+        self._documents: list[Document] | None = None
+
+    def fingerprint(self) -> str:
+        return python_docs.fingerprint(self._files)
+
+    def units(self) -> list[Unit]:
+        # One unit, because a paragraph is left out if any file before had it. About a seventh of
+        # the source code is prose.
+        return [Unit(self.spec, sum(size for _, _, size in self._files) // 7)]
+
+    def read(self, unit: Unit) -> Iterator[Document]:
+        if self._documents is not None:
+            yield from self._documents
+            return
+        documents = []
+        for text in python_docs.documents(self._files, min(4, os.cpu_count() or 1)):
+            documents.append(Document(text.encode('utf-8', 'ignore'), True))
+            yield documents[-1]
+        self._documents = documents
+
+
+class _Tfds:
+    """A data set of tensorflow-datasets, one unit a shard."""
+
+    def __init__(self, spec: str, name: str, data_dir: str):
+        self.spec = spec
+        name, _, split = name.partition(':')
+        self._split = split or 'train'
+        self._builder = _prepared_builder(spec, name, data_dir)
+        info = self._builder.info
+        if 'text' not in info.features:
+            raise InputError(
+                f"data source '{spec}': the data set has no feature 'text', only "
+                f"{', '.join(info.features)}"
+            )
+        if self._split not in info.splits:
+            raise InputError(
+                f"data source '{spec}': no split '{self._split}', only {', '.join(info.splits)}"
+            )
+
+    def fingerprint(self) -> str:
+        info = self._builder.info
+        return _digest([info.full_name, self._split, info.splits[self._split].num_bytes])
+
+    def units(self) -> list[Unit]:
+        split = self._builder.info.splits[self._split]
+        n = split.num_shards
+        return [
+            Unit(f'{self._split}[{i}shard:{i + 1}shard]', split.num_bytes // n) for i in range(n)
+        ]
+
+    def read(self, unit: Unit) -> Iterator[Document]:
+        import tensorflow_datasets as tfds
+
+        data = self._builder.as_dataset(
+            split=unit.name, shuffle_files=False,
+            decoders=tfds.decode.PartialDecoding({'text': True}),
+        )
+        for batch in tfds.as_numpy(data.batch(256)):
+            for text in batch['text']:
+                yield Document(text_files.normalise(text), True)
+
+
+def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
+    """A builder whose data is on disk, downloaded and prepared now if need be and possible."""
+    import tensorflow_datasets as tfds
+
+    place = os.path.expanduser(data_dir) if data_dir else tfds.core.constants.DATA_DIR
+    remedy = (
+        'set --config.data.source to text files (a glob), or --config.data.tfds_dir to a directory '
+        'where it is prepared'
+    )
+    try:
+        with _quiet():
+            builder = tfds.builder(name, data_dir=place, try_gcs=False)
+            if not builder.is_prepared():
+                _check_network()
+                builder.download_and_prepare()
+    except InputError:
+        raise
+    except Exception as error:  # tfds raises whatever its many back ends do
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise InputError(
+            f"data source '{spec}': data set '{name}' is not in {place} and cannot be made there "
+            f'({reason}); {remedy}'
+        ) from error
+    return builder
+
+
+def _check_network() -> None:
+    """Fails in seconds where there is no network: tfds would try again for minutes."""
+    request = urllib.request.Request('https://storage.googleapis.com', method='HEAD')
+    try:
+        urllib.request.urlopen(request, timeout=10).close()
+    except urllib.error.HTTPError:
+        pass  # it answers, whatever it says
+    except OSError as error:
+        raise OSError(f'no network: {getattr(error, "reason", error)}') from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps the chatter of tensorflow-datasets off standard error."""
+    loggers = [logging.getLogger(), logging.getLogger('absl')]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

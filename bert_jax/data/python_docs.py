@@ -1,0 +1,259 @@
+"""The text that comes with every Python: its documentation, as prose to learn from.
+
+Docstrings of modules, classes and functions are found with `ast`, so nothing is imported or run,
+in the standard library and in a fixed list of packages (what this project installs; one that is
+missing is just absent). A document is one file's docstrings in order. The file runs on the standard
+library alone, because worker processes start it as a script.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import hashlib
+import importlib.machinery
+import inspect
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator, Sequence
+
+PACKAGES = (
+    'jax', 'flax', 'optax', 'orbax', 'chex', 'numpy', 'scipy', 'ml_dtypes', 'opt_einsum',
+    'tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'keras', 'tensorboard',
+    'ml_collections', 'absl', 'etils', 'treescope', 'tensorstore', 'sentencepiece', 'safetensors',
+    'matplotlib', 'mpl_toolkits', 'PIL', 'h5py', 'grpc', 'google', 'rich', 'pyparsing', 'dateutil',
+    'fontTools', 'contourpy', 'humanize', 'markdown', 'werkzeug', 'requests', 'urllib3', 'psutil',
+    'wrapt', 'simple_parsing', 'tqdm', 'yaml', 'fsspec', 'setuptools', 'pip',
+)
+# Tests explain nothing; the others repeat documentation that stands elsewhere.
+_SKIPPED_FOLDERS = frozenset({
+    'test', 'tests', '__pycache__', 'site-packages', 'dist-packages', 'idlelib', 'lib2to3',
+    'ensurepip', 'pydoc_data', '_api', '_tf_keras', '_vendor', 'vendored', 'generated',
+})
+_SKIPPED_FILES = re.compile(r'(test_.*|.*_test|.*_pb2|.*_pb2_grpc|gen_.*|.*_gen|.*_gen_.*)\.py')
+_VERSION = 1  # part of the fingerprint: raise it when the cleaning rules change
+
+
+def source_files() -> list[tuple[str, str, int]]:
+    """All files to read: (name relative to its package's parent, path, size), in a fixed order."""
+    roots = [('python', sysconfig.get_paths()['stdlib'])]
+    for package in PACKAGES:
+        # By the path alone: nothing is imported, and what was imported before makes no difference
+        # (TensorFlow adds folders to its package when it is).
+        spec = importlib.machinery.PathFinder.find_spec(package)
+        for path in sorted((spec and spec.submodule_search_locations) or ()):
+            roots.append((package, path))
+    files = []
+    for package, root in roots:
+        for folder, folders, names in os.walk(root):
+            folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
+            for name in sorted(names):
+                if name.endswith('.py') and not _SKIPPED_FILES.fullmatch(name):
+                    path = os.path.join(folder, name)
+                    relative = os.path.join(package, os.path.relpath(path, root))
+                    files.append((relative, path, os.stat(path).st_size))
+    return files
+
+
+def fingerprint(files: Sequence[tuple[str, str, int]]) -> str:
+    """Identity of the text: the Python version and every file's name and size."""
+    identity = [platform.python_version(), _VERSION, [(name, size) for name, _, size in files]]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
+def documents(files: Sequence[tuple[str, str, int]], num_processes: int = 2) -> Iterator[str]:
+    """One document a file, paragraphs separated by newlines; every paragraph occurs only once.
+
+    Much documentation is copied from function to function and from file to file. Keeping the first
+    occurrence of a paragraph only means that held-out documents share none with the others.
+    """
+    seen: set[bytes] = set()
+    for paragraphs in _all_paragraphs([path for _, path, _ in files], num_processes):
+        kept = []
+        for paragraph in paragraphs:
+            key = hashlib.blake2b(paragraph.lower().encode(), digest_size=8).digest()
+            if key not in seen:
+                seen.add(key)
+                kept.append(paragraph)
+        text = '\n'.join(kept)
+        if len(text) >= 200:  # less is a sentence or two: no context to predict a next one from
+            yield text
+
+
+def _all_paragraphs(paths: Sequence[str], num_processes: int) -> Iterator[list[str]]:
+    """Cleaned paragraphs of the language reference's topics, then of each file, in order."""
+    yield from _topics()
+    if num_processes < 2:
+        yield from map(file_paragraphs, paths)
+        return
+    # Each worker takes every n-th file; reading their answers in turn restores the order. -I keeps
+    # this folder, whose file names shadow standard modules, off the workers' path.
+    workers = [
+        subprocess.Popen([sys.executable, '-I', __file__, str(i), str(num_processes)],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for i in range(num_processes)
+    ]
+    request = '\n'.join(paths).encode('utf-8', 'surrogateescape')
+    try:
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write(request)
+            worker.stdin.close()
+        for i in range(len(paths)):
+            answer = workers[i % num_processes].stdout
+            assert answer is not None
+            line = answer.readline()
+            if not line:
+                raise RuntimeError(f'a process that reads documentation ended at {paths[i]}')
+            yield json.loads(line)
+    finally:
+        for worker in workers:
+            assert worker.stdout is not None
+            worker.stdout.close()
+            worker.kill()
+            worker.wait()
+
+
+def _topics() -> Iterator[list[str]]:
+    """The language reference as `help('topic')` shows it."""
+    try:
+        from pydoc_data import topics  # a module that holds one dictionary
+    except ImportError:  # some systems package it apart
+        return
+    for text in topics.topics.values():
+        yield clean(inspect.cleandoc(text))
+
+
+def file_paragraphs(path: str) -> list[str]:
+    """Cleaned paragraphs of all docstrings of one Python file; none where it does not parse."""
+    try:
+        with open(path, 'rb') as file, warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # invalid escapes in other people's code
+            tree = ast.parse(file.read())
+    except (SyntaxError, ValueError, RecursionError, OSError):
+        return []
+    return [paragraph for text in _docstrings(tree.body) for paragraph in clean(text)]
+
+
+def _docstrings(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Docstrings of a module's, class's or function's body and of what it defines, in order."""
+    first = body[0].value if body and isinstance(body[0], ast.Expr) else None
+    if isinstance(first, ast.Constant) and isinstance(first.value, str):
+        yield inspect.cleandoc(first.value)
+    for node in body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _docstrings(node.body)
+        elif isinstance(node, (ast.If, ast.Try)):
+            for branch in (node.body, node.orelse):
+                yield from _docstrings([ast.Pass(), *branch])
+
+
+_UNDERLINE = re.compile(r'([=\-~^"\'*+#.`_:])\1{2,}|[=\- +|:]*[=\-+|]{3}[=\- +|:]*')
+_HEADER = re.compile(r'[A-Z][A-Za-z]*( [A-Za-z]+)?:|#+ .*|@\w+.*|[\w.*, \[\]]+ : .*|%\(\w+\)s')
+_DIRECTIVE = re.compile(r'\.\. *([\w:+-]*?)::|\.\. ')
+_PROSE_DIRECTIVES = frozenset({
+    'note', 'warning', 'tip', 'important', 'admonition', 'seealso', 'caution', 'hint', 'attention',
+})
+_ITEM = re.compile(r'[-*•+] +|\(?[0-9a-z]{1,2}[.)] +|(:\w+[^:]*:) +|`*\*{0,2}\w+`*( \([^)]*\))?: ')
+_CODE = re.compile(r'>>> |\.\.\. |In \[|\$ |import |from \w+ import |@|def |class \w+[(:]')
+_FIELD = re.compile(r'^(:\w+[^:]*:|[-*•+]|\(?[0-9]{1,2}[.)]) +')
+_INLINE = (
+    (re.compile(r':[\w:+-]+:`~?([^`<]+?)(?: *<[^`>]*>)?`'), r'\1'),  # :class:`~a.B`
+    (re.compile(r'`([^`<]+?) *<[^`>]*>`_{1,2}'), r'\1'),  # `text <url>`_
+    (re.compile(r'!?\[([^\]]+)\]\([^)]*\)'), r'\1'),  # [text](url)
+    (re.compile(r' ?\[[^\]\s]{1,8}\]_'), ''),  # [1]_
+    (re.compile(r'`+([^`]*)`+_?'), r'\1'),
+    (re.compile(r'(?<!\w)\*{1,2}([^*\s][^*]*?)\*{1,2}(?!\w)'), r'\1'),
+    (re.compile(r'\s+'), ' '),
+)
+_NOT_PROSE = re.compile(r'[^\w\s.,;:\'"()?!-]|_|\d')
+
+
+def clean(text: str) -> list[str]:
+    """Prose paragraphs of a docstring, each in one line, without code, tables and markup."""
+    return [prose for paragraph in _paragraphs(text.split('\n')) if (prose := _prose(paragraph))]
+
+
+def _paragraphs(lines: Sequence[str]) -> Iterator[str]:
+    """Joins wrapped lines; leaves out examples, fenced and literal blocks, tables and headings."""
+    paragraph: list[str] = []
+    previous = start = 0  # indentation of the line before, and of the paragraph's first line
+    dropped_above = -1  # lines indented deeper belong to a block that is left out
+    fenced = example = False
+    for number, line in enumerate(lines):
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if text.startswith(('```', '~~~')):
+            fenced = not fenced
+            text = ''
+        elif fenced:
+            continue
+        if not text or _UNDERLINE.fullmatch(text):
+            example = example and text != ''
+            if paragraph and text and len(paragraph) == 1:
+                paragraph = []  # it was the heading of this underline
+        elif 0 <= dropped_above < indent:
+            continue
+        elif not example:
+            dropped_above = -1
+            if _CODE.match(text):
+                example = text.startswith(('>>>', 'In [', '$'))
+                text = ''
+            elif directive := _DIRECTIVE.match(text):
+                if directive[1] not in _PROSE_DIRECTIVES:
+                    dropped_above = indent
+                text = ''
+            elif _HEADER.fullmatch(text) and not _continues(lines, number):
+                text = ''
+        else:
+            continue
+        breaks = not text or _UNDERLINE.fullmatch(text) or indent < previous and indent <= start
+        if paragraph and (breaks or indent < previous or _ITEM.match(text)):
+            yield ' '.join(paragraph)
+            paragraph = []
+        if text and not _UNDERLINE.fullmatch(text):
+            if not paragraph:
+                start = indent
+            paragraph.append(text)
+            previous = indent
+            if text.endswith('::'):
+                dropped_above = start
+    if paragraph:
+        yield ' '.join(paragraph)
+
+
+def _continues(lines: Sequence[str], number: int) -> bool:
+    """Whether a line that looks like a heading is the end of a wrapped sentence."""
+    return number > 0 and lines[number - 1].strip()[-1:].isalpha() and lines[number].endswith(':')
+
+
+def _prose(paragraph: str) -> str:
+    """The paragraph without inline markup, or '' where it is not prose."""
+    text = _FIELD.sub('', paragraph)
+    for pattern, replacement in _INLINE:
+        text = pattern.sub(replacement, text)
+    text = text.replace('::', ':').strip()
+    if len(text) < 30 or text.count(' ') < 4:
+        return ''
+    if len(_NOT_PROSE.findall(text)) > 0.06 * len(text):
+        return ''
+    return text
+
+
+def _worker(i: int, n: int) -> None:
+    """Reads all paths from standard input; writes every n-th file's paragraphs, a line a file."""
+    gc.disable()  # syntax trees hold no cycles, and looking for some is a third of the time
+    paths = sys.stdin.buffer.read().decode('utf-8', 'surrogateescape').split('\n')
+    for path in paths[i::n]:
+        sys.stdout.write(json.dumps(file_paragraphs(path)) + '\n')
+        sys.stdout.flush()
+
+
+if __name__ == '__main__':
+    _worker(int(sys.argv[1]), int(sys.argv[2]))

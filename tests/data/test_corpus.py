@@ -1,0 +1,254 @@
+"""Sources: what is read from each format, and what is said of what cannot be read."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+from bert_jax.data import python_docs, text_files
+from bert_jax.data.corpus import open_source, sample_texts
+from bert_jax.errors import InputError
+
+WIKI = (
+    '<doc id="1" url="u" title="A">\nA\n\nFirst one. Second.\nThird.\n</doc>\n'
+    '<doc id="2" url="u" title="Empty">\nEmpty\n\n</doc>\n'
+    '<doc id="3" url="u" title="B">\nB\n\nÄther.\n\n</doc>\n'
+)
+
+
+def _documents(spec):
+    source = open_source(str(spec))
+    return [document for unit in source.units() for document in source.read(unit)]
+
+
+def _texts(spec):
+    return [document.text.decode() for document in _documents(spec)]
+
+
+@pytest.mark.parametrize(('name', 'content', 'prefix', 'expected', 'split'), [
+    ('plain.txt', 'One. Two.\nThree.\n\nNew.\n \t\nLast', '',
+     ['One. Two.\nThree.', 'New.', 'Last'], True),
+    ('leading.txt', '\n\n\nOne.\n\n\n\nTwo.\n\n', '', ['One.', 'Two.'], True),
+    ('crlf.txt', '\ufeffOne.\r\nTwo.\r\n\r\nNew.\r\n', '', ['One.\nTwo.', 'New.'], True),
+    ('sentences.txt', 'One.\nTwo.\n\nNew.\n', 'lines:', ['One.\nTwo.', 'New.'], False),
+    ('wiki_00', WIKI, '', ['First one. Second.\nThird.', 'Äther.'], True),
+    ('wiki_01', '\n' + WIKI.replace('\n', '\r\n'), 'wikiextractor:',
+     ['First one. Second.\nThird.', 'Äther.'], True),
+    ('as_text', WIKI.split('\n\n')[0], 'text:', ['<doc id="1" url="u" title="A">\nA'], True),
+    ('valid.raw',
+     ' \n = A = \n \n One . \n Two . \n \n = = B = = \n \n Three . \n = C = \n = D = \n x',
+     '', ['One . \n Two . \n \n \n Three .', 'x'], True),
+    ('rows.jsonl', '{"id": 1, "text": "One.\\nTwo."}\n\n{"text": ""}\n{"text": "\\u00c4"}', '',
+     ['One.\nTwo.', 'Ä'], True),
+])
+@pytest.mark.parametrize('zipped', [False, True])
+def test_formats(tmp_path, name, content, prefix, expected, split, zipped):
+    path = tmp_path / (name + ('.gz' if zipped else ''))
+    data = content.encode()
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    found = _documents(f'{prefix}{path}')
+    assert [document.text.decode() for document in found] == expected
+    assert {document.split for document in found} == {split}
+    assert sum(unit.num_bytes for unit in open_source(f'{prefix}{path}').units()) >= len(data)
+
+
+@pytest.mark.parametrize('block_bytes', [1, 2, 3, 7, 64])
+def test_blocks_do_not_show(tmp_path, monkeypatch, block_bytes):
+    """Wherever a block ends: inside a mark, a character, a line end or a blank line."""
+    contents = {
+        'wiki': WIKI.replace('\n', '\r\n'), 'a.txt': 'Ä b.\r\n\r\nC.\n\n\nD', 'b.jsonl':
+        '{"text": "Ä"}\r\n{"text": "b"}\r\n',
+        'wikitext': ' = A = \n \n Ä . \n = = B = = \n\n c \n = D = \n e \n',
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content.encode())
+    expected = {name: _texts(tmp_path / name) for name in contents}
+    monkeypatch.setattr(text_files, '_BLOCK_BYTES', block_bytes)
+    assert {name: _texts(tmp_path / name) for name in contents} == expected
+
+
+def test_long_document_is_continued(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, '_BLOCK_BYTES', 100)
+    monkeypatch.setattr(text_files, 'MAX_DOCUMENT_BYTES', 1000)
+    lines = [f'Line number {i}.' for i in range(500)]
+    (tmp_path / 'long.txt').write_text('\n'.join(lines))
+    texts = _texts(tmp_path / 'long.txt')
+    assert '\n'.join(texts).split('\n') == lines
+    assert len(texts) > 1 and max(map(len, texts)) < 1200
+
+
+@pytest.mark.parametrize(('name', 'content', 'prefix', 'words'), [
+    ('empty.txt', b'', '', ['empty.txt', 'is empty']),
+    ('empty.txt.gz', gzip.compress(b''), '', ['empty.txt.gz', 'is empty']),
+    ('image.txt', b'Some text.\n\x89PNG\0\0', '', ['image.txt', 'byte 15 is NUL']),
+    ('utf16.txt', 'Text.\n'.encode('utf-16'), '', ['utf16.txt', 'UTF-16']),
+    ('latin.txt', b'Fine.\nNa\xefve.\n', '', ['latin.txt', 'byte 8 is 0xef', 'iconv']),
+    ('bom.txt', b'\xef\xbb\xbfa\r\nb\r\n\xff\n', '', ['bom.txt', 'byte 9 is 0xff']),
+    ('cut.txt.gz', gzip.compress(b'Some text.\n' * 1000)[:40], '', ['cut.txt.gz', 'cut short']),
+    ('not.txt.gz', b'Some text.\n', '', ['not.txt.gz', 'gzip']),
+    ('bad.jsonl', b'{"text": "a"}\n\n{"text": \n', '', ['bad.jsonl, line 3', 'not JSON']),
+    ('field.jsonl', b'{"text": "a"}\n{"body": "b"}\n', '', ['line 2', "'text'", 'body']),
+    ('type.jsonl', b'[1]\n', '', ['type.jsonl, line 1', 'list']),
+    ('open', b'<doc id="7" title="T">\nT\n\nText.\n', '', ['open', 'id="7"', '</doc>']),
+    ('nested', b'<doc id="7">\nT\n\nText.\n<doc id="8">\nU\n</doc>\n', '', ['id="7"', '</doc>']),
+    ('stray', b'<doc id="7">\nT\n\na\n</doc>\nStray.\n', '', ['byte 25', 'Stray.']),
+    ('forced', b'Text.\n', 'wikiextractor:', ['forced', 'byte 0', 'Text.']),
+])
+def test_faults_are_named(tmp_path, name, content, prefix, words):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        _documents(f'{prefix}{path}')
+    message = str(error.value)
+    assert '\n' not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(('spec', 'word'), [
+    ('{}/nothing*.txt', 'no file matches'),
+    ('{}', 'is a directory'),
+    ('docs:perl', 'docs:python'),
+])
+def test_nothing_to_read(tmp_path, spec, word):
+    with pytest.raises(InputError, match=word):
+        open_source(spec.format(tmp_path))
+
+
+def test_fingerprint_follows_content_and_format(tmp_path):
+    path = tmp_path / 'a.txt'
+    path.write_text('One.\n')
+    first = open_source(str(path)).fingerprint()
+    assert open_source(str(path)).fingerprint() == first
+    assert open_source(f'lines:{path}').fingerprint() != first
+    path.write_text('One. Two.\n')
+    assert open_source(str(path)).fingerprint() != first
+
+
+def test_sample_takes_from_every_file(tmp_path):
+    for i in range(4):
+        (tmp_path / f'{i}.txt').write_text(f'Text of {i}.\n\n' * 1000)
+    texts = list(sample_texts(open_source(f'{tmp_path}/*.txt'), 1000))
+    assert {text[8] for text in texts} == set('0123')
+    assert 1000 <= sum(map(len, texts)) < 1100
+
+
+DOCSTRING = '''Compute the mean of all values along an axis,
+    wrapped over two lines with ``code`` and :class:`~a.b.Thing` in it.
+
+    Parameters
+    ----------
+    x : array_like
+        The values whose mean is wanted, of any shape at all.
+
+    Args:
+      values: The numbers to be averaged, which may
+        be of any type that can be added.
+      axis: The dimension to reduce, or None for all of them.
+
+    >>> mean([1, 2, 3])  # this text is an example of code
+    2.0
+
+    ```
+    fenced code looks like some words in a row
+    ```
+
+    .. code-block:: python
+
+        this is code although it looks like prose to you
+
+    .. note::
+        This is a note, and a note is prose that should be kept.
+
+    ====  ====
+    some  table
+    ====  ====
+    '''
+
+
+def test_docstrings_become_prose(tmp_path):
+    path = tmp_path / 'module.py'
+    path.write_text(f'"""The module has a docstring too, of one line."""\ndef mean(x):\n'
+                    f"    '''{DOCSTRING}'''\n")
+    assert python_docs.file_paragraphs(str(path)) == [
+        'The module has a docstring too, of one line.',
+        ('Compute the mean of all values along an axis, wrapped over two lines with code and '
+         'a.b.Thing in it.'),
+        'The values whose mean is wanted, of any shape at all.',
+        'values: The numbers to be averaged, which may be of any type that can be added.',
+        'axis: The dimension to reduce, or None for all of them.',
+        'This is a note, and a note is prose that should be kept.',
+    ]
+
+
+def test_python_docs_repeat_nothing_and_need_no_second_process():
+    files = [file for file in python_docs.source_files() if file[0].startswith('python/json')]
+    files += [file for file in python_docs.source_files() if file[0].startswith('python/email')]
+    texts = list(python_docs.documents(files, num_processes=2))
+    assert texts == list(python_docs.documents(files + files, num_processes=1))
+    paragraphs = [paragraph.lower() for text in texts for paragraph in text.split('\n')]
+    assert len(paragraphs) == len(set(paragraphs))
+    assert sum(map(len, texts)) > 200_000
+    assert python_docs.fingerprint(files) != python_docs.fingerprint(files[1:])
+
+
+def test_python_docs_are_the_same_whatever_was_imported():
+    pytest.importorskip('tensorflow')  # which adds folders to its package
+    code = 'from bert_jax.data import python_docs as d; print(d.fingerprint(d.source_files()))'
+    found = subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True)
+    assert open_source('docs:python').fingerprint() == found.stdout.strip()
+
+
+def test_tfds_without_network_is_one_line(tmp_path):
+    pytest.importorskip('tensorflow_datasets')
+    with pytest.raises(InputError) as error:
+        open_source('tfds:no_such_set/1', str(tmp_path))
+    message = str(error.value)
+    assert '\n' not in message
+    for word in ('no_such_set/1', str(tmp_path), '--config.data.source', '--config.data.tfds_dir'):
+        assert word in message
+
+
+def _prepare(tfds, folder, shards):
+    """Writes a data set of texts as tensorflow-datasets keeps it."""
+    import tensorflow as tf
+
+    folder.mkdir(parents=True)
+    text = tfds.features.Text()
+    features = tfds.features.FeaturesDict({'id': text, 'text': text})
+    for i, texts in enumerate(shards):
+        name = f'small_texts-train.tfrecord-{i:05d}-of-{len(shards):05d}'
+        with tf.io.TFRecordWriter(str(folder / name)) as writer:
+            for text in texts:
+                writer.write(features.serialize_example({'id': 'x', 'text': text}))
+    split = tfds.core.SplitInfo(
+        name='train', shard_lengths=[len(texts) for texts in shards], num_bytes=1000,
+        filename_template=tfds.core.ShardedFileTemplate(
+            folder, '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}', 'small_texts', 'train',
+            'tfrecord'),
+    )
+    tfds.folder_dataset.write_metadata(
+        data_dir=str(folder), features=features, split_infos=[split], check_data=False)
+
+
+def test_tfds_reads_what_is_prepared(tmp_path):
+    tfds = pytest.importorskip('tensorflow_datasets')
+    texts = [f'Document {i}.\nIts second paragraph.' for i in range(20)]
+    _prepare(tfds, tmp_path / 'small_texts' / '1.0.0', [texts[:12], texts[12:]])
+    source = open_source('tfds:small_texts:train', str(tmp_path))
+    found = [d for unit in source.units() for d in source.read(unit)]
+    assert [d.text.decode() for d in found] == texts
+    assert source.fingerprint() == open_source('tfds:small_texts', str(tmp_path)).fingerprint()
+    with pytest.raises(InputError, match="no split 'dev'"):
+        open_source('tfds:small_texts:dev', str(tmp_path))
+
+
+def test_wikipedia(shared_data):
+    documents = _documents(shared_data / 'wikipedia_en_2015' / 'wiki-09.txt.gz')
+    assert len(documents) > 900
+    assert not any(b'<doc' in d.text or b'</doc' in d.text or d.text != d.text.strip()
+                   for d in documents)
+    sample = json.dumps(documents[0].text.decode()[:40])
+    assert 'doc id' not in sample

@@ -1,0 +1,130 @@
+"""Google's TFRecords of examples: what is read, and what is said of damaged files."""
+
+import gzip
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip('tensorflow')
+
+import tensorflow as tf
+
+from bert_jax.data import records as records_module
+from bert_jax.data.records import RecordFiles
+from bert_jax.errors import InputError
+
+S, P = 16, 4
+
+
+def _ints(values):
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=np.ravel(values)))
+
+
+def _example(rng, seq_length=S, without=()):
+    features = {
+        'input_ids': _ints(rng.integers(0, 1000, seq_length)),
+        'input_mask': _ints(rng.integers(0, 2, seq_length)),
+        'segment_ids': _ints(rng.integers(0, 2, seq_length)),
+        'masked_lm_positions': _ints(rng.integers(0, seq_length, P)),
+        'masked_lm_ids': _ints(rng.integers(0, 1000, P)),
+        'masked_lm_weights': tf.train.Feature(
+            float_list=tf.train.FloatList(value=rng.integers(0, 2, P))),
+        'next_sentence_labels': _ints(rng.integers(0, 2, 1)),
+    }
+    for key in without:
+        del features[key]
+    return tf.train.Example(features=tf.train.Features(feature=features))
+
+
+def _write(path, examples):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for example in examples:
+            writer.write(example if isinstance(example, bytes) else example.SerializeToString())
+
+
+@pytest.fixture
+def examples():
+    rng = np.random.default_rng(0)
+    return [_example(rng) for _ in range(10)]
+
+
+def test_reads_any_order_over_files(tmp_path, examples):
+    _write(tmp_path / 'a-0.tfrecord', examples[:6])
+    _write(tmp_path / 'a-1.tfrecord', examples[6:])
+    files = RecordFiles.open(str(tmp_path / 'a-*.tfrecord'), tmp_path)
+    assert (len(files), files.max_seq_length, files.max_predictions_per_seq) == (10, S, P)
+    indices = np.array([9, 0, 1, 2, 8, 5, 6, 2])
+    batch = files.read(indices)
+    for key, values in batch.items():
+        assert values.dtype == (np.float32 if key == 'masked_lm_weights' else np.int32)
+        for row, index in enumerate(indices):
+            feature = examples[index].features.feature[key]
+            expected = feature.float_list.value or feature.int64_list.value
+            np.testing.assert_array_equal(np.ravel(values[row]), expected)
+    assert batch['input_ids'].shape == (8, S)
+    assert batch['masked_lm_ids'].shape == (8, P)
+    assert batch['next_sentence_labels'].shape == (8,)
+
+
+def test_scans_once(tmp_path, examples, monkeypatch):
+    path = tmp_path / 'a.tfrecord'
+    _write(path, examples)
+    RecordFiles.open(str(path), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(records_module, '_scan', None)
+        assert len(RecordFiles.open(str(path), tmp_path)) == 10
+    _write(path, examples[:3])
+    assert len(RecordFiles.open(f'{path},{path}', tmp_path)) == 6
+
+
+@pytest.mark.parametrize(('change', 'words'), [
+    (lambda data: data[:-3], ['cut short', 'record at byte']),
+    (lambda data: data + b'\x05\0\0', ['cut short', 'record at byte']),
+    (lambda data: gzip.compress(data), ['gzipped', 'gunzip']),
+    (lambda data: b'', ['is empty']),
+    (lambda data: b'Some text, no records at all in it.\n' * 9, ['not a TFRecord file']),
+    (lambda data: data[:8] + b'\0\0\0\0' + data[12:], ['byte 0', 'checksum']),
+    (lambda data: data + data[:8] + b'\0\0\0\0' + data[12:], ['damaged', 'checksum']),
+    (lambda data: data[:12] + b'\xff' * 40 + data[52:], ['record at byte 12', 'not a tf.train']),
+])
+def test_damage_is_named(tmp_path, examples, change, words):
+    path = tmp_path / 'a.tfrecord'
+    _write(path, examples[:1])
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError) as error:
+        RecordFiles.open(str(path), tmp_path)
+    message = str(error.value)
+    assert '\n' not in message
+    for word in ['a.tfrecord', *words]:
+        assert word in message
+    assert not list(tmp_path.glob('records/*.tmp'))
+
+
+def test_odd_records_are_named(tmp_path, examples):
+    rng = np.random.default_rng(1)
+    path = tmp_path / 'a.tfrecord'
+    _write(path, [*examples[:2], _example(rng, seq_length=S + 1), b'\xff\xff\xff'])
+    files = RecordFiles.open(str(path), tmp_path)
+    assert len(files.read(np.array([1, 0]))['input_ids']) == 2
+    with pytest.raises(InputError, match=f'record 2 at byte .* max_seq_length {S + 1} '):
+        files.read(np.array([0, 2]))
+    with pytest.raises(InputError, match='not a tf.train.Example'):
+        files.read(np.array([3]))
+    _write(path, [_example(rng, without=['segment_ids'])])
+    with pytest.raises(InputError, match="no feature 'segment_ids'"):
+        RecordFiles.open(str(path), tmp_path)
+    with pytest.raises(InputError, match='no file matches'):
+        RecordFiles.open(str(tmp_path / 'none*'), tmp_path)
+
+
+def test_records_of_the_original_program(tmp_path, shared_data):
+    path = tmp_path / 'eval.tfrecord'
+    shutil.copy(shared_data / 'tf1_reference' / 'tiny_wikipedia' / 'eval.tfrecord', path)
+    files = RecordFiles.open(str(path), tmp_path)
+    assert (len(files), files.max_seq_length, files.max_predictions_per_seq) == (831, 128, 20)
+    batch = files.read(np.arange(831))
+    assert (batch['input_ids'][:, 0] == 101).all()  # [CLS]
+    masked = np.take_along_axis(batch['input_ids'], batch['masked_lm_positions'], 1)
+    share = (masked == 103)[batch['masked_lm_weights'] > 0].mean()
+    assert 0.77 < share < 0.83
