@@ -87,9 +87,12 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     prepare_workdir(workdir, resolved, data.vocab_path)
 
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
-    state = checkpoints.restore(abstract_state(task, optimizer, mesh))
+    abstract = abstract_state(task, optimizer, mesh)
+    state = checkpoints.restore(abstract)
     if state is None:
         state = init_state(task, optimizer, mesh, config.seed)
+        if config.init_checkpoint:
+            state = state.replace(params=warm_start(Path(config.init_checkpoint), abstract))
     else:
         say(f'resuming at step {int(state.step):,} from {workdir}')
     start = int(state.step)
@@ -129,6 +132,27 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         report.draw()
         report.close()
     return {'step': int(state.step), **{f'eval/{k}': v for k, v in metrics.items()}}
+
+
+def warm_start(run_directory: Path, abstract: Any) -> Any:
+    """Parameters of another run; its optimizer moments and step are left behind.
+
+    Raises:
+      InputError: not a run directory, or one of another model.
+    """
+    directory = run_directory / 'checkpoints'
+    if not directory.is_dir():
+        raise InputError(
+            f'config.init_checkpoint={str(run_directory)!r} is not a run directory: it has no '
+            'checkpoints/'
+        )
+    checkpoints = Checkpoints(directory, keep=None)
+    try:
+        params = checkpoints.restore_params(abstract)
+        say(f'parameters from step {checkpoints.latest_step():,} of {run_directory}')
+    finally:
+        checkpoints.close()
+    return params
 
 
 def _phase(

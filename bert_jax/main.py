@@ -12,6 +12,7 @@ configuration, 143 stopped by SIGTERM with the state saved, 1 anything else.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -105,9 +106,9 @@ def main(argv: list[str]) -> None:
         _fail('--config is missing: name a config file, such as --config=configs/tiny_pretrain.py')
     if not flags.FLAGS['verbosity'].present:
         logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
+    workdir = _workdir()
     try:
         validate(_CONFIG.value)
-        workdir = _workdir()
         _connect_hosts()
         from bert_jax import experiment
         from bert_jax.train.loop import Diverged, Stopped
@@ -120,6 +121,12 @@ def main(argv: list[str]) -> None:
             _fail(str(error), 143)
     except InputError as error:
         _fail(' '.join(str(error).split()))
+    except Exception as error:
+        # Libraries wrap it in many types; what was saved before stays good.
+        if 'No space left on device' in str(error) or getattr(error, 'errno', None) == errno.ENOSPC:
+            _fail(f'the disk of {workdir} is full: free some space and start again, the run goes '
+                  'on from its last checkpoint', 1)
+        raise
     experiment.say('result ' + json.dumps(result))
 
 

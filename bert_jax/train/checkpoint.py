@@ -21,13 +21,14 @@ class Checkpoints:
     before it is taken.
     """
 
-    def __init__(self, directory: Path, keep: int):
+    def __init__(self, directory: Path, keep: int | None):
         self._directory, self._keep = directory, keep
         self._open()
 
     def _open(self) -> None:
         self._manager = ocp.CheckpointManager(
             self._directory.absolute(),
+            item_handlers=ocp.StandardCheckpointHandler(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=self._keep, create=True, enable_async_checkpointing=True
             ),
@@ -41,23 +42,32 @@ class Checkpoints:
         """The newest readable state, laid out as `abstract` says, or None where there is none.
 
         Raises:
-          InputError: a checkpoint of another model or optimizer, or none that can be read.
+          InputError: a checkpoint of another model or optimizer; or there are some, and none can
+            be read (a run is never begun again silently).
         """
+        unreadable = 0
         while (step := self.latest_step()) is not None:
             try:
                 saved = self._shapes(step)
-                _check_same(saved, abstract, self._directory / str(step))
+                wanted = {name: tuple(x.shape) for name, x in _leaves(abstract).items()}
+                _check_same(saved, wanted, self._directory / str(step))
                 return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
             except InputError:
                 raise
             except Exception as error:
                 self._move_aside(step, error)
+                unreadable += 1
+        if unreadable:
+            raise InputError(
+                f'{self._directory} has no checkpoint that can be read (see STEP.unreadable '
+                'there): to begin again from step 0, give another --workdir'
+            )
         return None
 
     def _shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         """Shape by parameter path of a saved state, from its metadata."""
         metadata = self._manager.item_metadata(step)
-        tree = getattr(metadata, 'tree', metadata)
+        tree = getattr(metadata, 'tree', None)
         if tree is None:
             raise ValueError('no metadata')
         leaves = jax.tree_util.tree_leaves_with_path(
@@ -85,6 +95,31 @@ class Checkpoints:
         )
         self._open()
 
+    def restore_params(self, abstract: TrainState) -> Any:
+        """The parameters alone of the newest checkpoint, for a warm start.
+
+        Raises:
+          InputError: there is no checkpoint, or it is of another model.
+        """
+        step = self.latest_step()
+        if step is None:
+            raise InputError(f'{self._directory} has no checkpoint to start from')
+        where = self._directory / str(step)
+        wanted = {f'params/{name}': x for name, x in _leaves(abstract.params).items()}
+        saved = {name: x for name, x in self._shapes(step).items() if name.startswith('params/')}
+        _check_same(saved, {name: x.shape for name, x in wanted.items()}, where)
+        target = {'params': abstract.params}
+        reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+        restored = reader.restore(
+            where.absolute() / 'default',
+            args=ocp.args.PyTreeRestore(
+                item=target, partial_restore=True,  # the moments are twice the parameters
+                restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+            ),
+        )
+        reader.close()
+        return restored['params']
+
     def save(self, step: int, state: TrainState) -> None:
         """Begins saving; the state may be donated as soon as this returns."""
         if self.latest_step() != step:
@@ -105,11 +140,13 @@ def _name(path: tuple[Any, ...]) -> str:
                     for key in path)
 
 
-def _check_same(saved: dict[str, tuple[int, ...]], abstract: TrainState, where: Path) -> None:
-    wanted = {
-        _name(path): tuple(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(abstract)
-    }
+def _leaves(tree: Any) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _check_same(
+    saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]], where: Path
+) -> None:
     for name, shape in wanted.items():
         if name not in saved:
             raise InputError(

@@ -1,0 +1,36 @@
+"""Packaging: version ranges here, the versions that were tested in requirements.txt."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name='bert-jax',
+    version='0.1.0',
+    description='BERT (Devlin et al., 2018) in JAX/Flax for TPU pods, GPUs and laptops',
+    long_description=open('README.md', encoding='utf-8').read(),
+    long_description_content_type='text/markdown',
+    packages=find_packages(include=['bert_jax', 'bert_jax.*']),
+    python_requires='>=3.11',
+    install_requires=[
+        'absl-py>=2.1',
+        'flax>=0.12',
+        'importlib_resources>=6',  # tensorflow-datasets needs it to prepare data
+        'jax>=0.10',
+        'matplotlib>=3.8',
+        'ml-collections>=1.0',
+        'numpy>=2.0',
+        'optax>=0.2.5',
+        'orbax-checkpoint>=0.11.20',
+        'sentencepiece>=0.2',
+        'tensorboardX>=2.6',
+        'tensorflow>=2.20',
+        'tensorflow-datasets>=4.9.9',
+        'tensorflow-text>=2.20',
+    ],
+    extras_require={
+        'tpu': ['jax[tpu]'],
+        'cuda': ['jax[cuda13]'],
+        'test': ['hypothesis>=6', 'mypy>=1.11', 'pytest>=8', 'ruff>=0.6', 'tokenizers>=0.20'],
+        # The peer in benchmarks/.
+        'parity': ['torch==2.13.0', 'transformers>=4.57'],
+    },
+)

@@ -1,0 +1,275 @@
+"""Whole runs through the command line, as a user starts them."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from tests.conftest import ROOT
+
+TINY = (
+    '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=32',
+    '--config.model.num_heads=2', '--config.data.vocab_size=300', '--config.data.max_seq_length=32',
+    '--config.data.max_predictions_per_seq=5', '--config.data.held_out=0.2',
+    '--config.train.batch_size=16', '--config.train.eval_batch_size=16',
+    '--config.train.log_every=5', '--config.train.eval_every=0',
+)
+SYNTHETIC = (*TINY, '--config.task=synthetic')
+WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    """A text file of 60 documents, and the arguments that read it."""
+    folder = tmp_path_factory.mktemp('corpus')
+    rng = random.Random(0)
+    documents = []
+    for _ in range(60):
+        sentences = [
+            ' '.join(rng.choices(WORDS, k=rng.randint(4, 12))).capitalize() + '.'
+            for _ in range(rng.randint(3, 12))
+        ]
+        documents.append(' '.join(sentences))
+    (folder / 'text.txt').write_text('\n\n'.join(documents))
+    return (f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache')
+
+
+def result(process):
+    last = process.stdout.strip().splitlines()[-1]
+    assert last.startswith('result ')
+    return json.loads(last.removeprefix('result '))
+
+
+def saved(workdir):
+    """Leaves of the newest checkpoint, by path."""
+    manager = ocp.CheckpointManager((workdir / 'checkpoints').absolute())
+    step = manager.latest_step()
+    tree = manager.restore(step, args=ocp.args.StandardRestore())
+    manager.close()
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return step, {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def assert_same_state(a, b):
+    (step_a, a), (step_b, b) = saved(a), saved(b)
+    assert step_a == step_b
+    assert a.keys() == b.keys()
+    assert any('word_embeddings' in name for name in a)
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def records(workdir, kind):
+    lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+    return [r for r in map(json.loads, lines) if any(name.startswith(kind) for name in r)]
+
+
+def start(*args, env=None):
+    return subprocess.Popen(
+        [sys.executable, '-m', 'bert_jax.main', *args], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=1'} | (env or {}),
+    )
+
+
+def wait_for(process, text):
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f'{text!r} never came: {process.stderr.read()[-2000:]}')
+
+
+def test_a_run_from_text_to_result(run_main, corpus, tmp_path):
+    workdir = tmp_path / 'run'
+    args = (*TINY, *corpus, '--config.train.steps=30', f'--workdir={workdir}')
+    metrics = result(run_main(*args))
+    assert metrics['step'] == 30
+    assert metrics['eval/mlm_perplexity'] == pytest.approx(np.exp(metrics['eval/mlm_loss']))
+    assert 0 <= metrics['eval/mlm_accuracy'] <= 1
+    assert 0 <= metrics['eval/nsp_accuracy'] <= 1
+    steps = [r['step'] for r in records(workdir, 'train/')]
+    assert steps == [5, 10, 15, 20, 25, 30]
+    config = json.loads((workdir / 'config.json').read_text())
+    assert config['model']['num_layers'] == 2
+    assert config['model']['vocab_size'] == len((workdir / 'vocab.txt').read_text().split())
+    assert (workdir / 'curves.png').read_bytes().startswith(b'\x89PNG')
+    assert list(workdir.glob('events.out.tfevents.*'))
+    assert (workdir / 'checkpoints' / '30').is_dir()
+    # Started again, there is nothing left to train: the same result, and nothing is written over.
+    again = run_main(*args)
+    assert result(again) == metrics
+    assert 'resuming at step 30' in again.stdout
+
+
+def test_a_killed_run_ends_like_one_that_was_not(run_main, corpus, tmp_path):
+    args = (*TINY, *corpus, '--config.train.steps=60')
+    whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+    expected = result(run_main(*args, '--config.train.save_every=0', f'--workdir={whole}'))
+    args += ('--config.train.save_every=7', f'--workdir={killed}')
+    process = start(*args)
+    wait_for(process, f'step      {random.randrange(15, 50, 5)}')
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / 'checkpoints' / '60').exists()
+    resumed = run_main(*args)
+    assert 'resuming at step' in resumed.stdout
+    assert result(resumed) == expected
+    assert_same_state(whole, killed)
+    restored = int(resumed.stdout.partition('resuming at step ')[2].split()[0])
+    losses = [
+        # The first line after the restart is a mean over fewer steps.
+        [(r['step'], r['train/loss']) for r in records(d, 'train/')
+         if not restored < r['step'] < restored + 5]
+        for d in (whole, killed)
+    ]
+    assert losses[0] == losses[1]
+    assert losses[0][-1][0] == 60
+
+
+def test_sigterm_saves_and_says_so(run_main, tmp_path):
+    args = (*SYNTHETIC, '--config.train.steps=100000', f'--workdir={tmp_path}')
+    process = start(*args)
+    wait_for(process, 'step      10')
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert 'the state is saved' in err
+    step, _ = saved(tmp_path)
+    assert step >= 10
+
+
+def test_nan_stops_with_the_step_and_keeps_the_last_good_checkpoint(run_main, tmp_path):
+    process = run_main(
+        *SYNTHETIC, '--config.train.steps=40', '--config.train.save_every=1',
+        '--config.optimizer.learning_rate=1e30', '--config.optimizer.warmup=0',
+        '--config.optimizer.clip_norm=0.0', f'--workdir={tmp_path}', check=1,
+    )
+    message = process.stderr.strip().splitlines()[-1]
+    assert message.startswith('error: step ')
+    bad = int(message.removeprefix('error: step ').partition(':')[0])
+    step, state = saved(tmp_path)
+    assert step <= bad
+    assert all(np.isfinite(leaf).all() for leaf in state.values())
+
+
+@pytest.mark.parametrize(('mesh', 'devices'), [((8, 1, 1), 8), ((2, 2, 2), 8), ((1, 4, 2), 8)])
+def test_sharded_runs_have_the_losses_of_one_device(run_main, corpus, tmp_path, mesh, devices):
+    args = (*TINY, *corpus, '--config.train.steps=10', '--config.train.log_every=1')
+    axes = [f'--config.mesh.{n}={s}' for n, s in zip(('data', 'fsdp', 'tensor'), mesh)]
+    run_main(*args, f'--workdir={tmp_path}/one')
+    run_main(*args, *axes, f'--workdir={tmp_path}/many', devices=devices)
+    losses = [[r['train/loss'] for r in records(tmp_path / name, 'train/')]
+              for name in ('one', 'many')]
+    np.testing.assert_allclose(*losses, rtol=2e-5)
+
+
+def test_two_processes_train_as_one(run_main, corpus, tmp_path):
+    args = (*TINY, *corpus, '--config.train.steps=10', '--config.train.log_every=1')
+    expected = result(run_main(*args, f'--workdir={tmp_path}/one', devices=2))
+    with socket.socket() as free:
+        free.bind(('localhost', 0))
+        port = free.getsockname()[1]
+    processes = [
+        start(*args, f'--workdir={tmp_path}/two', env={
+            'JAX_COORDINATOR_ADDRESS': f'localhost:{port}', 'JAX_NUM_PROCESSES': '2',
+            'JAX_PROCESS_ID': str(i),
+        })
+        for i in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, err) in zip(processes, outputs):
+        assert process.returncode == 0, err[-3000:]
+    assert 'result' not in outputs[1][0]
+    last = outputs[0][0].strip().splitlines()[-1]
+    metrics = json.loads(last.removeprefix('result '))
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-4), name
+
+
+def test_phases_switch_in_one_run(run_main, corpus, tmp_path):
+    phases = (
+        "({'steps': 6, 'max_seq_length': 32, 'max_predictions_per_seq': 5, 'batch_size': 16},"
+        " {'steps': 4, 'max_seq_length': 64, 'max_predictions_per_seq': 10, 'batch_size': 8})"
+    )
+    process = run_main(
+        *TINY, *corpus, f'--config.phases={phases}', '--config.train.steps=0',
+        '--config.train.log_every=2', f'--workdir={tmp_path}',
+    )
+    assert 'phase length 32, batch 16: steps 0 to 6' in process.stdout
+    assert 'phase length 64, batch 8: steps 6 to 10' in process.stdout
+    assert result(process)['step'] == 10
+
+
+def test_warm_start_takes_the_parameters_alone(run_main, tmp_path):
+    first = (*SYNTHETIC, '--config.train.steps=3', f'--workdir={tmp_path}/first')
+    run_main(*first)
+    second = (*SYNTHETIC, f'--workdir={tmp_path}/second', '--config.train.steps=1',
+              '--config.optimizer.warmup=1',
+              '--config.optimizer.name=lamb', f'--config.init_checkpoint={tmp_path}/first')
+    process = run_main(*second)
+    assert 'parameters from step 3' in process.stdout
+    # A first step of a warm-up has learning rate 0, so the parameters are still those of the first run.
+    (_, start), (_, end) = saved(tmp_path / 'first'), saved(tmp_path / 'second')
+    for name in start:
+        if 'params' in name:
+            np.testing.assert_array_equal(start[name], end[name], err_msg=name)
+
+
+BAD = {
+    'unknown field': (('--config.optimizer.learning_rat=1',), 'did you mean'),
+    'unknown model': (('--config.model.name=tinny',), "did you mean 'tiny'"),
+    'heads': (('--config.model.num_heads=5',), 'model.num_heads=5'),
+    'too long': (('--config.data.max_seq_length=1024',), 'max_position_embeddings'),
+    'wrong type': (('--config.train.batch_size=many',), 'train.batch_size'),
+    'no such file': (('--config.data.source=nowhere/*.txt',), 'nowhere/*.txt'),
+    'no vocabulary': (('--config.data.vocab_file=nowhere.txt',), 'nowhere.txt'),
+    'no config': (('--config=configs/none.py',), 'configs/none.py'),
+}
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_bad_input_is_told_in_one_line(run_main, tmp_path, name):
+    args, words = BAD[name]
+    process = run_main(*TINY, *args, f'--workdir={tmp_path}', check=2)
+    lines = [line for line in process.stderr.splitlines() if line.startswith('error:')]
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert 'Traceback' not in process.stderr
+
+
+def test_batch_that_the_mesh_cannot_split(run_main, tmp_path):
+    process = run_main(*SYNTHETIC, '--config.train.batch_size=12', f'--workdir={tmp_path}',
+                       devices=8, check=2)
+    assert 'train.batch_size=12' in process.stderr
+
+
+def test_another_architecture_in_the_workdir_is_refused(run_main, tmp_path):
+    args = (*SYNTHETIC, '--config.train.steps=2', f'--workdir={tmp_path}')
+    run_main(*args)
+    before = sorted(p for p in tmp_path.rglob('*'))
+    process = run_main(*args, '--config.model.num_layers=3', check=2)
+    assert 'model.num_layers' in process.stderr
+    assert sorted(p for p in tmp_path.rglob('*')) == before
+
+
+def test_wikipedia_without_a_network_says_what_to_do(run_main, tmp_path):
+    process = run_main(
+        '--config=configs/large_pretrain.py', f'--workdir={tmp_path}',
+        f'--config.data.tfds_dir={tmp_path}/data', check=2, env={'no_proxy': '*'},
+    )
+    lines = [line for line in process.stderr.splitlines() if line.startswith('error:')]
+    assert len(lines) == 1
+    assert 'wikipedia' in lines[0]
+    assert '--config.data.source' in lines[0]
