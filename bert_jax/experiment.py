@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator
@@ -26,16 +27,13 @@ from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.loop import Cadence, Phase, train
-from bert_jax.train.report import Report, count, write_beside
+from bert_jax.train.report import Report, count
+from bert_jax.train.run_directory import check_run_directory, describe_run
 from bert_jax.train.state import abstract_state, init_state, num_params
 from bert_jax.train.step import make_eval_step, make_train_step
 from bert_jax.validation import mesh_data, validate
 
 _TASKS = ('pretrain', 'synthetic')
-# Fields that may change between a run and its continuation without changing what it computes.
-_FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every',
-                   'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
-                   'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor')
 
 
 def say(line: str) -> None:
@@ -84,7 +82,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         b1=config.optimizer.b1, b2=config.optimizer.b2, eps=config.optimizer.eps,
     )
     resolved = resolve(config, phases, data.vocab_size)
-    prepare_workdir(workdir, resolved, data.vocab_path)
+    check_run_directory(workdir, resolved, data.vocab_path)
 
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
     abstract = abstract_state(task, optimizer, mesh)
@@ -92,9 +90,12 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     if state is None:
         state = init_state(task, optimizer, mesh, config.seed)
         if config.init_checkpoint:
-            state = state.replace(params=warm_start(Path(config.init_checkpoint), abstract))
+            state = dataclasses.replace(
+                state, params=warm_start(Path(config.init_checkpoint), abstract)
+            )
     else:
         say(f'resuming at step {int(state.step):,} from {workdir}')
+    describe_run(workdir, resolved, data.vocab_path)
     start = int(state.step)
     say(f'model {config.model.name}: {count(num_params(state))} parameters; {total:,} steps')
 
@@ -250,50 +251,6 @@ def resolve(config: ConfigDict, phases: list[dict[str, Any]], vocab_size: int) -
     resolved['phases'] = phases
     resolved['train']['steps'] = sum(phase['steps'] for phase in phases)
     return resolved
-
-
-def prepare_workdir(workdir: Path, resolved: dict[str, Any], vocab_path: Path | None) -> None:
-    """Writes `config.json` and the vocabulary; says what differs from the run that is there.
-
-    Raises:
-      InputError: the directory cannot be used.
-    """
-    if jax.process_index():
-        return
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f'--workdir={workdir}: {error.strerror}') from error
-    path = workdir / 'config.json'
-    if path.exists() and any((workdir / 'checkpoints').glob('[0-9]*')):
-        try:
-            old = _flat(json.loads(path.read_text(encoding='utf-8')))
-        except ValueError as error:
-            raise InputError(f'{path} is not JSON ({error}): give another --workdir') from error
-        new = _flat(resolved)
-        for name in sorted(set(old) | set(new)):
-            if old.get(name) == new.get(name) or name in _FREE_TO_CHANGE:
-                continue
-            if name.startswith('model.') and name != 'model.dtype':
-                raise InputError(
-                    f'{workdir} holds a run with {name}={old.get(name)!r}, the config says '
-                    f'{new.get(name)!r}: give another --workdir, or the config of that run'
-                )
-            say(f'note: {name} was {old.get(name)!r} in this run so far, now {new.get(name)!r}')
-    write_beside(path, json.dumps(resolved, indent=2) + '\n')
-    if vocab_path is not None:
-        name = 'vocab.model' if vocab_path.suffix == '.model' else 'vocab.txt'
-        beside = workdir / f'{name}.tmp'
-        beside.write_bytes(vocab_path.read_bytes())
-        beside.replace(workdir / name)
-
-
-def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        inner = isinstance(value, dict)
-        flat |= _flat(value, f'{prefix}{key}.') if inner else {prefix + key: value}
-    return flat
 
 
 def weighted_sources(source: Any) -> list[tuple[str, float]]:

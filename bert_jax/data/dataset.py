@@ -105,10 +105,13 @@ class TextData:
         Raises:
           InputError: whatever is wrong with the sources or the vocabulary.
         """
+        # Here and below: TensorFlow is loaded only where text is read.
         from bert_jax.data.corpus import open_source
+        from bert_jax.data.pipeline import hide_accelerators
         from bert_jax.data.records import RecordFiles
         from bert_jax.data.store import build_store
 
+        hide_accelerators()  # before TensorFlow does anything: afterwards it refuses
         self._options = o = options
         specs = [spec for spec, _ in o.sources] + ([o.eval_source] if o.eval_source else [])
         texts = {spec: open_source(spec, o.tfds_dir) for spec in specs if not is_records(spec)}
@@ -233,7 +236,6 @@ class TextData:
     ) -> Iterator[dict[str, np.ndarray]]:
         from bert_jax.data import pipeline
 
-        pipeline.hide_accelerators()
         return pipeline.train_batches(
             examples, batch_size=batch_size, local=local, first_step=first_step,
             num_steps=num_steps,

@@ -1,0 +1,78 @@
+"""What a run directory says of its run: `config.json` and the vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax.errors import InputError
+from bert_jax.train.report import write_beside
+
+# Fields that may change between a run and its continuation without changing what it computes.
+_FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every',
+                   'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
+                   'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor')
+
+
+def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Path | None) -> None:
+    """Compares with the run that is in the directory, and says what differs; changes nothing.
+
+    Raises:
+      InputError: the directory cannot be used, or holds a run of another model or vocabulary.
+    """
+    if jax.process_index():
+        return
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f'--workdir={workdir}: {error.strerror}') from error
+    path = workdir / 'config.json'
+    if not path.exists() or not any((workdir / 'checkpoints').glob('[0-9]*')):
+        return
+    try:
+        old = _flat(json.loads(path.read_text(encoding='utf-8')))
+    except ValueError as error:
+        raise InputError(f'{path} is not JSON ({error}): give another --workdir') from error
+    new = _flat(resolved)
+    for name in sorted(set(old) | set(new)):
+        if old.get(name) == new.get(name) or name in _FREE_TO_CHANGE:
+            continue
+        if name.startswith('model.') and name != 'model.dtype':
+            raise InputError(
+                f'{workdir} holds a run with {name}={old.get(name)!r}, the config says '
+                f'{new.get(name)!r}: give another --workdir, or the config of that run'
+            )
+        print(f'note: {name} was {old.get(name)!r} in this run so far, now {new.get(name)!r}')
+    if vocab_path is not None:
+        kept = workdir / _vocab_name(vocab_path)
+        if not kept.exists() or kept.read_bytes() != vocab_path.read_bytes():
+            raise InputError(
+                f'{workdir} holds a run with another vocabulary than {vocab_path}: give another '
+                f'--workdir, or --config.data.vocab_file={kept}'
+            )
+
+
+def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | None) -> None:
+    """Writes `config.json` and the vocabulary into the run directory."""
+    if jax.process_index():
+        return
+    write_beside(workdir / 'config.json', json.dumps(resolved, indent=2) + '\n')
+    if vocab_path is not None:
+        beside = workdir / (_vocab_name(vocab_path) + '.tmp')
+        beside.write_bytes(vocab_path.read_bytes())
+        beside.replace(workdir / _vocab_name(vocab_path))
+
+
+def _vocab_name(vocab_path: Path) -> str:
+    return 'vocab.model' if vocab_path.suffix == '.model' else 'vocab.txt'
+
+
+def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = isinstance(value, dict)
+        flat |= _flat(value, f'{prefix}{key}.') if inner else {prefix + key: value}
+    return flat
