@@ -152,7 +152,7 @@ def parse_duration(
       InputError: not a duration, or a unit that cannot be used here.
     """
     text = str(value).strip()
-    match = re.fullmatch(r'([0-9][0-9_]*\.?[0-9]*(?:e[0-9]+)?)\s*([a-z%]*)', text)
+    match = re.fullmatch(r'([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z%]*)', text)
     unit = match[2] if match else '?'
     unit = {'': 'steps', 'step': 'steps', 'epoch': 'epochs', 'example': 'examples'}.get(unit, unit)
     if match is None or unit not in _UNITS or isinstance(value, bool):

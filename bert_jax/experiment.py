@@ -31,7 +31,7 @@ from bert_jax.train.report import Report, count
 from bert_jax.train.run_directory import check_run_directory, describe_run
 from bert_jax.train.state import abstract_state, init_state, num_params
 from bert_jax.train.step import make_eval_step, make_train_step
-from bert_jax.validation import mesh_data, validate
+from bert_jax.validation import check_vocabulary, mesh_data, validate
 
 _TASKS = ('pretrain', 'synthetic')
 
@@ -221,6 +221,7 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> BertConfig:
             f'config.model.vocab_size={m.vocab_size} is less than the vocabulary has '
             f'({vocab_size}): leave it 0 to take its size'
         )
+    check_vocabulary(m.vocab_size or vocab_size, mesh.shape['tensor'])
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     dtype = m.dtype
     if dtype == 'auto':

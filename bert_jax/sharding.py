@@ -16,6 +16,8 @@ from flax import linen as nn
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
+# The word table is padded to a multiple: TPU lanes, and splits over the tensor axis.
+VOCAB_MULTIPLE = 128
 
 # Logical axis -> mesh axes. Names that are not here stay whole.
 RULES: tuple[tuple[str, tuple[str, ...] | str | None], ...] = (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import get_field, model_sizes, nearest, phases
+from bert_jax.config import get_field, model_sizes, nearest, parse_duration, phases
 from bert_jax.errors import InputError
+from bert_jax.sharding import VOCAB_MULTIPLE
 
 _CHOICES = {
     'model.hidden_act': ('gelu_tanh', 'gelu_erf'),
@@ -18,6 +19,11 @@ _POSITIVE = (
     'train.eval_batch_size', 'train.accumulation_steps', 'train.keep_checkpoints',
     'optimizer.learning_rate', 'mesh.fsdp', 'mesh.tensor', 'data.min_sentences',
 )
+_NOT_NEGATIVE = (
+    'optimizer.clip_norm', 'optimizer.weight_decay', 'optimizer.eps', 'train.max_eval_examples',
+    'data.num_maskings', 'model.vocab_size',
+)
+_DURATIONS = ('train.log_every', 'train.eval_every', 'train.save_every', 'optimizer.warmup')
 _SHARES = (
     'model.hidden_dropout', 'model.attention_dropout', 'data.held_out', 'data.masked_lm_prob',
     'data.mask_rate', 'data.random_rate', 'data.short_seq_prob', 'data.random_next_prob',
@@ -41,6 +47,27 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     for path in _POSITIVE:
         if not get_field(config, path) > 0:
             raise InputError(f'config.{path}={get_field(config, path)} must be above 0')
+    for path in _NOT_NEGATIVE:
+        if get_field(config, path) < 0:
+            raise InputError(f'config.{path}={get_field(config, path)} must be 0 or above')
+    for path in ('optimizer.b1', 'optimizer.b2'):
+        if not 0 <= get_field(config, path) < 1:
+            raise InputError(f'config.{path}={get_field(config, path)} must be from 0 to below 1')
+    if not 0 <= config.seed < 2**31:
+        raise InputError(f'config.seed={config.seed} must be from 0 to 2147483647')
+    for path in _DURATIONS:
+        # Epochs can be counted only once the data is read; for the checks here any number does.
+        epochs = None if path == 'optimizer.warmup' else 10**9
+        parse_duration(
+            get_field(config, path), path, batch_size=1, num_examples=epochs, total=10**9
+        )
+    for i, given in enumerate(config.phases):
+        for field in ('batch_size', 'max_seq_length', 'max_predictions_per_seq'):
+            value = given.get(field, 1)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(
+                    f'config.phases[{i}].{field}={value!r} must be a whole number above 0'
+                )
     for path in _SHARES:
         if not 0 <= get_field(config, path) <= 1:
             raise InputError(f'config.{path}={get_field(config, path)} must be from 0 to 1')
@@ -63,7 +90,6 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
             f"config.model.num_heads={sizes['num_heads']} does not divide "
             f"config.model.hidden_size={sizes['hidden_size']}: the nearest that does is {fitting}"
         )
-    # Epochs can be counted only once the data is read; for the checks here any number does.
     for i, phase in enumerate(phases(config, num_examples=10**9)):
         where = f'phases[{i}].' if config.phases else ''
         length, batch = phase['max_seq_length'], phase['batch_size']
@@ -97,11 +123,27 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
                 raise InputError(
                     f'config.mesh.tensor={tensor} does not divide config.model.{name}={sizes[name]}'
                 )
+        if config.model.vocab_size:
+            check_vocabulary(config.model.vocab_size, tensor)
         if sizes['hidden_size'] % config.mesh.fsdp:
             raise InputError(
                 f'config.mesh.fsdp={config.mesh.fsdp} does not divide '
                 f"config.model.hidden_size={sizes['hidden_size']}"
             )
+
+
+def check_vocabulary(vocab_size: int, tensor: int) -> None:
+    """Refuses a tensor axis over which the padded vocabulary cannot be split.
+
+    Raises:
+      InputError: it cannot; powers of two up to 128 always can.
+    """
+    padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    if padded % tensor:
+        raise InputError(
+            f'config.mesh.tensor={tensor} does not divide the {padded:,} rows of the padded '
+            'vocabulary: take a power of two'
+        )
 
 
 def _check_batch(

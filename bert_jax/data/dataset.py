@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,10 +109,11 @@ class TextData:
           InputError: whatever is wrong with the sources or the vocabulary.
         """
         # Here and below: TensorFlow is loaded only where text is read.
-        from bert_jax.data.corpus import open_source
-        from bert_jax.data.pipeline import hide_accelerators
-        from bert_jax.data.records import RecordFiles
-        from bert_jax.data.store import build_store
+        with _quiet_stderr():
+            from bert_jax.data.corpus import open_source
+            from bert_jax.data.pipeline import hide_accelerators
+            from bert_jax.data.records import RecordFiles
+            from bert_jax.data.store import build_store
 
         hide_accelerators()  # before TensorFlow does anything: afterwards it refuses
         self._options = o = options
@@ -249,6 +253,24 @@ class TextData:
         return pipeline.eval_batches(
             examples, batch_size=batch_size, local=local, num_examples=num_examples
         )
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Drops what is written to standard error: TensorFlow greets from C++, past every setting.
+
+    An import that fails still raises.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def is_records(spec: str) -> bool:

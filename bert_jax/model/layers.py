@@ -14,9 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from bert_jax.sharding import Layout, partitioned
-
-VOCAB_MULTIPLE = 128  # the word table is padded to it: TPU lanes, and splits over a tensor axis
+from bert_jax.sharding import VOCAB_MULTIPLE, Layout, partitioned
 
 
 @dataclasses.dataclass(frozen=True)

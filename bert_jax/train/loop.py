@@ -66,7 +66,7 @@ class _Window:
     """Metrics of the steps since the last log line, checked for NaN as they are fetched."""
 
     def __init__(self, first_step: int):
-        self._next_step = first_step
+        self._next_step = first_step + 1  # steps are named by the updates done with them
         self._on_device: list[dict[str, jax.Array]] = []
         self.fetched: list[dict[str, np.ndarray]] = []
 

@@ -17,7 +17,7 @@ from bert_jax.model.dropout import dropout_rows
 from bert_jax.optim import Schedule
 from bert_jax.sharding import Layout
 from bert_jax.tasks.base import Params, Sums, Task
-from bert_jax.train.state import TrainState
+from bert_jax.train.state import TrainState, abstract_state
 
 Batch = Mapping[str, jax.Array]
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
@@ -85,7 +85,7 @@ def make_train_step(
         grads, loss, sums = _gradients(
             task, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps, layout
         )
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         if clip_norm:
             scale = clip_norm / jnp.maximum(norm, clip_norm)
             grads = jax.tree.map(lambda g: g * scale, grads)
@@ -97,7 +97,9 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt_state), metrics
 
     replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(None, replicated))
+    # The state leaves as it came: a layout of the compiler's choice would compile step two again.
+    kept = jax.tree.map(lambda x: x.sharding, abstract_state(task, optimizer, mesh))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(kept, replicated))
 
 
 def make_eval_step(task: Task, mesh: Mesh) -> EvalStep:

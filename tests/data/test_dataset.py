@@ -1,0 +1,288 @@
+"""From sources to rows: a tiny corpus end to end, and what is refused."""
+
+import dataclasses
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip('tensorflow_text')
+
+import tensorflow as tf
+
+from bert_jax.data import dataset
+from bert_jax.data.dataset import SyntheticData, TextData, TextOptions, is_records
+from bert_jax.data.pretrain import Recipe
+from bert_jax.data.spec import check_batch, pretrain_spec
+from bert_jax.errors import InputError
+from bert_jax.text.load import load_tokenizer
+
+S, P = 32, 5
+GRAM = 10  # tokens; so many in a row are not alike by chance in random text
+
+
+def _text(letters, num_documents, seed):
+    rng = np.random.default_rng(seed)
+    letters = np.array(list(letters))
+
+    def sentence():
+        words = (''.join(rng.choice(letters, rng.integers(2, 9))) for _ in range(8))
+        return ' '.join(words).capitalize() + '.'
+
+    return '\n\n'.join(
+        ' '.join(sentence() for _ in range(rng.integers(2, 7))) for _ in range(num_documents))
+
+
+def _record(number):
+    """A record that has this number in all integers."""
+    feature = {}
+    for name, (shape, dtype) in pretrain_spec(S, P).items():
+        size = int(np.prod(shape))
+        if dtype == np.int32:
+            values = tf.train.Int64List(value=[number] * size)
+            feature[name] = tf.train.Feature(int64_list=values)
+        elif name != 'example_weights':
+            feature[name] = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0] * size))
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp('data')
+    (path / 'a.txt').write_text(_text('abcdefghijklm', 80, 0))
+    (path / 'b.txt').write_text(_text('nopqrstuvwxyz', 60, 1))
+    with tf.io.TFRecordWriter(str(path / 'c.tfrecord')) as writer:
+        for i in range(10):
+            writer.write(_record(i))
+    return path
+
+
+def _open(folder, *sources, **changes):
+    pairs = [source if isinstance(source, tuple) else (source, 1.0) for source in sources]
+    options = TextOptions(
+        sources=tuple((f'{folder}/{name}', weight) for name, weight in pairs), eval_source='',
+        held_out=0.2, vocab_file='', vocab_size=300, lowercase=True, cache_dir=folder / 'cache',
+        tfds_dir='', recipe=Recipe(short_seq_prob=0.1), seed=0, progress=False,
+    )
+    if changes.get('eval_source'):
+        changes['eval_source'] = f"{folder}/{changes['eval_source']}"
+    return TextData(dataclasses.replace(options, **changes))
+
+
+def _segments(batch):
+    """Lists of tokens, labels put back, without special tokens."""
+    ids = batch['input_ids'].copy()
+    rows, slots = np.nonzero(batch['masked_lm_weights'])
+    ids[rows, batch['masked_lm_positions'][rows, slots]] = batch['masked_lm_ids'][rows, slots]
+    for row, segments, mask in zip(ids, batch['segment_ids'], batch['input_mask'], strict=True):
+        length = int(mask.sum())
+        second = int(segments[:length].argmax()) or length
+        yield row[1:second - 1].tolist()
+        if second < length:
+            yield row[second:length - 1].tolist()
+
+
+def _grams(sequences):
+    return {tuple(s[i:i + GRAM]) for s in sequences for i in range(len(s) - GRAM + 1)}
+
+
+def _corpus_grams(data, path):
+    """Of each document."""
+    tokenizer = load_tokenizer(data.vocab_path, True)
+    return [_grams([tokenizer.encode(d)]) for d in path.read_text().split('\n\n')]
+
+
+def _epoch(examples):
+    return examples.rows(np.arange(examples.num_examples))
+
+
+def _frozen(examples):
+    return examples.frozen_rows(np.arange(examples.num_frozen))
+
+
+def test_held_out_text_is_in_no_training_row(folder):
+    data = _open(folder, 'a.txt')
+    training, held_out = data.training(S, P), data.held_out(S, P)
+    n = training.num_examples
+    seen = _grams(_segments(training.rows(np.arange(4 * n))))
+    tested = _grams(_segments(_frozen(held_out)))
+    documents = _corpus_grams(data, folder / 'a.txt')
+    in_training = [bool(grams & seen) for grams in documents]
+    in_test = [bool(grams & tested) for grams in documents]
+    assert not seen & tested and seen and tested
+    assert all(a != b for a, b in zip(in_training, in_test, strict=True))  # all used, on one side
+    assert 6 <= sum(in_test) <= 28  # about a fifth
+    # Other runs are judged on the same rows.
+    other = _open(folder, 'a.txt', seed=9)
+    assert np.array_equal(
+        _frozen(other.held_out(S, P))['input_ids'], _frozen(held_out)['input_ids'])
+    assert not np.array_equal(_epoch(other.training(S, P))['input_ids'][:50],
+                              training.rows(np.arange(50))['input_ids'])
+
+
+def test_batches_from_text(folder):
+    data = _open(folder, 'a.txt')
+    assert 250 < data.vocab_size <= 300
+    assert len(load_tokenizer(data.vocab_path, True).vocab) == data.vocab_size
+    training, held_out = data.training(S, P), data.held_out(S, P)
+    batches = list(data.train_batches(
+        training, batch_size=8, local=range(4, 8), first_step=100, num_steps=3))
+    assert len(batches) == 3
+    for step, batch in enumerate(batches, 100):
+        check_batch(pretrain_spec(S, P), batch)
+        expected = training.rows(np.arange(step * 8 + 4, step * 8 + 8))
+        assert all(np.array_equal(batch[name], expected[name]) for name in expected)
+        assert batch['input_ids'].max() < data.vocab_size
+    batches = list(data.eval_batches(
+        held_out, batch_size=8, local=range(8), num_examples=held_out.num_frozen))
+    assert sum(batch['example_weights'].sum() for batch in batches) == held_out.num_frozen
+    # Another phase: longer rows of the same text.
+    longer = data.training(64, 10)
+    check_batch(pretrain_spec(64, 10), longer.rows(np.arange(4)))
+    assert longer.num_examples < training.num_examples
+
+
+def test_everything_is_built_once(folder, monkeypatch):
+    first = _open(folder, 'a.txt')
+    rows = _epoch(first.training(S, P))
+    monkeypatch.setattr(dataset, 'train_wordpiece', lambda *_: pytest.fail('trained again'))
+    again = _open(folder, 'a.txt')
+    assert again.vocab_path == first.vocab_path
+    assert np.array_equal(_epoch(again.training(S, P))['input_ids'], rows['input_ids'])
+    with pytest.raises(pytest.fail.Exception):
+        _open(folder, 'a.txt', vocab_size=200)
+
+
+def test_sources_are_mixed_by_weight(folder):
+    data = _open(folder, ('a.txt', 3.0), ('b.txt', 1.0))
+    of_a, of_b = (set().union(*_corpus_grams(data, folder / name)) for name in ('a.txt', 'b.txt'))
+    training = data.training(S, P)
+    batch = training.rows(np.arange(1000))
+    check_batch(training.spec, batch)
+    second = training.rows(np.arange(1000, 2000))
+    for rows in (batch, second):
+        tokens = [_grams([segment]) for segment in _segments(rows)]
+        of = [(bool(t & of_a), bool(t & of_b)) for t in tokens if t]
+        assert not any(a and b for a, b in of)
+        assert np.mean([a for a, _ in of]) == pytest.approx(0.75, abs=0.03)
+    held_out = data.held_out(S, P)
+    tested = _grams(_segments(_frozen(held_out)))
+    assert tested & of_a and tested & of_b
+    assert not tested & _grams(_segments(_epoch(training)))
+
+
+def test_the_same_documents_in_two_sources_do_not_leak(folder):
+    text = (folder / 'a.txt').read_text()
+    (folder / 'again.txt').write_text(_text('abcdefghijklm', 50, 7) + '\n\n' + text)
+    vocab_file = str(_open(folder, 'a.txt').vocab_path)
+    data = _open(folder, 'a.txt', 'again.txt', vocab_file=vocab_file)
+    training, held_out = data.training(S, P), data.held_out(S, P)
+    seen = _grams(_segments(training.rows(np.arange(2 * training.num_examples))))
+    assert not seen & _grams(_segments(_frozen(held_out)))
+
+
+def test_text_of_its_own_for_evaluation(folder):
+    data = _open(folder, 'a.txt', eval_source='b.txt')
+    seen = _grams(_segments(data.training(S, P).rows(np.arange(
+        3 * data.training(S, P).num_examples))))
+    assert all(grams & seen for grams in _corpus_grams(data, folder / 'a.txt'))  # all of it
+    held_out = data.held_out(S, P)
+    tested = _grams(_segments(_frozen(held_out)))
+    assert tested and not tested & seen
+    assert tested & set().union(*_corpus_grams(data, folder / 'b.txt'))
+
+
+def test_one_segment_and_few_documents(folder):
+    (folder / 'two.txt').write_text(_text('abcdefg', 2, 3))
+    recipe = Recipe(next_sentence=False)
+    data = _open(folder, 'two.txt', recipe=recipe)
+    batch = _frozen(data.held_out(S, P))
+    check_batch(pretrain_spec(S, P), batch)
+    assert not batch['segment_ids'].any()
+    with pytest.raises(InputError, match='2 different documents'):
+        _open(folder, 'two.txt').training(S, P)
+    assert _open(folder, 'two.txt', held_out=0.0).training(S, P).num_examples > 0
+
+
+def test_records_beside_text(folder):
+    vocab_file = str(_open(folder, 'a.txt').vocab_path)
+    data = _open(folder, 'a.txt', 'c.tfrecord', vocab_file=vocab_file)
+    training = data.training(S, 8)  # more slots than the records have
+    batch = training.rows(np.arange(1000))
+    check_batch(pretrain_spec(S, 8), batch)
+    ours = (batch['input_ids'] == batch['input_ids'][:, :1]).all(axis=1)
+    assert ours.sum() == 500
+    assert np.bincount(batch['input_ids'][ours, 0]).tolist() == [50] * 10
+    assert data.held_out(S, P).num_frozen > 0  # of the text
+
+
+@pytest.mark.parametrize(('sources', 'changes', 'words'), [
+    (['c.tfrecord'], {}, ['vocab_file', 'vocab.txt']),
+    (['a.txt'], {'vocab_file': 'missing.txt'}, ['missing.txt']),
+    (['none.txt'], {}, ['none.txt']),
+    (['a.txt'], {'eval_source': 'none.txt'}, ['none.txt']),
+])
+def test_refused_at_once(folder, sources, changes, words):
+    with pytest.raises(InputError) as error:
+        _open(folder, *sources, **changes)
+    assert '\n' not in str(error.value) and all(word in str(error.value) for word in words)
+
+
+def test_refused_lengths_and_evaluations(folder):
+    vocab_file = str(_open(folder, 'a.txt').vocab_path)
+    records = _open(folder, 'c.tfrecord', vocab_file=vocab_file)
+    assert records.training(S, P).num_examples == 10
+    for attempt, word in (
+        (lambda: records.training(64, P), f'max_seq_length=64: set that to {S}'),
+        (lambda: records.training(S, 2), 'max_predictions_per_seq=2'),
+        (lambda: records.held_out(S, P), 'eval_source'),
+        (lambda: _open(folder, 'a.txt', held_out=0.0).held_out(S, P), 'held_out=0'),
+    ):
+        with pytest.raises(InputError, match=word):
+            attempt()
+    judged = _open(
+        folder, 'a.txt', eval_source='c.tfrecord', vocab_file=vocab_file).held_out(S, P)
+    assert _frozen(judged)['input_ids'][:, 0].tolist() == list(range(10))
+
+
+@pytest.mark.parametrize(('spec', 'answer'), [
+    ('tfrecord:gs/part-*', True), ('a/b.tfrecord', True), ('a/*.tfrecords', True),
+    ('a/tfrecord.txt', False), ('tfds:wikipedia/20230601.en', False), ('docs:python', False),
+])
+def test_which_sources_are_records(spec, answer):
+    assert is_records(spec) is answer
+
+
+def test_synthetic_rows():
+    data = SyntheticData(1000, 0)
+    examples = data.training(S, P)
+    batches = list(data.train_batches(
+        examples, batch_size=8, local=range(2, 6), first_step=7, num_steps=2))
+    for step, batch in enumerate(batches, 7):
+        check_batch(examples.spec, batch)
+        expected = examples.rows(np.arange(step * 8 + 2, step * 8 + 6))
+        assert all(np.array_equal(batch[name], expected[name]) for name in expected)
+        positions = batch['masked_lm_positions']
+        assert (np.diff(positions) > 0).all() and positions.min() > 0 and positions.max() < S - 1
+        assert batch['input_ids'].min() >= 0 and batch['input_ids'].max() < 1000
+    assert not np.array_equal(batches[0]['input_ids'], batches[1]['input_ids'])
+    held_out = data.held_out(S, P)
+    judged = list(data.eval_batches(held_out, batch_size=64, local=range(64), num_examples=256))
+    rows = np.concatenate([batch['input_ids'] for batch in judged])
+    assert len(rows) == 256 and not any(
+        np.array_equal(a, b) for a, b in itertools.product(rows[:9], _epoch(examples)['input_ids']))
+
+
+def test_synthetic_rows_need_no_tensorflow():
+    code = '''
+import sys
+from bert_jax.data.dataset import SyntheticData
+data = SyntheticData(100, 0)
+rows = data.training(16, 2)
+next(data.train_batches(rows, batch_size=2, local=range(2), first_step=0, num_steps=1))
+next(data.eval_batches(rows, batch_size=2, local=range(2), num_examples=2))
+assert "tensorflow" not in sys.modules
+'''
+    subprocess.run([sys.executable, '-c', code], check=True)

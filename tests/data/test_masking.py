@@ -1,0 +1,227 @@
+"""Masking for the masked LM: what may be masked, how much, by what, and that rows stand alone.
+
+Rows look as in pre-training: [CLS] A [SEP] B [SEP] padding. `V` pieces, the last third of which
+continue words; ids of pieces in the text lie between the special ones and `V`.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.masking import MaskingRates, mask_rows, num_to_predict
+from bert_jax.data.stateless import hash64
+
+PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
+V = 60
+CONTINUES = np.arange(V) >= 40
+
+
+def _rows(lengths, width, seed=0):
+    """Ids [n, S] of rows with these lengths, and which of them may be masked."""
+    rng = np.random.default_rng(seed)
+    lengths = np.asarray(lengths)
+    columns = np.arange(width)
+    ids = rng.integers(FIRST, V, (len(lengths), width)).astype(np.int32)
+    middle = 1 + rng.integers(0, np.maximum(lengths - 2, 1))  # of the first [SEP]
+    ids[:, 0] = CLS
+    ids[columns == middle[:, None]] = SEP
+    ids[columns == lengths[:, None] - 1] = SEP
+    ids[columns >= lengths[:, None]] = PAD
+    return ids, ids >= FIRST
+
+
+def _mask(ids, candidates, lengths, keys=None, slots=20, vocab_size=V, rates=None, **more):
+    """The masked ids and the labels' arrays; `ids` stay as they are."""
+    masked = ids.copy()
+    labels = mask_rows(
+        masked, candidates, np.asarray(lengths),
+        hash64(np.arange(len(ids))) if keys is None else keys,
+        rates=rates or MaskingRates(**more), slots=slots, vocab_size=vocab_size, mask_id=MASK,
+        is_continuation=CONTINUES,
+    )
+    return masked, labels['masked_lm_positions'], labels['masked_lm_ids'], (
+        labels['masked_lm_weights'])
+
+
+batches = st.tuples(
+    st.lists(st.integers(4, 48), min_size=1, max_size=6),  # lengths
+    st.integers(0, 15),  # padding of the longest
+    st.integers(0, 10**6),  # seed of the text
+    st.integers(1, 60),  # slots, more than fit at times
+    st.floats(0.01, 0.9),  # masked_lm_prob
+)
+
+
+def _made(batch, **more):
+    lengths, padding, seed, slots, share = batch
+    lengths = np.array(lengths)
+    ids, candidates = _rows(lengths, lengths.max() + padding, seed)
+    keys = hash64(seed, np.arange(len(lengths)))
+    rates = MaskingRates(masked_lm_prob=share, **more)
+    return ids, candidates, lengths, keys, slots, rates
+
+
+@pytest.mark.parametrize(('length', 'count'), [
+    (4, 1), (9, 1), (10, 2), (30, 4), (50, 8), (70, 10), (110, 16), (128, 19), (512, 77),
+])
+def test_count_rounds_half_to_even(length, count):
+    assert num_to_predict(np.array([length]), 0.15, 100).tolist() == [count]
+    assert num_to_predict(np.array([length]), 0.15, 12).tolist() == [min(count, 12)]
+    ids, candidates = _rows([length] * 5, 512)
+    *_, weights = _mask(ids, candidates, [length] * 5, slots=100)
+    assert weights.sum(axis=1).tolist() == [count] * 5
+
+
+def test_count_is_pythons():
+    lengths = np.arange(3, 600)
+    for share in (0.15, 0.1, 0.25, 0.5):
+        assert num_to_predict(lengths, share, 80).tolist() == [
+            min(80, max(1, round(n * share))) for n in lengths.tolist()]
+
+
+@settings(deadline=None)
+@given(batches, st.booleans())
+def test_labels_restore_the_row(batch, whole_word_mask):
+    ids, candidates, lengths, keys, slots, rates = _made(batch, whole_word_mask=whole_word_mask)
+    masked, positions, labels, weights = _mask(ids, candidates, lengths, keys, slots, rates=rates)
+    assert positions.shape == labels.shape == weights.shape == (len(ids), slots)
+    assert (positions.dtype, labels.dtype, weights.dtype) == (np.int32, np.int32, np.float32)
+    for i in range(len(ids)):
+        count = int(weights[i].sum())
+        assert weights[i].tolist() == [1] * count + [0] * (slots - count)
+        assert not positions[i, count:].any() and not labels[i, count:].any()
+        used = positions[i, :count]
+        assert (np.diff(used) > 0).all()  # ascending, none twice
+        assert candidates[i, used].all()  # neither special tokens nor padding
+        assert labels[i, :count].tolist() == ids[i, used].tolist()
+        restored = masked[i].copy()
+        restored[used] = labels[i, :count]
+        assert np.array_equal(restored, ids[i])
+        if not whole_word_mask:
+            wanted = min(slots, max(1, round(int(lengths[i]) * rates.masked_lm_prob)))
+            assert count == min(wanted, candidates[i].sum())
+
+
+@settings(deadline=None)
+@given(batches, st.booleans(), st.data())
+def test_rows_do_not_depend_on_their_neighbours(batch, whole_word_mask, data):
+    ids, candidates, lengths, keys, slots, rates = _made(batch, whole_word_mask=whole_word_mask)
+    whole = _mask(ids, candidates, lengths, keys, slots, rates=rates)
+    some = data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, max_size=8))
+    part = _mask(ids[some], candidates[some], lengths[some], keys[some], slots, rates=rates)
+    for all_rows, rows in zip(whole, part, strict=True):
+        assert np.array_equal(all_rows[some], rows)
+
+
+def _words(ids, candidates):
+    """Lists of positions: a piece and the continuations right after it."""
+    words = []
+    for i in np.flatnonzero(candidates):
+        if words and words[-1][-1] == i - 1 and CONTINUES[ids[i]]:
+            words[-1].append(int(i))
+        else:
+            words.append([int(i)])
+    return words
+
+
+@settings(deadline=None)
+@given(batches)
+def test_whole_words_are_masked_whole_within_the_budget(batch):
+    ids, candidates, lengths, keys, slots, rates = _made(batch, whole_word_mask=True)
+    _, positions, _, weights = _mask(ids, candidates, lengths, keys, slots, rates=rates)
+    for i in range(len(ids)):
+        budget = min(slots, max(1, round(int(lengths[i]) * rates.masked_lm_prob)))
+        used = set(positions[i, weights[i] > 0].tolist())
+        assert len(used) <= budget
+        for word in _words(ids[i], candidates[i]):
+            inside = used.intersection(word)
+            assert inside in (set(), set(word))
+            if not inside:  # passed over because it did not fit
+                assert len(word) > budget - len(used)
+
+
+def test_whole_words_are_chosen_evenly_and_replaced_piece_by_piece():
+    n = 6000
+    start, more = FIRST, V - 1
+    text = [CLS, *[start, more] * 5, SEP, *[start, more] * 5, SEP]  # ten words of two pieces
+    ids = np.tile(np.array(text, np.int32), (n, 1))
+    masked, positions, _, weights = _mask(
+        ids, ids >= FIRST, [len(text)] * n, slots=4, masked_lm_prob=0.5, whole_word_mask=True)
+    assert weights.sum() == 4 * n
+    chosen = np.bincount(positions.ravel(), minlength=len(text))
+    assert chosen[ids[0] < FIRST].sum() == 0
+    assert chosen[ids[0] >= FIRST] / n == pytest.approx([0.2] * 20, abs=0.025)
+    is_mask = np.take_along_axis(masked, positions, axis=1) == MASK
+    assert (is_mask[:, 0] & is_mask[:, 1]).mean() == pytest.approx(0.64, abs=0.02)
+
+
+def test_a_word_too_long_for_the_budget_is_left_out():
+    ids = np.array([[CLS, FIRST, *[V - 1] * 5, FIRST, SEP, V - 1, SEP]], np.int32)
+    ids = np.tile(ids, (200, 1))
+    *_, positions, _, weights = _mask(
+        ids, ids >= FIRST, [11] * 200, masked_lm_prob=0.3, whole_word_mask=True)
+    # Three may be masked; the long word does not fit. What follows a [SEP] is a word of its own.
+    assert set(positions[weights > 0].tolist()) == {7, 9} and (weights.sum(axis=1) == 2).all()
+    only = ids[:, :7].copy()
+    only[:, 6] = SEP
+    *_, weights = _mask(only, only >= FIRST, [7] * 200, whole_word_mask=True)
+    assert weights.sum() == 0
+
+
+@pytest.mark.parametrize(('mask_rate', 'same_rate', 'random_rate'), [  # as in the paper's table 8
+    (0.8, 0.1, 0.1), (1, 0, 0), (0.8, 0, 0.2), (0.8, 0.2, 0), (0, 0.2, 0.8), (0, 0, 1), (0, 1, 0),
+])
+def test_shares_of_the_replacements(mask_rate, same_rate, random_rate):
+    n, width, vocab_size = 3000, 66, 10_000  # a random piece seldom is the very same
+    ids, candidates = _rows([width] * n, width)
+    masked, positions, labels, _ = _mask(
+        ids, candidates, [width] * n, slots=10, vocab_size=vocab_size,
+        mask_rate=mask_rate, random_rate=random_rate)
+    after = np.take_along_axis(masked, positions, axis=1)
+    is_mask, is_same = after == MASK, after == labels
+    is_random = ~is_mask & ~is_same
+    for what, rate in ((is_mask, mask_rate), (is_same, same_rate), (is_random, random_rate)):
+        tolerance = 4.5 * np.sqrt(rate * (1 - rate) / what.size) + 0.0005
+        assert what.mean() == pytest.approx(rate, abs=tolerance)
+        by_slot = what.mean(axis=0)  # in every slot alike
+        assert by_slot == pytest.approx([rate] * 10, abs=4.5 * np.sqrt(0.25 / n))
+
+
+def test_random_pieces_come_from_the_whole_vocabulary():
+    n, width = 3000, 66
+    ids, candidates = _rows([width] * n, width)
+    masked, positions, *_ = _mask(
+        ids, candidates, [width] * n, slots=10, mask_rate=0.0, random_rate=1.0)
+    counts = np.bincount(np.take_along_axis(masked, positions, axis=1).ravel(), minlength=V)
+    assert len(counts) == V  # the special ones and the last are among them
+    expected = counts.mean()
+    assert np.abs(counts - expected).max() < 4.5 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize('width', [40, 64])
+def test_positions_are_uniform_over_candidates(width):
+    n, length = 20_000, 38
+    ids, candidates = _rows([length], width)
+    ids, candidates = np.tile(ids, (n, 1)), np.tile(candidates, (n, 1))
+    _, positions, _, weights = _mask(ids, candidates, [length] * n)
+    share = weights.sum(axis=1).mean() / candidates[0].sum()
+    rows = np.broadcast_to(np.arange(n)[:, None], positions.shape)
+    chosen = np.zeros(ids.shape, bool)
+    chosen[rows[weights > 0], positions[weights > 0]] = True
+    assert not chosen[:, ~candidates[0]].any()
+    rates = chosen[:, candidates[0]].mean(axis=0)
+    assert np.abs(rates - share).max() < 4.5 * np.sqrt(share * (1 - share) / n)
+    # Two neighbours together as often as any two.
+    pairs = (chosen[:, :-1] & chosen[:, 1:])[:, candidates[0][:-1] & candidates[0][1:]].mean()
+    wanted = weights[0].sum()
+    assert pairs == pytest.approx(share * (wanted - 1) / (candidates[0].sum() - 1), rel=0.03)
+
+
+def test_other_keys_mask_otherwise():
+    ids, candidates = _rows([60] * 50, 64)
+    first = _mask(ids, candidates, [60] * 50, hash64(np.arange(50)))
+    again = _mask(ids, candidates, [60] * 50, hash64(np.arange(50)))
+    other = _mask(ids, candidates, [60] * 50, hash64(np.arange(50) + 50))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not (first[1] == other[1]).all(axis=1).any()

@@ -1,0 +1,130 @@
+"""Random numbers by index: the same wherever they are asked for, and random enough."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.stateless import below, coin_flips, hash32_rows, hash64, permute, uniform
+
+KEYS = st.integers(0, 2**64 - 1)
+
+
+def _chi_square(counts):
+    """Of counts against equal shares, in standard deviations above what chance gives."""
+    counts = np.asarray(counts, float)
+    expected, freedom = counts.mean(), counts.size - 1
+    return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
+
+
+@settings(deadline=None, max_examples=60)
+@given(size=st.integers(1, 3000), key=KEYS)
+def test_permutation_is_a_bijection(size, key):
+    assert np.array_equal(np.sort(permute(np.arange(size), size, key)), np.arange(size))
+
+
+@settings(deadline=None, max_examples=60)
+@given(size=st.integers(1, 2**62), key=KEYS, data=st.data())
+def test_positions_do_not_depend_on_what_else_is_asked(size, key, data):
+    indices = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=8)))
+    together = permute(indices, size, key)
+    assert together.min() >= 0 and together.max() < size
+    assert [int(permute(indices[i:i + 1], size, key)[0]) for i in range(len(indices))] == (
+        together.tolist())
+
+
+@pytest.mark.parametrize('size', [2, 5, 11, 100])
+def test_permutations_put_everything_everywhere(size):
+    # Sequential keys, as small seeds are. (Whole orders of tiny sets are not all equally likely.)
+    orders = np.array([permute(np.arange(size), size, key) for key in range(1500)])
+    for element in (0, size // 2, size - 1):
+        assert _chi_square(np.bincount(orders[:, element], minlength=size)) < 4
+
+
+def test_permutation_of_a_long_epoch_keeps_no_order():
+    order = permute(np.arange(50_000), 50_000, 7)
+    assert abs(np.corrcoef(order, np.arange(50_000))[0, 1]) < 0.02
+    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.02
+    other = permute(np.arange(50_000), 50_000, 8)
+    assert (order == other).mean() < 0.001
+
+
+@pytest.mark.parametrize('bound', [1, 2, 7, 30_522, 2**32 - 1])
+def test_below_stays_below_and_reaches_both_ends(bound):
+    extremes = below(np.array([0, 2**64 - 1], np.uint64), bound)
+    assert extremes.tolist() == [0, bound - 1]
+    draws = below(hash64(np.arange(40_000)), bound)
+    assert draws.min() >= 0 and draws.max() < bound
+    shares = min(bound, 7)
+    assert shares == 1 or _chi_square(np.bincount(draws * shares // bound)) < 4
+
+
+def test_below_takes_a_bound_for_each():
+    bounds = np.array([1, 2, 3, 1000] * 5000)
+    draws = below(hash64(np.arange(20_000)), bounds)
+    assert (draws < bounds).all()
+    assert np.bincount(draws[2::4]) / 5000 == pytest.approx([1 / 3] * 3, abs=0.03)
+
+
+def test_uniform_is_in_the_unit_interval_and_even():
+    ends = uniform(np.array([0, 2**64 - 1], np.uint64))
+    assert ends[0] == 0 and 1 - 1e-12 < ends[1] < 1
+    draws = uniform(hash64(5, np.arange(40_000)))
+    assert _chi_square(np.histogram(draws, 64, (0, 1))[0]) < 4
+
+
+def test_hash_tells_arguments_apart():
+    numbers = np.arange(-20, 20)
+    assert len(np.unique(hash64(numbers[:, None], numbers[None, :]))) == 1600  # order counts
+    assert hash64(3, np.array([-4]))[0] == hash64(np.array([3]), -4)[0]
+    assert len(np.unique(hash64(np.arange(200_000)))) == 200_000
+    bits = hash64(np.arange(20_000))[:, None] >> np.arange(64, dtype=np.uint64) & np.uint64(1)
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 0.02
+    flipped = np.bitwise_count(hash64(np.arange(5000)) ^ hash64(np.arange(5000) + 2**40))
+    assert flipped.mean() == pytest.approx(32, abs=0.3)
+
+
+@pytest.mark.parametrize('count', [0, 1, 5, 63, 64, 65, 128, 129, 1000])
+def test_coin_flips_are_binomial(count):
+    n = 20_000
+    heads = coin_flips(hash64(np.arange(n), count), np.full(n, count))
+    assert heads.min() >= 0 and heads.max() <= count
+    deviation = np.sqrt(count) / 2
+    assert abs(heads.mean() - count / 2) <= 4.5 * deviation / np.sqrt(n)
+    assert heads.var() == pytest.approx(count / 4, rel=0.06)
+
+
+def test_coin_flips_of_mixed_counts_are_those_of_each():
+    keys, counts = hash64(np.arange(50)), np.arange(50) * 7
+    mixed = coin_flips(keys, counts)
+    assert mixed.tolist() == [
+        int(coin_flips(keys[i:i + 1], counts[i:i + 1])[0]) for i in range(50)]
+    assert counts.tolist() == (np.arange(50) * 7).tolist()  # left as they were
+
+
+@given(st.lists(KEYS, min_size=1, max_size=6), st.integers(1, 70), st.integers(0, 70))
+def test_hashes_of_a_row_depend_on_its_key_alone(keys, width, more):
+    keys = np.array(keys, np.uint64)
+    rows = hash32_rows(keys, width)
+    assert rows.dtype == np.uint32 and rows.shape == (len(keys), width)
+    for key, row in zip(keys, rows, strict=True):
+        assert np.array_equal(hash32_rows(np.array([key]), width + more)[0, :width], row)
+
+
+def test_hashes_of_rows_are_even_and_unrelated():
+    hashes = hash32_rows(hash64(np.arange(4000)), 64).astype(np.float64) / 2**32
+    assert _chi_square(np.histogram(hashes, 64, (0, 1))[0]) < 4
+    for columns in (hashes[:, :-1] * hashes[:, 1:], hashes[:-1] * hashes[1:]):
+        assert columns.mean() == pytest.approx(0.25, abs=0.003)  # neighbours in and between rows
+    # Which column is lowest, as masking asks, is even too.
+    assert _chi_square(np.bincount(hashes.argmin(axis=1), minlength=64)) < 4
+
+
+@pytest.mark.parametrize('shift', [0, 32])
+def test_hashes_use_both_halves_of_a_key(shift):
+    half = hash64(np.arange(500)) >> np.uint64(32)
+    keys = np.uint64(0x1234567890ABCDEF) ^ (half << np.uint64(shift))
+    hashes = hash32_rows(keys, 64).astype(np.float64)
+    between = np.corrcoef(hashes)[np.triu_indices(500, 1)]
+    assert abs(between.mean()) < 0.005
+    assert between.std() == pytest.approx(1 / np.sqrt(63), rel=0.05)

@@ -1,0 +1,147 @@
+"""Dropout from a counter: its statistics, and that a mask belongs to its place alone."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.model import dropout as drop
+
+SITES = range(5)
+SHAPE = (8, 64, 128)  # 65,536 elements
+
+
+def rows(seed=0, step=0, count=SHAPE[0], first=0):
+    return drop.dropout_rows(seed, step, jnp.arange(first, first + count, dtype=jnp.uint32))
+
+
+def kept(rate=0.1, shape=SHAPE, site=drop.EMBEDDINGS, layer=0, seed=0, step=0, first=0):
+    """Which elements are kept, as float 0 and 1."""
+    keys = rows(seed, step, shape[0], first)
+    return np.asarray(drop.dropout(jnp.ones(shape), rate, keys, site, layer) > 0, np.float64)
+
+
+def correlation(a, b):
+    return np.corrcoef(a.ravel(), b.ravel())[0, 1]
+
+
+def noise(size):
+    """Five standard deviations of the correlation of independent masks."""
+    return 5 / np.sqrt(size)
+
+
+@pytest.mark.parametrize('rate', [0.01, 0.1, 0.5, 0.9])
+def test_the_rate_holds_over_all_and_in_every_row_and_column(rate):
+    mask = kept(rate, shape=(64, 64, 64))
+    sigma = np.sqrt(rate * (1 - rate))
+    assert abs(mask.mean() - (1 - rate)) < 4 * sigma / np.sqrt(mask.size)
+    for axis in range(3):
+        means = mask.mean(axis=tuple({0, 1, 2} - {axis}))
+        assert np.abs(means - (1 - rate)).max() < 5 * sigma / 64
+        # Spread of the means as of independent draws: neither clumped nor too even.
+        assert 0.6 < means.std() / (sigma / 64) < 1.4
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_dropped_values_are_zero_and_kept_ones_scaled(dtype):
+    x = jax.random.normal(jax.random.key(1), SHAPE).astype(dtype)
+    y = drop.dropout(x, 0.25, rows(), drop.FFN_OUTPUT, 3)
+    assert y.dtype == dtype
+    mask = kept(0.25, site=drop.FFN_OUTPUT, layer=3)
+    expected = np.asarray(x * jnp.asarray(4 / 3, dtype), np.float32) * mask
+    np.testing.assert_array_equal(np.asarray(y, np.float32), expected)
+
+
+@pytest.mark.parametrize('rate', [0.1, 0.5])
+def test_the_gradient_goes_through_kept_elements_only(rate):
+    loss = lambda x: drop.dropout(x, rate, rows(), drop.POOLED).sum()  # noqa: E731
+    np.testing.assert_allclose(
+        jax.grad(loss)(jnp.ones(SHAPE)), kept(rate, site=drop.POOLED) / (1 - rate), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize('rate, keys', [(0.1, None), (0.0, rows())])
+def test_no_rows_or_no_rate_is_the_identity(rate, keys):
+    x = jnp.ones(SHAPE)
+    assert drop.dropout(x, rate, keys, drop.POOLED) is x
+
+
+def test_masks_differ_by_site_layer_step_and_seed_without_correlation():
+    places = [
+        {'site': site, 'layer': layer} for site, layer in itertools.product(SITES, (0, 1, 2, 23))
+    ]
+    places += [{'step': step} for step in (1, 2, 3, 1000, 999_999)]
+    places += [{'seed': seed} for seed in (1, 2, 12345, 2**31 - 1)]
+    places += [{'seed': 1, 'step': 1}, {'first': 8}, {'first': 65_528}]
+    masks = [kept(0.5, **place) for place in places]
+    for (i, a), (j, b) in itertools.combinations(enumerate(masks), 2):
+        assert abs(correlation(a, b)) < 5.5 / np.sqrt(a.size), (places[i], places[j])
+
+
+def test_rows_and_neighbours_in_each_dim_are_uncorrelated():
+    mask = kept(0.5, shape=(64, 64, 64))
+    shifts = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2), (0, 2, 0), (1, 1, 0), (1, 0, 1),
+              (0, 1, 1), (0, 1, 63), (2, 0, 0), (8, 0, 0), (32, 0, 0), (0, 32, 0), (0, 0, 32)]
+    for shift in shifts:
+        assert abs(correlation(mask, np.roll(mask, shift, (0, 1, 2)))) < noise(mask.size), shift
+    flat = mask.reshape(64, -1)
+    for a, b in itertools.combinations(flat, 2):
+        assert abs(correlation(a, b)) < noise(a.size)
+
+
+def test_no_two_rows_share_shifted_sequences():
+    """The first 48 elements of each row are found nowhere else, in no row at no place.
+
+    With one 32-bit key a row about 16 rows of these 4,096 would begin inside another.
+    """
+    def runs(bits):  # the number that 48 elements make, at each place
+        bits = bits.astype(np.uint64)
+        for width in (1, 2, 4, 8, 16):
+            shorter = bits
+            bits = bits[:, :-width] | (bits[:, width:] << np.uint64(width))
+        return bits[:, :-16] | (shorter[:, 32:] << np.uint64(32))
+
+    mask = kept(0.5, shape=(4096, 4096))
+    starts = np.sort(runs(mask[:, :64])[:, 0])
+    assert len(np.unique(starts)) == 4096
+    for part in np.split(mask, 16):
+        found = runs(part)
+        nearest = starts[np.minimum(np.searchsorted(starts, found), 4095)]
+        np.testing.assert_array_equal((nearest == found).sum(axis=1), 1)
+
+
+def test_row_keys_are_all_different_within_and_between_steps():
+    keys = np.concatenate([np.asarray(rows(seed, step, 65_536)) for seed in (0, 1)
+                           for step in (0, 1, 2)]).astype(np.uint64)
+    joined = keys[:, 0] << np.uint64(32) | keys[:, 1]
+    assert len(np.unique(joined)) == len(joined)
+
+
+@pytest.mark.parametrize('first, count', [(0, 1), (3, 2), (4, 4), (7, 1)])
+def test_a_slice_of_the_batch_has_the_masks_of_its_global_rows(first, count):
+    whole = kept(0.3, site=drop.ATTENTION_OUTPUT, layer=5, step=7)
+    part = kept(0.3, (count, *SHAPE[1:]), drop.ATTENTION_OUTPUT, 5, step=7, first=first)
+    np.testing.assert_array_equal(part, whole[first : first + count])
+
+
+def test_jit_vmap_over_seeds_and_scan_over_layers_give_the_same_masks():
+    x = jnp.ones((4, 8, 16))
+
+    def masked(seed, step, layer):
+        return drop.dropout(x, 0.5, rows(seed, step, 4), drop.FFN_OUTPUT, layer)
+
+    eager = np.stack([[masked(seed, 9, layer) for layer in range(3)] for seed in (0, 1)])
+    assert not np.array_equal(eager[0], eager[1])
+    jitted = jax.jit(masked)
+    for seed, layer in itertools.product(range(2), range(3)):
+        np.testing.assert_array_equal(
+            jitted(jnp.int32(seed), jnp.int32(9), jnp.uint32(layer)), eager[seed, layer]
+        )
+
+    def over_layers(seed):
+        layers = jnp.arange(3, dtype=jnp.uint32)
+        return jax.lax.scan(lambda _, layer: (None, masked(seed, 9, layer)), None, layers)[1]
+
+    np.testing.assert_array_equal(jax.jit(jax.vmap(over_layers))(jnp.arange(2)), eager)

@@ -1,0 +1,300 @@
+"""The encoder: padding, scanning, rematerialisation, numerics, initialisation, names."""
+
+import dataclasses
+import functools
+import math
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from bert_jax.config import MODEL_SIZES
+from bert_jax.model import dropout as drop
+from bert_jax.model.encoder import Bert
+from bert_jax.model.heads import BertForPreTraining, masked_lm_logits, masked_lm_loss
+from bert_jax.model.layers import BertConfig, LayerNorm, gelu
+from bert_jax.optim import decays, path_names
+from bert_jax.sharding import Layout
+
+GOLDEN = Path(__file__).parent.parent / 'golden'
+CONFIG = BertConfig(
+    vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
+    max_position_embeddings=24, hidden_dropout=0.2, attention_dropout=0.3, initializer_range=0.1,
+)
+# Half the time to compile; these models run once.
+jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
+ROWS = drop.dropout_rows(3, 5, jnp.arange(4))
+
+
+def config(**changes):
+    return dataclasses.replace(CONFIG, **changes)
+
+
+def stacked(params):
+    """Unrolled parameters in the scanned layout."""
+    encoder = params['bert']['encoder']
+    layers = [encoder[f'layer_{i}'] for i in range(len(encoder))]
+    layer = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+    return params | {'bert': params['bert'] | {'encoder': {'layer': layer}}}
+
+
+def init(c, seed=0):
+    ids = jnp.ones((1, 8), jnp.int32)
+    model = BertForPreTraining(c)
+    return model.init(jax.random.key(seed), ids, ids, ids, jnp.zeros((1, 1), jnp.int32))['params']
+
+
+@pytest.fixture(scope='module')
+def params():
+    return jit(lambda: nn.meta.unbox(init(CONFIG)))()
+
+
+@pytest.fixture(scope='module')
+def batch():
+    rng = np.random.default_rng(0)
+    real = np.arange(16) < np.array([[16], [9], [12], [5]])
+    return {
+        'ids': rng.integers(1, 300, (4, 16)) * real,
+        'mask': real.astype(np.int32),
+        'segments': rng.integers(0, 2, (4, 16)) * real,
+        'positions': rng.integers(1, 5, (4, 3)),
+        'labels': rng.integers(0, 300, (4, 3)),
+        'weights': np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0]], np.float32),
+    }
+
+
+@pytest.fixture(scope='module')
+def encode(params):
+    """Jitted Bert without dropout: (ids, mask, segments) -> outputs."""
+    return jit(lambda *x: Bert(CONFIG).apply({'params': params['bert']}, *x))
+
+
+@pytest.fixture(scope='module')
+def unrolled(params, batch):
+    """(loss, gradients) with dropout on."""
+    return value_and_grad(CONFIG, params, batch)
+
+
+@pytest.fixture(scope='module')
+def scanned(params, batch):
+    """As `unrolled`, of the same parameters stacked."""
+    return value_and_grad(config(scan_layers=True), stacked(params), batch)
+
+
+def loss(c, params, batch, rows=ROWS):
+    """A loss that reads every output."""
+    out = BertForPreTraining(c).apply(
+        {'params': params}, batch['ids'], batch['mask'], batch['segments'], batch['positions'],
+        rows,
+    )
+    mlm, _ = masked_lm_loss(out['mlm_output'], batch['labels'], batch['weights'], 1, Layout())
+    return mlm + jax.nn.logsumexp(out['nsp_logits'], axis=-1)[0] + (
+        out['sequence_output'].astype(jnp.float32) ** 3).mean()
+
+
+def value_and_grad(c, params, batch, rows=ROWS):
+    return jit(jax.value_and_grad(lambda p: loss(c, p, batch, rows)))(params)
+
+
+def assert_close(a, b, rtol=1e-4):
+    """Equal trees, up to rounding relative to each leaf's greatest value."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
+    ):
+        np.testing.assert_allclose(
+            x, y, rtol=0, atol=rtol * float(jnp.abs(y).max()) + 1e-7,
+            err_msg=jax.tree_util.keystr(path),
+        )
+
+
+def test_padding_ids_and_segments_do_not_show_at_real_tokens(encode, batch):
+    real = batch['mask'] == 1
+    a = encode(batch['ids'], batch['mask'], batch['segments'])
+    b = encode(np.where(real, batch['ids'], 77), batch['mask'],
+               np.where(real, batch['segments'], 1))
+    np.testing.assert_array_equal(a['sequence_output'][real], b['sequence_output'][real])
+    np.testing.assert_array_equal(a['pooled_output'], b['pooled_output'])
+    # Padding queries still attend, and see their own ids: the test above can fail.
+    assert not np.allclose(a['sequence_output'][~real], b['sequence_output'][~real], atol=0.1)
+
+
+def test_padding_length_does_not_show_at_real_tokens(encode, batch):
+    longer = {name: np.pad(batch[name], ((0, 0), (0, 8))) for name in ('ids', 'mask', 'segments')}
+    a = encode(batch['ids'], batch['mask'], batch['segments'])
+    b = encode(longer['ids'], longer['mask'], longer['segments'])
+    real = batch['mask'] == 1
+    np.testing.assert_allclose(
+        a['sequence_output'][real], b['sequence_output'][:, :16][real], atol=2e-6
+    )
+
+
+@pytest.mark.parametrize('name', ['ids', 'segments', 'mask'])
+def test_each_input_shows_at_the_other_tokens_of_its_row_only(encode, batch, name):
+    inputs = {name: batch[name] for name in ('ids', 'mask', 'segments')}
+    before = encode(*inputs.values())
+    changed = inputs[name].copy()
+    changed[0, 3] = changed[0, 3] % 299 + 1 if name == 'ids' else 1 - changed[0, 3]
+    after = encode(*(inputs | {name: changed}).values())
+    moved = np.abs(after['sequence_output'] - before['sequence_output']).max(axis=-1)
+    assert (moved[0] > 1e-5).all()
+    assert (moved[1:] == 0).all()
+
+
+def test_scanned_and_unrolled_layers_are_the_same_model_with_dropout_on(
+    params, batch, unrolled, scanned
+):
+    np.testing.assert_allclose(scanned[0], unrolled[0], rtol=1e-5)
+    assert_close(scanned[1], stacked(unrolled[1]))
+    without = jit(lambda p: loss(CONFIG, p, batch, None))(params)
+    assert abs(unrolled[0] - without) > 1e-3  # dropout was on
+
+
+@pytest.mark.parametrize('remat, scan', [('dots', False), ('full', False), ('full', True)])
+def test_rematerialisation_changes_neither_loss_nor_gradients_with_dropout_on(
+    params, batch, unrolled, scanned, remat, scan
+):
+    remade = value_and_grad(
+        config(scan_layers=scan, remat=remat), stacked(params) if scan else params, batch)
+    assert_close(remade, scanned if scan else unrolled, rtol=1e-5)
+
+
+def test_dropout_is_where_the_original_has_it(params, batch, monkeypatch):
+    """On embeddings, attention probabilities and both residual branches; in no head."""
+    calls = []
+    real = drop.dropout
+
+    def spy(x, rate, rows, site, layer=0):
+        calls.append((site, layer, rate, x.shape))
+        return real(x, rate, rows, site, layer)
+
+    monkeypatch.setattr(drop, 'dropout', spy)
+    jax.eval_shape(lambda p: loss(CONFIG, p, batch), params)
+    hidden, attention = (0.2, (4, 16, 32)), (0.3, (4, 4, 16, 16))
+    expected = [(drop.EMBEDDINGS, 0, *hidden)]
+    for i in range(2):
+        expected += [(drop.ATTENTION_PROBS, i, *attention), (drop.ATTENTION_OUTPUT, i, *hidden),
+                     (drop.FFN_OUTPUT, i, *hidden)]
+    assert calls == expected
+
+
+def test_gelu_forms_follow_their_formulas_and_differ():
+    x = np.linspace(-6, 6, 241).astype(np.float32)
+    tanh = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x.astype(float) ** 3)))
+    erf = np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()])
+    np.testing.assert_allclose(gelu(jnp.array(x), 'gelu_tanh'), tanh, atol=1e-6)
+    np.testing.assert_allclose(gelu(jnp.array(x), 'gelu_erf'), erf, atol=1e-6)
+    assert 3e-4 < np.abs(tanh - erf).max() < 6e-4
+    assert gelu(jnp.array(x, jnp.bfloat16), 'gelu_erf').dtype == jnp.bfloat16
+
+
+def norm(x, dtype='float32'):
+    module = LayerNorm(config(dtype=dtype))
+    return module.apply(module.init(jax.random.key(0), x), x)
+
+
+@pytest.mark.parametrize('deviation, expected', [(1.0, 1.0), (1e-6, 0.5**0.5), (1e-7, 0.0995)])
+def test_layer_norm_adds_1e_12_to_the_variance(deviation, expected):
+    x = deviation * jnp.tile(jnp.array([-1.0, 1.0]), 16)[None]
+    np.testing.assert_allclose(np.abs(norm(x)), expected, rtol=1e-3)
+
+
+def test_layer_norm_statistics_are_float32_under_bfloat16():
+    x = (30 + jax.random.normal(jax.random.key(0), (8, 512))).astype(jnp.bfloat16)
+    y = norm(x, 'bfloat16')
+    assert y.dtype == jnp.bfloat16
+    wide = np.asarray(x, np.float64)
+    expected = (wide - wide.mean(-1, keepdims=True)) / wide.std(-1, keepdims=True)
+    np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=2**-8, atol=1e-5)
+
+
+def test_initial_parameters_are_truncated_normal_one_and_zero():
+    params = jit(lambda: nn.meta.unbox(init(BertConfig(
+        vocab_size=1000, num_layers=2, hidden_size=128, num_heads=2, intermediate_size=512,
+        scan_layers=True,
+    ))))()
+    seen = set()
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        name = path_names(path)[-1]
+        seen.add(name)
+        if 'bias' in name:
+            assert not x.any(), path
+        elif name == 'scale':
+            assert (x == 1).all(), path
+        else:
+            x = np.asarray(x[:1000] if name == 'word_embeddings' else x)
+            assert np.abs(x).max() <= 0.04, path
+            if x.size >= 10_000:  # 0.02 x 0.8796: cut at two standard deviations, not corrected
+                assert abs(x.std() - 0.017593) < 4 * 0.0176 / (2 * x.size) ** 0.5, path
+                assert abs(x.mean()) < 5 * 0.0176 / x.size**0.5, path
+                assert np.abs(x).max() > 0.039, path
+    assert seen == {'word_embeddings', 'position_embeddings', 'token_type_embeddings', 'kernel',
+                    'bias', 'scale', 'output_bias'}
+    kernel = params['bert']['encoder']['layer']['intermediate']['dense']['kernel']
+    assert abs(np.corrcoef(kernel[0].ravel(), kernel[1].ravel())[0, 1]) < 0.02
+
+
+def test_padded_vocabulary_rows_are_zero_get_no_gradient_and_never_win(
+    params, batch, unrolled
+):
+    table = params['bert']['embeddings']['word_embeddings']
+    assert table.shape == (384, 32)
+    assert not table[300:].any() and table[:300].any(axis=1).all()
+    grads = unrolled[1]
+    for grad in (grads['bert']['embeddings']['word_embeddings'],
+                 grads['cls']['predictions']['output_bias']):
+        assert not grad[300:].any() and grad[:300].any()
+    # Not even with parameters that no training gives.
+    embeddings = params['bert']['embeddings'] | {'word_embeddings': table.at[300:].set(50.0)}
+    predictions = params['cls']['predictions'] | {'output_bias': jnp.full(384, 99.0)}
+    odd = {'bert': params['bert'] | {'embeddings': embeddings},
+           'cls': params['cls'] | {'predictions': predictions}}
+    inputs = [batch[name] for name in ('ids', 'mask', 'segments', 'positions')]
+    out = jit(lambda p: BertForPreTraining(CONFIG).apply({'params': p}, *inputs))(odd)
+    assert (masked_lm_logits(out['mlm_output']).argmax(-1) < 300).all()
+
+
+def test_bfloat16_computes_in_half_and_keeps_float32_parameters(params, batch, encode):
+    c = config(dtype='bfloat16')
+    inputs = [batch[name] for name in ('ids', 'mask', 'segments')]
+    half = jit(lambda p: Bert(c).apply({'params': p}, *inputs))(params['bert'])
+    wide = encode(*inputs)
+    for name in ('sequence_output', 'pooled_output', 'embedding_output'):
+        assert half[name].dtype == jnp.bfloat16, name
+        difference = half[name].astype(jnp.float32) - wide[name]
+        assert 0 < jnp.abs(difference).mean() < 0.02, name
+    model = BertForPreTraining(c)
+    out = jax.eval_shape(lambda p: model.apply({'params': p}, *inputs, batch['positions']), params)
+    logits = jax.eval_shape(masked_lm_logits, out['mlm_output'])
+    assert out['nsp_logits'].dtype == logits.dtype == jnp.float32
+    grads = jax.eval_shape(jax.grad(lambda p: loss(c, p, batch)), params)
+    shapes = nn.meta.unbox(jax.eval_shape(lambda: init(c)))
+    for tree in (shapes, grads):
+        assert {x.dtype for x in jax.tree.leaves(tree)} == {jnp.dtype('float32')}
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scanned'])
+def test_parameter_names_shapes_axes_and_decay_are_the_golden_ones(scan):
+    """`path shape logical-axes decays`, a line a parameter. UPDATE_GOLDEN=1 writes the file."""
+    layers, hidden, heads = MODEL_SIZES['tiny']
+    c = BertConfig(vocab_size=30522, num_layers=layers, hidden_size=hidden, num_heads=heads,
+                   intermediate_size=4 * hidden, scan_layers=scan)
+    boxed = jax.eval_shape(lambda: init(c))
+    lines = []
+    for path, box in jax.tree_util.tree_leaves_with_path(
+        boxed, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata)
+    ):
+        shape = 'x'.join(map(str, box.value.shape))
+        axes = ','.join(name or '-' for name in box.names)
+        assert len(box.names) == len(box.value.shape), path
+        lines.append(f"{'/'.join(path_names(path))} {shape} {axes} {decays(path)}")
+    text = '\n'.join(sorted(lines)) + '\n'
+    golden = GOLDEN / f"tiny_parameters{'_scanned' if scan else ''}.txt"
+    if os.environ.get('UPDATE_GOLDEN'):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()

@@ -1,0 +1,69 @@
+"""The FLOPs formula against the published table and against the products that are in the model."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from bert_jax.config import MODEL_SIZES
+from bert_jax.model.flops import peak_flops, train_flops
+from bert_jax.model.heads import BertForPreTraining, masked_lm_logits
+from bert_jax.model.layers import BertConfig
+
+
+def config(name, vocab_size=30522, **changes):
+    layers, hidden, heads = MODEL_SIZES[name]
+    return BertConfig(vocab_size=vocab_size, num_layers=layers, hidden_size=hidden,
+                      num_heads=heads, intermediate_size=4 * hidden, **changes)
+
+
+@pytest.mark.parametrize('name, length, slots, gflops', [
+    ('base', 128, 20, 69.93), ('base', 512, 80, 301.45),
+    ('large', 128, 20, 240.64), ('large', 512, 80, 1020.53),
+])
+def test_flops_of_the_paper_s_models(name, length, slots, gflops):
+    assert train_flops(config(name), length, slots) / 1e9 == pytest.approx(gflops, abs=0.005)
+
+
+def product_flops(jaxpr):
+    """Of all matrix products in a jaxpr, loops counted as often as they run."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == 'dot_general':
+            (contracted, _), _ = eqn.params['dimension_numbers']
+            left = eqn.invars[0].aval.shape
+            total += 2 * eqn.outvars[0].aval.size * math.prod(left[i] for i in contracted)
+        times = eqn.params.get('length', 1) if eqn.primitive.name == 'scan' else 1
+        for inner in jaxprs_in_params(eqn.params):
+            total += times * product_flops(inner)
+    return total
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_the_formula_counts_the_products_of_the_forward_pass(scan):
+    c = config('mini', vocab_size=1024, scan_layers=scan)
+    length, slots = 64, 10
+    ids, positions = jnp.ones((1, length), jnp.int32), jnp.ones((1, slots), jnp.int32)
+    model = BertForPreTraining(c)
+
+    def forward(params):
+        out = model.apply(params, ids, ids, ids, positions)
+        return masked_lm_logits(out['mlm_output']), out['nsp_logits']
+
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), ids, ids, ids, positions))
+    found = product_flops(jax.make_jaxpr(forward)(params).jaxpr)
+    # Look-ups done as products with one-hot rows are not counted as work.
+    look_ups = 2 * c.hidden_size * length * (slots + c.type_vocab_size)
+    assert 3 * (found - look_ups) == train_flops(c, length, slots)
+
+
+@pytest.mark.parametrize('kind, peak', [
+    ('TPU v2', 46e12), ('TPU v3', 123e12), ('TPU v4', 275e12), ('TPU v5 lite', 197e12),
+    ('TPU v5e', 197e12), ('TPU v5', 459e12), ('TPU v5p', 459e12), ('TPU v6 lite', 918e12),
+    ('TPU v6e', 918e12), ('NVIDIA H200', 989e12), ('NVIDIA H100 80GB HBM3', 989e12),
+    ('NVIDIA A100-SXM4-40GB', 312e12), ('cpu', None), ('Tesla T4', None),
+])
+def test_peak_of_a_device_kind(kind, peak):
+    assert peak_flops(kind) == peak

@@ -1,0 +1,120 @@
+"""Masked-LM loss in parts against plain cross entropy; gathering; next sentence."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bert_jax.model.heads import (
+    PADDING_LOGIT,
+    cross_entropy,
+    gather_positions,
+    masked_lm_logits,
+    masked_lm_loss,
+    mlm_chunks,
+)
+from bert_jax.sharding import Layout
+
+BATCH, SLOTS, HIDDEN, VOCAB, PADDED = 4, 10, 16, 50, 64
+jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
+
+
+def inputs(dtype=jnp.float32):
+    """((hidden, table, bias), labels, weights): some slots empty, a whole row too."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    hidden = jax.random.normal(keys[0], (BATCH, SLOTS, HIDDEN)).astype(dtype)
+    table = jax.random.normal(keys[1], (PADDED, HIDDEN)).at[VOCAB:].set(0).astype(dtype)
+    bias = jax.random.normal(keys[2], (PADDED,)).at[VOCAB:].set(PADDING_LOGIT)
+    labels = jax.random.randint(keys[3], (BATCH, SLOTS), 0, VOCAB)
+    used = np.arange(SLOTS) < np.array([[10], [7], [1], [0]])
+    return (hidden, table, bias), labels, jnp.array(used, jnp.float32)
+
+
+def plain_loss(output, labels, weights):
+    losses = optax.softmax_cross_entropy_with_integer_labels(masked_lm_logits(output), labels)
+    return jnp.sum(losses * weights)
+
+
+def chunked_loss(output, labels, weights, chunks):
+    return masked_lm_loss(output, labels, weights, chunks, Layout())[0]
+
+
+@pytest.fixture(scope='module')
+def plain():
+    """(loss, gradients) by the plain form, of the loss times 3."""
+    output, labels, weights = inputs()
+    return jit(jax.value_and_grad(lambda o: 3.0 * plain_loss(o, labels, weights)))(output)
+
+
+@pytest.mark.parametrize('chunks', [1, 2, 5, 10])
+def test_loss_and_gradients_are_those_of_plain_cross_entropy(plain, chunks):
+    output, labels, weights = inputs()
+    loss, grads = jit(jax.value_and_grad(
+        lambda o: 3.0 * chunked_loss(o, labels, weights, chunks)
+    ))(output)
+    np.testing.assert_allclose(loss, plain[0], rtol=1e-6)
+    for ours, theirs in zip(grads, plain[1], strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert not grads[0][weights == 0].any() and jnp.abs(grads[0][weights == 1]).min() > 0
+    assert not grads[1][VOCAB:].any() and not grads[2][VOCAB:].any()
+
+
+def test_gradients_in_bfloat16_are_close_to_float32(plain):
+    output, labels, weights = inputs(jnp.bfloat16)
+    loss, grads = jit(jax.value_and_grad(
+        lambda o: 3.0 * chunked_loss(o, labels, weights, 2)
+    ))(output)
+    assert [g.dtype for g in grads] == [jnp.bfloat16, jnp.bfloat16, jnp.float32]
+    np.testing.assert_allclose(loss, plain[0], rtol=5e-3)
+    for ours, theirs in zip(grads, plain[1], strict=True):
+        error = jnp.linalg.norm(ours.astype(jnp.float32) - theirs) / jnp.linalg.norm(theirs)
+        assert error < 0.02
+
+
+def test_correct_predictions_are_counted_where_the_weight_is_one():
+    output, labels, weights = inputs()
+    best = masked_lm_logits(output).argmax(-1)
+    labels = jnp.where(jnp.arange(SLOTS) < 5, best, (best + 1) % VOCAB)  # right in slots 0 to 4
+    for chunks in (1, 2):
+        _, correct = masked_lm_loss(output, labels, weights, chunks, Layout())
+        assert correct == 5 + 5 + 1 + 0
+
+
+def test_a_tie_with_the_highest_logit_counts_as_correct_and_labels_give_their_own_loss():
+    logits = jnp.array([[0.0, 2.0, 2.0], [0.0, 1.0, 5.0]])
+    loss, correct = cross_entropy(logits, jnp.array([2, 1]))
+    expected = [np.log(2 + np.exp(-2.0)), np.log(1 + np.exp(1.0) + np.exp(5.0)) - 1]
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    np.testing.assert_array_equal(correct, [1, 0])
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_gathering_positions_is_exact_and_adds_up_gradients(dtype):
+    x = jax.random.normal(jax.random.key(0), (3, 12, 8)).astype(dtype)
+    positions = np.array([[0, 11, 5, 5], [1, 2, 3, 0], [0, 0, 0, 0]])
+    expected = np.take_along_axis(np.asarray(x, np.float32), positions[..., None], axis=1)
+    got = gather_positions(x, positions)
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(got, np.float32), expected)
+    grad = jax.grad(lambda x: gather_positions(x, positions).astype(jnp.float32).sum())(x)
+    times = np.stack([np.bincount(row, minlength=12) for row in positions])
+    np.testing.assert_array_equal(np.asarray(grad[..., 0], np.float32), times)
+
+
+@pytest.mark.parametrize('rows, slots, vocab, limit, chunks', [
+    (2, 10, 100, 8000, 1),  # all of it is 2 x 10 x 100 x 4 bytes
+    (2, 10, 100, 7999, 2),
+    (2, 10, 100, 3999, 5),  # 3 and 4 do not divide 10
+    (2, 10, 100, 1599, 10),
+    (2, 10, 100, 1, 10),  # never parts of a slot
+    (2, 7, 100, 5599, 7),  # a prime number of slots
+    (1, 1, 100, 1, 1),
+    (256, 20, 30592, 1 << 30, 1),
+    (1024, 20, 30592, 1 << 30, 4),
+])
+def test_logits_are_computed_in_the_fewest_parts_that_fit(rows, slots, vocab, limit, chunks):
+    assert mlm_chunks(rows, slots, vocab, limit) == chunks

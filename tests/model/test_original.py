@@ -1,0 +1,166 @@
+"""Model, loss, optimizer and train step against what google-research/bert itself computed."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from bert_jax.data.spec import pretrain_spec
+from bert_jax.model.heads import cross_entropy, masked_lm_logits
+from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.sharding import MESH_AXES
+from bert_jax.tasks.pretrain import Pretraining
+from bert_jax.train.evaluate import evaluate
+from bert_jax.train.state import TrainState
+from bert_jax.train.step import make_eval_step, make_train_step
+
+
+@pytest.fixture(scope='module')
+def original():
+    return pytest.importorskip('original', reason='needs tensorflow')
+
+
+@pytest.fixture(scope='module')
+def small(shared_data, original):
+    """(folder, task, parameters, the 30 batches) of the small reference model."""
+    folder = shared_data / 'tf1_reference' / 'small'
+    config = original.config_of(folder / 'bert_config.json')
+    arrays = dict(np.load(folder / 'batches.npz'))
+    arrays['next_sentence_labels'] = arrays['next_sentence_labels'][..., 0]
+    arrays['example_weights'] = np.ones(arrays['next_sentence_labels'].shape, np.float32)
+    batches = [{name: x[i] for name, x in arrays.items()} for i in range(30)]
+    params = original.parameters_of(folder / 'init' / 'bert_model.ckpt', config)
+    return folder, Pretraining(config), params, batches
+
+
+def one_device():
+    return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), MESH_AXES)
+
+
+def assert_same_tree(ours, theirs, atol):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    leaves = jax.tree_util.tree_leaves_with_path(ours)
+    for (path, x), y in zip(leaves, jax.tree.leaves(theirs), strict=True):
+        assert x.shape == y.shape, path
+        np.testing.assert_allclose(x, y, rtol=0, atol=atol, err_msg=jax.tree_util.keystr(path))
+
+
+def test_the_loader_fills_every_parameter(small):
+    _, task, params, _ = small
+    shapes = nn.meta.unbox(jax.eval_shape(task.init, jax.random.key(0)))
+    assert jax.tree.map(np.shape, params) == jax.tree.map(lambda x: x.shape, shapes)
+
+
+def test_forward_pass_of_the_original(small):
+    folder, task, params, batches = small
+    expected = np.load(folder / 'forward.npz')
+    batch = batches[0]
+    out = jax.jit(task.outputs)(params, batch)
+    close = {'rtol': 0, 'atol': 1e-5}
+    for name in ('embedding_output', 'sequence_output', 'pooled_output'):
+        np.testing.assert_allclose(out[name], expected[name], err_msg=name, **close)
+    for i, layer in enumerate(out['layers']):
+        np.testing.assert_allclose(layer, expected[f'encoder_layer_{i}'], err_msg=str(i), **close)
+    log_probs = jax.nn.log_softmax(masked_lm_logits(out['mlm_output']))[..., :1024]
+    np.testing.assert_allclose(
+        log_probs.reshape(-1, 1024), expected['masked_lm_log_probs'], rtol=1e-6, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        jax.nn.log_softmax(out['nsp_logits']), expected['next_sentence_log_probs'], **close
+    )
+    nsp_loss, _ = cross_entropy(out['nsp_logits'], batch['next_sentence_labels'])
+    np.testing.assert_allclose(nsp_loss, expected['next_sentence_example_loss'], **close)
+
+
+def test_thirty_training_steps_of_the_original(small, original):
+    """Losses, gradient norms and final parameters of a whole run.
+
+    The recorded rate at a step is the schedule's there (0 at step 0), but the recorded parameters
+    were updated with the rate one step ahead: in a TF1 session on a CPU the assignment of the step
+    counter came before its reading for the rate. So the optimizer here is one step ahead as well.
+    """
+    folder, task, params, batches = small
+    training = json.loads((folder / 'training.json').read_text())
+    schedule = make_schedule([ScheduleSegment(
+        start=0, steps=training['num_train_steps'], learning_rate=training['learning_rate'],
+        warmup=training['num_warmup_steps'],
+    )])
+    optimizer = make_optimizer(
+        'bert_adamw', lambda step: schedule(step + 1), weight_decay=training['weight_decay'],
+        b1=0.9, b2=0.999, eps=1e-6,
+    )
+    step = make_train_step(
+        task, optimizer, schedule, one_device(), seed=0, clip_norm=training['clip_norm']
+    )
+    params = jax.tree.map(jnp.array, params)
+    state = TrainState(jnp.int32(0), params, optimizer.init(params))
+    for i, (batch, theirs) in enumerate(zip(batches, training['steps'], strict=True)):
+        state, metrics = step(state, batch)
+        mlm = metrics['mlm_loss'] / metrics['mlm_count']
+        ours = [metrics['loss'], mlm, metrics['nsp_loss'] / 8, metrics['grad_norm'],
+                metrics['learning_rate']]
+        expected = [theirs[name] for name in ('loss', 'mlm', 'nsp', 'gn', 'lr')]
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, err_msg=f'step {i}')
+    final = original.parameters_of(folder / 'final' / 'bert_model.ckpt', task.config)
+    assert_same_tree(jax.device_get(state.params), final, atol=1e-5)
+
+
+@pytest.fixture(scope='module')
+def tiny(shared_data, original):
+    """(folder, task, parameters, the held-out rows) of the BERT-Tiny that the original trained."""
+    import tensorflow as tf
+
+    folder = shared_data / 'tf1_reference' / 'tiny_wikipedia'
+    config = original.config_of(folder / 'bert_config.json', mlm_chunk_bytes=16 << 20)
+    spec = {name: f for name, f in pretrain_spec(128, 20).items() if name != 'example_weights'}
+    features = {
+        name: tf.io.FixedLenFeature(f.shape or (1,), tf.float32 if f.dtype == np.float32
+                                    else tf.int64)
+        for name, f in spec.items()
+    }
+    dataset = tf.data.TFRecordDataset(str(folder / 'eval.tfrecord')).batch(2048)
+    read = tf.io.parse_example(next(iter(dataset)), features)
+    rows = {name: x.numpy().astype(spec[name].dtype) for name, x in read.items()}
+    rows['next_sentence_labels'] = rows['next_sentence_labels'][:, 0]
+    rows['example_weights'] = np.ones(831, np.float32)
+    return folder, Pretraining(config), original.parameters_of(
+        folder / 'bert_model.ckpt', config), rows
+
+
+def test_outputs_of_a_model_that_the_original_trained(tiny):
+    folder, task, params, rows = tiny
+    expected = np.load(folder / 'predictions.npz')
+    batch = {name: x[:16] for name, x in rows.items()}
+    out = jax.jit(task.outputs)(params, batch)
+    close = {'rtol': 1e-5, 'atol': 2e-5}
+    np.testing.assert_allclose(
+        out['sequence_output'][:4], expected['sequence_output_first4'], **close)
+    np.testing.assert_allclose(out['pooled_output'], expected['pooled_output'][:16], **close)
+    np.testing.assert_allclose(
+        jax.nn.log_softmax(out['nsp_logits']), expected['next_sentence_log_probs'][:16], **close)
+    logits = masked_lm_logits(out['mlm_output'])
+    loss, _ = cross_entropy(logits, batch['masked_lm_ids'])
+    np.testing.assert_allclose(loss, expected['masked_lm_example_loss'][:16], **close)
+    np.testing.assert_array_equal(logits.argmax(-1), expected['masked_lm_predictions'][:16])
+
+
+def test_evaluation_reaches_the_figures_of_the_original(tiny):
+    """All 831 held-out rows through the evaluation step, the last batch filled up with nothing."""
+    _, task, params, rows = tiny
+    size = 128
+
+    def batches():
+        for start in range(0, 831, size):
+            part = {name: x[start : start + size] for name, x in rows.items()}
+            yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))
+                   for name, x in part.items()}
+
+    metrics = evaluate(task, make_eval_step(task, one_device()), params, batches())
+    for name, value in {
+        'mlm_loss': 6.6657, 'mlm_accuracy': 0.1456, 'nsp_loss': 0.7115, 'nsp_accuracy': 0.6077
+    }.items():
+        assert metrics[name] == pytest.approx(value, abs=1e-4), name

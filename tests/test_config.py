@@ -1,0 +1,308 @@
+"""Every config file resolves to its golden form; values that cannot work are refused in one line.
+
+UPDATE_GOLDEN=1 writes tests/golden/<config>.txt anew.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import jax
+import pytest
+from flax import linen as nn
+
+from bert_jax import experiment
+from bert_jax.config import (
+    MODEL_SIZES,
+    default_config,
+    fields,
+    get_field,
+    model_sizes,
+    parse_duration,
+    phases,
+)
+from bert_jax.errors import InputError
+from bert_jax.model.layers import BertConfig
+from bert_jax.tasks.pretrain import Pretraining
+from bert_jax.validation import mesh_data, validate
+
+ROOT = Path(__file__).resolve().parent.parent
+# Arguments that a config file takes, after a colon, besides none.
+ARGUMENTS = {'large_pretrain': ['lamb']}
+NAMES = [
+    path.stem + (f':{argument}' if argument else '')
+    for path in sorted((ROOT / 'configs').glob('*.py'))
+    for argument in ['', *ARGUMENTS.get(path.stem, [])]
+]
+
+
+def load(name):
+    """The config of `configs/<stem>.py:<argument>`."""
+    stem, _, argument = name.partition(':')
+    spec = importlib.util.spec_from_file_location(stem, ROOT / 'configs' / f'{stem}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(*([argument] if argument else []))
+
+
+def changed(values, name=None):
+    """The default config, with 1,000 steps, or that of a file, with fields changed."""
+    config = load(name) if name else default_config()
+    if name is None:
+        config.train.steps = 1000
+    config.update_from_flattened_dict(values)
+    return config
+
+
+def flat(tree, prefix=''):
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f'{prefix}{key}.')
+        else:
+            yield f'{prefix}{key} = {value!r}'
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
+    config = load(name)
+    validate(config)
+    validate(config, num_devices=8)
+    parts = phases(config, num_examples=100_000)
+    lines = sorted(flat(experiment.resolve(config, parts, config.data.vocab_size)))
+    lines += [repr(segment) for segment in experiment.schedule_segments(config, parts)]
+    golden = ROOT / 'tests' / 'golden' / f"{name.replace(':', '_')}.txt"
+    text = '\n'.join(lines) + '\n'
+    if os.environ.get('UPDATE_GOLDEN'):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_an_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match='lamp is unknown: choose paper or lamb'):
+        load('large_pretrain:lamp')
+
+
+def test_every_field_of_a_config_file_can_be_set_and_no_other():
+    config = default_config()
+    for path in fields(config):
+        get_field(config, path)
+    assert 'train.steps' in fields(config) and 'model' not in fields(config)
+    with pytest.raises((AttributeError, KeyError)):
+        config.train.step = 5
+
+
+BAD = [
+    # Names: the field, and the nearest one that is valid.
+    ({'model.name': 'larg'}, "config.model.name='larg' is unknown: did you mean 'large'?"),
+    ({'model.hidden_act': 'gelu_tan'}, "hidden_act='gelu_tan' is unknown: did you mean 'gelu_tan"),
+    ({'model.hidden_act': 'swish'}, 'choose from gelu_tanh, gelu_erf'),
+    ({'model.dtype': 'bf16'}, "config.model.dtype='bf16' is unknown: did you mean 'bfloat16'?"),
+    ({'model.remat': 'dot'}, "did you mean 'dots'?"),
+    ({'optimizer.name': 'lam'}, "config.optimizer.name='lam' is unknown: did you mean 'lamb'?"),
+    ({'optimizer.name': 'sgd'}, 'choose from bert_adamw, adamw, lamb'),
+    ({'phases': ({'step': 5},)}, "config.phases[0].step is not a field: did you mean 'steps'?"),
+    # Sizes.
+    ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide config.model.hidden_size='
+                             '768: the nearest that does is 4'),
+    ({'model.num_layers': 0}, 'config.model.num_layers=0 must be above 0'),
+    ({'model.hidden_size': 0}, 'config.model.hidden_size=0 must be above 0'),
+    ({'data.max_seq_length': 1024}, 'config.data.max_seq_length=1024 is longer than the position '
+                                    'table, config.model.max_position_embeddings=512'),
+    ({'data.max_seq_length': 7}, 'config.data.max_seq_length=7 is too short'),
+    ({'phases': ({'steps': 5}, {'steps': 5, 'max_seq_length': 513})},
+     'config.phases[1].max_seq_length=513 is longer'),
+    ({'data.max_predictions_per_seq': 127}, 'from 1 to max_seq_length - 2 = 126'),
+    ({'data.max_predictions_per_seq': 0}, 'config.data.max_predictions_per_seq=0'),
+    # Rates.
+    ({'model.hidden_dropout': 1.0}, 'config.model.hidden_dropout=1 drops everything'),
+    ({'model.attention_dropout': -0.1}, 'config.model.attention_dropout=-0.1 must be from 0 to 1'),
+    ({'data.masked_lm_prob': 15.0}, 'config.data.masked_lm_prob=15.0 must be from 0 to 1'),
+    ({'data.mask_rate': 0.95}, 'config.data.mask_rate=0.95 and config.data.random_rate=0.1 add up'),
+    ({'optimizer.learning_rate': 0.0}, 'config.optimizer.learning_rate=0.0 must be above 0'),
+    ({'optimizer.learning_rate': float('nan')}, 'config.optimizer.learning_rate=nan'),
+    # Batches and meshes, with eight devices.
+    ({'train.batch_size': 100}, 'config.train.batch_size=100 cannot be split over mesh data=8 x '
+                                'fsdp=1: the nearest above is 104'),
+    ({'train.eval_batch_size': 12}, 'config.train.eval_batch_size=12 cannot be split'),
+    ({'train.accumulation_steps': 3}, 'config.train.accumulation_steps=3 does not divide '
+                                      'config.train.batch_size=256'),
+    ({'train.accumulation_steps': 64}, 'in 64 parts: the nearest above is 512'),
+    ({'train.accumulation_steps': 0}, 'config.train.accumulation_steps=0 must be above 0'),
+    ({'phases': ({'steps': 5, 'batch_size': 9},)}, 'config.phases[0].batch_size=9 cannot be split'),
+    ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=1 x tensor=1 does not fit 8 devices'),
+    ({'mesh.fsdp': 3}, 'does not fit 8 devices'),
+    ({'mesh.fsdp': 16}, 'does not fit 8 devices'),
+    ({'mesh.tensor': 0}, 'config.mesh.tensor=0 must be above 0'),
+    ({'mesh.tensor': 8}, 'config.mesh.tensor=8 does not divide config.model.num_heads=12'),
+    ({'mesh.fsdp': 8, 'model.hidden_size': 36}, 'config.mesh.fsdp=8 does not divide '
+                                                'config.model.hidden_size=36'),
+    # Durations.
+    ({'train.steps': 0}, 'config.train.steps is not set'),
+    ({'train.steps': '10%'}, "config.train.steps='10%': '%' is of train.steps"),
+    ({'train.steps': 'many'}, "config.train.steps='many' is not a duration"),
+    ({'train.steps': '3 parsecs'}, "config.train.steps='3 parsecs' is not a duration"),
+    ({'train.steps': -5}, 'config.train.steps=-5 is not a duration'),
+    ({'phases': ({}, {}), 'train.steps': 10}, 'config.phases[0].steps is not set'),
+    ({'phases': ({'steps': 5, 'warmup': 2},)}, 'config.phases[0].warmup is used only where'),
+    ({'phases': ({'steps': 5, 'learning_rate': 1.0, 'warmup': '2 feet'},)},
+     "config.phases[0].warmup='2 feet' is not a duration"),
+    ({'train.save_every': 'often'}, "config.train.save_every='often' is not a duration"),
+    ({'train.eval_every': '3 feet'}, "config.train.eval_every='3 feet' is not a duration"),
+    ({'train.log_every': -1}, 'config.train.log_every=-1 is not a duration'),
+    ({'optimizer.warmup': 'long'}, "config.optimizer.warmup='long' is not a duration"),
+    ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),
+    ({'phases': ({'steps': 5, 'batch_size': 0},)}, 'config.phases[0].batch_size=0'),
+    ({'phases': ({'steps': 5, 'batch_size': '64'},)}, "config.phases[0].batch_size='64'"),
+    ({'optimizer.b1': 1.0}, 'config.optimizer.b1=1.0'),
+    ({'optimizer.b2': 1.5}, 'config.optimizer.b2=1.5'),
+    ({'optimizer.clip_norm': -1.0}, 'config.optimizer.clip_norm=-1.0'),
+    ({'optimizer.weight_decay': -0.01}, 'config.optimizer.weight_decay=-0.01'),
+    ({'train.max_eval_examples': -1}, 'config.train.max_eval_examples=-1'),
+    ({'seed': 2**31}, 'config.seed=2147483648'),
+]
+
+
+def case(values, *marks):
+    return ','.join(f'{key}={value}' for key, value in values.items())
+
+
+@pytest.mark.parametrize('values, message', BAD, ids=[case(row[0]) for row in BAD])
+def test_a_value_that_cannot_work_is_refused_in_one_line_with_its_field(values, message):
+    with pytest.raises(InputError) as error:
+        validate(changed(values), num_devices=8)
+    assert message in str(error.value)
+    assert '\n' not in str(error.value)
+
+
+def test_the_vocabulary_must_split_over_the_tensor_axis():
+    """BERT-Base on three devices: heads and intermediate split by 3, 30,592 rows do not."""
+    config = changed({'mesh.tensor': 3, 'model.vocab_size': 30522, 'train.batch_size': 3,
+                      'train.eval_batch_size': 3})
+    with pytest.raises(InputError, match='config.mesh.tensor=3'):
+        validate(config, num_devices=3)
+
+
+@pytest.mark.parametrize('axes, num_devices, data', [
+    ((-1, 1, 1), 8, 8), ((-1, 2, 2), 8, 2), ((2, 2, 2), 8, 2), ((-1, 8, 1), 8, 1),
+    ((-1, 1, 1), 1, 1),
+])
+def test_the_data_axis_takes_what_is_left(axes, num_devices, data):
+    config = changed({f'mesh.{name}': size for name, size in zip(('data', 'fsdp', 'tensor'), axes)})
+    assert mesh_data(config, num_devices) == data
+
+
+@pytest.mark.parametrize('value, steps', [
+    (1000, 1000), ('1000', 1000), ('1_000', 1000), ('1e6', 1_000_000), ('1000 steps', 1000),
+    ('1 step', 1), (0, 0), ('10%', 200), ('28.43%', 569), ('0.01%', 0), (' 10 % ', 200),
+    ('3 epochs', 94), ('1 epoch', 31), ('0.5 epochs', 16), ('0.001 epochs', 1), ('3epochs', 94),
+    ('64 examples', 2), ('65 examples', 3), ('1 example', 1), ('5e3 examples', 157),
+])
+def test_durations(value, steps):
+    assert parse_duration(value, 'x', batch_size=32, num_examples=1000, total=2000) == steps
+
+
+@pytest.mark.parametrize('value', [
+    'soon', '', '-5', -5, 1.5, '1.5', '1.5 steps', True, None, '5 %s', '3 Epochs', 'epochs', '%',
+    '1 000',
+    '1__0', '1_',
+])
+def test_what_is_no_duration_is_refused_with_its_field(value):
+    with pytest.raises(InputError, match=r'config\.train\.steps='):
+        parse_duration(value, 'train.steps', batch_size=32, num_examples=1000, total=2000)
+
+
+@pytest.mark.parametrize('value, known', [
+    ('10%', {'num_examples': 10, 'total': None}), ('3 epochs', {'num_examples': None, 'total': 9}),
+])
+def test_a_unit_that_means_nothing_here_is_refused(value, known):
+    with pytest.raises(InputError, match=f"config.a.b='{value}'"):
+        parse_duration(value, 'a.b', batch_size=32, **known)
+
+
+@pytest.mark.parametrize('given, total, counts', [
+    ((), 7, [7]),
+    (({'steps': 900_000}, {'steps': 100_000}), 0, [900_000, 100_000]),
+    (({'steps': 900_000}, {'steps': 100_000}), 1_000_000, [900_000, 100_000]),
+    (({'steps': 900_000}, {'steps': 100_000}), 100, [90, 10]),
+    (({'steps': 900_000}, {'steps': 100_000}), 2_000_000, [1_800_000, 200_000]),
+    (({'steps': 900_000}, {'steps': 100_000}), 4, [3, 1]),  # every phase keeps a step
+    (({'steps': 98}, {'steps': 1}, {'steps': 1}), 3, [1, 1, 1]),
+    (({'steps': 1}, {'steps': 1}, {'steps': 98}), 5, [1, 1, 3]),
+    (({'steps': '90%'}, {'steps': '10%'}), 1000, [900, 100]),
+    (({'steps': 10}, {}), 30, [10, 20]),  # the rest
+    (({'steps': '2 epochs', 'batch_size': 100}, {'steps': 5}), 0, [20, 5]),
+])
+def test_phases_add_up_to_the_steps_of_the_run(given, total, counts):
+    config = changed({'phases': given, 'train.steps': total})
+    found = phases(config, num_examples=1000)
+    assert [phase['steps'] for phase in found] == counts
+
+
+def test_fewer_steps_than_phases_are_refused():
+    with pytest.raises(InputError, match='config.train.steps=1 is less than one step for each'):
+        phases(changed({'train.steps': 1}, 'base_pretrain'))
+
+
+def test_a_phase_takes_what_it_leaves_out_from_train_and_data():
+    config = changed({
+        'train.batch_size': 64, 'data.max_seq_length': 96, 'data.max_predictions_per_seq': 14,
+        'train.steps': 0, 'phases': ({'steps': 5}, {'steps': 20, 'max_seq_length': 200,
+                                                    'learning_rate': 0.5, 'warmup': '10%'}),
+    })
+    one, two = phases(config)
+    assert one == {'steps': 5, 'batch_size': 64, 'max_seq_length': 96,
+                   'max_predictions_per_seq': 14, 'learning_rate': None, 'warmup': None}
+    assert two == one | {'steps': 20, 'max_seq_length': 200, 'learning_rate': 0.5, 'warmup': 2}
+
+
+@pytest.mark.parametrize('parts, segments', [
+    (({'steps': 90}, {'steps': 10}), [(0, 100, 1.0, 20)]),  # one schedule spans the phases
+    (({'steps': 90, 'learning_rate': 2.0}, {'steps': 10, 'learning_rate': 3.0, 'warmup': 4}),
+     [(0, 90, 2.0, 18), (90, 10, 3.0, 4)]),
+    (({'steps': 50}, {'steps': 40, 'learning_rate': 2.0}, {'steps': 10}),
+     [(0, 50, 1.0, 10), (50, 50, 2.0, 8)]),  # its own schedule starts with a phase and goes on
+])
+def test_schedule_segments_follow_the_phases(parts, segments):
+    config = changed({'phases': parts, 'train.steps': 0, 'optimizer.learning_rate': 1.0,
+                      'optimizer.warmup': '20%'})
+    found = experiment.schedule_segments(config, phases(config))
+    assert [(s.start, s.steps, s.learning_rate, s.warmup) for s in found] == segments
+
+
+@pytest.mark.parametrize('name, layers, hidden, heads', [
+    ('tiny', 2, 128, 2), ('mini', 4, 256, 4), ('small', 4, 512, 8), ('medium', 8, 512, 8),
+    ('base', 12, 768, 12), ('large', 24, 1024, 16), ('BERT-Large', 24, 1024, 16),
+    ('bert_base', 12, 768, 12), ('uncased_L-4_H-512_A-8', 4, 512, 8),
+    # The rows of the paper's Table 6.
+    ('L-3_H-768_A-12', 3, 768, 12), ('L-6_H-768_A-3', 6, 768, 3), ('L-6_H-768_A-12', 6, 768, 12),
+    ('L-12_H-768_A-12', 12, 768, 12), ('L-12_H-1024_A-16', 12, 1024, 16),
+    ('L-24_H-1024_A-16', 24, 1024, 16),
+    # Google's miniatures: 2 to 12 layers of 128 to 768.
+    *[(f'L-{layers}_H-{hidden}_A-{hidden // 64}', layers, hidden, hidden // 64)
+      for layers in (2, 4, 6, 8, 10, 12) for hidden in (128, 256, 512, 768)],
+])
+def test_models_by_name(name, layers, hidden, heads):
+    sizes = {'num_layers': layers, 'hidden_size': hidden, 'num_heads': heads,
+             'intermediate_size': 4 * hidden}
+    assert model_sizes(changed({'model.name': name})) == sizes
+
+
+def test_sizes_override_the_name_one_by_one():
+    config = changed({'model.name': 'tiny', 'model.hidden_size': 64, 'model.num_layers': 5})
+    assert model_sizes(config) == {
+        'num_layers': 5, 'hidden_size': 64, 'num_heads': 2, 'intermediate_size': 256}
+    config = changed({'model.name': 'tiny', 'model.intermediate_size': 100})
+    assert model_sizes(config)['intermediate_size'] == 100
+
+
+@pytest.mark.parametrize('name, count', [  # with both heads, as google-research/bert counts
+    ('tiny', 4_433_468), ('mini', 11_267_900), ('small', 29_058_876), ('medium', 41_668_412),
+    ('base', 110_106_428), ('large', 336_226_108),
+])
+def test_number_of_parameters(name, count):
+    sizes = model_sizes(changed({'model.name': name}))
+    config = BertConfig(vocab_size=30522, **sizes)
+    shapes = nn.meta.unbox(jax.eval_shape(Pretraining(config).init, jax.random.key(0)))
+    padding = (config.padded_vocab_size - 30522) * (config.hidden_size + 1)
+    assert sum(x.size for x in jax.tree.leaves(shapes)) - padding == count
+    assert name in MODEL_SIZES

@@ -1,0 +1,172 @@
+"""Schedules and optimizers against their formulas, written out in NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from bert_jax.model.layers import BertConfig
+from bert_jax.optim import (
+    ScheduleSegment,
+    decay_mask,
+    make_optimizer,
+    make_schedule,
+    path_names,
+)
+from bert_jax.tasks.pretrain import Pretraining
+
+ADAM = {'weight_decay': 0.01, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
+jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
+
+
+@pytest.mark.parametrize('step, rate', [
+    (0, 0.0), (1, 0.1), (5, 0.5), (9, 0.9),
+    (10, 0.9),  # the jump where warm-up ends: 1 - 10 / 100, not 1
+    (11, 0.89), (50, 0.5), (99, 0.01), (100, 0.0),
+    (150, 0.0),  # past the end it stays, and does not wrap
+])
+def test_linear_schedule_counts_its_decay_from_step_0(step, rate):
+    schedule = make_schedule([ScheduleSegment(0, 100, 1.0, 10)])
+    assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
+    assert float(jax.jit(schedule)(jnp.int32(step))) == pytest.approx(rate, abs=1e-6)
+
+
+@pytest.mark.parametrize('step, rate', [(0, 0.0), (19, 1.9), (20, 2 * 0.8**0.5), (75, 1.0)])
+def test_power_one_half_is_a_square_root_decay(step, rate):
+    schedule = make_schedule([ScheduleSegment(0, 100, 2.0, 20)], power=0.5)
+    assert float(schedule(step)) == pytest.approx(rate, rel=1e-6)
+
+
+def test_without_warmup_the_first_step_has_the_full_rate():
+    assert float(make_schedule([ScheduleSegment(0, 4, 1.0, 0)])(0)) == 1.0
+
+
+@pytest.mark.parametrize('step, rate', [
+    (0, 0.0), (10, 0.9), (99, 0.01), (100, 0.0), (102, 1.0), (104, 1.8), (120, 1.0), (140, 0.0),
+])
+def test_a_second_segment_starts_its_own_warmup_and_decay(step, rate):
+    schedule = make_schedule([
+        ScheduleSegment(0, 100, 1.0, 10), ScheduleSegment(100, 40, 2.0, 4),
+    ])
+    assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
+
+
+def model_params(scan=False, boxed=False):
+    config = BertConfig(vocab_size=40, num_layers=2, hidden_size=8, num_heads=2,
+                        intermediate_size=12, max_position_embeddings=8, scan_layers=scan)
+    tree = jax.eval_shape(Pretraining(config).init, jax.random.key(0))
+    return tree if boxed else nn.meta.unbox(tree)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('boxed', [False, True])
+def test_decay_leaves_out_biases_and_layer_norm_and_nothing_else(scan, boxed):
+    params = model_params(scan, boxed)
+    mask = {'/'.join(path_names(path)): decays
+            for path, decays in jax.tree_util.tree_leaves_with_path(decay_mask(params))}
+    assert len(mask) == (26 if scan else 38)
+    for name, decays in mask.items():
+        leaf = name.split('/')[-1]
+        is_table = leaf.endswith('_embeddings')
+        assert decays == (leaf == 'kernel' or is_table), name
+    assert sum(mask.values()) == 3 + (4 if scan else 8) + 3
+
+
+def random_tree(like, seed, scale=1.0):
+    leaves, structure = jax.tree.flatten(like)
+    rng = np.random.default_rng(seed)
+    return structure.unflatten([
+        jnp.asarray(scale * rng.standard_normal(leaf.shape), jnp.float32) for leaf in leaves
+    ])
+
+
+def updated(name, params, gradients, rate=1e-2):
+    """Parameters after one update with each of the gradients, at rates rate, 2 rate, ..."""
+    optimizer = make_optimizer(name, lambda step: rate * (step + 1.0), **ADAM)
+
+    @jit
+    def update(params, state, grads):
+        updates, state = optimizer.update(grads, state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
+    state = optimizer.init(params)
+    for grads in gradients:
+        params, state = update(params, state, grads)
+    return params
+
+
+def numpy_updated(name, w, gradients, decay, trust, rate=1e-2):
+    """The same of one array, by the books."""
+    b1, b2, eps = 0.9, 0.999, 1e-6
+    w = np.asarray(w, np.float64)
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for i, g in enumerate(np.asarray(gradients, np.float64)):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        if name == 'bert_adamw':  # no correction of the bias
+            u = m / (np.sqrt(v) + eps)
+        else:
+            u = m / (1 - b1 ** (i + 1)) / (np.sqrt(v / (1 - b2 ** (i + 1))) + eps)
+        u = u + decay * w  # before the rate
+        if trust:
+            u = u * np.linalg.norm(w) / np.linalg.norm(u)
+        w = w - rate * (i + 1) * u
+    return w
+
+
+@pytest.mark.parametrize('name', ['bert_adamw', 'adamw', 'lamb'])
+@pytest.mark.parametrize('scale', [1.0, 1e-6], ids=['', 'eps shows'])
+def test_updates_follow_the_formula(name, scale):
+    params = {'dense': {'kernel': np.zeros((4, 3)), 'bias': np.zeros(3)},
+              'LayerNorm': {'scale': np.zeros(3), 'bias': np.zeros(3)},
+              'word_embeddings': np.zeros((5, 3)), 'output_bias': np.zeros(5)}
+    params = random_tree(params, 0)
+    gradients = [random_tree(params, seed, scale) for seed in (1, 2, 3)]
+    after = updated(name, params, gradients)
+    for path, w in jax.tree_util.tree_leaves_with_path(params):
+        leaf = functools.partial(functools.reduce, lambda tree, key: tree[key], path_names(path))
+        decays = path_names(path)[-1] in ('kernel', 'word_embeddings')
+        expected = numpy_updated(name, w, [leaf(g) for g in gradients], 0.01 * decays,
+                                 name == 'lamb' and decays)
+        np.testing.assert_allclose(leaf(after), expected, rtol=2e-5, atol=1e-6, err_msg=str(path))
+
+
+def stacked(params):
+    """Unrolled parameters in the scanned layout."""
+    encoder = params['bert']['encoder']
+    layers = [encoder[f'layer_{i}'] for i in range(len(encoder))]
+    layer = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+    return params | {'bert': params['bert'] | {'encoder': {'layer': layer}}}
+
+
+def test_lamb_is_the_same_for_stacked_and_fused_parameters():
+    """One trust ratio a layer and a Q, K, V slice, however the parameters are laid out."""
+    params = random_tree(model_params(), 0)
+    # Layers and slices of very different norms, so that a shared ratio would show.
+    self_1 = params['bert']['encoder']['layer_1']['attention']['self']['qkv']
+    self_1['kernel'] = self_1['kernel'] * jnp.array([1.0, 10.0, 100.0])[None, :, None, None]
+    gradients = [random_tree(params, seed) for seed in (1, 2, 3)]
+    after = updated('lamb', params, gradients)
+    scanned = updated('lamb', stacked(params), [stacked(g) for g in gradients])
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6),
+                 scanned, stacked(after))
+
+    def qkv(tree, kind):
+        return tree['bert']['encoder']['layer_1']['attention']['self']['qkv'][kind]
+
+    for i in range(3):  # as if query, key and value were parameters of their own
+        expected = numpy_updated('lamb', qkv(params, 'kernel')[:, i],
+                                 [qkv(g, 'kernel')[:, i] for g in gradients], 0.01, True)
+        np.testing.assert_allclose(qkv(after, 'kernel')[:, i], expected, rtol=2e-5, atol=2e-6)
+    expected = numpy_updated('lamb', qkv(params, 'bias'), [qkv(g, 'bias') for g in gradients],
+                             0.0, False)
+    np.testing.assert_allclose(qkv(after, 'bias'), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize('start, gradient', [(0.0, 1.0), (1.0, 0.0)], ids=['zero w', 'zero g'])
+def test_lamb_with_a_zero_norm_stays_finite(start, gradient):
+    params = {'kernel': jnp.full((2, 2), start)}
+    after = updated('lamb', params, [{'kernel': jnp.full((2, 2), gradient)}])['kernel']
+    assert jnp.isfinite(after).all() and (after != params['kernel']).all()

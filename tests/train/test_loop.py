@@ -1,0 +1,195 @@
+"""The training loop: what is due when, stopping, divergence, phases, resuming."""
+
+import jax
+import numpy as np
+import pytest
+from toy import Toy, batch, mesh, sgd_step
+
+from bert_jax.train.loop import Cadence, Diverged, Phase, Stopped, train
+from bert_jax.train.state import init_state
+
+MESH = mesh()
+
+
+class Records:
+    """Stands in for Report and Checkpoints; notes the order of what happens."""
+
+    def __init__(self):
+        self.events, self.saved, self.written, self.said = [], {}, {}, []
+
+    def write(self, step, metrics):
+        kind = 'eval' if any(name.startswith('eval/') for name in metrics) else 'log'
+        self.events.append((kind, step))
+        self.written[kind, step] = metrics
+
+    def say(self, line):
+        self.said.append(line)
+
+    def draw(self):
+        pass
+
+    def save(self, step, state):
+        self.events.append(('save', step))
+        self.saved[step] = jax.device_get(state)
+
+    def steps(self, kind):
+        return [step for event, step in self.events if event == kind]
+
+
+@pytest.fixture(scope='module')
+def trainer():
+    """(task, train step, the state to start from), made once."""
+    optimizer, step = sgd_step(Toy(), MESH)
+    return Toy(), step, jax.device_get(init_state(Toy(), optimizer, MESH, 0))
+
+
+class Run:
+    """One call of `train` over phases of so many steps; `bad` is a batch with NaN."""
+
+    def __init__(self, trainer, cadence=(0, 0, 0), steps=(10,), state=None, stop_at=None,
+                 bad=None, peak_flops=None):
+        task, step, fresh = trainer
+        self.records, self.asked, self.evaluated = Records(), [], []
+        phases = []
+        for i, count in enumerate(steps):
+            phases.append(self.phase(i, sum(steps[:i]), count, bad))
+        state = jax.device_put(fresh if state is None else state)
+        self.error = None
+        try:
+            self.state, self.metrics = train(
+                task, state, step, phases, Cadence(*cadence), self.records,
+                self.records, peak_flops=peak_flops, should_stop=lambda step: step == stop_at,
+            )
+        except (Diverged, Stopped) as error:
+            self.error = error
+
+    def phase(self, number, start, steps, bad):
+        size = 8 * (number + 1)
+
+        def batches(first):
+            self.asked.append((number, first))
+            for i in range(start + first, start + steps):
+                rows = batch(i, size)
+                if i == bad:
+                    rows['y'][0, 0] = np.nan
+                yield jax.device_put(rows)
+
+        def evaluate(params):
+            self.evaluated.append(number)
+            return {'mse': float(np.square(params['dense']['kernel']).sum())}
+
+        return Phase(start, steps, size, batches, evaluate, 600.0, f'phase {number}')
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
+@pytest.mark.parametrize('cadence, log, evaluate, save', [
+    ((3, 4, 5), [3, 6, 9, 10], [4, 8, 10], [5, 10]),
+    ((1, 5, 2), list(range(1, 11)), [5, 10], [2, 4, 6, 8, 10]),
+    ((100, 100, 100), [10], [10], [10]),
+    ((0, 0, 0), [10], [10], [10]),
+])
+def test_log_evaluation_and_checkpoint_are_at_their_steps_and_all_at_the_last(
+    trainer, cadence, log, evaluate, save
+):
+    records = Run(trainer, cadence).records
+    assert [records.steps(kind) for kind in ('log', 'eval', 'save')] == [log, evaluate, save]
+    assert [kind for kind, step in records.events if step == 10] == ['log', 'eval', 'save']
+
+
+def test_cadence_does_not_change_the_result_by_a_bit(trainer):
+    runs = [Run(trainer, cadence) for cadence in ((0, 0, 0), (1, 1, 1), (3, 2, 7))]
+    for run in runs[1:]:
+        same(run.state, runs[0].state)
+        assert run.metrics == runs[0].metrics
+    assert runs[0].state.step == 10
+
+
+def test_a_log_line_has_the_means_since_the_last_one(trainer):
+    each = Run(trainer, (1, 0, 0)).records.written
+    some = Run(trainer, (4, 0, 0)).records.written
+    losses = [each['log', step]['train/loss'] for step in range(1, 11)]
+    assert len(set(losses)) == 10
+    for step, window in ((4, losses[:4]), (8, losses[4:8]), (10, losses[8:])):
+        record = some['log', step]
+        assert record['train/loss'] == pytest.approx(np.mean(window), rel=1e-6)
+        assert record['train/learning_rate'] == each['log', step]['train/learning_rate']
+    # Scores come from sums over the window, not from means of means.
+    squares = rows = 0.0
+    for step in range(4):
+        weight = batch(step)['weights'].sum()
+        squares, rows = squares + losses[step] * weight, rows + weight
+    assert some['log', 4]['train/mse'] == pytest.approx(squares / rows, rel=1e-5)
+
+
+def test_speed_is_counted_from_the_second_step_on(trainer):
+    written = Run(trainer, (1, 0, 0), peak_flops=1e9).records.written
+    assert 'train/sequences_per_second' not in written['log', 1]  # it compiled
+    for step in range(2, 11):
+        record = written['log', step]
+        speed = record['train/sequences_per_second']
+        assert record['train/tokens_per_second'] == pytest.approx(3 * speed)
+        assert record['train/mfu'] == pytest.approx(speed * 600 / 1e9)
+        assert 0 <= record['train/data_wait'] <= 1
+    assert 'train/mfu' not in Run(trainer, (5, 0, 0)).records.written['log', 10]
+
+
+@pytest.mark.parametrize('cadence, saved, logged', [
+    ((0, 0, 2), [2, 4], []), ((0, 1, 2), [2, 4], []), ((1, 0, 1), [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]),
+    ((0, 0, 0), [], []),
+])
+def test_divergence_saves_and_records_nothing_after_it(trainer, cadence, saved, logged):
+    run = Run(trainer, cadence, bad=5)  # in the sixth step
+    assert isinstance(run.error, Diverged)
+    assert run.records.steps('save') == saved and run.records.steps('log') == logged
+    for state in run.records.saved.values():
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize('bad, steps', [(5, (10,)), (0, (10,)), (6, (4, 6))])
+@pytest.mark.parametrize('log_every', [1, 0])
+def test_divergence_names_the_step_whose_record_would_be_the_first_with_nan(
+    trainer, bad, steps, log_every
+):
+    """As in the records: the step number counts the updates done, this one included."""
+    run = Run(trainer, (log_every, 0, 0), steps=steps, bad=bad)
+    assert str(run.error).startswith(f'step {bad + 1}: loss nan')
+
+
+def test_stopping_saves_and_a_second_run_goes_on_to_the_same_end(trainer):
+    whole = Run(trainer, steps=(6, 4))
+    for at in (1, 4, 6, 9):  # at the end of the first phase too
+        first = Run(trainer, steps=(6, 4), stop_at=at)
+        assert isinstance(first.error, Stopped) and str(at) in str(first.error)
+        assert first.records.steps('save') == first.records.steps('log')[-1:] == [at]
+        second = Run(trainer, steps=(6, 4), state=first.records.saved[at])
+        same(second.state, whole.state)
+        assert second.metrics == whole.metrics
+        assert second.records.steps('log')[0] > at
+
+
+def test_a_stop_where_a_checkpoint_is_due_saves_once(trainer):
+    assert Run(trainer, (0, 0, 3), stop_at=3).records.steps('save') == [3]
+
+
+def test_phases_follow_each_other_with_their_own_batches(trainer):
+    run = Run(trainer, (4, 5, 0), steps=(6, 4))
+    assert run.asked == [(0, 0), (1, 0)]
+    assert run.records.steps('log') == [4, 6, 8, 10]  # at the end of a phase as well
+    assert run.records.steps('eval') == [5, 10] and run.evaluated == [0, 1]
+    assert run.records.steps('save') == [10]
+    assert [line for line in run.records.said if line.startswith('phase')] == [
+        'phase phase 0: steps 0 to 6', 'phase phase 1: steps 6 to 10']
+
+
+@pytest.mark.parametrize('at, asked', [
+    (2, [(0, 2), (1, 0)]), (6, [(1, 0)]), (8, [(1, 2)]), (10, []),
+])
+def test_resuming_asks_for_batches_from_its_place_on(trainer, at, asked):
+    fresh = trainer[-1]
+    run = Run(trainer, steps=(6, 4), state=fresh.replace(step=fresh.step + np.int32(at)))
+    assert run.asked == asked
+    assert run.evaluated == [1] and 'mse' in run.metrics  # also where nothing is left to train
+    assert run.state.step == 10

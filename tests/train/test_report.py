@@ -1,0 +1,92 @@
+"""What a run writes: records cut back on resume, curves, events, lines."""
+
+import json
+
+import pytest
+
+from bert_jax.train.report import Report, count, duration, write_beside
+
+
+def read(workdir):
+    return [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+
+
+@pytest.mark.parametrize('tail', ['', '{"step": 5, "train/lo', '{"step": 5}x\n', '\0\0\0'])
+@pytest.mark.parametrize('start, kept', [(0, []), (2, [1, 2]), (3, [1, 2, 3]), (9, [1, 2, 3, 4])])
+def test_records_are_cut_back_to_the_step_resumed_from(tmp_path, tail, start, kept):
+    lines = ''.join(f'{{"step": {step}, "train/loss": {step}.5}}\n' for step in (1, 2, 3, 4))
+    (tmp_path / 'metrics.jsonl').write_text(lines + tail)
+    report = Report(tmp_path, True, start)
+    assert [record['step'] for record in read(tmp_path)] == kept
+    report.write(start + 1, {'train/loss': 0.25})
+    report.close()
+    assert read(tmp_path)[-1] == {'step': start + 1, 'train/loss': 0.25}
+    assert [record['step'] for record in read(tmp_path)] == [*kept, start + 1]
+    assert not list(tmp_path.glob('*.tmp'))
+
+
+def test_records_are_on_disk_at_once(tmp_path):
+    report = Report(tmp_path, True, 0)
+    report.write(7, {'eval/mlm_loss': 2.0})
+    assert read(tmp_path) == [{'step': 7, 'eval/mlm_loss': 2.0}]
+    report.close()
+
+
+def test_curves_and_events_are_written(tmp_path):
+    report = Report(tmp_path, True, 0)
+    report.draw()
+    assert not (tmp_path / 'curves.png').exists()  # nothing to draw yet
+    for step in (1, 2, 3):
+        report.write(step, {'train/mlm_loss': 8.0 - step, 'train/learning_rate': 1e-3})
+    report.write(3, {'eval/mlm_loss': 5.5})
+    report.draw()
+    report.close()
+    assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+    (events,) = tmp_path.glob('events.out.tfevents.*')
+    for name in (b'train/mlm_loss', b'train/learning_rate', b'eval/mlm_loss'):
+        assert name in events.read_bytes()
+    assert not list(tmp_path.glob('*.tmp'))
+
+
+def test_curves_hold_what_was_recorded_before_a_resume(tmp_path, monkeypatch):
+    first = Report(tmp_path, True, 0)
+    first.write(1, {'train/mlm_loss': 8.0})
+    first.write(2, {'train/mlm_loss': 7.0})
+    first.close()
+    second = Report(tmp_path, True, 1)
+    second.write(2, {'train/mlm_loss': 6.0})
+    assert [(r['step'], r['train/mlm_loss']) for r in second.records] == [(1, 8.0), (2, 6.0)]
+    second.close()
+
+
+def test_other_processes_write_and_say_nothing(tmp_path, capsys):
+    report = Report(tmp_path, False, 0)
+    report.write(1, {'train/loss': 1.0})
+    report.say('hello')
+    report.draw()
+    report.close()
+    assert not list(tmp_path.iterdir()) and not capsys.readouterr().out
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / 'config.json'
+    write_beside(path, 'old')
+    with pytest.raises(UnicodeEncodeError):
+        write_beside(path, 'new \ud800')
+    assert path.read_text() == 'old'
+
+
+@pytest.mark.parametrize('seconds, text', [
+    (0, '0:00'), (-3, '0:00'), (59.4, '0:59'), (59.6, '1:00'), (61, '1:01'), (3599, '59:59'),
+    (3600, '1:00:00'), (3723, '1:02:03'), (360_000, '100:00:00'),
+])
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize('number, text', [
+    (0.5, '0.5'), (7.125, '7.12'), (950, '950'), (9999, '9999'), (12_345, '12.3k'),
+    (4_500_000, '4.5M'), (2.5e9, '2.5G'),
+])
+def test_count(number, text):
+    assert count(number) == text

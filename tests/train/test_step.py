@@ -1,0 +1,207 @@
+"""One train step is the same step on any mesh and in any number of parts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from toy import Toy, batch, mesh, sgd_step
+
+from bert_jax.data.synthetic import SyntheticExamples
+from bert_jax.model.layers import BertConfig
+from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.sharding import Layout, to_global
+from bert_jax.tasks.pretrain import Pretraining
+from bert_jax.train.state import TrainState, abstract_state, init_state
+from bert_jax.train.step import make_eval_step, make_train_step
+
+BATCH, STEPS = 16, 5
+FAST_COMPILE = {'xla_backend_optimization_level': 0}
+
+
+def bert_batches():
+    """Rows with different numbers of tokens and predictions."""
+    examples = SyntheticExamples(vocab_size=300, max_seq_length=16, max_predictions_per_seq=6)
+    rng = np.random.default_rng(0)
+    for step in range(STEPS):
+        rows = examples.rows(np.arange(step * BATCH, (step + 1) * BATCH))
+        slots, length = rng.integers(0, 7, (BATCH, 1)), rng.integers(8, 17, (BATCH, 1))
+        rows['masked_lm_weights'] = (np.arange(6) < slots).astype(np.float32)
+        rows['input_mask'] = (np.arange(16) < length).astype(np.int32)
+        rows['example_weights'][-3:] = 0
+        yield rows
+
+
+class Run:
+    """Five steps of a small BERT with dropout on a mesh, from fresh or from given parameters."""
+
+    def __init__(self, axes, parts, params=None):
+        on = mesh(*axes)
+        # The limit makes 1, 2 or 3 parts of the logits, by how the batch is split.
+        task = Pretraining(BertConfig(
+            vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
+            max_position_embeddings=16, scan_layers=True, mlm_chunk_bytes=60_000,
+            hidden_dropout=0.2, attention_dropout=0.2, layout=Layout(on),
+        ))
+        schedule = make_schedule([ScheduleSegment(0, 20, 1e-3, 2)])
+        optimizer = make_optimizer(
+            'bert_adamw', schedule, weight_decay=0.01, b1=0.9, b2=0.999, eps=1e-6)
+        step = make_train_step(
+            task, optimizer, schedule, on, seed=3, clip_norm=1.0, accumulation_steps=parts)
+        if params is None:
+            state = init_state(task, optimizer, on, seed=0)
+        else:
+            shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, optimizer, on))
+            fresh = TrainState(jnp.int32(0), params, optimizer.init(params))
+            state = jax.device_put(fresh, shardings)
+        self.initial = jax.device_get(state.params)
+        batches = [to_global(on, rows, BATCH, range(BATCH)) for rows in bert_batches()]
+        compiled = step.lower(state, batches[0]).compile(FAST_COMPILE)
+        self.hlo = compiled.as_text()
+        shardings = jax.tree.map(lambda x: x.sharding, state)
+        self.metrics = []
+        for rows in batches:
+            state, metrics = compiled(state, rows)
+            self.metrics.append(jax.device_get(metrics))
+            self.moved = [
+                jax.tree_util.keystr(path) for (path, x), sharding in zip(
+                    jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(shardings)
+                ) if not x.sharding.is_equivalent_to(sharding, x.ndim)
+            ]
+            state = jax.device_put(state, shardings)
+        self.params = state.params
+
+@pytest.fixture(scope='module')
+def alone():
+    return Run((1, 1, 1), 1)
+
+
+@pytest.fixture(scope='module', params=[
+    ((8, 1, 1), 1), ((2, 2, 2), 2), ((1, 8, 1), 1), ((4, 1, 2), 4),
+], ids=lambda p: '{}x{}x{} in {}'.format(*p[0], p[1]))
+def other(request, alone):
+    fresh = request.param[0] == (2, 2, 2)  # one is enough to see that it is born the same
+    run = Run(*request.param, None if fresh else alone.initial)
+    run.axes = request.param[0]
+    return run
+
+
+def test_any_mesh_and_any_number_of_parts_train_alike_with_dropout_on(alone, other):
+    for theirs, ours in zip(alone.metrics, other.metrics, strict=True):
+        assert theirs.keys() == ours.keys()
+        for name, value in theirs.items():
+            np.testing.assert_allclose(ours[name], value, rtol=2e-5, err_msg=name)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-7),
+                 other.initial, alone.initial)
+    # Adam divides by the gradient: where that is next to 0, rounding is a part of a step (1e-3).
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4),
+                 jax.device_get(other.params), jax.device_get(alone.params))
+    errors = jax.tree.map(lambda x, y: np.abs(x - y).mean(), jax.device_get(other.params),
+                          jax.device_get(alone.params))
+    assert max(jax.tree.leaves(errors)) < 2e-6
+
+
+def test_a_step_returns_the_state_in_the_layout_that_it_came_in(other):
+    """Else the next call compiles the step a second time."""
+    data, fsdp, tensor = other.axes
+    words = other.params['bert']['embeddings']['word_embeddings']
+    assert words.addressable_shards[0].data.shape == (384 // tensor, 32 // fsdp)
+    kernel = other.params['bert']['encoder']['layer']['attention']['self']['qkv']['kernel']
+    assert kernel.addressable_shards[0].data.shape == (2, 32 // fsdp, 3, 4 // tensor, 8)
+    assert not other.moved
+
+
+def test_data_parallelism_alone_gathers_nothing_least_of_all_the_batch(other):
+    assert 'all-reduce' in other.hlo
+    if other.axes == (8, 1, 1):
+        assert 'all-gather' not in other.hlo and 'all-to-all' not in other.hlo
+
+
+def test_parameters_moved_and_padding_rows_stayed_zero(alone):
+    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), jax.device_get(alone.params),
+                         alone.initial)
+    assert min(jax.tree.leaves(moved)) > 1e-5
+    assert not alone.params['bert']['embeddings']['word_embeddings'][300:].any()
+    assert not alone.params['cls']['predictions']['output_bias'][300:].any()
+
+
+@functools.cache
+def toy_params():
+    return jax.device_get(init_state(Toy(), optax.sgd(1.0), mesh(), 0).params)
+
+
+def toy_state(optimizer):
+    params = jax.tree.map(jnp.array, toy_params())
+    return TrainState(jnp.int32(0), params, optimizer.init(params))
+
+
+def toy_run(steps=3, **options):
+    """(state, metrics by step) of the toy task on one device."""
+    optimizer, step = sgd_step(Toy(), mesh(), **options)
+    state, all_metrics = toy_state(optimizer), []
+    for i in range(steps):
+        state, metrics = step(state, batch(i))
+        all_metrics.append(jax.device_get(metrics))
+    return jax.device_get(state), all_metrics
+
+
+@pytest.mark.parametrize('parts', [2, 4, 8])
+def test_parts_divide_by_the_weights_of_the_whole_batch(parts):
+    whole, metrics = toy_run()
+    in_parts, metrics_in_parts = toy_run(accumulation_steps=parts)
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)  # noqa: E731
+    jax.tree.map(close, in_parts, whole)
+    jax.tree.map(close, metrics_in_parts, metrics)
+
+
+@pytest.mark.parametrize('clip_norm', [0.0, 0.5, 1e6])
+def test_the_global_norm_is_clipped_and_reported_before_it(clip_norm):
+    state, metrics = toy_run(1, optimizer=optax.sgd(1.0), clip_norm=clip_norm)
+    step = jax.tree.map(np.subtract, toy_params(), state.params)
+    length = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(step)))
+    norm = metrics[0]['grad_norm']
+    assert norm > 0.6
+    np.testing.assert_allclose(length, min(norm, clip_norm) if clip_norm else norm, rtol=1e-5)
+
+
+def test_dropout_follows_the_seed_and_the_step():
+    def losses(seed):
+        optimizer, step = sgd_step(Toy(), mesh(), rate=0.0, seed=seed)
+        state, found = toy_state(optimizer), []
+        for _ in range(3):
+            state, metrics = step(state, batch(0))
+            found.append(float(metrics['loss']))
+        return found
+
+    one = losses(0)
+    assert losses(0) == one
+    assert len({*one, *losses(1)}) == 6
+
+
+def test_metrics_are_those_of_the_step_before_its_update():
+    _, metrics = toy_run(3, rate=0.5)
+    np.testing.assert_allclose([m['learning_rate'] for m in metrics], [0.5, 0.25, 0.5 / 3])
+    for i, m in enumerate(metrics):
+        assert m['rows'] == batch(i)['weights'].sum()
+        np.testing.assert_allclose(m['loss'], m['squares'] / m['rows'], rtol=1e-6)
+
+
+def test_the_state_is_donated_and_counts_its_steps():
+    optimizer, step = sgd_step(Toy(), mesh(8))
+    state = jax.device_put(toy_state(optimizer), NamedSharding(mesh(8), PartitionSpec()))
+    after, _ = step(state, to_global(mesh(8), batch(0), 8, range(8)))
+    assert after.step == 1
+    assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state.opt_state))
+
+
+def test_evaluation_uses_no_dropout_and_gives_sums():
+    rows, params = batch(0), toy_params()
+    sums = make_eval_step(Toy(), mesh(8))(params, to_global(mesh(8), rows, 8, range(8)))
+    error = rows['x'] @ params['dense']['kernel'] + params['dense']['bias'] - rows['y']
+    expected = ((error**2).mean(-1) * rows['weights']).sum()
+    np.testing.assert_allclose(sums['squares'], expected, rtol=1e-5)
+    assert sums['rows'] == rows['weights'].sum()

@@ -1,0 +1,75 @@
+"""A task of a few numbers for the tests of this folder: linear regression with dropout."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from bert_jax.data.spec import Feature
+from bert_jax.model.dropout import POOLED, dropout
+from bert_jax.sharding import MESH_AXES, partitioned
+from bert_jax.train.step import make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Toy:
+    """y = x W + b, mean squared error over rows by their weights."""
+
+    width: int = 16
+    name: str = 'toy'
+
+    def init(self, rng):
+        kernel = partitioned(jax.random.normal, 'embed', 'mlp')(rng, (8, self.width))
+        bias = partitioned(lambda key, shape: jnp.zeros(shape), 'mlp')(rng, (self.width,))
+        return {'dense': {'kernel': kernel, 'bias': bias}}
+
+    def batch_spec(self, max_seq_length, max_predictions_per_seq):
+        return {'x': Feature((8,), np.float32), 'y': Feature((self.width,), np.float32),
+                'weights': Feature((), np.float32)}
+
+    def totals(self, batch):
+        return {'rows': jnp.maximum(batch['weights'].sum(), 1.0)}
+
+    def loss(self, params, batch, totals, rows_Bx2):
+        x = dropout(batch['x'], 0.5, rows_Bx2, POOLED)
+        error = x @ params['dense']['kernel'] + params['dense']['bias'] - batch['y']
+        squares = jnp.sum(jnp.square(error).mean(axis=-1) * batch['weights'])
+        sums = {'squares': squares, 'rows': batch['weights'].sum(), 'tokens': 3.0 * len(x)}
+        return squares / totals['rows'], sums
+
+    def score(self, sums):
+        return {'mse': sums['squares'] / sums['rows']}
+
+    def flops(self, max_seq_length, max_predictions_per_seq):
+        return 6.0 * 8 * self.width
+
+
+def mesh(data=1, fsdp=1, tensor=1):
+    """A mesh of the first devices."""
+    devices = np.array(jax.devices()[: data * fsdp * tensor])
+    return Mesh(devices.reshape(data, fsdp, tensor), MESH_AXES)
+
+
+def batch(step, size=8, width=16):
+    """The batch of a step; rows have weight 0 and 1."""
+    rng = np.random.default_rng(step)
+    weights = rng.integers(0, 2, size)
+    weights[0] = 1
+    return {
+        'x': rng.standard_normal((size, 8)).astype(np.float32),
+        'y': rng.standard_normal((size, width)).astype(np.float32),
+        'weights': weights.astype(np.float32),
+    }
+
+
+def sgd_step(task, on, *, rate=0.1, seed=0, clip_norm=0.0, accumulation_steps=1, optimizer=None):
+    """(optimizer, train step)."""
+    optimizer = optimizer or optax.sgd(rate, momentum=0.9)
+    step = make_train_step(
+        task, optimizer, lambda step: rate / (1.0 + step), on, seed=seed, clip_norm=clip_norm,
+        accumulation_steps=accumulation_steps,
+    )
+    return optimizer, step
