@@ -27,6 +27,7 @@ from ml_collections import config_flags
 
 from bert_jax import config as config_lib
 from bert_jax.errors import InputError
+from bert_jax.process import use_huge_pages
 from bert_jax.validation import validate
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'Config file, as FILE.py or FILE.py:ARG.')
@@ -131,4 +132,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
+    use_huge_pages()
     app.run(main, flags_parser=_parse_flags)

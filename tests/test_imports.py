@@ -13,7 +13,7 @@ TENSORFLOW_FILES = {
     'weights/tf1.py',
 }
 FLOORS = [
-    {'errors', 'config', 'validation', 'sharding', 'optim', 'text', 'metrics', 'data.spec',
+    {'errors', 'process', 'config', 'validation', 'sharding', 'optim', 'text', 'metrics', 'data.spec',
      'data.stateless'},
     {'data', 'model', 'weights'},
     {'tasks'},

@@ -1,0 +1,24 @@
+"""How the process itself runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_HUGE_PAGES = 'glibc.malloc.hugetlb=1'
+
+
+def use_huge_pages() -> None:
+    """Starts this program again with huge pages for malloc (Linux; a tenth of a second, once).
+
+    XLA on CPUs takes and returns its buffers at every step. With 4 kB pages a tiny model's run was
+    seen to spend a third of its time in page faults; with huge pages it did 1.3 times the steps.
+    GLIBC_TUNABLES is read when a process starts, so it cannot be set from within. Where the
+    variable is set already, it is left as it is.
+    """
+    if sys.platform != 'linux' or 'GLIBC_TUNABLES' in os.environ:
+        return
+    os.environ['GLIBC_TUNABLES'] = _HUGE_PAGES
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, sys.orig_argv)
