@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
@@ -30,7 +31,7 @@ from bert_jax.train.loop import Cadence, Phase, train
 from bert_jax.train.report import Report, count
 from bert_jax.train.run_directory import check_run_directory, describe_run
 from bert_jax.train.state import abstract_state, init_state, num_params
-from bert_jax.train.step import make_eval_step, make_train_step
+from bert_jax.train.step import TrainStep, make_eval_step, make_train_step
 from bert_jax.validation import check_vocabulary, mesh_data, validate
 
 _TASKS = ('pretrain', 'synthetic')
@@ -73,14 +74,8 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     num_examples = examples_an_epoch(config, data)
     phases = config_lib.phases(config, num_examples)
     total = sum(phase['steps'] for phase in phases)
-    task: Task = Pretraining(
-        model_config(config, data.vocab_size, mesh), next_sentence=config.data.next_sentence
-    )
-    schedule = make_schedule(schedule_segments(config, phases), config.optimizer.decay_power)
-    optimizer = make_optimizer(
-        config.optimizer.name, schedule, weight_decay=config.optimizer.weight_decay,
-        b1=config.optimizer.b1, b2=config.optimizer.b2, eps=config.optimizer.eps,
-    )
+    program = build_program(config, mesh, data.vocab_size, phases)
+    task, optimizer = program.task, program.optimizer
     resolved = resolve(config, phases, data.vocab_size)
     check_run_directory(workdir, resolved, data.vocab_path)
 
@@ -114,13 +109,9 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
 
     peak = peak_flops(jax.devices()[0].device_kind)
     report = Report(workdir, jax.process_index() == 0, start)
-    train_step = make_train_step(
-        task, optimizer, schedule, mesh, seed=config.seed, clip_norm=config.optimizer.clip_norm,
-        accumulation_steps=config.train.accumulation_steps,
-    )
     try:
         state, metrics = train(
-            task, state, train_step, runs,
+            task, state, program.train_step, runs,
             Cadence(
                 steps_of('train.log_every'), steps_of('train.eval_every'),
                 steps_of('train.save_every'),
@@ -133,6 +124,41 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         report.draw()
         report.close()
     return {'step': int(state.step), **{f'eval/{k}': v for k, v in metrics.items()}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is computed: task, optimizer and the jitted train step."""
+
+    task: Task
+    optimizer: optax.GradientTransformation
+    train_step: TrainStep
+
+
+def build_program(
+    config: ConfigDict, mesh: Mesh, vocab_size: int, phases: list[dict[str, Any]]
+) -> Program:
+    """The program of a config on a mesh; nothing is run or allocated.
+
+    Args:
+      config: a validated config.
+      mesh: where it will run.
+      vocab_size: of the vocabulary, unpadded.
+      phases: from `config.phases`.
+    """
+    task = Pretraining(
+        model_config(config, vocab_size, mesh), next_sentence=config.data.next_sentence
+    )
+    schedule = make_schedule(schedule_segments(config, phases), config.optimizer.decay_power)
+    optimizer = make_optimizer(
+        config.optimizer.name, schedule, weight_decay=config.optimizer.weight_decay,
+        b1=config.optimizer.b1, b2=config.optimizer.b2, eps=config.optimizer.eps,
+    )
+    train_step = make_train_step(
+        task, optimizer, schedule, mesh, seed=config.seed, clip_norm=config.optimizer.clip_norm,
+        accumulation_steps=config.train.accumulation_steps,
+    )
+    return Program(task, optimizer, train_step)
 
 
 def warm_start(run_directory: Path, abstract: Any) -> Any:

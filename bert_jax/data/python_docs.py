@@ -177,7 +177,8 @@ _NOT_PROSE = re.compile(r'[^\w\s.,;:\'"()?!-]|_|\d')
 
 def clean(text: str) -> list[str]:
     """Prose paragraphs of a docstring, each in one line, without code, tables and markup."""
-    return [prose for paragraph in _paragraphs(text.split('\n')) if (prose := _prose(paragraph))]
+    lines = text.replace('\0', '').split('\n')  # a few docstrings hold a NUL by accident
+    return [prose for paragraph in _paragraphs(lines) if (prose := _prose(paragraph))]
 
 
 def _paragraphs(lines: Sequence[str]) -> Iterator[str]:

@@ -35,6 +35,7 @@ from absl import flags, logging
 
 from bert_jax.config import nearest
 from bert_jax.errors import InputError
+from bert_jax.process import use_huge_pages
 from bert_jax.tools import bench_data
 from bert_jax.tools.bench_report import Result, record, table
 
@@ -152,6 +153,8 @@ def run(f: Any, folder: Path) -> list[Result]:
     if f.predictions > f.seq - 2:
         raise InputError(f'--predictions={f.predictions} must be at most --seq - 2 = {f.seq - 2}')
     names = chosen(f.only)
+    if f.peer and 'step' not in names:
+        raise InputError('--peer is for the benchmark step, which --only leaves out')
     results = []
     if 'store' in names or 'rows' in names:
         text = bench_data.prepare_text(f.text, f.vocab_file, f.lowercase, folder, say)
@@ -209,6 +212,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
+    use_huge_pages()  # as `main` does
     # As an exception, so that child processes and the scratch directory go as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main(sys.argv)

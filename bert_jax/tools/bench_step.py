@@ -20,12 +20,9 @@ from bert_jax import config as config_lib
 from bert_jax import experiment
 from bert_jax.errors import InputError
 from bert_jax.model.flops import peak_flops
-from bert_jax.optim import make_optimizer, make_schedule
 from bert_jax.sharding import local_rows, make_mesh, to_global
-from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.tools.bench_report import Figure, Result, check_ended_well, last_line
 from bert_jax.train.state import init_state, num_params
-from bert_jax.train.step import make_train_step
 from bert_jax.validation import mesh_data, validate
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -75,21 +72,11 @@ class StepRun:
         mesh = make_mesh(mesh_data(config, num_devices), config.mesh.fsdp, config.mesh.tensor)
         data = experiment.open_data(config)
         self.model = experiment.model_config(config, data.vocab_size, mesh)
-        task = Pretraining(self.model, next_sentence=config.data.next_sentence)
-        schedule = make_schedule(
-            experiment.schedule_segments(config, config_lib.phases(config)),
-            config.optimizer.decay_power,
+        program = experiment.build_program(
+            config, mesh, data.vocab_size, config_lib.phases(config)
         )
-        optimizer = make_optimizer(
-            config.optimizer.name, schedule, weight_decay=config.optimizer.weight_decay,
-            b1=config.optimizer.b1, b2=config.optimizer.b2, eps=config.optimizer.eps,
-        )
-        self._train_step = make_train_step(
-            task, optimizer, schedule, mesh, seed=config.seed,
-            clip_norm=config.optimizer.clip_norm,
-            accumulation_steps=config.train.accumulation_steps,
-        )
-        self._state = init_state(task, optimizer, mesh, config.seed)
+        task, self._train_step = program.task, program.train_step
+        self._state = init_state(task, program.optimizer, mesh, config.seed)
         local = local_rows(mesh, o.batch_size)
         self._batches = [
             to_global(mesh, batch, o.batch_size, local)

@@ -99,6 +99,7 @@ def test_without_tensorflow_the_step_still_runs(tmp_path):
     (['--stpes=3'], 'stpes'),
     (['--only=steps'], "did you mean 'step'?"),
     (['--dtype=float16'], 'bfloat16'),
+    (['--only=rows', '--peer=true'], '--peer'),
     (['base'], "unexpected argument 'base'"),
     (['--json=/no/such/folder/x.json'], 'folder'),
     (['--seq=16', '--predictions=15'], '--predictions=15'),
