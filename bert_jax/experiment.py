@@ -321,7 +321,8 @@ def open_data(config: ConfigDict) -> Data:
                 d.masked_lm_prob, d.mask_rate, d.random_rate, d.whole_word_mask
             ),
         ),
-        seed=config.seed, progress=jax.process_index() == 0,
+        max_positions=config.model.max_position_embeddings, seed=config.seed,
+        progress=jax.process_index() == 0,
     ))
 
 

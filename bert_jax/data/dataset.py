@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bert_jax.data.examples import Examples, Mixture, RecordExamples
+from bert_jax.data.examples import Examples, Mixture, RecordExamples, eval_batch
 from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
 from bert_jax.data.synthetic import SyntheticExamples, plain_batches
 from bert_jax.errors import InputError
@@ -75,8 +75,8 @@ class SyntheticData:
     def eval_batches(
         self, examples: Examples, *, batch_size: int, local: range, num_examples: int
     ) -> Iterator[dict[str, np.ndarray]]:
-        steps = range(max(1, num_examples // batch_size))
-        return plain_batches(examples, batch_size, local, steps)
+        for step in range(-(-num_examples // batch_size)):
+            yield eval_batch(examples, step, batch_size, local, num_examples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +95,7 @@ class TextOptions:
     cache_dir: Path
     tfds_dir: str
     recipe: Recipe
+    max_positions: int
     seed: int
     progress: bool
 
@@ -121,13 +122,13 @@ class TextData:
         texts = {spec: open_source(spec, o.tfds_dir) for spec in specs if not is_records(spec)}
         self.vocab_path = Path(o.vocab_file).expanduser() if o.vocab_file else None
         if self.vocab_path is None:
-            trained_on = [texts[spec] for spec, _ in o.sources if spec in texts]
-            if not trained_on:
+            records = [spec for spec in specs if is_records(spec)]
+            if records:
                 raise InputError(
-                    'config.data.vocab_file is empty, and there is no text to train a vocabulary '
-                    'on: give the vocab.txt that the records were made with'
+                    f'config.data.vocab_file is empty, but the ids in {records[0]} are of some '
+                    'vocabulary: give the vocab.txt that the records were made with'
                 )
-            self.vocab_path = self._trained_vocabulary(trained_on)
+            self.vocab_path = self._trained_vocabulary([texts[spec] for spec, _ in o.sources])
         tokenizer = load_tokenizer(self.vocab_path, o.lowercase)
         vocab = tokenizer.vocab
         self.vocab_size = len(vocab)
@@ -216,6 +217,12 @@ class TextData:
         if self._eval is not None:
             name = self._options.eval_source
             if is_records(name):
+                if self._eval.max_seq_length > self._options.max_positions:
+                    raise InputError(
+                        f'config.data.eval_source={name} has records of '
+                        f'{self._eval.max_seq_length} tokens, longer than the position table '
+                        f'(config.model.max_position_embeddings={self._options.max_positions})'
+                    )
                 return RecordExamples(self._eval, _EVAL_SEED)
             return self._text_examples(
                 self._eval, self._eval.documents, *lengths, _EVAL_SEED, name

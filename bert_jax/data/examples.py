@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from bert_jax.data.spec import BatchSpec, pretrain_spec
+from bert_jax.data.spec import BatchSpec, empty_rows, pretrain_spec
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.errors import InputError
 
@@ -28,6 +28,19 @@ class Examples(Protocol):
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+def eval_batch(
+    examples: Examples, step: int, batch_size: int, local: range, num_examples: int
+) -> dict[str, np.ndarray]:
+    """This host's rows of evaluation batch `step`; past `num_examples` rows are empty."""
+    row_ids = step * batch_size + np.arange(local.start, local.stop, dtype=np.int64)
+    real = row_ids[row_ids < num_examples]
+    batch = empty_rows(examples.spec, len(local))
+    if len(real):
+        for name, x in examples.frozen_rows(real).items():
+            batch[name][: len(real)] = x
+    return batch
 
 
 class Records(Protocol):
@@ -119,7 +132,8 @@ class Mixture:
         return self._collect(which, inner, frozen=False)
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """All frozen rows of the first set, then of the second, and so on."""
+        """The frozen rows of all sets, shuffled together once and for all."""
+        row_ids = permute(np.asarray(row_ids, np.int64), self.num_frozen, 0x313)
         which = np.searchsorted(self._frozen_starts, row_ids, side='right') - 1
         return self._collect(which, row_ids - self._frozen_starts[which], frozen=True)
 
@@ -129,8 +143,6 @@ class Mixture:
         }
         for i in np.unique(which):
             here = np.flatnonzero(which == i)
-            # Parts expect ascending ids (an epoch's end may fall between them).
-            here = here[np.argsort(inner[here], kind='stable')]
             part = self._parts[i]
             rows = part.frozen_rows(inner[here]) if frozen else part.rows(inner[here])
             for name in batch:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from bert_jax.data.examples import Examples
-from bert_jax.data.spec import BatchSpec, empty_rows
+from bert_jax.data.examples import Examples, eval_batch
+from bert_jax.data.spec import BatchSpec
 
 _ROWS_A_CALL = 2048  # rows made in one call: numpy's cost a call is then small
 _PREFETCH_BATCHES = 8
@@ -68,12 +68,7 @@ def eval_batches(
     """
 
     def make(step: np.ndarray) -> list[np.ndarray]:
-        row_ids = int(step) * batch_size + np.arange(local.start, local.stop, dtype=np.int64)
-        real = row_ids[row_ids < num_examples]
-        batch = empty_rows(examples.spec, len(local))
-        if len(real):
-            for name, x in examples.frozen_rows(real).items():
-                batch[name][: len(real)] = x
+        batch = eval_batch(examples, int(step), batch_size, local, num_examples)
         return [batch[name][None] for name in examples.spec]
 
     steps = tf.data.Dataset.range(-(-num_examples // batch_size))

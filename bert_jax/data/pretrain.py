@@ -125,11 +125,11 @@ class PretrainExamples:
 
     def _plan(self, epoch: int) -> Plan:
         with self._lock:
-            if epoch not in self._plans:
-                # Two epochs at most meet in a batch; others are not needed again.
-                self._plans = {e: p for e, p in self._plans.items() if abs(e - epoch) == 1}
-                self._plans[epoch] = self._make_plan(epoch)
-            return self._plans[epoch]
+            plan = self._plans.pop(epoch, None) or self._make_plan(epoch)
+            # Two epochs at most meet in a batch: the two used last are kept.
+            self._plans = dict([*self._plans.items()][-1:])
+            self._plans[epoch] = plan
+            return plan
 
     def _make_plan(self, epoch: int) -> Plan:
         """Cuts all documents at once, one chunk of each a pass."""
@@ -170,9 +170,10 @@ class PretrainExamples:
         """
         row_ids = np.asarray(row_ids, np.int64)
         epochs = row_ids // self.num_examples
-        parts = []
+        batch: dict[str, np.ndarray] = {}
         for epoch in np.unique(epochs):
-            place = row_ids[epochs == epoch] - epoch * self.num_examples
+            here = np.flatnonzero(epochs == epoch)
+            place = row_ids[here] - epoch * self.num_examples
             drawn = int(epoch)
             if self._recipe.num_maskings:
                 drawn %= self._recipe.num_maskings
@@ -180,15 +181,21 @@ class PretrainExamples:
             # Epochs differ a little in their number of chunks: of a longer one the last few are
             # left out, of a shorter one the first few come twice.
             order = hash64(self._seed, int(epoch), _ORDER)
-            parts.append(self._make(drawn, permute(place % size, size, int(order))))
-        if len(parts) == 1:
-            return parts[0]
-        # Row ids ascend, so the parts are in order.
-        return {name: np.concatenate([part[name] for part in parts]) for name in self.spec}
+            part = self._make(drawn, permute(place % size, size, int(order)))
+            if len(here) == len(row_ids):
+                return part
+            for name, x in part.items():
+                batch.setdefault(name, np.empty((len(row_ids), *x.shape[1:]), x.dtype))[here] = x
+        return batch
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of the first epoch [n], unshuffled: evaluation sees the same pairs and masks."""
-        return self._make(0, np.asarray(row_ids, np.int64))
+        """The rows of the first epoch [n]: evaluation sees the same pairs and masks every time.
+
+        Shuffled, so that the first so many are a fair sample; a plan begins with the beginnings
+        of documents.
+        """
+        order = permute(np.asarray(row_ids, np.int64), self.num_frozen, 0xF20)
+        return self._make(0, order)
 
     def _segments(
         self, epoch: int, index: np.ndarray

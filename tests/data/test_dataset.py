@@ -64,7 +64,8 @@ def _open(folder, *sources, **changes):
     options = TextOptions(
         sources=tuple((f'{folder}/{name}', weight) for name, weight in pairs), eval_source='',
         held_out=0.2, vocab_file='', vocab_size=300, lowercase=True, cache_dir=folder / 'cache',
-        tfds_dir='', recipe=Recipe(short_seq_prob=0.1), seed=0, progress=False,
+        tfds_dir='', recipe=Recipe(short_seq_prob=0.1), max_positions=64, seed=0,
+        progress=False,
     )
     if changes.get('eval_source'):
         changes['eval_source'] = f"{folder}/{changes['eval_source']}"
@@ -220,6 +221,8 @@ def test_records_beside_text(folder):
 
 @pytest.mark.parametrize(('sources', 'changes', 'words'), [
     (['c.tfrecord'], {}, ['vocab_file', 'vocab.txt']),
+    (['a.txt', 'c.tfrecord'], {}, ['vocab_file', 'vocab.txt']),
+    (['a.txt'], {'eval_source': 'c.tfrecord'}, ['vocab_file', 'vocab.txt']),
     (['a.txt'], {'vocab_file': 'missing.txt'}, ['missing.txt']),
     (['none.txt'], {}, ['none.txt']),
     (['a.txt'], {'eval_source': 'none.txt'}, ['none.txt']),
