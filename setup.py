@@ -29,7 +29,7 @@ setup(
     extras_require={
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda13]'],
-        'test': ['hypothesis>=6', 'mypy>=1.11', 'pytest>=8', 'ruff>=0.6', 'tokenizers>=0.20'],
+        'test': ['hypothesis>=6', 'mypy>=1.11', 'pytest>=8', 'pytest-xdist>=3', 'ruff>=0.6', 'tokenizers>=0.20'],
         # The peer in benchmarks/.
         'parity': ['torch==2.13.0', 'transformers>=4.57'],
     },

@@ -4,4 +4,5 @@ set -euo pipefail
 . "$(dirname "$0")/venv.sh"
 ruff check bert_jax configs tests benchmarks
 mypy
-exec python -m pytest "$@"
+# Two workers, a file each: whole runs are mostly start-up, which one core does.
+exec python -m pytest -n 2 --dist loadfile "$@"
