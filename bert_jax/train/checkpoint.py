@@ -106,18 +106,26 @@ class Checkpoints:
             raise InputError(f'{self._directory} has no checkpoint to start from')
         where = self._directory / str(step)
         wanted = {f'params/{name}': x for name, x in _leaves(abstract.params).items()}
-        saved = {name: x for name, x in self._shapes(step).items() if name.startswith('params/')}
+        try:
+            saved = self._shapes(step)
+        except Exception as error:
+            raise InputError(f'{where} cannot be read ({_first_line(error)})') from error
+        saved = {name: shape for name, shape in saved.items() if name in wanted}
         _check_same(saved, {name: x.shape for name, x in wanted.items()}, where)
         target = {'params': abstract.params}
         reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-        restored = reader.restore(
-            where.absolute() / 'default',
-            args=ocp.args.PyTreeRestore(
-                item=target, partial_restore=True,  # the moments are twice the parameters
-                restore_args=ocp.checkpoint_utils.construct_restore_args(target),
-            ),
-        )
-        reader.close()
+        try:
+            restored = reader.restore(
+                where.absolute() / 'default',
+                args=ocp.args.PyTreeRestore(
+                    item=target, partial_restore=True,  # the moments are twice the parameters
+                    restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+                ),
+            )
+        except Exception as error:
+            raise InputError(f'{where} cannot be read ({_first_line(error)})') from error
+        finally:
+            reader.close()
         return restored['params']
 
     def save(self, step: int, state: TrainState) -> None:

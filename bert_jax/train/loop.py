@@ -202,6 +202,8 @@ def train(
                 checkpoints.save(step, state)
             window_start += time.perf_counter() - paused
             if stopping:
+                if step == last:  # the stop came too late to cut anything off
+                    break
                 raise Stopped(f'stopped at step {step:,}; the state is saved')
     if not metrics:  # nothing was left to train
         metrics = phases[-1].evaluate(state.params)
@@ -215,7 +217,7 @@ def _log(
     metrics = _means(task, steps)
     if timed_steps:
         per_second = timed_steps * phase.batch_size / seconds
-        tokens = sum(float(s['tokens']) for s in steps) / len(steps) * timed_steps / seconds
+        tokens = sum(float(s.get('tokens', 0)) for s in steps) / len(steps) * timed_steps / seconds
         metrics |= {
             'sequences_per_second': per_second,
             'tokens_per_second': tokens,

@@ -31,6 +31,10 @@ def write_beside(path: Path, text: str) -> None:
     os.replace(beside, path)
 
 
+# Told in other panels, or of no interest as a curve.
+_NOT_DRAWN = ('mlm_perplexity', 'tokens_per_second', 'data_wait')
+
+
 class Report:
     """Writes the records of one run; on processes other than the first it does nothing."""
 
@@ -84,12 +88,9 @@ class Report:
         matplotlib.use('Agg')
         from matplotlib import pyplot as plt
 
-        names = [
-            name for name in ('mlm_loss', 'mlm_accuracy', 'nsp_loss', 'nsp_accuracy', 'loss',
-                              'learning_rate', 'grad_norm', 'sequences_per_second')
-            if any(f'{kind}/{name}' in record for record in self.records
-                   for kind in ('train', 'eval'))
-        ]
+        recorded = [key.partition('/')[2] for record in self.records for key in record
+                    if key.startswith(('train/', 'eval/'))]
+        names = [name for name in dict.fromkeys(recorded) if name not in _NOT_DRAWN]
         if not names:
             return
         columns = min(4, len(names))
