@@ -62,7 +62,6 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         raise InputError(
             f'config.task={config.task!r} is unknown: {config_lib.nearest(config.task, _TASKS)}'
         )
-    validate(config)
     validate(config, jax.device_count())
     mesh = make_mesh(
         mesh_data(config, jax.device_count()), config.mesh.fsdp, config.mesh.tensor

@@ -9,7 +9,7 @@ _HUGE_PAGES = 'glibc.malloc.hugetlb=1'
 
 
 def use_huge_pages() -> None:
-    """Starts this program again with huge pages for malloc (Linux; a tenth of a second, once).
+    """Starts this program again with huge pages for malloc (Linux).
 
     XLA on CPUs takes and returns its buffers at every step. With 4 kB pages a tiny model's run was
     seen to spend a third of its time in page faults; with huge pages it did 1.3 times the steps.
