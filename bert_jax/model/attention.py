@@ -25,6 +25,19 @@ def attention_bias(input_mask_BxS: jax.Array) -> jax.Array:
     return (1.0 - input_mask_BxS[:, None, None, :].astype(jnp.float32)) * MASKED_SCORE
 
 
+def packed_attention_bias(sequence_BxS: jax.Array) -> jax.Array:
+    """Additive mask [B, 1, Q, K] float32 of packed rows: 0 within a sequence, -10000 elsewhere.
+
+    exp(-10000) is 0 in every precision, so a sequence is not touched by its neighbours.
+
+    Args:
+      sequence_BxS: number of the sequence that a token belongs to; 0 is padding, which attends
+        to padding.
+    """
+    same_BxQxK = sequence_BxS[:, :, None] == sequence_BxS[:, None, :]
+    return jnp.where(same_BxQxK, 0.0, MASKED_SCORE)[:, None]
+
+
 class SelfAttention(nn.Module):
     """Context vectors [B, S, N, D] of hidden states [B, S, H]."""
 

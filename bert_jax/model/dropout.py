@@ -18,7 +18,7 @@ _M1, _M2, _M3, _M4 = 0x7FEB352D, 0x846CA68B, 0xED5AD4BB, 0xAC4C1B51
 _GOLDEN = 0x9E3779B9
 
 # Where dropout is used; each place draws masks of its own.
-EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, POOLED = range(5)
+EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER = range(5)
 
 
 def _mix(x: jax.Array) -> jax.Array:

@@ -33,6 +33,7 @@ class BertConfig:
     initializer_range: float = 0.02
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
+    classifier_dropout: float = 0.1  # before a task's layer; the original's is fixed
     dtype: str = 'float32'  # of the computation; parameters are float32
     scan_layers: bool = False
     remat: str = 'none'

@@ -56,16 +56,16 @@ def test_dropped_values_are_zero_and_kept_ones_scaled(dtype):
 
 @pytest.mark.parametrize('rate', [0.1, 0.5])
 def test_the_gradient_goes_through_kept_elements_only(rate):
-    loss = lambda x: drop.dropout(x, rate, rows(), drop.POOLED).sum()  # noqa: E731
+    loss = lambda x: drop.dropout(x, rate, rows(), drop.CLASSIFIER).sum()  # noqa: E731
     np.testing.assert_allclose(
-        jax.grad(loss)(jnp.ones(SHAPE)), kept(rate, site=drop.POOLED) / (1 - rate), rtol=1e-6
+        jax.grad(loss)(jnp.ones(SHAPE)), kept(rate, site=drop.CLASSIFIER) / (1 - rate), rtol=1e-6
     )
 
 
 @pytest.mark.parametrize('rate, keys', [(0.1, None), (0.0, rows())])
 def test_no_rows_or_no_rate_is_the_identity(rate, keys):
     x = jnp.ones(SHAPE)
-    assert drop.dropout(x, rate, keys, drop.POOLED) is x
+    assert drop.dropout(x, rate, keys, drop.CLASSIFIER) is x
 
 
 def test_masks_differ_by_site_layer_step_and_seed_without_correlation():

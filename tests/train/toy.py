@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from bert_jax.data.spec import Feature
-from bert_jax.model.dropout import POOLED, dropout
+from bert_jax.model.dropout import CLASSIFIER, dropout
 from bert_jax.sharding import MESH_AXES, partitioned
 from bert_jax.train.step import make_train_step
 
@@ -34,7 +34,7 @@ class Toy:
         return {'rows': jnp.maximum(batch['weights'].sum(), 1.0)}
 
     def loss(self, params, batch, totals, rows_Bx2):
-        x = dropout(batch['x'], 0.5, rows_Bx2, POOLED)
+        x = dropout(batch['x'], 0.5, rows_Bx2, CLASSIFIER)
         error = x @ params['dense']['kernel'] + params['dense']['bias'] - batch['y']
         squares = jnp.sum(jnp.square(error).mean(axis=-1) * batch['weights'])
         sums = {'squares': squares, 'rows': batch['weights'].sum(), 'tokens': 3.0 * len(x)}
