@@ -44,6 +44,12 @@ MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
     'L-24_H-1024_A-16': (24, 1024, 16),
 }
 
+_SIZES = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size')
+# Of the model where neither the config nor a checkpoint says otherwise.
+_NUMERICS = {
+    'max_position_embeddings': 512, 'type_vocab_size': 2, 'hidden_act': 'gelu_tanh',
+    'layer_norm_eps': 1e-12,
+}
 _PHASE_FIELDS = (
     'steps', 'max_seq_length', 'max_predictions_per_seq', 'batch_size', 'learning_rate', 'warmup',
 )
@@ -58,24 +64,30 @@ def _free(default: Any = None) -> config_dict.FieldReference:
 def default_config() -> ConfigDict:
     """The default of every field. A config file changes some of them."""
     c = ConfigDict()
-    c.task = 'pretrain'  # one of bert_jax.tasks: pretrain | synthetic (random batches, no data)
+    # pretrain | synthetic (random batches, no data) | cola sst2 mrpc stsb qqp mnli qnli rte wnli |
+    # squad_v1 squad_v2 | swag | conll
+    c.task = 'pretrain'
     c.seed = 0  # parameters, data order, masks and dropout all follow from it
-    c.init_checkpoint = ''  # warm start from a run directory (parameters only)
+    # Parameters to start from: a run directory, a TF1 checkpoint prefix, a Hugging Face folder.
+    c.init_checkpoint = ''
 
     c.model = m = ConfigDict()
-    m.name = 'base'  # one of MODEL_SIZES; the four sizes below override it one by one
+    # One of MODEL_SIZES, or empty: the size of init_checkpoint. The four sizes below override it.
+    m.name = 'base'
     m.num_layers = config_dict.placeholder(int)
     m.hidden_size = config_dict.placeholder(int)
     m.num_heads = config_dict.placeholder(int)
     m.intermediate_size = config_dict.placeholder(int)  # empty: 4 x hidden_size
     m.vocab_size = 0  # 0: as many as the vocabulary has
-    m.max_position_embeddings = 512
-    m.type_vocab_size = 2
-    m.hidden_act = 'gelu_tanh'  # gelu_tanh (Google's code) | gelu_erf (Hugging Face's 'gelu')
-    m.layer_norm_eps = 1e-12
+    # Empty: as in init_checkpoint, else 512, 2, gelu_tanh and 1e-12.
+    m.max_position_embeddings = config_dict.placeholder(int)
+    m.type_vocab_size = config_dict.placeholder(int)
+    m.hidden_act = config_dict.placeholder(str)  # gelu_tanh (Google) | gelu_erf (Hugging Face)
+    m.layer_norm_eps = config_dict.placeholder(float)
     m.initializer_range = 0.02  # truncated normal, cut at two standard deviations
     m.hidden_dropout = 0.1
     m.attention_dropout = 0.1
+    m.classifier_dropout = 0.1  # before the layer of a downstream task
     m.dtype = 'auto'  # compute: float32 | bfloat16 | auto (bfloat16 on TPU and GPU)
     m.scan_layers = False  # one compiled layer looped over instead of num_layers copies
     m.remat = 'none'  # none | dots (keep matmul outputs) | full (keep layer inputs only)
@@ -84,9 +96,11 @@ def default_config() -> ConfigDict:
     d.source = _free('docs:python')  # a source, or a list of (source, weight)
     d.eval_source = ''  # empty: held-out documents of `source`
     d.held_out = 0.01  # share of the documents that is held out for evaluation
-    d.vocab_file = ''  # a vocab.txt or SentencePiece .model; empty: train one of `vocab_size`
+    # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
+    # `vocab_size`.
+    d.vocab_file = ''
     d.vocab_size = 8000
-    d.lowercase = True
+    d.lowercase = config_dict.placeholder(bool)  # empty: as in init_checkpoint, else True
     d.dir = '~/.cache/bert_jax'  # token stores and trained vocabularies, kept by fingerprint
     d.tfds_dir = ''  # prepared tensorflow-datasets; empty: their default place
     d.max_seq_length = 128
@@ -100,6 +114,13 @@ def default_config() -> ConfigDict:
     d.random_next_prob = 0.5
     d.whole_word_mask = False
     d.next_sentence = True  # False: one segment a row and no NSP loss
+    # Downstream tasks. `source` is the folder of the benchmark or a training file, `eval_source`
+    # the file to evaluate on (where `source` is not a folder).
+    d.packing = True  # several examples a row; scores do not change
+    d.max_malformed = 0.01  # share of unusable rows past which reading is an error
+    d.doc_stride = 128  # SQuAD: pieces from one window of a long text to the next
+    d.max_query_length = 64  # SQuAD: pieces of a question
+    d.document_context = False  # CoNLL: neighbouring sentences fill the window
 
     c.train = t = ConfigDict()
     t.steps = _free(0)  # 0: the sum of the phases' steps
@@ -195,6 +216,9 @@ def fields(config: ConfigDict, prefix: str = '') -> list[str]:
 def model_sizes(config: ConfigDict) -> dict[str, int]:
     """num_layers, hidden_size, num_heads, intermediate_size of `model`, named or overridden."""
     m = config.model
+    given = (m.num_layers, m.hidden_size, m.num_heads, m.intermediate_size)
+    if not m.name and None not in given:
+        return dict(zip(_SIZES, given, strict=True))
     name = m.name.lower()
     name = name.removeprefix('bert-').removeprefix('bert_').removeprefix('uncased_')
     known = {key.lower(): value for key, value in MODEL_SIZES.items()}
@@ -210,6 +234,49 @@ def model_sizes(config: ConfigDict) -> dict[str, int]:
         'num_heads': heads if m.num_heads is None else m.num_heads,
         'intermediate_size': 4 * hidden if m.intermediate_size is None else m.intermediate_size,
     }
+
+
+def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
+    """A copy in which nothing is left empty that `init_checkpoint` decides.
+
+    Args:
+      config: a whole config.
+      published: `weights` of `init_checkpoint`, or None where there is none.
+
+    Raises:
+      InputError: the config contradicts the weights, or there is nothing that says the size.
+    """
+    c = ConfigDict(config.copy_and_resolve_references())
+    c.unlock()
+    if published is None:
+        if not c.model.name and None in (c.model[size] for size in _SIZES):
+            raise InputError(
+                'config.model.name is empty, which means the size of config.init_checkpoint: set '
+                "one of them, such as --config.init_checkpoint=DIR or --config.model.name='base'"
+            )
+        for field, value in _NUMERICS.items():
+            if c.model[field] is None:
+                c.model[field] = value
+        c.data.lowercase = c.data.lowercase is not False
+        return c.lock()
+    if c.model.name:
+        c.model.update(model_sizes(c))
+    for field in (*_SIZES, *_NUMERICS):
+        theirs = published.model[field]
+        if c.model[field] is None:
+            c.model[field] = theirs
+        elif field in (*_SIZES, 'type_vocab_size') and c.model[field] != theirs:
+            raise InputError(
+                f'config.model.{field}={c.model[field]}'
+                + (f' (of config.model.name={c.model.name!r})' if c.model.name else '')
+                + f', but {published.source} has {theirs}: leave config.model.name empty to take '
+                "the checkpoint's sizes"
+            )
+    if c.data.lowercase is None:
+        c.data.lowercase = published.lowercase
+    if not c.data.vocab_file and published.vocab_file is not None:
+        c.data.vocab_file = str(published.vocab_file)
+    return c.lock()
 
 
 def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str, Any]]:

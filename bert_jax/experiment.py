@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -15,32 +14,67 @@ import optax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
-from bert_jax.data.masking import MaskingRates
-from bert_jax.data.pretrain import Recipe
 from bert_jax.errors import InputError
+from bert_jax.finetuning import DOWNSTREAM_TASKS, FineTuningJob
 from bert_jax.model.flops import peak_flops
 from bert_jax.model.layers import BertConfig
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.sharding import Layout, Mesh, local_rows, make_mesh, to_global
+from bert_jax.pretraining import PretrainingJob
+from bert_jax.sharding import Layout, Mesh, make_mesh
 from bert_jax.tasks.base import Task
-from bert_jax.tasks.pretrain import Pretraining
+from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.evaluate import evaluate
 from bert_jax.train.loop import Cadence, Phase, train
 from bert_jax.train.report import Report, count
 from bert_jax.train.run_directory import check_run_directory, describe_run
 from bert_jax.train.state import abstract_state, init_state, num_params
-from bert_jax.train.step import TrainStep, make_eval_step, make_train_step
+from bert_jax.train.step import TrainStep, make_train_step
 from bert_jax.validation import check_vocabulary, mesh_data, validate
-
-_TASKS = ('pretrain', 'synthetic')
 
 
 def say(line: str) -> None:
     """Prints on the first process only."""
     if jax.process_index() == 0:
         print(line, flush=True)
+
+
+class Job(Protocol):
+    """What differs between pre-training and a downstream task."""
+
+    vocab_size: int
+    vocab_path: Path | None
+    head: str  # as `weights` names it
+    labels: tuple[str, ...]
+    best_metric: str | None  # of the evaluation whose parameters are kept
+
+    @property
+    def num_examples(self) -> int | None:
+        """Rows an epoch, or None where no duration asks for it."""
+
+    def task(self, bert: BertConfig) -> Task:
+        """The task on an encoder."""
+
+    def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
+        """A phase of the run, from its description and first step."""
+
+    def finish(self, task: Any, params: Any, mesh: Mesh, workdir: Path) -> None:
+        """Writes what else belongs into the run directory."""
+
+
+def open_job(config: ConfigDict) -> Job:
+    """The job of a completed config, its data opened.
+
+    Raises:
+      InputError: an unknown task, bad data.
+    """
+    if config.task in ('pretrain', 'synthetic'):
+        return PretrainingJob(config)
+    if config.task in DOWNSTREAM_TASKS:
+        return FineTuningJob(config)
+    raise InputError(
+        f'config.task={config.task!r} is unknown: '
+        + config_lib.nearest(config.task, ('pretrain', 'synthetic', *DOWNSTREAM_TASKS))
+    )
 
 
 def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -> dict[str, float]:
@@ -52,16 +86,19 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
       should_stop: polled with the step; true means save and leave.
 
     Returns:
-      The final held-out metrics, with `step`.
+      The final held-out metrics, with `step`; of a run that keeps its best evaluation, that one's,
+      and the final one's as `last/...`.
 
     Raises:
       InputError: bad configuration or data.
       train.loop.Diverged, train.loop.Stopped: see there.
     """
-    if config.task not in _TASKS:
-        raise InputError(
-            f'config.task={config.task!r} is unknown: {config_lib.nearest(config.task, _TASKS)}'
-        )
+    published = None
+    if config.init_checkpoint:
+        from bert_jax.weights.load import load_weights
+
+        published = load_weights(config.init_checkpoint)
+    config = config_lib.complete(config, published)
     validate(config, jax.device_count())
     mesh = make_mesh(
         mesh_data(config, jax.device_count()), config.mesh.fsdp, config.mesh.tensor
@@ -69,35 +106,36 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh '
         + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()))
 
-    data = open_data(config)
-    num_examples = examples_an_epoch(config, data)
+    job = open_job(config)
+    num_examples = job.num_examples
     phases = config_lib.phases(config, num_examples)
     total = sum(phase['steps'] for phase in phases)
-    program = build_program(config, mesh, data.vocab_size, phases)
+    bert = model_config(config, job.vocab_size, mesh)
+    program = build_program(config, mesh, job.task(bert), phases)
     task, optimizer = program.task, program.optimizer
-    resolved = resolve(config, phases, data.vocab_size)
-    check_run_directory(workdir, resolved, data.vocab_path)
+    resolved = resolve(config, phases, job.vocab_size)
+    resolved |= {'head': job.head, 'labels': list(job.labels)}
+    check_run_directory(workdir, resolved, job.vocab_path)
 
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
     abstract = abstract_state(task, optimizer, mesh)
     state = checkpoints.restore(abstract)
     if state is None:
         state = init_state(task, optimizer, mesh, config.seed)
-        if config.init_checkpoint:
-            state = dataclasses.replace(
-                state, params=warm_start(Path(config.init_checkpoint), abstract)
-            )
+        if published is not None:
+            state = dataclasses.replace(state, params=warm_start(published, state.params, bert))
     else:
         say(f'resuming at step {int(state.step):,} from {workdir}')
-    describe_run(workdir, resolved, data.vocab_path)
+    del published
+    describe_run(workdir, resolved, job.vocab_path)
     start = int(state.step)
-    say(f'model {config.model.name}: {count(num_params(state))} parameters; {total:,} steps')
+    say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
+        f'{total:,} steps')
 
-    eval_step = make_eval_step(task, mesh)
     runs = []
     first = 0
     for phase in phases:
-        runs.append(_phase(config, data, phase, first, mesh, task, eval_step))
+        runs.append(job.phase(task, phase, first, mesh))
         first += phase['steps']
 
     def steps_of(field: str) -> int:
@@ -108,6 +146,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
 
     peak = peak_flops(jax.devices()[0].device_kind)
     report = Report(workdir, jax.process_index() == 0, start)
+    best = Best(workdir / 'best', job.best_metric) if job.best_metric else None
     try:
         state, metrics = train(
             task, state, program.train_step, runs,
@@ -115,14 +154,22 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
                 steps_of('train.log_every'), steps_of('train.eval_every'),
                 steps_of('train.save_every'),
             ),
-            checkpoints, report,
+            checkpoints, report, best,
             peak_flops=peak * jax.device_count() if peak else None, should_stop=should_stop,
         )
+        step, result = int(state.step), {f'eval/{k}': v for k, v in metrics.items()}
+        if best is not None:
+            result = {f'last/{k}': v for k, v in metrics.items()}
+            step, params = best.restore(abstract.params)
+            result |= {f'eval/{k}': v for k, v in (best.metrics() or {}).items()}
+            job.finish(task, params, mesh, workdir)
     finally:
         checkpoints.close()
+        if best is not None:
+            best.close()
         report.draw()
         report.close()
-    return {'step': int(state.step), **{f'eval/{k}': v for k, v in metrics.items()}}
+    return {'step': step, **result}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,19 +182,16 @@ class Program:
 
 
 def build_program(
-    config: ConfigDict, mesh: Mesh, vocab_size: int, phases: list[dict[str, Any]]
+    config: ConfigDict, mesh: Mesh, task: Task, phases: list[dict[str, Any]]
 ) -> Program:
     """The program of a config on a mesh; nothing is run or allocated.
 
     Args:
-      config: a validated config.
+      config: a completed and validated config.
       mesh: where it will run.
-      vocab_size: of the vocabulary, unpadded.
+      task: what is trained.
       phases: from `config.phases`.
     """
-    task = Pretraining(
-        model_config(config, vocab_size, mesh), next_sentence=config.data.next_sentence
-    )
     schedule = make_schedule(schedule_segments(config, phases), config.optimizer.decay_power)
     optimizer = make_optimizer(
         config.optimizer.name, schedule, weight_decay=config.optimizer.weight_decay,
@@ -160,62 +204,18 @@ def build_program(
     return Program(task, optimizer, train_step)
 
 
-def warm_start(run_directory: Path, abstract: Any) -> Any:
-    """Parameters of another run; its optimizer moments and step are left behind.
+def warm_start(published: Any, params: Any, bert: BertConfig) -> Any:
+    """Published parameters in the place of fresh ones, wherever they belong; it says which.
+
+    Args:
+      published: from `load_weights`.
+      params: fresh parameters on the mesh.
+      bert: the model that is trained.
 
     Raises:
-      InputError: not a run directory, or one of another model.
+      InputError: they are of another model.
     """
-    directory = run_directory / 'checkpoints'
-    if not directory.is_dir():
-        raise InputError(
-            f'config.init_checkpoint={str(run_directory)!r} is not a run directory: it has no '
-            'checkpoints/'
-        )
-    checkpoints = Checkpoints(directory, keep=None)
-    try:
-        params = checkpoints.restore_params(abstract)
-        say(f'parameters from step {checkpoints.latest_step():,} of {run_directory}')
-    finally:
-        checkpoints.close()
-    return params
-
-
-def _phase(
-    config: ConfigDict, data: Data, phase: dict[str, Any], first: int, mesh: Mesh, task: Task,
-    eval_step: Any,
-) -> Phase:
-    batch_size, length = phase['batch_size'], phase['max_seq_length']
-    slots = phase['max_predictions_per_seq']
-    # Made when first asked for: planning the epochs of a phase that is over would be wasted.
-    examples = functools.cache(lambda: data.training(length, slots))
-    held_out = functools.cache(lambda: data.held_out(length, slots))
-
-    def batches(first_step: int) -> Iterator[Any]:
-        local = local_rows(mesh, batch_size)
-        for batch in data.train_batches(
-            examples(), batch_size=batch_size, local=local, first_step=first_step,
-            num_steps=phase['steps'] - first_step,
-        ):
-            yield to_global(mesh, batch, batch_size, local)
-
-    def evaluate_phase(params: Any) -> dict[str, float]:
-        size = config.train.eval_batch_size
-        local = local_rows(mesh, size)
-        rows = held_out()
-        num = rows.num_frozen
-        if config.train.max_eval_examples:
-            num = min(num, config.train.max_eval_examples)
-        return evaluate(task, eval_step, params, (
-            to_global(mesh, batch, size, local)
-            for batch in data.eval_batches(rows, batch_size=size, local=local, num_examples=num)
-        ))
-
-    return Phase(
-        start=first, steps=phase['steps'], batch_size=batch_size, batches=batches,
-        evaluate=evaluate_phase, flops_per_row=task.flops(length, slots),
-        name=f'length {length}, batch {batch_size}',
-    )
+    raise NotImplementedError
 
 
 def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[ScheduleSegment]:
@@ -261,6 +261,7 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> BertConfig:
         initializer_range=m.initializer_range,
         hidden_dropout=m.hidden_dropout,
         attention_dropout=m.attention_dropout,
+        classifier_dropout=m.classifier_dropout,
         dtype=dtype,
         scan_layers=m.scan_layers,
         remat=m.remat,
@@ -277,63 +278,3 @@ def resolve(config: ConfigDict, phases: list[dict[str, Any]], vocab_size: int) -
     resolved['phases'] = phases
     resolved['train']['steps'] = sum(phase['steps'] for phase in phases)
     return resolved
-
-
-def weighted_sources(source: Any) -> list[tuple[str, float]]:
-    """`data.source` as (source, weight) pairs.
-
-    Raises:
-      InputError: it is neither a string nor a list of (source, weight).
-    """
-    if isinstance(source, str) and source:
-        return [(source, 1.0)]
-    pairs = []
-    for item in source if isinstance(source, (list, tuple)) else [None]:
-        if isinstance(item, str):
-            item = (item, 1.0)
-        if not (isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], str)
-                and isinstance(item[1], (int, float)) and item[1] > 0):
-            raise InputError(
-                f"config.data.source={source!r}: write a source, or a list of (source, weight) "
-                "such as [('wiki.txt', 3), ('books.txt', 1)] with weights above 0"
-            )
-        pairs.append((item[0], float(item[1])))
-    if not pairs:
-        raise InputError('config.data.source is empty: name a source, such as a glob of text files')
-    return pairs
-
-
-def open_data(config: ConfigDict) -> Data:
-    """The data of the config's task."""
-    d = config.data
-    if config.task == 'synthetic':
-        return SyntheticData(config.model.vocab_size or d.vocab_size, config.seed)
-    return TextData(TextOptions(
-        sources=tuple(weighted_sources(d.source)), eval_source=d.eval_source,
-        held_out=d.held_out, vocab_file=d.vocab_file, vocab_size=d.vocab_size,
-        lowercase=d.lowercase, cache_dir=Path(d.dir).expanduser(), tfds_dir=d.tfds_dir,
-        recipe=Recipe(
-            short_seq_prob=d.short_seq_prob, random_next_prob=d.random_next_prob,
-            next_sentence=d.next_sentence, min_sentences=d.min_sentences,
-            num_maskings=d.num_maskings,
-            masking=MaskingRates(
-                d.masked_lm_prob, d.mask_rate, d.random_rate, d.whole_word_mask
-            ),
-        ),
-        max_positions=config.model.max_position_embeddings, seed=config.seed,
-        progress=jax.process_index() == 0,
-    ))
-
-
-def examples_an_epoch(config: ConfigDict, data: Data) -> int | None:
-    """Rows an epoch of the first phase, planned only where a duration asks for it."""
-    t = config.train
-    durations = [t.steps, t.eval_every, t.save_every, t.log_every, config.optimizer.warmup]
-    durations += [phase.get('steps', '') for phase in config.phases]
-    if not any('epoch' in str(value) for value in durations):
-        return None
-    first = dict(config.phases[0]) if config.phases else {}
-    return data.training(
-        first.get('max_seq_length', config.data.max_seq_length),
-        first.get('max_predictions_per_seq', config.data.max_predictions_per_seq),
-    ).num_examples

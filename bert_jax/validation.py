@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import get_field, model_sizes, nearest, parse_duration, phases
+from bert_jax.config import complete, get_field, model_sizes, nearest, parse_duration, phases
 from bert_jax.errors import InputError
 from bert_jax.sharding import VOCAB_MULTIPLE
 
@@ -34,19 +34,24 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     """Refuses a config that cannot work, naming the field, the value and the remedy.
 
     Args:
-      config: the config after command-line overrides.
+      config: the config after command-line overrides; where `init_checkpoint` decides the model
+        and has not been read yet, the model is not checked.
       num_devices: devices of the mesh, where already known.
 
     Raises:
       InputError: the first fault found.
     """
+    known = not config.init_checkpoint or config.model.hidden_act is not None
+    if not config.init_checkpoint:
+        config = complete(config)
     for path, choices in _CHOICES.items():
         value = get_field(config, path)
-        if value not in choices:
+        if value is not None and value not in choices:
             raise InputError(f'config.{path}={value!r} is unknown: {nearest(value, choices)}')
     for path in _POSITIVE:
-        if not get_field(config, path) > 0:
-            raise InputError(f'config.{path}={get_field(config, path)} must be above 0')
+        value = get_field(config, path)
+        if value is not None and not value > 0:
+            raise InputError(f'config.{path}={value} must be above 0')
     for path in _NOT_NEGATIVE:
         if get_field(config, path) < 0:
             raise InputError(f'config.{path}={get_field(config, path)} must be 0 or above')
@@ -79,6 +84,12 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
             f'config.data.mask_rate={config.data.mask_rate} and '
             f'config.data.random_rate={config.data.random_rate} add up to more than 1'
         )
+    if known:
+        _check_model(config, num_devices)
+
+
+def _check_model(config: ConfigDict, num_devices: int | None) -> None:
+    """The checks that need the model's sizes, which may come from a checkpoint."""
     sizes = model_sizes(config)
     for name, size in sizes.items():
         if size < 1:

@@ -14,6 +14,7 @@ from flax import linen as nn
 from bert_jax import experiment
 from bert_jax.config import (
     MODEL_SIZES,
+    complete,
     default_config,
     fields,
     get_field,
@@ -66,6 +67,7 @@ def flat(tree, prefix=''):
 def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
     config = load(name)
     validate(config)
+    config = complete(config)
     validate(config, num_devices=8)
     parts = phases(config, num_examples=100_000)
     lines = sorted(flat(experiment.resolve(config, parts, config.data.vocab_size)))

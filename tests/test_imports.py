@@ -18,6 +18,7 @@ FLOORS = [
     {'data', 'model', 'weights'},
     {'tasks'},
     {'train'},
+    {'pretraining', 'finetuning'},
     {'experiment'},
     {'main', 'convert', 'predict', 'tools'},
 ]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from bert_jax.data.spec import BatchSpec
+from bert_jax.data.packing import Units
+from bert_jax.model.layers import BertConfig
 
 Params = Any
 Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
@@ -28,10 +33,6 @@ class Task(Protocol):
 
     def init(self, rng: jax.Array) -> Params:
         """Parameters with flax's partitioning metadata."""
-        ...
-
-    def batch_spec(self, max_seq_length: int, max_predictions_per_seq: int) -> BatchSpec:
-        """Features that `loss` reads."""
         ...
 
     def totals(self, batch: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
@@ -59,6 +60,62 @@ class Task(Protocol):
         """Metrics by name from summed sums."""
         ...
 
-    def flops(self, max_seq_length: int, max_predictions_per_seq: int) -> float:
-        """FLOPs of training on one row."""
+
+class DownstreamTask(Task, Protocol):
+    """A task that is scored by its predictions, which a scorer compares with the whole set."""
+
+    def outputs(
+        self, params: Params, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
+    ) -> dict[str, jax.Array]:
+        """Predictions [R, K, ...] a unit or [R, S, ...] a token."""
         ...
+
+
+def example_batch() -> dict[str, jax.Array]:
+    """The smallest packed batch: one row of eight tokens, for initialising a model."""
+    ones_1x8 = jnp.ones((1, 8), jnp.int32)
+    return {
+        'input_ids': ones_1x8, 'input_mask': ones_1x8, 'segment_ids': ones_1x8,
+        'position_ids': ones_1x8, 'cls_positions': jnp.zeros((1, 1), jnp.int32),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSet:
+    """Examples that are predicted as a whole.
+
+    Attributes:
+      name: prefix of its metrics, empty for the main set.
+      units: its examples.
+      score: from outputs in the order of `units` ([n, ...] and [T, ...]) to metrics by name; None
+        for a set without labels.
+      write: writes prediction files into a directory, from the same outputs.
+    """
+
+    name: str
+    units: Units
+    score: Callable[[dict[str, np.ndarray]], dict[str, float]] | None
+    write: Callable[[dict[str, np.ndarray], Path], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Downstream:
+    """A downstream task with its data.
+
+    Attributes:
+      train: what is trained on.
+      evaluated: sets scored during training.
+      predicted: further sets, predicted at the end.
+      metric: name of the metric that picks the best evaluation.
+      head: what kind of head the model has, as `weights` names it.
+      labels: their names by id.
+      make_task: from the encoder to the task.
+    """
+
+    train: Units
+    evaluated: tuple[EvalSet, ...]
+    predicted: tuple[EvalSet, ...]
+    metric: str
+    head: str
+    labels: tuple[str, ...]
+    make_task: Callable[[BertConfig], DownstreamTask]

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.data.spec import BatchSpec, pretrain_spec
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import (
     BertForPreTraining,
@@ -42,9 +41,6 @@ class Pretraining:
         positions = jnp.zeros((1, 1), jnp.int32)
         model = BertForPreTraining(self.config)
         return model.init(rng, ones_1x8, ones_1x8, ones_1x8, positions)['params']
-
-    def batch_spec(self, max_seq_length: int, max_predictions_per_seq: int) -> BatchSpec:
-        return pretrain_spec(max_seq_length, max_predictions_per_seq)
 
     def totals(self, batch: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
         return {
@@ -113,4 +109,5 @@ class Pretraining:
         return metrics
 
     def flops(self, max_seq_length: int, max_predictions_per_seq: int) -> float:
+        """FLOPs of training on one row."""
         return train_flops(self.config, max_seq_length, max_predictions_per_seq)

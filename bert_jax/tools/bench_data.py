@@ -176,8 +176,8 @@ def _measure_store(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure_rows(request: dict[str, Any]) -> dict[str, Any]:
-    from bert_jax import experiment
-    from bert_jax.config import default_config
+    from bert_jax.config import complete, default_config
+    from bert_jax.pretraining import open_data
 
     config = default_config()
     config.seed = request['seed']
@@ -186,7 +186,7 @@ def _measure_rows(request: dict[str, Any]) -> dict[str, Any]:
     config.data.lowercase = request['lowercase']
     config.data.dir = request['folder']
     config.data.held_out = 0.0
-    data = experiment.open_data(config)
+    data = open_data(complete(config))
     examples = data.training(request['seq'], request['predictions'])
     size = request['batch_size']
     batches = data.train_batches(

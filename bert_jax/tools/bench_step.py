@@ -20,6 +20,7 @@ from bert_jax import config as config_lib
 from bert_jax import experiment
 from bert_jax.errors import InputError
 from bert_jax.model.flops import peak_flops
+from bert_jax.pretraining import PretrainingJob
 from bert_jax.sharding import local_rows, make_mesh, to_global
 from bert_jax.tools.bench_report import Figure, Result, check_ended_well, last_line
 from bert_jax.train.state import init_state, num_params
@@ -67,15 +68,15 @@ class StepRun:
         config.train.steps = 10_000  # only the learning rate depends on it
         config.train.batch_size = config.train.eval_batch_size = o.batch_size
         num_devices = jax.device_count()
+        config = config_lib.complete(config)
         validate(config, num_devices)
 
         mesh = make_mesh(mesh_data(config, num_devices), config.mesh.fsdp, config.mesh.tensor)
-        data = experiment.open_data(config)
-        self.model = experiment.model_config(config, data.vocab_size, mesh)
-        program = experiment.build_program(
-            config, mesh, data.vocab_size, config_lib.phases(config)
-        )
-        task, self._train_step = program.task, program.train_step
+        job = PretrainingJob(config)
+        self.model = experiment.model_config(config, job.vocab_size, mesh)
+        task, data = job.task(self.model), job.data
+        program = experiment.build_program(config, mesh, task, config_lib.phases(config))
+        self._train_step = program.train_step
         self._state = init_state(task, program.optimizer, mesh, config.seed)
         local = local_rows(mesh, o.batch_size)
         self._batches = [

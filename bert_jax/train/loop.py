@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from bert_jax.tasks.base import Task
+from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.report import Report, count, duration
 from bert_jax.train.state import TrainState
@@ -122,6 +123,7 @@ def train(
     cadence: Cadence,
     checkpoints: Checkpoints,
     report: Report,
+    best: Best | None = None,
     *,
     peak_flops: float | None,
     should_stop: Callable[[int], bool],
@@ -139,6 +141,7 @@ def train(
       cadence: when to log, evaluate and save.
       checkpoints: where the state is saved.
       report: where metrics go.
+      best: keeps the parameters of the best evaluation, where that is wanted.
       peak_flops: of all devices together, where known, for MFU.
       should_stop: polled with each step; answers alike on all processes.
 
@@ -197,6 +200,8 @@ def train(
                 report.say(f'step {step:>7,}  held out: ' + '  '.join(
                     f'{name} {value:.4f}' for name, value in metrics.items()))
                 report.draw()
+                if best is not None:
+                    best.offer(step, metrics, state.params)
             if due(cadence.save_every) or stopping:
                 window.fetch()
                 checkpoints.save(step, state)
@@ -207,6 +212,8 @@ def train(
                 raise Stopped(f'stopped at step {step:,}; the state is saved')
     if not metrics:  # nothing was left to train
         metrics = phases[-1].evaluate(state.params)
+        if best is not None:
+            best.offer(step, metrics, state.params)
     return state, metrics
 
 

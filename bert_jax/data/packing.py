@@ -1,0 +1,335 @@
+"""Short sequences packed into rows, with attention kept inside each (no work on padding).
+
+A *unit* is what must stay together in a row: one sequence, or the choices of one question. The
+packing is planned from the lengths alone, for all steps at once; a batch is then filled in by
+index. Packing changes no score: sequences attend to themselves and have positions of their own
+(Krell et al., 2021, pack for pre-training; here for fine-tuning and evaluation too).
+
+    n: units, U: units a group (a step of training), R: rows, S: row length, K: units a row
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from bert_jax.data.pairs import Sequences
+from bert_jax.data.spec import BatchSpec, Feature, empty_rows
+
+MAX_SHAPES = 4
+_SHAPE_GAIN = 0.02  # a further shape is worth compiling if it saves this share of the work
+_SAMPLED_STEPS = 256  # the row length is chosen by
+_EVAL_GROUP = 512  # units packed together where the order does not matter
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """Tokenized examples of a task.
+
+    Attributes:
+      sequences: `choices` consecutive ones a unit.
+      choices: sequences a unit (4 for SWAG, else 1).
+      labels: arrays [n, ...], a row a unit; `unit_index` and `unit_weights` are added.
+      positions: arrays [n] of token positions within the unit, moved along with it.
+      tokens: arrays [T, ...], one entry a token of `sequences`.
+    """
+
+    sequences: Sequences
+    choices: int = 1
+    labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    positions: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    tokens: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.sequences) // self.choices
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[n] int64: tokens of each unit."""
+        return np.diff(self.sequences.offsets[:: self.choices])
+
+
+def pack(lengths_GxU: np.ndarray, row_length: int) -> np.ndarray:
+    """Rows [G, U] of the units of each group: best fit, longest first; all groups side by side.
+
+    Args:
+      lengths_GxU: tokens of each unit, none above `row_length`; 0 is no unit (its row is -1).
+      row_length: tokens a row holds.
+    """
+    num_groups, size = lengths_GxU.shape
+    order = np.argsort(-lengths_GxU, axis=1, kind='stable')
+    groups = np.arange(num_groups)
+    rows = np.full(lengths_GxU.shape, -1, np.int32)
+    # Room left in each row; rows are opened one by one, so that an unopened one fits worst.
+    free = np.full((num_groups, min(size, 8)), row_length, np.int64)
+    for i in range(size):
+        unit = order[:, i]
+        length = lengths_GxU[groups, unit]
+        left = free - length[:, None]
+        best = np.argmin(np.where(left >= 0, left, row_length + 1), axis=1)
+        while (full := (left[groups, best] < 0)).any():
+            free = np.pad(free, ((0, 0), (0, 8)), constant_values=row_length)
+            left = free - length[:, None]
+            best = np.where(full, free.shape[1] - 8, best)
+        real = length > 0
+        rows[groups[real], unit[real]] = best[real]
+        free[groups[real], best[real]] -= length[real]
+    return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Where every unit of every step goes.
+
+    Attributes:
+      units: [steps, U] int64, -1: none.
+      rows: [steps, U] int32.
+      row_length: S.
+      num_rows: [steps] int64, R of each step: one of at most MAX_SHAPES.
+      units_a_row: K.
+      tokens: real tokens of all steps.
+    """
+
+    units: np.ndarray
+    rows: np.ndarray
+    row_length: int
+    num_rows: np.ndarray
+    units_a_row: int
+    tokens: int
+
+    @property
+    def padding(self) -> float:
+        """Share of the processed tokens that is padding."""
+        return 1.0 - self.tokens / float(self.num_rows.sum() * self.row_length)
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(R, S) of all compiled programs."""
+        return [(int(rows), self.row_length) for rows in np.unique(self.num_rows)]
+
+
+def _few_values(needed: np.ndarray, limit: int, gain: float) -> np.ndarray:
+    """`needed` rounded up to the fewest of its values that waste little (exact, by recursion)."""
+    values, counts = np.unique(needed, return_counts=True)
+    if len(values) > 200:  # the search is cubic
+        step = -(-int(values[-1]) // 200)
+        return _few_values(-(-needed // step) * step, limit, gain)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    # cost[j]: of covering the first j values with k shapes, the last of them values[j - 1].
+    cost = np.concatenate([[0.0], values * before[1:].astype(np.float64)])
+    chosen: list[list[int]] = [[]] + [[j] for j in range(1, len(values) + 1)]
+    best, best_cost = chosen[-1], cost[-1]
+    for _ in range(1, min(limit, len(values))):
+        new_cost, new_chosen = cost.copy(), list(chosen)
+        for j in range(1, len(values) + 1):
+            totals = cost[:j] + values[j - 1] * (before[j] - before[:j])
+            i = int(np.argmin(totals))
+            if totals[i] < new_cost[j]:
+                new_cost[j], new_chosen[j] = totals[i], chosen[i] + [j]
+        cost, chosen = new_cost, new_chosen
+        if cost[-1] > best_cost * (1 - gain):
+            break
+        best, best_cost = chosen[-1], cost[-1]
+    kept = values[np.array(best) - 1]
+    return kept[np.searchsorted(kept, needed)]
+
+
+def plan_steps(
+    lengths_n: np.ndarray, units: np.ndarray, *, row_lengths: Sequence[int], shards: int,
+    token_cost: Callable[[int], float], max_shapes: int = MAX_SHAPES,
+) -> Plan:
+    """Packs the units of each step by themselves, in the row length that costs least.
+
+    Args:
+      lengths_n: tokens of each unit.
+      units: [steps, U] int64, the units of each step; -1 is none.
+      row_lengths: to choose from; those that cannot hold the longest unit are passed over.
+      shards: rows of a step are a multiple of it.
+      token_cost: work on one token of a row of length S (`flops` of the model, say).
+      max_shapes: how many numbers of rows may occur.
+    """
+    lengths = np.where(units >= 0, lengths_n[units], 0)
+    longest = int(lengths.max())
+
+    def attempt(lengths: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = pack(lengths, row_length)
+        needed = -(-(rows.max(axis=1).astype(np.int64) + 1) // shards) * shards
+        return rows, _few_values(np.maximum(needed, shards), max_shapes, _SHAPE_GAIN)
+
+    def cost(row_length: int) -> float:
+        _, num_rows = attempt(lengths[:_SAMPLED_STEPS], row_length)
+        return float(num_rows.sum()) * row_length * token_cost(row_length)
+
+    row_length = min(sorted({max(s, longest) for s in row_lengths}), key=cost)
+    rows, num_rows = attempt(lengths, row_length)
+    keys = (np.arange(len(rows))[:, None] * (int(num_rows.max()) + 1) + rows)[rows >= 0]
+    units_a_row = int(np.unique(keys, return_counts=True)[1].max())
+    return Plan(units, rows, row_length, num_rows, units_a_row, int(lengths.sum()))
+
+
+def plan_once(
+    lengths_n: np.ndarray, *, rows_a_step: int, row_lengths: Sequence[int],
+    token_cost: Callable[[int], float],
+) -> Plan:
+    """Packs every unit once, in any order, into steps of `rows_a_step` rows each.
+
+    For evaluation: one shape, and hardly any padding.
+    """
+    order = np.argsort(lengths_n, kind='stable')
+    num_groups = -(-len(order) // _EVAL_GROUP)
+    padded = np.full(num_groups * _EVAL_GROUP, -1, np.int64)
+    padded[: len(order)] = order
+    groups = padded.reshape(_EVAL_GROUP, num_groups).T  # short and long ones in every group
+    plan = plan_steps(
+        lengths_n, groups, row_lengths=row_lengths, shards=1, token_cost=token_cost,
+        max_shapes=10**9,
+    )
+    # Rows of all groups one after another, then cut into steps.
+    used = plan.rows.max(axis=1).astype(np.int64) + 1
+    rows = plan.rows + np.where(plan.rows >= 0, (np.cumsum(used) - used)[:, None], 0)
+    units, rows = plan.units[rows >= 0], rows[rows >= 0]
+    num_steps = -(-int(used.sum()) // rows_a_step)
+    by_row = np.argsort(rows, kind='stable')
+    units, rows = units[by_row], rows[by_row]
+    per_step = np.bincount(rows // rows_a_step, minlength=num_steps)
+    column = np.arange(len(rows)) - np.repeat(np.cumsum(per_step) - per_step, per_step)
+    units_of = np.full((num_steps, int(per_step.max())), -1, np.int64)
+    rows_of = np.full(units_of.shape, -1, np.int32)
+    units_of[rows // rows_a_step, column] = units
+    rows_of[rows // rows_a_step, column] = rows % rows_a_step
+    return Plan(
+        units_of, rows_of, plan.row_length, np.full(num_steps, rows_a_step),
+        plan.units_a_row, plan.tokens,
+    )
+
+
+def packed_spec(units: Units, plan: Plan) -> BatchSpec:
+    """Features of a packed batch; see `Bert` for `input_mask`, `position_ids`, `cls_positions`."""
+    s, k = (plan.row_length,), plan.units_a_row
+    spec = {
+        'input_ids': Feature(s, np.int32),
+        'input_mask': Feature(s, np.int32),
+        'segment_ids': Feature(s, np.int32),
+        'position_ids': Feature(s, np.int32),
+        'cls_positions': Feature((k * units.choices,), np.int32),
+        'unit_index': Feature((k,), np.int32),
+        'unit_weights': Feature((k,), np.float32),
+    }
+    spec |= {name: Feature((k, *x.shape[1:]), x.dtype.type) for name, x in units.labels.items()}
+    spec |= {name: Feature((k,), np.int32) for name in units.positions}
+    spec |= {name: Feature((*s, *x.shape[1:]), x.dtype.type) for name, x in units.tokens.items()}
+    return spec
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placement:
+    """Where everything of a step goes: u units of it, t tokens of these.
+
+    Attributes:
+      unit, row, slot, start: [u] the unit, its row, its number there, its first column.
+      sequence, sequence_start: [u, choices] its sequences and their first columns.
+      source, at: [t] index in the flat tokens, and in the flattened rows [R * S].
+      position: [t] within the sequence.
+      number: [t] of the sequence in its row, from 1.
+    """
+
+    unit: np.ndarray
+    row: np.ndarray
+    slot: np.ndarray
+    start: np.ndarray
+    sequence: np.ndarray
+    sequence_start: np.ndarray
+    source: np.ndarray
+    at: np.ndarray
+    position: np.ndarray
+    number: np.ndarray
+
+
+def _place(units: Units, plan: Plan, step: int, local: range) -> _Placement:
+    here = (plan.rows[step] >= local.start) & (plan.rows[step] < local.stop)
+    unit = plan.units[step][here]
+    row = plan.rows[step][here].astype(np.int64) - local.start
+    by_row = np.lexsort((unit, row))
+    unit, row = unit[by_row], row[by_row]
+    lengths = units.lengths[unit]
+    ends = np.cumsum(lengths)
+    first = np.searchsorted(row, row)
+    start = ends - lengths - (ends - lengths)[first]
+    slot = np.arange(len(unit)) - first
+
+    c = units.choices
+    sequence = unit[:, None] * c + np.arange(c)
+    offsets, all_counts = units.sequences.offsets, units.sequences.lengths
+    sequence_start = start[:, None] + offsets[sequence] - offsets[unit * c][:, None]
+    counts = all_counts[sequence].reshape(-1)
+    before = np.cumsum(counts) - counts
+    position = np.arange(int(counts.sum())) - np.repeat(before, counts)
+    first_column = (row[:, None] * plan.row_length + sequence_start).reshape(-1)
+    return _Placement(
+        unit, row, slot, start, sequence, sequence_start,
+        source=np.repeat(offsets[sequence].reshape(-1), counts) + position,
+        at=np.repeat(first_column, counts) + position,
+        position=position,
+        number=np.repeat((slot[:, None] * c + np.arange(c) + 1).reshape(-1), counts),
+    )
+
+
+def packed_batch(units: Units, plan: Plan, step: int, local: range) -> dict[str, np.ndarray]:
+    """This host's rows of a step.
+
+    Args:
+      units: what `plan` was made for.
+      plan: where units go.
+      step: row of the plan.
+      local: the rows of the step, of its `num_rows[step]`, that are wanted.
+    """
+    p = _place(units, plan, step, local)
+    spec = packed_spec(units, plan)
+    batch = empty_rows(spec, len(local))
+    counts = units.sequences.lengths[p.sequence.reshape(-1)]
+    first_lengths = units.sequences.first_lengths[p.sequence.reshape(-1)]
+
+    def put(name: str, values: np.ndarray) -> None:
+        batch[name].reshape(-1, *values.shape[1:])[p.at] = values
+
+    put('input_ids', units.sequences.ids[p.source])
+    put('input_mask', p.number)
+    put('segment_ids', p.position >= np.repeat(first_lengths, counts))
+    put('position_ids', p.position)
+    for name, x in units.tokens.items():
+        put(name, x[p.source])
+    slots = p.slot[:, None] * units.choices + np.arange(units.choices)
+    batch['cls_positions'][p.row[:, None], slots] = p.sequence_start
+    batch['unit_index'][p.row, p.slot] = p.unit
+    batch['unit_weights'][p.row, p.slot] = 1.0
+    for name, x in units.labels.items():
+        batch[name][p.row, p.slot] = x[p.unit]
+    for name, x in units.positions.items():
+        batch[name][p.row, p.slot] = x[p.unit] + p.start
+    return batch
+
+
+def unpack(
+    units: Units, plan: Plan, step: int, outputs: Mapping[str, np.ndarray],
+    collected: dict[str, np.ndarray],
+) -> None:
+    """Brings a step's outputs back into the order of `units`.
+
+    Args:
+      units, plan, step: as the batch was made.
+      outputs: arrays of all rows of the step, [R, S, ...] a token or [R, K, ...] a unit.
+      collected: receives arrays [T, ...] of the former and [n, ...] of the latter.
+    """
+    p = _place(units, plan, step, range(int(plan.num_rows[step])))
+    for name, x in outputs.items():
+        # K is S only where every row is full of units of one token, which [CLS] [SEP] rules out.
+        if x.shape[1] == plan.row_length:
+            count, index = len(units.sequences.ids), p.source
+            values = x.reshape(-1, *x.shape[2:])[p.at]
+        else:
+            count, index, values = len(units), p.unit, x[p.row, p.slot]
+        if name not in collected:
+            collected[name] = np.zeros((count, *values.shape[1:]), values.dtype)
+        collected[name][index] = values

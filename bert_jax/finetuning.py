@@ -1,0 +1,207 @@
+"""A downstream run's part of `experiment`: its data, its packed batches, its evaluation.
+
+Every example is tokenized once at the start. A step holds exactly `batch_size` examples, packed
+into as few rows as they need; the planner picks the row length and at most four numbers of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from bert_jax.data.packing import Plan, Units, packed_batch, plan_once, plan_steps, unpack
+from bert_jax.data.pairs import Encode
+from bert_jax.data.stateless import hash64, permute
+from bert_jax.errors import InputError
+from bert_jax.model.layers import BertConfig
+from bert_jax.sharding import Layout, Mesh, local_rows, to_global
+from bert_jax.tasks.base import Downstream, DownstreamTask
+from bert_jax.text.load import Tokenizer, load_tokenizer
+from bert_jax.train.loop import Phase
+
+GLUE = ('cola', 'sst2', 'mrpc', 'stsb', 'qqp', 'mnli', 'qnli', 'rte', 'wnli')
+DOWNSTREAM_TASKS = (*GLUE, 'squad_v1', 'squad_v2', 'swag', 'conll')
+# Row lengths to choose from. A row holds at least the longest unit.
+_ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+_EVAL_TOKENS = 1 << 13  # tokens of an evaluation batch, a device
+
+
+class FineTuningJob:
+    """See `experiment.Job`."""
+
+    def __init__(self, config: ConfigDict):
+        if config.phases:
+            raise InputError(
+                f'config.phases is for pre-training: config.task={config.task!r} has one phase'
+            )
+        if not config.data.vocab_file:
+            raise InputError(
+                'config.data.vocab_file is empty, and there is no config.init_checkpoint that '
+                'brings one: a downstream task starts from a vocabulary'
+            )
+        self._config = config
+        self.vocab_path: Path | None = Path(config.data.vocab_file).expanduser()
+        tokenizer = load_tokenizer(self.vocab_path, config.data.lowercase)
+        self.vocab_size = len(tokenizer.vocab)
+        self._downstream = d = open_downstream(config, tokenizer, _encoder(tokenizer))
+        self.head, self.labels = d.head, d.labels
+        self.best_metric: str | None = d.metric
+        self.num_examples: int | None = len(d.train)
+
+    def task(self, bert: BertConfig) -> DownstreamTask:
+        return self._downstream.make_task(bert)
+
+    def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
+        config, d = self._config, self._downstream
+        batch_size, steps = phase['batch_size'], phase['steps']
+        plan = _train_plan(
+            d.train, batch_size, steps, config.seed, mesh, task.config, config.data.packing
+        )
+        if jax.process_index() == 0:
+            print(
+                f'{len(d.train):,} training examples; rows of {plan.row_length} in '
+                f"{len(plan.shapes)} shapes ({', '.join(str(rows) for rows, _ in plan.shapes)} "
+                f'rows); {100 * plan.padding:.1f} % padding', flush=True,
+            )
+
+        def batches(first_step: int) -> Iterator[dict[str, jax.Array]]:
+            for step in range(first_step, steps):
+                yield _device_batch(d.train, plan, step, mesh)
+
+        evaluations = [(s, Predictor(task, s.units, mesh)) for s in d.evaluated]
+
+        def evaluate(params: Any) -> dict[str, float]:
+            metrics: dict[str, float] = {}
+            for eval_set, predictor in evaluations:
+                assert eval_set.score is not None
+                scores = eval_set.score(predictor(params))
+                metrics |= {eval_set.name + name: value for name, value in scores.items()}
+            return metrics
+
+        return Phase(
+            start=first, steps=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
+            flops_per_row=_train_flops(task.config, plan) / (steps * batch_size),
+            name=f'{config.task}, batch {batch_size}',
+        )
+
+    def finish(self, task: Any, params: Any, mesh: Mesh, workdir: Path) -> None:
+        """Writes the predictions of all sets that have a format for them."""
+        for eval_set in (*self._downstream.evaluated, *self._downstream.predicted):
+            if eval_set.write is None:
+                continue
+            outputs = Predictor(task, eval_set.units, mesh)(params)
+            if jax.process_index() == 0:
+                eval_set.write(outputs, workdir)
+
+
+def open_downstream(config: ConfigDict, tokenizer: Tokenizer, encode: Encode) -> Downstream:
+    """Reads and tokenizes the data of a downstream task.
+
+    Raises:
+      InputError: whatever is wrong with the data.
+    """
+    raise NotImplementedError
+
+
+def _encoder(tokenizer: Any) -> Encode:
+    """Tokenization of many texts at once, through TensorFlow Text."""
+    import tensorflow as tf
+
+    from bert_jax.data.pipeline import hide_accelerators
+    from bert_jax.data.tokenize import FastTokenizer
+
+    hide_accelerators()
+    fast = tf.function(
+        FastTokenizer(tokenizer), input_signature=[tf.TensorSpec([None], tf.string)]
+    )
+
+    def encode(texts: Any) -> tuple[np.ndarray, np.ndarray]:
+        ids, counts = fast(tf.constant(list(texts), tf.string))
+        return ids.numpy().astype(np.int32), counts.numpy().astype(np.int64)
+
+    return encode
+
+
+def _token_cost(config: BertConfig, row_length: int) -> float:
+    """Forward FLOPs of a token in a row of `row_length` (see `model.flops`)."""
+    c = config
+    per_layer = 8 * c.hidden_size**2 + 4 * c.hidden_size * c.intermediate_size
+    return float(c.num_layers * (per_layer + 4 * row_length * c.hidden_size))
+
+
+def _train_flops(config: BertConfig, plan: Plan) -> float:
+    """Training FLOPs of all steps on real tokens; the heads are too small to count."""
+    return 3.0 * plan.tokens * _token_cost(config, plan.row_length)
+
+
+def _train_plan(
+    units: Units, batch_size: int, steps: int, seed: int, mesh: Mesh, config: BertConfig,
+    packing: bool,
+) -> Plan:
+    """Epoch after epoch, each in an order of its own, `batch_size` units a step."""
+    n = len(units)
+    row_ids = np.arange(steps * batch_size, dtype=np.int64)
+    order = np.empty_like(row_ids)
+    for epoch in range(-(-len(row_ids) // n)):
+        here = slice(epoch * n, min((epoch + 1) * n, len(row_ids)))
+        order[here] = permute(row_ids[here] - epoch * n, n, int(hash64(seed, epoch)))
+    shards = Layout(mesh).batch_shards
+    if not packing:
+        longest = int(units.lengths.max())
+        rows = np.broadcast_to(np.arange(batch_size, dtype=np.int32), (steps, batch_size))
+        return Plan(
+            order.reshape(steps, batch_size), rows, longest, np.full(steps, batch_size), 1,
+            int(units.lengths[order].sum()),
+        )
+    return plan_steps(
+        units.lengths, order.reshape(steps, batch_size), row_lengths=_ROW_LENGTHS, shards=shards,
+        token_cost=functools.partial(_token_cost, config),
+    )
+
+
+def _device_batch(units: Units, plan: Plan, step: int, mesh: Mesh) -> dict[str, jax.Array]:
+    num_rows = int(plan.num_rows[step])
+    local = local_rows(mesh, num_rows)
+    return to_global(mesh, packed_batch(units, plan, step, local), num_rows, local)
+
+
+class Predictor:
+    """A task's outputs for a whole set, in the order of its units."""
+
+    def __init__(self, task: DownstreamTask, units: Units, mesh: Mesh):
+        self._units, self._mesh = units, mesh
+        shards = Layout(mesh).batch_shards
+        longest = int(units.lengths.max())
+        row_length = max(longest, min(256, 4 * longest))
+        rows = max(1, min(_EVAL_TOKENS, int(units.lengths.sum())) // row_length) * shards
+        config: Any = task.config  # type: ignore[attr-defined]
+        self._plan = plan_once(
+            units.lengths, rows_a_step=rows, row_lengths=(row_length,),
+            token_cost=functools.partial(_token_cost, config),
+        )
+        self._outputs = jax.jit(task.outputs, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+    def __call__(self, params: Any) -> dict[str, np.ndarray]:
+        """Arrays [n, ...] a unit and [T, ...] a token, by name."""
+        collected: dict[str, np.ndarray] = {}
+        pending: tuple[int, Any] | None = None
+
+        def collect(step: int, outputs: Any) -> None:
+            unpack(self._units, self._plan, step, jax.device_get(outputs), collected)
+
+        for step in range(len(self._plan.units)):
+            batch = _device_batch(self._units, self._plan, step, self._mesh)
+            outputs = self._outputs(params, batch)
+            if pending is not None:
+                collect(*pending)  # one step late, so that the device always has work
+            pending = step, outputs
+        if pending is not None:
+            collect(*pending)
+        return collected

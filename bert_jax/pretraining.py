@@ -1,0 +1,138 @@
+"""A pre-training run's part of `experiment`: its data, its task, its phases."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
+from bert_jax.data.masking import MaskingRates
+from bert_jax.data.pretrain import Recipe
+from bert_jax.errors import InputError
+from bert_jax.model.layers import BertConfig
+from bert_jax.sharding import Mesh, local_rows, to_global
+from bert_jax.tasks.pretrain import Pretraining
+from bert_jax.train.evaluate import evaluate
+from bert_jax.train.loop import Phase
+from bert_jax.train.step import make_eval_step
+
+
+class PretrainingJob:
+    """See `experiment.Job`."""
+
+    head = 'pretraining'
+    labels: tuple[str, ...] = ()
+    best_metric: str | None = None
+
+    def __init__(self, config: ConfigDict):
+        self._config = config
+        self.data = open_data(config)
+        self.vocab_size: int = self.data.vocab_size
+        self.vocab_path: Path | None = self.data.vocab_path
+
+    @property
+    def num_examples(self) -> int | None:
+        """Rows an epoch of the first phase, planned only where a duration asks for it."""
+        c = self._config
+        durations = [c.train.steps, c.train.eval_every, c.train.save_every, c.train.log_every,
+                     c.optimizer.warmup, *(phase.get('steps', '') for phase in c.phases)]
+        if not any('epoch' in str(value) for value in durations):
+            return None
+        first = dict(c.phases[0]) if c.phases else {}
+        return self.data.training(
+            first.get('max_seq_length', c.data.max_seq_length),
+            first.get('max_predictions_per_seq', c.data.max_predictions_per_seq),
+        ).num_examples
+
+    def task(self, bert: BertConfig) -> Pretraining:
+        return Pretraining(bert, next_sentence=self._config.data.next_sentence)
+
+    def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
+        config, data = self._config, self.data
+        batch_size, length = phase['batch_size'], phase['max_seq_length']
+        slots = phase['max_predictions_per_seq']
+        # Made when first asked for: planning the epochs of a phase that is over would be wasted.
+        examples = functools.cache(lambda: data.training(length, slots))
+        held_out = functools.cache(lambda: data.held_out(length, slots))
+        eval_step = make_eval_step(task, mesh)
+
+        def batches(first_step: int) -> Iterator[Any]:
+            local = local_rows(mesh, batch_size)
+            for batch in data.train_batches(
+                examples(), batch_size=batch_size, local=local, first_step=first_step,
+                num_steps=phase['steps'] - first_step,
+            ):
+                yield to_global(mesh, batch, batch_size, local)
+
+        def evaluate_phase(params: Any) -> dict[str, float]:
+            size = config.train.eval_batch_size
+            local = local_rows(mesh, size)
+            rows = held_out()
+            num = rows.num_frozen
+            if config.train.max_eval_examples:
+                num = min(num, config.train.max_eval_examples)
+            return evaluate(task, eval_step, params, (
+                to_global(mesh, batch, size, local)
+                for batch in data.eval_batches(
+                    rows, batch_size=size, local=local, num_examples=num)
+            ))
+
+        return Phase(
+            start=first, steps=phase['steps'], batch_size=batch_size, batches=batches,
+            evaluate=evaluate_phase, flops_per_row=task.flops(length, slots),
+            name=f'length {length}, batch {batch_size}',
+        )
+
+    def finish(self, task: Any, params: Any, mesh: Mesh, workdir: Path) -> None:
+        del task, params, mesh, workdir  # the checkpoints are all there is
+
+
+def weighted_sources(source: Any) -> list[tuple[str, float]]:
+    """`data.source` as (source, weight) pairs.
+
+    Raises:
+      InputError: it is neither a string nor a list of (source, weight).
+    """
+    if isinstance(source, str) and source:
+        return [(source, 1.0)]
+    pairs = []
+    for item in source if isinstance(source, (list, tuple)) else [None]:
+        if isinstance(item, str):
+            item = (item, 1.0)
+        if not (isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], str)
+                and isinstance(item[1], (int, float)) and item[1] > 0):
+            raise InputError(
+                f"config.data.source={source!r}: write a source, or a list of (source, weight) "
+                "such as [('wiki.txt', 3), ('books.txt', 1)] with weights above 0"
+            )
+        pairs.append((item[0], float(item[1])))
+    if not pairs:
+        raise InputError('config.data.source is empty: name a source, such as a glob of text files')
+    return pairs
+
+
+def open_data(config: ConfigDict) -> Data:
+    """The data of the config's task."""
+    d = config.data
+    if config.task == 'synthetic':
+        return SyntheticData(config.model.vocab_size or d.vocab_size, config.seed)
+    return TextData(TextOptions(
+        sources=tuple(weighted_sources(d.source)), eval_source=d.eval_source,
+        held_out=d.held_out, vocab_file=d.vocab_file, vocab_size=d.vocab_size,
+        lowercase=d.lowercase, cache_dir=Path(d.dir).expanduser(), tfds_dir=d.tfds_dir,
+        recipe=Recipe(
+            short_seq_prob=d.short_seq_prob, random_next_prob=d.random_next_prob,
+            next_sentence=d.next_sentence, min_sentences=d.min_sentences,
+            num_maskings=d.num_maskings,
+            masking=MaskingRates(
+                d.masked_lm_prob, d.mask_rate, d.random_rate, d.whole_word_mask
+            ),
+        ),
+        max_positions=config.model.max_position_embeddings, seed=config.seed,
+        progress=jax.process_index() == 0,
+    ))

@@ -1,0 +1,58 @@
+"""The parameters of the best evaluation so far, beside the run's checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+
+class Best:
+    """One checkpoint of parameters, `DIRECTORY/STEP/`, with the metrics it was chosen by.
+
+    Orbax writes metrics and parameters together and renames, so a killed run holds one good one.
+    """
+
+    def __init__(self, directory: Path, metric: str):
+        """Opens what is there.
+
+        Args:
+          directory: `best/` of the run.
+          metric: name of the metric that is to be high.
+        """
+        self._metric = metric
+        self._manager = ocp.CheckpointManager(
+            directory.absolute(),
+            item_handlers=ocp.StandardCheckpointHandler(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=1, create=True, best_fn=lambda metrics: metrics[metric],
+                best_mode='max',
+            ),
+        )
+
+    def offer(self, step: int, metrics: dict[str, float], params: Any) -> None:
+        """Keeps these parameters if they are better than all before (the first, where equal)."""
+        best = self.metrics()
+        if best is None or metrics[self._metric] > best[self._metric]:
+            self._manager.save(
+                step, args=ocp.args.StandardSave({'params': params}), metrics=metrics
+            )
+            self._manager.wait_until_finished()  # `params` are donated to the next step
+
+    def metrics(self) -> dict[str, float] | None:
+        """Metrics of the best evaluation, or None before the first."""
+        step = self._manager.best_step()
+        return None if step is None else dict(self._manager.metrics(step))
+
+    def restore(self, abstract_params: Any) -> tuple[int, Any]:
+        """(step, parameters) of the best evaluation."""
+        step = self._manager.best_step()
+        assert step is not None, 'nothing was offered'
+        restored = self._manager.restore(
+            step, args=ocp.args.StandardRestore({'params': abstract_params})
+        )
+        return step, restored['params']
+
+    def close(self) -> None:
+        self._manager.close()
