@@ -1,0 +1,104 @@
+"""The official metrics of GLUE (Wang et al., 2018), as scikit-learn and SciPy define them.
+
+All are shares or coefficients: 0.9, not 90.
+
+    n: examples
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+# The first of a task is the one that Table 1 of the BERT paper reports. 'ax' is the diagnostic
+# set, whose labels are not public; it is scored by Matthews' coefficient over three labels.
+GLUE_METRICS: Mapping[str, tuple[str, ...]] = {
+    'cola': ('matthews',),
+    'sst2': ('accuracy',),
+    'mrpc': ('f1', 'accuracy'),
+    'stsb': ('spearman', 'pearson'),
+    'qqp': ('f1', 'accuracy'),
+    'mnli': ('accuracy',),
+    'qnli': ('accuracy',),
+    'rte': ('accuracy',),
+    'wnli': ('accuracy',),
+    'ax': ('matthews',),
+}
+
+
+def score_glue(task: str, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The metrics of a task, by name: accuracy, f1, matthews, pearson, spearman as it has them.
+
+    Args:
+      task: one of GLUE_METRICS.
+      predictions: [n] label ids; scores for 'stsb'.
+      labels: [n] likewise.
+    """
+    assert predictions.shape == labels.shape and labels.ndim == 1, (predictions.shape, labels.shape)
+    assert len(labels), 'nothing to score'
+    return {name: _METRICS[name](predictions, labels) for name in GLUE_METRICS[task]}
+
+
+def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Share of equal ones."""
+    return float(np.mean(predictions == labels))
+
+
+def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Harmonic mean of precision and recall of label 1; 0 where neither side has a 1."""
+    both = np.sum((predictions == 1) & (labels == 1))
+    either = np.sum(predictions == 1) + np.sum(labels == 1)
+    return float(2 * both / either) if either else 0.0
+
+
+def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Matthews' correlation of any number of labels (R_K; Gorodkin, 2004).
+
+    0 where all predictions or all labels are the same, as scikit-learn has it.
+    """
+    names, ids = np.unique(np.concatenate([labels, predictions]), return_inverse=True)
+    k, n = len(names), len(labels)
+    counts_KxK = np.bincount(ids[:n] * k + ids[n:], minlength=k * k).reshape(k, k)
+    true_K, predicted_K = counts_KxK.sum(1).astype(float), counts_KxK.sum(0).astype(float)
+    spread = (n * n - true_K @ true_K) * (n * n - predicted_K @ predicted_K)
+    if spread <= 0:
+        return 0.0
+    return float((n * np.trace(counts_KxK) - true_K @ predicted_K) / np.sqrt(spread))
+
+
+def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Linear correlation.
+
+    0 where a side is constant or a prediction is not finite (SciPy: nan), so that runs that learned
+    nothing can be compared and written as JSON.
+    """
+    x, y = predictions.astype(np.float64), labels.astype(np.float64)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    # Scaled before squaring, which under- or overflows for values far from 1.
+    x, y = ((z - z.mean()) / np.ptp(z) for z in (x, y))
+    # Rounding may lead a hair past the ends.
+    return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
+
+
+def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Pearson's correlation of the ranks, equal values sharing their average rank."""
+    if not (np.isfinite(predictions).all() and np.isfinite(labels).all()):
+        return 0.0
+    return pearson(_average_ranks(predictions), _average_ranks(labels))
+
+
+def _average_ranks(values: np.ndarray) -> np.ndarray:
+    """[n] float64 ranks from 1."""
+    _, ids, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[ids]
+
+
+_METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    'accuracy': accuracy,
+    'f1': f1,
+    'matthews': matthews,
+    'pearson': pearson,
+    'spearman': spearman,
+}
