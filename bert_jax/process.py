@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 _HUGE_PAGES = 'glibc.malloc.hugetlb=1'
 
@@ -22,3 +24,21 @@ def use_huge_pages() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, sys.orig_argv)
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Drops what is written to standard error: TensorFlow greets from C++, past every setting.
+
+    An import that fails still raises.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

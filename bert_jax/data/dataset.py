@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +15,7 @@ from bert_jax.data.examples import Examples, Mixture, RecordExamples, eval_batch
 from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
 from bert_jax.data.synthetic import SyntheticExamples, plain_batches
 from bert_jax.errors import InputError
+from bert_jax.process import quiet_stderr
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.training import train_wordpiece
 from bert_jax.text.vocab import write_vocab
@@ -110,7 +108,7 @@ class TextData:
           InputError: whatever is wrong with the sources or the vocabulary.
         """
         # Here and below: TensorFlow is loaded only where text is read.
-        with _quiet_stderr():
+        with quiet_stderr():
             from bert_jax.data.corpus import open_source
             from bert_jax.data.pipeline import hide_accelerators
             from bert_jax.data.records import RecordFiles
@@ -260,24 +258,6 @@ class TextData:
         return pipeline.eval_batches(
             examples, batch_size=batch_size, local=local, num_examples=num_examples
         )
-
-
-@contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Drops what is written to standard error: TensorFlow greets from C++, past every setting.
-
-    An import that fails still raises.
-    """
-    sys.stderr.flush()
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def is_records(spec: str) -> bool:

@@ -1,0 +1,52 @@
+"""Weights from wherever they lie: which reader a path asks for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bert_jax.errors import InputError
+from bert_jax.weights.description import Weights
+
+_LOOKS = (
+    'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
+    'model.safetensors, a TF1 checkpoint bert_model.ckpt.index, bert_model.ckpt.data-* and '
+    'bert_config.json (name the folder, or the prefix FOLDER/bert_model.ckpt)'
+)
+
+
+def load_weights(path: str | Path) -> Weights:
+    """The model at a path.
+
+    Args:
+      path: a run directory of this project, a Hugging Face folder, a TF1 checkpoint's prefix, or
+        a folder that holds `bert_model.ckpt.index`.
+
+    Raises:
+      InputError: there is none of them, or something is wrong with it.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        if (path / 'checkpoints').is_dir():
+            from bert_jax.weights.run_directory import read_run
+
+            return read_run(path)
+        if (path / 'bert_model.ckpt.index').exists() and not any(path.glob('*.safetensors')):
+            return _read_tf1(path / 'bert_model.ckpt')
+        if any((path / name).exists() for name in ('config.json', 'model.safetensors')):
+            from bert_jax.weights.huggingface import read_huggingface
+
+            return read_huggingface(path)
+        raise InputError(f'{path} holds no model: {_LOOKS}')
+    prefix = re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', str(path))
+    if Path(prefix + '.index').exists() or any(path.parent.glob(Path(prefix).name + '.data-*')):
+        return _read_tf1(Path(prefix))
+    if path.exists():
+        raise InputError(f'{path} is a file that cannot be read as a model: {_LOOKS}')
+    raise InputError(f'{path} does not exist: {_LOOKS}')
+
+
+def _read_tf1(prefix: Path) -> Weights:
+    from bert_jax.weights.tf1 import read_tf1
+
+    return read_tf1(prefix)

@@ -1,0 +1,253 @@
+"""What every parameter is called here, in TensorFlow 1 checkpoints and in Hugging Face files.
+
+One table for both directions. Names are those of a model with unrolled layers
+(`bert/encoder/layer_0/...`) and an unpadded vocabulary; `to_tree` and `from_tree` go from there to
+the parameters that the model takes (scanned or unrolled, vocabulary padded) and back.
+
+    V: vocabulary, P: positions, T: segment types, H: hidden_size, I: intermediate_size,
+    N: heads, D: head_dim, L: labels; 2 and 3 are themselves
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+Format = Literal['tf1', 'huggingface']
+
+
+class Tensor(NamedTuple):
+    """A parameter: its three names and its dims.
+
+    Kernels are [in, out] here and in TF1, [out, in] in Hugging Face files and in what TF1 calls
+    `output_weights`. In files, N and D are one dim, and `{part}` stands for query, key and value,
+    which are one array here.
+
+    Attributes:
+      name: here.
+      tf1, huggingface: in files.
+      dims: of the array here; a comma stands between the dims that go in and those that come out.
+    """
+
+    name: str
+    tf1: str
+    huggingface: str
+    dims: str
+
+    @property
+    def optional(self) -> str:
+        """The part of the model that a file may lack as a whole; '' where it may not."""
+        return next((part for part in OPTIONAL if self.name.startswith(part)), '')
+
+    def file_names(self, form: Format) -> tuple[str, ...]:
+        """The one tensor in files of this form that this is made of, or the three."""
+        name = getattr(self, form)
+        parts = ('query', 'key', 'value') if '{part}' in name else ('',)
+        return tuple(name.replace('{part}', part) for part in parts)
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape here; `sizes` by letter, see `sizes_of`."""
+        return tuple(_size(dim, sizes) for dim in self.dims.replace(',', ''))
+
+    def file_shape(self, form: Format, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of each of `file_names`."""
+        groups = self.dims.replace('3', '').split(',')
+        shape = tuple(math.prod(_size(dim, sizes) for dim in group) for group in groups)
+        return shape[::-1] if self._turned(form) else shape
+
+    def from_files(
+        self, form: Format, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]
+    ) -> np.ndarray:
+        """The array here, float32 and contiguous, of the arrays in files."""
+        dims = self.dims.replace(',', '')
+        shape = tuple(_size(dim, sizes) for dim in dims if dim != '3')
+        arrays = [(x.T if self._turned(form) else x).reshape(shape) for x in arrays]
+        if len(arrays) == 1:
+            return np.ascontiguousarray(arrays[0], np.float32)
+        return np.stack(arrays, axis=dims.index('3'), dtype=np.float32)
+
+    def to_files(self, form: Format, array: np.ndarray) -> list[np.ndarray]:
+        """The contiguous arrays in files of the array here; inverse of `from_files`."""
+        dims = self.dims.replace(',', '')
+        arrays = [array] if '3' not in dims else list(np.moveaxis(array, dims.index('3'), 0))
+        num_in = len(self.dims.partition(',')[0].replace('3', '')) if ',' in self.dims else 0
+        files = []
+        for x in arrays:
+            if num_in:
+                x = x.reshape(math.prod(x.shape[:num_in]), -1)
+            else:
+                x = x.reshape(-1)
+            files.append(np.ascontiguousarray(x.T if self._turned(form) else x))
+        return files
+
+    def _turned(self, form: Format) -> bool:
+        if form == 'huggingface':
+            return self.name.endswith('/kernel')
+        return self.tf1.endswith('output_weights')
+
+
+# Parts that a file may lack; within one, all or nothing.
+OPTIONAL = (
+    'bert/pooler/', 'cls/predictions/', 'cls/seq_relationship/', 'cls/squad/', 'classifier/',
+)
+
+_HF_LAYER = 'bert.encoder.layer.{i}.'
+_LAYER = 'bert/encoder/layer_{i}/'
+
+_EMBEDDINGS = (
+    Tensor('bert/embeddings/word_embeddings', 'bert/embeddings/word_embeddings',
+           'bert.embeddings.word_embeddings.weight', 'V,H'),
+    Tensor('bert/embeddings/position_embeddings', 'bert/embeddings/position_embeddings',
+           'bert.embeddings.position_embeddings.weight', 'P,H'),
+    Tensor('bert/embeddings/token_type_embeddings', 'bert/embeddings/token_type_embeddings',
+           'bert.embeddings.token_type_embeddings.weight', 'T,H'),
+    Tensor('bert/embeddings/LayerNorm/scale', 'bert/embeddings/LayerNorm/gamma',
+           'bert.embeddings.LayerNorm.weight', 'H'),
+    Tensor('bert/embeddings/LayerNorm/bias', 'bert/embeddings/LayerNorm/beta',
+           'bert.embeddings.LayerNorm.bias', 'H'),
+)
+_LAYERS = (
+    Tensor(_LAYER + 'attention/self/qkv/kernel', _LAYER + 'attention/self/{part}/kernel',
+           _HF_LAYER + 'attention.self.{part}.weight', 'H,3ND'),
+    Tensor(_LAYER + 'attention/self/qkv/bias', _LAYER + 'attention/self/{part}/bias',
+           _HF_LAYER + 'attention.self.{part}.bias', '3ND'),
+    Tensor(_LAYER + 'attention/output/dense/kernel', _LAYER + 'attention/output/dense/kernel',
+           _HF_LAYER + 'attention.output.dense.weight', 'ND,H'),
+    Tensor(_LAYER + 'attention/output/dense/bias', _LAYER + 'attention/output/dense/bias',
+           _HF_LAYER + 'attention.output.dense.bias', 'H'),
+    Tensor(_LAYER + 'attention/output/LayerNorm/scale', _LAYER + 'attention/output/LayerNorm/gamma',
+           _HF_LAYER + 'attention.output.LayerNorm.weight', 'H'),
+    Tensor(_LAYER + 'attention/output/LayerNorm/bias', _LAYER + 'attention/output/LayerNorm/beta',
+           _HF_LAYER + 'attention.output.LayerNorm.bias', 'H'),
+    Tensor(_LAYER + 'intermediate/dense/kernel', _LAYER + 'intermediate/dense/kernel',
+           _HF_LAYER + 'intermediate.dense.weight', 'H,I'),
+    Tensor(_LAYER + 'intermediate/dense/bias', _LAYER + 'intermediate/dense/bias',
+           _HF_LAYER + 'intermediate.dense.bias', 'I'),
+    Tensor(_LAYER + 'output/dense/kernel', _LAYER + 'output/dense/kernel',
+           _HF_LAYER + 'output.dense.weight', 'I,H'),
+    Tensor(_LAYER + 'output/dense/bias', _LAYER + 'output/dense/bias',
+           _HF_LAYER + 'output.dense.bias', 'H'),
+    Tensor(_LAYER + 'output/LayerNorm/scale', _LAYER + 'output/LayerNorm/gamma',
+           _HF_LAYER + 'output.LayerNorm.weight', 'H'),
+    Tensor(_LAYER + 'output/LayerNorm/bias', _LAYER + 'output/LayerNorm/beta',
+           _HF_LAYER + 'output.LayerNorm.bias', 'H'),
+)
+_HEADS = (
+    Tensor('bert/pooler/dense/kernel', 'bert/pooler/dense/kernel',
+           'bert.pooler.dense.weight', 'H,H'),
+    Tensor('bert/pooler/dense/bias', 'bert/pooler/dense/bias', 'bert.pooler.dense.bias', 'H'),
+    Tensor('cls/predictions/transform/dense/kernel', 'cls/predictions/transform/dense/kernel',
+           'cls.predictions.transform.dense.weight', 'H,H'),
+    Tensor('cls/predictions/transform/dense/bias', 'cls/predictions/transform/dense/bias',
+           'cls.predictions.transform.dense.bias', 'H'),
+    Tensor('cls/predictions/transform/LayerNorm/scale', 'cls/predictions/transform/LayerNorm/gamma',
+           'cls.predictions.transform.LayerNorm.weight', 'H'),
+    Tensor('cls/predictions/transform/LayerNorm/bias', 'cls/predictions/transform/LayerNorm/beta',
+           'cls.predictions.transform.LayerNorm.bias', 'H'),
+    Tensor('cls/predictions/output_bias', 'cls/predictions/output_bias',
+           'cls.predictions.bias', 'V'),
+    Tensor('cls/seq_relationship/kernel', 'cls/seq_relationship/output_weights',
+           'cls.seq_relationship.weight', 'H,2'),
+    Tensor('cls/seq_relationship/bias', 'cls/seq_relationship/output_bias',
+           'cls.seq_relationship.bias', '2'),
+    Tensor('cls/squad/kernel', 'cls/squad/output_weights', 'qa_outputs.weight', 'H,2'),
+    Tensor('cls/squad/bias', 'cls/squad/output_bias', 'qa_outputs.bias', '2'),
+    Tensor('classifier/kernel', 'output_weights', 'classifier.weight', 'H,L'),
+    Tensor('classifier/bias', 'output_bias', 'classifier.bias', 'L'),
+)
+# Arrays with a row for each token of the vocabulary, which the model pads.
+_VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias')
+
+
+def tensors(num_layers: int) -> list[Tensor]:
+    """All parameters that a model of `num_layers` layers can have, whatever its head."""
+    layers = [
+        Tensor(*(field.replace('{i}', str(i)) for field in tensor))
+        for i in range(num_layers) for tensor in _LAYERS
+    ]
+    return [*_EMBEDDINGS, *layers, *_HEADS]
+
+
+def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
+    """The size of each dim, by letter, from the fields of `Weights.model`."""
+    return {
+        'V': model['vocab_size'], 'P': model['max_position_embeddings'],
+        'T': model['type_vocab_size'], 'H': model['hidden_size'], 'I': model['intermediate_size'],
+        'N': model['num_heads'], 'D': model['hidden_size'] // model['num_heads'], 'L': num_labels,
+    }
+
+
+def _size(dim: str, sizes: Mapping[str, int]) -> int:
+    return int(dim) if dim.isdigit() else sizes[dim]
+
+
+def to_tree(
+    params: Mapping[str, np.ndarray], *, padded_vocab_size: int | None, scan_layers: bool
+) -> dict[str, Any]:
+    """Parameters as the model takes them: nested dicts.
+
+    Args:
+      params: arrays by name, unrolled and unpadded, as in `Weights.params`.
+      padded_vocab_size: rows of the word table, filled up with zeros; None: as they are.
+      scan_layers: whether layers are stacked along a leading axis under `bert/encoder/layer`.
+    """
+    flat: dict[str, np.ndarray] = {}
+    layers: dict[str, dict[int, np.ndarray]] = {}
+    for name, x in params.items():
+        if name in _VOCABULARY_ROWS and padded_vocab_size is not None:
+            x = np.pad(x, [(0, padded_vocab_size - len(x))] + [(0, 0)] * (x.ndim - 1))
+        match = re.fullmatch(r'bert/encoder/layer_([0-9]+)/(.*)', name)
+        if match and scan_layers:
+            layers.setdefault(f'bert/encoder/layer/{match[2]}', {})[int(match[1])] = x
+        else:
+            flat[name] = x
+    for name, by_layer in layers.items():
+        flat[name] = np.stack([by_layer[i] for i in range(len(by_layer))])
+    tree: dict[str, Any] = {}
+    for name, x in flat.items():
+        *folders, leaf = name.split('/')
+        at = tree
+        for folder in folders:
+            at = at.setdefault(folder, {})
+        at[leaf] = x
+    return tree
+
+
+def from_tree(tree: Mapping[str, Any], vocab_size: int) -> dict[str, np.ndarray]:
+    """Parameters by name, unrolled and without padding rows; inverse of `to_tree`.
+
+    Nothing is copied: the arrays are views where they are parts.
+    """
+    params: dict[str, np.ndarray] = {}
+    for name, x in flat_tree(tree).items():
+        if name in _VOCABULARY_ROWS:
+            x = x[:vocab_size]
+        if name.startswith('bert/encoder/layer/'):
+            rest = name.removeprefix('bert/encoder/layer/')
+            params |= {f'bert/encoder/layer_{i}/{rest}': x[i] for i in range(x.shape[0])}
+        else:
+            params[name] = x
+    return params
+
+
+def tree_shapes(tree: Mapping[str, Any], vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, unrolled and unpadded, of a tree of anything that has a `shape`."""
+    def stand_ins(at: Any) -> Any:
+        if isinstance(at, Mapping):
+            return {key: stand_ins(value) for key, value in at.items()}
+        return np.broadcast_to(np.float32(0), at.shape)  # takes no memory
+
+    return {name: x.shape for name, x in from_tree(stand_ins(tree), vocab_size).items()}
+
+
+def flat_tree(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+    """Leaves of nested dicts by their path, 'bert/pooler/dense/kernel'."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = isinstance(value, Mapping)
+        flat |= flat_tree(value, f'{prefix}{key}/') if inner else {prefix + key: value}
+    return flat

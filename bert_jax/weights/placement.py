@@ -1,0 +1,184 @@
+"""Warm start: which parameters of a model begin with published weights, and which begin fresh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.weights.description import Weights
+from bert_jax.weights.names import OPTIONAL
+
+_WORDS = 'bert/embeddings/word_embeddings'
+_POSITIONS = 'bert/embeddings/position_embeddings'
+# Fields that change what the same parameters compute.
+_NUMERICS = ('hidden_act', 'layer_norm_eps')
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """What `place` found.
+
+    Attributes:
+      params: arrays for the target by our names; a position table may have fewer rows than the
+        target's, which are its first ones (see `fill`).
+      fresh: names of the target that begin fresh.
+      unused: names of the weights that the target has no place for, and tensors of the files that
+        this project has none for.
+      notes: what else is to be known, a line each.
+      source: of the weights.
+    """
+
+    params: dict[str, np.ndarray]
+    fresh: tuple[str, ...]
+    unused: tuple[str, ...]
+    notes: tuple[str, ...]
+    source: str
+
+    def fill(self, fresh_params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """All parameters of the target by name: what matched, the rest from `fresh_params`."""
+        filled = {}
+        for name, fresh in fresh_params.items():
+            x = self.params.get(name, fresh)
+            if len(x) < len(fresh):
+                x = np.concatenate([x, np.asarray(fresh)[len(x):]])
+            filled[name] = x
+        return filled
+
+    def report(self) -> list[str]:
+        """A few lines for the user."""
+        lines = [f'{len(self.params)} of {len(self.params) + len(self.fresh)} parameters from '
+                 f'{self.source}']
+        if self.fresh:
+            lines.append(f'starts fresh: {_parts(self.fresh)}')
+        if self.unused:
+            lines.append(f'left unused: {_parts(self.unused)}')
+        return lines + [f'note: {note}' for note in self.notes]
+
+
+def place(
+    weights: Weights,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    head: str = '',
+    labels: Sequence[str] = (),
+    model: Mapping[str, Any] | None = None,
+) -> Placement:
+    """Matches weights to the parameters of a target model.
+
+    Every embedding and every encoder layer must be found with its shape, except that the position
+    table may be longer or shorter. Pooler and heads may begin fresh; a classifier does so where it
+    has another number of outputs, other labels or is of another head. Where labels are the same in
+    another order, its outputs are put in the target's.
+
+    Args:
+      weights: what there is.
+      shapes: of the target's parameters by our names, unrolled and unpadded (`names.tree_shapes`).
+      head: of the target, as in `Weights.head`; '' where it does not matter.
+      labels: of the target, by id.
+      model: fields of the target's configuration; those that change what the parameters compute
+        are compared and noted.
+
+    Raises:
+      InputError: the weights are not of this model.
+    """
+    notes = [
+        f'{field} is {weights.model[field]} there and {model[field]} here'
+        for field in _NUMERICS if model and model[field] != weights.model[field]
+    ]
+    source, classifier_note = _classifier(weights, shapes, head, labels)
+    if classifier_note:
+        notes.append(classifier_note)
+    matched: dict[str, np.ndarray] = {}
+    for name, shape in shapes.items():
+        x = source.get(name)
+        if x is not None and x.shape == tuple(shape):
+            matched[name] = x
+        elif name == _POSITIONS and x is not None and x.shape[1:] == tuple(shape)[1:]:
+            matched[name] = x[: shape[0]]
+            notes.append(_position_note(len(x), shape[0]))
+        elif not name.startswith(OPTIONAL):
+            raise InputError(_misfit(name, x, tuple(shape), weights))
+    layers = {name for name in source if name.startswith('bert/encoder/')} - set(shapes)
+    if layers:
+        raise InputError(
+            f"{weights.source} has {weights.model['num_layers']} layers, the config fewer: set "
+            f"--config.model.num_layers={weights.model['num_layers']}"
+        )
+    return Placement(
+        matched, tuple(name for name in shapes if name not in matched),
+        tuple(name for name in weights.params if name not in matched) + weights.unused,
+        tuple(notes), weights.source,
+    )
+
+
+def _classifier(
+    weights: Weights, shapes: Mapping[str, tuple[int, ...]], head: str, labels: Sequence[str]
+) -> tuple[dict[str, np.ndarray], str]:
+    """`weights.params` with the classifier as the target can take it, or without; and a note."""
+    params = dict(weights.params)
+    if 'classifier/bias' not in params or 'classifier/bias' not in shapes:
+        return params, ''
+    there, here = weights.num_labels, shapes['classifier/bias'][0]
+    ours = list(labels)
+    if head and head != weights.head:
+        note = f'it is of {weights.head} there, of {head} here'
+    elif there != here:
+        note = f'{there} labels there, {here} here'
+    elif not ours or not weights.labels or ours == list(weights.labels):
+        return params, ''
+    elif set(ours) == set(weights.labels):
+        order = [weights.labels.index(label) for label in ours]
+        params['classifier/kernel'] = params['classifier/kernel'][:, order]
+        params['classifier/bias'] = params['classifier/bias'][order]
+        return params, f"classifier: labels put in the order here, {', '.join(ours)}"
+    else:
+        note = f"labels {', '.join(weights.labels)} there, {', '.join(ours)} here"
+    del params['classifier/kernel'], params['classifier/bias']
+    return params, f'classifier: {note}; it starts fresh'
+
+
+def _position_note(there: int, here: int) -> str:
+    if there < here:
+        return f'position_embeddings: {there} rows there, {here} here; the rest start fresh'
+    return f'position_embeddings: {there} rows there, the first {here} taken'
+
+
+def _misfit(
+    name: str, x: np.ndarray | None, shape: tuple[int, ...], weights: Weights
+) -> str:
+    if x is None:
+        return (
+            f'{weights.source} has no {name}: the config is of another model, give it the sizes '
+            f"of these weights ({_sizes(weights)})"
+        )
+    if name == _WORDS and x.shape[1:] == shape[1:]:
+        file = weights.vocab_file or 'the vocabulary of these weights'
+        return (
+            f'vocabulary of {shape[0]} tokens, embedding of {len(x)} rows in {weights.source}: set '
+            f'--config.data.vocab_file to {file}'
+            + (f' (or --config.model.vocab_size={len(x)}, if it is that already)'
+               if len(x) > shape[0] else '')
+        )
+    return (
+        f'{name} is {list(x.shape)} in {weights.source} and {list(shape)} in the config: give it '
+        f'the sizes of these weights ({_sizes(weights)})'
+    )
+
+
+def _sizes(weights: Weights) -> str:
+    fields = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size', 'type_vocab_size')
+    return ' '.join(f'--config.model.{field}={weights.model[field]}' for field in fields)
+
+
+def _parts(names: Sequence[str]) -> str:
+    """Names, with those of a whole head as `HEAD/...`."""
+    parts: dict[str, None] = {}
+    for name in names:
+        part = next((part for part in OPTIONAL if name.startswith(part)), None)
+        parts[f'{part}...' if part else name] = None
+    shown = list(parts)
+    return ', '.join(shown[:8]) + (f', and {len(shown) - 8} more' if len(shown) > 8 else '')

@@ -1,0 +1,163 @@
+"""Run directories of this project: `config.json`, the vocabulary, `checkpoints/STEP/`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from bert_jax.errors import InputError
+from bert_jax.sharding import VOCAB_MULTIPLE
+from bert_jax.weights.description import (
+    HEAD_PARTS,
+    LABELLED,
+    Weights,
+    check_labels,
+    find_head,
+    model_fields,
+    read_json,
+    read_vocabulary,
+)
+from bert_jax.weights.folder import new_folder
+from bert_jax.weights.names import from_tree, sizes_of, tensors, to_tree
+
+_FIELDS = {name: name for name in (
+    'vocab_size', 'num_layers', 'hidden_size', 'num_heads', 'intermediate_size',
+    'max_position_embeddings', 'type_vocab_size', 'layer_norm_eps', 'initializer_range',
+    'hidden_dropout', 'attention_dropout', 'classifier_dropout',
+)}
+_HEADS_OF_TASKS = {'pretrain': 'pretraining', 'synthetic': 'pretraining'}
+
+
+def read_run(workdir: str | Path) -> Weights:
+    """The parameters of the newest checkpoint of a run; its optimizer's moments are not read.
+
+    Raises:
+      InputError: it is no run directory, has no checkpoint, or one that cannot be read.
+    """
+    workdir = Path(workdir)
+    config_file = workdir / 'config.json'
+    config = read_json(config_file, 'a run directory holds config.json and checkpoints/')
+    section = config.get('model')
+    if not isinstance(section, dict):
+        raise InputError(f'{config_file} has no section "model": it is of no run of this project')
+    hidden_act = section.get('hidden_act')
+    if hidden_act not in ('gelu_tanh', 'gelu_erf'):
+        raise InputError(f'{config_file}: model.hidden_act={hidden_act!r} is unknown')
+    model = model_fields(
+        {'classifier_dropout': 0.1} | section, _FIELDS, hidden_act, config_file
+    )
+    step = _newest(workdir)
+    params = from_tree(_restore(step / 'default'), model['vocab_size'])
+    params = {name: np.asarray(x) for name, x in params.items()}
+    _check(params, model, step, config_file)
+    hint = config.get('head', _HEADS_OF_TASKS.get(config.get('task', ''), ''))
+    if hint not in HEAD_PARTS:
+        raise InputError(f"{config_file}: head={hint!r} is unknown: {', '.join(HEAD_PARTS)}")
+    head = find_head(params, hint, f'{config_file} says head {hint!r}')
+    labels = tuple(config.get('labels') or ())
+    if head in LABELLED:
+        num_labels = len(params['classifier/bias'])
+        labels = check_labels(
+            labels or tuple(f'LABEL_{i}' for i in range(num_labels)), num_labels, config_file
+        )
+    lowercase = bool((config.get('data') or {}).get('lowercase', True))
+    names = (workdir / 'vocab.txt', workdir / 'vocab.model')
+    vocab_file = next((path for path in names if path.exists()), None)
+    if vocab_file is not None:
+        num_tokens = len(read_vocabulary(vocab_file, lowercase))
+        if num_tokens > model['vocab_size']:  # fewer are allowed: model.vocab_size may be set
+            raise InputError(
+                f"{vocab_file} has {num_tokens} tokens, the embedding has {model['vocab_size']} "
+                'rows: put the vocabulary there that the run was trained with'
+            )
+    return Weights(
+        params, model, head, labels, vocab_file, lowercase, (),
+        f'run directory {workdir}, step {int(step.name):,}',
+    )
+
+
+def _newest(workdir: Path) -> Path:
+    steps = [path for path in (workdir / 'checkpoints').glob('*')
+             if path.name.isdigit() and path.is_dir()]
+    if not steps:
+        raise InputError(f'{workdir} has no checkpoint: there is none in checkpoints/')
+    return max(steps, key=lambda path: int(path.name))
+
+
+def _restore(path: Path) -> dict[str, Any]:
+    """The tree of parameters as numpy arrays, whatever mesh they were saved on."""
+    handler = ocp.PyTreeCheckpointHandler()
+    reader = ocp.Checkpointer(handler)
+    try:
+        saved = handler.metadata(path.absolute())
+        wanted = {'params': jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.tree['params'],
+            is_leaf=lambda x: hasattr(x, 'shape'),
+        )}
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        return reader.restore(path.absolute(), args=ocp.args.PyTreeRestore(
+            item=wanted, restore_args=as_numpy,
+            partial_restore=True,  # the moments are twice the parameters
+        ))['params']
+    except Exception as error:  # of many types; what is there stays as it is
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(
+            f'{path.parent} cannot be read ({lines[0][:200]}): move it away, and the checkpoint '
+            'before it is taken'
+        ) from error
+    finally:
+        reader.close()
+
+
+def _check(
+    params: dict[str, np.ndarray], model: dict[str, Any], step: Path, config_file: Path
+) -> None:
+    sizes = sizes_of(model, len(params.get('classifier/bias', ())))
+    for tensor in tensors(model['num_layers']):
+        if tensor.name not in params:
+            if tensor.optional and not any(name.startswith(tensor.optional) for name in params):
+                continue
+            raise InputError(f'{step} has no {tensor.name}: {config_file} is of another model')
+        shape, expected = params[tensor.name].shape, tensor.shape(sizes)
+        if shape != expected:
+            raise InputError(
+                f'{step}: {tensor.name} is {list(shape)}, and by {config_file} it is '
+                f'{list(expected)}: they are of different models'
+            )
+    extra = sorted(set(params) - {tensor.name for tensor in tensors(model['num_layers'])})
+    if extra:
+        raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
+
+
+def write_run(workdir: str | Path, weights: Weights) -> list[str]:
+    """A run directory with one checkpoint, of step 0, that holds the parameters alone.
+
+    Raises:
+      InputError: it cannot be written, or holds something already.
+    """
+    num_rows = weights.model['vocab_size']
+    padded = -(-num_rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    with new_folder(Path(workdir)) as beside:
+        config = {
+            'head': weights.head, 'labels': list(weights.labels),
+            'model': weights.model | {'scan_layers': False},
+            'data': {'lowercase': weights.lowercase},
+        }
+        (beside / 'config.json').write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
+        if weights.vocab_file is not None:
+            suffix = '.model' if weights.vocab_file.suffix == '.model' else '.txt'
+            shutil.copyfile(weights.vocab_file, beside / f'vocab{suffix}')
+        tree = to_tree(weights.params, padded_vocab_size=padded, scan_layers=False)
+        manager = ocp.CheckpointManager(
+            (beside / 'checkpoints').absolute(), item_handlers=ocp.StandardCheckpointHandler()
+        )
+        manager.save(0, args=ocp.args.StandardSave({'params': tree}))
+        manager.wait_until_finished()
+        manager.close()
+    return []

@@ -1,0 +1,207 @@
+"""TensorFlow 1 checkpoints of google-research/bert: `bert_model.ckpt.*` and `bert_config.json`.
+
+Read and written with TensorFlow's own code, which is loaded when files are known to be there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.text.vocab import write_vocab
+from bert_jax.weights.description import (
+    DEFAULTS,
+    HEAD_PARTS,
+    LABELLED,
+    Weights,
+    check_labels,
+    check_vocabulary,
+    find_head,
+    looks_lowercase,
+    model_fields,
+    read_json,
+    read_vocabulary,
+    take_params,
+    whole_vocabulary,
+)
+from bert_jax.weights.folder import new_folder
+from bert_jax.weights.names import tensors
+
+_FIELDS = {
+    'vocab_size': 'vocab_size', 'num_layers': 'num_hidden_layers', 'hidden_size': 'hidden_size',
+    'num_heads': 'num_attention_heads', 'intermediate_size': 'intermediate_size',
+    'max_position_embeddings': 'max_position_embeddings', 'type_vocab_size': 'type_vocab_size',
+    'initializer_range': 'initializer_range', 'hidden_dropout': 'hidden_dropout_prob',
+    'attention_dropout': 'attention_probs_dropout_prob',
+    # The original's code has these fixed; a file written here says them where they differ.
+    'layer_norm_eps': 'layer_norm_eps', 'classifier_dropout': 'classifier_dropout',
+}
+_NAME = 'bert_model.ckpt'
+
+
+def read_tf1(prefix: str | Path) -> Weights:
+    """The model of a checkpoint; its optimizer's moments are not read.
+
+    `bert_config.json` and `vocab.txt` are looked for beside the checkpoint, then one folder up.
+    The config's `gelu` is the tanh form, as in the original's code.
+
+    Args:
+      prefix: path of the checkpoint's files without `.index` and `.data-*`.
+
+    Raises:
+      InputError: something is missing, damaged, contradictory, or no BERT.
+    """
+    prefix = Path(prefix)
+    _check_files(prefix)
+    folders = (prefix.parent, prefix.absolute().parent.parent)
+    config_file = next(
+        (p for p in (folder / 'bert_config.json' for folder in folders) if p.exists()),
+        prefix.parent / 'bert_config.json',
+    )
+    config = read_json(
+        config_file, 'it says what model the checkpoint holds; copy it from the model that the '
+        'checkpoint was trained from'
+    )
+    model = model_fields(config, _FIELDS, _activation(config, config_file), config_file)
+    model['classifier_dropout'] = float(config.get(
+        'classifier_dropout', DEFAULTS['classifier_dropout']))
+    tf = _tensorflow(f'{prefix} is a TF1 checkpoint: reading it')
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        shapes = {
+            name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()
+            if not name.endswith(('/adam_m', '/adam_v')) and name != 'global_step'
+        }
+        params, unused = take_params(
+            'tf1', shapes, reader.get_tensor, model, str(prefix), config_file)
+    except InputError:
+        raise
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"{prefix} cannot be read ({' '.join(str(error).split())[:200]}): download or copy it "
+            'again'
+        ) from None
+    said = config.get('head', '')
+    if said not in HEAD_PARTS:
+        raise InputError(f"{config_file}: head={said!r} is unknown: {', '.join(HEAD_PARTS)}")
+    head = find_head(params, said, f'{config_file} says head {said!r}')
+    labels: tuple[str, ...] = ()
+    if head in LABELLED:
+        num_labels = len(params['classifier/bias'])
+        labels = tuple(config.get('labels') or (f'LABEL_{i}' for i in range(num_labels)))
+        check_labels(labels, num_labels, config_file)
+    vocab_file, lowercase = _vocabulary(config, config_file, model['vocab_size'])
+    return Weights(
+        params, model, head, labels, vocab_file, lowercase, unused, f'TF1 checkpoint {prefix}'
+    )
+
+
+def _tensorflow(purpose: str) -> Any:
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    try:
+        import tensorflow as tf
+    except ModuleNotFoundError:
+        raise InputError(f'{purpose} needs TensorFlow: pip install tensorflow') from None
+    with contextlib.suppress(RuntimeError):  # raised where TensorFlow has been in use already
+        tf.config.set_visible_devices([], 'GPU')
+    return tf
+
+
+def _check_files(prefix: Path) -> None:
+    """Both kinds of files are there: TensorFlow notices only when it reads a tensor."""
+    data = sorted(prefix.parent.glob(prefix.name + '.data-*'))
+    if not Path(f'{prefix}.index').exists():
+        raise InputError(f'{prefix}.index is missing: a TF1 checkpoint is .index and .data-* files')
+    if not data:
+        raise InputError(
+            f'{prefix}.data-00000-of-00001 is missing, which holds the numbers that '
+            f'{prefix.name}.index lists: put it beside it'
+        )
+
+
+def _activation(config: dict[str, Any], where: Path) -> str:
+    name = config.get('hidden_act')
+    if name != 'gelu':
+        raise InputError(f"{where}: hidden_act={name!r} is not one that can be read: 'gelu'")
+    form = config.get('gelu_form', 'tanh')
+    if form not in ('tanh', 'erf'):
+        raise InputError(f"{where}: gelu_form={form!r} is unknown: 'tanh' or 'erf'")
+    return f'gelu_{form}'
+
+
+def _vocabulary(
+    config: dict[str, Any], config_file: Path, vocab_size: int
+) -> tuple[Path | None, bool]:
+    said = config.get('do_lower_case')
+    names = (config_file.with_name('vocab.txt'), config_file.with_name('vocab.model'))
+    path = next((path for path in names if path.exists()), None)
+    if path is None:
+        return None, said is not False
+    vocab = read_vocabulary(path, lowercase=True)
+    check_vocabulary(vocab, path, vocab_size)
+    return path, looks_lowercase(vocab) if said is None else bool(said)
+
+
+def write_tf1(folder: str | Path, weights: Weights) -> list[str]:
+    """A folder that google-research/bert can start from: checkpoint, config, vocabulary.
+
+    What its config cannot say (the erf form of gelu, another LayerNorm epsilon, labels, ...) is
+    written into it under keys of ours, which its code ignores and `read_tf1` reads.
+
+    Returns:
+      What is to be known about it, a line each.
+
+    Raises:
+      InputError: it cannot be written, or holds something already.
+    """
+    tf = _tensorflow('writing a TF1 checkpoint')
+    config, notes = _config(weights)
+    files: dict[str, np.ndarray] = {}
+    for tensor in tensors(weights.model['num_layers']):
+        if tensor.name in weights.params:
+            arrays = tensor.to_files('tf1', weights.params[tensor.name])
+            files |= dict(zip(tensor.file_names('tf1'), arrays, strict=True))
+    with new_folder(Path(folder)) as beside:
+        with tf.device('/CPU:0'):
+            tf.raw_ops.SaveV2(
+                prefix=str(beside / _NAME), tensor_names=list(files),
+                shape_and_slices=[''] * len(files), tensors=list(files.values()),
+            )
+        (beside / 'bert_config.json').write_text(
+            json.dumps(config, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
+        if weights.vocab_file is None:
+            notes.append('no vocab.txt: there is no vocabulary')
+        elif weights.vocab_file.suffix == '.model':
+            shutil.copyfile(weights.vocab_file, beside / 'vocab.model')
+            notes.append('the vocabulary is a SentencePiece model, which the original cannot read')
+        else:
+            write_vocab(beside / 'vocab.txt', whole_vocabulary(weights))
+    return notes
+
+
+def _config(weights: Weights) -> tuple[dict[str, Any], list[str]]:
+    model, notes = weights.model, []
+    fixed = {name: DEFAULTS[name] for name in ('layer_norm_eps', 'classifier_dropout')}
+    config = {key: model[name] for name, key in _FIELDS.items() if name not in fixed}
+    config['hidden_act'] = 'gelu'
+    if model['hidden_act'] == 'gelu_erf':
+        config['gelu_form'] = 'erf'
+        notes.append("gelu is the erf form: the original's code computes the tanh form, which "
+                     'differs a little')
+    for name, value in fixed.items():
+        if model[name] != value:
+            config[name] = model[name]
+            notes.append(f"{name} is {model[name]}: the original's code has {value} fixed")
+    config['do_lower_case'] = weights.lowercase
+    if weights.head not in ('', 'pretraining'):
+        config['head'] = weights.head
+    if weights.labels:
+        config['labels'] = list(weights.labels)
+    return config, notes

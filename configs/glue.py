@@ -1,0 +1,27 @@
+"""Fine-tuning on a task of GLUE, as in the paper (section 4.1): batch 32, 3 epochs.
+
+    python -m bert_jax.main --config=configs/glue.py:mrpc --config.init_checkpoint=DIR \\
+        --config.data.source=glue
+
+`:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`. DIR is a Hugging Face folder, a TF1
+checkpoint or a run of this project; `glue` is the folder of the benchmark's files, or `tfds:glue`.
+The paper takes the best of the learning rates 5e-5, 4e-5, 3e-5 and 2e-5 on the dev set.
+"""
+
+from bert_jax.config import default_config
+
+
+def get_config(task: str = 'mrpc'):
+    c = default_config()
+    c.task = task
+    c.model.name = ''
+    c.data.source = 'glue'
+    c.data.max_seq_length = 128
+    c.train.steps = '3 epochs'
+    c.train.batch_size = 32
+    c.train.eval_every = '1 epoch'
+    c.train.save_every = '1 epoch'
+    c.train.log_every = 50
+    c.optimizer.learning_rate = 5e-5
+    c.optimizer.warmup = '10%'
+    return c

@@ -1,0 +1,26 @@
+"""SWAG, as in the paper (section 4.4): 3 epochs, 2e-5, batch 16.
+
+    python -m bert_jax.main --config=configs/swag.py --config.init_checkpoint=DIR \\
+        --config.data.source=swag
+
+`swag` is the folder of train.csv and val.csv, or one file in SWAG's style (JSON lines, or CODAH's
+TSV), of which a fifth is held out.
+"""
+
+from bert_jax.config import default_config
+
+
+def get_config():
+    c = default_config()
+    c.task = 'swag'
+    c.model.name = ''
+    c.data.source = 'swag'
+    c.data.max_seq_length = 128
+    c.train.steps = '3 epochs'
+    c.train.batch_size = 16
+    c.train.eval_every = '1 epoch'
+    c.train.save_every = '1 epoch'
+    c.train.log_every = 50
+    c.optimizer.learning_rate = 2e-5
+    c.optimizer.warmup = '10%'
+    return c

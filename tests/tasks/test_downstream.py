@@ -1,0 +1,130 @@
+"""Packing changes no score, no loss and no gradient of a downstream task."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
+from bert_jax.data.pairs import Sequences
+from bert_jax.finetuning import Predictor
+from bert_jax.model.layers import BertConfig
+from bert_jax.sharding import MESH_AXES
+from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.question_answering import QuestionAnswering
+from bert_jax.tasks.tagging import Tagging
+
+CONFIG = BertConfig(
+    vocab_size=100, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
+    max_position_embeddings=64, initializer_range=0.2,
+)
+
+
+def units_of(kind):
+    """24 units of random tokens with what the task is trained on."""
+    rng = np.random.default_rng(0)
+    choices = 4 if kind == 'choice' else 1
+    lengths = rng.integers(4, 30, 24 * choices)
+    total = int(lengths.sum())
+    sequences = Sequences(
+        rng.integers(0, 100, total).astype(np.int32), np.concatenate([[0], np.cumsum(lengths)]),
+        np.maximum(lengths // 2, 1),
+    )
+    labels = rng.integers(0, 3, 24).astype(np.int32)
+    if kind == 'score':
+        return Units(sequences, labels={'labels': rng.random(24).astype(np.float32)})
+    if kind in ('label', 'choice'):
+        return Units(sequences, choices, labels={'labels': labels})
+    if kind == 'span':
+        ends = rng.integers(0, lengths)
+        return Units(sequences, positions={
+            'start_positions': ends // 2, 'end_positions': ends})
+    return Units(sequences, tokens={
+        'token_labels': rng.integers(0, 3, total).astype(np.int32),
+        'token_weights': rng.integers(0, 2, total).astype(np.float32),
+    })
+
+
+TASKS = {
+    'label': Classification(CONFIG, num_labels=3),
+    'score': Classification(CONFIG, num_labels=1),
+    'choice': Classification(CONFIG, num_labels=1, choices=4),
+    'span': QuestionAnswering(CONFIG),
+    'tag': Tagging(CONFIG, num_labels=3),
+}
+
+
+def one_a_row(units):
+    """A plan of one step with a unit a row."""
+    n = len(units)
+    rows = np.arange(n, dtype=np.int32)[None]
+    longest = int(units.lengths.max())
+    return Plan(
+        np.arange(n)[None], rows, longest, np.array([n]), 1, int(units.lengths.sum()))
+
+
+def packed(units):
+    return plan_steps(
+        units.lengths, np.arange(len(units))[None], row_lengths=(256,), shards=1,
+        token_cost=lambda s: 1.0,
+    )
+
+
+def whole_batch(units, plan):
+    return packed_batch(units, plan, 0, range(int(plan.num_rows[0])))
+
+
+@pytest.mark.parametrize('kind', TASKS)
+def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
+    task, units = TASKS[kind], units_of(kind)
+    params = nn.meta.unbox(task.init(jax.random.key(0)))
+
+    def loss(params, batch):
+        return task.loss(params, batch, task.totals(batch), None)
+
+    results = []
+    for plan in (one_a_row(units), packed(units)):
+        batch = whole_batch(units, plan)
+        (value, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
+        results.append((value, task.score(sums), grads))
+    assert results[0][2] is not None and packed(units).units_a_row > 2
+    for plain, in_packs in zip(
+        jax.tree.leaves(results[0]), jax.tree.leaves(results[1]), strict=True
+    ):
+        np.testing.assert_allclose(in_packs, plain, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize('kind', TASKS)
+def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
+    task, units = TASKS[kind], units_of(kind)
+    params = nn.meta.unbox(task.init(jax.random.key(0)))
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), MESH_AXES)
+    together = Predictor(task, units, mesh)(params)
+    alone = task.outputs(params, whole_batch(units, one_a_row(units)))
+    for name, x in alone.items():
+        if x.shape[1] == 1:  # a unit
+            np.testing.assert_allclose(together[name], x[:, 0], rtol=1e-4, atol=1e-5)
+            continue
+        for i, (start, end) in enumerate(zip(
+            units.sequences.offsets[:-1], units.sequences.offsets[1:], strict=True
+        )):
+            np.testing.assert_allclose(
+                together[name][start:end], x[i, : end - start], rtol=1e-4, atol=1e-5)
+
+
+def test_a_sequence_is_not_touched_by_its_neighbours():
+    """Bit for bit: another text beside it, the same numbers."""
+    task, units = TASKS['label'], units_of('label')
+    params = nn.meta.unbox(task.init(jax.random.key(0)))
+    plan = packed(units)
+    batch = whole_batch(units, plan)
+    outputs = jax.jit(functools.partial(task.outputs, params))
+    before = np.asarray(outputs(batch)['logits'])
+    second = batch['input_mask'] == 2
+    changed = dict(batch, input_ids=np.where(second, 7, batch['input_ids']))
+    after = np.asarray(outputs(changed)['logits'])
+    np.testing.assert_array_equal(after[:, 0], before[:, 0])
+    assert (after[:, 1] != before[:, 1]).any()
