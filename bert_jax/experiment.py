@@ -30,6 +30,10 @@ from bert_jax.train.run_directory import check_run_directory, describe_run
 from bert_jax.train.state import abstract_state, init_state, num_params
 from bert_jax.train.step import TrainStep, make_train_step
 from bert_jax.validation import check_vocabulary, mesh_data, validate
+from bert_jax.weights.description import Weights
+from bert_jax.weights.load import load_weights
+from bert_jax.weights.names import flat_tree, to_tree, tree_shapes
+from bert_jax.weights.placement import place
 
 
 def say(line: str) -> None:
@@ -45,7 +49,8 @@ class Job(Protocol):
     vocab_path: Path | None
     head: str  # as `weights` names it
     labels: tuple[str, ...]
-    best_metric: str | None  # of the evaluation whose parameters are kept
+    metric: str  # of the evaluation, the higher the better; sweeps go by it
+    keeps_best: bool  # whether the parameters of the best evaluation are kept
 
     @property
     def num_examples(self) -> int | None:
@@ -93,11 +98,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
       InputError: bad configuration or data.
       train.loop.Diverged, train.loop.Stopped: see there.
     """
-    published = None
-    if config.init_checkpoint:
-        from bert_jax.weights.load import load_weights
-
-        published = load_weights(config.init_checkpoint)
+    published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
     config = config_lib.complete(config, published)
     validate(config, jax.device_count())
     mesh = make_mesh(
@@ -114,7 +115,9 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     program = build_program(config, mesh, job.task(bert), phases)
     task, optimizer = program.task, program.optimizer
     resolved = resolve(config, phases, job.vocab_size)
-    resolved |= {'head': job.head, 'labels': list(job.labels)}
+    resolved |= {
+        'head': job.head, 'labels': list(job.labels), 'metric': job.metric,
+    }
     check_run_directory(workdir, resolved, job.vocab_path)
 
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
@@ -123,7 +126,8 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     if state is None:
         state = init_state(task, optimizer, mesh, config.seed)
         if published is not None:
-            state = dataclasses.replace(state, params=warm_start(published, state.params, bert))
+            params = warm_start(published, state.params, bert, job)
+            state = dataclasses.replace(state, params=params)
     else:
         say(f'resuming at step {int(state.step):,} from {workdir}')
     del published
@@ -146,7 +150,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
 
     peak = peak_flops(jax.devices()[0].device_kind)
     report = Report(workdir, jax.process_index() == 0, start)
-    best = Best(workdir / 'best', job.best_metric) if job.best_metric else None
+    best = Best(workdir / 'best', job.metric) if job.keeps_best else None
     try:
         state, metrics = train(
             task, state, program.train_step, runs,
@@ -204,18 +208,41 @@ def build_program(
     return Program(task, optimizer, train_step)
 
 
-def warm_start(published: Any, params: Any, bert: BertConfig) -> Any:
+def warm_start(published: Weights, params: Any, bert: BertConfig, job: Job) -> Any:
     """Published parameters in the place of fresh ones, wherever they belong; it says which.
 
     Args:
       published: from `load_weights`.
       params: fresh parameters on the mesh.
       bert: the model that is trained.
+      job: says which head it has.
 
     Raises:
       InputError: they are of another model.
     """
-    raise NotImplementedError
+    placement = place(
+        published, tree_shapes(params, bert.vocab_size), head=job.head, labels=job.labels,
+        model=dataclasses.asdict(bert),
+    )
+    for line in placement.report():
+        say(line)
+    found = flat_tree(to_tree(
+        placement.params, padded_vocab_size=bert.padded_vocab_size, scan_layers=bert.scan_layers
+    ))
+
+    def choose(path: Any, fresh: jax.Array) -> jax.Array:
+        array = found.get('/'.join(key.key for key in path))
+        if array is None:
+            return fresh
+        if array.shape != fresh.shape:  # a longer position table: its first rows
+            whole = np.array(jax.device_get(fresh))
+            whole[: len(array)] = array
+            array = whole
+        return jax.make_array_from_callback(
+            fresh.shape, fresh.sharding, lambda index: array[index]
+        )
+
+    return jax.tree_util.tree_map_with_path(choose, params)
 
 
 def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[ScheduleSegment]:

@@ -27,7 +27,8 @@ class PretrainingJob:
 
     head = 'pretraining'
     labels: tuple[str, ...] = ()
-    best_metric: str | None = None
+    metric = 'mlm_accuracy'
+    keeps_best = False
 
     def __init__(self, config: ConfigDict):
         self._config = config
