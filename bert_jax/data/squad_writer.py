@@ -1,0 +1,46 @@
+"""Predictions as the files that the official scripts and `run_squad.py` know."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.data.squad_answers import Prediction, final_texts
+
+
+def write_predictions(
+    folder: str | os.PathLike[str],
+    ids: Sequence[str],
+    predictions: Sequence[Prediction],
+    *,
+    null_threshold: float | None = None,
+) -> None:
+    """Writes JSON files by question id; each appears whole or not at all.
+
+    `predictions.json`: texts, for the official script. `nbest_predictions.json`: candidates with
+    text, probability and logits. For SQuAD 2.0 also `null_odds.json`.
+
+    Args:
+      folder: where; it must exist.
+      ids: question ids.
+      predictions: one for each.
+      null_threshold: SQuAD 2.0: odds of "no answer" above it empty the text. None: SQuAD 1.1.
+    """
+    pairs = list(zip(ids, predictions, strict=True))
+    _write(folder, 'predictions.json', final_texts(ids, predictions, null_threshold))
+    _write(folder, 'nbest_predictions.json', {
+        name: [dataclasses.asdict(candidate) for candidate in found.n_best]
+        for name, found in pairs
+    })
+    if null_threshold is not None:
+        _write(folder, 'null_odds.json', {name: found.null_odds for name, found in pairs})
+
+
+def _write(folder: str | os.PathLike[str], name: str, content: dict[str, Any]) -> None:
+    beside = Path(folder) / f'.{name}.{os.getpid()}.tmp'
+    beside.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
+    os.replace(beside, Path(folder) / name)

@@ -1,0 +1,30 @@
+"""SQuAD 1.1 (paper section 4.2: 3 epochs, 5e-5, batch 32) or 2.0 (4.3: 2 epochs, 5e-5, batch 48).
+
+    python -m bert_jax.main --config=configs/squad.py:v1 --config.init_checkpoint=DIR \\
+        --config.data.source=squad
+
+`squad` is a folder with train-v1.1.json and dev-v1.1.json (v2.0 for `:v2`), plain or .gz; or
+`data.source` is a training file in this layout and `data.eval_source` the file to score. To train
+on TriviaQA first, train on it in SQuAD's layout and start from that run. The run directory receives
+predictions.json, nbest_predictions.json and, for `:v2`, null_odds.json.
+"""
+
+from bert_jax.config import default_config
+
+
+def get_config(version: str = 'v1'):
+    if version not in ('v1', 'v2'):
+        raise ValueError(f'configs/squad.py:{version} is unknown: choose v1 or v2')
+    c = default_config()
+    c.task = f'squad_{version}'
+    c.model.name = ''
+    c.data.source = 'squad'
+    c.data.max_seq_length = 384
+    c.train.steps = '3 epochs' if version == 'v1' else '2 epochs'
+    c.train.batch_size = 32 if version == 'v1' else 48
+    c.train.eval_every = '1 epoch'
+    c.train.save_every = '1 epoch'
+    c.train.log_every = 50
+    c.optimizer.learning_rate = 5e-5
+    c.optimizer.warmup = '10%'
+    return c
