@@ -95,39 +95,6 @@ class Checkpoints:
         )
         self._open()
 
-    def restore_params(self, abstract: TrainState) -> Any:
-        """The parameters alone of the newest checkpoint, for a warm start.
-
-        Raises:
-          InputError: there is no checkpoint, or it is of another model.
-        """
-        step = self.latest_step()
-        if step is None:
-            raise InputError(f'{self._directory} has no checkpoint to start from')
-        where = self._directory / str(step)
-        wanted = {f'params/{name}': x for name, x in _leaves(abstract.params).items()}
-        try:
-            saved = self._shapes(step)
-        except Exception as error:
-            raise InputError(f'{where} cannot be read ({_first_line(error)})') from error
-        saved = {name: shape for name, shape in saved.items() if name in wanted}
-        _check_same(saved, {name: x.shape for name, x in wanted.items()}, where)
-        target = {'params': abstract.params}
-        reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-        try:
-            restored = reader.restore(
-                where.absolute() / 'default',
-                args=ocp.args.PyTreeRestore(
-                    item=target, partial_restore=True,  # the moments are twice the parameters
-                    restore_args=ocp.checkpoint_utils.construct_restore_args(target),
-                ),
-            )
-        except Exception as error:
-            raise InputError(f'{where} cannot be read ({_first_line(error)})') from error
-        finally:
-            reader.close()
-        return restored['params']
-
     def save(self, step: int, state: TrainState) -> None:
         """Begins saving; the state may be donated as soon as this returns."""
         if self.latest_step() != step:

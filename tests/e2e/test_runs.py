@@ -218,7 +218,7 @@ def test_warm_start_takes_the_parameters_alone(run_main, tmp_path):
               '--config.optimizer.warmup=1',
               '--config.optimizer.name=lamb', f'--config.init_checkpoint={tmp_path}/first')
     process = run_main(*second)
-    assert 'parameters from step 3' in process.stdout
+    assert f'parameters from run directory {tmp_path}/first, step 3' in process.stdout
     # A first step of a warm-up has learning rate 0, so these are the first run's parameters.
     (_, start), (_, end) = saved(tmp_path / 'first'), saved(tmp_path / 'second')
     for name in start:

@@ -133,24 +133,6 @@ def test_a_run_is_never_begun_again_silently_and_damage_is_kept(tmp_path, state)
     assert {path.name for path in tmp_path.iterdir()} == {'3.unreadable', '3.unreadable-2'}
 
 
-@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2)])
-def test_parameters_alone_come_back_under_another_optimizer(tmp_path, state, axes):
-    save(tmp_path, state, [1])
-    save(tmp_path, jax.tree.map(lambda x: x + 1, state), [2])
-    target = abstract(axes, optimizer=optax.sgd(1e-3))
-    params = Checkpoints(tmp_path, None).restore_params(target)
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y + 1), params, state.params)
-    for x, a in zip(jax.tree.leaves(params), jax.tree.leaves(target.params), strict=True):
-        assert x.sharding.is_equivalent_to(a.sharding, x.ndim)
-    with pytest.raises(InputError, match='params/dense/bias is .16. there and .32. in the config'):
-        Checkpoints(tmp_path, None).restore_params(abstract(task=Toy(width=32)))
-
-
-def test_a_warm_start_from_nothing_is_refused(tmp_path):
-    with pytest.raises(InputError, match='no checkpoint to start from'):
-        Checkpoints(tmp_path, None).restore_params(abstract())
-
-
 def test_what_a_killed_process_was_writing_is_not_taken(tmp_path, state):
     save(tmp_path, state, [3])
     shutil.copytree(tmp_path / '3', tmp_path / '7.orbax-checkpoint-tmp')
