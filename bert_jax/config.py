@@ -13,13 +13,12 @@ Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.log_eve
 from __future__ import annotations
 
 import difflib
-import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 
 # Table 1 of the paper (base, large), the sizes of its Table 6, and the 24 miniatures that
@@ -53,7 +52,6 @@ _NUMERICS = {
 _PHASE_FIELDS = (
     'steps', 'max_seq_length', 'max_predictions_per_seq', 'batch_size', 'learning_rate', 'warmup',
 )
-_UNITS = ('%', 'epochs', 'examples', 'steps')
 
 
 def _free(default: Any = None) -> config_dict.FieldReference:
@@ -90,6 +88,10 @@ def default_config() -> ConfigDict:
     m.classifier_dropout = 0.1  # before the layer of a downstream task
     m.dtype = 'auto'  # compute: float32 | bfloat16 | auto (bfloat16 on TPU and GPU)
     m.scan_layers = False  # one compiled layer looped over instead of num_layers copies
+    # CoNLL: empty: fine-tuned; else features of a frozen encoder for a BiLSTM (paper table 7):
+    # embeddings | second_to_last | last | weighted_sum_last_four | concat_last_four |
+    # weighted_sum_all
+    m.features = ''
     m.remat = 'none'  # none | dots (keep matmul outputs) | full (keep layer inputs only)
 
     c.data = d = ConfigDict()
@@ -155,46 +157,6 @@ def default_config() -> ConfigDict:
     # (and `warmup`): then its own schedule starts with it.
     c.phases = ()
     return c.lock()
-
-
-def parse_duration(
-    value: int | str, field: str, *, batch_size: int, num_examples: int | None, total: int | None
-) -> int:
-    """Steps meant by a duration.
-
-    Args:
-      value: a number of steps, or a string such as '10%', '3 epochs', '5000 examples'.
-      field: the config field, for messages.
-      batch_size: examples a step.
-      num_examples: examples an epoch, or None where that is not known yet.
-      total: steps of the whole run, or None where '%' makes no sense.
-
-    Raises:
-      InputError: not a duration, or a unit that cannot be used here.
-    """
-    text = str(value).strip()
-    match = re.fullmatch(r'([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z%]*)', text)
-    unit = match[2] if match else '?'
-    unit = {'': 'steps', 'step': 'steps', 'epoch': 'epochs', 'example': 'examples'}.get(unit, unit)
-    if match is None or unit not in _UNITS or isinstance(value, bool):
-        raise InputError(
-            f"config.{field}={value!r} is not a duration: write steps (1000), '10%', '3 epochs' "
-            "or '5000 examples'"
-        )
-    amount = float(match[1])
-    if unit == '%':
-        if total is None:
-            raise InputError(f"config.{field}={value!r}: '%' is of train.steps and cannot be here")
-        return round(total * amount / 100)
-    if unit == 'epochs':
-        if num_examples is None:
-            raise InputError(f'config.{field}={value!r}: epochs cannot be used here, write steps')
-        return max(1, round(num_examples * amount / batch_size))
-    if unit == 'examples':
-        return max(1, math.ceil(amount / batch_size))
-    if amount != int(amount):
-        raise InputError(f'config.{field}={value!r}: a number of steps is whole')
-    return int(amount)
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:

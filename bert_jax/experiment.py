@@ -14,6 +14,7 @@ import optax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 from bert_jax.finetuning import DOWNSTREAM_TASKS, FineTuningJob
 from bert_jax.model.flops import peak_flops
@@ -50,6 +51,7 @@ class Job(Protocol):
     head: str  # as `weights` names it
     labels: tuple[str, ...]
     metric: str  # of the evaluation, the higher the better; sweeps go by it
+    frozen: str  # top-level part of the parameters that is not trained
     keeps_best: bool  # whether the parameters of the best evaluation are kept
 
     @property
@@ -112,7 +114,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     phases = config_lib.phases(config, num_examples)
     total = sum(phase['steps'] for phase in phases)
     bert = model_config(config, job.vocab_size, mesh)
-    program = build_program(config, mesh, job.task(bert), phases)
+    program = build_program(config, mesh, job.task(bert), phases, job.frozen)
     task, optimizer = program.task, program.optimizer
     resolved = resolve(config, phases, job.vocab_size)
     resolved |= {
@@ -143,7 +145,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         first += phase['steps']
 
     def steps_of(field: str) -> int:
-        return config_lib.parse_duration(
+        return parse_duration(
             config_lib.get_field(config, field), field, batch_size=phases[0]['batch_size'],
             num_examples=num_examples, total=total,
         )
@@ -186,7 +188,7 @@ class Program:
 
 
 def build_program(
-    config: ConfigDict, mesh: Mesh, task: Task, phases: list[dict[str, Any]]
+    config: ConfigDict, mesh: Mesh, task: Task, phases: list[dict[str, Any]], frozen: str = ''
 ) -> Program:
     """The program of a config on a mesh; nothing is run or allocated.
 
@@ -195,11 +197,13 @@ def build_program(
       mesh: where it will run.
       task: what is trained.
       phases: from `config.phases`.
+      frozen: see `Job`.
     """
     schedule = make_schedule(schedule_segments(config, phases), config.optimizer.decay_power)
     optimizer = make_optimizer(
         config.optimizer.name, schedule, weight_decay=config.optimizer.weight_decay,
         b1=config.optimizer.b1, b2=config.optimizer.b2, eps=config.optimizer.eps,
+        frozen=frozen,
     )
     train_step = make_train_step(
         task, optimizer, schedule, mesh, seed=config.seed, clip_norm=config.optimizer.clip_norm,
@@ -255,7 +259,7 @@ def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[
         steps = end - starts[i]
         if phases[i]['learning_rate'] is None:
             rate = config.optimizer.learning_rate
-            warmup = config_lib.parse_duration(
+            warmup = parse_duration(
                 config.optimizer.warmup, 'optimizer.warmup', batch_size=phases[i]['batch_size'],
                 num_examples=None, total=steps,
             )

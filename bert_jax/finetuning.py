@@ -60,7 +60,7 @@ class FineTuningJob:
         self.vocab_size = len(tokenizer.vocab)
         self._downstream = d = open_downstream(config, tokenizer, _encoder(tokenizer))
         self.head, self.labels = d.head, d.labels
-        self.metric = d.metric
+        self.metric, self.frozen = d.metric, d.frozen
         self.num_examples: int | None = len(d.train)
 
     def task(self, bert: BertConfig) -> DownstreamTask:
@@ -130,7 +130,8 @@ def open_downstream(config: ConfigDict, tokenizer: Tokenizer, encode: Encode) ->
     if config.task == 'conll':
         return open_conll(
             _source(config, 'the folder with eng.train and eng.testa'), encode,
-            max_length=d.max_seq_length, document_context=d.document_context,
+            features=config.model.features, max_length=d.max_seq_length,
+            document_context=d.document_context,
             unk_id=tokenizer.vocab.unk_id, max_malformed=d.max_malformed, **special,
         )
     version = config.task.removeprefix('squad_')
@@ -196,23 +197,13 @@ def _source(config: ConfigDict, meaning: str) -> str:
 
 
 def _encoder(tokenizer: Any) -> Encode:
-    """Tokenization of many texts at once, through TensorFlow Text."""
+    """Tokenization of many texts at once, through TensorFlow Text, which is loaded here."""
     with quiet_stderr():
-        import tensorflow as tf
-
         from bert_jax.data.pipeline import hide_accelerators
-        from bert_jax.data.tokenize import FastTokenizer
+        from bert_jax.data.tokenize import make_encode
 
     hide_accelerators()
-    fast = tf.function(
-        FastTokenizer(tokenizer), input_signature=[tf.TensorSpec([None], tf.string)]
-    )
-
-    def encode(texts: Any) -> tuple[np.ndarray, np.ndarray]:
-        ids, counts = fast(tf.constant(list(texts), tf.string))
-        return ids.numpy().astype(np.int32), counts.numpy().astype(np.int64)
-
-    return encode
+    return make_encode(tokenizer)
 
 
 def _token_cost(config: BertConfig, row_length: int) -> float:

@@ -132,7 +132,8 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
 
 
 def make_optimizer(
-    name: str, schedule: Schedule, *, weight_decay: float, b1: float, b2: float, eps: float
+    name: str, schedule: Schedule, *, weight_decay: float, b1: float, b2: float, eps: float,
+    frozen: str = '',
 ) -> optax.GradientTransformation:
     """The optimizer, without clipping, which the train step does where it has the norm at hand.
 
@@ -141,6 +142,7 @@ def make_optimizer(
       schedule: learning rate by step.
       weight_decay: added to the update before the learning rate (decoupled), see `decays`.
       b1, b2, eps: of Adam.
+      frozen: top-level part of the parameters that is left as it is, without moments.
     """
     parts = {
         'bert_adamw': [scale_by_bert_adam(b1, b2, eps)],
@@ -150,4 +152,10 @@ def make_optimizer(
     parts = [*parts, optax.add_decayed_weights(weight_decay, decay_mask)]
     if name == 'lamb':
         parts.append(scale_by_layer_trust_ratio())
-    return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+    optimizer = optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+    if not frozen:
+        return optimizer
+    return optax.partition(
+        {True: optimizer, False: optax.set_to_zero()},
+        lambda params: {part: part != frozen for part in params},
+    )

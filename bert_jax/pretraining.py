@@ -28,6 +28,7 @@ class PretrainingJob:
     head = 'pretraining'
     labels: tuple[str, ...] = ()
     metric = 'mlm_accuracy'
+    frozen = ''
     keeps_best = False
 
     def __init__(self, config: ConfigDict):

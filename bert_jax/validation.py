@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import complete, get_field, model_sizes, nearest, parse_duration, phases
+from bert_jax.config import complete, get_field, model_sizes, nearest, phases
+from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 from bert_jax.sharding import VOCAB_MULTIPLE
 
@@ -12,6 +13,10 @@ _CHOICES = {
     'model.hidden_act': ('gelu_tanh', 'gelu_erf'),
     'model.dtype': ('auto', 'float32', 'bfloat16'),
     'model.remat': ('none', 'dots', 'full'),
+    'model.features': (
+        '', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
+        'weighted_sum_all',
+    ),
     'optimizer.name': ('bert_adamw', 'adamw', 'lamb'),
 }
 _POSITIVE = (

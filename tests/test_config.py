@@ -19,9 +19,9 @@ from bert_jax.config import (
     fields,
     get_field,
     model_sizes,
-    parse_duration,
     phases,
 )
+from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
 from bert_jax.tasks.pretrain import Pretraining
@@ -29,7 +29,10 @@ from bert_jax.validation import mesh_data, validate
 
 ROOT = Path(__file__).resolve().parent.parent
 # Arguments that a config file takes, after a colon, besides none.
-ARGUMENTS = {'large_pretrain': ['lamb']}
+ARGUMENTS = {
+    'large_pretrain': ['lamb'], 'glue': ['stsb'], 'squad': ['v2'],
+    'conll': ['documents', 'features'],
+}
 NAMES = [
     path.stem + (f':{argument}' if argument else '')
     for path in sorted((ROOT / 'configs').glob('*.py'))
@@ -66,6 +69,12 @@ def flat(tree, prefix=''):
 @pytest.mark.parametrize('name', NAMES)
 def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
     config = load(name)
+    if config.task not in ('pretrain', 'synthetic'):  # the model is that of a checkpoint
+        with pytest.raises(InputError, match='init_checkpoint'):
+            validate(config)
+        config.init_checkpoint = 'bert'
+        validate(config)
+        config.init_checkpoint, config.model.name = '', 'base'
     validate(config)
     config = complete(config)
     validate(config, num_devices=8)

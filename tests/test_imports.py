@@ -13,8 +13,8 @@ TENSORFLOW_FILES = {
     'weights/tf1.py',
 }
 FLOORS = [
-    {'errors', 'process', 'config', 'validation', 'sharding', 'optim', 'text', 'metrics',
-     'data.spec', 'data.stateless'},
+    {'errors', 'process', 'durations', 'config', 'validation', 'sharding', 'optim', 'text',
+     'metrics', 'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},
     {'tasks'},
     {'train'},

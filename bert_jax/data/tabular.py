@@ -180,7 +180,7 @@ def read_json_lines(
       InputError: an unreadable or empty file.
     """
     line = 0
-    for line, text in _lines(path):
+    for line, text in lines(path):
         if not text.strip():
             continue
         try:
@@ -258,14 +258,14 @@ def _chain(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]) 
 
 def _tsv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
     """Cells of each line that is not blank: quotes are ordinary characters."""
-    for line, text in _lines(path):
+    for line, text in lines(path):
         if text:
             yield line, text.split('\t')
 
 
 def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
     """Cells of each row, which quotes may stretch over several lines."""
-    reader = csv.reader((text + '\n' for _, text in _lines(path)), strict=True)
+    reader = csv.reader((text + '\n' for _, text in lines(path)), strict=True)
     line = 1
     try:
         for cells in reader:
@@ -278,7 +278,7 @@ def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
         ) from None
 
 
-def _lines(path: str) -> Iterator[tuple[int, str]]:
+def lines(path: str) -> Iterator[tuple[int, str]]:
     """(number, text) of each line: no line end, no BOM. Only line feeds end lines."""
     number = 0
     try:

@@ -18,11 +18,13 @@ from __future__ import annotations
 import functools
 import sys
 import unicodedata
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from bert_jax.data.pairs import Encode
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, basic_tokens
@@ -192,3 +194,16 @@ def _character_class(members: np.ndarray) -> str:
     edges = np.flatnonzero(np.diff(np.concatenate([[0], members.astype(np.int8), [0]])))
     ranges = zip(edges[::2], edges[1::2] - 1, strict=True)
     return "[" + "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in ranges) + "]"
+
+
+def make_encode(tokenizer: WordPieceTokenizer | SentencePieceTokenizer) -> Encode:
+    """The ids of many texts at once, outside of tf.data (see `data.pairs.Encode`)."""
+    fast = tf.function(
+        FastTokenizer(tokenizer), input_signature=[tf.TensorSpec([None], tf.string)]
+    )
+
+    def encode(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids, counts = fast(tf.constant(list(texts), tf.string))
+        return ids.numpy().astype(np.int32), counts.numpy().astype(np.int64)
+
+    return encode

@@ -110,6 +110,7 @@ class Downstream:
       head: what kind of head the model has, as `weights` names it.
       labels: their names by id.
       make_task: from the encoder to the task.
+      frozen: top-level part of the parameters that is not trained, or empty.
     """
 
     train: Units
@@ -119,3 +120,4 @@ class Downstream:
     head: str
     labels: tuple[str, ...]
     make_task: Callable[[BertConfig], DownstreamTask]
+    frozen: str = ''

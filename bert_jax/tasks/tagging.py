@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model.bilstm import BertFeatureTagger
 from bert_jax.model.heads import cross_entropy
 from bert_jax.model.layers import BertConfig
 from bert_jax.model.task_heads import BertForTokenClassification
@@ -20,14 +21,23 @@ from bert_jax.tasks.base import Params, Sums, example_batch
 
 @dataclasses.dataclass(frozen=True)
 class Tagging:
-    """Cross-entropy at the first piece of each word (`token_weights` 1), mean over words."""
+    """Cross-entropy at the first piece of each word (`token_weights` 1), mean over words.
+
+    Attributes:
+      config: the encoder.
+      num_labels: of the classifier.
+      features: empty: fine-tuned; else which layers of a frozen encoder a BiLSTM reads.
+    """
 
     config: BertConfig
     num_labels: int
+    features: str = ''
     name: str = 'tagging'
 
     @property
-    def _model(self) -> BertForTokenClassification:
+    def _model(self) -> BertForTokenClassification | BertFeatureTagger:
+        if self.features:
+            return BertFeatureTagger(self.config, self.num_labels, self.features)
         return BertForTokenClassification(self.config, self.num_labels)
 
     def init(self, rng: jax.Array) -> Params:

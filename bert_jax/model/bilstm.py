@@ -1,0 +1,208 @@
+"""BERT as a fixed feature extractor for tagging (paper section 5.3, table 7).
+
+Frozen activations of the encoder -> two BiLSTM layers -> a dense layer on every token, read at the
+first piece of each word; no CRF. Rows may be packed (see `Bert`): an LSTM's state is reset
+wherever the sequence number in `input_mask` changes. That also keeps padding out, so the backward
+direction begins at a sequence's last token.
+
+    B: batch rows, S: sequence, H: hidden_size, F: features, U: units of one direction,
+    D: directions (2), G: gates (4), T: time, which runs backwards in direction 1, L: labels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from bert_jax.model import dropout as drop
+from bert_jax.model.encoder import Bert
+from bert_jax.model.layers import BertConfig, Dense
+from bert_jax.sharding import partitioned
+
+FEATURES = (
+    'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
+    'weighted_sum_all',
+)
+
+
+class FeatureCombination(nn.Module):
+    """Features [B, S, F] of a `Bert` output, by one of the six choices of table 7.
+
+    F is H, or 4 H for `concat_last_four` (of a model with fewer layers, all of them). A weighted
+    sum is ELMo's (Peters et al., 2018, equation 1): softmax of `layer_weights` (zeros at the
+    start: a mean) times `scale` (one), both learned. `weighted_sum_all` takes the outputs of all
+    layers, not the embeddings; `embeddings` are those after their LayerNorm.
+    """
+
+    kind: str
+
+    @nn.compact
+    def __call__(self, output: Mapping[str, Any]) -> jax.Array:
+        layers = output['layers']
+        assert layers, 'scanned layers give no output of each layer'
+        if self.kind == 'embeddings':
+            return output['embedding_output']
+        if self.kind == 'second_to_last':
+            return layers[-2]
+        if self.kind == 'last':
+            return layers[-1]
+        if self.kind == 'concat_last_four':
+            return jnp.concatenate(layers[-4:], axis=-1)
+        assert self.kind in FEATURES, self.kind
+        chosen = layers if self.kind == 'weighted_sum_all' else layers[-4:]
+        weights = self.param(
+            'layer_weights', partitioned(nn.initializers.zeros, None), (len(chosen),)
+        )
+        scale = self.param('scale', partitioned(nn.initializers.ones), ())
+        shares = (scale * jax.nn.softmax(weights)).astype(chosen[0].dtype)
+        return sum(shares[i] * x_BxSxH for i, x_BxSxH in enumerate(chosen))
+
+
+def _recur(
+    x_TxDxBxGxU: jax.Array, kernel_DxUxGxU: jax.Array, keep_TxDxB: jax.Array
+) -> jax.Array:
+    """Hidden states [T, D, B, U] float32; both directions advance in one scan."""
+
+    def step(carry: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, jax.Array]) -> Any:
+        (h_DxBxU, c_DxBxU), (x_DxBxGxU, keep_DxB) = carry, inputs
+        h_DxBxU = h_DxBxU * keep_DxB[..., None]
+        c_DxBxU = c_DxBxU * keep_DxB[..., None]
+        gates_DxBxGxU = x_DxBxGxU + jnp.einsum(
+            'DBV,DVGU->DBGU', h_DxBxU.astype(kernel_DxUxGxU.dtype), kernel_DxUxGxU,
+            preferred_element_type=jnp.float32,
+        )
+        i, f, g, o = (gates_DxBxGxU[:, :, k] for k in range(4))
+        c_DxBxU = jax.nn.sigmoid(f) * c_DxBxU + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h_DxBxU = jax.nn.sigmoid(o) * jnp.tanh(c_DxBxU)
+        return (h_DxBxU, c_DxBxU), h_DxBxU
+
+    _, d, b, _, u = x_TxDxBxGxU.shape
+    zeros = jnp.zeros((d, b, u), jnp.float32)
+    return lax.scan(step, (zeros, zeros), (x_TxDxBxGxU, keep_TxDxB))[1]
+
+
+@jax.custom_vjp
+def recur(x_TxDxBxGxU: jax.Array, kernel_DxUxGxU: jax.Array, keep_TxDxB: jax.Array) -> jax.Array:
+    """As `_recur`, with the gradient of the kernel as one product over all steps.
+
+    The plain gradient adds up the whole kernel's anew at every step.
+    """
+    return _recur(x_TxDxBxGxU, kernel_DxUxGxU, keep_TxDxB)
+
+
+def _forward(x: jax.Array, kernel: jax.Array, keep: jax.Array) -> Any:
+    h, backward = jax.vjp(lambda x: _recur(x, kernel, keep), x)
+    return h, (backward, h, kernel, keep)
+
+
+def _backward(residuals: Any, grad_TxDxBxU: jax.Array) -> Any:
+    backward, h_TxDxBxU, kernel, keep = residuals
+    # Inputs are added to the gates, so theirs is the gradient of the gates.
+    (gates_TxDxBxGxU,) = backward(grad_TxDxBxU)
+    previous_TxDxBxU = jnp.pad(h_TxDxBxU[:-1], ((1, 0), (0, 0), (0, 0), (0, 0))) * keep[..., None]
+    kernel_grad = jnp.einsum(
+        'TDBV,TDBGU->DVGU', previous_TxDxBxU.astype(kernel.dtype),
+        gates_TxDxBxGxU.astype(kernel.dtype), preferred_element_type=jnp.float32,
+    )
+    return gates_TxDxBxGxU, kernel_grad.astype(kernel.dtype), None
+
+
+recur.defvjp(_forward, _backward)
+
+
+def _flip(x_TxDxetc: jax.Array) -> jax.Array:
+    """Turns time round in direction 1."""
+    return jnp.stack([x_TxDxetc[:, 0], x_TxDxetc[::-1, 1]], axis=1)
+
+
+class BiLstm(nn.Module):
+    """One bidirectional LSTM layer: [B, S, F] -> [B, S, 2 U], forward and backward side by side.
+
+    Gates are i, f, g, o, with the equations of `torch.nn.LSTM` and one bias. The state is float32.
+    `kernel` [F, D, G, U] is Glorot uniform in each gate, `recurrent_kernel` [D, U, G, U]
+    orthogonal in each gate, `bias` [D, G, U] 0 and 1 for the forget gate.
+    """
+
+    config: BertConfig
+    units: int
+
+    @nn.compact
+    def __call__(self, x_BxSxF: jax.Array, sequence_BxS: jax.Array) -> jax.Array:
+        c, u = self.config, self.units
+        kernel = self.param(
+            'kernel',
+            partitioned(
+                nn.initializers.glorot_uniform(in_axis=0, out_axis=3, batch_axis=(1, 2)),
+                None, None, None, None,
+            ),
+            (x_BxSxF.shape[-1], 2, 4, u),
+        )
+        recurrent_kernel = self.param(
+            'recurrent_kernel', partitioned(_orthogonal, None, None, None, None), (2, u, 4, u)
+        )
+        bias = self.param('bias', partitioned(_forget_bias, None, None, None), (2, 4, u))
+        # The inputs of all steps in one product.
+        x_SxDxBxGxU = jnp.einsum(
+            'BSF,FDGU->SDBGU', x_BxSxF.astype(c.dtype), kernel.astype(c.dtype),
+            preferred_element_type=jnp.float32,
+        ) + bias[:, None]
+        sequence_TxDxB = _flip(jnp.stack([sequence_BxS.T] * 2, axis=1))
+        same = sequence_TxDxB[1:] == sequence_TxDxB[:-1]
+        keep_TxDxB = jnp.pad(same.astype(jnp.float32), ((1, 0), (0, 0), (0, 0)))
+        h_TxDxBxU = recur(_flip(x_SxDxBxGxU), recurrent_kernel.astype(c.dtype), keep_TxDxB)
+        h_BxSxDxU = jnp.transpose(_flip(h_TxDxBxU), (2, 0, 1, 3)).astype(c.dtype)
+        return c.layout(h_BxSxDxU.reshape(*sequence_BxS.shape, 2 * u), 'batch', None, None)
+
+
+def _orthogonal(key: jax.Array, shape: tuple[int, int, int, int], dtype=jnp.float32) -> jax.Array:
+    d, u, g, _ = shape
+    init = nn.initializers.orthogonal()
+    matrices = jax.vmap(lambda key: init(key, (u, u), dtype))(jax.random.split(key, d * g))
+    return matrices.reshape(d, g, u, u).transpose(0, 2, 1, 3)
+
+
+def _forget_bias(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
+    del key
+    return jnp.zeros(shape, dtype).at[:, 1].set(1.0)
+
+
+class BertFeatureTagger(nn.Module):
+    """Logits [B, S, L] float32 from a frozen encoder, two BiLSTM layers and a dense layer.
+
+    The encoder runs without dropout and receives no gradient (an optimizer with weight decay has to
+    leave `bert` out besides). `classifier_dropout` is applied to the input of each BiLSTM
+    and of the classifier. The paper's "768-dimensional" is taken as the units of each direction.
+    Parameters: `bert`, `features`, `bilstm_0`, `bilstm_1`, `classifier`.
+    """
+
+    config: BertConfig
+    num_labels: int
+    features_kind: str = 'concat_last_four'
+    units: int = 768
+
+    def setup(self) -> None:
+        c = self.config
+        self.bert = Bert(c, pooled=False)
+        self.features = FeatureCombination(self.features_kind)
+        self.bilstm = [BiLstm(c, self.units) for _ in range(2)]
+        self.classifier = Dense(c, (2 * self.units,), (self.num_labels,), (None,), (None,))
+
+    def __call__(
+        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
+    ) -> jax.Array:
+        mask_BxS = batch['input_mask']
+        output = lax.stop_gradient(self.bert(
+            batch['input_ids'], mask_BxS, batch['segment_ids'], None, batch.get('position_ids'),
+        ))
+        x = self.features(output)
+        rate = self.config.classifier_dropout
+        for i, layer in enumerate(self.bilstm):
+            x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, i)
+            x = layer(x, mask_BxS)
+        x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, len(self.bilstm))
+        return self.classifier(x).astype(jnp.float32)

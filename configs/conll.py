@@ -1,0 +1,39 @@
+"""CoNLL-2003 named entities (paper section 5.3): fine-tuned, or from features of a frozen encoder.
+
+    python -m bert_jax.main --config=configs/conll.py --config.init_checkpoint=DIR \\
+        --config.data.source=conll2003
+    python -m bert_jax.main --config=configs/conll.py:documents ...
+    python -m bert_jax.main --config=configs/conll.py:features --config.model.features=last ...
+
+`conll2003` is the folder with eng.train and eng.testa. A cased model is wanted. `:documents` fills
+the window with neighbouring sentences ("maximal document context"), as the paper's 92.4 on the test
+set (Base) needs. `:features` is table 7: two BiLSTM layers of 768 on the concatenated last four
+layers, or another of its six choices. The paper gives no rates; these are from its grid (Appendix
+A.3), and Adam's usual 1e-3 for the BiLSTM.
+"""
+
+from bert_jax.config import default_config
+
+
+def get_config(context: str = 'sentences'):
+    if context not in ('sentences', 'documents', 'features'):
+        raise ValueError(
+            f'configs/conll.py:{context} is unknown: choose sentences, documents or features'
+        )
+    c = default_config()
+    c.task = 'conll'
+    c.model.name = ''
+    c.data.source = 'conll2003'
+    c.data.document_context = context != 'sentences'
+    c.data.max_seq_length = 128 if context == 'sentences' else 512
+    c.train.steps = '4 epochs'
+    c.train.batch_size = 32 if context == 'sentences' else 8
+    c.train.eval_every = '1 epoch'
+    c.train.save_every = '1 epoch'
+    c.train.log_every = 50
+    c.optimizer.learning_rate = 5e-5
+    c.optimizer.warmup = '10%'
+    if context == 'features':
+        c.model.features = 'concat_last_four'
+        c.optimizer.learning_rate = 1e-3
+    return c

@@ -1,0 +1,253 @@
+"""The feature-based tagger: against torch's LSTM, padding, packing, the choices of features."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from bert_jax.model import dropout as drop
+from bert_jax.model.bilstm import FEATURES, BertFeatureTagger, BiLstm, FeatureCombination
+from bert_jax.model.layers import BertConfig
+from bert_jax.optim import path_names
+from bert_jax.sharding import Layout, make_mesh
+
+CONFIG = BertConfig(
+    vocab_size=50, num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32,
+    max_position_embeddings=24, classifier_dropout=0.4, initializer_range=0.5,
+)
+NUM_FEATURES, UNITS, LABELS = 6, 5, 3
+LENGTHS = np.array([7, 9, 1, 4])
+jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
+
+
+class TwoLayers(nn.Module):
+    """As in the tagger."""
+
+    def setup(self):
+        self.bilstm = [BiLstm(CONFIG, UNITS) for _ in range(2)]
+
+    def __call__(self, x, sequence):
+        for layer in self.bilstm:
+            x = layer(x, sequence)
+        return x
+
+
+@pytest.fixture(scope='module')
+def lstm():
+    """(features [4, 9, F], mask [4, 9], parameters of two layers: normal numbers)."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(len(LENGTHS), LENGTHS.max(), NUM_FEATURES)).astype(np.float32)
+    mask = (np.arange(LENGTHS.max()) < LENGTHS[:, None]).astype(np.int32)
+    shapes = jax.eval_shape(TwoLayers().init, jax.random.key(0), x, mask)['params']
+    params = jax.tree.map(
+        lambda p: (0.5 * rng.normal(size=p.shape)).astype(np.float32), nn.meta.unbox(shapes))
+    return x, mask, params
+
+
+def two_layers(params, x, sequence):
+    return TwoLayers().apply({'params': params}, x, sequence)
+
+
+run_lstm = jit(two_layers)
+
+
+def torch_names(params):
+    """Our parameters, or their gradients, by torch's names; torch has a second bias, here 0."""
+    named = {}
+    for layer in range(2):
+        p = jax.tree.map(np.asarray, params[f'bilstm_{layer}'])
+        for d, suffix in enumerate(('', '_reverse')):
+            inputs = p['kernel'][:, d].reshape(-1, 4 * UNITS).T
+            recurrent = p['recurrent_kernel'][d].reshape(UNITS, 4 * UNITS).T
+            named[f'weight_ih_l{layer}{suffix}'] = inputs
+            named[f'weight_hh_l{layer}{suffix}'] = recurrent
+            named[f'bias_ih_l{layer}{suffix}'] = p['bias'][d].reshape(-1)
+    return named
+
+
+def test_outputs_and_gradients_are_those_of_torch(lstm):
+    torch = pytest.importorskip('torch', reason='torch is not installed')
+    from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+    x, mask, params = lstm
+    theirs = torch.nn.LSTM(NUM_FEATURES, UNITS, 2, batch_first=True, bidirectional=True)
+    weights = {name: torch.tensor(value.copy()) for name, value in torch_names(params).items()}
+    zeros = {
+        name: torch.zeros_like(value) for name, value in theirs.named_parameters()
+        if name.startswith('bias_hh')
+    }
+    theirs.load_state_dict(weights | zeros)
+    x_torch = torch.tensor(np.array(x), requires_grad=True)
+    packed = pack_padded_sequence(
+        x_torch, torch.tensor(LENGTHS), batch_first=True, enforce_sorted=False)
+    expected, _ = pad_packed_sequence(theirs(packed)[0], batch_first=True)
+    real = mask > 0
+    ours = np.asarray(run_lstm(params, x, mask))
+    np.testing.assert_allclose(ours[real], expected.detach().numpy()[real], atol=1e-6)
+
+    weights_of_sum = np.random.default_rng(0).normal(size=ours.shape) * real[..., None]
+    (expected * torch.tensor(weights_of_sum)).sum().backward()
+    param_grads, x_grad = jit(jax.grad(
+        lambda p, x: (two_layers(p, x, mask) * weights_of_sum).sum(), argnums=(0, 1)))(params, x)
+    np.testing.assert_allclose(x_grad, x_torch.grad.numpy(), atol=1e-5)
+    for name, ours_grad in torch_names(param_grads).items():
+        np.testing.assert_allclose(
+            ours_grad, getattr(theirs, name).grad.numpy(), atol=2e-5, err_msg=name)
+
+
+def test_padding_changes_nothing_whatever_it_holds(lstm):
+    x, mask, params = lstm
+    together = run_lstm(params, x, mask)
+    dirty = np.pad(np.where(mask[..., None], x, np.float32(100)), ((0, 0), (0, 3), (0, 0)))
+    more = run_lstm(params, dirty, np.pad(mask, ((0, 0), (0, 3))))
+    for i, n in enumerate(LENGTHS):
+        np.testing.assert_allclose(more[i, :n], together[i, :n], atol=1e-6)
+    alone = run_lstm(params, x[3:, :4], mask[3:, :4])
+    np.testing.assert_allclose(alone[0], together[3, :4], atol=1e-6)
+
+
+def test_sequences_packed_into_a_row_do_not_see_each_other(lstm):
+    x, mask, params = lstm
+    sequence = np.concatenate([np.repeat(np.arange(len(LENGTHS)) + 1, LENGTHS), [0, 0]])
+    row = np.concatenate([x[mask > 0], np.ones((2, NUM_FEATURES))]).astype(np.float32)
+    packed = run_lstm(params, row[None], sequence[None])[0, :-2]
+    expected = run_lstm(params, x, mask)[mask > 0]
+    np.testing.assert_allclose(packed, expected, atol=1e-6)
+
+
+def test_training_is_vectorised_over_members_of_a_sweep(lstm):
+    x, mask, params = lstm
+    both = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
+    grad = jax.grad(lambda p: two_layers(p, x, mask)[mask > 0].sum())
+    many, one_by_one = jit(jax.vmap(grad))(both), jit(grad)
+    for i, scale in enumerate((1, 2)):
+        one = one_by_one(jax.tree.map(lambda p, scale=scale: scale * p, params))
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-4), many, one)
+
+
+def test_initial_values():
+    x, mask = jnp.ones((1, 4, 40)), jnp.ones((1, 4), jnp.int32)
+    params = nn.meta.unbox(jit(BiLstm(CONFIG, 30).init)(jax.random.key(0), x, mask)['params'])
+    expected = np.zeros((2, 4, 30))
+    expected[:, 1] = 1.0  # i, f, g, o
+    np.testing.assert_array_equal(params['bias'], expected)
+    for d in range(2):
+        for gate in range(4):
+            matrix = params['recurrent_kernel'][d, :, gate]
+            np.testing.assert_allclose(matrix @ matrix.T, np.eye(30), atol=1e-5)
+            limit = np.sqrt(6 / (40 + 30))
+            kernel = np.abs(params['kernel'][:, d, gate])
+            assert 0.95 * limit < kernel.max() <= limit
+            assert abs(kernel.mean() - limit / 2) < 0.03
+    assert len(np.unique(params['recurrent_kernel'])) == 2 * 4 * 30 * 30
+
+
+@pytest.mark.parametrize('kind', FEATURES)
+def test_choices_of_features(kind):
+    rng = np.random.default_rng(0)
+    embeddings, *layers = rng.normal(size=(6, 2, 3, 4)).astype(np.float32)
+    output = {'embedding_output': embeddings, 'layers': tuple(layers)}
+    module = FeatureCombination(kind)
+    params = nn.meta.unbox(module.init(jax.random.key(0), output)).get('params', {})
+    at_start, weights = {
+        'embeddings': (embeddings, 0),
+        'second_to_last': (layers[3], 0),
+        'last': (layers[4], 0),
+        'weighted_sum_last_four': (np.mean(layers[1:], axis=0), 4),
+        'concat_last_four': (np.concatenate(layers[1:], axis=-1), 0),
+        'weighted_sum_all': (np.mean(layers, axis=0), 5),
+    }[kind]
+    np.testing.assert_allclose(module.apply({'params': params}, output), at_start, atol=1e-6)
+    assert jax.tree.map(jnp.shape, params) == (
+        {'layer_weights': (weights,), 'scale': ()} if weights else {})
+    if weights:
+        w = rng.normal(size=weights).astype(np.float32)
+        shares = np.exp(w) / np.exp(w).sum()
+        learned = module.apply({'params': {'layer_weights': w, 'scale': np.float32(3)}}, output)
+        expected = 3 * np.tensordot(shares, np.stack(layers[-weights:]), 1)
+        np.testing.assert_allclose(learned, expected, atol=1e-5)
+
+
+@pytest.fixture(scope='module')
+def batch():
+    rng = np.random.default_rng(0)
+    mask = (np.arange(12) < np.array([[12], [7], [3], [10]] * 2)).astype(np.int32)
+    return {
+        'input_ids': rng.integers(1, 50, mask.shape).astype(np.int32) * mask,
+        'input_mask': mask,
+        'segment_ids': np.zeros_like(mask),
+    }
+
+
+@pytest.fixture(scope='module')
+def tagger_params(batch):
+    model = BertFeatureTagger(CONFIG, LABELS, 'weighted_sum_last_four', units=UNITS)
+    return nn.meta.unbox(jit(model.init)(jax.random.key(0), batch)['params'])
+
+
+def logits(params, batch, rows=None, config=CONFIG):
+    model = BertFeatureTagger(config, LABELS, 'weighted_sum_last_four', units=UNITS)
+    return model.apply({'params': params}, batch, rows)
+
+
+tagger = jit(logits, static_argnames='config')
+
+
+def test_the_encoder_is_frozen_and_all_else_learns(tagger_params, batch):
+    def loss(params):
+        x = logits(params, batch, drop.dropout_rows(0, 0, jnp.arange(8)))
+        assert x.shape == (8, 12, LABELS) and x.dtype == jnp.float32
+        return jnp.sum(jnp.square(x) * batch['input_mask'][..., None])
+
+    assert set(tagger_params) == {'bert', 'features', 'bilstm_0', 'bilstm_1', 'classifier'}
+    grads = jit(jax.grad(loss))(tagger_params)
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+        names = path_names(path)
+        assert np.isfinite(grad).all(), names
+        assert bool(jnp.any(grad)) == (names[0] != 'bert'), names
+
+
+def test_dropout_is_drawn_around_the_lstm_but_not_in_the_encoder(tagger_params, batch):
+    rows = [drop.dropout_rows(seed, 0, jnp.arange(8)) for seed in (0, 0, 1)]
+    plain = tagger(tagger_params, batch)
+    draws = [tagger(tagger_params, batch, r) for r in rows]
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert jnp.abs(draws[0] - draws[2]).max() > 1e-3 and jnp.abs(draws[0] - plain).max() > 1e-3
+    without = dataclasses.replace(CONFIG, classifier_dropout=0.0)
+    assert without.hidden_dropout > 0
+    same = tagger(tagger_params, batch, rows[0], without)
+    np.testing.assert_allclose(same, plain, atol=1e-6)
+
+
+def test_packed_rows_give_the_logits_of_unpacked_ones(tagger_params, batch):
+    real = batch['input_mask'] > 0
+    order = [(0, 1), (2, 3)]  # two sequences a row
+    packed = {name: np.zeros((2, 24), np.int32)
+              for name in ('input_ids', 'input_mask', 'segment_ids', 'position_ids')}
+    for row, sequences in enumerate(order):
+        number = np.concatenate([[i + 1] * real[s].sum() for i, s in enumerate(sequences)])
+        packed['input_mask'][row, : len(number)] = number
+        packed['input_ids'][row, : len(number)] = np.concatenate(
+            [batch['input_ids'][s][real[s]] for s in sequences])
+        packed['position_ids'][row, : len(number)] = np.concatenate(
+            [np.arange(real[s].sum()) for s in sequences])
+    ours = tagger(tagger_params, packed)[packed['input_mask'] > 0]
+    np.testing.assert_allclose(
+        ours, tagger(tagger_params, batch)[:4][real[:4]], atol=2e-5)
+
+
+def test_rows_are_split_over_a_mesh(tagger_params, batch):
+    config = dataclasses.replace(CONFIG, layout=Layout(make_mesh(2, 2, 2)))
+
+    def loss(params, config):
+        return jnp.sum(jnp.square(logits(params, batch, None, config)))
+
+    one, many = (
+        jit(jax.value_and_grad(functools.partial(loss, config=c)))(tagger_params)
+        for c in (CONFIG, config)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), one, many)
