@@ -22,8 +22,8 @@ def shared_data() -> Path:
     return path
 
 
-@pytest.fixture
-def run_main(tmp_path):
+@pytest.fixture(scope='session')
+def run_main():
     """Runs `python -m bert_jax.main` with arguments; gives the finished process."""
     import subprocess
     import sys

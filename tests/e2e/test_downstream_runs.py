@@ -1,0 +1,176 @@
+"""Downstream runs through the command line: from a pre-trained run to scores and predictions."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from bert_jax.weights.load import load_weights
+from tests.conftest import ROOT
+
+WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
+TINY = (
+    '--config.data.max_seq_length=48', '--config.train.batch_size=8', '--config.train.log_every=2',
+    '--config.optimizer.learning_rate=1e-3',
+)
+
+
+def sentence(rng, least=3, most=9):
+    return ' '.join(rng.choices(WORDS, k=rng.randint(least, most)))
+
+
+@pytest.fixture(scope='module')
+def pretrained(tmp_path_factory, run_main):
+    """A tiny model with its vocabulary, pre-trained for two steps."""
+    folder = tmp_path_factory.mktemp('pretrained')
+    rng = random.Random(0)
+    (folder / 'text.txt').write_text('\n\n'.join(
+        '. '.join(sentence(rng).capitalize() for _ in range(6)) for _ in range(40)))
+    run_main(
+        '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=32',
+        '--config.model.num_heads=2', '--config.data.vocab_size=300',
+        '--config.data.max_seq_length=32', '--config.data.max_predictions_per_seq=5',
+        '--config.data.held_out=0.2', '--config.train.batch_size=8', '--config.train.steps=2',
+        '--config.train.eval_batch_size=8', '--config.train.eval_every=0',
+        f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache',
+        f'--workdir={folder}/run',
+    )
+    return folder / 'run'
+
+
+def result(process):
+    return json.loads(process.stdout.strip().splitlines()[-1].removeprefix('result '))
+
+
+def write_glue(folder):
+    rng = random.Random(1)
+    (folder / 'CoLA').mkdir(parents=True)
+    for split, count in (('train', 50), ('dev', 20)):
+        rows = [f'x\t{i % 2}\t\t{sentence(rng)}' for i in range(count)]
+        (folder / 'CoLA' / f'{split}.tsv').write_text('\n'.join(rows) + '\n')
+    rows = [f'{i}\t{sentence(rng)}' for i in range(7)]
+    (folder / 'CoLA' / 'test.tsv').write_text('index\tsentence\n' + '\n'.join(rows) + '\n')
+    return folder
+
+
+def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(
+    pretrained, run_main, tmp_path
+):
+    glue = write_glue(tmp_path / 'glue')
+    args = ('--config=configs/glue.py:cola', f'--config.init_checkpoint={pretrained}',
+            f'--config.data.source={glue}', *TINY)
+    process = run_main(*args, f'--workdir={tmp_path}/whole')
+    assert 'starts fresh: classifier/...' in process.stdout
+    assert 'left unused: cls/' in process.stdout
+    whole = result(process)
+    assert {'step', 'eval/matthews', 'last/matthews'} <= set(whole)
+    stopped = subprocess.Popen(
+        [sys.executable, '-m', 'bert_jax.main', *args, f'--workdir={tmp_path}/parts'], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=1'},
+    )
+    assert stopped.stdout is not None
+    next(line for line in stopped.stdout if 'step       8/' in line)  # past the first epoch
+    stopped.terminate()
+    stopped.communicate(timeout=120)
+    assert stopped.returncode == 143
+    resumed = run_main(*args, f'--workdir={tmp_path}/parts')
+    assert 'resuming at step' in resumed.stdout
+    assert result(resumed) == whole
+
+    lines = (tmp_path / 'whole' / 'test_predictions.tsv').read_text().splitlines()
+    assert lines[0] == 'index\tprediction' and len(lines) == 8
+    assert {line.split('\t')[1] for line in lines[1:]} <= {'0', '1'}
+    assert len((tmp_path / 'whole' / 'dev_predictions.tsv').read_text().splitlines()) == 21
+    weights = load_weights(tmp_path / 'whole')
+    assert weights.head == 'classification' and weights.labels == ('0', '1')
+    assert f"step {whole['step']:,}" in weights.source
+
+
+def squad_file(path, version):
+    rng = random.Random(2)
+    paragraphs = []
+    for p in range(4):
+        context = sentence(rng, 30, 60)
+        words = context.split()
+        questions = []
+        for q in range(3):
+            answer = words[rng.randrange(len(words))]
+            impossible = version == 'v2' and q == 2
+            questions.append({
+                'id': f'{p}-{q}', 'question': sentence(rng) + '?', 'is_impossible': impossible,
+                'answers': [] if impossible else [
+                    {'text': answer, 'answer_start': context.index(answer)}],
+            })
+        paragraphs.append({'context': context, 'qas': questions})
+    path.write_text(json.dumps({'version': '2.0', 'data': [
+        {'title': 'x', 'paragraphs': paragraphs}]}))
+
+
+def test_squad_writes_what_the_official_script_takes(pretrained, run_main, tmp_path):
+    for part in ('train', 'dev'):
+        squad_file(tmp_path / f'{part}-v2.0.json', 'v2')
+    process = run_main(
+        '--config=configs/squad.py:v2', f'--config.init_checkpoint={pretrained}',
+        f'--config.data.source={tmp_path}', '--config.data.doc_stride=16', *TINY,
+        f'--workdir={tmp_path}/run',
+    )
+    scores = result(process)
+    assert {'eval/exact_match', 'eval/f1', 'eval/null_threshold'} <= set(scores)
+    predictions = json.loads((tmp_path / 'run' / 'predictions.json').read_text())
+    assert len(predictions) == 12 and all(isinstance(x, str) for x in predictions.values())
+    assert set(json.loads((tmp_path / 'run' / 'null_odds.json').read_text())) == set(predictions)
+
+
+def test_swag_and_conll_features(pretrained, run_main, tmp_path):
+    rng = random.Random(3)
+    swag = tmp_path / 'swag'
+    swag.mkdir()
+    rows = [{'startphrase': sentence(rng), 'choices': [sentence(rng) for _ in range(4)],
+             'answer': i % 4} for i in range(40)]
+    (swag / 'all.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
+    process = run_main(
+        '--config=configs/swag.py', f'--config.init_checkpoint={pretrained}',
+        f'--config.data.source={swag}', '--config.train.steps=2', *TINY,
+        f'--workdir={tmp_path}/swag_run',
+    )
+    assert 0 <= result(process)['eval/accuracy'] <= 1
+
+    conll = tmp_path / 'conll'
+    conll.mkdir()
+    for name in ('eng.train', 'eng.testa'):
+        text = '-DOCSTART- -X- O O\n\n'
+        for _ in range(12):
+            text += ''.join(f'{word} NN O {rng.choice(["O", "I-PER", "I-LOC"])}\n'
+                            for word in sentence(rng).split()) + '\n'
+        (conll / name).write_text(text)
+    process = run_main(
+        '--config=configs/conll.py:features', f'--config.init_checkpoint={pretrained}',
+        f'--config.data.source={conll}', '--config.train.steps=3', *TINY,
+        '--config.train.batch_size=1', f'--workdir={tmp_path}/conll_run',
+    )
+    assert {'eval/f1', 'eval/PER/f1'} <= set(result(process))
+    before, after = load_weights(pretrained), load_weights(tmp_path / 'conll_run')
+    for name, x in before.params.items():
+        if name.startswith('bert/e'):  # frozen
+            np.testing.assert_array_equal(after.params[name], x, err_msg=name)
+
+
+BAD = {
+    'no model': ((), 'init_checkpoint'),
+    'no folder': (('--config.data.source=nowhere',), 'nowhere'),
+    'phases': (('--config.phases=({"steps": 1},)',), 'phases'),
+}
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_bad_input_is_one_line(name, pretrained, run_main, tmp_path):
+    args, message = BAD[name]
+    model = (f'--config.init_checkpoint={pretrained}',) if name != 'no model' else ()
+    process = run_main('--config=configs/glue.py:rte', *model, *args, f'--workdir={tmp_path}/run',
+                       check=2)
+    assert message in process.stderr and process.stderr.count('\n') == 1, process.stderr
