@@ -16,7 +16,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from bert_jax.data.glue import GlueExamples, glue_files, glue_task, read_glue
+from bert_jax.data.glue import (
+    GlueExamples,
+    from_tfds,
+    glue_files,
+    glue_task,
+    read_glue,
+    tfds_split,
+)
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_once, plan_steps, unpack
 from bert_jax.data.pairs import Encode
 from bert_jax.data.stateless import hash64, permute
@@ -175,6 +182,11 @@ def _squad_files(config: ConfigDict, version: str) -> tuple[list[str], str]:
 
 def _read_glue(config: ConfigDict, name: str, split: str) -> GlueExamples | None:
     """A split from the folder `data.source`; None where it has no such file."""
+    if config.data.source == 'tfds:glue':
+        with quiet_stderr():
+            from bert_jax.data.corpus import tfds_records
+        records = tfds_records(*tfds_split(name, split), config.data.tfds_dir)
+        return from_tfds(name, split, records)
     folder = _source(config, f'the folder of the benchmark, with {glue_task(name).folder}/ in it')
     needed = name == config.task and split == 'train'  # is read in any case, or refused by name
     if not needed and not glue_files(name, folder, split):

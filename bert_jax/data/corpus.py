@@ -218,6 +218,28 @@ class _Tfds:
                 yield Document(text_files.normalise(text), True)
 
 
+def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str, Any]]:
+    """The records of a split of a tensorflow-datasets data set, as NumPy values by feature.
+
+    Args:
+      name: such as 'glue/mrpc'.
+      split: such as 'validation'.
+      data_dir: prepared data; empty: their default place.
+
+    Raises:
+      InputError: it is not there and cannot be made.
+    """
+    import tensorflow_datasets as tfds
+
+    data = _prepared_builder(f'tfds:{name}', name, data_dir).as_dataset(
+        split=split, shuffle_files=False
+    )
+    for batch in tfds.as_numpy(data.batch(256)):
+        names = list(batch)
+        for values in zip(*(batch[key] for key in names), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+
 def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
     """A builder whose data is on disk, downloaded and prepared now if need be and possible."""
     import tensorflow_datasets as tfds

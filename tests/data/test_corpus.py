@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bert_jax.data import python_docs, text_files
-from bert_jax.data.corpus import open_source, sample_texts
+from bert_jax.data.corpus import open_source, sample_texts, tfds_records
 from bert_jax.errors import InputError
 
 WIKI = (
@@ -241,6 +241,8 @@ def test_tfds_reads_what_is_prepared(tmp_path):
     found = [d for unit in source.units() for d in source.read(unit)]
     assert [d.text.decode() for d in found] == texts
     assert source.fingerprint() == open_source('tfds:small_texts', str(tmp_path)).fingerprint()
+    records = list(tfds_records('small_texts', 'train', str(tmp_path)))
+    assert [(r['id'], r['text'].decode()) for r in records] == [(b'x', t) for t in texts]
     with pytest.raises(InputError, match="no split 'dev'"):
         open_source('tfds:small_texts:dev', str(tmp_path))
 
