@@ -1,0 +1,39 @@
+"""Using a model: from Python as below, from the command line with `python -m bert_jax.predict`.
+
+    from bert_jax.predict import load
+    model = load('runs/tiny_pretrain')
+    for answer in model.fill_mask(['The list is [MASK] in place.']):
+        print(answer['predictions'][0]['token'])
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bert_jax.predict.api import Model
+
+
+def load(
+    path: str | os.PathLike[str], vocab_file: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
+) -> Model:
+    """A model to use.
+
+    Args:
+      path: a run directory, a Hugging Face folder or a TF1 checkpoint.
+      vocab_file: the vocabulary, where it does not lie beside the weights.
+      dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else bfloat16.
+
+    Raises:
+      bert_jax.errors.InputError: there is no model, or something is wrong with it.
+    """
+    from bert_jax.predict.api import Model  # not above: `--help` does not wait for JAX
+    from bert_jax.predict.loaded import with_vocabulary
+    from bert_jax.weights.load import load_weights
+
+    weights = load_weights(os.fspath(path))
+    if vocab_file is not None:
+        weights = with_vocabulary(weights, os.fspath(vocab_file))
+    return Model(weights, dtype)

@@ -1,0 +1,256 @@
+"""Uses a model: predictions as JSON lines, one object for each text, in the order of the texts.
+
+    python -m bert_jax.predict fill-mask --model runs/tiny_pretrain "The list is [MASK] in place."
+    python -m bert_jax.predict next-sentence --model DIR "He was tired." "So he went to bed."
+    python -m bert_jax.predict score --model DIR --input sentences.txt > scores.jsonl
+    python -m bert_jax.predict features --model DIR --pool=mean --output vectors.npz < texts.txt
+    python -m bert_jax.predict export --model DIR --output bert.stablehlo
+
+A model is a run directory of bert_jax.main, a Hugging Face folder, or a TF1 checkpoint (its folder
+or prefix). Texts come from the arguments, from --input FILE, or from standard input; in files one
+text a line, UTF-8. `COMMAND --help` tells what a command reads and writes.
+
+Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF1 checkpoints are read by TensorFlow
+
+from bert_jax.errors import InputError
+from bert_jax.predict.lines import Texts
+from bert_jax.process import use_huge_pages
+
+_TWO = 'two texts: two arguments, or a line with a TAB between them'
+# Command -> (what it gives, an example, what it reads and writes).
+_COMMANDS = {
+    'fill-mask': (
+        'the likeliest words for each [MASK]',
+        '--top-k=3 "Paris is the [MASK] of France."',
+        'Reads texts with one [MASK] or more.\n'
+        'Writes {"text", "predictions": [{"token", "id", "probability", "sequence"}, ...]};\n'
+        'with several [MASK] in a text, "predictions" is a list of such lists. Of a text that is\n'
+        'too long for the model, each [MASK] sees the tokens around it.',
+    ),
+    'next-sentence': (
+        'how likely the second text follows the first',
+        '"He was tired." "So he went to bed."',
+        f'Reads {_TWO}.\n'
+        'Writes {"first", "second", "probability"}.',
+    ),
+    'classify': (
+        'labels of texts or pairs, values, or which end fits',
+        '"A fine film." "A dull one."',
+        'Reads texts, or pairs: a TAB stands between two texts, and with --pairs arguments are\n'
+        'taken in twos. A regression model gives values. A multiple-choice model wants a\n'
+        'beginning and its possible ends: one argument each, or a line with TABs between them.\n'
+        'Writes {"text" or "first" and "second", "label", "probability", "probabilities"};\n'
+        'regression: "value"; multiple choice: {"text", "choices", "choice", "probability",\n'
+        '"probabilities"}, where "choice" counts from 0.',
+    ),
+    'answer': (
+        'the span of a context that answers a question',
+        '"Who wrote it?" "The play was written by Anna Berg."',
+        'Reads question and context: two arguments, a line with a TAB between them, or a line\n'
+        '{"question": ..., "context": ...}.\n'
+        'Writes {"question", "answer", "start", "end", "score", "probability"}; the answer is\n'
+        'context[start:end]. Long contexts are read in overlapping windows.',
+    ),
+    'tag': (
+        'a label for each word',
+        '"Anna Berg lives in Oslo ."',
+        'Reads texts whose words stand between white space.\n'
+        'Writes {"text", "tags": [{"word", "label", "probability"}, ...]}. Long texts are read in\n'
+        'overlapping windows; no word is left out.',
+    ),
+    'features': (
+        'hidden states of tokens, or one vector a text',
+        '--layers=-1,-2,-3,-4 --input texts.txt > features.jsonl',
+        'Reads texts or pairs (a TAB or " ||| " between two texts). What is longer than the\n'
+        'model takes is cut.\n'
+        'Writes what extract_features.py of google-research/bert does: {"linex_index",\n'
+        '"features": [{"token", "layers": [{"index", "values"}]}]}, six decimals, [CLS] and\n'
+        '[SEP] included; with --pool {"linex_index", "vector"}.\n'
+        'With --output FILE.npz it writes float32 arrays instead: `values` [tokens of all texts,\n'
+        'layers, hidden], `tokens` (their strings), `offsets` [texts + 1] (text i is\n'
+        'values[offsets[i]:offsets[i + 1]]) and `layers`; with --pool `vectors` [texts, hidden].',
+    ),
+    'score': (
+        'pseudo-perplexity',
+        '--input sentences.txt',
+        'Reads texts. Each token is masked in turn (Salazar et al., 2020).\n'
+        'Writes {"text", "num_tokens", "log_probability", "pseudo_perplexity"}, and after the\n'
+        'last text one line more: {"corpus": {"num_texts", "num_tokens", "log_probability",\n'
+        '"pseudo_perplexity"}}. pseudo_perplexity = exp(-log_probability / num_tokens).',
+    ),
+    'export': (
+        'the computation as a StableHLO file that JAX alone can run',
+        '--output bert.stablehlo',
+        'Writes FILE and, beside it, the parameters as .npz. They run where only jax, numpy and\n'
+        'flatbuffers are installed, on CPU, CUDA and TPU, for any number of rows and tokens:\n'
+        '\n'
+        '    from jax import export; import jax, numpy as np\n'
+        '    bert = export.deserialize(bytearray(open("bert.stablehlo", "rb").read()))\n'
+        '    params = dict(np.load("bert.npz"))\n'
+        '    jax.jit(bert.call)(params, input_ids, input_mask, segment_ids)\n'
+        '\n'
+        'All inputs are int32 [rows, tokens]. A model with a masked-LM head takes\n'
+        'masked_lm_positions [rows, positions] too. The output is a dict: sequence_output,\n'
+        'pooled_output and the logits of the head.\n'
+        'Prints {"output", "params", "platforms", "inputs", "outputs"}.',
+    ),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _fail(f'{message} (see {self.prog} --help)')
+
+
+def _fail(message: str) -> NoReturn:
+    print(f'error: {" ".join(message.split())}', file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    form: Any = {'formatter_class': argparse.RawDescriptionHelpFormatter}
+    parser = _Parser(prog='python -m bert_jax.predict', description=__doc__, **form)
+    subparsers = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
+    commands = {}
+    for name, (short, example, long) in _COMMANDS.items():
+        command = subparsers.add_parser(
+            name, help=short, **form,
+            description=f'{short[0].upper()}{short[1:]}.\n\n'
+                        f'    python -m bert_jax.predict {name} --model DIR {example}\n\n{long}')
+        command.add_argument('--model', required=True, metavar='DIR',
+                             help='run directory, Hugging Face folder or TF1 checkpoint')
+        command.add_argument('--dtype', choices=['float32', 'bfloat16'],
+                             help='of the computation; default: float32 on CPUs, else bfloat16')
+        command.add_argument('--vocab-file', metavar='FILE',
+                             help='the vocabulary, where it does not lie beside the weights')
+        if name != 'export':
+            command.add_argument('texts', nargs='*', metavar='TEXT')
+            command.add_argument('--input', metavar='FILE', help='file of texts, one a line')
+        commands[name] = command
+    commands['fill-mask'].add_argument(
+        '--top-k', type=int, default=5, metavar='N', help='words for each [MASK] (5)')
+    commands['classify'].add_argument(
+        '--pairs', action='store_true', help='arguments are pairs, two and two')
+    commands['answer'].add_argument(
+        '--max-answer-length', type=int, default=30, metavar='N', help='in tokens (30)')
+    commands['answer'].add_argument(
+        '--allow-empty', action='store_true', help='answer "" where nothing is likelier')
+    commands['features'].add_argument(
+        '--layers', default='-1', metavar='N,N,...', help='counted from the top, written as '
+        '--layers=-1,-2,-3,-4; one below the first are the embeddings (-1)')
+    commands['features'].add_argument(
+        '--pool', choices=['mean', 'cls'], help='one vector a text: the mean over all its tokens, '
+        '[CLS] and [SEP] among them, or the hidden state of [CLS]')
+    commands['features'].add_argument('--output', metavar='FILE.npz', help='see above')
+    commands['export'].add_argument(
+        '--output', required=True, metavar='FILE', help='such as bert.stablehlo')
+    return parser
+
+
+def _results(model: Any, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
+    """What is to be printed, an object a text."""
+    from bert_jax.predict import answer, classify, features, masked_lm, tag
+
+    model.need(args.command)  # before standard input is waited for
+    match args.command:
+        case 'fill-mask':
+            return masked_lm.fill_mask(model, texts.single(), args.top_k)
+        case 'score':
+            return _with_corpus(masked_lm.score(model, texts.single()))
+        case 'tag':
+            return tag.tag(model, texts.single())
+        case 'next-sentence':
+            return classify.next_sentence(model, texts.pairs())
+        case 'classify':
+            if model.weights.head == 'multiple_choice':
+                return classify.classify(model, texts.choices())
+            return classify.classify(model, texts.pairs() if args.pairs else texts.parts())
+        case 'answer':
+            return answer.answer(
+                model, texts.questions(), args.max_answer_length, args.allow_empty)
+        case _:
+            layers = _layers(args.layers)
+            return features.lines(model, texts.parts(' ||| '), layers, args.pool, args.output)
+
+
+def _layers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(',')]
+    except ValueError:
+        raise InputError(f'--layers={text} must be numbers such as -1,-2,-3,-4') from None
+
+
+def _with_corpus(scores: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    from bert_jax.predict.masked_lm import pseudo_perplexity
+
+    num_texts, num_tokens, log_probability = 0, 0, 0.0
+    for score in scores:
+        num_texts += 1
+        num_tokens += score['num_tokens']
+        log_probability += score['log_probability']
+        yield score
+    yield {'corpus': {
+        'num_texts': num_texts, 'num_tokens': num_tokens, 'log_probability': log_probability,
+        'pseudo_perplexity': pseudo_perplexity(log_probability, num_tokens),
+    }}
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    sys.stdout.reconfigure(encoding='utf-8')  # type: ignore[union-attr]
+    try:
+        from bert_jax.predict import load
+
+        if args.command == 'export':
+            from bert_jax.predict.export import export_model
+
+            model = load(args.model, args.vocab_file, args.dtype)
+            print(json.dumps(export_model(model, Path(args.output))))
+            return
+        texts = Texts(args.texts, args.input)
+        model = load(args.model, args.vocab_file, args.dtype)
+        model.note = texts.note
+        texts.start()
+        for result in _results(model, args, texts):
+            if args.command == 'features':
+                if result is not None:  # else it is in a file
+                    print(json.dumps(result, ensure_ascii=False))
+            else:
+                print(json.dumps(_short(result), ensure_ascii=False))
+            texts.done()
+        texts.end()
+        sys.stdout.flush()
+    except InputError as error:
+        sys.stdout.flush()
+        _fail(str(error))
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _short(x: Any) -> Any:
+    """Numbers of float32 with the digits that mean something."""
+    if isinstance(x, float):
+        return float(f'{x:.7g}')
+    if isinstance(x, dict):
+        return {key: _short(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_short(value) for value in x]
+    return x
+
+
+if __name__ == '__main__':
+    use_huge_pages()
+    main()

@@ -1,0 +1,108 @@
+"""The computation as a StableHLO file that JAX alone can run (`jax.export`)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax import export
+
+from bert_jax.errors import InputError
+from bert_jax.model.encoder import Bert, gather_positions
+from bert_jax.predict import heads
+from bert_jax.predict.loaded import LoadedModel
+from bert_jax.weights.names import to_tree
+
+PLATFORMS = ('cpu', 'cuda', 'tpu')
+_PATHS = {
+    'classification': ('classifier',), 'regression': ('classifier',),
+    'multiple_choice': ('classifier',), 'token_classification': ('classifier',),
+    'question_answering': ('cls', 'squad'),
+}
+
+
+def export_model(model: LoadedModel, output: Path) -> dict[str, Any]:
+    """Writes the computation to `output` and the parameters beside it, as .npz.
+
+    The exported function takes (params, input_ids, input_mask, segment_ids) and, where there is a
+    masked-LM head, masked_lm_positions; all int32 [b, s], the last [b, p], with any b, p and any s
+    that the model has positions for. It returns a dict of `sequence_output` [b, s, H],
+    `pooled_output` [b, H] where there is a pooler, and the logits of the head.
+
+    Parameters are not in the file: as constants of the program they would be compiled into it
+    anew, hundreds of megabytes, for each shape that it is called with.
+
+    Returns:
+      {'output', 'params', 'inputs', 'outputs'}: the two files and shapes by name.
+
+    Raises:
+      InputError: a file cannot be written.
+    """
+    try:
+        import flatbuffers  # noqa: F401  (jax.export writes and reads files with it)
+    except ImportError:
+        raise InputError('export needs flatbuffers: pip install flatbuffers') from None
+    params_file = output.with_suffix('.npz')
+    if params_file == output:
+        raise InputError(f'--output={output} is what the parameters go to: end it in .stablehlo')
+    b, s, p = export.symbolic_shape('b, s, p', constraints=[f's <= {model.max_length}'])
+    rows = {name: (b, s) for name in ('input_ids', 'input_mask', 'segment_ids')}
+    if model.weights.has('cls/predictions'):
+        rows['masked_lm_positions'] = (b, p)
+    flat = flatten_dict(model.params, sep='/')
+    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in flat.items()}
+    exported = export.export(jax.jit(_forward(model)), platforms=PLATFORMS)(
+        shapes, *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in rows.values())
+    )
+    _write(output, lambda file: file.write(exported.serialize()))
+    _write(params_file, lambda file: np.savez(file, **flat))
+    outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+    return {
+        'output': str(output), 'params': str(params_file), 'platforms': list(PLATFORMS),
+        'inputs': {name: f'int32{list(shape)}' for name, shape in rows.items()},
+        'outputs': {name: f'{x.dtype}{list(x.shape)}' for name, x in outputs.items()},
+    }
+
+
+def _forward(model: LoadedModel) -> Any:
+    config, has = model.config, model.weights.has
+
+    def forward(flat, input_ids, input_mask, segment_ids, positions=None):  # type: ignore[no-untyped-def]
+        params = to_tree(flat, padded_vocab_size=None, scan_layers=False)
+        bert = Bert(config, pooled=has('bert/pooler'))
+        out: Any = bert.apply({'params': params['bert']}, input_ids, input_mask, segment_ids)
+        x = out['sequence_output']
+        outputs = {'sequence_output': x.astype(jnp.float32)}
+        if out['pooled_output'] is not None:
+            outputs['pooled_output'] = out['pooled_output'].astype(jnp.float32)
+        if positions is not None:
+            outputs['masked_lm_logits'] = heads.predict_tokens(
+                params, gather_positions(x, positions), config)[..., : config.vocab_size]
+        path = _PATHS.get(model.weights.head)
+        if has('cls/seq_relationship') and has('bert/pooler'):
+            outputs['next_sentence_logits'] = heads.dense(
+                config, params, ('cls', 'seq_relationship'), out['pooled_output'])
+        elif path:
+            tokens = model.weights.head in ('token_classification', 'question_answering')
+            outputs['logits'] = heads.dense(
+                config, params, path, x if tokens else out['pooled_output'])
+        return outputs
+
+    return forward
+
+
+def _write(path: Path, write: Any) -> None:
+    beside = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    try:
+        with open(beside, 'wb') as file:
+            write(file)
+        beside.replace(path)
+    except OSError as error:
+        raise InputError(f'{path} cannot be written ({error.strerror})') from error
+    finally:
+        beside.unlink(missing_ok=True)

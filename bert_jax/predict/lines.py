@@ -1,0 +1,184 @@
+"""Texts of the command line: from arguments, a file or standard input, with progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from bert_jax.errors import InputError
+
+_TAB = '\t'
+_NOTES = 20  # that are shown
+
+
+class Texts:
+    """The texts of a run, read as they are wanted.
+
+    Lines end at `\\n` alone; a text is never skipped, so text n is line n.
+    """
+
+    def __init__(self, arguments: Sequence[str], file: str | None):
+        """Opens what the texts come from.
+
+        Args:
+          arguments: texts; empty: they come from the file.
+          file: path; None: standard input, where there are no arguments.
+
+        Raises:
+          InputError: both are given, or the file cannot be opened.
+        """
+        if arguments and file is not None:
+            raise InputError(f'give texts or --input={file}, not both')
+        self._arguments = list(arguments)
+        self._name = file or 'standard input'
+        self._lines: IO[bytes] = sys.stdin.buffer
+        self._bytes = 0  # of the file, where it is known
+        if file is not None:
+            try:
+                self._lines = open(file, 'rb')  # noqa: SIM115  (to the end of the run)
+                self._bytes = os.fstat(self._lines.fileno()).st_size
+            except OSError as error:
+                raise InputError(f'--input={file}: {error.strerror}') from error
+        elif not arguments and sys.stdin.isatty():
+            print('texts from standard input, one a line; end with Ctrl-D', file=sys.stderr)
+        self._num_done = self._num_read = self._bytes_read = self._num_notes = 0
+        self._terminal = sys.stderr.isatty()
+        self.start()
+
+    def start(self) -> None:
+        """Starts the clock of the progress that is shown."""
+        self._started = self._shown = time.monotonic()
+
+    def single(self) -> Iterator[str]:
+        """Each argument or line is a text."""
+        for text in self._arguments:
+            yield _checked(text)
+        if not self._arguments:
+            yield from self._read()
+
+    def parts(self, *separators: str) -> Iterator[tuple[str, ...]]:
+        """Each argument or line is one text, or several with a TAB (or a separator) between."""
+        for text in self.single():
+            for separator in separators:
+                text = text.replace(separator, _TAB)
+            yield tuple(text.split(_TAB))
+
+    def pairs(self) -> Iterator[tuple[str, ...]]:
+        """Two arguments, or a line with a TAB between two texts.
+
+        Raises:
+          InputError: there is no second text.
+        """
+        if self._arguments:
+            yield from self._twos()
+            return
+        for number, parts in enumerate(self.parts(), 1):
+            if len(parts) != 2:
+                raise InputError(
+                    f'{self._name}, line {number} has {len(parts) - 1} TABs: one expected, between '
+                    'two texts'
+                )
+            yield parts
+
+    def choices(self) -> Iterator[tuple[str, ...]]:
+        """All arguments together, or a line with TABs, are a beginning and its ends."""
+        if self._arguments:
+            yield tuple(map(_checked, self._arguments))
+        else:
+            yield from self.parts()
+
+    def questions(self) -> Iterator[tuple[str, str]]:
+        """(question, context): two arguments, or a line with a TAB or of JSON.
+
+        Raises:
+          InputError: a line is neither.
+        """
+        if self._arguments:
+            yield from self._twos()
+            return
+        for number, line in enumerate(self._read(), 1):
+            try:
+                if line.lstrip().startswith('{'):
+                    read = json.loads(line)
+                    question, context = read['question'], read['context']
+                else:
+                    question, context = line.split(_TAB)
+                if not isinstance(question, str) or not isinstance(context, str):
+                    raise TypeError
+            except (ValueError, KeyError, TypeError):
+                raise InputError(
+                    f'{self._name}, line {number} is neither {{"question": ..., "context": ...}} '
+                    f'nor a question, a TAB and a context ({line[:60]!r})'
+                ) from None
+            yield question, context
+
+    def _twos(self) -> Iterator[tuple[str, str]]:
+        texts = [_checked(text) for text in self._arguments]
+        if len(texts) % 2:
+            raise InputError(
+                f'{len(texts)} texts are no pairs: two arguments are one pair ({texts[-1][:60]!r} '
+                'has no second)'
+            )
+        yield from zip(texts[::2], texts[1::2], strict=True)
+
+    def _read(self) -> Iterator[str]:
+        for line in self._lines:
+            self._num_read += 1
+            self._bytes_read += len(line)
+            try:
+                text = line.decode('utf-8')
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f'{self._name}, line {self._num_read} is not UTF-8 (byte '
+                    f'0x{line[error.start]:02x}): convert it'
+                ) from None
+            if self._num_read == 1:
+                text = text.removeprefix('\ufeff')
+            yield text.rstrip('\r\n')
+        if not self._num_read:
+            raise InputError(f'{self._name} has no texts: write one a line')
+
+    def note(self, line: str) -> None:
+        """A remark, on standard error; after some of them it is silent."""
+        self._num_notes += 1
+        if self._num_notes > _NOTES:
+            return
+        if self._num_notes == _NOTES:
+            line += '; further notes are left out'
+        print(('\r\033[K' if self._terminal else '') + f'note: {line}', file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        """Counts a text, and says now and then how far it is: often on a terminal, else seldom."""
+        self._num_done += 1
+        now = time.monotonic()
+        if now - self._shown < (0.5 if self._terminal else 10):
+            return
+        self._shown = now
+        sys.stdout.flush()
+        rate = self._num_done / (now - self._started)
+        line = f'{self._num_done} texts, {rate:.1f} a second'
+        total = float(len(self._arguments))
+        if self._bytes_read:
+            total = self._bytes / self._bytes_read * self._num_read
+        if total:
+            left = max(total - self._num_done, 0) / rate
+            line += f', {left // 60:.0f} min {left % 60:.0f} s left'
+        print(f'\r{line}\033[K' if self._terminal else line, file=sys.stderr, flush=True,
+              end='' if self._terminal else '\n')
+
+    def end(self) -> None:
+        """Clears the line of progress."""
+        if self._terminal:
+            print('\r\033[K', file=sys.stderr, end='', flush=True)
+
+
+def _checked(text: str) -> str:
+    try:
+        text.encode('utf-8')
+    except UnicodeEncodeError:
+        raise InputError(f'the argument {text!r} is not UTF-8') from None
+    return text

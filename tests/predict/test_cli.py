@@ -1,0 +1,208 @@
+"""`python -m bert_jax.predict`: where texts come from, what is written, faults in one line."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+from bert_jax.predict.__main__ import main
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command in this process: (exit status, lines of JSON, standard error)."""
+    def run(command, *arguments, stdin=b'', model='pretraining'):
+        argv = ['predict', command, '--model', str(tiny.RECORDED / model), *map(str, arguments)]
+        monkeypatch.setattr(sys, 'argv', argv)
+        monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(stdin)))
+        try:
+            main()
+            status = 0
+        except SystemExit as stopped:
+            status = stopped.code
+        out, err = capsys.readouterr()
+        return status, [json.loads(line) for line in out.splitlines()], err
+
+    return run
+
+
+def test_texts_from_arguments_a_file_and_standard_input_are_the_same(run, tmp_path):
+    texts = ['a [MASK] c', 'é [MASK]', '[MASK] b.']
+    (tmp_path / 'texts').write_bytes('\ufeffa [MASK] c\r\né [MASK]\n[MASK] b.'.encode())
+    status, expected, err = run('fill-mask', '--top-k=2', *texts)
+    assert (status, err) == (0, '')
+    assert [line['text'] for line in expected] == texts
+    assert all(len(line['predictions']) == 2 for line in expected)
+    assert run('fill-mask', '--top-k=2', '--input', tmp_path / 'texts')[1] == expected
+    assert run('fill-mask', '--top-k=2', stdin='\n'.join(texts).encode())[1] == expected
+
+
+def test_pairs(run):
+    _, expected, _ = run('next-sentence', 'a b', 'c', 'd', 'e f')
+    assert [(line['first'], line['second']) for line in expected] == [('a b', 'c'), ('d', 'e f')]
+    assert run('next-sentence', stdin=b'a b\tc\nd\te f\n')[1] == expected
+    _, pair, _ = run('classify', '--pairs', 'a', 'b', model='classification')
+    assert run('classify', 'a\tb', model='classification')[1] == pair
+    assert pair[0]['first'] == 'a'
+    _, two, _ = run('classify', 'a', 'b', model='classification')
+    assert [line['text'] for line in two] == ['a', 'b']
+    _, choices, _ = run('classify', 'a', 'b', 'c d', 'e', model='multiple_choice')
+    assert run('classify', stdin=b'a\tb\tc d\te', model='multiple_choice')[1] == choices
+    assert choices[0]['choices'] == ['b', 'c d', 'e']
+
+
+def test_questions(run):
+    lines = b'a\tb c d e\n{"question": "a", "context": "b c d e", "id": 3}\n'
+    status, answers, _ = run('answer', '--allow-empty', '--max-answer-length=2', stdin=lines,
+                             model='question_answering')
+    assert status == 0 and answers[0] == answers[1]
+    assert run('answer', '--allow-empty', '--max-answer-length=2', 'a', 'b c d e',
+               model='question_answering')[1] == answers[:1]
+    assert set(answers[0]) == {'question', 'answer', 'start', 'end', 'score', 'probability'}
+
+
+def test_score_ends_with_the_corpus(run):
+    _, (*texts, last), _ = run('score', 'a b c', 'q is.')
+    assert [line['num_tokens'] for line in texts] == [3, 4]
+    corpus = last['corpus']
+    assert (corpus['num_texts'], corpus['num_tokens']) == (2, 7)
+    total = sum(line['log_probability'] for line in texts)
+    assert corpus['log_probability'] == pytest.approx(total, rel=1e-5)
+    assert corpus['pseudo_perplexity'] == pytest.approx(np.exp(-total / 7), rel=1e-5)
+
+
+def test_tag(run):
+    _, (line,), _ = run('tag', 'at ben\tx', model='token_classification')
+    assert [tag['word'] for tag in line['tags']] == ['at', 'ben', 'x']
+
+
+def test_features_as_the_original_writes_them(run, monkeypatch):
+    status, lines, _ = run('features', '--layers=-1,-2', 'at', 'b ||| q', 'b\tq', model='base')
+    assert status == 0
+    assert [line['linex_index'] for line in lines] == [0, 1, 2]
+    assert [f['token'] for f in lines[0]['features']] == ['[CLS]', 'a', '##t', '[SEP]']
+    assert [f['token'] for f in lines[1]['features']] == ['[CLS]', 'b', '[SEP]', 'q', '[SEP]']
+    assert lines[1]['features'] == lines[2]['features']
+    model, _ = tiny.recorded('base')
+    expected = model.features(['at'], layers=(-1, -2))[0]['values']
+    for feature, of_token in zip(lines[0]['features'], expected, strict=True):
+        assert list(feature) == ['token', 'layers']
+        assert [layer['index'] for layer in feature['layers']] == [-1, -2]
+        for layer, values in zip(feature['layers'], of_token, strict=True):
+            assert layer['values'] == [round(float(x), 6) for x in values]
+    _, (vector,), _ = run('features', '--pool=mean', 'at', model='base')
+    np.testing.assert_allclose(vector['vector'], expected[:, 0].mean(0), atol=2e-6)
+
+
+def test_features_to_a_file(run, tmp_path):
+    model, _ = tiny.recorded('base')
+    texts = ['at', 'b c d', 'q']
+    expected = model.features(texts, layers=(-2, -1))
+    output = tmp_path / 'tokens.npz'
+    status, lines, _ = run('features', '--layers=-2,-1', '--output', output, *texts, model='base')
+    assert (status, lines) == (0, [])
+    found = np.load(output)
+    assert found['layers'].tolist() == [-2, -1]
+    assert found['values'].dtype == np.float32
+    for i, result in enumerate(expected):
+        part = slice(*found['offsets'][i : i + 2])
+        assert found['tokens'][part].tolist() == result['tokens']
+        np.testing.assert_allclose(found['values'][part], result['values'], atol=1e-5)
+    assert len(found['values']) == len(found['tokens']) == found['offsets'][-1]
+    output = tmp_path / 'vectors.npz'
+    run('features', '--pool=cls', '--output', output, *texts, model='base')
+    np.testing.assert_allclose(
+        np.load(output)['vectors'], model.vectors(texts, pool='cls'), atol=1e-5)
+    # A run that fails leaves what was there, and nothing beside it.
+    before = output.read_bytes()
+    assert run('features', '--pool=cls', '--output', output, 'a', '', model='base')[0] == 2
+    assert output.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['tokens.npz', 'vectors.npz']
+
+
+@pytest.mark.parametrize(('arguments', 'stdin', 'message'), [
+    (['fill-mask', 'no mask'], b'', 'text 1 has no [MASK]'),
+    (['fill-mask'], b'', 'standard input has no texts'),
+    (['fill-mask'], b'a [MASK]\n\n', 'text 2 is empty'),
+    (['fill-mask'], b'a [MASK]\n\xff\xfe\n', 'standard input, line 2 is not UTF-8 (byte 0xff)'),
+    (['fill-mask', '\udcff [MASK]'], b'', 'is not UTF-8'),
+    (['fill-mask', '--input=there/is/none'], b'', '--input=there/is/none: No such file'),
+    (['fill-mask', '--input=x', 'a [MASK]'], b'', 'give texts or --input=x, not both'),
+    (['fill-mask', '--top-k=many', 'a [MASK]'], b'', "argument --top-k: invalid int value: 'many'"),
+    (['next-sentence', 'a'], b'', "1 texts are no pairs: two arguments are one pair ('a' has no"),
+    (['next-sentence'], b'a\tb\na b\n', 'standard input, line 2 has 0 TABs: one expected'),
+    (['features', '--layers=1,x', 'a'], b'', '--layers=1,x must be numbers'),
+    (['features', '--layers=-9', 'a'], b'', 'layer -9 is not there'),
+    (['features', '--pool=mean', '--layers=-1,-2', 'a'], b'', '--pool takes one layer'),
+    (['features', '--output=x.npy', 'a'], b'', '--output=x.npy must end in .npz'),
+    (['features', '--output=no/x.npz', 'a'], b'', '--output=no/x.npz: no: No such file'),
+    (['export', '--output=no/x.stablehlo'], b'', 'no/x.stablehlo cannot be written'),
+    (['export', '--output=x.npz'], b'', 'end it in .stablehlo'),
+    (['classify', 'a'], b'', 'this model serves fill-mask, score, next-sentence, features, export'),
+    (['tell', 'a'], b'', "invalid choice: 'tell'"),
+], ids=str)
+def test_faults_in_one_line(run, arguments, stdin, message):
+    status, lines, err = run(*arguments, stdin=stdin)
+    assert status == 2
+    assert err.startswith('error: ') and err.count('\n') == 1
+    assert message in err
+
+
+@pytest.mark.parametrize('lines', [
+    b'a question without a context\n', b'{"question": "a"}', b'{"question": "a", "context": 3}',
+    b'{"question": ', b'a\tb\tc',
+])
+def test_faulty_questions(run, lines):
+    status, _, err = run('answer', stdin=b'a\tb\n' + lines, model='question_answering')
+    assert status == 2
+    assert 'standard input, line 2 is neither {"question": ..., "context": ...} nor' in err
+
+
+def test_notes_go_to_standard_error(run):
+    status, lines, err = run('features', 'a ' * 20, model='base')
+    assert status == 0 and len(lines) == 1
+    assert err == 'note: text 1 has 20 tokens, the model takes 8: its end is left out\n'
+    _, lines, err = run('features', '--pool=mean', *['a ' * 9] * 30, model='base')
+    assert len(lines) == 30
+    assert err.count('\n') == 20 and err.endswith('further notes are left out\n')
+
+
+@pytest.mark.parametrize('command', ['fill-mask', 'next-sentence', 'classify', 'answer', 'tag',
+                                     'features', 'score', 'export'])
+def test_help(command, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['predict', command, '--help'])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert '--model DIR' in out and 'Writes' in out
+
+
+def test_as_a_program_without_tensorflow():
+    """TensorFlow cannot be imported in this process."""
+    code = ('import runpy, sys; sys.modules["tensorflow"] = sys.modules["tensorflow_text"] = None; '
+            'runpy.run_module("bert_jax.predict", run_name="__main__", alter_sys=True)')
+    model = str(tiny.RECORDED / 'pretraining')
+    process = subprocess.run(
+        [sys.executable, '-c', code, 'fill-mask', '--model', model, '--top-k=1'],
+        input='a [MASK]\nn\u00e9 [MASK]\nnone\n', capture_output=True, text=True, cwd=ROOT,
+        encoding='utf-8', env=os.environ | {'PYTHONIOENCODING': 'ascii'}, timeout=300,
+    )
+    assert process.returncode == 2, process.stderr
+    assert process.stderr.splitlines()[-1].startswith('error: text 3 has no [MASK]')
+    process = subprocess.run(
+        [sys.executable, '-c', code, 'fill-mask', '--model', model, '--top-k=1'],
+        input='a [MASK]\nn\u00e9 [MASK]\n', capture_output=True, text=True, cwd=ROOT,
+        encoding='utf-8', env=os.environ | {'PYTHONIOENCODING': 'ascii'}, timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    assert [json.loads(line)['text'] for line in process.stdout.splitlines()] == [
+        'a [MASK]', 'n\u00e9 [MASK]']

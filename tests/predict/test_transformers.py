@@ -1,0 +1,90 @@
+"""From text to predictions, against transformers on the same folders."""
+
+import numpy as np
+import pytest
+import tiny
+
+torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
+transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
+
+
+def theirs(name, kind, *texts):
+    """(outputs of transformers' model for a batch of texts, its encoding)."""
+    folder = tiny.RECORDED / name
+    tokenizer = transformers.BertTokenizer.from_pretrained(folder)
+    model = getattr(transformers, kind).from_pretrained(folder).eval()
+    encoded = tokenizer(*texts, padding=True, return_tensors='pt')
+    if 'token_type_ids' in encoded and model.config.type_vocab_size == 1:
+        encoded['token_type_ids'][:] = 0
+    with torch.no_grad():
+        return model(**encoded), encoded
+
+
+def test_fill_mask():
+    model, _ = tiny.recorded('masked_lm')
+    texts = ['a [MASK] c', '[MASK] ben. [MASK]', 'q r s t [MASK]']
+    outputs, encoded = theirs('masked_lm', 'BertForMaskedLM', texts)
+    probabilities = outputs.logits.softmax(-1)[encoded['input_ids'] == 4].numpy()
+    results = model.fill_mask(texts, top_k=40)
+    masks = [results[0]['predictions'], *results[1]['predictions'], results[2]['predictions']]
+    for ours, expected in zip(masks, probabilities, strict=True):
+        found = np.zeros(40)
+        found[[p['id'] for p in ours]] = [p['probability'] for p in ours]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_next_sentence():
+    model, _ = tiny.recorded('pretraining')
+    first, second = ['a b', 'c', 'ten'], ['d', 'e f g.', 'is']
+    outputs, _ = theirs('pretraining', 'BertForPreTraining', first, second)
+    results = model.next_sentence(zip(first, second, strict=True))
+    np.testing.assert_allclose(
+        [r['probability'] for r in results],
+        outputs.seq_relationship_logits.softmax(-1)[:, 0], rtol=1e-4)
+
+
+def test_features():
+    model, _ = tiny.recorded('base')
+    texts = ['a b', 'Ten is. Q', 'z']
+    outputs, encoded = theirs('base', 'BertModel', texts)
+    for i, result in enumerate(model.features(texts)):
+        n = int(encoded['attention_mask'][i].sum())
+        np.testing.assert_allclose(
+            result['values'][:, 0], outputs.last_hidden_state[i, :n], rtol=1e-4, atol=1e-5)
+
+
+def test_classification_of_pairs():
+    model, _ = tiny.recorded('classification')
+    first, second = ['a b', 'c', 'ten'], ['d', 'e f g.', 'is']
+    outputs, _ = theirs('classification', 'BertForSequenceClassification', first, second)
+    results = model.classify(zip(first, second, strict=True))
+    np.testing.assert_allclose(
+        [list(r['probabilities'].values()) for r in results], outputs.logits.softmax(-1),
+        rtol=1e-4, atol=1e-6)
+    names = ['negative', 'neutral', 'positive']
+    assert [r['label'] for r in results] == [names[i] for i in outputs.logits.argmax(-1)]
+
+
+def test_multiple_choice():
+    model, _ = tiny.recorded('multiple_choice')
+    folder = tiny.RECORDED / 'multiple_choice'
+    tokenizer = transformers.BertTokenizer.from_pretrained(folder)
+    encoded = tokenizer(['a b'] * 3, ['c', 'd e', 'f.'], padding=True, return_tensors='pt')
+    peer = transformers.BertForMultipleChoice.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = peer(**{name: x[None] for name, x in encoded.items()}).logits
+    (result,) = model.classify([('a b', 'c', 'd e', 'f.')])
+    np.testing.assert_allclose(result['probabilities'], logits[0].softmax(-1), rtol=1e-4)
+
+
+def test_tags():
+    model, _ = tiny.recorded('token_classification')
+    texts = ['at ben x', 'q. r']
+    outputs, encoded = theirs('token_classification', 'BertForTokenClassification', texts)
+    places = [[1, 3, 6], [1, 3]]  # a ##t b ##e ##n x; q . r (the word is "q.")
+    for i, result in enumerate(model.tag(texts)):
+        expected = outputs.logits[i].softmax(-1)[places[i]]
+        assert [tag['label'] for tag in result['tags']] == [
+            model.weights.labels[int(j)] for j in expected.argmax(-1)]
+        np.testing.assert_allclose(
+            [tag['probability'] for tag in result['tags']], expected.max(-1).values, rtol=1e-4)

@@ -1,0 +1,66 @@
+"""Tiny models for the tests of prediction."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from bert_jax.model.heads import BertForPreTraining
+from bert_jax.model.layers import BertConfig
+from bert_jax.predict import load
+from bert_jax.predict.api import Model
+from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from bert_jax.weights.description import Weights
+from bert_jax.weights.names import from_tree
+
+# Folders of transformers' models with what they gave: 40 tokens, 10 positions.
+RECORDED = Path(__file__).parent.parent / 'fixtures' / 'huggingface'
+WORDS = ('red', 'green', 'blue', 'cat', 'dog', 'bird', 'sees', 'likes', 'the', 'a', '##s', '##ed',
+         '.', ',', '?')
+VOCAB = (*SPECIAL_TOKENS, *WORDS)
+SIZES = {
+    'vocab_size': len(VOCAB), 'num_layers': 3, 'hidden_size': 32, 'num_heads': 4,
+    'intermediate_size': 64, 'max_position_embeddings': 48, 'type_vocab_size': 2,
+    'hidden_act': 'gelu_tanh', 'layer_norm_eps': 1e-12, 'initializer_range': 0.2,
+    'hidden_dropout': 0.1, 'attention_dropout': 0.1, 'classifier_dropout': 0.1,
+}
+
+
+@functools.cache
+def recorded(name: str) -> tuple[Model, dict[str, np.ndarray]]:
+    """(model, what transformers gave it and got from it) of a recorded folder."""
+    return load(RECORDED / name), dict(np.load(RECORDED / name / 'recorded.npz'))
+
+
+def pretraining_weights(folder: Path) -> Weights:
+    """Random weights with both pre-training heads; every parameter is nontrivial."""
+    vocab_file = folder / 'vocab.txt'
+    write_vocab(vocab_file, VOCAB)
+    config = BertConfig(**SIZES)
+    ids = jnp.ones((1, 4), jnp.int32)
+    shapes = nn.meta.unbox(jax.eval_shape(
+        lambda key: BertForPreTraining(config).init(key, ids, ids, ids, ids)['params'],
+        jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    tree = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
+    return Weights(
+        params=from_tree(tree, len(VOCAB)), model=SIZES, head='pretraining', labels=(),
+        vocab_file=vocab_file, lowercase=True, unused=(), source='a tiny model',
+    )
+
+
+def random_texts(num: int, longest: int = 30, seed: int = 0) -> list[str]:
+    """Texts of words of the vocabulary, one to `longest` words."""
+    rng = np.random.default_rng(seed)
+    words = [word for word in WORDS if not word.startswith('##')]
+    return [' '.join(rng.choice(words, int(n))) for n in rng.integers(1, longest + 1, num)]
+
+
+def without(weights: Weights, *parts: str) -> Weights:
+    """The weights without some of their parts."""
+    params = {name: x for name, x in weights.params.items() if not name.startswith(parts)}
+    return dataclasses.replace(weights, params=params)
