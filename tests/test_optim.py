@@ -170,3 +170,15 @@ def test_lamb_with_a_zero_norm_stays_finite(start, gradient):
     params = {'kernel': jnp.full((2, 2), start)}
     after = updated('lamb', params, [{'kernel': jnp.full((2, 2), gradient)}])['kernel']
     assert jnp.isfinite(after).all() and (after != params['kernel']).all()
+
+
+def test_a_frozen_part_stays_and_has_no_moments():
+    params = {'bert': {'kernel': jnp.ones((3, 2))}, 'classifier': {'kernel': jnp.ones((2,))}}
+    optimizer = make_optimizer(
+        'bert_adamw', lambda step: 0.1, weight_decay=0.5, b1=0.9, b2=0.999, eps=1e-6,
+        frozen='bert',
+    )
+    state = optimizer.init(params)
+    assert {x.shape for x in jax.tree.leaves(state) if x.ndim} == {(2,)}
+    updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
+    assert not updates['bert']['kernel'].any() and updates['classifier']['kernel'].all()
