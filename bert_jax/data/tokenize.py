@@ -42,8 +42,10 @@ _HAS_LONG_RUN = (
 # character outside ASCII before \p{Lu} would forbid it, so those quotes begin a sentence whatever
 # follows them.
 _CLOSERS = r"""["'”’»)\]]*"""
-_SENTENCE_END = rf"([.!?]{_CLOSERS})\s+([\"'(\[]?[\p{{Lu}}\d“‘«])"
-_CJK_SENTENCE_END = r"([。！？][”’」』）】》]*)"
+_SENTENCE_END = (
+    rf"([.!?]{_CLOSERS})\s+([\"'(\[]?[\p{{Lu}}\d“‘«])"
+    r"|([。！？][”’」』）】》]*)"
+)
 
 
 def split_sentences(texts: tf.Tensor) -> tf.RaggedTensor:
@@ -60,8 +62,7 @@ def split_sentences(texts: tf.Tensor) -> tf.RaggedTensor:
     Returns:
         [n, (sentences)] string, stripped, none of them empty.
     """
-    marked = tf.strings.regex_replace(texts, _SENTENCE_END, "\\1\n\\2")
-    marked = tf.strings.regex_replace(marked, _CJK_SENTENCE_END, "\\1\n")
+    marked = tf.strings.regex_replace(texts, _SENTENCE_END, "\\1\\3\n\\2")
     sentences = tf.strings.split(marked, "\n")
     sentences = sentences.with_flat_values(tf.strings.strip(sentences.flat_values))
     return tf.ragged.boolean_mask(sentences, sentences != "")
@@ -154,17 +155,18 @@ def safe_codepoints(lowercase: bool) -> np.ndarray:
     and NFD's sorting of combining marks, of which those in category Mn are stripped afterwards.
 
     Unassigned and private code points outside the basic plane are not compared, just left out,
-    and so are the planes from 2 on: rare ideographs, which would double the time that this takes.
+    and so is what few texts hold: the scripts, most of them ancient, up to U+1CFFF, and the
+    ideographs of the planes from 2 on. They would double the time that this takes.
     """
     chars = [
         chr(code)
-        for code in range(0x20000)
+        for code in (*range(0x10000), *range(0x1D000, 0x20000))
         if (category := unicodedata.category(chr(code))) != "Cs"
         and (code < 0x10000 or category not in ("Cn", "Co"))
     ]
     # With such a vocabulary the ids of `axb` tell removed, white space, split and letter apart.
     vocab = Vocab.from_tokens([*SPECIAL_TOKENS, "a", "b", "##b"])
-    pieces = WordPieceTokenizer(vocab, lowercase).pieces
+    pieces, unknown = WordPieceTokenizer(vocab, lowercase).pieces, [vocab.unk_id]
     between = [f"a{char}b" for char in chars]
     splits = _fast_bert_tokenizer(vocab, lowercase).tokenize(between)
     flat, bounds = splits.flat_values.numpy().tolist(), splits.row_splits.numpy().tolist()
@@ -177,7 +179,8 @@ def safe_codepoints(lowercase: bool) -> np.ndarray:
         # The normalizer leaves it to the splitter to set punctuation and CJK apart, and to see
         # some of the white space.
         same_text = "".join(tokens) == "".join(normalized[i].decode().split())
-        same_split = [j for t in tokens for j in pieces(t)] == flat[bounds[i] : bounds[i + 1]]
+        ids = [j for token in tokens for j in (pieces(token) if token.isascii() else unknown)]
+        same_split = ids == flat[bounds[i] : bounds[i + 1]]
         short = len(normalized[i]) <= len("ab") + _MAX_BYTES_PER_CHAR
         safe[ord(char)] = same_text and same_split and short
     if lowercase:

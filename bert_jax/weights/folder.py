@@ -1,12 +1,14 @@
-"""Writing a folder whole or not at all."""
+"""Writing a folder whole or not at all, and the JSON in it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import InputError
 
@@ -35,3 +37,8 @@ def check_free(target: Path) -> None:
     """Refuses a target that holds something."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f'{target} is there already: name a new folder, nothing is written over')
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """An indented JSON object, in UTF-8."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')

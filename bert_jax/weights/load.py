@@ -33,10 +33,15 @@ def load_weights(path: str | Path) -> Weights:
             return read_run(path)
         if (path / 'bert_model.ckpt.index').exists() and not any(path.glob('*.safetensors')):
             return _read_tf1(path / 'bert_model.ckpt')
-        if any((path / name).exists() for name in ('config.json', 'model.safetensors')):
+        if any(any(path.glob(name)) for name in ('config.json', '*.safetensors*', '*.bin')):
             from bert_jax.weights.huggingface import read_huggingface
 
             return read_huggingface(path)
+        if others := sorted(path.glob('*.index')):
+            raise InputError(
+                f'{path} holds TF1 checkpoints, none of them bert_model.ckpt: name one by its '
+                f"prefix, such as {str(others[0]).removesuffix('.index')}"
+            )
         raise InputError(f'{path} holds no model: {_LOOKS}')
     prefix = re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', str(path))
     if Path(prefix + '.index').exists() or any(path.parent.glob(Path(prefix).name + '.data-*')):

@@ -24,7 +24,7 @@ class Placement:
 
     Attributes:
       params: arrays for the target by our names; a position table may have fewer rows than the
-        target's, which are its first ones (see `fill`).
+        target's, which are its first ones.
       fresh: names of the target that begin fresh.
       unused: names of the weights that the target has no place for, and tensors of the files that
         this project has none for.
@@ -37,16 +37,6 @@ class Placement:
     unused: tuple[str, ...]
     notes: tuple[str, ...]
     source: str
-
-    def fill(self, fresh_params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All parameters of the target by name: what matched, the rest from `fresh_params`."""
-        filled = {}
-        for name, fresh in fresh_params.items():
-            x = self.params.get(name, fresh)
-            if len(x) < len(fresh):
-                x = np.concatenate([x, np.asarray(fresh)[len(x):]])
-            filled[name] = x
-        return filled
 
     def report(self) -> list[str]:
         """A few lines for the user."""
@@ -100,7 +90,7 @@ def place(
         elif name == _POSITIONS and x is not None and x.shape[1:] == tuple(shape)[1:]:
             matched[name] = x[: shape[0]]
             notes.append(_position_note(len(x), shape[0]))
-        elif not name.startswith(OPTIONAL):
+        elif name.startswith(('bert/embeddings/', 'bert/encoder/')):
             raise InputError(_misfit(name, x, tuple(shape), weights))
     layers = {name for name in source if name.startswith('bert/encoder/')} - set(shapes)
     if layers:

@@ -1,8 +1,7 @@
-"""Run directories of this project: `config.json`, the vocabulary, `checkpoints/STEP/`."""
+"""Run directories of this project: `config.json`, the vocabulary, `checkpoints/` and `best/`."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,16 @@ from bert_jax.weights.description import (
     HEAD_PARTS,
     LABELLED,
     Weights,
+    read_vocabulary,
+)
+from bert_jax.weights.folder import new_folder, write_json
+from bert_jax.weights.names import from_tree, sizes_of, tensors, to_tree
+from bert_jax.weights.reading import (
     check_labels,
     find_head,
     model_fields,
     read_json,
-    read_vocabulary,
 )
-from bert_jax.weights.folder import new_folder
-from bert_jax.weights.names import from_tree, sizes_of, tensors, to_tree
 
 _FIELDS = {name: name for name in (
     'vocab_size', 'num_layers', 'hidden_size', 'num_heads', 'intermediate_size',
@@ -35,7 +36,9 @@ _HEADS_OF_TASKS = {'pretrain': 'pretraining', 'synthetic': 'pretraining'}
 
 
 def read_run(workdir: str | Path) -> Weights:
-    """The parameters of the newest checkpoint of a run; its optimizer's moments are not read.
+    """The parameters that a run ended with, or those of its best evaluation where it keeps them.
+
+    They are in `best/STEP/` or the newest of `checkpoints/STEP/`. Optimizer moments are not read.
 
     Raises:
       InputError: it is no run directory, has no checkpoint, or one that cannot be read.
@@ -52,13 +55,16 @@ def read_run(workdir: str | Path) -> Weights:
     model = model_fields(
         {'classifier_dropout': 0.1} | section, _FIELDS, hidden_act, config_file
     )
+    hint = str(config.get('head', _HEADS_OF_TASKS.get(str(config.get('task')), '')))
+    if hint not in HEAD_PARTS:
+        raise InputError(
+            f'{config_file}: head={hint!r} cannot be read as weights; what can is '
+            + ', '.join(filter(None, HEAD_PARTS))
+        )
     step = _newest(workdir)
     params = from_tree(_restore(step / 'default'), model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}
     _check(params, model, step, config_file)
-    hint = config.get('head', _HEADS_OF_TASKS.get(config.get('task', ''), ''))
-    if hint not in HEAD_PARTS:
-        raise InputError(f"{config_file}: head={hint!r} is unknown: {', '.join(HEAD_PARTS)}")
     head = find_head(params, hint, f'{config_file} says head {hint!r}')
     labels = tuple(config.get('labels') or ())
     if head in LABELLED:
@@ -78,20 +84,27 @@ def read_run(workdir: str | Path) -> Weights:
             )
     return Weights(
         params, model, head, labels, vocab_file, lowercase, (),
-        f'run directory {workdir}, step {int(step.name):,}',
+        f'run directory {workdir}, step {int(step.name):,}'
+        + (' (its best evaluation)' if step.parent.name == 'best' else ''),
     )
 
 
 def _newest(workdir: Path) -> Path:
-    steps = [path for path in (workdir / 'checkpoints').glob('*')
-             if path.name.isdigit() and path.is_dir()]
-    if not steps:
-        raise InputError(f'{workdir} has no checkpoint: there is none in checkpoints/')
-    return max(steps, key=lambda path: int(path.name))
+    for folder in ('best', 'checkpoints'):
+        steps = [path for path in (workdir / folder).glob('*')
+                 if path.name.isdigit() and path.is_dir()]
+        if steps:
+            return max(steps, key=lambda path: int(path.name))
+    raise InputError(f'{workdir} has no checkpoint to read: checkpoints/ holds none')
 
 
 def _restore(path: Path) -> dict[str, Any]:
     """The tree of parameters as numpy arrays, whatever mesh they were saved on."""
+    if not path.is_dir():
+        raise InputError(
+            f'{path.parent} cannot be read (it has no {path.name}/): move it away, and the '
+            'checkpoint before it is taken'
+        )
     handler = ocp.PyTreeCheckpointHandler()
     reader = ocp.Checkpointer(handler)
     try:
@@ -118,8 +131,15 @@ def _restore(path: Path) -> dict[str, Any]:
 def _check(
     params: dict[str, np.ndarray], model: dict[str, Any], step: Path, config_file: Path
 ) -> None:
+    num_layers = len({name.split('/')[2] for name in params if name.startswith('bert/encoder/')})
+    if num_layers != model['num_layers']:
+        raise InputError(
+            f"{step} has {num_layers} layers, and by {config_file} there are "
+            f"{model['num_layers']}: they are of different models"
+        )
     sizes = sizes_of(model, len(params.get('classifier/bias', ())))
-    for tensor in tensors(model['num_layers']):
+    table = tensors(num_layers)
+    for tensor in table:
         if tensor.name not in params:
             if tensor.optional and not any(name.startswith(tensor.optional) for name in params):
                 continue
@@ -130,7 +150,7 @@ def _check(
                 f'{step}: {tensor.name} is {list(shape)}, and by {config_file} it is '
                 f'{list(expected)}: they are of different models'
             )
-    extra = sorted(set(params) - {tensor.name for tensor in tensors(model['num_layers'])})
+    extra = sorted(set(params) - {tensor.name for tensor in table})
     if extra:
         raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
 
@@ -144,20 +164,21 @@ def write_run(workdir: str | Path, weights: Weights) -> list[str]:
     num_rows = weights.model['vocab_size']
     padded = -(-num_rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     with new_folder(Path(workdir)) as beside:
-        config = {
+        write_json(beside / 'config.json', {
             'head': weights.head, 'labels': list(weights.labels),
             'model': weights.model | {'scan_layers': False},
             'data': {'lowercase': weights.lowercase},
-        }
-        (beside / 'config.json').write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
+        })
         if weights.vocab_file is not None:
             suffix = '.model' if weights.vocab_file.suffix == '.model' else '.txt'
             shutil.copyfile(weights.vocab_file, beside / f'vocab{suffix}')
         tree = to_tree(weights.params, padded_vocab_size=padded, scan_layers=False)
-        manager = ocp.CheckpointManager(
-            (beside / 'checkpoints').absolute(), item_handlers=ocp.StandardCheckpointHandler()
+        (beside / 'checkpoints' / '0').mkdir(parents=True)
+        # Random numbers do not get smaller, and compressing them takes time and memory.
+        writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
+        writer.save(
+            (beside / 'checkpoints' / '0' / 'default').absolute(),
+            args=ocp.args.PyTreeSave({'params': tree}),
         )
-        manager.save(0, args=ocp.args.StandardSave({'params': tree}))
-        manager.wait_until_finished()
-        manager.close()
+        writer.close()
     return []

@@ -6,9 +6,9 @@ Read and written with TensorFlow's own code, which is loaded when files are know
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,20 @@ from bert_jax.weights.description import (
     HEAD_PARTS,
     LABELLED,
     Weights,
-    check_labels,
     check_vocabulary,
-    find_head,
     looks_lowercase,
-    model_fields,
-    read_json,
     read_vocabulary,
-    take_params,
     whole_vocabulary,
 )
-from bert_jax.weights.folder import new_folder
+from bert_jax.weights.folder import new_folder, write_json
 from bert_jax.weights.names import tensors
+from bert_jax.weights.reading import (
+    check_labels,
+    find_head,
+    model_fields,
+    read_json,
+    take_params,
+)
 
 _FIELDS = {
     'vocab_size': 'vocab_size', 'num_layers': 'num_hidden_layers', 'hidden_size': 'hidden_size',
@@ -73,21 +75,24 @@ def read_tf1(prefix: str | Path) -> Weights:
     model['classifier_dropout'] = float(config.get(
         'classifier_dropout', DEFAULTS['classifier_dropout']))
     tf = _tensorflow(f'{prefix} is a TF1 checkpoint: reading it')
-    try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        shapes = {
-            name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()
-            if not name.endswith(('/adam_m', '/adam_v')) and name != 'global_step'
-        }
-        params, unused = take_params(
-            'tf1', shapes, reader.get_tensor, model, str(prefix), config_file)
-    except InputError:
-        raise
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"{prefix} cannot be read ({' '.join(str(error).split())[:200]}): download or copy it "
-            'again'
-        ) from None
+
+    def ask(method: Callable[..., Any], *args: str) -> Any:
+        try:
+            return method(*args)
+        except Exception as error:  # TensorFlow's calls raise many types
+            raise InputError(
+                f"{prefix} cannot be read ({' '.join(str(error).split())[:200]}): download or "
+                'copy it again'
+            ) from None
+
+    reader = ask(tf.train.load_checkpoint, str(prefix))
+    shapes = {
+        name: tuple(shape) for name, shape in ask(reader.get_variable_to_shape_map).items()
+        if not name.endswith(('/adam_m', '/adam_v')) and name != 'global_step'
+    }
+    params, unused = take_params(
+        'tf1', shapes, lambda name: ask(reader.get_tensor, name), model, str(prefix), config_file
+    )
     said = config.get('head', '')
     if said not in HEAD_PARTS:
         raise InputError(f"{config_file}: head={said!r} is unknown: {', '.join(HEAD_PARTS)}")
@@ -174,8 +179,7 @@ def write_tf1(folder: str | Path, weights: Weights) -> list[str]:
                 prefix=str(beside / _NAME), tensor_names=list(files),
                 shape_and_slices=[''] * len(files), tensors=list(files.values()),
             )
-        (beside / 'bert_config.json').write_text(
-            json.dumps(config, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
+        write_json(beside / 'bert_config.json', config)
         if weights.vocab_file is None:
             notes.append('no vocab.txt: there is no vocabulary')
         elif weights.vocab_file.suffix == '.model':

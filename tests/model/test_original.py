@@ -11,29 +11,37 @@ from jax.sharding import Mesh
 
 from bert_jax.data.spec import pretrain_spec
 from bert_jax.model.heads import cross_entropy, masked_lm_logits
+from bert_jax.model.layers import BertConfig
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.sharding import MESH_AXES
 from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import make_eval_step, make_train_step
+from bert_jax.weights.names import to_tree
+from bert_jax.weights.tf1 import read_tf1
+
+
+def model_at(prefix, **changes):
+    """(config, parameters) of a checkpoint of the original."""
+    pytest.importorskip('tensorflow', reason='TF1 checkpoints are read with it')
+    weights = read_tf1(prefix)
+    assert weights.head == 'pretraining' and weights.unused == ()
+    config = BertConfig(**weights.model, **changes)
+    return config, to_tree(
+        weights.params, padded_vocab_size=config.padded_vocab_size, scan_layers=False
+    )
 
 
 @pytest.fixture(scope='module')
-def original():
-    return pytest.importorskip('original', reason='needs tensorflow')
-
-
-@pytest.fixture(scope='module')
-def small(shared_data, original):
+def small(shared_data):
     """(folder, task, parameters, the 30 batches) of the small reference model."""
     folder = shared_data / 'tf1_reference' / 'small'
-    config = original.config_of(folder / 'bert_config.json')
+    config, params = model_at(folder / 'init' / 'bert_model.ckpt')
     arrays = dict(np.load(folder / 'batches.npz'))
     arrays['next_sentence_labels'] = arrays['next_sentence_labels'][..., 0]
     arrays['example_weights'] = np.ones(arrays['next_sentence_labels'].shape, np.float32)
     batches = [{name: x[i] for name, x in arrays.items()} for i in range(30)]
-    params = original.parameters_of(folder / 'init' / 'bert_model.ckpt', config)
     return folder, Pretraining(config), params, batches
 
 
@@ -49,7 +57,7 @@ def assert_same_tree(ours, theirs, atol):
         np.testing.assert_allclose(x, y, rtol=0, atol=atol, err_msg=jax.tree_util.keystr(path))
 
 
-def test_the_loader_fills_every_parameter(small):
+def test_the_reader_fills_every_parameter(small):
     _, task, params, _ = small
     shapes = nn.meta.unbox(jax.eval_shape(task.init, jax.random.key(0)))
     assert jax.tree.map(np.shape, params) == jax.tree.map(lambda x: x.shape, shapes)
@@ -76,7 +84,7 @@ def test_forward_pass_of_the_original(small):
     np.testing.assert_allclose(nsp_loss, expected['next_sentence_example_loss'], **close)
 
 
-def test_thirty_training_steps_of_the_original(small, original):
+def test_thirty_training_steps_of_the_original(small):
     """Losses, gradient norms and final parameters of a whole run.
 
     The recorded rate at a step is the schedule's there (0 at step 0), but the recorded parameters
@@ -105,17 +113,16 @@ def test_thirty_training_steps_of_the_original(small, original):
                 metrics['learning_rate']]
         expected = [theirs[name] for name in ('loss', 'mlm', 'nsp', 'gn', 'lr')]
         np.testing.assert_allclose(ours, expected, rtol=1e-4, err_msg=f'step {i}')
-    final = original.parameters_of(folder / 'final' / 'bert_model.ckpt', task.config)
+    _, final = model_at(folder / 'final' / 'bert_model.ckpt')
     assert_same_tree(jax.device_get(state.params), final, atol=1e-5)
 
 
 @pytest.fixture(scope='module')
-def tiny(shared_data, original):
+def tiny(shared_data):
     """(folder, task, parameters, the held-out rows) of the BERT-Tiny that the original trained."""
-    import tensorflow as tf
-
+    tf = pytest.importorskip('tensorflow', reason='it reads the records')
     folder = shared_data / 'tf1_reference' / 'tiny_wikipedia'
-    config = original.config_of(folder / 'bert_config.json', mlm_chunk_bytes=16 << 20)
+    config, params = model_at(folder / 'bert_model.ckpt', mlm_chunk_bytes=16 << 20)
     spec = {name: f for name, f in pretrain_spec(128, 20).items() if name != 'example_weights'}
     features = {
         name: tf.io.FixedLenFeature(f.shape or (1,), tf.float32 if f.dtype == np.float32
@@ -127,8 +134,7 @@ def tiny(shared_data, original):
     rows = {name: x.numpy().astype(spec[name].dtype) for name, x in read.items()}
     rows['next_sentence_labels'] = rows['next_sentence_labels'][:, 0]
     rows['example_weights'] = np.ones(831, np.float32)
-    return folder, Pretraining(config), original.parameters_of(
-        folder / 'bert_model.ckpt', config), rows
+    return folder, Pretraining(config), params, rows
 
 
 def test_outputs_of_a_model_that_the_original_trained(tiny):

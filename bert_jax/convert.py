@@ -1,0 +1,98 @@
+"""Carries a model's weights between this project, TensorFlow 1 and Hugging Face.
+
+    python -m bert_jax.convert SOURCE TARGET --to huggingface|tf1|bert_jax
+
+SOURCE is what `--config.init_checkpoint` and `bert_jax.predict` take as well: a run directory, a
+Hugging Face folder, or a TF1 checkpoint. TARGET is a new folder; nothing is written over. Exit
+status: 0 done, 2 bad input (one line on standard error), 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert_jax.errors import InputError
+from bert_jax.weights.description import Weights
+from bert_jax.weights.folder import check_free
+from bert_jax.weights.load import load_weights
+
+_EXAMPLES = """\
+SOURCE is one of
+  a run directory of this project      runs/base (its newest checkpoint)
+  a Hugging Face folder                config.json, model.safetensors (or shards), vocab.txt
+  a TensorFlow 1 checkpoint            FOLDER or FOLDER/bert_model.ckpt, with bert_config.json
+
+what is written, for --to
+  huggingface   config.json, model.safetensors, vocab.txt, tokenizer_config.json, for
+                from_pretrained of the class that has the model's head
+  tf1           bert_model.ckpt.*, bert_config.json, vocab.txt, for google-research/bert
+  bert_jax      config.json, checkpoints/0, vocab.txt: a run directory
+
+examples
+  python -m bert_jax.convert runs/base base_hf --to huggingface
+  python -m bert_jax.convert uncased_L-12_H-768_A-12/bert_model.ckpt bert_base --to bert_jax
+  python -m bert_jax.convert my_hf_model my_tf1_model --to tf1
+
+Every parameter is carried bit for bit (16-bit floats become float32). Optimizer moments are not
+carried.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog='python -m bert_jax.convert', formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=(__doc__ or '').splitlines()[0], epilog=_EXAMPLES,
+    )
+    parser.add_argument('source', metavar='SOURCE', help='the model to read')
+    parser.add_argument('target', metavar='TARGET', help='the folder to write; new or empty')
+    parser.add_argument('--to', required=True, choices=('huggingface', 'tf1', 'bert_jax'),
+                        help='what to write')
+    args = parser.parse_args(argv)
+    try:
+        check_free(Path(args.target))
+        weights = load_weights(args.source)
+        print('\n'.join(_describe(weights)), flush=True)
+        notes = _write(weights, Path(args.target), args.to)
+    except InputError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    print(f'wrote {args.to}: {args.target}')
+    for note in notes:
+        print(f'note: {note}')
+
+
+def _describe(weights: Weights) -> list[str]:
+    m = weights.model
+    parameters = sum(x.size for x in weights.params.values())
+    lines = [
+        f'read {weights.source}',
+        f"  {m['num_layers']} layers, hidden size {m['hidden_size']}, {m['num_heads']} heads, "
+        f"vocabulary {m['vocab_size']:,}, {m['hidden_act']}",
+        f'  {len(weights.params)} tensors, {parameters:,} parameters',
+        f"  head: {weights.head or 'none'}"
+        + (f" ({', '.join(weights.labels)})" if weights.labels else ''),
+    ]
+    if weights.unused:
+        lines.append(f"  left out: {', '.join(weights.unused)}")
+    return lines
+
+
+def _write(weights: Weights, target: Path, form: str) -> list[str]:
+    if form == 'huggingface':
+        from bert_jax.weights.huggingface import write_huggingface
+
+        return write_huggingface(target, weights)
+    if form == 'tf1':
+        from bert_jax.weights.tf1 import write_tf1
+
+        return write_tf1(target, weights)
+    from bert_jax.weights.run_directory import write_run
+
+    return write_run(target, weights)
+
+
+if __name__ == '__main__':
+    main()

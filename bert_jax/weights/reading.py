@@ -1,0 +1,177 @@
+"""What all readers do: config fields, tensors of the shapes that they ask for, the head."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.weights.description import DEFAULTS, HEAD_PARTS, POOLED
+from bert_jax.weights.names import OPTIONAL, Format, sizes_of, tensors
+
+_WHOLE = ('vocab_size', 'num_layers', 'hidden_size', 'num_heads', 'intermediate_size',
+          'max_position_embeddings', 'type_vocab_size')
+
+
+def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+      InputError: it is missing, or something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding='utf-8'))
+    except FileNotFoundError:
+        raise InputError(f'{path} is missing: {wanted_for}') from None
+    except (OSError, ValueError) as error:
+        raise InputError(f'{path} cannot be read as JSON ({error}): {wanted_for}') from None
+    if not isinstance(value, dict):
+        raise InputError(f'{path} holds no JSON object: {wanted_for}')
+    return value
+
+
+def model_fields(
+    config: Mapping[str, Any], keys: Mapping[str, str], hidden_act: str, where: Path
+) -> dict[str, Any]:
+    """`Weights.model` from a config file.
+
+    Args:
+      config: what the file says.
+      keys: what it calls our fields.
+      hidden_act: our name of its activation.
+      where: the file, for messages.
+
+    Raises:
+      InputError: a field is missing or cannot be.
+    """
+    model: dict[str, Any] = {'hidden_act': hidden_act}
+    for name, key in keys.items():
+        value = config.get(key)
+        if value is None:
+            if name not in DEFAULTS:
+                raise InputError(f'{where} does not say {key}: it is no config of a BERT')
+            value = model['hidden_dropout'] if name == 'classifier_dropout' else DEFAULTS[name]
+        whole = name in _WHOLE
+        good = isinstance(value, int) and value > 0 if whole else isinstance(value, (int, float))
+        if not good or isinstance(value, bool):
+            kind = 'a whole number above 0' if whole else 'a number'
+            raise InputError(f'{where}: {key}={value!r} must be {kind}')
+        model[name] = value if whole else float(value)
+    if model['hidden_size'] % model['num_heads']:
+        raise InputError(
+            f"{where}: {keys['num_heads']}={model['num_heads']} does not divide "
+            f"{keys['hidden_size']}={model['hidden_size']}"
+        )
+    return model
+
+
+def take_params(
+    form: Format,
+    shapes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], np.ndarray],
+    model: Mapping[str, Any],
+    where: str,
+    config_file: Path,
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Our parameters out of the tensors of a file, one at a time, after all shapes are checked.
+
+    Args:
+      form: what the tensors are called.
+      shapes: of all tensors in the file, by name.
+      read: gives a tensor.
+      model: `Weights.model`.
+      where: the file, for messages.
+      config_file: likewise.
+
+    Returns:
+      (`Weights.params`, names of tensors that were not taken).
+
+    Raises:
+      InputError: a tensor is missing, or its shape is not what the config says.
+    """
+    _check_layers(form, shapes, model['num_layers'], where, config_file)
+    table = tensors(model['num_layers'])
+    found = {part for part in OPTIONAL for tensor in table if tensor.optional == part
+             and any(name in shapes for name in tensor.file_names(form))}
+    wanted = [tensor for tensor in table if not tensor.optional or tensor.optional in found]
+    classifier = next(t for t in table if t.name == 'classifier/bias').file_names(form)[0]
+    sizes = sizes_of(model, shapes.get(classifier, (0,))[0])
+    for tensor in wanted:
+        expected = tensor.file_shape(form, sizes)
+        for name in tensor.file_names(form):
+            if name not in shapes:
+                raise InputError(f'{where} has no tensor {name}: it is not the whole of a model')
+            if tuple(shapes[name]) != expected:
+                raise InputError(
+                    f'{where}: {name} is {list(shapes[name])}, and by {config_file.name} it is '
+                    f'{list(expected)}: put the {config_file.name} beside it that belongs to it'
+                )
+    params = {}
+    used: set[str] = set()
+    for tensor in wanted:
+        names = tensor.file_names(form)
+        params[tensor.name] = tensor.from_files(form, [read(name) for name in names], sizes)
+        used.update(names)
+    return params, tuple(sorted(set(shapes) - used))
+
+
+def _check_layers(
+    form: Format, shapes: Mapping[str, Any], num_layers: int, where: str, config_file: Path
+) -> None:
+    first = tensors(1)[5].file_names(form)[0]  # of layer 0
+    before, _, after = first.partition('0')
+    num_found = 0
+    while f'{before}{num_found}{after}' in shapes:
+        num_found += 1
+    if num_found != num_layers:
+        raise InputError(
+            f'{where} has {num_found} layers, and by {config_file.name} there are {num_layers}: '
+            f'put the {config_file.name} beside it that belongs to it'
+        )
+
+
+def find_head(params: Mapping[str, Any], hint: str, said_by: str) -> str:
+    """`Weights.head`.
+
+    Args:
+      params: by our names.
+      hint: the head that the config names, or ''.
+      said_by: how the config says so, for messages.
+
+    Raises:
+      InputError: the parameters have not the head that the config names.
+    """
+    def has(head: str) -> bool:
+        return any(name.startswith(HEAD_PARTS[head]) for name in params)
+
+    pooled = 'bert/pooler/dense/kernel' in params
+    if hint and not has(hint):
+        raise InputError(
+            f'{said_by}, but there is no tensor of such a head: the config contradicts the weights'
+        )
+    head = hint
+    if not head and has('question_answering'):
+        head = 'question_answering'
+    elif not head and has('classification'):
+        head = 'classification' if pooled else 'token_classification'
+    elif not head and has('pretraining'):
+        head = 'pretraining'
+    if head == 'classification' and len(params['classifier/bias']) == 1:
+        head = 'regression'
+    if not pooled and (head in POOLED or 'cls/seq_relationship/kernel' in params):
+        raise InputError(f'{said_by}, whose head needs a pooler, and there is none')
+    return head
+
+
+def check_labels(labels: tuple[str, ...], num_labels: int, where: Path) -> tuple[str, ...]:
+    """`labels`, refused where they are not one different name for each output."""
+    if len(labels) != num_labels or len(set(labels)) != num_labels:
+        raise InputError(
+            f'{where}: labels {list(labels)} for {num_labels} outputs of the classifier: there '
+            'must be as many, each once'
+        )
+    return labels

@@ -1,0 +1,97 @@
+"""Opening the tensors of a Hugging Face folder: one safetensors file, or shards with an index."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (with it, numpy knows bfloat16)
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from bert_jax.errors import InputError
+from bert_jax.weights.reading import read_json
+
+_DTYPES = ('F32', 'F16', 'BF16')
+_INDEX = 'model.safetensors.index.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in an open safetensors file; the numbers are read when asked for."""
+
+    file: Any
+    path: Path
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.file.get_slice(self.name).get_shape())
+
+    def read(self) -> np.ndarray:
+        """The array as stored.
+
+        Raises:
+          InputError: of a type that float32 cannot hold.
+        """
+        dtype = self.file.get_slice(self.name).get_dtype()
+        if dtype not in _DTYPES:
+            raise InputError(f'{self.path}: {self.name} is of type {dtype}: save it as float32')
+        return self.file.get_tensor(self.name)
+
+
+def open_tensors(
+    folder: Path, stack: contextlib.ExitStack
+) -> tuple[Path, dict[str, StoredTensor]]:
+    """(the file or index, for messages; its tensors by name); files are closed with the stack.
+
+    Raises:
+      InputError: weights are missing, damaged or pickled.
+    """
+    index_file, whole = folder / _INDEX, folder / 'model.safetensors'
+    if whole.exists():
+        file = _open_one(whole, stack)
+        return whole, {name: StoredTensor(file, whole, name) for name in file.keys()}  # noqa: SIM118
+    if index_file.exists():
+        weight_map = read_json(index_file, 'it says which shard holds which tensor').get(
+            'weight_map')
+        if not (isinstance(weight_map, dict) and weight_map
+                and all(isinstance(shard, str) for shard in weight_map.values())):
+            raise InputError(f'{index_file} has no weight_map of file names: download it again')
+        opened = {}
+        for shard in sorted(set(weight_map.values())):
+            if not (folder / shard).exists():
+                raise InputError(
+                    f'{folder / shard} is missing, {index_file.name} names it: download it too'
+                )
+            opened[shard] = _open_one(folder / shard, stack)
+        held = {shard: set(file.keys()) for shard, file in opened.items()}
+        for name, shard in weight_map.items():
+            if name not in held[shard]:
+                raise InputError(
+                    f'{folder / shard} has no tensor {name}, {index_file.name} says so: download '
+                    'both again'
+                )
+        return index_file, {
+            name: StoredTensor(opened[shard], folder / shard, name)
+            for name, shard in weight_map.items()
+        }
+    if any(folder.glob('*.bin')):
+        raise InputError(
+            f'{folder} holds its weights as a pickle (.bin), which can run code when it is read: '
+            'make a model.safetensors of it with transformers, '
+            'AutoModelForPreTraining.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)'
+        )
+    raise InputError(f'{whole} is missing: a Hugging Face folder holds it beside config.json')
+
+
+def _open_one(path: Path, stack: contextlib.ExitStack) -> Any:
+    try:
+        return stack.enter_context(safe_open(path, framework='numpy'))
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} is no whole safetensors file ({' '.join(str(error).split())}): download or "
+            'copy it again'
+        ) from None

@@ -1,0 +1,90 @@
+"""The door that converts, as a user comes through it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.convert import main
+from bert_jax.weights.load import load_weights
+from tests.conftest import ROOT
+
+RECORDED = Path(__file__).parent / 'fixtures' / 'huggingface'
+WITHOUT_TENSORFLOW = """
+import sys
+sys.modules['tensorflow'] = None  # importing it fails
+from bert_jax.convert import main
+main(sys.argv[1:])
+"""
+
+
+def run(*args):
+    return subprocess.run(
+        [sys.executable, *map(str, args)], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=os.environ | {'XLA_FLAGS': ''},
+    )
+
+
+@pytest.mark.parametrize('form', ['huggingface', 'tf1', 'bert_jax'])
+def test_there_and_what_is_told(form, tmp_path, capsys):
+    if form == 'tf1':
+        pytest.importorskip('tensorflow', reason='it writes TF1 checkpoints')
+    source, target = RECORDED / 'token_classification', tmp_path / 'out'
+    main([str(source), str(target), '--to', form])
+    told = capsys.readouterr().out.splitlines()
+    weights = load_weights(source)
+    size = sum(x.size for x in weights.params.values())
+    assert told[:5] == [
+        f'read Hugging Face folder {source} (BertForTokenClassification)',
+        '  2 layers, hidden size 8, 2 heads, vocabulary 40, gelu_erf',
+        f'  {len(weights.params)} tensors, {size:,} parameters',
+        '  head: token_classification (O, B-PER, I-PER, B-LOC, I-LOC)',
+        f'wrote {form}: {target}',
+    ]
+    assert all(line.startswith('note: ') for line in told[5:])
+    assert len(told) == (6 if form == 'tf1' else 5)  # the form of its gelu
+    again = load_weights(target)
+    assert again.labels == weights.labels
+    for name, x in weights.params.items():
+        np.testing.assert_array_equal(again.params[name], x, err_msg=name)
+
+
+def test_help_explains_itself():
+    process = run('-m', 'bert_jax.convert', '--help')
+    assert process.returncode == 0
+    for words in ('runs/base', 'bert_model.ckpt', 'model.safetensors', '--to huggingface',
+                  '--to tf1', '--to bert_jax'):
+        assert words in process.stdout
+
+
+def test_without_tensorflow(tmp_path):
+    """Only TF1 checkpoints need it."""
+    source = RECORDED / 'pretraining'
+    process = run('-c', WITHOUT_TENSORFLOW, source, tmp_path / 'run', '--to', 'bert_jax')
+    assert process.returncode == 0, process.stderr
+    process = run('-c', WITHOUT_TENSORFLOW, tmp_path / 'run', tmp_path / 'hf', '--to',
+                  'huggingface')
+    assert process.returncode == 0, process.stderr
+    assert (tmp_path / 'hf' / 'model.safetensors').exists()
+    process = run('-c', WITHOUT_TENSORFLOW, source, tmp_path / 'tf1', '--to', 'tf1')
+    assert process.returncode == 2
+    assert process.stderr == (
+        'error: writing a TF1 checkpoint needs TensorFlow: pip install tensorflow\n')
+
+
+@pytest.mark.parametrize('args, words', [
+    (('nowhere', 'out', '--to', 'tf1'), 'nowhere does not exist'),
+    ((RECORDED / 'base', RECORDED, '--to', 'huggingface'), 'is there already'),
+    ((RECORDED, 'out', '--to', 'bert_jax'), 'holds no model'),
+])
+def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, monkeypatch, args, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main([str(arg) for arg in args])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith('error: ') and error.count('\n') == 1 and words in error
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,71 @@
+"""What a model of ours computes with `Weights`, for comparison with other programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.model.encoder import Bert
+from bert_jax.model.heads import BertForPreTraining, Predictions, masked_lm_logits
+from bert_jax.model.layers import BertConfig
+from bert_jax.model.task_heads import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+from bert_jax.weights.names import to_tree
+
+INPUTS = ('input_ids', 'attention_mask', 'token_type_ids')
+
+
+def apply(model, params, *args):
+    return jax.jit(model.apply)({'params': params}, *args)
+
+
+def outputs(weights, inputs, scan_layers=False):
+    """Outputs by the names that transformers has for them.
+
+    Args:
+      weights: any `Weights`.
+      inputs: `input_ids`, `attention_mask`, `token_type_ids`, [B, S] (multiple choice:
+        [B, C, S]).
+    """
+    config = BertConfig(**weights.model, scan_layers=scan_layers)
+    params = to_tree(
+        weights.params, padded_vocab_size=config.padded_vocab_size, scan_layers=scan_layers
+    )
+    arrays = [np.asarray(inputs[name]) for name in INPUTS]
+    flat = [jnp.asarray(x.reshape(-1, x.shape[-1]), jnp.int32) for x in arrays]
+    batch = dict(zip(('input_ids', 'input_mask', 'segment_ids'), flat, strict=True))
+    if weights.head == 'pretraining':
+        return _pretraining(weights, config, params, flat)
+    if weights.head == 'question_answering':
+        logits = apply(BertForQuestionAnswering(config), params, batch)
+        return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
+    if weights.head == 'token_classification':
+        model = BertForTokenClassification(config, weights.num_labels)
+        return {'logits': apply(model, params, batch)}
+    if weights.head:
+        model = BertForSequenceClassification(config, weights.num_labels)
+        logits = apply(model, params, batch)
+        return {'logits': logits.reshape(arrays[0].shape[:-1])
+                if weights.head == 'multiple_choice' else logits}
+    pooled = weights.has('bert/pooler')
+    out = apply(Bert(config, pooled=pooled), params['bert'], *flat)
+    found = {'last_hidden_state': out['sequence_output'], 'layers': out['layers']}
+    return found | ({'pooler_output': out['pooled_output']} if pooled else {})
+
+
+def _pretraining(weights, config, params, flat):
+    vocab_size = weights.model['vocab_size']
+    if weights.has('cls/seq_relationship') and weights.has('cls/predictions'):
+        everywhere = jnp.broadcast_to(jnp.arange(flat[0].shape[1]), flat[0].shape)
+        out = apply(BertForPreTraining(config), params, *flat, everywhere)
+        return {'prediction_logits': masked_lm_logits(out['mlm_output'])[..., :vocab_size],
+                'seq_relationship_logits': out['nsp_logits']}
+    bert = {name: x for name, x in params['bert'].items() if name != 'pooler'}
+    out = apply(Bert(config, pooled=False), bert, *flat)
+    hidden, bias = apply(
+        Predictions(config), params['cls']['predictions'], out['sequence_output']
+    )
+    table = params['bert']['embeddings']['word_embeddings']
+    return {'logits': masked_lm_logits((hidden, table, bias))[..., :vocab_size]}

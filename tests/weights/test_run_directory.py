@@ -1,0 +1,190 @@
+"""Run directories: any mesh, scanned or not, the parameters alone; what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.model.layers import BertConfig
+from bert_jax.sharding import Layout, make_mesh
+from bert_jax.tasks.pretrain import Pretraining
+from bert_jax.train.best import Best
+from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.state import abstract_state
+from bert_jax.weights.load import load_weights
+from bert_jax.weights.names import from_tree
+from bert_jax.weights.run_directory import write_run
+
+RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
+MODEL = {
+    'vocab_size': 40, 'num_layers': 2, 'hidden_size': 8, 'num_heads': 2, 'intermediate_size': 16,
+    'max_position_embeddings': 10, 'type_vocab_size': 2, 'hidden_act': 'gelu_tanh',
+    'layer_norm_eps': 1e-12, 'initializer_range': 0.02, 'hidden_dropout': 0.1,
+    'attention_dropout': 0.1,
+}
+
+
+def state_of(scan_layers, axes, seed=0):
+    """A state laid out as in training, with other numbers in every array."""
+    mesh = make_mesh(*axes)
+    config = BertConfig(**MODEL, scan_layers=scan_layers, layout=Layout(mesh))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: jax.device_put(rng.normal(size=x.shape).astype(x.dtype), x.sharding),
+        abstract_state(Pretraining(config), optax.adam(1e-3), mesh),
+    )
+
+
+def run_of(folder, states, scan_layers=False, **more):
+    """A run directory as training writes it, with the checkpoints {step: state}."""
+    checkpoints = Checkpoints(folder / 'checkpoints', 9)
+    for step, state in states.items():
+        checkpoints.save(step, state)
+    checkpoints.close()
+    config = {
+        'task': 'pretrain', 'model': MODEL | {'name': 'tiny', 'scan_layers': scan_layers},
+        'data': {'lowercase': False},
+    }
+    (folder / 'config.json').write_text(json.dumps(config | more))
+    shutil.copy(RECORDED / 'base' / 'vocab.txt', folder)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def one(tmp_path_factory):
+    """(a run directory, its state)."""
+    state = state_of(False, (8, 1, 1))
+    return run_of(tmp_path_factory.mktemp('run'), {3: state}), state
+
+
+@pytest.fixture
+def run(one, tmp_path):
+    shutil.copytree(one[0], tmp_path / 'run')
+    return tmp_path / 'run'
+
+
+@pytest.mark.parametrize('scan_layers', [False, True], ids=['unrolled', 'scanned'])
+@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2)])
+def test_a_run_of_any_mesh(tmp_path, scan_layers, axes):
+    state = state_of(scan_layers, axes)
+    weights = load_weights(run_of(tmp_path, {3: state}, scan_layers))
+    expected = from_tree(jax.device_get(state.params), MODEL['vocab_size'])
+    assert weights.params.keys() == expected.keys()
+    for name, x in expected.items():
+        assert type(weights.params[name]) is np.ndarray
+        np.testing.assert_array_equal(weights.params[name], x, err_msg=name)
+    assert weights.model == MODEL | {'classifier_dropout': 0.1}
+    assert weights.head == 'pretraining' and weights.labels == ()
+    assert weights.vocab_file == tmp_path / 'vocab.txt' and weights.lowercase is False
+    assert weights.source.endswith('step 3')
+
+
+def test_the_newest_checkpoint_is_read(tmp_path):
+    states = {step: state_of(False, (8, 1, 1), seed=step) for step in (2, 10)}
+    weights = load_weights(run_of(tmp_path, states))
+    words = states[10].params['bert']['embeddings']['word_embeddings'][:40]
+    np.testing.assert_array_equal(weights.params['bert/embeddings/word_embeddings'], words)
+
+
+def test_the_best_evaluation_is_read_where_it_is_kept(run, one):
+    best = Best(run / 'best', 'accuracy')
+    params = jax.tree.map(lambda x: x + 1, one[1].params)
+    best.offer(2, {'accuracy': 0.5}, params)
+    best.close()
+    weights = load_weights(run)
+    assert weights.source.endswith('step 2 (its best evaluation)')
+    np.testing.assert_array_equal(
+        weights.params['bert/pooler/dense/bias'], params['bert']['pooler']['dense']['bias'])
+
+
+@pytest.mark.parametrize('folder', sorted(RECORDED.iterdir()), ids=lambda path: path.name)
+def test_what_is_written_is_what_is_read(folder, tmp_path):
+    weights = load_weights(folder)
+    assert write_run(tmp_path / 'run', weights) == []
+    again = load_weights(tmp_path / 'run')
+    assert again.params.keys() == weights.params.keys()
+    for name, x in weights.params.items():
+        assert again.params[name].dtype == np.float32
+        np.testing.assert_array_equal(again.params[name], x, err_msg=name)
+    for field in ('model', 'head', 'labels', 'lowercase'):
+        assert getattr(again, field) == getattr(weights, field)
+    assert again.vocab_file.read_bytes() == weights.vocab_file.read_bytes()
+
+
+def test_labels_are_in_the_config(tmp_path):
+    state = state_of(False, (8, 1, 1))
+    params = {
+        'bert': state.params['bert'],
+        'classifier': {'kernel': jnp.ones((8, 2)), 'bias': jnp.ones(2)},
+    }
+    run_of(tmp_path, {1: state.replace(params=params)}, task='mrpc', head='classification',
+           labels=['not_equivalent', 'equivalent'])
+    weights = load_weights(tmp_path)
+    assert weights.head == 'classification'
+    assert weights.labels == ('not_equivalent', 'equivalent')
+    assert weights.num_labels == 2
+
+
+def test_a_vocabulary_may_be_smaller_than_the_embedding(run):
+    """model.vocab_size may be set; in other programs' files the rest gets names."""
+    from bert_jax.weights.huggingface import write_huggingface
+
+    tokens = (run / 'vocab.txt').read_text().split()
+    (run / 'vocab.txt').write_text('\n'.join(tokens[:-3]) + '\n')
+    weights = load_weights(run)
+    write_huggingface(run / 'hf', weights)
+    assert load_weights(run / 'hf').vocab_file.read_text().splitlines() == [
+        *tokens[:-3], '[unused row 37]', '[unused row 38]', '[unused row 39]']
+
+
+def change_config(**changes):
+    def change(run):
+        config = json.loads((run / 'config.json').read_text())
+        (run / 'config.json').write_text(json.dumps(config | changes))
+    return change
+
+
+def change_model(**changes):
+    return change_config(model=MODEL | changes)
+
+
+def cut_arrays(run):
+    for file in (run / 'checkpoints' / '3' / 'default' / 'd').iterdir():
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+BAD = {
+    'no config': (lambda run: (run / 'config.json').unlink(), ['config.json is missing']),
+    'no JSON': (lambda run: (run / 'config.json').write_text('{'), ['config.json', 'JSON']),
+    'no model': (change_config(model=None), ['no section "model"']),
+    'no checkpoint': (lambda run: shutil.rmtree(run / 'checkpoints' / '3'), ['no checkpoint']),
+    'half the arrays': (cut_arrays, ['checkpoints/3 cannot be read', 'move it away']),
+    'no arrays': (lambda run: shutil.rmtree(run / 'checkpoints' / '3' / 'default'),
+                  ['checkpoints/3 cannot be read']),
+    'layers': (change_model(num_layers=3), ['has 2 layers', 'there are 3']),
+    'sizes': (change_model(intermediate_size=12), ['intermediate/dense', '[8, 16]', '[8, 12]']),
+    'activation': (change_model(hidden_act='relu'), ["hidden_act='relu'"]),
+    'heads': (change_model(num_heads=3), ['num_heads=3', 'hidden_size=8']),
+    'head': (change_config(head='parser'), ["head='parser'"]),
+    'another head': (change_config(head='classification'), ['classification', 'contradicts']),
+    'vocabulary': (lambda run: (run / 'vocab.txt').write_text(
+        (run / 'vocab.txt').read_text() + 'more\n'), ['has 41 tokens', 'has 40 rows']),
+}
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_bad_runs_are_one_line(run, name):
+    damage, words = BAD[name]
+    damage(run)
+    with pytest.raises(InputError) as error:
+        load_weights(run)
+    message = str(error.value)
+    assert '\n' not in message
+    for word in words:
+        assert word in message
