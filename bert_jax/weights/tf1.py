@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.process import quiet_stderr
 from bert_jax.text.vocab import write_vocab
 from bert_jax.weights.description import (
     DEFAULTS,
@@ -110,12 +111,13 @@ def read_tf1(prefix: str | Path) -> Weights:
 
 def _tensorflow(purpose: str) -> Any:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    try:
-        import tensorflow as tf
-    except ModuleNotFoundError:
-        raise InputError(f'{purpose} needs TensorFlow: pip install tensorflow') from None
-    with contextlib.suppress(RuntimeError):  # raised where TensorFlow has been in use already
-        tf.config.set_visible_devices([], 'GPU')
+    with quiet_stderr():
+        try:
+            import tensorflow as tf
+        except ModuleNotFoundError:
+            raise InputError(f'{purpose} needs TensorFlow: pip install tensorflow') from None
+        with contextlib.suppress(RuntimeError):  # raised where TensorFlow has been in use already
+            tf.config.set_visible_devices([], 'GPU')
     return tf
 
 
