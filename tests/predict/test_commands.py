@@ -180,7 +180,7 @@ def test_features_of_pairs_and_of_long_texts(model):
      'fill-mask, score, next-sentence, features, export'),
     (lambda m: m.tag(['a']), 'tag needs a token-classification head'),
     (lambda m: m.answer([('a', 'a')]), 'answer needs a question-answering head'),
-], ids=str)
+], ids=lambda value: value if isinstance(value, str) else 'call')
 def test_bad_input(model, call, message):
     with pytest.raises(InputError, match=message) as raised:
         call(model)
