@@ -124,8 +124,8 @@ class BiLstm(nn.Module):
     """One bidirectional LSTM layer: [B, S, F] -> [B, S, 2 U], forward and backward side by side.
 
     Gates are i, f, g, o, with the equations of `torch.nn.LSTM` and one bias. The state is float32.
-    `kernel` [F, D, G, U] is Glorot uniform in each gate, `recurrent_kernel` [D, U, G, U]
-    orthogonal in each gate, `bias` [D, G, U] 0 and 1 for the forget gate.
+    `kernel` [F, D, G, U] is Glorot uniform in each gate, `recurrent_kernel` [D, U, G, U] uniform
+    within 1 / sqrt(U) as in `torch.nn.LSTM`, `bias` [D, G, U] 0 and 1 for the forget gate.
     """
 
     config: BertConfig
@@ -143,7 +143,7 @@ class BiLstm(nn.Module):
             (x_BxSxF.shape[-1], 2, 4, u),
         )
         recurrent_kernel = self.param(
-            'recurrent_kernel', partitioned(_orthogonal, None, None, None, None), (2, u, 4, u)
+            'recurrent_kernel', partitioned(_torch_uniform, None, None, None, None), (2, u, 4, u)
         )
         bias = self.param('bias', partitioned(_forget_bias, None, None, None), (2, 4, u))
         # The inputs of all steps in one product.
@@ -159,11 +159,12 @@ class BiLstm(nn.Module):
         return c.layout(h_BxSxDxU.reshape(*sequence_BxS.shape, 2 * u), 'batch', None, None)
 
 
-def _orthogonal(key: jax.Array, shape: tuple[int, int, int, int], dtype=jnp.float32) -> jax.Array:
-    d, u, g, _ = shape
-    init = nn.initializers.orthogonal()
-    matrices = jax.vmap(lambda key: init(key, (u, u), dtype))(jax.random.split(key, d * g))
-    return matrices.reshape(d, g, u, u).transpose(0, 2, 1, 3)
+def _torch_uniform(
+    key: jax.Array, shape: tuple[int, int, int, int], dtype=jnp.float32
+) -> jax.Array:
+    # Not orthogonal matrices: their decomposition by LAPACK was seen to hang beside TensorFlow.
+    bound = shape[1] ** -0.5
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 def _forget_bias(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:

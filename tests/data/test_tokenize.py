@@ -182,6 +182,7 @@ def test_inside_a_parallel_dataset():
         ("Fin. Élan. Дом.   \t A", ["Fin.", "Élan.", "Дом.", "A"]),
         ("第一句。第二句！“对吗？”好", ["第一句。", "第二句！", "“对吗？”", "好"]),
         ("Cut.\nHere", ["Cut.", "Here"]),
+        ("好。” A.’ “B！」 c? 1。D", ["好。”", "A.’", "“B！」", "c?", "1。", "D"]),
     ],
 )
 def test_split_sentences(text, sentences):
