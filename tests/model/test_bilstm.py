@@ -137,13 +137,14 @@ def test_initial_values():
     np.testing.assert_array_equal(params['bias'], expected)
     for d in range(2):
         for gate in range(4):
-            matrix = params['recurrent_kernel'][d, :, gate]
-            np.testing.assert_allclose(matrix @ matrix.T, np.eye(30), atol=1e-5)
+            recurrent = np.abs(params['recurrent_kernel'][d, :, gate])
+            assert 0.95 * 30**-0.5 < recurrent.max() <= 30**-0.5
+            assert abs(recurrent.mean() - 30**-0.5 / 2) < 0.01
             limit = np.sqrt(6 / (40 + 30))
             kernel = np.abs(params['kernel'][:, d, gate])
             assert 0.95 * limit < kernel.max() <= limit
             assert abs(kernel.mean() - limit / 2) < 0.03
-    assert len(np.unique(params['recurrent_kernel'])) == 2 * 4 * 30 * 30
+    assert len(np.unique(params['recurrent_kernel'])) > 2 * 4 * 30 * 30 * 0.99
 
 
 @pytest.mark.parametrize('kind', FEATURES)
