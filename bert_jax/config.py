@@ -241,6 +241,12 @@ def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
     return c.lock()
 
 
+def is_complete(config: ConfigDict) -> bool:
+    """Whether nothing of the model is left to `init_checkpoint`."""
+    needed = _NUMERICS if config.model.name else (*_SIZES, *_NUMERICS)
+    return all(config.model[field] is not None for field in needed)
+
+
 def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str, Any]]:
     """The run's phases with every field filled in, `steps` and `warmup` as numbers of steps.
 

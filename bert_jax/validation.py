@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import complete, get_field, model_sizes, nearest, phases
+from bert_jax.config import complete, get_field, is_complete, model_sizes, nearest, phases
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 from bert_jax.sharding import VOCAB_MULTIPLE
@@ -46,7 +46,6 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     Raises:
       InputError: the first fault found.
     """
-    known = not config.init_checkpoint or config.model.hidden_act is not None
     if not config.init_checkpoint:
         config = complete(config)
     for path, choices in _CHOICES.items():
@@ -89,7 +88,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
             f'config.data.mask_rate={config.data.mask_rate} and '
             f'config.data.random_rate={config.data.random_rate} add up to more than 1'
         )
-    if known:
+    if is_complete(config):
         _check_model(config, num_devices)
 
 

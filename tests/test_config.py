@@ -317,3 +317,13 @@ def test_number_of_parameters(name, count):
     padding = (config.padded_vocab_size - 30522) * (config.hidden_size + 1)
     assert sum(x.size for x in jax.tree.leaves(shapes)) - padding == count
     assert name in MODEL_SIZES
+
+
+@pytest.mark.parametrize('name', ['', 'base'])
+@pytest.mark.parametrize('field,value', [('hidden_act', 'gelu_erf'), ('layer_norm_eps', 1e-6)])
+def test_one_field_may_be_set_where_a_checkpoint_gives_the_others(name, field, value):
+    config = changed({'model.name': name, f'model.{field}': value, 'init_checkpoint': 'bert'})
+    validate(config)
+    config.model.hidden_act = 'relu'
+    with pytest.raises(InputError, match='hidden_act'):
+        validate(config)
