@@ -129,8 +129,8 @@ def default_config() -> ConfigDict:
     t.batch_size = 256  # sequences a step, over all devices
     t.accumulation_steps = 1  # a step's batch is computed in this many parts
     t.eval_every = _free(0)  # 0: only at the end
-    t.eval_batch_size = 256
-    t.max_eval_examples = 0  # 0: all held-out examples
+    t.eval_batch_size = 256  # of pre-training; downstream sets are packed into batches
+    t.max_eval_examples = 0  # of pre-training; 0: all held-out examples
     t.save_every = _free(0)  # 0: only at the end
     t.keep_checkpoints = 2
     t.log_every = _free(100)

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from bert_jax.data.glue import (
+    GLUE_TASKS,
     GlueExamples,
     from_tfds,
     glue_files,
@@ -39,7 +40,7 @@ from bert_jax.tasks.swag import open_swag
 from bert_jax.text.load import Tokenizer, load_tokenizer
 from bert_jax.train.loop import Phase
 
-GLUE = ('cola', 'sst2', 'mrpc', 'stsb', 'qqp', 'mnli', 'qnli', 'rte', 'wnli')
+GLUE = tuple(name for name in GLUE_TASKS if name != 'ax')  # that has no training set
 DOWNSTREAM_TASKS = (*GLUE, 'squad_v1', 'squad_v2', 'swag', 'conll')
 # Row lengths to choose from. A row holds at least the longest unit.
 _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -77,7 +78,8 @@ class FineTuningJob:
         config, d = self._config, self._downstream
         batch_size, steps = phase['batch_size'], phase['steps']
         plan = _train_plan(
-            d.train, batch_size, steps, config.seed, mesh, task.config, config.data.packing
+            d.train, batch_size, steps, config.seed, task.config, config.data.packing,
+            Layout(mesh).batch_shards * config.train.accumulation_steps,
         )
         if jax.process_index() == 0:
             print(
@@ -90,11 +92,13 @@ class FineTuningJob:
             for step in range(first_step, steps):
                 yield _device_batch(d.train, plan, step, mesh)
 
-        evaluations = [(s, Predictor(task, s.units, mesh)) for s in d.evaluated]
+        self._predictors = [
+            Predictor(task, s.units, mesh) for s in (*d.evaluated, *d.predicted)
+        ]
 
         def evaluate(params: Any) -> dict[str, float]:
             metrics: dict[str, float] = {}
-            for eval_set, predictor in evaluations:
+            for eval_set, predictor in zip(d.evaluated, self._predictors, strict=False):
                 assert eval_set.score is not None
                 scores = eval_set.score(predictor(params))
                 metrics |= {eval_set.name + name: value for name, value in scores.items()}
@@ -107,11 +111,11 @@ class FineTuningJob:
         )
 
     def finish(self, task: Any, params: Any, mesh: Mesh, workdir: Path) -> None:
-        """Writes the predictions of all sets that have a format for them."""
-        for eval_set in (*self._downstream.evaluated, *self._downstream.predicted):
-            if eval_set.write is None:
-                continue
-            outputs = Predictor(task, eval_set.units, mesh)(params)
+        """Writes the predictions of all sets."""
+        del task, mesh  # the predictors of `phase` have them, and are compiled
+        sets = (*self._downstream.evaluated, *self._downstream.predicted)
+        for eval_set, predictor in zip(sets, self._predictors, strict=True):
+            outputs = predictor(params)
             if jax.process_index() == 0:
                 eval_set.write(outputs, workdir)
 
@@ -231,8 +235,8 @@ def _train_flops(config: BertConfig, plan: Plan) -> float:
 
 
 def _train_plan(
-    units: Units, batch_size: int, steps: int, seed: int, mesh: Mesh, config: BertConfig,
-    packing: bool,
+    units: Units, batch_size: int, steps: int, seed: int, config: BertConfig, packing: bool,
+    shards: int,
 ) -> Plan:
     """Epoch after epoch, each in an order of its own, `batch_size` units a step."""
     n = len(units)
@@ -241,7 +245,6 @@ def _train_plan(
     for epoch in range(-(-len(row_ids) // n)):
         here = slice(epoch * n, min((epoch + 1) * n, len(row_ids)))
         order[here] = permute(row_ids[here] - epoch * n, n, int(hash64(seed, epoch)))
-    shards = Layout(mesh).batch_shards
     if not packing:
         longest = int(units.lengths.max())
         rows = np.broadcast_to(np.arange(batch_size, dtype=np.int32), (steps, batch_size))

@@ -233,6 +233,7 @@ class _Placement:
       source, at: [t] index in the flat tokens, and in the flattened rows [R * S].
       position: [t] within the sequence.
       number: [t] of the sequence in its row, from 1.
+      first_length: [t] tokens of the sequence's segment 0.
     """
 
     unit: np.ndarray
@@ -245,6 +246,7 @@ class _Placement:
     at: np.ndarray
     position: np.ndarray
     number: np.ndarray
+    first_length: np.ndarray
 
 
 def _place(units: Units, plan: Plan, step: int, local: range) -> _Placement:
@@ -253,7 +255,8 @@ def _place(units: Units, plan: Plan, step: int, local: range) -> _Placement:
     row = plan.rows[step][here].astype(np.int64) - local.start
     by_row = np.lexsort((unit, row))
     unit, row = unit[by_row], row[by_row]
-    lengths = units.lengths[unit]
+    offsets = units.sequences.offsets
+    lengths = offsets[(unit + 1) * units.choices] - offsets[unit * units.choices]
     ends = np.cumsum(lengths)
     first = np.searchsorted(row, row)
     start = ends - lengths - (ends - lengths)[first]
@@ -261,9 +264,8 @@ def _place(units: Units, plan: Plan, step: int, local: range) -> _Placement:
 
     c = units.choices
     sequence = unit[:, None] * c + np.arange(c)
-    offsets, all_counts = units.sequences.offsets, units.sequences.lengths
     sequence_start = start[:, None] + offsets[sequence] - offsets[unit * c][:, None]
-    counts = all_counts[sequence].reshape(-1)
+    counts = (offsets[sequence + 1] - offsets[sequence]).reshape(-1)
     before = np.cumsum(counts) - counts
     position = np.arange(int(counts.sum())) - np.repeat(before, counts)
     first_column = (row[:, None] * plan.row_length + sequence_start).reshape(-1)
@@ -273,6 +275,7 @@ def _place(units: Units, plan: Plan, step: int, local: range) -> _Placement:
         at=np.repeat(first_column, counts) + position,
         position=position,
         number=np.repeat((slot[:, None] * c + np.arange(c) + 1).reshape(-1), counts),
+        first_length=np.repeat(units.sequences.first_lengths[sequence].reshape(-1), counts),
     )
 
 
@@ -288,15 +291,13 @@ def packed_batch(units: Units, plan: Plan, step: int, local: range) -> dict[str,
     p = _place(units, plan, step, local)
     spec = packed_spec(units, plan)
     batch = empty_rows(spec, len(local))
-    counts = units.sequences.lengths[p.sequence.reshape(-1)]
-    first_lengths = units.sequences.first_lengths[p.sequence.reshape(-1)]
 
     def put(name: str, values: np.ndarray) -> None:
         batch[name].reshape(-1, *values.shape[1:])[p.at] = values
 
     put('input_ids', units.sequences.ids[p.source])
     put('input_mask', p.number)
-    put('segment_ids', p.position >= np.repeat(first_lengths, counts))
+    put('segment_ids', p.position >= p.first_length)
     put('position_ids', p.position)
     for name, x in units.tokens.items():
         put(name, x[p.source])

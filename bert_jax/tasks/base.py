@@ -95,7 +95,7 @@ class EvalSet:
     name: str
     units: Units
     score: Callable[[dict[str, np.ndarray]], dict[str, float]] | None
-    write: Callable[[dict[str, np.ndarray], Path], None] | None = None
+    write: Callable[[dict[str, np.ndarray], Path], None]
 
 
 @dataclasses.dataclass(frozen=True)

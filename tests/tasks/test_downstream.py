@@ -90,7 +90,7 @@ def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
         batch = whole_batch(units, plan)
         (value, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
         results.append((value, task.score(sums), grads))
-    assert results[0][2] is not None and packed(units).units_a_row > 2
+    assert packed(units).units_a_row > 2
     for plain, in_packs in zip(
         jax.tree.leaves(results[0]), jax.tree.leaves(results[1]), strict=True
     ):
