@@ -64,8 +64,8 @@ class Job(Protocol):
     def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
         """A phase of the run, from its description and first step."""
 
-    def finish(self, task: Any, params: Any, mesh: Mesh, workdir: Path) -> None:
-        """Writes what else belongs into the run directory."""
+    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> None:
+        """Writes what else belongs into the run directory, of the best evaluation."""
 
 
 def open_job(config: ConfigDict) -> Job:
@@ -167,8 +167,9 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         if best is not None:
             result = {f'last/{k}': v for k, v in metrics.items()}
             step, params = best.restore(abstract.params)
-            result |= {f'eval/{k}': v for k, v in (best.metrics() or {}).items()}
-            job.finish(task, params, mesh, workdir)
+            metrics = best.metrics() or {}
+            result |= {f'eval/{k}': v for k, v in metrics.items()}
+            job.finish(params, metrics, workdir)
     finally:
         checkpoints.close()
         if best is not None:

@@ -7,7 +7,7 @@ into as few rows as they need; the planner picks the row length and at most four
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
 from bert_jax.process import quiet_stderr
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
-from bert_jax.tasks.base import Downstream, DownstreamTask
+from bert_jax.tasks.base import Downstream, DownstreamTask, EvalSet
 from bert_jax.tasks.conll import open_conll
 from bert_jax.tasks.glue import open_glue
 from bert_jax.tasks.squad import open_squad
@@ -70,6 +70,7 @@ class FineTuningJob:
         self.head, self.labels = d.head, d.labels
         self.metric, self.frozen = d.metric, d.frozen
         self.num_examples: int | None = len(d.train)
+        self._best: tuple[dict[str, float], list[dict[str, np.ndarray]]] | None = None
 
     def task(self, bert: BertConfig) -> DownstreamTask:
         return self._downstream.make_task(bert)
@@ -92,16 +93,13 @@ class FineTuningJob:
             for step in range(first_step, steps):
                 yield _device_batch(d.train, plan, step, mesh)
 
-        self._predictors = [
-            Predictor(task, s.units, mesh) for s in (*d.evaluated, *d.predicted)
-        ]
+        self._predictors = self.predictors(task, mesh)
 
         def evaluate(params: Any) -> dict[str, float]:
-            metrics: dict[str, float] = {}
-            for eval_set, predictor in zip(d.evaluated, self._predictors, strict=False):
-                assert eval_set.score is not None
-                scores = eval_set.score(predictor(params))
-                metrics |= {eval_set.name + name: value for name, value in scores.items()}
+            outputs = [predict(params) for predict in self._predictors[: len(d.evaluated)]]
+            metrics = self.score(outputs)
+            if self._best is None or metrics[self.metric] > self._best[0][self.metric]:
+                self._best = metrics, outputs
             return metrics
 
         return Phase(
@@ -110,14 +108,34 @@ class FineTuningJob:
             name=f'{config.task}, batch {batch_size}',
         )
 
-    def finish(self, task: Any, params: Any, mesh: Mesh, workdir: Path) -> None:
+    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> None:
         """Writes the predictions of all sets."""
-        del task, mesh  # the predictors of `phase` have them, and are compiled
-        sets = (*self._downstream.evaluated, *self._downstream.predicted)
-        for eval_set, predictor in zip(sets, self._predictors, strict=True):
-            outputs = predictor(params)
-            if jax.process_index() == 0:
-                eval_set.write(outputs, workdir)
+        # Those of the scored sets are at hand, unless the best evaluation was before a restart.
+        found = self._best[1] if self._best is not None and self._best[0] == metrics else []
+        outputs = [*found, *(predict(params) for predict in self._predictors[len(found) :])]
+        if jax.process_index() == 0:
+            self.write(outputs, workdir)
+
+    @property
+    def _sets(self) -> tuple[EvalSet, ...]:
+        return (*self._downstream.evaluated, *self._downstream.predicted)
+
+    def predictors(self, task: DownstreamTask, mesh: Mesh) -> list[Predictor]:
+        """From parameters to the outputs of each set: first those that are scored."""
+        return [Predictor(task, eval_set.units, mesh) for eval_set in self._sets]
+
+    def score(self, outputs: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
+        """Metrics by name, of all sets that are scored, from the outputs of each."""
+        metrics: dict[str, float] = {}
+        for eval_set, found in zip(self._downstream.evaluated, outputs, strict=False):
+            assert eval_set.score is not None
+            metrics |= {eval_set.name + name: x for name, x in eval_set.score(found).items()}
+        return metrics
+
+    def write(self, outputs: Sequence[dict[str, np.ndarray]], folder: Path) -> None:
+        """Writes the predictions of all sets, from the outputs of each."""
+        for eval_set, found in zip(self._sets, outputs, strict=True):
+            eval_set.write(found, folder)
 
 
 def open_downstream(config: ConfigDict, tokenizer: Tokenizer, encode: Encode) -> Downstream:

@@ -90,8 +90,8 @@ class PretrainingJob:
             name=f'length {length}, batch {batch_size}',
         )
 
-    def finish(self, task: Any, params: Any, mesh: Mesh, workdir: Path) -> None:
-        del task, params, mesh, workdir  # the checkpoints are all there is
+    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> None:
+        del params, metrics, workdir  # the checkpoints are all there is
 
 
 def weighted_sources(source: Any) -> list[tuple[str, float]]:

@@ -53,15 +53,6 @@ class Prediction:
     null_odds: float = 0.0
 
 
-def ensemble(logits: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean of the logits that several runs give for the same windows, [T] float64.
-
-    The paper (Table 2) says no more than "ensemble". Logits are averaged, not probabilities: a
-    softmax over each window would make the windows of a question incomparable.
-    """
-    return np.mean([np.asarray(run, np.float64) for run in logits], axis=0)
-
-
 def final_texts(
     ids: Sequence[str], predictions: Sequence[Prediction], null_threshold: float | None = None
 ) -> dict[str, str]:

@@ -193,7 +193,10 @@ def train(
                 )
                 window_start, window_step, waited = time.perf_counter(), step, 0.0
             paused = time.perf_counter()
-            if due(cadence.eval_every):
+            # The last evaluation follows within a tenth of the usual distance: epochs are seldom a
+            # whole number of steps.
+            soon = step != last and last - step < cadence.eval_every / 10
+            if due(cadence.eval_every) and not soon:
                 window.fetch()
                 metrics = phase.evaluate(state.params)
                 report.write(step, {f'eval/{name}': value for name, value in metrics.items()})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data import squad_answers
 from bert_jax.data.squad import SquadExamples, read_squad
-from bert_jax.data.squad_answers import aligned_text, ensemble, final_texts, predict_answers
+from bert_jax.data.squad_answers import aligned_text, final_texts, predict_answers
 from bert_jax.data.squad_windows import squad_windows
 from bert_jax.data.squad_writer import write_predictions
 from bert_jax.metrics.squad import squad_scores
@@ -244,12 +244,6 @@ def test_files_hold_texts_candidates_and_odds(tmp_path):
         else:
             assert read['null_odds.json'] == {'q0': predictions[0].null_odds,
                                               'q1': predictions[1].null_odds}
-
-
-def test_an_ensemble_is_the_mean_of_the_logits():
-    runs = [np.array([1, 2, -3], np.float32), np.array([3, 0, 0], np.float32)]
-    assert ensemble(runs).tolist() == [2, 1, -1.5]
-    assert ensemble(runs[:1]).tolist() == runs[0].tolist()
 
 
 WORDS = ['a', 'Bc', '(d', 'e).', 'f-g', 'h,', 'abc', '\u00c1']

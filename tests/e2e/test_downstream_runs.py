@@ -93,6 +93,51 @@ def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(
     assert f"step {whole['step']:,}" in weights.source
 
 
+def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, run_main, tmp_path):
+    squad_file(tmp_path / 'train-v1.1.json', 'v1')
+    squad_file(tmp_path / 'dev-v1.1.json', 'v1')
+    for seed in (0, 1):
+        run_main(
+            '--config=configs/squad.py:v1', f'--config.init_checkpoint={pretrained}',
+            f'--config.data.source={tmp_path}', f'--config.seed={seed}', *TINY,
+            f'--workdir={tmp_path}/{seed}',
+        )
+
+    def ensemble(*runs):
+        return subprocess.run(
+            [sys.executable, '-m', 'bert_jax.tools.ensemble', *(str(tmp_path / r) for r in runs),
+             f'--workdir={tmp_path}/out'], cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+    def n_best(folder):
+        return json.loads((tmp_path / folder / 'nbest_predictions.json').read_text())
+
+    def start_logit(folder, question, text):  # of the first with that text
+        found = [c['start_logit'] for c in n_best(folder)[question] if c['text'] == text]
+        return found[0] if found else None
+
+    assert ensemble('0', '0').returncode == 0
+    for question, candidates in n_best('out').items():
+        alone = n_best('0')[question]
+        assert [c['text'] for c in candidates] == [c['text'] for c in alone]
+    both = ensemble('0', '1')
+    assert {'eval/exact_match', 'eval/f1'} <= set(result(both))
+    compared = 0
+    for question, candidates in n_best('out').items():
+        for text in {c['text'] for c in candidates}:
+            apart = [start_logit(run, question, text) for run in ('0', '1')]
+            if None not in apart and sum(text == c['text'] for c in candidates) == 1:
+                compared += 1
+                np.testing.assert_allclose(
+                    start_logit('out', question, text), np.mean(apart), atol=1e-4)
+    assert compared > 10
+
+    config = tmp_path / '1' / 'config.json'
+    config.write_text(config.read_text().replace('"doc_stride": 128', '"doc_stride": 64'))
+    refused = ensemble('0', '1')
+    assert refused.returncode == 2
+    assert refused.stderr.count('\n') == 1 and 'data.doc_stride=128' in refused.stderr
+
+
 def squad_file(path, version):
     rng = random.Random(2)
     paragraphs = []

@@ -99,6 +99,12 @@ def test_log_evaluation_and_checkpoint_are_at_their_steps_and_all_at_the_last(
     assert [kind for kind, step in records.events if step == 10] == ['log', 'eval', 'save']
 
 
+@pytest.mark.parametrize('steps, evaluated', [((40,), [20, 40]), ((41,), [20, 41]),
+                                              ((42,), [20, 40, 42])])
+def test_no_evaluation_just_before_the_last(trainer, steps, evaluated):
+    assert Run(trainer, (0, 20, 0), steps=steps).records.steps('eval') == evaluated
+
+
 def test_cadence_does_not_change_the_result_by_a_bit(trainer):
     runs = [Run(trainer, cadence) for cadence in ((0, 0, 0), (1, 1, 1), (3, 2, 7))]
     for run in runs[1:]:

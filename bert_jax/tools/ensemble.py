@@ -1,0 +1,165 @@
+"""Scores several runs of one downstream task as one: the mean of their logits (paper, Table 2).
+
+    python -m bert_jax.tools.ensemble RUN RUN [RUN ...] --workdir=runs/ensemble
+
+The runs have the same task, data, vocabulary and windows, and differ in seed, learning rate or
+pre-trained model. The best evaluation of each predicts every set again; the means are scored by the
+official metrics and written as a run writes its predictions (predictions.json, *_predictions.tsv).
+The last line on standard output is `result {json}`.
+
+Logits are averaged, not probabilities: a softmax over each window of a SQuAD question would make
+its windows incomparable.
+
+Exit status: 0 done, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.process import use_huge_pages
+from bert_jax.train.report import duration
+
+# What decides which examples there are, how they are cut, and what is predicted of them.
+_ALIKE = (
+    'task', 'data.source', 'data.eval_source', 'data.max_seq_length', 'data.doc_stride',
+    'data.max_query_length', 'data.document_context', 'data.lowercase', 'head', 'labels',
+)
+
+
+def read_run_config(run: Path) -> dict[str, Any]:
+    """The fields of a run's `config.json` by dotted name, `phases` left out.
+
+    Raises:
+      InputError: it is no run directory.
+    """
+    path = run / 'config.json'
+    try:
+        resolved = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError) as error:
+        raise InputError(f'{path} cannot be read ({error}): name run directories') from error
+    flat: dict[str, Any] = {}
+    for name, value in resolved.items():
+        inner = value.items() if isinstance(value, dict) else None
+        flat |= {name: value} if inner is None else {f'{name}.{k}': v for k, v in inner}
+    return {name: value for name, value in flat.items() if name != 'phases'}
+
+
+def vocabulary(run: Path) -> Path:
+    """The vocabulary in a run directory.
+
+    Raises:
+      InputError: there is none.
+    """
+    path = next((p for p in (run / 'vocab.txt', run / 'vocab.model') if p.exists()), None)
+    if path is None:
+        raise InputError(f'{run} has neither vocab.txt nor vocab.model')
+    return path
+
+
+def check_alike(runs: Sequence[Path], configs: Sequence[dict[str, Any]]) -> None:
+    """Raises:
+      InputError: the logits of the runs do not belong together.
+    """
+    for run, config in zip(runs, configs, strict=True):
+        for name in _ALIKE:
+            first, other = configs[0].get(name), config.get(name)
+            if first != other:
+                raise InputError(
+                    f'{runs[0]} has {name}={first!r}, {run} has {other!r}: an ensemble is of runs '
+                    'on the same examples'
+                )
+        if vocabulary(run).read_bytes() != vocabulary(runs[0]).read_bytes():
+            raise InputError(f'{vocabulary(run)} is not the vocabulary of {runs[0]}')
+
+
+def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
+    """Predicts with all runs, writes the predictions of the mean and returns its scores.
+
+    Args:
+      runs: run directories.
+      workdir: receives the prediction files.
+
+    Raises:
+      InputError: a run cannot be read, or they are not alike.
+    """
+    import jax
+    import optax
+
+    from bert_jax import experiment
+    from bert_jax.config import complete, default_config
+    from bert_jax.finetuning import DOWNSTREAM_TASKS, FineTuningJob
+    from bert_jax.sharding import make_mesh
+    from bert_jax.train.state import init_state
+    from bert_jax.weights.load import load_weights
+
+    configs = [read_run_config(run) for run in runs]
+    if configs[0].get('task') not in DOWNSTREAM_TASKS:
+        raise InputError(f"{runs[0]} is a run of task {configs[0].get('task')!r}: choose runs of "
+                         + ', '.join(DOWNSTREAM_TASKS))
+    check_alike(runs, configs)
+    config = default_config()
+    config.model.name = ''
+    config.data.vocab_file = str(vocabulary(runs[0]))
+    with config.unlocked():
+        for name in _ALIKE[:-2]:
+            section, _, key = name.rpartition('.')
+            (config[section] if section else config)[key] = configs[0][name]
+    mesh = make_mesh(jax.device_count(), 1, 1)
+    job: FineTuningJob | None = None
+    means: list[dict[str, np.ndarray]] = []
+    started = time.monotonic()
+    for number, run in enumerate(runs, 1):
+        published = load_weights(run)
+        completed = complete(config, published)
+        job = job or FineTuningJob(completed)
+        bert = experiment.model_config(completed, job.vocab_size, mesh)
+        task = job.task(bert)
+        fresh = init_state(task, optax.identity(), mesh, 0).params
+        params = experiment.warm_start(published, fresh, bert, job)
+        outputs = [predict(params) for predict in job.predictors(task, mesh)]
+        means = means or [dict.fromkeys(found, np.float64(0)) for found in outputs]
+        for mean, found in zip(means, outputs, strict=True):
+            for name, x in found.items():
+                mean[name] = mean[name] + x.astype(np.float64) / len(runs)
+        left = (time.monotonic() - started) / number * (len(runs) - number)
+        scores = '  '.join(f'{name} {x:.4f}' for name, x in job.score(outputs).items())
+        print(f'{run}: {scores}  eta {duration(left)}', flush=True)
+    assert job is not None
+    workdir.mkdir(parents=True, exist_ok=True)
+    job.write(means, workdir)
+    return {f'eval/{name}': value for name, value in job.score(means).items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog='python -m bert_jax.tools.ensemble', description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('runs', metavar='RUN', nargs='+', type=Path, help='run directories')
+    parser.add_argument('--workdir', type=Path, required=True, help='receives the predictions')
+    options = parser.parse_args(arguments)
+    try:
+        result = ensemble(options.runs, options.workdir)
+    except InputError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print('result ' + json.dumps(result))
+    return 0
+
+
+if __name__ == '__main__':
+    use_huge_pages()
+    sys.exit(main())
