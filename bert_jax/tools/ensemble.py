@@ -130,7 +130,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
         fresh = init_state(task, optax.identity(), mesh, 0).params
         params = experiment.warm_start(published, fresh, bert, job)
         outputs = [predict(params) for predict in job.predictors(task, mesh)]
-        means = means or [dict.fromkeys(found, np.float64(0)) for found in outputs]
+        means = means or [dict.fromkeys(found, np.zeros(())) for found in outputs]
         for mean, found in zip(means, outputs, strict=True):
             for name, x in found.items():
                 mean[name] = mean[name] + x.astype(np.float64) / len(runs)
