@@ -290,11 +290,10 @@ class Predictor:
         shards = Layout(mesh).batch_shards
         longest = int(units.lengths.max())
         row_length = max(longest, min(256, 4 * longest))
-        rows = max(1, min(_EVAL_TOKENS, int(units.lengths.sum())) // row_length) * shards
         config: Any = task.config  # type: ignore[attr-defined]
         self._plan = plan_once(
-            units.lengths, rows_a_step=rows, row_lengths=(row_length,),
-            token_cost=functools.partial(_token_cost, config),
+            units.lengths, max_rows=max(1, _EVAL_TOKENS // row_length) * shards, shards=shards,
+            row_lengths=(row_length,), token_cost=functools.partial(_token_cost, config),
         )
         self._outputs = jax.jit(task.outputs, out_shardings=NamedSharding(mesh, PartitionSpec()))
 

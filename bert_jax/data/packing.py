@@ -170,12 +170,12 @@ def plan_steps(
 
 
 def plan_once(
-    lengths_n: np.ndarray, *, rows_a_step: int, row_lengths: Sequence[int],
-    token_cost: Callable[[int], float],
+    lengths_n: np.ndarray, *, max_rows: int, row_lengths: Sequence[int],
+    token_cost: Callable[[int], float], shards: int = 1,
 ) -> Plan:
-    """Packs every unit once, in any order, into steps of `rows_a_step` rows each.
+    """Packs every unit once, in any order, into steps of equally many rows, `max_rows` or fewer.
 
-    For evaluation: one shape, and hardly any padding.
+    For evaluation: one shape, and hardly any padding. Rows are a multiple of `shards`.
     """
     order = np.argsort(lengths_n, kind='stable')
     num_groups = -(-len(order) // _EVAL_GROUP)
@@ -190,7 +190,8 @@ def plan_once(
     used = plan.rows.max(axis=1).astype(np.int64) + 1
     rows = plan.rows + np.where(plan.rows >= 0, (np.cumsum(used) - used)[:, None], 0)
     units, rows = plan.units[rows >= 0], rows[rows >= 0]
-    num_steps = -(-int(used.sum()) // rows_a_step)
+    num_steps = -(-int(used.sum()) // max_rows)
+    rows_a_step = -(-int(used.sum()) // (num_steps * shards)) * shards
     by_row = np.argsort(rows, kind='stable')
     units, rows = units[by_row], rows[by_row]
     per_step = np.bincount(rows // rows_a_step, minlength=num_steps)

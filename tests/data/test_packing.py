@@ -98,12 +98,21 @@ def test_batches_hold_exactly_their_units(lengths, choices, shards):
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(2, 60), min_size=1, max_size=60), st.integers(1, 5))
-def test_one_pass_holds_every_unit_once(lengths, rows_a_step):
+@given(
+    st.lists(st.integers(2, 60), min_size=1, max_size=60), st.integers(1, 5),
+    st.sampled_from([1, 2]),
+)
+def test_one_pass_holds_every_unit_once(lengths, most, shards):
     units = made_units(lengths)
     plan = plan_once(
-        units.lengths, rows_a_step=rows_a_step, row_lengths=(64,), token_cost=flat_cost)
-    assert len(plan.shapes) == 1
+        units.lengths, max_rows=most * shards, shards=shards, row_lengths=(64,),
+        token_cost=flat_cost)
+    (rows, _), = plan.shapes
+    assert rows <= most * shards and rows % shards == 0
+    # No step could be left out, and no row of all of them: the set is shared out evenly.
+    used = sum(len(np.unique(r[r >= 0])) for r in plan.rows)
+    assert len(plan.units) == -(-used // (most * shards))
+    assert len(plan.units) * (rows - shards) < used
     seen = check_batches(units, plan, range(len(plan.units)))
     assert sorted(seen) == list(range(len(units)))
 
@@ -130,17 +139,17 @@ def test_padding_stays_low_over_four_shapes(mean, deviation):
         shards=1, token_cost=lambda s: 24 * 384 + 4 * s)
     assert len(plan.shapes) <= 4
     assert plan.padding < 0.12
-    free = plan_once(lengths, rows_a_step=8, row_lengths=(128, 256), token_cost=flat_cost)
+    free = plan_once(lengths, max_rows=8, row_lengths=(128, 256), token_cost=flat_cost)
     assert free.padding < 0.05
 
 
 @pytest.mark.parametrize('choices', [1, 4])
 def test_outputs_come_back_in_the_order_of_the_units(choices):
     units = made_units(np.random.default_rng(0).integers(2, 30, 120), choices)
-    plan = plan_once(units.lengths, rows_a_step=3, row_lengths=(128,), token_cost=flat_cost)
+    plan = plan_once(units.lengths, max_rows=3, row_lengths=(128,), token_cost=flat_cost)
     collected = {}
     for step in range(len(plan.units)):
-        batch = packed_batch(units, plan, step, range(3))
+        batch = packed_batch(units, plan, step, range(int(plan.num_rows[step])))
         unpack(units, plan, step, {
             'ids': batch['input_ids'], 'labels': batch['labels']}, collected)
     np.testing.assert_array_equal(collected['ids'], units.sequences.ids)
