@@ -95,7 +95,7 @@ class Sweep:
         return self._folder / 'runs' / member.name
 
     def result(self, member: Member) -> dict[str, Any] | None:
-        """What a finished member said, with `metric` and `seconds`; None if it is not finished."""
+        """What a finished member said, with `metric`; None if it is not finished."""
         path = self.path(member) / 'sweep_result.json'
         return json.loads(path.read_text(encoding='utf-8')) if path.exists() else None
 
@@ -122,6 +122,8 @@ class Sweep:
                 if process.returncode == 2:
                     self._stopping = True
                     self._forward()
+                    for _, other, _ in self._running.values():
+                        other.wait()
                     print(f'error: {self._last_line(member)}', file=sys.stderr)
                     return 2
                 self._ended(member, process.returncode)
