@@ -33,6 +33,7 @@ from bert_jax.model.layers import BertConfig
 from bert_jax.process import quiet_stderr
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.tasks.base import Downstream, DownstreamTask, EvalSet
+from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.conll import open_conll
 from bert_jax.tasks.glue import open_glue
 from bert_jax.tasks.squad import open_squad
@@ -104,7 +105,9 @@ class FineTuningJob:
 
         return Phase(
             start=first, steps=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
-            flops_per_row=_train_flops(task.config, plan) / (steps * batch_size),
+            flops_per_row=_train_flops(
+                task.config, plan, cls_only=isinstance(task, Classification)
+            ) / (steps * batch_size),
             name=f'{config.task}, batch {batch_size}',
         )
 
@@ -247,9 +250,19 @@ def _token_cost(config: BertConfig, row_length: int) -> float:
     return float(c.num_layers * (per_layer + 4 * row_length * c.hidden_size))
 
 
-def _train_flops(config: BertConfig, plan: Plan) -> float:
-    """Training FLOPs of all steps on real tokens; the heads are too small to count."""
-    return 3.0 * plan.tokens * _token_cost(config, plan.row_length)
+def _train_flops(config: BertConfig, plan: Plan, cls_only: bool) -> float:
+    """Training FLOPs of all steps on real tokens; the heads are too small to count.
+
+    Args:
+      config: the encoder.
+      plan: the steps.
+      cls_only: the last layer is computed at [CLS] alone (`Bert`, `wanted_BxP`).
+    """
+    cost = _token_cost(config, plan.row_length)
+    if cls_only and not config.scan_layers:
+        cost *= 1 - 1 / config.num_layers
+        cost += 6 * config.hidden_size**2  # its queries, keys and values
+    return 3.0 * plan.tokens * cost
 
 
 def _train_plan(

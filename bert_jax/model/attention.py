@@ -1,6 +1,7 @@
 """Multi-head self-attention with a fused query-key-value projection (paper section 3).
 
-    B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim
+    B: batch rows, S: sequence (Q queries, K keys), P: wanted positions, H: hidden_size, N: heads,
+    D: head_dim
 """
 
 from __future__ import annotations
@@ -38,8 +39,20 @@ def packed_attention_bias(sequence_BxS: jax.Array) -> jax.Array:
     return jnp.where(same_BxQxK, 0.0, MASKED_SCORE)[:, None]
 
 
+def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
+    """Rows [B, P, ...] of the sequence [B, S, ...] at `positions`.
+
+    As a product with one-hot rows: it costs under 0.1 % of the model, is exact, and its gradient
+    is another product instead of a scatter.
+    """
+    one_hot_BxPxS = jax.nn.one_hot(positions_BxP, x_BxSxF.shape[1], dtype=x_BxSxF.dtype)
+    return jnp.einsum(
+        'BPS,BS...->BP...', one_hot_BxPxS, x_BxSxF, precision=jax.lax.Precision.HIGHEST
+    )
+
+
 class SelfAttention(nn.Module):
-    """Context vectors [B, S, N, D] of hidden states [B, S, H]."""
+    """Context vectors [B, S, N, D] of hidden states [B, S, H], or [B, P, N, D] where wanted."""
 
     config: BertConfig
 
@@ -50,6 +63,7 @@ class SelfAttention(nn.Module):
         bias_Bx1xQxK: jax.Array,
         rows_Bx2: jax.Array | None,
         layer: jax.Array | int,
+        wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
         c = self.config
         qkv = Dense(
@@ -58,6 +72,10 @@ class SelfAttention(nn.Module):
         )(x_BxSxH)
         qkv = c.layout(qkv, 'batch', None, None, 'heads', None)
         q_BxSxNxD, k_BxSxNxD, v_BxSxNxD = (qkv[:, :, i] for i in range(3))
+        if wanted_BxP is not None:
+            q_BxSxNxD = gather_positions(q_BxSxNxD, wanted_BxP)
+            if bias_Bx1xQxK.shape[2] > 1:
+                bias_Bx1xQxK = gather_positions(bias_Bx1xQxK[:, 0], wanted_BxP)[:, None]
         scores = jnp.einsum(
             'BQND,BKND->BNQK', q_BxSxNxD, k_BxSxNxD, preferred_element_type=jnp.float32
         )

@@ -4,7 +4,7 @@ Parameter names are those of google-research/bert with `/` kept, `gamma`/`beta` 
 `scale`/`bias`, and query, key and value fused into `attention/self/qkv`. Scanned layers live under
 `encoder/layer` with a leading axis, unrolled ones under `encoder/layer_0`, `encoder/layer_1`, ...
 
-    B: batch rows, S: sequence, H: hidden_size, V: padded vocabulary
+    B: batch rows, S: sequence, P: wanted positions, H: hidden_size, V: padded vocabulary
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.model import dropout as drop
-from bert_jax.model.attention import SelfAttention, attention_bias, packed_attention_bias
+from bert_jax.model.attention import (
+    SelfAttention,
+    attention_bias,
+    gather_positions,
+    packed_attention_bias,
+)
 from bert_jax.model.layers import BertConfig, Dense, LayerNorm, gelu
 from bert_jax.sharding import partitioned
 
@@ -96,9 +101,12 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, bias: jax.Array, rows: jax.Array | None, layer: Any
+        self, x_BxSxH: jax.Array, bias: jax.Array, rows: jax.Array | None, layer: Any,
+        wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
-        context = SelfAttention(self.config, name='self')(x_BxSxH, bias, rows, layer)
+        context = SelfAttention(self.config, name='self')(x_BxSxH, bias, rows, layer, wanted_BxP)
+        if wanted_BxP is not None:
+            x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
         return AttentionOutput(self.config, name='output')(context, x_BxSxH, rows, layer)
 
 
@@ -135,16 +143,20 @@ class Output(nn.Module):
 
 
 class Layer(nn.Module):
-    """One Transformer layer: (x, layer index) -> (x, None), in the form that nn.scan takes."""
+    """One Transformer layer: (x, layer index) -> (x, None), in the form that nn.scan takes.
+
+    With `wanted_BxP` the output is [B, P, H], at these positions alone.
+    """
 
     config: BertConfig
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, layer: Any, bias: jax.Array, rows: jax.Array | None
+        self, x_BxSxH: jax.Array, layer: Any, bias: jax.Array, rows: jax.Array | None,
+        wanted_BxP: jax.Array | None = None,
     ) -> tuple[jax.Array, None]:
         c = self.config
-        x_BxSxH = Attention(c, name='attention')(x_BxSxH, bias, rows, layer)
+        x_BxSxH = Attention(c, name='attention')(x_BxSxH, bias, rows, layer, wanted_BxP)
         y_BxSxI = Intermediate(c, name='intermediate')(x_BxSxH)
         return Output(c, name='output')(y_BxSxI, x_BxSxH, rows, layer), None
 
@@ -156,7 +168,8 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, bias: jax.Array, rows: jax.Array | None
+        self, x_BxSxH: jax.Array, bias: jax.Array, rows: jax.Array | None,
+        wanted_BxP: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         c = self.config
         layer_class: Any = Layer
@@ -176,10 +189,13 @@ class Encoder(nn.Module):
                 metadata_params={nn.PARTITION_NAME: 'layers'},
             )(c, name='layer')
             x_BxSxH, _ = scanned(x_BxSxH, jnp.arange(c.num_layers, dtype=jnp.uint32), bias, rows)
+            if wanted_BxP is not None:  # one program for all layers, so the last is computed whole
+                x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
             return x_BxSxH, ()
         layers = []
         for i in range(c.num_layers):
-            x_BxSxH, _ = layer_class(c, name=f'layer_{i}')(x_BxSxH, i, bias, rows)
+            wanted = wanted_BxP if i == c.num_layers - 1 else None
+            x_BxSxH, _ = layer_class(c, name=f'layer_{i}')(x_BxSxH, i, bias, rows, wanted)
             layers.append(x_BxSxH)
         return x_BxSxH, tuple(layers)
 
@@ -194,16 +210,6 @@ class Pooler(nn.Module):
         c = self.config
         dense = Dense(c, (c.hidden_size,), (c.hidden_size,), ('embed',), (None,), name='dense')
         return jnp.tanh(dense(cls))
-
-
-def gather_positions(x_BxSxH: jax.Array, positions_BxP: jax.Array) -> jax.Array:
-    """Rows [B, P, H] of the sequence at `positions`.
-
-    As a product with one-hot rows: it costs under 0.1 % of the model, is exact, and its gradient
-    is another product instead of a scatter.
-    """
-    one_hot_BxPxS = jax.nn.one_hot(positions_BxP, x_BxSxH.shape[1], dtype=x_BxSxH.dtype)
-    return jnp.einsum('BPS,BSH->BPH', one_hot_BxPxS, x_BxSxH, precision=jax.lax.Precision.HIGHEST)
 
 
 class Bert(nn.Module):
@@ -238,19 +244,24 @@ class Bert(nn.Module):
         rows_Bx2: jax.Array | None = None,
         position_ids_BxS: jax.Array | None = None,
         cls_positions_BxK: jax.Array | None = None,
+        wanted_BxP: jax.Array | None = None,
     ) -> dict[str, Any]:
         """See the class.
 
         Args:
           cls_positions_BxK: where the [CLS] of each packed sequence is; `pooled_output` is then
             [B, K, H].
+          wanted_BxP: the positions at which the last layer's output is needed, where that is not
+            all of them. `sequence_output` is then [B, P, H], the same numbers, and
+            `cls_positions` count among these. The last layer attends from there alone and leaves
+            out three quarters of its work at the other positions.
         """
         embedded_BxSxH = self.embeddings(
             input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS
         )
         packed = position_ids_BxS is not None
         bias = packed_attention_bias(input_mask_BxS) if packed else attention_bias(input_mask_BxS)
-        x_BxSxH, layers = self.encoder(embedded_BxSxH, bias, rows_Bx2)
+        x_BxSxH, layers = self.encoder(embedded_BxSxH, bias, rows_Bx2, wanted_BxP)
         pooled = None
         if self.pooled:
             cls = x_BxSxH[:, 0]

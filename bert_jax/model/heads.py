@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from bert_jax.model.encoder import Bert, gather_positions
+from bert_jax.model.attention import gather_positions
+from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import BertConfig, Dense, LayerNorm, gelu
 from bert_jax.sharding import Layout, partitioned
 

@@ -45,9 +45,21 @@ class BertForSequenceClassification(nn.Module):
     def __call__(
         self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
     ) -> jax.Array:
-        pooled = _encode(self.bert, batch, rows_Bx2)['pooled_output']
+        pooled = self._pooled(batch, rows_Bx2)
         pooled = drop.dropout(pooled, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
         return self.classifier(pooled).astype(jnp.float32)
+
+    def _pooled(
+        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None
+    ) -> jax.Array:
+        """[B, H] or [B, K, H]; the last layer is computed at [CLS] alone."""
+        inputs = batch['input_ids'], batch['input_mask'], batch['segment_ids'], rows_Bx2
+        cls_BxK = batch.get('cls_positions')
+        if cls_BxK is None:
+            first_Bx1 = jnp.zeros((len(batch['input_ids']), 1), jnp.int32)
+            return self.bert(*inputs, batch.get('position_ids'), None, first_Bx1)['pooled_output']
+        among_BxK = jnp.broadcast_to(jnp.arange(cls_BxK.shape[1]), cls_BxK.shape)
+        return self.bert(*inputs, batch['position_ids'], among_BxK, cls_BxK)['pooled_output']
 
 
 class BertForTokenClassification(nn.Module):

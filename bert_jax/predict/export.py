@@ -13,7 +13,8 @@ from flax.traverse_util import flatten_dict
 from jax import export
 
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import Bert, gather_positions
+from bert_jax.model.attention import gather_positions
+from bert_jax.model.encoder import Bert
 from bert_jax.predict import heads
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.weights.names import to_tree

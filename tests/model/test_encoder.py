@@ -145,6 +145,35 @@ def test_each_input_shows_at_the_other_tokens_of_its_row_only(encode, batch, nam
     assert (moved[1:] == 0).all()
 
 
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('packed', [False, True])
+def test_wanted_positions_give_the_rows_and_gradients_of_the_whole_output(
+    params, batch, scan, packed
+):
+    wanted = np.array([[0, 5, 5], [2, 0, 0], [15, 1, 3], [0, 1, 2]])
+    inputs = [batch['ids'], batch['mask'], batch['segments'], None]
+    if packed:
+        inputs[1] = np.where(np.arange(16) < 7, 1, 2)[None].repeat(4, 0)
+        inputs.append(np.where(np.arange(16) < 7, np.arange(16), np.arange(16) - 7)[None]
+                      .repeat(4, 0))
+    else:
+        inputs.append(None)
+
+    def loss(p, *positions):
+        out = Bert(config(scan_layers=scan)).apply({'params': p}, *inputs, None, *positions)
+        x = out['sequence_output']
+        if not positions:
+            x = x[np.arange(4)[:, None], wanted]
+        return jnp.sum(x**3), (x, out['pooled_output'])
+
+    p = (stacked(params) if scan else params)['bert']
+    (_, (whole, _)), whole_grads = jit(jax.value_and_grad(loss, has_aux=True))(p)
+    (_, (few, pooled)), grads = jit(jax.value_and_grad(loss, has_aux=True))(p, wanted)
+    np.testing.assert_allclose(few, whole, atol=2e-6)
+    assert pooled.shape == (4, CONFIG.hidden_size)
+    assert_close(grads, whole_grads)
+
+
 def test_scanned_and_unrolled_layers_are_the_same_model_with_dropout_on(
     params, batch, unrolled, scanned
 ):
