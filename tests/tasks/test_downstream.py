@@ -1,9 +1,12 @@
 """Packing changes no score, no loss and no gradient of a downstream task."""
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from jax.sharding import Mesh
@@ -12,10 +15,12 @@ from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Sequences
 from bert_jax.finetuning import Predictor
 from bert_jax.model.layers import BertConfig
-from bert_jax.sharding import MESH_AXES
+from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.tasks.tagging import Tagging
+from bert_jax.train.state import init_state
+from bert_jax.train.step import make_train_step
 
 CONFIG = BertConfig(
     vocab_size=100, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
@@ -55,6 +60,10 @@ TASKS = {
     'span': QuestionAnswering(CONFIG),
     'tag': Tagging(CONFIG, num_labels=3),
 }
+
+
+def one_device():
+    return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), MESH_AXES)
 
 
 def one_a_row(units):
@@ -101,8 +110,7 @@ def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
 def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
     task, units = TASKS[kind], units_of(kind)
     params = nn.meta.unbox(task.init(jax.random.key(0)))
-    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), MESH_AXES)
-    together = Predictor(task, units, mesh)(params)
+    together = Predictor(task, units, one_device())(params)
     alone = task.outputs(params, whole_batch(units, one_a_row(units)))
     for name, x in alone.items():
         if x.shape[1] == 1:  # a unit
@@ -113,6 +121,28 @@ def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
         )):
             np.testing.assert_allclose(
                 together[name][start:end], x[i, : end - start], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['label', 'tag'])
+def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind):
+    units = units_of(kind)
+    plan = plan_steps(
+        units.lengths, np.arange(len(units))[None], row_lengths=(64,), shards=4,
+        token_cost=lambda s: 1.0,
+    )
+    results = []
+    for mesh in (make_mesh(2, 2, 2), one_device()):
+        task = dataclasses.replace(
+            TASKS[kind], config=dataclasses.replace(CONFIG, layout=Layout(mesh)))
+        optimizer = optax.sgd(0.1)
+        step = make_train_step(
+            task, optimizer, lambda count: jnp.float32(0.1), mesh, seed=0, clip_norm=1.0)
+        rows = int(plan.num_rows[0])
+        batch = to_global(mesh, whole_batch(units, plan), rows, range(rows))
+        state, metrics = step(init_state(task, optimizer, mesh, 0), batch)
+        results.append(jax.device_get((metrics, state.params)))
+    for sharded, whole in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(sharded, whole, rtol=2e-5, atol=1e-6)
 
 
 def test_a_sequence_is_not_touched_by_its_neighbours():
