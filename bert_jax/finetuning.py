@@ -7,6 +7,7 @@ into as few rows as they need; the planner picks the row length and at most four
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from bert_jax.tasks.squad import open_squad
 from bert_jax.tasks.swag import open_swag
 from bert_jax.text.load import Tokenizer, load_tokenizer
 from bert_jax.train.loop import Phase
+from bert_jax.train.report import duration
 
 GLUE = tuple(name for name in GLUE_TASKS if name != 'ax')  # that has no training set
 DOWNSTREAM_TASKS = (*GLUE, 'squad_v1', 'squad_v2', 'swag', 'conll')
@@ -318,7 +320,14 @@ class Predictor:
         def collect(step: int, outputs: Any) -> None:
             unpack(self._units, self._plan, step, jax.device_get(outputs), collected)
 
-        for step in range(len(self._plan.units)):
+        started = shown = time.monotonic()
+        total = len(self._plan.units)
+        for step in range(total):
+            now = time.monotonic()
+            if now - shown > 10 and jax.process_index() == 0:
+                left = (now - started) / step * (total - step)
+                print(f'predicting: {step / total:.0%}  eta {duration(left)}', flush=True)
+                shown = now
             batch = _device_batch(self._units, self._plan, step, self._mesh)
             outputs = self._outputs(params, batch)
             if pending is not None:
