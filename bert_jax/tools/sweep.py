@@ -263,7 +263,7 @@ class Sweep:
         for x, values in enumerate(groups.values()):
             axis.plot([x] * len(values), values, 'o', color='C0', markersize=4)
             axis.plot([x - 0.2, x + 0.2], [statistics.fmean(values)] * 2, '-', color='C1')
-        names = ['\n'.join(f"{k.rpartition('.')[2]} {v}" for k, v in group) or 'as configured'
+        names = ['\n'.join(f"{k.rpartition('.')[2]}\n{v}" for k, v in group) or 'as configured'
                  for group in groups]
         axis.set_xticks(range(len(groups)), names, fontsize=8)
         axis.set_ylabel(metric)
