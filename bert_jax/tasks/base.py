@@ -67,7 +67,8 @@ class DownstreamTask(Task, Protocol):
     def outputs(
         self, params: Params, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
     ) -> dict[str, jax.Array]:
-        """Predictions [R, K, ...] a unit or [R, S, ...] a token."""
+        """Logits [R, K, ...] a unit or [R, S, ...] a token: numbers whose mean over several
+        models is a prediction."""
         ...
 
 

@@ -76,9 +76,8 @@ def _tags(
     """The predicted tag of each word."""
     tags = [''] * len(examples.words)
     scored = windows.word_index >= 0
-    for word, label in zip(
-        windows.word_index[scored].tolist(), outputs['predicted'][scored].tolist(), strict=True
-    ):
+    predicted = outputs['logits'][scored].argmax(axis=-1)
+    for word, label in zip(windows.word_index[scored].tolist(), predicted.tolist(), strict=True):
         tags[word] = labels[label]
     return tags
 

@@ -49,9 +49,9 @@ class Tagging:
     def outputs(
         self, params: Params, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
     ) -> dict[str, jax.Array]:
-        """`predicted` [R, S] int32, the label of each token, and `logits` [R, S, L]."""
+        """`logits` [R, S, L] of every token."""
         logits: Any = self._model.apply({'params': params}, batch, rows_Bx2)
-        return {'logits': logits, 'predicted': jnp.argmax(logits, axis=-1).astype(jnp.int32)}
+        return {'logits': logits}
 
     def loss(
         self, params: Params, batch: Mapping[str, jax.Array], totals: Mapping[str, jax.Array],

@@ -35,26 +35,10 @@ from bert_jax.train.report import duration
 # What decides which examples there are, how they are cut, and what is predicted of them.
 _ALIKE = (
     'task', 'data.source', 'data.eval_source', 'data.max_seq_length', 'data.doc_stride',
-    'data.max_query_length', 'data.document_context', 'data.lowercase', 'head', 'labels',
+    'data.max_query_length', 'data.document_context', 'data.lowercase',
 )
-
-
-def read_run_config(run: Path) -> dict[str, Any]:
-    """The fields of a run's `config.json` by dotted name, `phases` left out.
-
-    Raises:
-      InputError: it is no run directory.
-    """
-    path = run / 'config.json'
-    try:
-        resolved = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
-        raise InputError(f'{path} cannot be read ({error}): name run directories') from error
-    flat: dict[str, Any] = {}
-    for name, value in resolved.items():
-        inner = value.items() if isinstance(value, dict) else None
-        flat |= {name: value} if inner is None else {f'{name}.{k}': v for k, v in inner}
-    return {name: value for name, value in flat.items() if name != 'phases'}
+_ALIKE_RESULTS = ('head', 'labels')  # what the runs say besides their fields
+_AS_FIRST = ('data.max_malformed', 'data.tfds_dir')  # how the data is read, as in the first run
 
 
 def vocabulary(run: Path) -> Path:
@@ -74,7 +58,7 @@ def check_alike(runs: Sequence[Path], configs: Sequence[dict[str, Any]]) -> None
       InputError: the logits of the runs do not belong together.
     """
     for run, config in zip(runs, configs, strict=True):
-        for name in _ALIKE:
+        for name in (*_ALIKE, *_ALIKE_RESULTS):
             first, other = configs[0].get(name), config.get(name)
             if first != other:
                 raise InputError(
@@ -102,10 +86,11 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     from bert_jax.config import complete, default_config
     from bert_jax.finetuning import DOWNSTREAM_TASKS, FineTuningJob
     from bert_jax.sharding import make_mesh
+    from bert_jax.train.run_directory import read_run_fields
     from bert_jax.train.state import init_state
     from bert_jax.weights.load import load_weights
 
-    configs = [read_run_config(run) for run in runs]
+    configs = [read_run_fields(run) for run in runs]
     if configs[0].get('task') not in DOWNSTREAM_TASKS:
         raise InputError(f"{runs[0]} is a run of task {configs[0].get('task')!r}: choose runs of "
                          + ', '.join(DOWNSTREAM_TASKS))
@@ -114,9 +99,9 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     config.model.name = ''
     config.data.vocab_file = str(vocabulary(runs[0]))
     with config.unlocked():
-        for name in _ALIKE[:-2]:
-            section, _, key = name.rpartition('.')
-            (config[section] if section else config)[key] = configs[0][name]
+        config.update_from_flattened_dict(
+            {name: configs[0][name] for name in (*_ALIKE, *_AS_FIRST)}
+        )
     mesh = make_mesh(jax.device_count(), 1, 1)
     job: FineTuningJob | None = None
     means: list[dict[str, np.ndarray]] = []

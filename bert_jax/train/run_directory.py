@@ -10,6 +10,7 @@ import jax
 
 from bert_jax.errors import InputError
 from bert_jax.train.report import write_beside
+from bert_jax.weights.reading import read_json
 
 # Fields that may change between a run and its continuation without changing what it computes.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every',
@@ -32,10 +33,7 @@ def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Pat
     path = workdir / 'config.json'
     if not path.exists() or not any((workdir / 'checkpoints').glob('[0-9]*')):
         return
-    try:
-        old = _flat(json.loads(path.read_text(encoding='utf-8')))
-    except ValueError as error:
-        raise InputError(f'{path} is not JSON ({error}): give another --workdir') from error
+    old = read_run_fields(workdir)
     new = _flat(resolved)
     for name in sorted(set(old) | set(new)):
         if old.get(name) == new.get(name) or name in _FREE_TO_CHANGE:
@@ -53,6 +51,16 @@ def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Pat
                 f'{workdir} holds a run with another vocabulary than {vocab_path}: give another '
                 f'--workdir, or --config.data.vocab_file={kept}'
             )
+
+
+def read_run_fields(workdir: Path) -> dict[str, Any]:
+    """What `config.json` says, by dotted name.
+
+    Raises:
+      InputError: there is none, or it is no JSON object.
+    """
+    hint = 'choose the directory of a run, or for a new run another --workdir'
+    return _flat(read_json(workdir / 'config.json', hint))
 
 
 def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | None) -> None:
