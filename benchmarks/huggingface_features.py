@@ -20,13 +20,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from worker import Worker, serve
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -105,64 +105,35 @@ def peer_vectors(args: argparse.Namespace):
     return vectors
 
 
-def work(args: argparse.Namespace) -> None:
-    """A process: for each line of standard input, 'file' or 'sorted', vectors and their seconds."""
+def work(args: argparse.Namespace) -> Callable[[str], float]:
+    """From 'file' or 'sorted' to the seconds of all vectors, which are saved beside the model."""
     sentences = read_sentences(args)
     vectors = (our_vectors if args.worker == 'ours' else peer_vectors)(args)
-    for line in sys.stdin:
+
+    def answer(order: str) -> float:
         started = time.perf_counter()
-        result = vectors(sentences, line.strip())
+        result = vectors(sentences, order)
         seconds = time.perf_counter() - started
         np.save(Path(args.model, f'{args.worker}.npy'), result)
-        print(json.dumps(seconds), flush=True)
+        return seconds
 
-
-class Worker:
-    """A process that computes vectors when it is asked to."""
-
-    def __init__(self, name: str, model: str):
-        command = [sys.executable, *sys.argv, f'--worker={name}', f'--model={model}']
-        root = Path(__file__).resolve().parent.parent
-        environment = os.environ | {
-            'PYTHONPATH': str(root), 'JAX_PLATFORMS': 'cpu', 'HF_HUB_OFFLINE': '1',
-            'TRANSFORMERS_VERBOSITY': 'error', 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        self._vectors = Path(model, f'{name}.npy')
-
-    def __call__(self, order: str) -> float:
-        """Seconds that it took."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(order + '\n')
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def vectors(self) -> np.ndarray:
-        return np.load(self._vectors)
-
-    def end(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
+    return answer
 
 
 def main() -> None:
     args = parse_arguments()
     if args.worker:
-        if args.worker == 'ours':
-            from bert_jax.process import use_huge_pages
-
-            use_huge_pages()  # as the command line does
-        work(args)
+        serve(args.worker, lambda: work(args))
         return
     sentences = read_sentences(args)
     with tempfile.TemporaryDirectory() as folder:
         make_model(args, folder)
-        ours, peer = Worker('ours', folder), Worker('peer', folder)
+        ours, peer = (Worker(name, folder, f'--model={folder}') for name in ('ours', 'peer'))
         runs = {'ours': (ours, 'file'), 'peer, in order': (peer, 'file'),
                 'peer, sorted': (peer, 'sorted')}
         first = {name: worker(order) for name, (worker, order) in runs.items()}
-        difference = float(np.abs(ours.vectors() - peer.vectors()).max())
+        found = [np.load(Path(folder, f'{name}.npy')) for name in ('ours', 'peer')]
+        difference = float(np.abs(found[0] - found[1]).max())
         assert difference < 1e-3, difference
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for i in range(args.rounds):

@@ -2,11 +2,11 @@
 
     python benchmarks/huggingface_finetune.py --model DIR --data glue --tasks mrpc,cola
 
-One epoch of each task as configs/glue.py has it (batch 32, at most 128 tokens, float32), from one
-Hugging Face folder with weights and vocabulary. The peer gets its best usual options: batches
-padded to their longest example, scaled dot-product attention, fused AdamW, its fast tokenizer.
-Ours packs the examples of a step into rows. Both take every step with dropout, clipping and the
-schedule, and train exactly 32 examples a step.
+An epoch (or --steps of it) of each task as configs/glue.py has it (batch 32, at most 128 tokens,
+float32), from one Hugging Face folder with weights and vocabulary. The peer gets its best usual
+options: batches padded to their longest example, scaled dot-product attention, fused AdamW, its
+fast tokenizer. Ours packs the examples of a step into rows. Both take every step with dropout,
+clipping and the schedule, and train exactly 32 examples a step.
 
 Each program has a process of its own with all cores, and one trains while the other waits: ours,
 peer, peer, ours, and so on. Tokenization, start-up and compilation are outside the clock and
@@ -22,14 +22,11 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from worker import ROOT, Worker, serve
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -164,55 +161,9 @@ def peer_trainer(args: argparse.Namespace) -> Train:
     return train
 
 
-def work(args: argparse.Namespace) -> None:
-    """A process: how long it took to get ready, then a measurement for each line it reads."""
-    started = time.perf_counter()
-    out = os.fdopen(os.dup(1), 'w')  # what libraries say goes to standard error
-    os.dup2(2, 1)
-    train = (our_trainer if args.worker == 'ours' else peer_trainer)(args)
-    print(json.dumps({'seconds': time.perf_counter() - started}), file=out, flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(train()), file=out, flush=True)
-
-
-class Worker:
-    """A process that trains when it is asked to."""
-
-    def __init__(self, name: str, task: str, log: str):
-        command = [sys.executable, *sys.argv, f'--worker={name}', f'--task={task}']
-        environment = os.environ | {
-            'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'HF_HUB_OFFLINE': '1',
-            'TRANSFORMERS_VERBOSITY': 'error', 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
-        self._log = Path(log)
-        with self._log.open('w') as errors:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env=environment)
-
-        self.preparation = self._answer()
-
-    def __call__(self) -> dict[str, float]:
-        assert self._process.stdin
-        self._process.stdin.write('\n')
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, float]:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f'a program ended:\n{self._log.read_text()[-2000:]}')
-        return json.loads(line)
-
-    def end(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
-
-
 def compare(args: argparse.Namespace, task: str, folder: str) -> dict[str, object]:
     names = ('ours', 'peer')
-    workers = {name: Worker(name, task, f'{folder}/{name}.txt') for name in names}
+    workers = {name: Worker(name, folder, f'--task={task}') for name in names}
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for i in range(args.rounds):
         for name in names[:: 1 if i % 2 == 0 else -1]:
@@ -233,11 +184,13 @@ def compare(args: argparse.Namespace, task: str, folder: str) -> dict[str, objec
 def main() -> None:
     args = parse_arguments()
     if args.worker:
-        if args.worker == 'ours':
-            from bert_jax.process import use_huge_pages
+        make = our_trainer if args.worker == 'ours' else peer_trainer
 
-            use_huge_pages()  # as the command line does
-        work(args)
+        def prepare() -> Callable[[str], dict[str, float]]:
+            train = make(args)
+            return lambda line: train()
+
+        serve(args.worker, prepare)
         return
     import jax
     import torch
