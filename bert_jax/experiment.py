@@ -14,9 +14,10 @@ import optax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax.downstream import DOWNSTREAM_TASKS
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
-from bert_jax.finetuning import DOWNSTREAM_TASKS, FineTuningJob
+from bert_jax.finetuning import FineTuningJob
 from bert_jax.model.flops import peak_flops
 from bert_jax.model.layers import BertConfig
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule

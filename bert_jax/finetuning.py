@@ -17,34 +17,20 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from bert_jax.data.glue import (
-    GLUE_TASKS,
-    GlueExamples,
-    from_tfds,
-    glue_files,
-    glue_task,
-    read_glue,
-    tfds_split,
-)
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_once, plan_steps, unpack
 from bert_jax.data.pairs import Encode
 from bert_jax.data.stateless import hash64, permute
+from bert_jax.downstream import open_downstream
 from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
 from bert_jax.process import quiet_stderr
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
-from bert_jax.tasks.base import Downstream, DownstreamTask, EvalSet
+from bert_jax.tasks.base import DownstreamTask, EvalSet
 from bert_jax.tasks.classification import Classification
-from bert_jax.tasks.conll import open_conll
-from bert_jax.tasks.glue import open_glue
-from bert_jax.tasks.squad import open_squad
-from bert_jax.tasks.swag import open_swag
-from bert_jax.text.load import Tokenizer, load_tokenizer
+from bert_jax.text.load import load_tokenizer
 from bert_jax.train.loop import Phase
 from bert_jax.train.report import duration
 
-GLUE = tuple(name for name in GLUE_TASKS if name != 'ax')  # that has no training set
-DOWNSTREAM_TASKS = (*GLUE, 'squad_v1', 'squad_v2', 'swag', 'conll')
 # Row lengths to choose from. A row holds at least the longest unit.
 _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 _EVAL_TOKENS = 1 << 13  # tokens of an evaluation batch, a device
@@ -141,98 +127,6 @@ class FineTuningJob:
         """Writes the predictions of all sets, from the outputs of each."""
         for eval_set, found in zip(self._sets, outputs, strict=True):
             eval_set.write(found, folder)
-
-
-def open_downstream(config: ConfigDict, tokenizer: Tokenizer, encode: Encode) -> Downstream:
-    """Reads and tokenizes the data of a downstream task.
-
-    Raises:
-      InputError: whatever is wrong with the data.
-    """
-    d = config.data
-    special = {'cls_id': tokenizer.vocab.cls_id, 'sep_id': tokenizer.vocab.sep_id}
-    if config.task in GLUE:
-        return open_glue(
-            config.task, functools.partial(_read_glue, config), encode,
-            max_length=d.max_seq_length, **special,
-        )
-    if config.task == 'swag':
-        return open_swag(
-            _source(config, 'a folder of SWAG files, or one file in its style'), encode,
-            max_length=d.max_seq_length, max_malformed=d.max_malformed, **special,
-        )
-    if config.task == 'conll':
-        return open_conll(
-            _source(config, 'the folder with eng.train and eng.testa'), encode,
-            features=config.model.features, max_length=d.max_seq_length,
-            document_context=d.document_context,
-            unk_id=tokenizer.vocab.unk_id, max_malformed=d.max_malformed, **special,
-        )
-    version = config.task.removeprefix('squad_')
-    train_files, eval_file = _squad_files(config, version)
-    return open_squad(
-        version, train_files, eval_file, encode, vocab=tokenizer.vocab, lowercase=d.lowercase,
-        max_length=d.max_seq_length, doc_stride=d.doc_stride,
-        max_query_length=d.max_query_length, max_malformed=d.max_malformed,
-    )
-
-
-def _squad_files(config: ConfigDict, version: str) -> tuple[list[str], str]:
-    """Training files and the file to score, from `data.source` and `data.eval_source`."""
-    number = {'v1': '1.1', 'v2': '2.0'}[version]
-    source = config.data.source
-    sources = [source] if isinstance(source, str) else list(source)
-    meaning = (
-        f'the folder with train-v{number}.json and dev-v{number}.json, or a training file (or a '
-        'list of them) with config.data.eval_source'
-    )
-    if not sources or not all(isinstance(s, str) and s and ':' not in s for s in sources):
-        raise InputError(
-            f'config.data.source={source!r}: config.task={config.task!r} needs {meaning}'
-        )
-    paths = [Path(s).expanduser() for s in sources]
-    eval_source = config.data.eval_source
-    if len(paths) == 1 and paths[0].is_dir():
-        folder = paths[0]
-
-        def find(part: str) -> str:
-            for name in (f'{part}-v{number}.json', f'{part}-v{number}.json.gz'):
-                if (folder / name).exists():
-                    return str(folder / name)
-            raise InputError(f'{folder} has no {part}-v{number}.json, plain or .gz: name {meaning}')
-
-        return [find('train')], eval_source or find('dev')
-    if not eval_source:
-        raise InputError('config.data.eval_source is empty: name the file to evaluate on')
-    return [str(path) for path in paths], str(Path(eval_source).expanduser())
-
-
-def _read_glue(config: ConfigDict, name: str, split: str) -> GlueExamples | None:
-    """A split from the folder `data.source`; None where it has no such file."""
-    if config.data.source == 'tfds:glue':
-        with quiet_stderr():
-            from bert_jax.data.corpus import tfds_records
-        records = tfds_records(*tfds_split(name, split), config.data.tfds_dir)
-        return from_tfds(name, split, records)
-    folder = _source(config, f'the folder of the benchmark, with {glue_task(name).folder}/ in it')
-    needed = name == config.task and split == 'train'  # is read in any case, or refused by name
-    if not needed and not glue_files(name, folder, split):
-        return None
-    return read_glue(name, folder, split, max_malformed=config.data.max_malformed)
-
-
-def _source(config: ConfigDict, meaning: str) -> str:
-    """`data.source`, which has to be one path.
-
-    Raises:
-      InputError: it is something else, or pre-training's default.
-    """
-    source = config.data.source
-    if not isinstance(source, str) or not source or source.startswith('docs:'):
-        raise InputError(
-            f'config.data.source={source!r}: config.task={config.task!r} needs {meaning}'
-        )
-    return str(Path(source).expanduser())
 
 
 def _encoder(tokenizer: Any) -> Encode:

@@ -18,7 +18,7 @@ FLOORS = [
     {'data', 'model', 'weights'},
     {'tasks'},
     {'train'},
-    {'pretraining', 'finetuning'},
+    {'downstream', 'pretraining', 'finetuning'},
     {'experiment'},
     {'main', 'convert', 'predict', 'tools'},
 ]

@@ -10,7 +10,8 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,8 @@ _FILES = {
     'dev': ('eng.testa', 'valid.txt', 'dev.txt', 'testa.txt'),
     'test': ('eng.testb', 'test.txt', 'testb.txt'),
 }
+# Of the labels in tensorflow-datasets' conll2003, whose own order this is.
+_TFDS_TAGS = ('O', 'B-PER', 'I-PER', 'B-ORG', 'I-ORG', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC')
 _DOCUMENT_START = '-DOCSTART-'
 # Columns are separated by these; other white space of Unicode may be a word of the text.
 _CELL = re.compile(r'[^ \t]+')
@@ -62,17 +65,16 @@ class ConllExamples:
         return ('O', *(f'{kind}-{name}' for name in tag_types(self.tags) for kind in 'BI'))
 
 
-def read_conll(source: str, split: str, *, max_malformed: float = 0.01) -> ConllExamples:
-    """Sentences of a split.
+def find_conll(source: str, split: str) -> str:
+    """The file of a split; '' where the folder has none.
 
     Args:
       source: a folder with `eng.train`, `eng.testa` and `eng.testb`, or with `train.txt`,
         `valid.txt` and `test.txt`, plain or `.gz`.
       split: train | dev | test.
-      max_malformed: see `read_conll_file`.
 
     Raises:
-      InputError: an unknown split, no such folder or file, or what `read_conll_file` finds.
+      InputError: an unknown split or no such folder.
     """
     if split not in _FILES:
         raise InputError(f"'{split}' is no split; they are {', '.join(_FILES)}")
@@ -81,8 +83,44 @@ def read_conll(source: str, split: str, *, max_malformed: float = 0.01) -> Conll
     for name in _FILES[split]:
         for path in (os.path.join(source, name), os.path.join(source, f'{name}.gz')):
             if os.path.isfile(path):
-                return read_conll_file(path, max_malformed=max_malformed)
-    raise InputError(f"{source} has none of {', '.join(_FILES[split])}, plain or .gz")
+                return path
+    return ''
+
+
+def read_conll(source: str, split: str, *, max_malformed: float = 0.01) -> ConllExamples:
+    """Sentences of a split.
+
+    Args:
+      source, split: as for `find_conll`.
+      max_malformed: see `read_conll_file`.
+
+    Raises:
+      InputError: an unknown split, no such folder or file, or what `read_conll_file` finds.
+    """
+    path = find_conll(source, split)
+    if not path:
+        raise InputError(f"{source} has none of {', '.join(_FILES[split])}, plain or .gz")
+    return read_conll_file(path, max_malformed=max_malformed)
+
+
+def from_tfds(split: str, records: Iterable[Mapping[str, Any]]) -> ConllExamples:
+    """Sentences out of the records of tensorflow-datasets' conll2003.
+
+    They are shuffled, and nothing says which document they are from: each is one.
+
+    Args:
+      split: for messages.
+      records: NumPy values by feature: `tokens` as bytes and `ner` as label ids.
+    """
+    sentences = [record for record in records if len(record['tokens'])]
+    lengths = [len(record['tokens']) for record in sentences]
+    return ConllExamples(
+        words=[word.decode() for record in sentences for word in record['tokens']],
+        tags=[_TFDS_TAGS[tag] for record in sentences for tag in record['ner']],
+        lines=np.repeat(np.arange(len(sentences)) + 1, lengths),
+        sentence_offsets=np.append(0, np.cumsum(lengths)),
+        documents=np.arange(len(sentences)), num_skipped=0, source=f'tfds:conll2003:{split}',
+    )
 
 
 def read_conll_file(path: str, *, max_malformed: float = 0.01) -> ConllExamples:

@@ -229,11 +229,15 @@ def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str
     Raises:
       InputError: it is not there and cannot be made.
     """
+    import tensorflow as tf
     import tensorflow_datasets as tfds
 
     data = _prepared_builder(f'tfds:{name}', name, data_dir).as_dataset(
         split=split, shuffle_files=False
     )
+    if not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(data.element_spec)):
+        yield from tfds.as_numpy(data)
+        return
     for batch in tfds.as_numpy(data.batch(256)):
         names = list(batch)
         for values in zip(*(batch[key] for key in names), strict=True):

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,54 @@ def read_squad(
       InputError: not such a file (the place in the JSON is named), an id that occurs twice, a
         question without an answer read as 'v1', more skipped than allowed, no question at all.
     """
+    paths = [paths] if isinstance(paths, str) else paths
+    roots = ((path, _load(path)) for path in paths)
+    return _examples(roots, ', '.join(paths), version, training, max_skipped)
+
+
+def tfds_split(version: str, training: bool) -> tuple[str, str]:
+    """Data set and split of tensorflow-datasets: ('v1', True) -> ('squad/v1.1', 'train')."""
+    return {'v1': 'squad/v1.1', 'v2': 'squad/v2.0'}[version], 'train' if training else 'validation'
+
+
+def from_tfds(
+    records: Iterable[Mapping[str, Any]], *, version: str, training: bool,
+    max_skipped: float = 0.01,
+) -> SquadExamples:
+    """Questions out of the records of tensorflow-datasets, in the order of their ids.
+
+    Args:
+      records: NumPy values by feature, texts as bytes.
+      version, training, max_skipped: as for `read_squad`.
+
+    Raises:
+      InputError: as `read_squad`.
+    """
+    paragraphs: dict[str, list[dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda record: record['id']):
+        answers = record['answers']
+        qa = {
+            'id': record['id'].decode(), 'question': record['question'].decode(),
+            'answers': [
+                {'text': text.decode(), 'answer_start': int(start)}
+                for text, start in zip(answers['text'], answers['answer_start'], strict=True)
+            ],
+        }
+        if 'is_impossible' in record:
+            qa['is_impossible'] = bool(record['is_impossible'])
+        paragraphs.setdefault(record['context'].decode(), []).append(qa)
+    root = {'data': [{'paragraphs': [
+        {'context': context, 'qas': qas} for context, qas in paragraphs.items()
+    ]}]}
+    source = 'tfds:{}:{}'.format(*tfds_split(version, training))
+    return _examples([(source, root)], source, version, training, max_skipped)
+
+
+def _examples(
+    roots: Iterable[tuple[str, dict[str, Any]]], source: str, version: str, training: bool,
+    max_skipped: float,
+) -> SquadExamples:
+    """See `read_squad`; from (name, content) of files."""
     assert version in VERSIONS
     ids: dict[str, str] = {}  # and the file each is from
     questions: list[str] = []
@@ -95,9 +143,8 @@ def read_squad(
     answers: list[tuple[tuple[str, int], ...] | None] = []
     skipped: list[str] = []
     total = 0
-    paths = [paths] if isinstance(paths, str) else paths
-    for path in paths:
-        for where, paragraph in _paragraphs(path):
+    for path, root in roots:
+        for where, paragraph in _paragraphs(path, root):
             context = _field(paragraph, 'context', str, where)
             contexts.append(context)
             for where_qa, qa in _items(paragraph, 'qas', where):
@@ -121,7 +168,7 @@ def read_squad(
                 context_index.append(len(contexts) - 1)
                 answers.append(found)
     if not total:
-        raise InputError(f'{", ".join(paths)}: no question in it; {_LAYOUT}')
+        raise InputError(f'{source}: no question in it; {_LAYOUT}')
     allowed = max(1, int(max_skipped * total)) if max_skipped > 0 else 0
     if len(skipped) > allowed or not ids:
         raise InputError(
@@ -179,9 +226,8 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + '...')
 
 
-def _paragraphs(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _paragraphs(path: str, root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, paragraph) of a file."""
-    root = _load(path)
     for where, article in _items(root, 'data', f'{path}: '):
         yield from _items(article, 'paragraphs', where)
 

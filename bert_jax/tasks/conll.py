@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data.conll import ConllExamples, ConllWindows, conll_windows, read_conll
+from bert_jax.data.conll import ConllExamples, ConllWindows, conll_windows
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode
 from bert_jax.metrics.conll import conll_scores, write_conll
@@ -17,26 +17,25 @@ from bert_jax.tasks.tagging import Tagging
 
 
 def open_conll(
-    source: str, encode: Encode, *, features: str, max_length: int, document_context: bool,
-    cls_id: int, sep_id: int, unk_id: int, max_malformed: float,
+    read: Callable[[str], ConllExamples | None], encode: Encode, *, features: str,
+    max_length: int, document_context: bool, cls_id: int, sep_id: int, unk_id: int,
 ) -> Downstream:
-    """Trained on train, scored on dev.
+    """Trained on train, scored on dev, and on test where it is there (`test_f1` and so on).
 
     Args:
-      source: the folder of the files, see `data.conll.read_conll`.
+      read: reads a split; None where there is no test split.
       encode: texts to ids; a cased vocabulary is wanted.
       features: empty: the encoder is fine-tuned; else it is frozen, and these of its layers are
         the features of a BiLSTM (`model.bilstm.FEATURES`).
       max_length: pieces of a window.
       document_context: whether windows are filled up with neighbouring sentences.
       cls_id, sep_id, unk_id: of the vocabulary.
-      max_malformed: share of malformed lines past which reading is an error.
 
     Raises:
       InputError: whatever is wrong with the files.
     """
     examples = {
-        split: read_conll(source, split, max_malformed=max_malformed) for split in ('train', 'dev')
+        split: part for split in ('train', 'dev', 'test') if (part := read(split)) is not None
     }
     labels = examples['train'].labels
     windows = {
@@ -46,13 +45,19 @@ def open_conll(
         )
         for split, part in examples.items()
     }
-    dev = (labels, examples['dev'], windows['dev'])
+
+    def eval_set(split: str, name: str) -> EvalSet:
+        found = (labels, examples[split], windows[split])
+        return EvalSet(
+            name, _units(windows[split]), functools.partial(_score, *found),
+            functools.partial(_write, *found, f'{split}_predictions.txt'),
+        )
+
     return Downstream(
         train=_units(windows['train']),
-        evaluated=(EvalSet(
-            '', _units(windows['dev']), functools.partial(_score, *dev),
-            functools.partial(_write, *dev),
-        ),),
+        evaluated=(
+            eval_set('dev', ''), *([eval_set('test', 'test_')] if 'test' in examples else []),
+        ),
         predicted=(), metric='f1', labels=labels,
         head='feature_tagger' if features else 'token_classification',
         frozen='bert' if features else '',
@@ -91,12 +96,12 @@ def _score(
 
 
 def _write(
-    labels: Sequence[str], examples: ConllExamples, windows: ConllWindows,
+    labels: Sequence[str], examples: ConllExamples, windows: ConllWindows, file: str,
     outputs: dict[str, np.ndarray], workdir: Path,
 ) -> None:
-    beside = workdir / 'dev_predictions.txt.tmp'
+    beside = workdir / (file + '.tmp')
     write_conll(
         beside, examples.words, examples.tags, _tags(labels, examples, windows, outputs),
         examples.sentence_offsets,
     )
-    beside.replace(workdir / 'dev_predictions.txt')
+    beside.replace(workdir / file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode
-from bert_jax.data.squad import SquadExamples, read_squad
+from bert_jax.data.squad import SquadExamples
 from bert_jax.data.squad_answers import Prediction, final_texts, predict_answers
 from bert_jax.data.squad_windows import SquadWindows, squad_windows
 from bert_jax.data.squad_writer import write_predictions
@@ -23,8 +23,8 @@ from bert_jax.text.vocab import Vocab
 
 
 def open_squad(
-    version: str, train_files: Sequence[str], eval_file: str, encode: Encode, *, vocab: Vocab,
-    lowercase: bool, max_length: int, doc_stride: int, max_query_length: int, max_malformed: float,
+    version: str, read: Callable[[bool], SquadExamples], encode: Encode, *, vocab: Vocab,
+    lowercase: bool, max_length: int, doc_stride: int, max_query_length: int,
 ) -> Downstream:
     """SQuAD or any file in its layout.
 
@@ -33,29 +33,25 @@ def open_squad(
 
     Args:
       version: 'v1' or 'v2'.
-      train_files: read one after another.
-      eval_file: scored.
+      read: reads the questions for training (True) or those that are scored.
       encode: texts to ids.
       vocab, lowercase: of the tokenizer.
       max_length: pieces of a window.
       doc_stride: pieces from one window to the next.
       max_query_length: pieces of a question.
-      max_malformed: share of unusable questions past which reading is an error.
 
     Raises:
       InputError: whatever is wrong with the files.
     """
-    def read(paths: str | Sequence[str], training: bool) -> tuple[SquadExamples, SquadWindows]:
-        examples = read_squad(
-            paths, version=version, training=training, max_skipped=max_malformed
-        )
+    def windows(training: bool) -> tuple[SquadExamples, SquadWindows]:
+        examples = read(training)
         return examples, squad_windows(
             examples, encode, cls_id=vocab.cls_id, sep_id=vocab.sep_id, max_length=max_length,
             doc_stride=doc_stride, max_question_length=max_query_length, training=training,
         )
 
-    _, train = read(train_files, training=True)
-    scorer = _Scorer(*read(eval_file, training=False), version, vocab, lowercase)
+    _, train = windows(training=True)
+    scorer = _Scorer(*windows(training=False), version, vocab, lowercase)
     return Downstream(
         train=Units(train.sequences, positions={
             'start_positions': train.start_positions, 'end_positions': train.end_positions,

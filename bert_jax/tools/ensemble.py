@@ -84,7 +84,8 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
 
     from bert_jax import experiment
     from bert_jax.config import complete, default_config
-    from bert_jax.finetuning import DOWNSTREAM_TASKS, FineTuningJob
+    from bert_jax.downstream import DOWNSTREAM_TASKS
+    from bert_jax.finetuning import FineTuningJob
     from bert_jax.sharding import make_mesh
     from bert_jax.train.run_directory import read_run_fields
     from bert_jax.train.state import init_state
