@@ -116,8 +116,8 @@ def default_config() -> ConfigDict:
     d.random_next_prob = 0.5
     d.whole_word_mask = False
     d.next_sentence = True  # False: one segment a row and no NSP loss
-    # Downstream tasks. `source` is the folder of the benchmark or a training file, `eval_source`
-    # the file to evaluate on (where `source` is not a folder).
+    # Downstream tasks. `source` is the folder of the benchmark, a training file or (SQuAD) a list of
+    # them; `eval_source` is SQuAD's file to evaluate on, empty: the folder's.
     d.packing = True  # several examples a row; scores do not change
     d.max_malformed = 0.01  # share of unusable rows past which reading is an error
     d.doc_stride = 128  # SQuAD: pieces from one window of a long text to the next
@@ -128,7 +128,7 @@ def default_config() -> ConfigDict:
     t.steps = _free(0)  # 0: the sum of the phases' steps
     t.batch_size = 256  # sequences a step, over all devices
     t.accumulation_steps = 1  # a step's batch is computed in this many parts
-    t.eval_every = _free(0)  # 0: only at the end
+    t.eval_every = _free(0)  # 0: only at the end, where there always is one
     t.eval_batch_size = 256  # of pre-training; downstream sets are packed into batches
     t.max_eval_examples = 0  # of pre-training; 0: all held-out examples
     t.save_every = _free(0)  # 0: only at the end

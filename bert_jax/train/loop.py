@@ -56,7 +56,11 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """Steps between log lines, evaluations and checkpoints; 0: at the end only."""
+    """Steps between log lines, evaluations and checkpoints; 0: at the end only.
+
+    The evaluation before the last is left out where less than a tenth of `eval_every` lies between
+    them: epochs are seldom a whole number of steps.
+    """
 
     log_every: int
     eval_every: int
@@ -193,8 +197,6 @@ def train(
                 )
                 window_start, window_step, waited = time.perf_counter(), step, 0.0
             paused = time.perf_counter()
-            # The last evaluation follows within a tenth of the usual distance: epochs are seldom a
-            # whole number of steps.
             soon = step != last and last - step < cadence.eval_every / 10
             if due(cadence.eval_every) and not soon:
                 window.fetch()
