@@ -116,8 +116,8 @@ def default_config() -> ConfigDict:
     d.random_next_prob = 0.5
     d.whole_word_mask = False
     d.next_sentence = True  # False: one segment a row and no NSP loss
-    # Downstream tasks. `source` is the folder of the benchmark, a training file or (SQuAD) a list of
-    # them; `eval_source` is SQuAD's file to evaluate on, empty: the folder's.
+    # Downstream tasks. `source` is the folder of the benchmark; for SQuAD also a training file or
+    # a list of them. `eval_source` is the file SQuAD is scored on, empty: the folder's.
     d.packing = True  # several examples a row; scores do not change
     d.max_malformed = 0.01  # share of unusable rows past which reading is an error
     d.doc_stride = 128  # SQuAD: pieces from one window of a long text to the next
