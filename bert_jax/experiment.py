@@ -36,6 +36,7 @@ from bert_jax.weights.description import Weights
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.names import flat_tree, to_tree, tree_shapes
 from bert_jax.weights.placement import place
+from bert_jax.weights.run_directory import is_begun, read_description
 
 
 def say(line: str) -> None:
@@ -101,7 +102,12 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
       InputError: bad configuration or data.
       train.loop.Diverged, train.loop.Stopped: see there.
     """
-    published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
+    published = None
+    if config.init_checkpoint:
+        # A run that has begun has its parameters, and has kept what else it took from there.
+        published = (
+            read_description(workdir) if is_begun(workdir) else load_weights(config.init_checkpoint)
+        )
     config = config_lib.complete(config, published)
     validate(config, jax.device_count())
     mesh = make_mesh(

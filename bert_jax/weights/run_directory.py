@@ -35,6 +35,24 @@ _FIELDS = {name: name for name in (
 _HEADS_OF_TASKS = {'pretrain': 'pretraining', 'synthetic': 'pretraining'}
 
 
+def is_begun(workdir: Path) -> bool:
+    """Whether a run has a checkpoint to go on from."""
+    return bool(_steps(workdir / 'checkpoints'))
+
+
+def read_description(workdir: Path) -> Weights:
+    """A run's model, labels and vocabulary, without its parameters.
+
+    Raises:
+      InputError: it is no run directory.
+    """
+    config_file = workdir / 'config.json'
+    config = read_json(config_file, 'a run directory holds config.json and checkpoints/')
+    model = _model(config, config_file)
+    vocab_file, lowercase = _vocabulary(workdir, config, model)
+    return Weights({}, model, '', (), vocab_file, lowercase, (), f'run directory {workdir}')
+
+
 def read_run(workdir: str | Path) -> Weights:
     """The parameters that a run ended with, or those of its best evaluation where it keeps them.
 
@@ -46,15 +64,7 @@ def read_run(workdir: str | Path) -> Weights:
     workdir = Path(workdir)
     config_file = workdir / 'config.json'
     config = read_json(config_file, 'a run directory holds config.json and checkpoints/')
-    section = config.get('model')
-    if not isinstance(section, dict):
-        raise InputError(f'{config_file} has no section "model": it is of no run of this project')
-    hidden_act = section.get('hidden_act')
-    if hidden_act not in ('gelu_tanh', 'gelu_erf'):
-        raise InputError(f'{config_file}: model.hidden_act={hidden_act!r} is unknown')
-    model = model_fields(
-        {'classifier_dropout': 0.1} | section, _FIELDS, hidden_act, config_file
-    )
+    model = _model(config, config_file)
     hint = str(config.get('head', _HEADS_OF_TASKS.get(str(config.get('task')), '')))
     if hint not in HEAD_PARTS:
         raise InputError(
@@ -72,6 +82,29 @@ def read_run(workdir: str | Path) -> Weights:
         labels = check_labels(
             labels or tuple(f'LABEL_{i}' for i in range(num_labels)), num_labels, config_file
         )
+    vocab_file, lowercase = _vocabulary(workdir, config, model)
+    return Weights(
+        params, model, head, labels, vocab_file, lowercase, (),
+        f'run directory {workdir}, step {int(step.name):,}'
+        + (' (its best evaluation)' if step.parent.name == 'best' else ''),
+    )
+
+
+def _model(config: dict[str, Any], config_file: Path) -> dict[str, Any]:
+    """See `Weights.model`."""
+    section = config.get('model')
+    if not isinstance(section, dict):
+        raise InputError(f'{config_file} has no section "model": it is of no run of this project')
+    hidden_act = section.get('hidden_act')
+    if hidden_act not in ('gelu_tanh', 'gelu_erf'):
+        raise InputError(f'{config_file}: model.hidden_act={hidden_act!r} is unknown')
+    return model_fields({'classifier_dropout': 0.1} | section, _FIELDS, hidden_act, config_file)
+
+
+def _vocabulary(
+    workdir: Path, config: dict[str, Any], model: dict[str, Any]
+) -> tuple[Path | None, bool]:
+    """(file, whether text is lower-cased)."""
     lowercase = bool((config.get('data') or {}).get('lowercase', True))
     names = (workdir / 'vocab.txt', workdir / 'vocab.model')
     vocab_file = next((path for path in names if path.exists()), None)
@@ -82,18 +115,16 @@ def read_run(workdir: str | Path) -> Weights:
                 f"{vocab_file} has {num_tokens} tokens, the embedding has {model['vocab_size']} "
                 'rows: put the vocabulary there that the run was trained with'
             )
-    return Weights(
-        params, model, head, labels, vocab_file, lowercase, (),
-        f'run directory {workdir}, step {int(step.name):,}'
-        + (' (its best evaluation)' if step.parent.name == 'best' else ''),
-    )
+    return vocab_file, lowercase
+
+
+def _steps(folder: Path) -> list[Path]:
+    return [path for path in folder.glob('*') if path.name.isdigit() and path.is_dir()]
 
 
 def _newest(workdir: Path) -> Path:
     for folder in ('best', 'checkpoints'):
-        steps = [path for path in (workdir / folder).glob('*')
-                 if path.name.isdigit() and path.is_dir()]
-        if steps:
+        if steps := _steps(workdir / folder):
             return max(steps, key=lambda path: int(path.name))
     raise InputError(f'{workdir} has no checkpoint to read: checkpoints/ holds none')
 
