@@ -30,7 +30,8 @@ _NOT_NEGATIVE = (
 )
 _DURATIONS = ('train.log_every', 'train.eval_every', 'train.save_every', 'optimizer.warmup')
 _SHARES = (
-    'model.hidden_dropout', 'model.attention_dropout', 'data.held_out', 'data.masked_lm_prob',
+    'model.hidden_dropout', 'model.attention_dropout', 'model.classifier_dropout',
+    'data.held_out', 'data.masked_lm_prob',
     'data.mask_rate', 'data.random_rate', 'data.short_seq_prob', 'data.random_next_prob',
 )
 
@@ -80,7 +81,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     for path in _SHARES:
         if not 0 <= get_field(config, path) <= 1:
             raise InputError(f'config.{path}={get_field(config, path)} must be from 0 to 1')
-    for path in ('model.hidden_dropout', 'model.attention_dropout'):
+    for path in ('model.hidden_dropout', 'model.attention_dropout', 'model.classifier_dropout'):
         if get_field(config, path) == 1:
             raise InputError(f'config.{path}=1 drops everything: it must be below 1')
     if config.data.mask_rate + config.data.random_rate > 1 + 1e-9:
@@ -105,6 +106,14 @@ def _check_model(config: ConfigDict, num_devices: int | None) -> None:
             f"config.model.num_heads={sizes['num_heads']} does not divide "
             f"config.model.hidden_size={sizes['hidden_size']}: the nearest that does is {fitting}"
         )
+    if config.model.features and config.model.scan_layers:
+        raise InputError(
+            'config.model.scan_layers=True keeps no output of each layer, which '
+            f'config.model.features={config.model.features!r} needs: leave it False'
+        )
+    if config.model.features == 'second_to_last' and sizes['num_layers'] < 2:
+        raise InputError("config.model.features='second_to_last' needs two layers: choose 'last'")
+    pretraining = config.task in ('pretrain', 'synthetic')
     for i, phase in enumerate(phases(config, num_examples=10**9)):
         where = f'phases[{i}].' if config.phases else ''
         length, batch = phase['max_seq_length'], phase['batch_size']
@@ -116,7 +125,7 @@ def _check_model(config: ConfigDict, num_devices: int | None) -> None:
             )
         if length < 8:
             raise InputError(f'config.{data}max_seq_length={length} is too short: at least 8')
-        if not 0 < phase['max_predictions_per_seq'] <= length - 2:
+        if pretraining and not 0 < phase['max_predictions_per_seq'] <= length - 2:
             raise InputError(
                 f"config.{data}max_predictions_per_seq={phase['max_predictions_per_seq']} must be "
                 f'from 1 to max_seq_length - 2 = {length - 2}'
@@ -130,8 +139,9 @@ def _check_model(config: ConfigDict, num_devices: int | None) -> None:
             _check_batch(config, where or 'train.', 'batch_size', batch, num_devices,
                          config.train.accumulation_steps)
     if num_devices is not None:
-        _check_batch(config, 'train.', 'eval_batch_size', config.train.eval_batch_size,
-                     num_devices, 1)
+        if pretraining:
+            _check_batch(config, 'train.', 'eval_batch_size', config.train.eval_batch_size,
+                         num_devices, 1)
         tensor = config.mesh.tensor
         for name in ('num_heads', 'intermediate_size'):
             if sizes[name] % tensor:

@@ -3,7 +3,9 @@
     python -m bert_jax.main --config=configs/glue.py:mrpc --config.init_checkpoint=DIR \\
         --config.data.source=glue
 
-`:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`. DIR is a Hugging Face folder, a TF1
+`:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`. A run of `:mnli` also predicts the diagnostic
+set where the folder has `diagnostic/` (ax_predictions.tsv); a finished run started again predicts
+what has been added. DIR is a Hugging Face folder, a TF1
 checkpoint or a run of this project; `glue` is the folder of the benchmark's files, or `tfds:glue`.
 The paper takes the best of the learning rates 5e-5, 4e-5, 3e-5 and 2e-5 on the dev set.
 """
@@ -12,6 +14,11 @@ from bert_jax.config import default_config
 
 
 def get_config(task: str = 'mrpc'):
+    if task == 'ax':
+        raise ValueError(
+            'configs/glue.py:ax has no training set: configs/glue.py:mnli predicts it, where the '
+            'folder of the benchmark has diagnostic/'
+        )
     c = default_config()
     c.task = task
     c.model.name = ''

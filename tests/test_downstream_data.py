@@ -1,4 +1,4 @@
-"""Downstream data by name from tensorflow-datasets is that of the original files."""
+"""Opening a task's data: by name it is that of the original files, and faults are told at once."""
 
 import json
 from pathlib import Path
@@ -149,3 +149,43 @@ def test_conll_is_scored_on_the_test_split_where_it_is(tokenizer, tmp_path):
     assert test.score({'logits': right})['f1'] == 1
     test.write({'logits': right}, tmp_path)
     assert (tmp_path / 'test_predictions.txt').read_text().startswith('antwerp B-PER B-PER')
+
+
+def test_a_file_without_answers_is_refused_before_training(tokenizer, tmp_path):
+    squad_file(tmp_path / 'train-v1.1.json', 'v1')
+    root = json.loads((tmp_path / 'train-v1.1.json').read_text())
+    for qa in root['data'][0]['paragraphs'][0]['qas']:
+        del qa['answers']
+    (tmp_path / 'dev-v1.1.json').write_text(json.dumps(root))
+    config = config_of('squad_v1', str(tmp_path), tmp_path)
+    with pytest.raises(InputError, match=r"dev-v1.1.json: question b has no field 'answers'"):
+        open_downstream(config, tokenizer, encode_by(tokenizer))
+
+
+def test_no_answer_to_anything_is_a_threshold_too(tokenizer, tmp_path):
+    """All texts are wrong and all odds are for them: best is to answer nothing."""
+    for part in ('train', 'dev'):
+        squad_file(tmp_path / f'{part}-v2.0.json', 'v2')
+    downstream = open_downstream(
+        config_of('squad_v2', str(tmp_path), tmp_path), tokenizer, encode_by(tokenizer))
+    dev = downstream.evaluated[0]
+    offsets = dev.units.sequences.offsets
+    start = np.zeros(int(offsets[-1]), np.float32)
+    start[offsets[:-1] + dev.units.sequences.first_lengths + 2] = 5.0  # 'The', never an answer
+    outputs = {'start_logits': start, 'end_logits': start}
+    scores = dev.score(outputs)
+    assert scores['null_threshold'] < 0 and scores['f1'] == scores['best_f1'] == 100 / 3
+    dev.write(outputs, tmp_path)
+    assert set(json.loads((tmp_path / 'predictions.json').read_text()).values()) == {''}
+
+
+def test_mnli_needs_the_matched_dev_set(tokenizer, tmp_path):
+    columns = ['index', *'abcdefg', 'sentence1', 'sentence2', *'hijkl', 'gold_label']
+    row = ['0', *'abcdefg', 'the leader', 'john smith', *'hijkl', 'neutral']
+    (tmp_path / 'MNLI').mkdir()
+    for name in ('train', 'dev_mismatched'):
+        (tmp_path / 'MNLI' / f'{name}.tsv').write_text(
+            '\t'.join(columns) + '\n' + '\t'.join(row) + '\n')
+    with pytest.raises(InputError, match='no dev_matched split of mnli'):
+        open_downstream(
+            config_of('mnli', str(tmp_path), tmp_path), tokenizer, encode_by(tokenizer))

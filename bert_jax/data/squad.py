@@ -40,6 +40,7 @@ class SquadExamples:
       answers: [Q] (text, first character in the paragraph) of each accepted answer; () where there
         is none in the paragraph, None where the file does not say.
       num_skipped: questions left out because their answer is not where it should be.
+      source: the files, for messages.
     """
 
     ids: tuple[str, ...]
@@ -48,6 +49,7 @@ class SquadExamples:
     context_index: np.ndarray
     answers: tuple[tuple[tuple[str, int], ...] | None, ...]
     num_skipped: int = 0
+    source: str = ''
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -61,8 +63,8 @@ class SquadExamples:
         for name, found in zip(self.ids, self.answers):
             if found is None:
                 raise InputError(
-                    f"question {name} has no field 'answers', so predictions cannot be scored; "
-                    'predict only, or score on a file with answers'
+                    f"{self.source}: question {name} has no field 'answers', so predictions "
+                    'cannot be scored: set config.data.eval_source to a file with answers'
                 )
         return {i: [text for text, _ in found or ()] for i, found in zip(self.ids, self.answers)}
 
@@ -182,7 +184,7 @@ def _examples(
     return SquadExamples(
         ids=tuple(ids), questions=tuple(questions), contexts=tuple(contexts),
         context_index=np.array(context_index, np.int32), answers=tuple(answers),
-        num_skipped=len(skipped),
+        num_skipped=len(skipped), source=source,
     )
 
 

@@ -147,7 +147,8 @@ def _parser() -> argparse.ArgumentParser:
     commands['answer'].add_argument(
         '--max-answer-length', type=int, default=30, metavar='N', help='in tokens (30)')
     commands['answer'].add_argument(
-        '--allow-empty', action='store_true', help='answer "" where nothing is likelier')
+        '--null-threshold', type=float, metavar='X', help='answer "" where its score is above all '
+        "others' by more than this: 0, or the null_threshold that a SQuAD 2.0 run ends with")
     commands['features'].add_argument(
         '--layers', default='-1', metavar='N,N,...', help='counted from the top, written as '
         '--layers=-1,-2,-3,-4; one below the first are the embeddings (-1)')
@@ -180,7 +181,7 @@ def _results(model: Any, args: argparse.Namespace, texts: Texts) -> Iterator[Any
             return classify.classify(model, texts.pairs() if args.pairs else texts.parts())
         case 'answer':
             return answer.answer(
-                model, texts.questions(), args.max_answer_length, args.allow_empty)
+                model, texts.questions(), args.max_answer_length, args.null_threshold)
         case _:
             layers = _layers(args.layers)
             return features.lines(model, texts.parts(' ||| '), layers, args.pool, args.output)

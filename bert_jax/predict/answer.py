@@ -32,7 +32,7 @@ class _Asked(NamedTuple):
 
 def answer(
     model: LoadedModel, questions: Iterable[tuple[str, str]], max_answer_length: int = 30,
-    allow_empty: bool = False,
+    null_threshold: float | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The best span of each context; see `Model.answer`."""
     model.need('answer')
@@ -48,8 +48,9 @@ def answer(
     items = (_ask(model, pair, i) for i, pair in enumerate(questions))
     for asked, results in runner.stream(items, each_token(program)):
         best = _spans(asked, results, max_answer_length)
-        if allow_empty:  # starts and ends at [CLS]
-            empty = (min(float(x[0].astype(np.float64).sum()) for x in results), 0, 0)
+        if null_threshold is not None:  # an empty answer starts and ends at [CLS]
+            null = min(float(x[0].astype(np.float64).sum()) for x in results)
+            empty = (null - null_threshold, 0, 0)
             best = sorted([*best, empty], key=lambda span: -span[0])
             if best[-1] is not empty:
                 del best[_NUM_BEST:]

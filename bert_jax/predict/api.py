@@ -106,7 +106,7 @@ class Model(LoadedModel):
 
     def answer(
         self, questions: Iterable[tuple[str, str]], max_answer_length: int = 30,
-        allow_empty: bool = False,
+        null_threshold: float | None = None,
     ) -> list[dict[str, Any]]:
         """The span of a context that answers a question.
 
@@ -114,14 +114,15 @@ class Model(LoadedModel):
           questions: (question, context). Long contexts are read in windows of 384 tokens, 128
             apart.
           max_answer_length: tokens of an answer.
-          allow_empty: whether '' is an answer too, where the model finds none likelier.
+          null_threshold: '' is an answer too, where its score is above that of all others by more
+            than this: the `null_threshold` of a SQuAD 2.0 run's result, or 0; None: never.
 
         Returns:
           A question: {'question', 'answer', 'start', 'end', 'score', 'probability'}; the answer is
           context[start:end], the score the sum of the logits of its first and last token, the
-          probability that among the best 20 answers.
+          probability that among the best 20 answers. From the score of '' the threshold is taken.
         """
-        return list(answer(self, questions, max_answer_length, allow_empty))
+        return list(answer(self, questions, max_answer_length, null_threshold))
 
     def tag(self, texts: Iterable[str]) -> list[dict[str, Any]]:
         """A label for each word (words stand between white space); its first piece decides.

@@ -57,10 +57,10 @@ def open_glue(
 
     train = read(name, 'train')
     evaluated = [s for split in dev if (s := eval_set(name, split, True)) is not None]
-    if train is None or not evaluated:
+    if train is None or not evaluated or evaluated[0].name:
         raise InputError(
-            f"config.data.source has no {'train' if train is None else ' or '.join(dev)} split of "
-            f'{name}: training needs both'
+            f"config.data.source has no {'train' if train is None else dev[0]} split of {name}: "
+            f'training needs train and {dev[0]}'
         )
     sources = [(name, split) for split in test] + ([('ax', 'test')] if name == 'mnli' else [])
     predicted = [s for pair in sources if (s := eval_set(*pair, False)) is not None]

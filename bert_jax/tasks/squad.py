@@ -52,6 +52,7 @@ def open_squad(
 
     _, train = windows(training=True)
     scorer = _Scorer(*windows(training=False), version, vocab, lowercase)
+    scorer.examples.gold_texts()  # rather now than after an epoch
     return Downstream(
         train=Units(train.sequences, positions={
             'start_positions': train.start_positions, 'end_positions': train.end_positions,
@@ -89,7 +90,13 @@ class _Scorer:
         )
         scores = scored()
         threshold = scores['best_f1_thresh']
-        return scored(null_threshold=threshold) | {'null_threshold': threshold}
+        found = scored(null_threshold=threshold)
+        if found['f1'] < scores['best_f1']:
+            # No answer to any question is best, for which the official script names a threshold of
+            # 0: right for the probabilities it expects, not for odds that may be negative.
+            threshold = min(odds.values()) - 1.0
+            found = scored(null_threshold=threshold)
+        return found | {'null_threshold': threshold}
 
     def score(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
         return self._scores(self._predict(outputs))

@@ -30,7 +30,7 @@ import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.process import use_huge_pages
-from bert_jax.train.report import duration
+from bert_jax.train.report import duration, write_beside
 
 # What decides which examples there are, how they are cut, and what is predicted of them.
 _ALIKE = (
@@ -77,7 +77,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
       workdir: receives the prediction files.
 
     Raises:
-      InputError: a run cannot be read, or they are not alike.
+      InputError: a run cannot be read, they are not alike, or `workdir` is a run.
     """
     import jax
     import optax
@@ -91,6 +91,8 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     from bert_jax.train.state import init_state
     from bert_jax.weights.load import load_weights
 
+    if (workdir / 'checkpoints').exists():
+        raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
     configs = [read_run_fields(run) for run in runs]
     if configs[0].get('task') not in DOWNSTREAM_TASKS:
         raise InputError(f"{runs[0]} is a run of task {configs[0].get('task')!r}: choose runs of "
@@ -125,6 +127,9 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
         print(f'{run}: {scores}  eta {duration(left)}', flush=True)
     assert job is not None
     workdir.mkdir(parents=True, exist_ok=True)
+    # For tools.glue_submission, which asks a folder for its task.
+    write_beside(workdir / 'config.json', json.dumps(
+        {'task': config.task, 'ensemble': [str(run) for run in runs]}, indent=2) + '\n')
     job.write(means, workdir)
     return {f'eval/{name}': value for name, value in job.score(means).items()}
 

@@ -34,6 +34,7 @@ from typing import Any
 
 from bert_jax.config import default_config, fields, nearest
 from bert_jax.errors import InputError
+from bert_jax.train.report import write_beside
 
 _PAPER_GRID = ('optimizer.learning_rate=5e-5,4e-5,3e-5,2e-5',)
 
@@ -70,6 +71,8 @@ def grid_members(grid: list[str], restarts: int) -> list[Member]:
         field, equals, values = entry.partition('=')
         if not equals or not all(values.split(',')):
             raise InputError(f'--grid {entry}: write FIELD=VALUE,VALUE')
+        if len(set(values.split(','))) < len(values.split(',')):
+            raise InputError(f'--grid {entry} has a value twice')
         if field not in known:
             raise InputError(f'--grid {field} is not a field: {nearest(field, known)}')
         axes.append([(field, value) for value in values.split(',')])
@@ -79,6 +82,10 @@ def grid_members(grid: list[str], restarts: int) -> list[Member]:
     if len(set(names)) < len(names):
         raise InputError(f'--grid names a field twice: {", ".join(names)}')
     return [Member(settings) for settings in itertools.product(*axes)]
+
+
+def _words(sweep: dict[str, Any]) -> list[str]:
+    return [f"--config={sweep['config']}", *sweep['settings']]
 
 
 class Sweep:
@@ -99,10 +106,28 @@ class Sweep:
         path = self.path(member) / 'sweep_result.json'
         return json.loads(path.read_text(encoding='utf-8')) if path.exists() else None
 
+    def _check_same(self) -> None:
+        """Refuses a directory with runs of another config: their results would pass for ours."""
+        path = self._folder / 'sweep.json'
+        ours = {'config': self._options.config, 'settings': sorted(self._overrides)}
+        if path.exists():
+            theirs = json.loads(path.read_text(encoding='utf-8'))
+            if theirs != ours:
+                raise InputError(
+                    f"{self._folder} holds a sweep of {' '.join(_words(theirs))}, this is one of "
+                    f"{' '.join(_words(ours))}: give another --workdir, or the same settings"
+                )
+        write_beside(path, json.dumps(ours) + '\n')
+
     def run(self) -> int:
-        """Runs what is not finished; returns the exit status."""
+        """Runs what is not finished; returns the exit status.
+
+        Raises:
+          InputError: the directory holds another sweep.
+        """
         (self._folder / 'runs').mkdir(parents=True, exist_ok=True)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        self._check_same()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._stop)
         todo = [member for member in self._members if self.result(member) is None]
         done = len(self._members) - len(todo)
@@ -190,9 +215,8 @@ class Sweep:
         config = json.loads((path / 'config.json').read_text(encoding='utf-8'))
         result = json.loads(line.removeprefix('result '))
         metric = f"eval/{config['metric']}"
-        beside = path / 'sweep_result.json.tmp'
-        beside.write_text(json.dumps({'metric': metric, **result}) + '\n', encoding='utf-8')
-        beside.replace(path / 'sweep_result.json')
+        write_beside(
+            path / 'sweep_result.json', json.dumps({'metric': metric, **result}) + '\n')
         print(f'{member.name}: {metric} {result[metric]:.4f}', flush=True)
         self._keep_the_winner()
 
@@ -245,10 +269,8 @@ class Sweep:
             'metric': metric, 'winner': winner.name, 'best': best[metric], 'groups': rows,
             'runs': {m.name: self.result(m) for m in self._members},
         }
-        for name, content in (('table.md', text), ('results.json', json.dumps(summary, indent=1))):
-            beside = self._folder / (name + '.tmp')
-            beside.write_text(content, encoding='utf-8')
-            beside.replace(self._folder / name)
+        write_beside(self._folder / 'table.md', text)
+        write_beside(self._folder / 'results.json', json.dumps(summary, indent=1))
         self._draw(metric, groups)
         return 1 if self._failed else 0
 

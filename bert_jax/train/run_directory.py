@@ -17,6 +17,10 @@ _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every',
                    'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
                    'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
                    'data.vocab_file')  # whose content is compared
+# Another of these is another run. Pre-training may go on with another rate, a downstream run, which
+# is short and compared with others, may not.
+_OF_ANY_RUN: tuple[str, ...] = ('task',)
+_OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
 
 
 def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Path | None) -> None:
@@ -32,14 +36,17 @@ def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Pat
     except OSError as error:
         raise InputError(f'--workdir={workdir}: {error.strerror}') from error
     path = workdir / 'config.json'
-    if not path.exists() or not any((workdir / 'checkpoints').glob('[0-9]*')):
+    saved = (x for name in ('checkpoints', 'best') for x in (workdir / name).glob('[0-9]*'))
+    if not path.exists() or not any(saved):
         return
     old = read_run_fields(workdir)
     new = _flat(resolved)
+    pretraining = new['task'] in ('pretrain', 'synthetic')
+    fixed = _OF_ANY_RUN if pretraining else _OF_ANY_RUN + _OF_A_DOWNSTREAM_RUN
     for name in sorted(set(old) | set(new)):
         if old.get(name) == new.get(name) or name in _FREE_TO_CHANGE:
             continue
-        if name.startswith('model.') and name != 'model.dtype':
+        if name.startswith(fixed) or (name.startswith('model.') and name != 'model.dtype'):
             raise InputError(
                 f'{workdir} holds a run with {name}={old.get(name)!r}, the config says '
                 f'{new.get(name)!r}: give another --workdir, or the config of that run'

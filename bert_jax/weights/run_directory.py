@@ -66,6 +66,11 @@ def read_run(workdir: str | Path) -> Weights:
     config = read_json(config_file, 'a run directory holds config.json and checkpoints/')
     model = _model(config, config_file)
     hint = str(config.get('head', _HEADS_OF_TASKS.get(str(config.get('task')), '')))
+    if hint == 'feature_tagger':
+        raise InputError(
+            f'{config_file} is of a feature-based run: it can be trained and scored (its '
+            'predictions lie beside it), not used as weights'
+        )
     if hint not in HEAD_PARTS:
         raise InputError(
             f'{config_file}: head={hint!r} cannot be read as weights; what can is '

@@ -134,6 +134,7 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, run_ma
                 np.testing.assert_allclose(
                     start_logit('out', question, text), np.mean(apart), atol=1e-4)
     assert compared > 10
+    assert json.loads((tmp_path / 'out' / 'config.json').read_text())['task'] == 'squad_v1'
 
     config = tmp_path / '1' / 'config.json'
     config.write_text(config.read_text().replace('"doc_stride": 128', '"doc_stride": 64'))

@@ -61,10 +61,10 @@ def test_pairs(run):
 
 def test_questions(run):
     lines = b'a\tb c d e\n{"question": "a", "context": "b c d e", "id": 3}\n'
-    status, answers, _ = run('answer', '--allow-empty', '--max-answer-length=2', stdin=lines,
+    status, answers, _ = run('answer', '--null-threshold=0', '--max-answer-length=2', stdin=lines,
                              model='question_answering')
     assert status == 0 and answers[0] == answers[1]
-    assert run('answer', '--allow-empty', '--max-answer-length=2', 'a', 'b c d e',
+    assert run('answer', '--null-threshold=0', '--max-answer-length=2', 'a', 'b c d e',
                model='question_answering')[1] == answers[:1]
     assert set(answers[0]) == {'question', 'answer', 'start', 'end', 'score', 'probability'}
 

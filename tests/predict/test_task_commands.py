@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from bert_jax.data.squad import SquadExamples
-from bert_jax.data.squad_answers import predict_answers
+from bert_jax.data.squad_answers import final_texts, predict_answers
 from bert_jax.data.squad_windows import squad_windows
 from bert_jax.errors import InputError
 from bert_jax.predict import heads
@@ -84,11 +84,11 @@ def test_tags_of_words_longer_than_the_model():
         model.weights.labels[i] for i in expected]
 
 
-@pytest.mark.parametrize('allow_empty', [False, True])
-def test_answers_are_those_of_the_evaluation(allow_empty):
+@pytest.mark.parametrize('null_threshold', [None, 0.0, 1.5])
+def test_answers_are_those_of_the_evaluation(null_threshold):
     """The search that scores SQuAD, over the same logits, finds the same texts."""
     model, _ = tiny.recorded('question_answering')
-    if allow_empty:  # this model never finds [CLS] likely; turned round it does
+    if null_threshold is not None:  # this model never finds [CLS] likely; turned round it does
         kernel = {'cls/squad/kernel': -model.weights.params['cls/squad/kernel']}
         model = Model(dataclasses.replace(
             model.weights, params=model.weights.params | kernel))
@@ -98,7 +98,7 @@ def test_answers_are_those_of_the_evaluation(allow_empty):
     contexts[3] = 'A, b. Cats, éat'
     contexts[20:] = LETTERS[:20]  # short ones, where an empty answer may be likelier
     results = model.answer(
-        zip(questions, contexts, strict=True), max_answer_length=4, allow_empty=allow_empty)
+        zip(questions, contexts, strict=True), max_answer_length=4, null_threshold=null_threshold)
 
     def encode(texts):
         ids = [model.tokenizer.encode(text) for text in texts]
@@ -118,16 +118,22 @@ def test_answers_are_those_of_the_evaluation(allow_empty):
             model.runner.params, states[0], config=model.config, path=('cls', 'squad')))))
     predictions = predict_answers(
         examples, windows, logits[:, 0], logits[:, 1], vocab=vocab, lowercase=True,
-        version='v2' if allow_empty else 'v1', max_answer_length=4)
+        version='v1' if null_threshold is None else 'v2', max_answer_length=4)
+    texts = final_texts(examples.ids, predictions, null_threshold)
     assert len(windows) > 60
     num_empty = 0
-    for context, result, prediction in zip(contexts, results, predictions, strict=True):
+    for name, context, result, prediction in zip(
+        examples.ids, contexts, results, predictions, strict=True
+    ):
+        assert result['answer'] == texts[name] == context[result['start'] : result['end']]
+        num_empty += not result['answer']
+        if null_threshold:  # the evaluation's scores do not know of it
+            continue
         best = max(prediction.n_best, key=lambda c: c.start_logit + c.end_logit)
-        assert result['answer'] == best.text == context[result['start'] : result['end']]
+        assert result['answer'] == best.text
         assert result['score'] == pytest.approx(best.start_logit + best.end_logit, abs=1e-4)
         assert result['probability'] == pytest.approx(best.probability, abs=2e-3)
-        num_empty += not result['answer']
-    assert 0 < num_empty < 40 if allow_empty else not num_empty
+    assert 0 < num_empty < 40 if null_threshold is not None else not num_empty
 
 
 def test_answers_keep_the_characters_of_the_context():

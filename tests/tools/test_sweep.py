@@ -34,6 +34,7 @@ def test_the_grid_is_all_combinations():
     (['seed'], 'FIELD=VALUE'),
     (['seed=1,,2'], 'FIELD=VALUE'),
     (['seed=1', 'seed=2'], 'twice'),
+    (['seed=1,2,1'], 'has a value twice'),
 ])
 def test_a_grid_that_cannot_be_is_refused(grid, message):
     with pytest.raises(InputError, match=message):
@@ -65,6 +66,9 @@ def test_a_sweep_stopped_by_a_signal_goes_on_and_reports(tmp_path):
 
     out, err = start(workdir, *args).communicate(timeout=480)
     assert not done or f'{len(done)} of 2 runs are finished already' in out, err
+    other = start(workdir, *args, '--config.optimizer.weight_decay=0.1')
+    assert 'holds a sweep of --config=configs' in other.communicate(timeout=60)[1]
+    assert other.returncode == 2
     for path, written in done.items():
         assert path.stat().st_mtime_ns == written, 'a finished run was run again'
     results = json.loads((workdir / 'results.json').read_text())

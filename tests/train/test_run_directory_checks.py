@@ -1,0 +1,49 @@
+"""A run directory takes no other run's continuation for its own."""
+
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.train.run_directory import check_run_directory, describe_run
+
+FIELDS = {
+    'task': 'rte', 'seed': 0, 'init_checkpoint': 'a', 'data': {'source': 'x'},
+    'train': {'batch_size': 32, 'log_every': 1}, 'optimizer': {'learning_rate': 1e-5},
+    'model': {'num_layers': 2, 'dtype': 'float32'},
+}
+
+
+def changed(name, value):
+    section, _, key = name.rpartition('.')
+    return FIELDS | ({section: FIELDS[section] | {key: value}} if section else {name: value})
+
+
+@pytest.fixture(params=['checkpoints', 'best'])
+def workdir(request, tmp_path):
+    (tmp_path / request.param / '5').mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize('task, name, value, refused', [
+    ('rte', 'seed', 1, True), ('rte', 'init_checkpoint', 'b', True), ('rte', 'task', 'mrpc', True),
+    ('rte', 'train.batch_size', 16, True), ('rte', 'optimizer.learning_rate', 2e-5, True),
+    ('rte', 'model.num_layers', 3, True), ('rte', 'model.dtype', 'bfloat16', False),
+    ('rte', 'data.source', 'y', False), ('rte', 'train.log_every', 2, False),
+    ('pretrain', 'task', 'rte', True), ('pretrain', 'optimizer.learning_rate', 2e-5, False),
+    ('pretrain', 'model.num_layers', 3, True),
+])
+def test_what_makes_it_another_run_is_refused(workdir, task, name, value, refused, capsys):
+    describe_run(workdir, FIELDS | {'task': task}, None)
+    before = (workdir / 'config.json').read_text()
+    other = changed(name, value) if name == 'task' else changed(name, value) | {'task': task}
+    if refused:
+        with pytest.raises(InputError, match=f'holds a run with {name}=.*give another --workdir'):
+            check_run_directory(workdir, other, None)
+    else:
+        check_run_directory(workdir, other, None)
+        assert ('note: ' in capsys.readouterr().out) == (name != 'train.log_every')
+    assert (workdir / 'config.json').read_text() == before
+
+
+def test_a_directory_without_parameters_takes_any_run(tmp_path):
+    describe_run(tmp_path, FIELDS, None)
+    check_run_directory(tmp_path, changed('seed', 1), None)
