@@ -147,7 +147,7 @@ def read_conll_file(path: str, *, max_malformed: float = 0.01) -> ConllExamples:
     )
     del widths[0]
     if not widths:
-        raise InputError(f'{path} holds no words')
+        raise InputError(f'{path} holds no words: copy it again')
     width = widths.most_common(1)[0][0]
     if width < 2:
         raise InputError(

@@ -325,6 +325,6 @@ def _label_array(task: GlueTask, path: str, lines: list[int], labels: list[str])
             scores[i] = np.nan
         if not 0 <= scores[i] <= 5:
             raise InputError(
-                f"{path}, line {lines[i]}: score '{label}' is not a number from 0 to 5"
+                f"{path}, line {lines[i]}: score '{label}' is not a number from 0 to 5; mend it"
             )
     return scores

@@ -59,7 +59,7 @@ class Rejects:
         num = len(self._rows)
         total = num_used + num
         if not total:
-            raise InputError(f'{self.path} holds no rows')
+            raise InputError(f'{self.path} holds no rows: copy it again')
         allowed = max(1, int(self.max_share * total)) if self.max_share > 0 else 0
         if num > allowed or not num_used:
             line, reason = self._rows[0]
@@ -146,7 +146,7 @@ def read_table(
     rows = _csv_rows(path) if format_of(path) == 'csv' else _tsv_rows(path)
     first = next(rows, None)
     if first is None:
-        raise InputError(f'{path} is empty')
+        raise InputError(f'{path} is empty: copy it again')
     names: Sequence[str] = first[1]
     if not set(names) & set(columns) and headerless:
         names = headerless
@@ -154,7 +154,8 @@ def read_table(
     missing = [name for name in columns if name not in names and name not in optional]
     if missing:
         raise InputError(
-            f"{path} has no column '{missing[0]}' in its header; it has: {', '.join(names)[:200]}"
+            f"{path} has no column '{missing[0]}' in its header; it has: {', '.join(names)[:200]}: "
+            'name the columns as the original file does'
         )
     places = [names.index(name) if name in names else None for name in columns]
     width = len(names)
@@ -197,7 +198,7 @@ def read_json_lines(
         else:
             yield line, [record.get(name) for name in fields]
     if not line:
-        raise InputError(f'{path} is empty')
+        raise InputError(f'{path} is empty: copy it again')
 
 
 def label_ids(
@@ -213,7 +214,8 @@ def label_ids(
     if len(found) and found.min() < 0:
         i = int(np.argmin(found))
         raise InputError(
-            f"{path}, line {lines[i]}: unknown label '{labels[i]}'; known are {', '.join(known)}"
+            f"{path}, line {lines[i]}: unknown label '{labels[i]}'; known are {', '.join(known)}: "
+            'mend it'
         )
     return found
 
