@@ -19,6 +19,7 @@ are beaten.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import itertools
 import json
@@ -36,6 +37,7 @@ from bert_jax.config import default_config, fields, nearest
 from bert_jax.errors import InputError
 from bert_jax.train.report import write_beside
 
+_PR_SET_PDEATHSIG = 1  # of prctl
 _PAPER_GRID = ('optimizer.learning_rate=5e-5,4e-5,3e-5,2e-5',)
 
 
@@ -82,6 +84,14 @@ def grid_members(grid: list[str], restarts: int) -> list[Member]:
     if len(set(names)) < len(names):
         raise InputError(f'--grid names a field twice: {", ".join(names)}')
     return [Member(settings) for settings in itertools.product(*axes)]
+
+
+def _begin_child(cores: set[int]) -> None:
+    """In a new run's process: on its share of the cores, and stopped if the sweep is killed."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _words(sweep: dict[str, Any]) -> list[str]:
@@ -183,7 +193,7 @@ class Sweep:
         log = open(path / 'log.txt', 'a', encoding='utf-8')  # noqa: SIM115 (closed when it ends)
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, text=True, env=environment,
-            preexec_fn=(lambda: os.sched_setaffinity(0, own)) if own else None,
+            preexec_fn=lambda: _begin_child(own),
             start_new_session=True,  # Ctrl-C reaches it through us, once
         )
         self._running[slot] = member, process, log
