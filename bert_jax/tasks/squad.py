@@ -50,9 +50,9 @@ def open_squad(
             doc_stride=doc_stride, max_question_length=max_query_length, training=training,
         )
 
-    _, train = windows(training=True)
     scorer = _Scorer(*windows(training=False), version, vocab, lowercase)
     scorer.examples.gold_texts()  # rather now than after an epoch
+    _, train = windows(training=True)
     return Downstream(
         train=Units(train.sequences, positions={
             'start_positions': train.start_positions, 'end_positions': train.end_positions,
