@@ -81,12 +81,13 @@ def test_long_document_is_continued(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(('name', 'content', 'prefix', 'words'), [
     ('empty.txt', b'', '', ['empty.txt', 'is empty']),
-    ('empty.txt.gz', gzip.compress(b''), '', ['empty.txt.gz', 'is empty']),
+    ('empty.txt.gz', gzip.compress(b'', mtime=0), '', ['empty.txt.gz', 'is empty']),
     ('image.txt', b'Some text.\n\x89PNG\0\0', '', ['image.txt', 'byte 15 is NUL']),
     ('utf16.txt', 'Text.\n'.encode('utf-16'), '', ['utf16.txt', 'UTF-16']),
     ('latin.txt', b'Fine.\nNa\xefve.\n', '', ['latin.txt', 'byte 8 is 0xef', 'iconv']),
     ('bom.txt', b'\xef\xbb\xbfa\r\nb\r\n\xff\n', '', ['bom.txt', 'byte 9 is 0xff']),
-    ('cut.txt.gz', gzip.compress(b'Some text.\n' * 1000)[:40], '', ['cut.txt.gz', 'cut short']),
+    ('cut.txt.gz', gzip.compress(b'Some text.\n' * 1000, mtime=0)[:40], '',
+     ['cut.txt.gz', 'cut short']),
     ('not.txt.gz', b'Some text.\n', '', ['not.txt.gz', 'gzip']),
     ('bad.jsonl', b'{"text": "a"}\n\n{"text": \n', '', ['bad.jsonl, line 3', 'not JSON']),
     ('field.jsonl', b'{"text": "a"}\n{"body": "b"}\n', '', ['line 2', "'text'", 'body']),
