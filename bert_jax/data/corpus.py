@@ -250,7 +250,7 @@ def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
 
     place = os.path.expanduser(data_dir) if data_dir else tfds.core.constants.DATA_DIR
     remedy = (
-        'set --config.data.source to text files (a glob), or --config.data.tfds_dir to a directory '
+        'set --config.data.source to files of your own, or --config.data.tfds_dir to a directory '
         'where it is prepared'
     )
     try:

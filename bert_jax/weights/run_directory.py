@@ -41,7 +41,7 @@ def is_begun(workdir: Path) -> bool:
 
 
 def read_description(workdir: Path) -> Weights:
-    """A run's model, labels and vocabulary, without its parameters.
+    """A run's model and vocabulary alone: no parameters, head or labels.
 
     Raises:
       InputError: it is no run directory.
