@@ -13,7 +13,7 @@ TENSORFLOW_FILES = {
     'weights/tf1.py',
 }
 FLOORS = [
-    {'errors', 'process', 'durations', 'config', 'validation', 'sharding', 'optim', 'text',
+    {'errors', 'process', 'files', 'hosts', 'durations', 'config', 'validation', 'sharding', 'optim', 'text',
      'metrics', 'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},
     {'tasks'},
