@@ -29,14 +29,14 @@ def in_bucket(path: str | os.PathLike[str]) -> bool:
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a whole file or nothing: beside, then renamed; in a bucket an upload is that."""
-    path = as_path(path)
+    target = as_path(path)
     data = content.encode('utf-8') if isinstance(content, str) else content
     if in_bucket(path):
-        path.write_bytes(data)
+        target.write_bytes(data)
         return
-    beside = path.with_name(path.name + '.tmp')
+    beside = target.with_name(target.name + '.tmp')
     with open(beside, 'wb') as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(beside, target)
