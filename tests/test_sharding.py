@@ -1,5 +1,7 @@
 """The mesh, which axes split what, and rows of a global batch."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,17 @@ import pytest
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
-from bert_jax.sharding import MESH_AXES, Layout, local_rows, make_mesh, to_global
+from bert_jax.sharding import (
+    MESH_AXES,
+    Layout,
+    arrange_devices,
+    local_rows,
+    make_mesh,
+    rows_of,
+    to_global,
+)
 from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.train.state import abstract_state
 
@@ -79,7 +90,7 @@ def test_a_layout_splits_batch_and_heads(axes, shape, shards):
 def test_rows_become_a_global_batch_in_their_order(axes):
     mesh = one_device() if axes == (1, 1, 1) else make_mesh(*axes)
     rows = local_rows(mesh, 16)
-    assert rows == range(16)  # one process needs them all
+    np.testing.assert_array_equal(rows, np.arange(16))  # one process needs them all
     batch = {'ids': np.arange(48).reshape(16, 3), 'labels': np.arange(16)}
     on_mesh = to_global(mesh, batch, 16, rows)
     for name, x in batch.items():
@@ -90,26 +101,117 @@ def test_rows_become_a_global_batch_in_their_order(axes):
             np.testing.assert_array_equal(shard.data, x[shard.index])
 
 
-class _Rows:
-    """A sharding of which this process holds only some rows."""
+# Slices of 8 to 1,024 chips, as Google Cloud offers them.
+SLICES = {
+    'TPU v4': ['2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16'],
+    'TPU v5': ['2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16'],
+    'TPU v5 lite': ['2x4', '4x4', '4x8', '8x8', '8x16', '16x16'],
+    'TPU v6 lite': ['2x4', '4x4', '4x8', '8x8', '8x16', '16x16'],
+}
 
-    def __init__(self, *slices):
-        self._slices = slices
 
-    def addressable_devices_indices_map(self, shape):
-        return {i: (part,) for i, part in enumerate(self._slices)}
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A device as a TPU runtime describes it."""
+
+    id: int
+    process_index: int
+    coords: tuple[int, int, int]
+    slice_index: int
+    device_kind: str
+    platform: str = 'tpu'
+    core_on_chip: int = 0
 
 
-@pytest.mark.parametrize('slices, rows', [
-    ([slice(4, 6), slice(6, 8)], range(4, 8)),
-    ([slice(6, 8), slice(4, 6), slice(4, 6)], range(4, 8)),  # any order, and replicas
-    ([slice(None)], range(16)),
-    ([slice(0, 4), slice(8, 12)], None),
+def slices_of(kind: str, topology: str, num_slices: int = 1) -> list[Chip]:
+    """The chips of slices in jax's order: host by host, a host holding 2 x 2 of them."""
+    x, y, z = (*map(int, topology.split('x')), 1)[:3]
+    chips = []
+    for number in range(num_slices):
+        for k, j, i in np.ndindex(z, y // 2, x // 2):
+            process = ((number * z + k) * (y // 2) + j) * (x // 2) + i
+            for dj, di in np.ndindex(2, 2):
+                at = (2 * i + di, 2 * j + dj, k)
+                index = at[0] + x * (at[1] + y * at[2])
+                chips.append(Chip(index + 100_000 * number, process, at, number, kind))
+    return chips
+
+
+def shapes_of(num_chips: int) -> list[tuple[int, int, int]]:
+    """Meshes that people ask for."""
+    return [(num_chips // (f * t), f, t)
+            for f, t in ((1, 1), (4, 1), (8, 1), (num_chips, 1), (1, 2), (1, 4), (4, 2), (2, 4))]
+
+
+@pytest.mark.parametrize('kind, topology', [
+    (kind, topology) for kind, topologies in SLICES.items() for topology in topologies
 ])
-def test_a_process_takes_the_one_run_of_rows_that_its_devices_hold(monkeypatch, slices, rows):
-    monkeypatch.setattr('bert_jax.sharding.batch_sharding', lambda mesh: _Rows(*slices))
-    if rows is None:
-        with pytest.raises(NotImplementedError, match='not contiguous'):
-            local_rows(None, 16)
-    else:
-        assert local_rows(None, 16) == rows
+def test_every_slice_takes_every_mesh_and_hosts_share_out_the_rows(kind, topology):
+    for num_slices in (1, 2):
+        chips = slices_of(kind, topology, num_slices)
+        for shape in shapes_of(len(chips)):
+            if shape[0] % num_slices:
+                with pytest.raises(InputError, match='cannot be split over 2 slices'):
+                    arrange_devices(shape, chips)
+                continue
+            devices = arrange_devices(shape, chips)
+            assert devices.shape == shape
+            assert {d.id for d in devices.flat} == {d.id for d in chips}
+            # Only the data axis crosses the slow network between slices.
+            parts = np.array([d.slice_index for d in devices.flat]).reshape(shape)
+            assert (parts == parts[:, :1, :1]).all()
+            batch = 2 * shape[0] * shape[1]
+            copies = np.zeros(batch, int)
+            wanted = [set() for _ in range(len(chips) // 4)]
+            for (i, j, _), device in np.ndenumerate(devices):
+                block = 2 * (i * shape[1] + j)
+                wanted[device.process_index] |= {block, block + 1}
+            for process in range(0, len(wanted), max(1, len(wanted) // 32)):
+                assert rows_of(devices, process, batch).tolist() == sorted(wanted[process])
+            for rows in wanted:
+                copies[sorted(rows)] += 1
+            # Every row is on a host, and on several only where its heads are split over hosts.
+            assert copies.min() >= 1 and copies.max() <= shape[2]
+
+
+@pytest.mark.parametrize('kind, name', [
+    ('TPU v4', 'v4:4x4x4'), ('TPU v5', 'v5p:2x2x4'), ('TPU v5 lite', 'v5e:8x16'),
+    ('TPU v6 lite', 'v6e:16x16'),
+])
+def test_these_chips_are_in_the_order_of_the_compilers_own_topologies(monkeypatch, kind, name):
+    pytest.importorskip('libtpu', reason='libtpu (the extra `tpu`) is not installed')
+    for key, value in {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}.items():
+        monkeypatch.setenv(key, value)
+    from jax.experimental import topologies
+
+    options = {'chip_config_name': 'megacore'} if kind == 'TPU v4' else {}
+    real = topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices
+    fake = slices_of(kind, name.partition(':')[2])
+    for field in ('id', 'process_index', 'coords', 'device_kind', 'core_on_chip'):
+        theirs = [getattr(d, field) for d in real]
+        assert [tuple(x) if field == 'coords' else x for x in theirs] == [
+            getattr(d, field) for d in fake], field
+
+
+def test_rows_of_a_host_need_not_follow_one_another(monkeypatch):
+    mesh = make_mesh(8, 1, 1)
+    # Its devices hold the second and the seventh part of the batch.
+    monkeypatch.setattr('bert_jax.sharding.rows_of', lambda *_: np.array([2, 3, 12, 13]))
+    rows = local_rows(mesh, 16)
+    held = _placed(mesh, rows)
+    assert {first: x.tolist() for first, x in held.items()} == {2: [20, 30], 12: [120, 130]}
+
+
+def _placed(mesh, rows):
+    """What `to_global` hands to the devices that hold these rows, by their first row."""
+    found = {}
+
+    def make(shape, sharding, shard):
+        for index in sharding.devices_indices_map(shape).values():
+            if index[0].start in rows:
+                found[index[0].start] = shard(index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, 'make_array_from_callback', make)
+        to_global(mesh, {'x': 10 * rows}, 16, rows)
+    return found

@@ -31,10 +31,10 @@ class Examples(Protocol):
 
 
 def eval_batch(
-    examples: Examples, step: int, batch_size: int, local: range, num_examples: int
+    examples: Examples, step: int, batch_size: int, local: np.ndarray, num_examples: int
 ) -> dict[str, np.ndarray]:
     """This host's rows of evaluation batch `step`; past `num_examples` rows are empty."""
-    row_ids = step * batch_size + np.arange(local.start, local.stop, dtype=np.int64)
+    row_ids = step * batch_size + local
     real = row_ids[row_ids < num_examples]
     batch = empty_rows(examples.spec, len(local))
     if len(real):

@@ -24,7 +24,7 @@ def hide_accelerators() -> None:
 
 
 def train_batches(
-    examples: Examples, *, batch_size: int, local: range, first_step: int, num_steps: int
+    examples: Examples, *, batch_size: int, local: np.ndarray, first_step: int, num_steps: int
 ) -> Iterator[dict[str, np.ndarray]]:
     """Batches of the steps first_step .. first_step + num_steps - 1.
 
@@ -44,7 +44,7 @@ def train_batches(
     def make(call: np.ndarray) -> list[np.ndarray]:
         begin = first_step + int(call) * steps_a_call
         steps = np.arange(begin, min(begin + steps_a_call, last_step), dtype=np.int64)
-        row_ids = steps[:, None] * batch_size + np.arange(local.start, local.stop)[None, :]
+        row_ids = steps[:, None] * batch_size + local[None, :]
         rows = examples.rows(row_ids.reshape(-1))
         return [rows[name].reshape(*row_ids.shape, *f.shape) for name, f in examples.spec.items()]
 
@@ -60,7 +60,7 @@ def train_batches(
 
 
 def eval_batches(
-    examples: Examples, *, batch_size: int, local: range, num_examples: int
+    examples: Examples, *, batch_size: int, local: np.ndarray, num_examples: int
 ) -> Iterator[dict[str, np.ndarray]]:
     """The first `num_examples` frozen rows, each once; the last batch is filled with empty rows.
 

@@ -48,8 +48,8 @@ class SyntheticExamples:
 
 
 def plain_batches(
-    examples: Examples, batch_size: int, local: range, steps: range
+    examples: Examples, batch_size: int, local: np.ndarray, steps: range
 ) -> Iterator[dict[str, np.ndarray]]:
     """Like `pipeline.train_batches`, without TensorFlow and without making anything ahead."""
     for step in steps:
-        yield examples.rows(step * batch_size + np.arange(local.start, local.stop))
+        yield examples.rows(step * batch_size + local)

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bert_jax.errors import InputError
 from bert_jax.tools.bench_report import Figure, Result, check_ended_well, last_line
 
@@ -190,7 +192,7 @@ def _measure_rows(request: dict[str, Any]) -> dict[str, Any]:
     examples = data.training(request['seq'], request['predictions'])
     size = request['batch_size']
     batches = data.train_batches(
-        examples, batch_size=size, local=range(size), first_step=0, num_steps=10**9
+        examples, batch_size=size, local=np.arange(size), first_step=0, num_steps=10**9
     )
     for _ in range(_WARM_UP_BATCHES):
         next(batches)

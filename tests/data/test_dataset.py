@@ -129,7 +129,7 @@ def test_batches_from_text(folder):
     assert len(load_tokenizer(data.vocab_path, True).vocab) == data.vocab_size
     training, held_out = data.training(S, P), data.held_out(S, P)
     batches = list(data.train_batches(
-        training, batch_size=8, local=range(4, 8), first_step=100, num_steps=3))
+        training, batch_size=8, local=np.arange(4, 8), first_step=100, num_steps=3))
     assert len(batches) == 3
     for step, batch in enumerate(batches, 100):
         check_batch(pretrain_spec(S, P), batch)
@@ -137,7 +137,7 @@ def test_batches_from_text(folder):
         assert all(np.array_equal(batch[name], expected[name]) for name in expected)
         assert batch['input_ids'].max() < data.vocab_size
     batches = list(data.eval_batches(
-        held_out, batch_size=8, local=range(8), num_examples=held_out.num_frozen))
+        held_out, batch_size=8, local=np.arange(8), num_examples=held_out.num_frozen))
     assert sum(batch['example_weights'].sum() for batch in batches) == held_out.num_frozen
     # Another phase: longer rows of the same text.
     longer = data.training(64, 10)
@@ -262,7 +262,7 @@ def test_synthetic_rows():
     data = SyntheticData(1000, 0)
     examples = data.training(S, P)
     batches = list(data.train_batches(
-        examples, batch_size=8, local=range(2, 6), first_step=7, num_steps=2))
+        examples, batch_size=8, local=np.arange(2, 6), first_step=7, num_steps=2))
     for step, batch in enumerate(batches, 7):
         check_batch(examples.spec, batch)
         expected = examples.rows(np.arange(step * 8 + 2, step * 8 + 6))
@@ -272,7 +272,7 @@ def test_synthetic_rows():
         assert batch['input_ids'].min() >= 0 and batch['input_ids'].max() < 1000
     assert not np.array_equal(batches[0]['input_ids'], batches[1]['input_ids'])
     held_out = data.held_out(S, P)
-    judged = list(data.eval_batches(held_out, batch_size=64, local=range(64), num_examples=256))
+    judged = list(data.eval_batches(held_out, batch_size=64, local=np.arange(64), num_examples=256))
     rows = np.concatenate([batch['input_ids'] for batch in judged])
     assert len(rows) == 256 and not any(
         np.array_equal(a, b) for a, b in itertools.product(rows[:9], _epoch(examples)['input_ids']))
@@ -281,11 +281,12 @@ def test_synthetic_rows():
 def test_synthetic_rows_need_no_tensorflow():
     code = '''
 import sys
+import numpy as np
 from bert_jax.data.dataset import SyntheticData
 data = SyntheticData(100, 0)
 rows = data.training(16, 2)
-next(data.train_batches(rows, batch_size=2, local=range(2), first_step=0, num_steps=1))
-next(data.eval_batches(rows, batch_size=2, local=range(2), num_examples=2))
+next(data.train_batches(rows, batch_size=2, local=np.arange(2), first_step=0, num_steps=1))
+next(data.eval_batches(rows, batch_size=2, local=np.arange(2), num_examples=2))
 assert "tensorflow" not in sys.modules
 '''
     subprocess.run([sys.executable, '-c', code], check=True)

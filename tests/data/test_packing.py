@@ -56,7 +56,7 @@ def check_batches(units, plan, steps):
     s = units.sequences
     for step in steps:
         num_rows = int(plan.num_rows[step])
-        batch = packed_batch(units, plan, step, range(num_rows))
+        batch = packed_batch(units, plan, step, np.arange(num_rows))
         for row, slot in zip(*np.nonzero(batch['unit_weights']), strict=True):
             unit = int(batch['unit_index'][row, slot])
             seen.append(unit)
@@ -122,7 +122,7 @@ def test_hosts_share_a_step():
     plan = plan_steps(
         units.lengths, np.arange(64)[None], row_lengths=(64,), shards=4, token_cost=flat_cost)
     rows = int(plan.num_rows[0])
-    whole = packed_batch(units, plan, 0, range(rows))
+    whole = packed_batch(units, plan, 0, np.arange(rows))
     halves = [packed_batch(units, plan, 0, part)
               for part in (range(rows // 2), range(rows // 2, rows))]
     for name, x in whole.items():

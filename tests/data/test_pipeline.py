@@ -34,14 +34,15 @@ def examples():
 
 
 def _locals(batch_size, hosts):
-    share = batch_size // hosts
-    return [range(host * share, (host + 1) * share) for host in range(hosts)]
+    """Rows of each host: every so-manieth, as on a torus that hosts lie on in tiles."""
+    return [np.arange(host, batch_size, hosts) for host in range(hosts)]
 
 
 def _global(hosts_batches):
     """Batches of the whole mesh from those of each host."""
     return [
-        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        {name: np.stack([part[name] for part in parts], 1).reshape(-1, *parts[0][name].shape[1:])
+         for name in parts[0]}
         for parts in zip(*hosts_batches, strict=True)  # every host has as many batches
     ]
 
@@ -69,7 +70,7 @@ def test_batches_are_the_rows_of_their_step(examples):
     for batch in batches:
         check_batch(examples.spec, batch)
         assert len(batch['input_ids']) == 16
-    _assert_same(batches, list(plain_batches(examples, 16, range(16), range(3, 153))))
+    _assert_same(batches, list(plain_batches(examples, 16, np.arange(16), range(3, 153))))
 
 
 @pytest.mark.parametrize('hosts', [2, 8])
@@ -94,7 +95,7 @@ def test_as_many_batches_as_steps(examples, num_steps):
 def test_large_local_batches(examples, monkeypatch):
     monkeypatch.setattr(pipeline, '_ROWS_A_CALL', 10)  # fewer than a batch has
     _assert_same(_train(examples, 1, 2, 3), list(plain_batches(
-        examples, 16, range(16), range(2, 5))))
+        examples, 16, np.arange(16), range(2, 5))))
 
 
 def test_bad_rows_stop_the_run(examples):
@@ -107,7 +108,7 @@ def test_bad_rows_stop_the_run(examples):
             return examples.rows(row_ids)
 
     batches = pipeline.train_batches(
-        Broken(), batch_size=16, local=range(16), first_step=0, num_steps=1000)
+        Broken(), batch_size=16, local=np.arange(16), first_step=0, num_steps=1000)
     with pytest.raises(Exception, match='damaged'):
         list(batches)
 
