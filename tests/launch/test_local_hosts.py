@@ -1,0 +1,101 @@
+"""launch/local_hosts.sh, with small shell commands as hosts."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / 'launch' / 'local_hosts.sh'
+
+
+def _start(hosts, command, **environment):
+    return subprocess.Popen(
+        [SCRIPT, str(hosts), 'bash', '-c', command], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env=os.environ | environment,
+    )
+
+
+def _gone(pid, seconds=5):
+    """Whether a process ends within some seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_hosts_are_told_of_each_other_and_standard_output_is_the_first_hosts():
+    told = 'echo $JAX_PROCESS_ID $JAX_NUM_PROCESSES $JAX_COORDINATOR_ADDRESS $XLA_FLAGS'
+    process = _start(3, told, XLA_FLAGS='--mine')
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    index, count, address, flags = output.split()
+    assert (index, count, flags) == ('0', '3', '--mine')
+    host, _, port = address.partition(':')
+    assert host == '127.0.0.1' and 1024 < int(port) < 32768
+    assert sorted(errors.splitlines()) == [f'{i} 3 {address} --mine' for i in (1, 2)]
+
+
+def test_arguments_reach_the_command_as_they_are():
+    process = subprocess.run([SCRIPT, '1', 'printf', '%s|', 'a b', "c'd", '*'],
+                             capture_output=True, text=True, timeout=20)
+    assert process.stdout == "a b|c'd|*|"
+
+
+@pytest.mark.parametrize(('command', 'status'), [
+    ('exit 0', 0),
+    ('exit $((JAX_PROCESS_ID == 1 ? 2 : 0))', 2),
+    ('sleep 0.$((7 * (1 - JAX_PROCESS_ID))); exit $((3 + JAX_PROCESS_ID))', 4),  # 1 is the first
+    ('[ $JAX_PROCESS_ID = 0 ] || kill -9 $$', 137),
+])
+def test_exit_status_is_that_of_the_host_that_failed_first(command, status):
+    process = _start(2, command)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == status
+    assert errors == ('local_hosts: host 1 was ended by signal 9\n' if status == 137 else '')
+
+
+def test_a_failure_ends_the_others_after_a_grace():
+    process = _start(2, 'echo $$ >&2; [ $JAX_PROCESS_ID = 1 ] && exit 5; trap "" TERM; sleep 100',
+                     LOCAL_HOSTS_GRACE='1')
+    started = time.monotonic()
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 5
+    assert 0.5 < time.monotonic() - started < 10
+    *pids, said = sorted(errors.splitlines())
+    assert said == 'local_hosts: host 0 was ended by signal 9'
+    assert len(pids) == 2 and all(_gone(int(pid)) for pid in pids)
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_every_host_and_the_script_waits_for_them(number):
+    process = _start(2, 'trap "sleep 0.3; echo saved $JAX_PROCESS_ID; exit 143" TERM; '
+                        'echo ready >&2; while true; do sleep 0.05; done')
+    assert [process.stderr.readline() for _ in range(2)] == ['ready\n'] * 2
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert (output, errors) == ('saved 0\n', 'saved 1\n')
+
+
+def test_hosts_end_with_a_script_that_is_killed():
+    if subprocess.run('setpriv --pdeathsig KILL true', shell=True, capture_output=True).returncode:
+        pytest.skip('setpriv is not here, or cannot set the signal')
+    process = _start(2, 'echo $$ >&2; exec sleep 100')
+    pids = [int(process.stderr.readline()) for _ in range(2)]
+    process.kill()
+    process.wait(timeout=20)
+    assert all(_gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize('arguments', [[], ['2'], ['0', 'true'], ['two', 'true']])
+def test_a_wrong_call_says_how(arguments):
+    process = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=20)
+    assert process.returncode == 2
+    assert process.stderr.startswith('usage: ') and process.stderr.count('\n') == 1
