@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read."""
+"""The exceptions that a user is meant to read."""
 
 
 class InputError(ValueError):
@@ -6,4 +6,15 @@ class InputError(ValueError):
 
     The doors (`main`, `tools`) print it on standard error without a traceback and exit with
     status 2. Anything else that escapes is a defect of this program and keeps its traceback.
+    """
+
+
+class Diverged(RuntimeError):
+    """The loss is not finite any more."""
+
+
+class Stopped(BaseException):
+    """The run was asked to stop (SIGTERM, Ctrl-C); what there was to save is saved.
+
+    Like KeyboardInterrupt no Exception, so that nothing on its way takes it for a fault.
     """

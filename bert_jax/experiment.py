@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +16,12 @@ import optax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax import hosts
 from bert_jax.downstream import DOWNSTREAM_TASKS
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 from bert_jax.finetuning import FineTuningJob
+from bert_jax.hosts import say
 from bert_jax.model.flops import peak_flops
 from bert_jax.model.layers import BertConfig
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
@@ -28,7 +32,7 @@ from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.loop import Cadence, Phase, train
 from bert_jax.train.report import Report, count
-from bert_jax.train.run_directory import check_run_directory, describe_run
+from bert_jax.train.run_directory import check_run_directory, describe_run, flat_fields
 from bert_jax.train.state import abstract_state, init_state, num_params
 from bert_jax.train.step import TrainStep, make_train_step
 from bert_jax.validation import check_vocabulary, mesh_data, validate
@@ -38,11 +42,16 @@ from bert_jax.weights.names import flat_tree, to_tree, tree_shapes
 from bert_jax.weights.placement import place
 from bert_jax.weights.run_directory import is_begun, read_description
 
+_PLACES = ('vocab_file', 'dir', 'tfds_dir')
 
-def say(line: str) -> None:
-    """Prints on the first process only."""
-    if jax.process_index() == 0:
-        print(line, flush=True)
+
+def versions() -> dict[str, str]:
+    """Installed versions of this package and of those that compute."""
+    found = {}
+    for name in ('bert-jax', 'jax', 'jaxlib', 'flax', 'optax'):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[f'version of {name}'] = importlib.metadata.version(name)
+    return found
 
 
 class Job(Protocol):
@@ -59,6 +68,9 @@ class Job(Protocol):
     @property
     def num_examples(self) -> int | None:
         """Rows an epoch, or None where no duration asks for it."""
+
+    def identity(self) -> dict[str, str]:
+        """What all hosts must have read alike, by name: digests of content, and counts."""
 
     def task(self, bert: BertConfig) -> Task:
         """The task on an encoder."""
@@ -100,7 +112,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
 
     Raises:
       InputError: bad configuration or data.
-      train.loop.Diverged, train.loop.Stopped: see there.
+      Diverged, Stopped: see `train.loop.train`.
     """
     published = None
     if config.init_checkpoint:
@@ -127,6 +139,11 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     resolved |= {
         'head': job.head, 'labels': list(job.labels), 'metric': job.metric,
     }
+    hosts.agree('the run', versions() | job.identity() | flat_fields(
+        {name: value for name, value in resolved.items() if name != 'data'}
+        # Where files lie may differ; what is in them is compared by `identity`.
+        | {'data': {k: v for k, v in resolved['data'].items() if k not in _PLACES}}
+    ))
     check_run_directory(workdir, resolved, job.vocab_path)
 
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
@@ -142,6 +159,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     del published
     describe_run(workdir, resolved, job.vocab_path)
     start = int(state.step)
+    hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
         f'{total:,} steps')
 

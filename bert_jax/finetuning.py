@@ -55,11 +55,21 @@ class FineTuningJob:
         self.vocab_path: Path | None = Path(config.data.vocab_file).expanduser()
         tokenizer = load_tokenizer(self.vocab_path, config.data.lowercase)
         self.vocab_size = len(tokenizer.vocab)
+        self._vocabulary = tokenizer.fingerprint
         self._downstream = d = open_downstream(config, tokenizer, _encoder(tokenizer))
         self.head, self.labels = d.head, d.labels
         self.metric, self.frozen = d.metric, d.frozen
         self.num_examples: int | None = len(d.train)
         self._best: tuple[dict[str, float], list[dict[str, np.ndarray]]] | None = None
+
+    def identity(self) -> dict[str, str]:
+        found = {
+            'vocabulary': self._vocabulary,
+            'training examples': self._downstream.train.digest(),
+        }
+        for i, eval_set in enumerate(self._sets):
+            found[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
+        return found
 
     def task(self, bert: BertConfig) -> DownstreamTask:
         return self._downstream.make_task(bert)

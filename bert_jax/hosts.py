@@ -3,11 +3,12 @@
 It goes through the key-value store of jax's coordination service, which every run of several
 processes has: no device takes part, so it works before the first step, while a device waits for a
 neighbour, and when a host fails. All hosts call these functions in the same order. In a run of one
-process they answer at once.
+process they answer at once. How hosts stop and fail together is in `stopping.py`.
 """
 
 from __future__ import annotations
 
+import glob
 import itertools
 import json
 import os
@@ -19,10 +20,21 @@ import jax
 
 from bert_jax.errors import InputError
 
+# How launchers tell a process that it is one of several: (how many, which one).
+_TASK_COUNTS = (
+    ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'), ('SLURM_STEP_NUM_TASKS', 'SLURM_PROCID'),
+    ('OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK'), ('PMI_SIZE', 'PMI_RANK'),
+)
+# Notebooks on one host, where looking for neighbours would only make people wait.
+_NOTEBOOKS = ('COLAB_RELEASE_TAG', 'COLAB_GPU', 'KAGGLE_KERNEL_RUN_TYPE')
+# PCI devices of vendor 0x1ae0 (Google) that are TPUs: v2 and v3, v4, v5p, v5e, v6e, v7.
+_TPU_DEVICES = ('0x0027', '0x005e', '0x0062', '0x0063', '0x006f', '0x0076')
+
 _calls = itertools.count()
 
 
-def _state() -> Any:
+def state() -> Any:
+    """The process's part in jax's coordination service."""
     from jax._src import distributed  # no public name reaches the service's store
 
     return distributed.global_state
@@ -30,12 +42,12 @@ def _state() -> Any:
 
 def index() -> int:
     """This process's number; known from `connect` on, before any device is touched."""
-    return _state().process_id or 0
+    return state().process_id or 0
 
 
 def count() -> int:
     """How many processes the run has."""
-    return _state().num_processes or 1
+    return state().num_processes or 1
 
 
 def first() -> bool:
@@ -44,12 +56,69 @@ def first() -> bool:
 
 
 def connect() -> None:
-    """Joins the other processes of the run, where there are any."""
-    if 'JAX_NUM_PROCESSES' in os.environ:
+    """Joins the other processes of the run, wherever jax finds a cluster or is told of one.
+
+    jax finds TPU VMs (by their metadata server), GKE, SLURM and Open MPI. Processes elsewhere are
+    told with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+
+    Raises:
+      InputError: this process was started as one of several, and they have not joined.
+    """
+    given = {name: os.environ.get(name) for name in (
+        'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')}
+    if any(given.values()) and not all(given.values()):
+        missing = ', '.join(name for name, value in given.items() if not value)
+        raise InputError(f'{missing} is not set: name {", ".join(given)}, or none of them')
+    # Hosts of a pod come up minutes apart: the installation is what takes longest.
+    patience = 600
+    if all(given.values()):
         jax.distributed.initialize(
-            num_processes=int(os.environ['JAX_NUM_PROCESSES']),
-            process_id=int(os.environ['JAX_PROCESS_ID']),
+            num_processes=int(given['JAX_NUM_PROCESSES'] or 1),
+            process_id=int(given['JAX_PROCESS_ID'] or 0), initialization_timeout=patience,
         )
+    elif not any(name in os.environ for name in _NOTEBOOKS):
+        try:
+            jax.distributed.initialize(initialization_timeout=patience)
+        except ValueError as error:
+            if 'coordinator_address' not in str(error):
+                raise
+            # No cluster: a run of one process.
+    for size, number in _TASK_COUNTS:
+        if (tasks := int(os.environ.get(size) or 1)) > 1 and count() == 1:
+            raise InputError(
+                f'this process is task {os.environ.get(number, "?")} of {tasks} ({size}), and '
+                'they have not joined: start one task, or set JAX_COORDINATOR_ADDRESS=HOST:PORT, '
+                'JAX_NUM_PROCESSES and JAX_PROCESS_ID for each'
+            )
+
+
+def check_accelerators() -> None:
+    """Refuses to train on the CPU of a machine whose accelerator jax does not see.
+
+    Raises:
+      InputError: that is so, and nobody asked for the CPU with JAX_PLATFORMS.
+    """
+    if os.environ.get('JAX_PLATFORMS') or jax.default_backend() != 'cpu':
+        return
+    found = None
+    if any(_pci('vendor', path) == '0x1ae0' and _pci('device', path) in _TPU_DEVICES
+           for path in glob.glob('/sys/bus/pci/devices/*')):
+        found = 'a TPU', 'tpu'
+    elif glob.glob('/dev/nvidia[0-9]*'):
+        found = 'an NVIDIA GPU', 'cuda13'
+    if found:
+        raise InputError(
+            f"this machine has {found[0]} and jax {jax.__version__} uses the CPU: pip install "
+            f"'jax[{found[1]}]=={jax.__version__}', or set JAX_PLATFORMS=cpu to train on the CPU"
+        )
+
+
+def _pci(field: str, path: str) -> str:
+    try:
+        with open(f'{path}/{field}') as file:
+            return file.read().strip()
+    except OSError:
+        return ''
 
 
 def share(name: str, make: Callable[[], str]) -> str:
@@ -60,7 +129,7 @@ def share(name: str, make: Callable[[], str]) -> str:
     if not first():
         return _get(key)
     value = make()
-    _state().client.key_value_set(key, value)
+    state().client.key_value_set(key, value)
     return value
 
 
@@ -69,7 +138,7 @@ def exchange(name: str, value: str) -> list[str]:
     if count() == 1:
         return [value]
     key = f'bert_jax/{next(_calls)}/{name}'
-    _state().client.key_value_set(f'{key}/{index()}', value)
+    state().client.key_value_set(f'{key}/{index()}', value)
     return json.loads(share(
         name, lambda: json.dumps([_get(f'{key}/{i}') for i in range(count())])
     ))
@@ -109,7 +178,7 @@ def _get(key: str) -> str:
     """The value of a key, waited for in short turns, so that signals are heard meanwhile."""
     while True:
         try:
-            return _state().client.blocking_key_value_get(key, 1000)
+            return state().client.blocking_key_value_get(key, 1000)
         except Exception as error:
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise

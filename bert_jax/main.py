@@ -15,8 +15,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from bert_jax import config as config_lib
-from bert_jax.errors import InputError
+from bert_jax import hosts
+from bert_jax.errors import Diverged, InputError, Stopped
 from bert_jax.process import use_huge_pages
+from bert_jax.stopping import Guard
 from bert_jax.validation import validate
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'Config file, as FILE.py or FILE.py:ARG.')
@@ -64,42 +66,6 @@ def _workdir() -> Path:
     return workdir
 
 
-def _connect_hosts() -> None:
-    """Joins the other hosts of a pod slice, or of an explicit cluster of processes.
-
-    Processes elsewhere are told with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID.
-    """
-    import jax
-
-    if 'JAX_NUM_PROCESSES' in os.environ:
-        jax.distributed.initialize(
-            num_processes=int(os.environ['JAX_NUM_PROCESSES']),
-            process_id=int(os.environ['JAX_PROCESS_ID']),
-        )
-    elif ',' in os.environ.get('TPU_WORKER_HOSTNAMES', ''):
-        jax.distributed.initialize()
-
-
-def _stop_on_signal():  # type: ignore[no-untyped-def]
-    """A function that says whether SIGTERM or Ctrl-C has come, alike on all hosts."""
-    import jax
-
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        return multihost_utils.reached_preemption_sync_point
-    received: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        del frame
-        received.append(number)
-        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
-    return lambda step: bool(received)
-
-
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         _fail(f'unexpected argument {argv[1]!r}: fields are set with --config.FIELD=VALUE')
@@ -108,27 +74,38 @@ def main(argv: list[str]) -> None:
     if not flags.FLAGS['verbosity'].present:
         logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
     workdir = _workdir()
+    guard = Guard()
     try:
         validate(_CONFIG.value)
-        _connect_hosts()
+        hosts.connect()
+        guard.start()
+        hosts.check_accelerators()
         from bert_jax import experiment
-        from bert_jax.train.loop import Diverged, Stopped
 
-        try:
-            result = experiment.run(_CONFIG.value, workdir, _stop_on_signal())
-        except Diverged as error:
-            _fail(str(error), 1)
-        except Stopped as error:
-            _fail(str(error), 143)
+        result = experiment.run(_CONFIG.value, workdir, guard.should_stop)
+        guard.finish()
+    except Stopped as stopped:
+        _end(guard, str(stopped), 143)
     except InputError as error:
-        _fail(' '.join(str(error).split()))
+        _end(guard, ' '.join(str(error).split()), 2)
+    except Diverged as error:
+        _end(guard, str(error), 1)
     except Exception as error:
         # Libraries wrap it in many types; what was saved before stays good.
         if 'No space left on device' in str(error) or getattr(error, 'errno', None) == errno.ENOSPC:
-            _fail(f'the disk of {workdir} is full: free some space and start again, the run goes '
-                  'on from its last checkpoint', 1)
-        raise
-    experiment.say('result ' + json.dumps(result))
+            _end(guard, f'the disk of {workdir} is full: free some space and start again, the run '
+                 'goes on from its last checkpoint', 1)
+        guard.await_verdict()  # a neighbour's end breaks what the devices were doing together
+        traceback.print_exc()
+        guard.fail(f'{type(error).__name__}: {error}', 1)
+        sys.exit(1)
+    hosts.say('result ' + json.dumps(result))
+
+
+def _end(guard: Guard, message: str, status: int) -> None:
+    print(f'error: {message}', file=sys.stderr, flush=True)
+    guard.fail(message, status)
+    sys.exit(status)
 
 
 if __name__ == '__main__':

@@ -51,6 +51,9 @@ class PretrainingJob:
             first.get('max_predictions_per_seq', c.data.max_predictions_per_seq),
         ).num_examples
 
+    def identity(self) -> dict[str, str]:
+        return self.data.identity()
+
     def task(self, bert: BertConfig) -> Pretraining:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
 

@@ -13,8 +13,8 @@ TENSORFLOW_FILES = {
     'weights/tf1.py',
 }
 FLOORS = [
-    {'errors', 'process', 'files', 'hosts', 'durations', 'config', 'validation', 'sharding', 'optim', 'text',
-     'metrics', 'data.spec', 'data.stateless'},
+    {'errors', 'process', 'files', 'hosts', 'stopping', 'durations', 'config', 'validation',
+     'sharding', 'optim', 'text', 'metrics', 'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},
     {'tasks'},
     {'train'},

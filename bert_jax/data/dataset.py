@@ -31,16 +31,20 @@ class Data(Protocol):
     vocab_size: int
     vocab_path: Path | None
 
+    def identity(self) -> dict[str, str]:
+        """What all hosts must have read alike, by name."""
+
     def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples: ...
 
     def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples: ...
 
     def train_batches(
-        self, examples: Examples, *, batch_size: int, local: range, first_step: int, num_steps: int
+        self, examples: Examples, *, batch_size: int, local: np.ndarray, first_step: int,
+        num_steps: int,
     ) -> Iterator[dict[str, np.ndarray]]: ...
 
     def eval_batches(
-        self, examples: Examples, *, batch_size: int, local: range, num_examples: int
+        self, examples: Examples, *, batch_size: int, local: np.ndarray, num_examples: int
     ) -> Iterator[dict[str, np.ndarray]]: ...
 
 
@@ -51,6 +55,9 @@ class SyntheticData:
 
     def __init__(self, vocab_size: int, seed: int):
         self.vocab_size, self._seed = vocab_size, seed
+
+    def identity(self) -> dict[str, str]:
+        return {}
 
     def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
         return SyntheticExamples(
@@ -66,12 +73,13 @@ class SyntheticData:
         )
 
     def train_batches(
-        self, examples: Examples, *, batch_size: int, local: range, first_step: int, num_steps: int
+        self, examples: Examples, *, batch_size: int, local: np.ndarray, first_step: int,
+        num_steps: int,
     ) -> Iterator[dict[str, np.ndarray]]:
         return plain_batches(examples, batch_size, local, range(first_step, first_step + num_steps))
 
     def eval_batches(
-        self, examples: Examples, *, batch_size: int, local: range, num_examples: int
+        self, examples: Examples, *, batch_size: int, local: np.ndarray, num_examples: int
     ) -> Iterator[dict[str, np.ndarray]]:
         for step in range(-(-num_examples // batch_size)):
             yield eval_batch(examples, step, batch_size, local, num_examples)
@@ -130,6 +138,7 @@ class TextData:
         tokenizer = load_tokenizer(self.vocab_path, o.lowercase)
         vocab = tokenizer.vocab
         self.vocab_size = len(vocab)
+        self._tokenizer_fingerprint = tokenizer.fingerprint
         self._special = SpecialIds(
             len(vocab), vocab.cls_id, vocab.sep_id, vocab.mask_id, vocab.is_continuation
         )
@@ -186,6 +195,17 @@ class TextData:
         )
         return PretrainExamples(store, documents, recipe, self._special, seed, name)
 
+    def identity(self) -> dict[str, str]:
+        found = {'vocabulary': self._tokenizer_fingerprint}
+        for spec, _, rows in self._sources:
+            found[f'content of {spec}'] = (
+                f'{len(rows)} records' if is_records(spec) else rows.fingerprint
+            )
+            if self._eval is None and not is_records(spec):
+                held_out = self._documents(rows, held_out=True)
+                found[f'held-out documents of {spec}'] = str(len(held_out))
+        return found
+
     def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
         parts: list[Examples] = []
         for i, (spec, _, rows) in enumerate(self._sources):
@@ -241,7 +261,8 @@ class TextData:
         return parts[0] if len(parts) == 1 else Mixture(parts, [1.0] * len(parts), _EVAL_SEED)
 
     def train_batches(
-        self, examples: Examples, *, batch_size: int, local: range, first_step: int, num_steps: int
+        self, examples: Examples, *, batch_size: int, local: np.ndarray, first_step: int,
+        num_steps: int,
     ) -> Iterator[dict[str, np.ndarray]]:
         from bert_jax.data import pipeline
 
@@ -251,7 +272,7 @@ class TextData:
         )
 
     def eval_batches(
-        self, examples: Examples, *, batch_size: int, local: range, num_examples: int
+        self, examples: Examples, *, batch_size: int, local: np.ndarray, num_examples: int
     ) -> Iterator[dict[str, np.ndarray]]:
         from bert_jax.data import pipeline
 

@@ -11,6 +11,7 @@ index. Packing changes no score: sequences attend to themselves and have positio
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -49,6 +50,17 @@ class Units:
     def lengths(self) -> np.ndarray:
         """[n] int64: tokens of each unit."""
         return np.diff(self.sequences.offsets[:: self.choices])
+
+    def digest(self) -> str:
+        """Identity of the content."""
+        digest = hashlib.blake2b(digest_size=8)
+        s = self.sequences
+        for part in ({'ids': s.ids, 'offsets': s.offsets, 'first': s.first_lengths}, self.labels,
+                     self.positions, self.tokens):
+            for name, x in sorted(part.items()):
+                digest.update(f'{name} {x.dtype} {x.shape}'.encode())
+                digest.update(np.ascontiguousarray(x).tobytes())
+        return digest.hexdigest()
 
 
 def pack(lengths_GxU: np.ndarray, row_length: int) -> np.ndarray:
@@ -250,10 +262,10 @@ class _Placement:
     first_length: np.ndarray
 
 
-def _place(units: Units, plan: Plan, step: int, local: range) -> _Placement:
-    here = (plan.rows[step] >= local.start) & (plan.rows[step] < local.stop)
+def _place(units: Units, plan: Plan, step: int, local: np.ndarray) -> _Placement:
+    here = np.isin(plan.rows[step], local)
     unit = plan.units[step][here]
-    row = plan.rows[step][here].astype(np.int64) - local.start
+    row = np.searchsorted(local, plan.rows[step][here])
     by_row = np.lexsort((unit, row))
     unit, row = unit[by_row], row[by_row]
     offsets = units.sequences.offsets
@@ -280,14 +292,14 @@ def _place(units: Units, plan: Plan, step: int, local: range) -> _Placement:
     )
 
 
-def packed_batch(units: Units, plan: Plan, step: int, local: range) -> dict[str, np.ndarray]:
+def packed_batch(units: Units, plan: Plan, step: int, local: np.ndarray) -> dict[str, np.ndarray]:
     """This host's rows of a step.
 
     Args:
       units: what `plan` was made for.
       plan: where units go.
       step: row of the plan.
-      local: the rows of the step, of its `num_rows[step]`, that are wanted.
+      local: the rows of the step, of its `num_rows[step]`, that are wanted, ascending.
     """
     p = _place(units, plan, step, local)
     spec = packed_spec(units, plan)
@@ -324,7 +336,7 @@ def unpack(
       outputs: arrays of all rows of the step, [R, S, ...] a token or [R, K, ...] a unit.
       collected: receives arrays [T, ...] of the former and [n, ...] of the latter.
     """
-    p = _place(units, plan, step, range(int(plan.num_rows[step])))
+    p = _place(units, plan, step, np.arange(plan.num_rows[step]))
     for name, x in outputs.items():
         # K is S only where every row is full of units of one token, which [CLS] [SEP] rules out.
         if x.shape[1] == plan.row_length:

@@ -11,20 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax.errors import Diverged, Stopped
 from bert_jax.tasks.base import Task
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.report import Report, count, duration
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import Batch, TrainStep
-
-
-class Diverged(RuntimeError):
-    """The loss is not finite any more."""
-
-
-class Stopped(Exception):
-    """The run was asked to stop (SIGTERM, Ctrl-C), and has saved its state."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,7 @@ def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Pat
     if not path.exists() or not any(saved):
         return
     old = read_run_fields(workdir)
-    new = _flat(resolved)
+    new = flat_fields(resolved)
     pretraining = new['task'] in ('pretrain', 'synthetic')
     fixed = _OF_ANY_RUN if pretraining else _OF_ANY_RUN + _OF_A_DOWNSTREAM_RUN
     for name in sorted(set(old) | set(new)):
@@ -68,7 +68,7 @@ def read_run_fields(workdir: Path) -> dict[str, Any]:
       InputError: there is none, or it is no JSON object.
     """
     hint = 'choose the directory of a run, or for a new run another --workdir'
-    return _flat(read_json(workdir / 'config.json', hint))
+    return flat_fields(read_json(workdir / 'config.json', hint))
 
 
 def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | None) -> None:
@@ -86,9 +86,10 @@ def _vocab_name(vocab_path: Path) -> str:
     return 'vocab.model' if vocab_path.suffix == '.model' else 'vocab.txt'
 
 
-def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+def flat_fields(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+    """The values of nested dicts by dotted name."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         inner = isinstance(value, dict)
-        flat |= _flat(value, f'{prefix}{key}.') if inner else {prefix + key: value}
+        flat |= flat_fields(value, f'{prefix}{key}.') if inner else {prefix + key: value}
     return flat

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from toy import Toy, batch, mesh, sgd_step
 
-from bert_jax.train.loop import Cadence, Diverged, Phase, Stopped, train
+from bert_jax.errors import Diverged, Stopped
+from bert_jax.train.loop import Cadence, Phase, train
 from bert_jax.train.state import init_state
 
 MESH = mesh()

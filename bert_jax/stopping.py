@@ -1,0 +1,182 @@
+"""How a run is stopped, and how its hosts stop and fail together.
+
+SIGTERM or Ctrl-C on any host stops all of them at the same step. A host that fails ends all with
+its message and status, and so does one that is not heard of any more: the devices of the others
+would wait for it for ever. The hosts tell each other through jax's coordination service: each posts
+what it has to say every half second, host 0 reads all that and posts a verdict, which all read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from bert_jax import hosts
+from bert_jax.errors import Stopped
+
+SILENCE_SECONDS = 30.0  # after which a host is taken for dead
+_PATIENCE_SECONDS = 10.0  # before the first step: for the main thread to hear of a signal
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_BEFORE = 'stopped before the first step; start again and it goes on where it was'
+
+
+class Guard:
+    """Hears signals from `start` on, and watches over the other hosts until `finish`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._asked = False  # a signal came to this host during training
+        self._told = False  # one came to some host, as the verdict says
+        self._step: int | None = None  # that was polled last; None before training
+        self._bound: int | None = None  # first step at which this host can stop
+        self._stop_at: int | None = None  # what the hosts have settled on
+        self._fault: tuple[str, int] | None = None  # of this host
+        self._beat = 0
+        self._heard: dict[int, tuple[int, float]] = {}  # host: its last beat, and when it changed
+        self._verdict: dict[str, Any] = {'fault': None, 'asked': False, 'stop_at': None}
+        self._finished = threading.Event()
+        self._turn = 0.5 + hosts.count() / 1000
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Call it once the hosts have joined, in the main thread."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            signal.signal(number, self._handle)
+        threading.Thread(target=self._end_where_deaf, args=(reading,), daemon=True).start()
+        if hosts.count() > 1:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+
+    def _handle(self, number: int, frame: object) -> None:
+        del frame
+        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+        if self._step is None:
+            raise Stopped(_BEFORE)
+        self._asked = True
+
+    def _end_where_deaf(self, reading: int) -> None:
+        """Before the first step nothing needs saving: ends it if the main thread hears nothing.
+
+        Python calls handlers between its own instructions; compiling takes minutes without any.
+        """
+        while os.read(reading, 1)[0] not in _SIGNALS:
+            pass
+        if self._step is None:
+            time.sleep(_PATIENCE_SECONDS)
+        if self._step is None and not self._finished.is_set():
+            self._end(_BEFORE, 143)
+
+    def should_stop(self, step: int) -> bool:
+        """Whether to save and leave after this step; alike on all hosts. Call it at every step."""
+        if hosts.count() == 1:
+            self._step = step
+            return self._asked
+        with self._changed:
+            self._step = step
+            if self._told and self._bound is None:
+                self._bound = step
+            while self._bound is not None and step >= self._bound and self._stop_at is None:
+                self._changed.wait(1.0)
+            return self._stop_at is not None and step >= self._stop_at
+
+    def fail(self, message: str, status: int) -> None:
+        """Ends all hosts with this one's message; this one too, if there are several."""
+        if hosts.count() == 1:
+            return
+        self._fault = message, status
+        time.sleep(4 * self._turn)  # host 0 holds the service: the others must have read it
+        _leave(status)
+
+    def await_verdict(self) -> None:
+        """Of an error that another host's end may have caused: that host is to be named, not it."""
+        if hosts.count() > 1:
+            time.sleep(SILENCE_SECONDS + 5)
+
+    def finish(self) -> None:
+        """Ends the watch, when every host is here."""
+        hosts.barrier('finish')
+        self._finished.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._finished.wait(self._turn):
+            try:
+                self._post()
+                if hosts.first():
+                    self._judge()
+                else:
+                    found = hosts.state().client.key_value_dir_get('bert_jax/verdict/')
+                    self._verdict = json.loads(found[0][1]) if found else self._verdict
+            except Exception as error:
+                if not self._finished.is_set():
+                    self._end(f'host 0 does not answer any more ({_first_line(error)})', 1)
+                return
+            self._obey()
+
+    def _post(self) -> None:
+        self._beat += 1
+        said = {'beat': self._beat, 'fault': self._fault, 'asked': self._asked,
+                'bound': self._bound}
+        hosts.state().client.key_value_set(
+            f'bert_jax/live/{hosts.index()}', json.dumps(said), allow_overwrite=True
+        )
+
+    def _judge(self) -> None:
+        """Host 0's part: what all have said becomes the verdict."""
+        client, now = hosts.state().client, time.monotonic()
+        said = {int(key.rpartition('/')[2]): json.loads(value)
+                for key, value in client.key_value_dir_get('bert_jax/live/')}
+        verdict = dict(self._verdict)
+        for host in range(hosts.count()):
+            beat = said.get(host, {}).get('beat', 0)
+            if self._heard.get(host, (-1, 0.0))[0] != beat:
+                self._heard[host] = beat, now
+            fault = said.get(host, {}).get('fault')
+            if fault is None and now - self._heard[host][1] > SILENCE_SECONDS:
+                fault = f'has not been heard of for {SILENCE_SECONDS:.0f} seconds', 1
+            if fault is not None and verdict['fault'] is None:
+                verdict['fault'] = [host, *fault]
+        verdict['asked'] |= any(one['asked'] for one in said.values())
+        bounds = [said.get(host, {}).get('bound') for host in range(hosts.count())]
+        if verdict['stop_at'] is None and None not in bounds:
+            verdict['stop_at'] = max(bounds)
+        self._verdict = verdict
+        client.key_value_set('bert_jax/verdict/0', json.dumps(verdict), allow_overwrite=True)
+
+    def _obey(self) -> None:
+        fault = self._verdict['fault']
+        if fault is not None and fault[0] != hosts.index():
+            host, message, status = fault
+            if hosts.first():
+                time.sleep(4 * self._turn)  # see `fail`
+            self._end(f'host {host}: {message}', status)
+        with self._changed:
+            self._told = self._verdict['asked']
+            if self._told and self._bound is None and self._step is not None:
+                self._bound = self._step + 1  # the main thread may be past the step it polled
+            self._stop_at = self._verdict['stop_at']
+            self._changed.notify_all()
+
+    def _end(self, message: str, status: int) -> None:
+        print(f'error: {message}', file=sys.stderr, flush=True)
+        _leave(status)
+
+
+def _leave(status: int) -> None:
+    """Ends the process without waiting for hosts that will not come."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
