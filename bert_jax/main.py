@@ -85,7 +85,9 @@ def main(argv: list[str]) -> None:
         result = experiment.run(_CONFIG.value, workdir, guard.should_stop)
         guard.finish()
     except Stopped as stopped:
-        _end(guard, str(stopped), 143)
+        sys.stderr.write(f'error: {stopped}\n')
+        guard.stopped(str(stopped))
+        sys.exit(143)
     except InputError as error:
         _end(guard, ' '.join(str(error).split()), 2)
     except Diverged as error:
@@ -103,7 +105,7 @@ def main(argv: list[str]) -> None:
 
 
 def _end(guard: Guard, message: str, status: int) -> None:
-    print(f'error: {message}', file=sys.stderr, flush=True)
+    sys.stderr.write(f'error: {message}\n')  # in one piece: other hosts write beside it
     guard.fail(message, status)
     sys.exit(status)
 

@@ -95,6 +95,13 @@ class Guard:
         time.sleep(4 * self._turn)  # host 0 holds the service: the others must have read it
         _leave(status)
 
+    def stopped(self, message: str) -> None:
+        """Ends this host, which was asked to stop: with the others where all were training."""
+        if self._stop_at is None:
+            self.fail(message, 143)
+        else:
+            self.finish()
+
     def await_verdict(self) -> None:
         """Of an error that another host's end may have caused: that host is to be named, not it."""
         if hosts.count() > 1:
@@ -158,6 +165,8 @@ class Guard:
             host, message, status = fault
             if hosts.first():
                 time.sleep(4 * self._turn)  # see `fail`
+            if self._fault is not None:  # it has told its own
+                _leave(self._fault[1])
             self._end(f'host {host}: {message}', status)
         with self._changed:
             self._told = self._verdict['asked']
@@ -167,7 +176,7 @@ class Guard:
             self._changed.notify_all()
 
     def _end(self, message: str, status: int) -> None:
-        print(f'error: {message}', file=sys.stderr, flush=True)
+        sys.stderr.write(f'error: {message}\n')  # in one piece: other hosts write beside it
         _leave(status)
 
 

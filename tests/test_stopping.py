@@ -1,0 +1,150 @@
+"""Hosts stop together and fail together: small processes that poll as the training loop does."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LOCAL_HOSTS = Path(__file__).resolve().parent.parent / 'launch' / 'local_hosts.sh'
+
+# Each host prints its process id, then steps; the slow host is behind the others.
+HOST = '''
+import os, sys, time
+from bert_jax import hosts, stopping
+from bert_jax.errors import Stopped
+stopping.SILENCE_SECONDS = 4.0
+hosts.connect()
+guard = stopping.Guard()
+guard.start()
+def tell(*words):  # in one piece: several hosts write at once
+    os.write(2, (' '.join(map(str, words)) + '\\n').encode())
+tell('pid', hosts.index(), os.getpid())
+{body}
+'''
+STEPS = '''
+step = 0
+while step < 10_000:
+    step += 1
+    time.sleep(0.01 if hosts.index() else 0.05)
+    if guard.should_stop(step):
+        tell('stopped at', step)
+        guard.stopped('')
+        sys.exit(143)
+'''
+
+
+class Hosts:
+    def __init__(self, count, body):
+        self.process = subprocess.Popen(
+            [LOCAL_HOSTS, str(count), sys.executable, '-c', HOST.format(body=body)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=LOCAL_HOSTS.parents[1],
+            env=os.environ | {'JAX_PLATFORMS': 'cpu', 'LOCAL_HOSTS_GRACE': '20'},
+        )
+        self.pids = {}
+        while len(self.pids) < count:
+            words = self.process.stderr.readline().split()
+            assert words or self.process.poll() is None, 'a host did not start'
+            if 'pid' in words:
+                index, pid = words[words.index('pid') + 1:]
+                self.pids[int(index)] = int(pid)
+
+    def end(self):
+        """(exit status, what they printed to standard error)."""
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+
+@pytest.mark.parametrize('asked', [0, 2])
+def test_a_signal_to_one_host_stops_all_at_the_same_step(asked):
+    run = Hosts(3, STEPS)
+    time.sleep(1.0)
+    os.kill(run.pids[asked], signal.SIGTERM)
+    status, errors = run.end()
+    assert status == 143
+    steps = [line.split()[-1] for line in errors.splitlines() if 'stopped at' in line]
+    assert len(steps) == 3 and len(set(steps)) == 1, errors
+
+
+def test_a_host_that_fails_ends_all_with_its_message_and_status():
+    run = Hosts(3, "guard.fail('the disk is full', 2) if hosts.index() == 1 else time.sleep(60)")
+    status, errors = run.end()
+    assert status == 2
+    assert errors.count('error: host 1: the disk is full') == 2
+
+
+def test_a_host_that_dies_ends_the_others():
+    run = Hosts(3, STEPS)
+    time.sleep(0.5)
+    os.kill(run.pids[1], signal.SIGKILL)
+    started = time.monotonic()
+    _, errors = run.end()
+    assert time.monotonic() - started < 20
+    assert errors.count('error: host 1: has not been heard of for 4 seconds') == 2
+
+
+def test_a_signal_before_the_first_step_ends_all_at_once():
+    run = Hosts(2, 'hosts.share("store", lambda: time.sleep(60))')
+    time.sleep(0.5)
+    os.kill(run.pids[0], signal.SIGTERM)
+    started = time.monotonic()
+    _, errors = run.end()
+    assert time.monotonic() - started < 20
+    assert 'stopped before the first step' in errors
+
+
+def test_what_must_be_equal_is_compared_and_named_on_every_host():
+    body = '''
+from bert_jax.errors import InputError
+tell('all', hosts.exchange('names', f'host {hosts.index()}'))
+hosts.agree('the run', {'seed': 1})
+try:
+    hosts.agree('the run', {'seed': 1, 'text': 'abc' if hosts.index() < 2 else 'xyz'})
+except InputError as error:
+    tell('told:', error)
+guard.finish()
+'''
+    status, errors = Hosts(3, body).end()
+    assert status == 0
+    assert errors.count("all ['host 0', 'host 1', 'host 2']") == 3
+    assert errors.count("the run must be the same on all hosts: text is 'abc' on host 0 and "
+                        "'xyz' on host 2") == 3
+
+
+@pytest.mark.parametrize('environment, message', [
+    ({'JAX_NUM_PROCESSES': '2'}, 'JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID is not set'),
+    ({'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}, 'is task 3 of 4'),
+    ({'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1', 'COLAB_GPU': '1'}, 'is task 1 of 2'),
+])
+def test_tasks_that_have_not_joined_are_refused(monkeypatch, environment, message):
+    from bert_jax import hosts
+    from bert_jax.errors import InputError
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr('jax.distributed.initialize', _no_cluster)
+    with pytest.raises(InputError, match=message):
+        hosts.connect()
+
+
+def _no_cluster(**_):
+    raise ValueError('coordinator_address should be defined.')
+
+
+@pytest.mark.parametrize('device, extra', [('0x0063', "jax\\[tpu\\]"), ('', "jax\\[cuda13\\]")])
+def test_an_accelerator_that_jax_does_not_use_is_refused(monkeypatch, tmp_path, device, extra):
+    from bert_jax import hosts
+    from bert_jax.errors import InputError
+
+    (tmp_path / 'vendor').write_text('0x1ae0\n')
+    (tmp_path / 'device').write_text(device + '\n')
+    found = {'/sys/bus/pci/devices/*': [str(tmp_path)], '/dev/nvidia[0-9]*': ['/dev/nvidia0']}
+    monkeypatch.setattr('glob.glob', lambda pattern: found[pattern])
+    monkeypatch.delenv('JAX_PLATFORMS')
+    with pytest.raises(InputError, match=extra):
+        hosts.check_accelerators()
+    monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+    hosts.check_accelerators()
