@@ -7,12 +7,15 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 _bert_jax_platform() {
-  local device
-  # Google's PCI devices are TPUs (v2 to 7x) by these ids, and network cards by others.
+  local device vendor id
   for device in /sys/bus/pci/devices/*; do
-    case "$(cat "$device/vendor" "$device/device" 2> /dev/null | tr '\n' ' ')" in
-      '0x1ae0 0x0027 ' | '0x1ae0 0x0056 ' | '0x1ae0 0x005e ' | '0x1ae0 0x0062 ' \
-        | '0x1ae0 0x0063 ' | '0x1ae0 0x006f ' | '0x1ae0 0x0076 ') echo tpu && return ;;
+    { read -r vendor < "$device/vendor" && read -r id < "$device/device"; } 2> /dev/null || continue
+    # Google's devices; by these numbers they are TPUs (v2 to 7x), by others network cards.
+    case "$vendor $id" in
+      '0x1ae0 0x00'27 | '0x1ae0 0x00'5[6e] | '0x1ae0 0x00'6[23f] | '0x1ae0 0x00'76)
+        echo tpu
+        return
+        ;;
     esac
   done
   if [ -e /dev/accel0 ]; then
