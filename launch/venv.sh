@@ -11,11 +11,8 @@ _bert_jax_platform() {
   for device in /sys/bus/pci/devices/*; do
     { read -r vendor < "$device/vendor" && read -r id < "$device/device"; } 2> /dev/null || continue
     # Google's devices; by these numbers they are TPUs (v2 to 7x), by others network cards.
-    case "$vendor $id" in
-      '0x1ae0 0x00'27 | '0x1ae0 0x00'5[6e] | '0x1ae0 0x00'6[23f] | '0x1ae0 0x00'76)
-        echo tpu
-        return
-        ;;
+    case $vendor:$id in
+      0x1ae0:0x0027 | 0x1ae0:0x005[6e] | 0x1ae0:0x006[23f] | 0x1ae0:0x0076) echo tpu && return ;;
     esac
   done
   if [ -e /dev/accel0 ]; then
