@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Linter, type checker and all tests. Arguments go to pytest, such as tests/data or -k masking.
 set -euo pipefail
+# shellcheck source=launch/venv.sh
 . "$(dirname "$0")/venv.sh"
 ruff check bert_jax configs tests benchmarks
 mypy

@@ -1,19 +1,54 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: makes .venv with the pinned requirements where it is missing or
-# behind requirements.txt, and activates it. Needs Python 3.11 or newer, nothing else.
-# PYTHON=/path/to/python chooses the interpreter.
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if ! cmp -s requirements.txt .venv/installed-requirements.txt; then
+# behind them, and activates it. Needs Python 3.11 or newer, nothing else.
+#
+# jax is installed for what the machine has: a TPU, an NVIDIA GPU, or the CPU.
+# BERT_JAX_PLATFORM=cpu|tpu|cuda chooses; PYTHON=/path/to/python chooses the interpreter.
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+
+_bert_jax_platform() {
+  local device vendor id
+  for device in /sys/bus/pci/devices/*; do
+    { read -r vendor < "$device/vendor" && read -r id < "$device/device"; } 2> /dev/null || continue
+    # Google's devices; by these numbers they are TPUs (v2 to 7x), by others network cards.
+    case $vendor:$id in
+      0x1ae0:0x0027 | 0x1ae0:0x005[6e] | 0x1ae0:0x006[23f] | 0x1ae0:0x0076) echo tpu && return ;;
+    esac
+  done
+  if [ -e /dev/accel0 ]; then
+    echo tpu
+  elif [ -e /dev/nvidia0 ] || nvidia-smi -L > /dev/null 2>&1; then
+    echo cuda
+  else
+    echo cpu
+  fi
+}
+
+platform=${BERT_JAX_PLATFORM:-$(_bert_jax_platform)}
+case $platform in
+  cpu) extra=() ;;
+  tpu | cuda) extra=(-e ".[$platform]") ;;
+  *)
+    echo "error: BERT_JAX_PLATFORM=$platform: choose cpu, tpu or cuda" >&2
+    exit 2
+    ;;
+esac
+wanted=$(echo "# for $platform" && cat requirements.txt)
+if [ "$wanted" != "$(cat .venv/installed-requirements.txt 2> /dev/null)" ]; then
   python=${PYTHON:-}
   for candidate in python3.11 python3.12 python3.13 python3; do
     [ -n "$python" ] || python=$(command -v "$candidate" || true)
   done
-  if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
     echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2
     exit 2
   fi
-  echo "installing requirements into .venv (once, a few minutes) ..."
+  echo "installing requirements for $platform into .venv (once, a few minutes) ..."
   [ -x .venv/bin/python ] || "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-  cp requirements.txt .venv/installed-requirements.txt
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
+    "${extra[@]+"${extra[@]}"}"
+  echo "$wanted" > .venv/installed-requirements.txt
 fi
+# shellcheck disable=SC1091
 . .venv/bin/activate
+unset platform extra wanted python candidate

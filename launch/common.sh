@@ -1,0 +1,53 @@
+# shellcheck shell=bash
+# Sourced by tpu_vm.sh, gke.sh and slurm.sh.
+
+fail() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+say() {
+  echo "$(date +%H:%M:%S) $*" >&2
+}
+
+# Its arguments on one line, quoted for a shell where they need it.
+quote() {
+  local word line=
+  for word in "$@"; do
+    case $word in
+      '' | *[!A-Za-z0-9_./:=@%+,-]*) word="'$(printf %s "$word" | sed "s/'/'\\\\''/g")'" ;;
+    esac
+    line="$line${line:+ }$word"
+  done
+  printf '%s\n' "$line"
+}
+
+# Runs a command; with --dry-run prints it.
+run() {
+  if [ -n "${dry_run:-}" ]; then quote "$@"; else "$@"; fi
+}
+
+# The comment block at the head of the calling script is its --help.
+usage() {
+  sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"
+}
+
+# Refuses flags of a run whose directory the hosts would not share.
+check_workdir() {
+  local flag workdir=
+  while [ $# -gt 0 ]; do
+    flag=$1
+    shift
+    case $flag in
+      --workdir=*) workdir=${flag#*=} ;;
+      --workdir) workdir=${1:-} ;;
+    esac
+  done
+  [ -n "$workdir" ] || fail "--workdir is missing: name the run directory, as in" \
+    "-- --config=FILE.py --workdir=gs://BUCKET/RUN"
+  case $workdir in
+    gs://*) ;;
+    *) [ -n "${shared_disk:-}" ] || fail "--workdir=$workdir: the hosts share no disk, and a" \
+      "preempted one loses its own: use gs://BUCKET/RUN, or --shared-disk if all of them mount it" ;;
+  esac
+}

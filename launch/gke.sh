@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# TPU slices of a GKE cluster that has the JobSet controller, with gcloud, docker and kubectl.
+#
+#     launch/gke.sh create  NAME --cluster=CLUSTER --location=PLACE --topology=v5e:16x16 [--spot]
+#                                                 the node pool (with --slices=N: N of them)
+#     launch/gke.sh install IMAGE                 builds and pushes the image of this folder
+#     launch/gke.sh run     NAME --image=IMAGE --topology=v5e:16x16 -- FLAG...
+#                                                 python -m bert_jax.main FLAG... on every host,
+#                                                 started again after a preemption until it is done
+#     launch/gke.sh follow  NAME                  the first host's log
+#     launch/gke.sh status  NAME                  of the set and its pods
+#     launch/gke.sh stop    NAME                  ends the run: SIGTERM, at which it saves
+#     launch/gke.sh delete  NAME --cluster=CLUSTER --location=PLACE
+#                                                 the run and the node pools, with what they cost
+#
+# Options, before the --:
+#     --topology=GENERATION:SHAPE     as preflight takes it: v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16
+#     --slices=N                      N slices of that shape in one run
+#     --spot                          cheaper, and may be taken away at any time
+#     --restarts=N                    how often a run is started again (100)
+#     --service-account=NAME          that may use the bucket (default)
+#     --project=PROJECT               default: gcloud's own setting
+#     --shared-disk                   the workdir is no gs:// path, but all hosts mount it
+#     --dry-run                       print the commands, run none
+#
+# A preempted spot slice is created again by GKE and the run by the JobSet, whoever watches; exit
+# status 2, bad input or configuration, ends it.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+# shellcheck source=launch/common.sh
+. "$root/launch/common.sh"
+
+cluster='' location='' project='' topology='' slices=1 spot='' image='' restarts=100
+service_account=default shared_disk='' dry_run=''
+
+verb=${1:-}
+case $verb in
+  create | install | run | follow | status | stop | delete) shift ;;
+  --help | -h) usage && exit 0 ;;
+  *) usage >&2 && exit 2 ;;
+esac
+name=${1:-}
+case $name in -* | '') fail "$verb: the name is missing, see --help" ;; esac
+shift
+while [ $# -gt 0 ]; do
+  case $1 in
+    --cluster=*) cluster=${1#*=} ;;
+    --location=*) location=${1#*=} ;;
+    --project=*) project=${1#*=} ;;
+    --topology=*) topology=${1#*=} ;;
+    --slices=*) slices=${1#*=} ;;
+    --image=*) image=${1#*=} ;;
+    --restarts=*) restarts=${1#*=} ;;
+    --service-account=*) service_account=${1#*=} ;;
+    --spot) spot=1 ;;
+    --shared-disk) shared_disk=1 ;;
+    --dry-run) dry_run=1 ;;
+    --help | -h) usage && exit 0 ;;
+    --) shift && break ;;
+    *) fail "$1 is not an option of gke.sh (options are written --NAME=VALUE, flags of the run" \
+      "come after --); see --help" ;;
+  esac
+  shift
+done
+[[ $slices =~ ^[1-9][0-9]*$ ]] || fail "--slices=$slices: give a number from 1"
+[[ $restarts =~ ^[0-9]+$ ]] || fail "--restarts=$restarts: give a number"
+
+need() {
+  [ -n "$2" ] || fail "--$1 is missing, see --help"
+}
+
+# Sets accelerator, machine, shape, chips (of a host) and hosts (of a slice).
+read_topology() {
+  local size all=1
+  need topology "$topology"
+  shape=${topology#*:}
+  case ${topology%%:*} in
+    v4) accelerator=tpu-v4-podslice machine=ct4p-hightpu ;;
+    v5e) accelerator=tpu-v5-lite-podslice machine=ct5lp-hightpu ;;
+    v5p) accelerator=tpu-v5p-slice machine=ct5p-hightpu ;;
+    v6e) accelerator=tpu-v6e-slice machine=ct6e-standard ;;
+    *) fail "--topology=$topology: name generation and shape, such as v5e:16x16" ;;
+  esac
+  [[ $shape =~ ^[0-9]+(x[0-9]+)+$ ]] || fail "--topology=$topology: the shape is like 16x16"
+  for size in ${shape//x/ }; do all=$((all * size)); done
+  chips=$((all < 4 ? all : 4))
+  hosts=$((all / chips))
+  machine=$machine-${chips}t
+}
+
+create() {
+  local slice flags
+  need cluster "$cluster" && need location "$location" && read_topology
+  flags=("--cluster=$cluster" "--location=$location" "--machine-type=$machine"
+    "--num-nodes=$hosts" --scopes=cloud-platform)
+  ((hosts == 1)) || flags+=("--tpu-topology=$shape")
+  [ -z "$spot" ] || flags+=(--spot)
+  [ -z "$project" ] || flags+=("--project=$project")
+  for ((slice = 0; slice < slices; slice++)); do
+    run gcloud container node-pools create "$name-$slice" "${flags[@]}" --quiet
+  done
+}
+
+delete() {
+  local slice flags
+  need cluster "$cluster" && need location "$location"
+  flags=("--cluster=$cluster" "--location=$location")
+  [ -z "$project" ] || flags+=("--project=$project")
+  run kubectl delete jobset "$name" --ignore-not-found
+  for ((slice = 0; slice < slices; slice++)); do
+    run gcloud container node-pools delete "$name-$slice" "${flags[@]}" --quiet
+  done
+}
+
+# The template filled in; JSON strings are YAML.
+render() {
+  python3 -c '
+import json, sys
+path, *words = sys.argv[1:]
+end = words.index("--")
+values = dict(word.split("=", 1) for word in words[:end]) | {"flags": json.dumps(words[end + 1:])}
+text = open(path).read()
+for name, value in values.items():
+    text = text.replace("{{" + name + "}}", value)
+print(text, end="")
+' "$root/launch/gke_jobset.yaml" "name=$name" "slices=$slices" "hosts=$hosts" "chips=$chips" \
+    "accelerator=$accelerator" "topology=$shape" "image=$image" "restarts=$restarts" \
+    "service_account=$service_account" -- "$@"
+}
+
+start() {
+  need image "$image" && read_topology
+  if [ -n "$dry_run" ]; then
+    echo "kubectl apply -f - <<'EOF'"
+    render "$@"
+    echo EOF
+  else
+    render "$@" | kubectl apply -f -
+  fi
+}
+
+case $verb in
+  run) check_workdir "$@" ;;
+  *) [ $# = 0 ] || fail "$verb takes no flags of the run: $*" ;;
+esac
+case $verb in
+  run) start "$@" ;;
+  install)
+    run docker build --tag "$name" --file "$root/launch/Dockerfile" "$root"
+    run docker push "$name"
+    ;;
+  follow)
+    run kubectl logs --follow --tail=100 --selector \
+      "jobset.sigs.k8s.io/jobset-name=$name,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
+    ;;
+  status)
+    run kubectl get jobset "$name"
+    run kubectl get pods --selector "jobset.sigs.k8s.io/jobset-name=$name"
+    ;;
+  stop) run kubectl delete jobset "$name" ;;
+  *) "$verb" ;;
+esac

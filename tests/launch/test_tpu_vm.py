@@ -1,0 +1,270 @@
+"""launch/tpu_vm.sh and on_host.sh against a stand-in gcloud, whose slice is a folder."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+LAUNCH = Path(__file__).resolve().parents[2] / 'launch'
+
+# Keeps the slice's state in `slice`; a slice that is asked for waits for one look. The host is a
+# home directory; what runs there dies with the slice.
+GCLOUD = r'''#!/usr/bin/env bash
+cd "$CLOUD"
+for argument in "$@"; do printf '%s\n' "${argument//$'\n'/ }"; done | paste -sd '\t' >> calls
+end_host() { [ ! -e home/.bert_jax/pid ] || kill -9 -- "-$(cat home/.bert_jax/pid)"; rm -rf home; }
+case "$3 $4" in
+  'queued-resources describe')
+    [ -e slice ] || { echo 'ERROR: (gcloud) NOT_FOUND: no such resource' >&2; exit 1; }
+    cat slice
+    if [ "$(cat slice)" = WAITING_FOR_RESOURCES ]; then echo ACTIVE > slice; mkdir home; fi ;;
+  'queued-resources create')
+    [ ! -e slice ] || exit 1
+    echo "${AFTER_CREATE:-WAITING_FOR_RESOURCES}" > slice ;;
+  'queued-resources delete') end_host; rm -f slice gone ;;
+  'queued-resources scp') cp "$5" "home/${6#*:}" ;;
+  'queued-resources ssh')
+    [ ! -e gone ] || exit 255
+    for argument in "$@"; do
+      case $argument in --command=*) cd home; HOME=$PWD exec bash -c "${argument#*=}" ;; esac
+    done ;;
+  'tpu-vm describe') if [ -e gone ]; then echo PREEMPTED; else echo READY; fi ;;
+esac
+'''
+# A run does what the next line of `plan` says: ends with that status, or waits, or its slice is
+# taken away (preempt: as the queued resource says; gone: as only the node says), or is killed.
+PYTHON = r'''#!/usr/bin/env bash
+shift 2
+echo "$*" >> "$CLOUD/runs"
+todo=$(head -n 1 "$CLOUD/plan")
+sed -i 1d "$CLOUD/plan"
+trap 'echo saved; exit 143' TERM
+echo hello from the run
+case $todo in
+  [0-9]*) exit "$todo" ;;
+  preempt) echo SUSPENDED > "$CLOUD/slice" ;;
+  gone) touch "$CLOUD/gone" ;;
+  killed) kill -9 0 ;;
+esac
+while true; do sleep 0.05; done
+'''
+FLAGS = ['--', '--config=configs/tiny_pretrain.py', '--workdir=gs://bucket/a run']
+
+
+class Cloud:
+    """A slice behind the stand-in, and the script that asks for it."""
+
+    def __init__(self, folder, checkout):
+        self.folder, self.checkout = folder, checkout
+
+    def start(self, *arguments, **environment):
+        environment = os.environ | {
+            'PATH': f'{self.checkout}/bin:{os.environ["PATH"]}', 'CLOUD': str(self.folder),
+            'POLL_SECONDS': '0.1', **environment,
+        }
+        return subprocess.Popen(
+            [self.checkout / 'launch' / 'tpu_vm.sh', *arguments], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+
+    def run(self, *arguments, **environment):
+        process = self.start(*arguments, **environment)
+        output, errors = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+    def plan(self, *todo):
+        (self.folder / 'plan').write_text(''.join(f'{line}\n' for line in todo))
+
+    @property
+    def runs(self):
+        path = self.folder / 'runs'
+        return path.read_text().splitlines() if path.exists() else []
+
+    def calls(self, verb):
+        path = self.folder / 'calls'
+        calls = path.read_text().splitlines() if path.exists() else []
+        return [call.split('\t') for call in calls if call.split('\t')[3] == verb]
+
+
+@pytest.fixture(scope='module')
+def checkout(tmp_path_factory):
+    """The scripts in a checkout; the stand-ins in its bin."""
+    folder = tmp_path_factory.mktemp('checkout')
+    shutil.copytree(LAUNCH, folder / 'launch')
+    (folder / 'launch' / 'venv.sh').write_text('echo made .venv\n')
+    (folder / 'bin').mkdir()
+    for name, script in (('gcloud', GCLOUD), ('python', PYTHON)):
+        (folder / 'bin' / name).write_text(script)
+        (folder / 'bin' / name).chmod(0o755)
+    for command in ('init -q', 'add .', '-c user.name=a -c user.email=b commit -qm c'):
+        subprocess.run(['git', *command.split()], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture
+def cloud(tmp_path, checkout):
+    cloud = Cloud(tmp_path, checkout)
+    yield cloud
+    if (tmp_path / 'home').exists():
+        cloud.run('delete', 'bert')
+
+
+def _wait(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, 'it did not happen'
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(('options', 'flags'), [
+    (['--type=v5litepod-256'], ['--accelerator-type=v5litepod-256',
+                                '--runtime-version=v2-alpha-tpuv5-lite', '--node-id=bert']),
+    (['--type=v5p-128', '--zone=z', '--project=p', '--valid-until=6h'],
+     ['--accelerator-type=v5p-128', '--runtime-version=v2-alpha-tpuv5', '--node-id=bert',
+      '--valid-until-duration=6h', '--zone=z', '--project=p']),
+    (['--type=v6e-16', '--spot', '--slices=2'],
+     ['--accelerator-type=v6e-16', '--runtime-version=v2-alpha-tpuv6e', '--node-count=2',
+      '--node-prefix=bert', '--spot']),
+    (['--type=v4-32', '--runtime=mine'],
+     ['--accelerator-type=v4-32', '--runtime-version=mine', '--node-id=bert']),
+    (['--type=v3-8'], ['--accelerator-type=v3-8', '--runtime-version=tpu-ubuntu2204-base',
+                       '--node-id=bert']),
+])
+def test_create_asks_for_the_slice_and_waits_until_it_is_there(cloud, options, flags):
+    process = cloud.run('create', 'bert', *options)
+    assert process.returncode == 0, process.stderr
+    command = ['compute', 'tpus', 'queued-resources', 'create', 'bert']
+    assert cloud.calls('create') == [[*command, *flags, '--quiet']]
+    assert re.findall('bert is .*', process.stderr) == [
+        'bert is WAITING_FOR_RESOURCES', 'bert is ACTIVE']
+
+
+def test_steps_one_by_one(cloud):
+    cloud.run('create', 'bert', '--type=v5litepod-16')
+    assert cloud.run('install', 'bert', TPU_SSH_FLAGS='--tunnel-through-iap').returncode == 0
+    assert cloud.calls('scp')[0][-5:] == [
+        'bert:bert_jax.tar.gz', '--node=all', '--worker=all', '--tunnel-through-iap', '--quiet']
+    assert {'--node=all', '--worker=all', '--tunnel-through-iap'} < set(cloud.calls('ssh')[0])
+
+    cloud.plan('wait')
+    assert cloud.run('run', 'bert', *FLAGS).returncode == 0
+    _wait(lambda: cloud.runs)
+    assert cloud.runs == [' '.join(FLAGS[1:])]
+    assert cloud.run('status', 'bert').stdout == 'ACTIVE\nrunning\n'
+    pid = int((cloud.folder / 'home/.bert_jax/pid').read_text())
+    assert os.getsid(pid) == pid  # a session of its own: the connection's end does not end it
+
+    following = cloud.start('follow', 'bert')
+    assert cloud.run('stop', 'bert').returncode == 0
+    output, _ = following.communicate(timeout=20)  # it ends with the run
+    assert 'hello from the run\n' in output and output.endswith('saved\n')
+    assert cloud.run('status', 'bert').stdout == 'ACTIVE\n143\n'
+
+    assert cloud.run('delete', 'bert').returncode == 0
+    assert cloud.calls('delete') == [
+        ['compute', 'tpus', 'queued-resources', 'delete', 'bert', '--force', '--quiet']]
+
+
+def test_a_new_run_stops_the_old_one(cloud):
+    cloud.run('create', 'bert', '--type=v5litepod-16')
+    cloud.run('install', 'bert')
+    cloud.plan('wait', '0')
+    cloud.run('run', 'bert', *FLAGS)
+    _wait(lambda: len(cloud.runs) == 1)
+    cloud.run('run', 'bert', *FLAGS, '--config.seed=1')
+    _wait(lambda: cloud.run('status', 'bert').stdout == 'ACTIVE\n0\n')
+    assert 'saved' in (cloud.folder / 'home/.bert_jax/log').read_text()
+    assert cloud.runs[1].endswith('--config.seed=1')
+
+
+@pytest.mark.parametrize(('plan', 'status', 'slices', 'runs'), [
+    (['0'], 0, 1, 1),
+    (['preempt', '143', '1', 'gone', 'killed', '0'], 0, 3, 6),
+    (['143', '2'], 2, 1, 2),
+    (['1'] * 9, 1, 1, 5),
+])
+def test_relaunch_goes_on_until_the_run_is_done(cloud, plan, status, slices, runs):
+    cloud.plan(*plan)
+    process = cloud.run('relaunch', 'bert', '--type=v5litepod-16', '--spot', *FLAGS)
+    assert process.returncode == status, process.stderr
+    assert len(cloud.calls('create')) == slices
+    assert len(cloud.calls('scp')) == slices  # a new slice has no code, a used one has
+    assert len(cloud.calls('delete')) == slices - 1
+    assert cloud.runs == [' '.join(FLAGS[1:])] * runs
+    assert 'still costs: tpu_vm.sh delete bert' in process.stderr
+
+
+def test_relaunch_joins_a_run_that_is_going_on(cloud):
+    cloud.plan('wait')
+    first = cloud.start('relaunch', 'bert', '--type=v4-8', *FLAGS)
+    _wait(lambda: cloud.runs)
+    first.send_signal(signal.SIGTERM)  # whoever watched is gone
+    first.communicate(timeout=20)
+    other = cloud.run('relaunch', 'bert', '--type=v4-8', *FLAGS, '--config.seed=1')
+    assert other.returncode == 2 and 'runs something else' in other.stderr
+    second = cloud.start('relaunch', 'bert', '--type=v4-8', '--delete', *FLAGS)
+    assert 'bert is ACTIVE' in second.stderr.readline()
+    assert 'the run is going on' in second.stderr.readline()
+    cloud.plan('0')
+    os.killpg(int((cloud.folder / 'home/.bert_jax/pid').read_text()), signal.SIGTERM)
+    second.communicate(timeout=20)
+    assert second.returncode == 0 and len(cloud.runs) == 2
+    assert len(cloud.calls('delete')) == 1 and not (cloud.folder / 'slice').exists()
+
+
+def test_relaunch_gives_up_on_a_request_that_always_fails(cloud):
+    process = cloud.run('relaunch', 'bert', '--type=v4-8', *FLAGS, AFTER_CREATE='FAILED')
+    assert process.returncode == 1
+    assert len(cloud.calls('create')) == 5
+
+
+@pytest.mark.parametrize('verb', ['create', 'install', 'run', 'follow', 'status', 'relaunch',
+                                  'stop', 'delete'])
+def test_dry_run_prints_commands_and_runs_none(cloud, verb):
+    flags = FLAGS if verb in ('run', 'relaunch') else []
+    process = cloud.run(verb, 'bert', '--type=v4-8', '--dry-run', *flags)
+    assert process.returncode == 0, process.stderr
+    assert not (cloud.folder / 'calls').exists()
+    # What is printed is what runs: a shell makes the same calls of it.
+    commands = [line for line in process.stdout.splitlines() if line.startswith('gcloud ')]
+    assert commands
+    (cloud.folder / 'slice').write_text('ACTIVE\n')
+    (cloud.folder / 'home').mkdir()
+    script = '\n'.join(commands)
+    environment = os.environ | {'PATH': f'{cloud.checkout}/bin:/usr/bin:/bin',
+                                'CLOUD': str(cloud.folder)}
+    subprocess.run(['bash', '-c', script], env=environment, capture_output=True, timeout=20)
+    calls = (cloud.folder / 'calls').read_text().splitlines()
+    assert len(calls) == len(commands)
+    if verb == 'run':
+        assert "'--workdir=gs://bucket/a run'" in calls[0]
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (['create', 'bert'], '--type is missing'),
+    (['create', 'bert', '--type=v9-8'], '--type=v9-8: no TPU software version'),
+    (['create', 'bert', '--type=v4-8', '--slices=none'], '--slices=none'),
+    (['create', '--type=v4-8'], 'name the slice'),
+    (['create', 'bert', '--type=v4-8', '--config=x'], '--config=x is not an option'),
+    (['install', 'bert', *FLAGS], 'install takes no flags'),
+    (['run', 'bert'], '--workdir is missing'),
+    (['run', 'bert', '--', '--config=x', '--workdir=runs/x'], '--workdir=runs/x: the hosts share'),
+    (['run', 'bert', '--', '--config=x', '--workdir', '/tmp/x'], '--workdir=/tmp/x: the hosts sha'),
+    (['relaunch', 'bert', *FLAGS], '--type is missing'),
+])
+def test_a_wrong_call_is_refused_in_one_line(cloud, arguments, message):
+    process = cloud.run(*arguments)
+    assert process.returncode == 2
+    assert process.stderr.startswith('error: ') and process.stderr.count('\n') == 1
+    assert message in process.stderr
+    assert not (cloud.folder / 'calls').exists()
+
+
+def test_a_local_workdir_is_taken_where_the_disk_is_shared(cloud):
+    flags = ['--', '--config=x', '--workdir=/mnt/x']
+    assert cloud.run('run', 'bert', '--shared-disk', '--dry-run', *flags).returncode == 0
