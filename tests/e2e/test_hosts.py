@@ -1,0 +1,96 @@
+"""The same run on one host and on several: losses, scores and predictions are the same."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.e2e.test_downstream_runs import WORDS, write_glue
+
+# (mesh, whether jax's order of devices is turned round)
+MESHES = [
+    ({'data': 8, 'fsdp': 1}, False), ({'data': 1, 'fsdp': 8}, False),
+    ({'data': 2, 'fsdp': 4}, False), ({'data': 4, 'fsdp': 2}, False),
+    ({'data': 4, 'fsdp': 1, 'tensor': 2}, True),
+]
+MODEL = {
+    'model.name': '', 'model.num_layers': 2, 'model.hidden_size': 32, 'model.num_heads': 2,
+    'model.intermediate_size': 64, 'train.log_every': 1, 'train.batch_size': 16,
+}
+PRETRAINING = MODEL | {
+    'task': 'synthetic', 'data.vocab_size': 300, 'data.max_seq_length': 32,
+    'data.max_predictions_per_seq': 5, 'train.steps': 4, 'train.eval_batch_size': 16,
+    'train.accumulation_steps': 2, 'optimizer.learning_rate': 1e-2,
+}
+GLUE = MODEL | {
+    'task': 'cola', 'data.max_seq_length': 32, 'train.steps': 4,
+    'optimizer.learning_rate': 1e-2, 'data.lowercase': True,
+}
+
+
+def on_hosts(count, folder, runs):
+    """Makes the runs on so many hosts, eight devices in all; their results and records."""
+    runs = [run | {'workdir': f'{folder}/{i}'} for i, run in enumerate(runs)]
+    command = [sys.executable, '-m', 'tests.e2e.hosts_worker', json.dumps(runs)]
+    if count > 1:
+        command = [str(ROOT / 'launch' / 'local_hosts.sh'), str(count), *command]
+    environment = os.environ | {
+        'JAX_PLATFORMS': 'cpu',
+        'XLA_FLAGS': f'--xla_force_host_platform_device_count={8 // count}',
+    }
+    process = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600)
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
+    results = [json.loads(line.removeprefix('result '))
+               for line in process.stdout.splitlines() if line.startswith('result ')]
+    records = [[json.loads(line) for line in open(f"{run['workdir']}/metrics.jsonl")]
+               for run in runs]
+    return list(zip(results, records, strict=True))
+
+
+def largest_difference(found, expected):
+    """Largest relative difference of losses, gradient norms and scores."""
+    differences = []
+    for (result, records), (result_1, records_1) in zip(found, expected, strict=True):
+        assert result.keys() == result_1.keys() and len(records) == len(records_1)
+        pairs = [(result[name], result_1[name]) for name in result]
+        pairs += [(a[name], b[name]) for a, b in zip(records, records_1, strict=True)
+                  for name in ('step', 'train/loss', 'train/grad_norm') if name in b]
+        differences += [abs(a - b) / max(abs(b), 1e-6) for a, b in pairs]
+    return max(differences)
+
+
+@pytest.fixture(scope='module')
+def glue(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('glue')
+    write_glue(folder / 'glue')
+    letters = sorted({letter for word in WORDS for letter in word})
+    pieces = [*letters, *(f'##{letter}' for letter in letters), *random.Random(0).sample(WORDS, 90)]
+    (folder / 'vocab.txt').write_text('\n'.join(
+        ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *pieces]) + '\n')
+    return GLUE | {'data.source': f'{folder}/glue', 'data.vocab_file': f'{folder}/vocab.txt'}
+
+
+def test_several_hosts_give_the_numbers_of_one(tmp_path, glue):
+    meshes = MESHES if os.environ.get('ALL_MESHES') else [MESHES[0], MESHES[2]]
+    runs = [
+        {'reverse': reverse, 'fields': fields | {f'mesh.{axis}': n for axis, n in mesh.items()}}
+        for mesh, reverse in meshes for fields in (PRETRAINING, glue)
+    ]
+    one = on_hosts(1, tmp_path / '1', runs)
+    for count in (2, 4) if os.environ.get('ALL_MESHES') else (2,):
+        several = on_hosts(count, tmp_path / str(count), runs)
+        difference = largest_difference(several, one)
+        print(f'{count} hosts: largest relative difference {difference:.1e}')
+        assert difference < 2e-5
+        for i in range(1, len(runs), 2):  # predictions are files of numbers
+            ours, theirs = (
+                [line.split() for line in open(f'{tmp_path}/{n}/{i}/dev_predictions.tsv')]
+                for n in (count, 1)
+            )
+            assert np.array_equal(ours, theirs)
