@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from bert_jax.data.stateless import below, hash64, uniform
 # Purposes of draws, so that no two decisions share one (the other numbers are in `pretrain`).
 _TARGET, _SPLIT, _NEXT = range(101, 104)
 _Plan = concurrent.futures.Future  # of the first sentence [chunks] of every chunk
-_Map = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
+_Map = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 _BLOCK = 1 << 13  # chunks cut in one go: their arrays stay in the processor's cache
 _FEW = 1 << 9  # documents for which a pass costs more than its chunks do
 _REST = 1 << 22  # sentences of the longest documents that are cut at once
@@ -142,9 +142,13 @@ class EpochPlans:
         starts = np.empty(int((self.last - self.first).sum(dtype=np.int64)), self.first.dtype)
         made = 0
         document = np.arange(len(self.first), dtype=np.uint32)
-        start, target = self.first, self._targets(epoch, document)
+        start = self.first
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             run = map if in_background else pool.map  # rows of the present epoch come first
+            target = np.concatenate([*run(
+                lambda begin: self._targets(epoch, document[begin:begin + _BLOCK]),
+                range(0, len(document), _BLOCK),
+            )])
             while len(start) > _FEW or (self.last[document] - start).sum(dtype=np.int64) > _REST:
                 starts[made:made + len(start)] = start
                 made += len(start)
