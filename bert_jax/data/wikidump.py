@@ -23,7 +23,7 @@ import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -121,14 +121,16 @@ def _blocks(path: str, num_threads: int) -> Iterator[bytes]:
     """The file's content, decompressed; faults of compression are named."""
     try:
         with files.as_path(path).open('rb') as stream:
-            open_content = {'.gz': gzip.open, '.bz2': bz2.open}.get(os.path.splitext(path)[1])
-            if open_content is bz2.open:
+            content: Any = stream
+            if path.endswith('.gz'):
+                content = gzip.GzipFile(fileobj=stream)
+            elif path.endswith('.bz2'):
                 first = stream.read(_FIRST_BYTES)
                 if _STREAM.search(first, 1):
                     yield from _in_order(bz2.decompress, _streams(first, stream), num_threads)
                     return
                 stream.seek(0)
-            content = open_content(stream) if open_content else stream
+                content = bz2.BZ2File(stream)
             while block := content.read(_READ_BYTES):
                 yield block
     except (EOFError, ValueError) as error:
@@ -156,7 +158,7 @@ def _streams(first: bytes, stream: Any) -> Iterator[bytes]:
         buffer += more
 
 
-def _parts(path: str, num_threads: int) -> Iterator[tuple[int, bytes]]:
+def _parts(path: str, num_threads: int) -> Generator[tuple[int, bytes], None, None]:
     """(line of the first page, XML of whole pages within the dump's header and end)."""
     header, text, line = b'', b'', 1
     for block in _blocks(path, num_threads):

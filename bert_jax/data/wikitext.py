@@ -7,6 +7,7 @@ processes start it as a script (see `wikidump.py`, which says what passes throug
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import html
 import importlib
@@ -16,7 +17,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import IO, Any
 from xml.etree.ElementTree import ParseError
 
 VERSION = 1  # part of the fingerprint: raise it when the cleaning rules change
@@ -31,7 +32,7 @@ _EXTENSIONS = (
 )
 _FIRST = re.compile(
     r'<!--.*?(?:-->|\Z)|<nowiki\s*/>|<nowiki\s*>(?P<literal>.*?)</nowiki\s*>'
-    r'|<(?P<tag>{0})(?:\s[^<>]*)?(?:/>|(?<!/)>.*?</(?P=tag)\s*>)'.format('|'.join(_EXTENSIONS)),
+    r'|<(?P<tag>{})(?:\s[^<>]*)?(?:/>|(?<!/)>.*?</(?P=tag)\s*>)'.format('|'.join(_EXTENSIONS)),
     re.DOTALL | re.IGNORECASE,
 )
 _TEMPLATE = re.compile(r'\{\{\{[^{}]*\}\}\}|\{\{[^{}]*\}\}')
@@ -44,7 +45,7 @@ _BLOCK_TAGS = frozenset({'div', 'p', 'blockquote', 'center', 'poem', 'section', 
 _LANGUAGE = re.compile(r'(?!voy:|wmf:|doi:)(?:[a-z]{2,3}(?:-[a-z-]+)?|simple):')
 # What is left of markup that was not closed, and styles, which the parser need not look at.
 _STRAY = re.compile(
-    r"'{2,}|\[\[+|\]\]+|\{\{+|\}\}+|\{\||\|\}|</?[a-zA-Z][^<>\n]{0,300}>|__[A-Z]{3,}__"
+    r"'{2,}|\[\[+|\]\]+|\{\{+|\}\}+|\{\|[^\n]*|\|\}|</?[a-zA-Z][^<>\n]{0,300}>|__[A-Z]{3,}__"
 )
 _LIST = '\x02'  # stands where the mark of a list's item stood
 _STRAY_LINE = (_LIST, '|', '!')  # rows of a table that was not closed
@@ -117,10 +118,8 @@ def _show(nodes: Iterable[Any], hidden: frozenset[str], parts: list[str]) -> Non
             if node.title is not None:
                 _show(node.title.nodes, hidden, parts)
         elif kind == 'HTMLEntity':
-            try:
+            with contextlib.suppress(KeyError, ValueError, OverflowError):  # not a character
                 parts.append(node.normalize())
-            except (KeyError, ValueError, OverflowError):
-                pass  # not a character
         elif kind == 'Heading':
             parts.append('\n\n')
         elif kind == 'Tag':
@@ -203,13 +202,13 @@ def articles(xml: bytes) -> dict[str, Any]:
     return {'documents': documents, 'unreadable': unreadable, 'fault': fault}
 
 
-def send(pipe: BinaryIO, message: bytes) -> None:
+def send(pipe: IO[bytes], message: bytes) -> None:
     """Writes a message and its length."""
     pipe.write(len(message).to_bytes(8, 'little') + message)
     pipe.flush()
 
 
-def receive(pipe: BinaryIO) -> bytes | None:
+def receive(pipe: IO[bytes]) -> bytes | None:
     """The next message, or None where the other end is gone."""
     length = pipe.read(8)
     if len(length) < 8:
