@@ -47,6 +47,7 @@ _LANGUAGE = re.compile(r'(?!voy:|wmf:|doi:)(?:[a-z]{2,3}(?:-[a-z-]+)?|simple):')
 _STRAY = re.compile(
     r"'{2,}|\[\[+|\]\]+|\{\{+|\}\}+|\{\|[^\n]*|\|\}|</?[a-zA-Z][^<>\n]{0,300}>|__[A-Z]{3,}__"
 )
+_GONE = '\x03'  # stands where something was taken out: <math>x</math>: is not the list that : is
 _LIST = '\x02'  # stands where the mark of a list's item stood
 _STRAY_LINE = (_LIST, '|', '!')  # rows of a table that was not closed
 
@@ -83,7 +84,7 @@ def clean(wikitext: str, hidden: frozenset[str] = frozenset({'file', 'image', 'c
     text = _FIRST.sub(_without, wikitext)
     # The parser makes objects of all that it finds, and templates are most of it.
     for _ in range(_MAX_TEMPLATE_DEPTH):
-        text, found = _TEMPLATE.subn('', text)
+        text, found = _TEMPLATE.subn(_GONE, text)
         if not found:
             break
     for begin, end in (('{{', '}}'), ('{|', '|}'), ('[[', ']]'), ('<', '>')):
@@ -96,8 +97,10 @@ def clean(wikitext: str, hidden: frozenset[str] = frozenset({'file', 'image', 'c
 
 def _without(match: re.Match[str]) -> str:
     """What stays of a tag that holds no wikitext: of nowiki every character, as an entity."""
+    if match[0].startswith('<!--'):
+        return ''
     literal = match['literal'] or ''
-    return ''.join(c if c.isalnum() or c.isspace() else f'&#{ord(c)};' for c in literal)
+    return _GONE + ''.join(c if c.isalnum() or c.isspace() else f'&#{ord(c)};' for c in literal)
 
 
 def _show(nodes: Iterable[Any], hidden: frozenset[str], parts: list[str]) -> None:
@@ -145,7 +148,7 @@ def _show_tag(node: Any, hidden: frozenset[str], parts: list[str]) -> None:
 def _paragraphs(text: str) -> Iterator[str]:
     """Lines up to a blank line or a list, joined and tidied; what holds no word is left out."""
     paragraph: list[str] = []
-    for line in [*text.split('\n'), '']:
+    for line in [*text.replace(_GONE, '').split('\n'), '']:
         line = line.strip()
         if line and not line.startswith(_STRAY_LINE):
             paragraph.append(line)

@@ -137,7 +137,9 @@ ImageSize = width:5
 </timeline>
 <score>c d e</score>
 So <span style="color:red" class='a'>it</span> is.<br />Yes<br>it {{!}} is.
-""", ['Where is small, H2O and 106 boil.', 'So it is. Yes it is.']),
+In
+<math>z</math>: this.
+""", ['Where is small, H2O and 106 boil.', 'So it is. Yes it is. In : this.']),
     ('Entities', """Caf&eacute;&nbsp;&amp; bar &#8211; &#x20AC;5 &lt;b&gt; &quot;x&quot; \
 3&thinsp;km &unknown; [[AT&amp;T]].
 __NOTOC__ __NOEDITSECTION__
