@@ -1,9 +1,10 @@
 """MediaWiki dumps (XML; plain, .gz or .bz2) -> documents, on all processors.
 
-This process decompresses and cuts the text between pages; worker processes (`wikitext.py`, started
-as a script) read the XML with mwxml, the wikitext with mwparserfromhell, and answer with the text
-of the articles: namespace 0, no redirects. Answers are taken in the order of the questions, so
-documents come as the dump has them. Workers end when their pipe closes, however this process ends.
+This process decompresses and cuts the text between pages; worker processes (`wiki_articles.py`,
+started as a script) read the XML with mwxml, the wikitext with mwparserfromhell, and answer with
+the text of the articles: namespace 0, no redirects. Answers are taken in the order of the
+questions, so documents come as the dump has them. Workers end when their pipe closes, however this
+process ends.
 
 A bz2 file of many streams (the `multistream` dumps) is decompressed on all processors too; one of a
 single stream has to go through one.
@@ -28,11 +29,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from bert_jax import files
-from bert_jax.data import wikitext
+from bert_jax.data import wiki_articles
 from bert_jax.data.text_files import Document
 from bert_jax.errors import InputError
 
-FORMAT = f'wikidump {wikitext.VERSION}'
+FORMAT = f'wikidump {wiki_articles.VERSION}'
 _READ_BYTES = 1 << 18
 _PART_BYTES = 1 << 19  # of pages that a worker is asked for at a time
 _FIRST_BYTES = 4 << 20  # in which a bz2 file of many streams begins its second
@@ -79,8 +80,10 @@ def read_documents(path: str, num_processes: int = 0) -> Iterator[Document]:
     """
     num_processes = num_processes or os.cpu_count() or 1
     unreadable: list[tuple[str, str]] = []
-    with contextlib.closing(_parts(path, num_processes)) as parts, _Workers() as workers:
-        answers = _in_order(workers.ask, parts, num_processes)
+    with (
+        contextlib.closing(_parts(path, num_processes)) as parts, _Workers() as workers,
+        contextlib.closing(_in_order(workers.ask, parts, num_processes)) as answers,
+    ):
         for first_line, answer in answers:
             unreadable += answer['unreadable']
             for text in answer['documents']:
@@ -102,7 +105,7 @@ def read_documents(path: str, num_processes: int = 0) -> Iterator[Document]:
 
 def _in_order(
     ask: Callable[[_Question], _Answer], questions: Iterable[_Question], num_threads: int
-) -> Iterator[_Answer]:
+) -> Generator[_Answer, None, None]:
     """The answers to questions, in their order, few of them ahead."""
     pending: collections.deque[Future[_Answer]] = collections.deque()
     pool = ThreadPoolExecutor(num_threads)
@@ -119,8 +122,9 @@ def _in_order(
 
 def _blocks(path: str, num_threads: int) -> Iterator[bytes]:
     """The file's content, decompressed; faults of compression are named."""
+    file = files.as_path(path)
     try:
-        with files.as_path(path).open('rb') as stream:
+        with file.open('rb') as stream:
             content: Any = stream
             if path.endswith('.gz'):
                 content = gzip.GzipFile(fileobj=stream)
@@ -222,12 +226,12 @@ class _Workers:
     def _start(self) -> subprocess.Popen[bytes]:
         # -P keeps this folder, whose file names shadow other modules, off the worker's path.
         worker = subprocess.Popen(
-            [sys.executable, '-P', wikitext.__file__], stdin=subprocess.PIPE,
+            [sys.executable, '-P', wiki_articles.__file__], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         self._all.add(worker)
         assert worker.stdout is not None
-        ready = wikitext.receive(worker.stdout)
+        ready = wiki_articles.receive(worker.stdout)
         if self._closed:  # meanwhile
             self._end(worker)
         elif ready is None:
@@ -247,7 +251,7 @@ class _Workers:
         return status
 
     def ask(self, question: tuple[int, bytes]) -> tuple[int, dict[str, Any]]:
-        """(line, what `wikitext.articles` says of a part) for (line, part)."""
+        """(line, what `wiki_articles.articles` says of a part) for (line, part)."""
         line, part = question
         try:
             worker = self._free.get_nowait()
@@ -256,8 +260,8 @@ class _Workers:
         assert worker.stdin is not None and worker.stdout is not None
         answer = None
         with contextlib.suppress(OSError, ValueError):  # it has ended: there is no answer
-            wikitext.send(worker.stdin, part)
-            answer = wikitext.receive(worker.stdout)
+            wiki_articles.send(worker.stdin, part)
+            answer = wiki_articles.receive(worker.stdout)
         if answer is not None:
             self._free.put(worker)
             return line, json.loads(answer)

@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from bert_jax.data import wikidump, wikitext
+from bert_jax.data import wiki_articles, wikidump
 from bert_jax.data.corpus import open_source
 from bert_jax.errors import InputError
 
@@ -242,7 +242,7 @@ def _texts(path, num_processes=2):
 @pytest.mark.parametrize(('title', 'text', 'paragraphs'), ARTICLES, ids=[a[0] for a in ARTICLES])
 def test_an_article_becomes_its_paragraphs(title, text, paragraphs):
     hidden = frozenset({'file', 'image', 'category', 'datei', 'kategorie'})
-    assert wikitext.clean(text, hidden).split('\n') == paragraphs
+    assert wiki_articles.clean(text, hidden).split('\n') == paragraphs
 
 
 @pytest.mark.parametrize(('name', 'content', 'num_processes'), [
@@ -282,19 +282,19 @@ def test_a_broken_page_is_named_and_left_out(tmp_path, monkeypatch, capfd, kill,
     if kill:  # the parser is lost in it: as its processor time ends, so does the process
         worker = tmp_path / 'worker.py'
         worker.write_text(
-            f'import importlib.util, os, signal\n'
-            f'spec = importlib.util.spec_from_file_location("wikitext", {wikitext.__file__!r})\n'
-            f'wikitext = importlib.util.module_from_spec(spec)\n'
-            f'spec.loader.exec_module(wikitext)\n'
-            f'clean = wikitext.clean\n'
+            f'import importlib.util\n'
+            f'spec = importlib.util.spec_from_file_location("real", {wiki_articles.__file__!r})\n'
+            f'real = importlib.util.module_from_spec(spec)\n'
+            f'spec.loader.exec_module(real)\n'
+            f'clean = real.clean\n'
             f'def lost(text, hidden):\n'
             f'    while text.startswith("{{{{a|{{{{a|"):\n'
             f'        pass\n'
             f'    return clean(text, hidden)\n'
-            f'wikitext.clean, wikitext._CPU_SECONDS = lost, 0.05\n'
-            f'wikitext._work()\n'
+            f'real.clean, real._CPU_SECONDS = lost, 0.05\n'
+            f'real._work()\n'
         )
-        monkeypatch.setattr(wikidump.wikitext, '__file__', str(worker))
+        monkeypatch.setattr(wikidump.wiki_articles, '__file__', str(worker))
     assert _texts(path) == EXPECTED
     assert re.search(reason, capfd.readouterr().err)
 
