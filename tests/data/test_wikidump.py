@@ -291,7 +291,7 @@ def test_a_broken_page_is_named_and_left_out(tmp_path, monkeypatch, capfd, kill,
             f'    while text.startswith("{{{{a|{{{{a|"):\n'
             f'        pass\n'
             f'    return clean(text, hidden)\n'
-            f'real.clean, real._CPU_SECONDS = lost, 0.05\n'
+            f'real.clean, real._CPU_SECONDS = lost, 0.3\n'
             f'real._work()\n'
         )
         monkeypatch.setattr(wikidump.wiki_articles, '__file__', str(worker))
