@@ -10,6 +10,8 @@ A source is named by a string:
 - `text:GLOB`, `wikiextractor:GLOB`, `wikitext:GLOB`, `jsonl:GLOB`: a format without looking at the
   content.
 - `tfds:NAME/CONFIG[:SPLIT]`: the feature `text` of a tensorflow-datasets data set.
+- `wikidump:GLOB`: MediaWiki dumps (XML; plain, `.gz` or `.bz2`), the text passages of articles; see
+  `wikidump.py`.
 - `docs:python`: the documentation that comes with every Python (see `python_docs.py`).
 
 Reading works on large blocks, because a corpus has tens of gigabytes: no Python runs per line.
@@ -28,7 +30,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from bert_jax.data import python_docs, text_files
+from bert_jax.data import python_docs, text_files, wikidump
 from bert_jax.data.text_files import Document
 from bert_jax.errors import InputError
 
@@ -78,6 +80,8 @@ def open_source(spec: str, data_dir: str = '') -> Source:
         return _PythonDocs(spec)
     if kind == 'tfds' and colon:
         return _Tfds(spec, rest, data_dir)
+    if kind == 'wikidump' and colon:
+        return _WikiDumps(spec, rest)
     if kind in text_files.FORMATS and colon:
         return _Files(spec, rest, kind)
     return _Files(spec, spec, '')
@@ -147,6 +151,20 @@ class _Files:
 
     def read(self, unit: Unit) -> Iterator[Document]:
         return text_files.read_documents(unit.name, self._format)
+
+
+class _WikiDumps(_Files):
+    """MediaWiki dumps, one unit each."""
+
+    def __init__(self, spec: str, pattern: str):
+        wikidump.check_packages(spec)
+        super().__init__(spec, pattern, wikidump.FORMAT)
+
+    def units(self) -> list[Unit]:
+        return [Unit(path, wikidump.text_size(path)) for path in self._paths]
+
+    def read(self, unit: Unit) -> Iterator[Document]:
+        return wikidump.read_documents(unit.name)
 
 
 class _PythonDocs:

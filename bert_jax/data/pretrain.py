@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from typing import Protocol
 
 import numpy as np
 
 from bert_jax.data.masking import MaskingRates, mask_rows
+from bert_jax.data.plans import EpochPlans
 from bert_jax.data.spec import BatchSpec, pretrain_spec
-from bert_jax.data.stateless import below, coin_flips, hash64, permute, uniform
+from bert_jax.data.stateless import below, coin_flips, hash64, permute
 from bert_jax.errors import InputError
 
-# Purposes of draws, so that no two decisions share one.
-_TARGET, _SPLIT, _NEXT, _DOCUMENT, _START, _TRUNCATE, _MASK, _ORDER = range(101, 109)
+# Purposes of draws, so that no two decisions share one (101 to 103 are in `plans`).
+_DOCUMENT, _START, _TRUNCATE, _MASK, _ORDER = range(104, 109)
 
 
 class Tokens(Protocol):
@@ -53,26 +53,6 @@ class SpecialIds:
     is_continuation: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The sentence chunks of one epoch, in store order within each pass over the documents.
-
-    Attributes (all [chunks]):
-      start, split, end: sentence indices; A is start..split, and where the next segment is the
-        real one B is split..end.
-      document: position in the list of documents.
-      is_random: B comes from another document instead.
-      target: tokens that the pair aims at.
-    """
-
-    start: np.ndarray
-    split: np.ndarray
-    end: np.ndarray
-    document: np.ndarray
-    is_random: np.ndarray
-    target: np.ndarray
-
-
 class PretrainExamples:
     """The rows of one set of documents (training or held-out) in one phase.
 
@@ -92,7 +72,7 @@ class PretrainExamples:
 
         Args:
           store: the token store.
-          documents: [k] int64 indices of the documents to use.
+          documents: [k] int64 indices of the documents to use, ascending.
           recipe: how rows are made.
           special: the vocabulary's facts.
           seed: of all draws.
@@ -104,11 +84,11 @@ class PretrainExamples:
         first = np.asarray(store.document_offsets[documents])
         last = np.asarray(store.document_offsets[documents + 1])
         enough = last - first >= recipe.min_sentences
-        self._first, self._last = first[enough], last[enough]
+        first, last = first[enough], last[enough]
         needed = 2 if recipe.next_sentence else 1
-        if len(self._first) < needed:
+        if len(first) < needed:
             raise InputError(
-                f'{name} has {len(self._first)} document(s) of at least {recipe.min_sentences} '
+                f'{name} has {len(first)} document(s) of at least {recipe.min_sentences} '
                 f'sentence(s) here, and {needed} are needed'
                 + (' to draw a random next sentence from: separate documents by blank lines, '
                    'give more text, or set config.data.next_sentence=False'
@@ -118,46 +98,14 @@ class PretrainExamples:
             recipe.max_seq_length, recipe.max_predictions_per_seq
         )
         self._store, self._recipe, self._special, self._seed = store, recipe, special, seed
+        self._offsets = np.asarray(store.sentence_offsets)  # a memmap's own indexing is slower
         self._max_tokens = recipe.max_seq_length - (3 if recipe.next_sentence else 2)
-        self._plans: dict[int, Plan] = {}
-        self._lock = threading.Lock()
-        self.num_examples = self.num_frozen = len(self._plan(0).start)
-
-    def _plan(self, epoch: int) -> Plan:
-        with self._lock:
-            plan = self._plans.pop(epoch, None) or self._make_plan(epoch)
-            # Two epochs at most meet in a batch: the two used last are kept.
-            self._plans = dict([*self._plans.items()][-1:])
-            self._plans[epoch] = plan
-            return plan
-
-    def _make_plan(self, epoch: int) -> Plan:
-        """Cuts all documents at once, one chunk of each a pass."""
-        recipe, offsets = self._recipe, self._store.sentence_offsets
-        documents = np.arange(len(self._first))
-        draws = hash64(self._seed, epoch, _TARGET, documents)
-        short = uniform(draws) < recipe.short_seq_prob
-        length = 2 + below(hash64(draws, 1), self._max_tokens - 1)
-        targets = np.where(short, length, self._max_tokens)
-        starts = self._first.copy()
-        passes: list[tuple[np.ndarray, ...]] = []
-        active = documents
-        while len(active):
-            start, target, limit = starts[active], targets[active], self._last[active]
-            wanted = np.asarray(offsets[start]) + target
-            end = np.minimum(np.searchsorted(offsets, wanted), limit)
-            draws = hash64(self._seed, epoch, _SPLIT, active, start)
-            if recipe.next_sentence:
-                split = start + 1 + below(draws, np.maximum(end - start - 1, 1))
-                is_random = (end - start == 1) | (
-                    uniform(hash64(draws, _NEXT)) < recipe.random_next_prob
-                )
-            else:
-                split, is_random = end, np.zeros(len(active), bool)
-            passes.append((start, split, end, active, is_random, target))
-            starts[active] = np.where(is_random, split, end)
-            active = active[starts[active] < limit]
-        return Plan(*(np.concatenate(column) for column in zip(*passes, strict=True)))
+        self._plans = EpochPlans(
+            self._offsets, first, last, seed=seed,
+            max_tokens=self._max_tokens, short_seq_prob=recipe.short_seq_prob,
+            random_next_prob=recipe.random_next_prob, next_sentence=recipe.next_sentence,
+        )
+        self.num_examples = self.num_frozen = self._plans.size(0)
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of these ids, in shuffled order, epoch after epoch.
@@ -174,19 +122,24 @@ class PretrainExamples:
         for epoch in np.unique(epochs):
             here = np.flatnonzero(epochs == epoch)
             place = row_ids[here] - epoch * self.num_examples
-            drawn = int(epoch)
-            if self._recipe.num_maskings:
-                drawn %= self._recipe.num_maskings
-            size = len(self._plan(drawn).start)
+            drawn = self._drawn(int(epoch))
+            size = self._plans.size(drawn)
             # Epochs differ a little in their number of chunks: of a longer one the last few are
             # left out, of a shorter one the first few come twice.
             order = hash64(self._seed, int(epoch), _ORDER)
             part = self._make(drawn, permute(place % size, size, int(order)))
+            # The plan after this one, ahead of time; by now the one before is not read any more.
+            if (place >= self.num_examples // 4).any():
+                self._plans.prepare(self._drawn(int(epoch) + 1))
             if len(here) == len(row_ids):
                 return part
             for name, x in part.items():
                 batch.setdefault(name, np.empty((len(row_ids), *x.shape[1:]), x.dtype))[here] = x
         return batch
+
+    def _drawn(self, epoch: int) -> int:
+        """The epoch whose chunks, pairs and masks an epoch has."""
+        return epoch % self._recipe.num_maskings if self._recipe.num_maskings else epoch
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of the first epoch [n]: evaluation sees the same pairs and masks every time.
@@ -201,25 +154,21 @@ class PretrainExamples:
         self, epoch: int, index: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Token spans of chunks [n]: (A begin, A length, B begin, B length, is_random)."""
-        plan, offsets = self._plan(epoch), self._store.sentence_offsets
-        start, split, end = plan.start[index], plan.split[index], plan.end[index]
-        a_begin = np.asarray(offsets[start])
-        a_length = np.asarray(offsets[split]) - a_begin
-        is_random = plan.is_random[index]
+        plans, offsets = self._plans, self._offsets
+        start, split, end, document, is_random, target = plans.chunks(epoch, index)
+        a_begin = offsets[start]
+        a_length = offsets[split] - a_begin
         b_first, b_last = split.copy(), end.copy()
         r = np.flatnonzero(is_random)
         if len(r):
-            own = plan.document[index[r]]
             keys = hash64(self._seed, epoch, _DOCUMENT, index[r])
-            other = below(keys, len(self._first) - 1)
-            other += other >= own  # any document but its own
-            sentences = self._last[other] - self._first[other]
-            first = self._first[other] + below(hash64(keys, _START), sentences)
-            wanted = np.asarray(offsets[first]) + plan.target[index[r]] - a_length[r]
-            last = np.minimum(np.searchsorted(offsets, wanted), self._last[other])
-            b_first[r], b_last[r] = first, np.maximum(last, first + 1)
-        b_begin = np.asarray(offsets[b_first])
-        b_length = np.asarray(offsets[b_last]) - b_begin
+            other = below(keys, len(plans.first) - 1)
+            other += other >= document[r]  # any document but its own
+            first, limit = plans.first[other], plans.last[other]
+            b_first[r] = first + below(hash64(keys, _START), limit - first)
+            b_last[r] = plans.sentences_within(b_first[r], target[r] - a_length[r], limit)
+        b_begin = offsets[b_first]
+        b_length = offsets[b_last] - b_begin
         # Tokens go from the longer segment one by one, so the shorter keeps all of it or both end
         # up at half; which end they go from is a coin flip each.
         room = self._max_tokens
