@@ -81,6 +81,7 @@ class Program:
       task: what is trained.
       optimizer: in `train_step`.
       state: shapes and shardings.
+      accumulation_steps: parts that a batch is computed in.
       train_step: takes the state and a batch.
     """
 
@@ -91,6 +92,7 @@ class Program:
     task: Task
     optimizer: optax.GradientTransformation
     state: TrainState
+    accumulation_steps: int
     train_step: CompiledStep
 
 
@@ -111,7 +113,7 @@ def build_program(config: ConfigDict, mesh: Mesh, job: Job) -> Program:
     )
     return Program(
         job, mesh, phases, bert, task, optimizer, abstract_state(task, optimizer, mesh),
-        CompiledStep(train_step),
+        config.train.accumulation_steps, CompiledStep(train_step),
     )
 
 

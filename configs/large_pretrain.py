@@ -43,6 +43,7 @@ def get_config(recipe: str = 'paper'):
         c.train.eval_every = 500
         c.train.save_every = 200
         c.train.log_every = 10
+        c.train.accumulation_steps = 32  # 8 rows at once a chip of 256, then 4
         c.train.eval_batch_size = 2048
         c.optimizer.name = 'lamb'
         c.optimizer.decay_power = 0.5

@@ -14,6 +14,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from typing import Any
 
 COLLECTIVES = (
     'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute',
@@ -134,7 +135,8 @@ class CompiledText:
     def product_flops(self) -> int:
         """FLOPs of all matrix products, which TPUs run as convolutions."""
         return sum(
-            i.times * self._flops(i) for i in self.instructions if i.opcode in ('convolution', 'dot')
+            i.times * self._flops(i) for i in self.instructions
+            if i.opcode in ('convolution', 'dot')
         )
 
     def _flops(self, i: Instruction) -> int:
@@ -157,7 +159,7 @@ class CompiledText:
             )
         return flops
 
-    def collectives(self) -> list[dict[str, object]]:
+    def collectives(self) -> list[dict[str, Any]]:
         """Messages between chips: kind, scope, count a step and bytes of all of them a chip.
 
         Bytes are those of the whole result of a gather, else of what a chip puts in.
@@ -188,7 +190,7 @@ class CompiledText:
             sorted(found.items(), key=lambda item: -item[1][1])
         ]
 
-    def largest_buffers(self, count: int) -> list[dict[str, object]]:
+    def largest_buffers(self, count: int) -> list[dict[str, Any]]:
         """The largest arrays that are written to main memory, alike ones together.
 
         Not all are there at the same time.
