@@ -135,13 +135,13 @@ def check(config: ConfigDict, topology: str) -> dict[str, Any]:
     Returns:
       Plain values, as `--json` writes them.
     """
-    devices = open_topology(topology)
     from bert_jax.chips import find_chip
     from bert_jax.tools.preflight_measure import measure_phase, plan, smallest_change
     from bert_jax.validation import validate
 
     validate(config)
     config = without_data(config)
+    devices = open_topology(topology)
     program = plan(config, devices)
     chip = find_chip(devices[0].device_kind)
     assert chip is not None, devices[0].device_kind

@@ -93,7 +93,7 @@ class CompiledText:
         lines: list[str] = []
         entry = ''
         for line in text.splitlines():
-            if match := re.match(r'(ENTRY )?%?([\w.-]+) \(.*\{$', line):
+            if match := re.match(r'(ENTRY )?%?([\w.-]+) (?:\(.*)?\{$', line):
                 lines = bodies.setdefault(match[2], [])
                 entry = match[2] if match[1] else entry
             elif line.startswith('  '):
@@ -162,9 +162,9 @@ class CompiledText:
     def collectives(self) -> list[dict[str, Any]]:
         """Messages between chips: kind, scope, count a step and bytes of all of them a chip.
 
-        Bytes are those of the whole result of a gather, else of what a chip puts in.
+        The compiler joins small ones, of `several` scopes. Bytes are those of the whole result of a gather, else of what a chip puts in.
         """
-        found: dict[tuple[str, str], list[int]] = {}
+        found: dict[tuple[str, str, str], list[int]] = {}
         seen = set()
         for i in self.instructions:
             kind = i.opcode.removesuffix('-start')
@@ -176,17 +176,18 @@ class CompiledText:
                 continue
             seen.add(channel[1] if channel else i.name)
             arrays = i.arrays
-            if i.opcode.endswith('-start'):  # operands and results, and then flags
-                arrays = arrays[1:2] if len(arrays) > 1 else arrays
-            size = sum(array.bytes for array in arrays)
             if kind == 'reduce-scatter':
-                size = sum(self._by_name[name].bytes for name in i.operands)
-            entry = found.setdefault((kind, scope_of(i.op_name)[0]), [0, 0])
+                arrays = tuple(a for name in i.operands for a in self._by_name[name].arrays)
+            elif i.opcode.endswith('-start') and kind != 'all-reduce':  # operand, result, flags
+                arrays = arrays[1:2]
+            scope = scope_of(i.op_name)[0] if len(arrays) == 1 else 'several'
+            largest = max(arrays, key=lambda array: array.bytes)
+            entry = found.setdefault((kind, scope, str(largest)), [0, 0])
             entry[0] += i.times
-            entry[1] += i.times * size
+            entry[1] += i.times * sum(array.bytes for array in arrays)
         return [
-            {'kind': kind, 'scope': scope, 'count': count, 'bytes': size}
-            for (kind, scope), (count, size) in
+            {'kind': kind, 'scope': scope, 'largest': largest, 'count': count, 'bytes': size}
+            for (kind, scope, largest), (count, size) in
             sorted(found.items(), key=lambda item: -item[1][1])
         ]
 
@@ -219,7 +220,8 @@ def _parse(line: str, times: int, fused: bool) -> Instruction | None:
     opcode, _, rest = rest.partition('(')
     end = _closing('(' + rest)
     return Instruction(
-        match[1], opcode, _arrays(result), tuple(re.findall(r'%([\w.-]+)', rest[: end - 1])),
+        match[1], opcode, _arrays(result),
+        tuple(part.split(' ')[-1].lstrip('%') for part in rest[: end - 2].split(', ')),
         rest[end - 1 :], times, fused,
     )
 

@@ -26,9 +26,9 @@ def tables(record: Record) -> str:
         if phase['cycles_per_sequence'] is not None:
             parts.append(f"{phase['name']}, thousands of cycles a sequence\n" + _scopes(phase))
             parts.append(f"{phase['name']}, messages a step and chip\n" + _grid([
-                ['what', 'of', 'count', 'MB'],
-                *([c['kind'], c['scope'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}"]
-                  for c in phase['collectives']),
+                ['what', 'largest array', 'count', 'MB', 'of'],
+                *([c['kind'], c['largest'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}",
+                   c['scope']] for c in phase['collectives']),
             ]))
             parts.append(f"{phase['name']}, largest arrays (not all at the same time)\n" + _grid([
                 ['array', 'MB', 'count', 'of'],
@@ -97,9 +97,9 @@ def _scopes(phase: Record) -> str:
 
 
 def _grid(rows: list[list[str]]) -> str:
-    """Columns: the first to the left, the others to the right; the last one free if it is words."""
+    """Columns: the first to the left, the others to the right, words (`of`) at the end as they are."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    words = not any(letter.isdigit() for letter in rows[0][-1]) and rows[0][-1] == 'of'
+    words = rows[0][-1] == 'of'
     lines = []
     for row in rows:
         cells = [row[0].ljust(widths[0])]
@@ -167,7 +167,7 @@ def _figures(phase: Record) -> dict[str, float]:
     for entry in phase.get('scopes', ()):
         figures[f"cycles of {entry['scope']}, {entry['pass']}"] = entry['cycles_per_sequence']
     for entry in phase.get('collectives', ()):
-        figures[f"bytes of {entry['kind']} of {entry['scope']}"] = entry['bytes']
+        figures[f"bytes of {entry['kind']} of {entry['largest']}"] = entry['bytes']
     return figures
 
 
