@@ -162,7 +162,8 @@ class CompiledText:
     def collectives(self) -> list[dict[str, Any]]:
         """Messages between chips: kind, scope, count a step and bytes of all of them a chip.
 
-        The compiler joins small ones, of `several` scopes. Bytes are those of the whole result of a gather, else of what a chip puts in.
+        The compiler joins small ones, of `several` scopes. Bytes are those of the whole result of a
+        gather, else of what a chip puts in.
         """
         found: dict[tuple[str, str, str], list[int]] = {}
         seen = set()

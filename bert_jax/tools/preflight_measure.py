@@ -62,6 +62,10 @@ def measure_phase(program: Program, number: int, chip: Chip, say: Say) -> dict[s
     record['largest_rows_at_once'] = _largest_rows(record)
     if compiled is not None:
         record |= _times(CompiledText(compiled.as_text()), record, mesh.size, chip)
+        say(f"{name}: {record['cycles_per_sequence'] / 1e3:,.0f} thousand cycles a sequence")
+    say(f"{name}: {record['bytes_per_chip'] / 1e9:.2f} GB a chip in training, "
+        f"{record['evaluation_bytes_per_chip'] / 1e9:.2f} in evaluation, of "
+        f"{chip.memory_bytes / 1e9:.2f}")
     return record
 
 

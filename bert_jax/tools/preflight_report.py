@@ -97,7 +97,7 @@ def _scopes(phase: Record) -> str:
 
 
 def _grid(rows: list[list[str]]) -> str:
-    """Columns: the first to the left, the others to the right, words (`of`) at the end as they are."""
+    """Columns: the first to the left, the others to the right, words (`of`) at the end as is."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     words = rows[0][-1] == 'of'
     lines = []
