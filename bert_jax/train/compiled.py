@@ -63,14 +63,16 @@ class CompiledStep:
         Returns:
           The compiled program, or None where the compiler finds it too big; and the memory.
         """
-        try:
-            program = self._step.lower(*arguments).compile()
-        except jax.errors.JaxRuntimeError as error:
-            temporaries = _bytes_wanted(str(error), device_bytes(arguments))
-            if temporaries is None:
-                raise
-            return None, Memory(device_bytes(arguments), 0, temporaries)
-        self._programs[_shapes(arguments[-1])] = program
+        key = _shapes(arguments[-1])
+        if key not in self._programs:
+            try:
+                self._programs[key] = self._step.lower(*arguments).compile()
+            except jax.errors.JaxRuntimeError as error:
+                temporaries = _bytes_wanted(str(error), device_bytes(arguments))
+                if temporaries is None:
+                    raise
+                return None, Memory(device_bytes(arguments), 0, temporaries)
+        program = self._programs[key]
         found = program.memory_analysis()
         return program, Memory(
             found.argument_size_in_bytes,
