@@ -135,7 +135,8 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
             num_examples=job.num_examples, total=total,
         )
 
-    check_memory(program, start)
+    if needed := check_memory(program, start):
+        say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
     peak = peak_flops(jax.devices()[0].device_kind)
     report = Report(workdir, jax.process_index() == 0, start)
     best = Best(workdir / 'best', job.metric) if job.keeps_best else None

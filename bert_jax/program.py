@@ -136,18 +136,21 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
     }
 
 
-def check_memory(program: Program, start: int) -> None:
+def check_memory(program: Program, start: int) -> int:
     """Compiles the steps of all phases from `start` on, which the run then uses, and sizes them.
 
     Where a device does not say how much memory it has (CPUs), nothing is compiled ahead.
+
+    Returns:
+      Bytes of a device that the largest needs, or 0 where nothing was compiled.
 
     Raises:
       InputError: one does not fit.
     """
     limit = device_memory(program.mesh.local_devices[0])
+    end = largest = 0
     if limit is None:
-        return
-    end = 0
+        return largest
     for number, phase in enumerate(program.phases):
         end += phase['steps']
         if end <= start:
@@ -157,6 +160,7 @@ def check_memory(program: Program, start: int) -> None:
             needed = memory.total
             if name == 'evaluation':  # the optimizer's part stays where it is meanwhile
                 needed += device_bytes(program.state.opt_state)
+            largest = max(largest, needed)
             if needed > limit:
                 raise InputError(
                     f"phase {number + 1} (length {phase['max_seq_length']}, batch "
@@ -167,6 +171,7 @@ def check_memory(program: Program, start: int) -> None:
                        "config.model.remat='full'")
                     + '; bert_jax.tools.preflight tries such changes without the devices'
                 )
+    return largest
 
 
 def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[ScheduleSegment]:
