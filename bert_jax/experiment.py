@@ -117,8 +117,10 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     else:
         say(f'resuming at step {int(state.step):,} from {workdir}')
     del published
-    describe_run(workdir, resolved, job.vocab_path)
     start = int(state.step)
+    if needed := check_memory(program, start):
+        say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
+    describe_run(workdir, resolved, job.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
         f'{total:,} steps')
@@ -135,8 +137,6 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
             num_examples=job.num_examples, total=total,
         )
 
-    if needed := check_memory(program, start):
-        say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
     peak = peak_flops(jax.devices()[0].device_kind)
     report = Report(workdir, jax.process_index() == 0, start)
     best = Best(workdir / 'best', job.metric) if job.keeps_best else None
