@@ -56,7 +56,7 @@ def our_trainer(args: argparse.Namespace) -> Train:
 
     from bert_jax import config as config_lib
     from bert_jax import experiment
-    from bert_jax.sharding import make_mesh
+    from bert_jax.program import build_program, open_mesh
     from bert_jax.train.state import init_state
     from bert_jax.weights.load import load_weights
 
@@ -68,15 +68,13 @@ def our_trainer(args: argparse.Namespace) -> Train:
     config.init_checkpoint, config.data.source, config.seed = args.model, args.data, args.seed
     published = load_weights(args.model)
     config = config_lib.complete(config, published)
-    mesh = make_mesh(1, 1, 1)
+    mesh = open_mesh(config, jax.devices())
     job = experiment.open_job(config)
-    phases = config_lib.phases(config, job.num_examples)
-    bert = experiment.model_config(config, job.vocab_size, mesh)
-    program = experiment.build_program(config, mesh, job.task(bert), phases)
+    program = build_program(config, mesh, job)
     state = init_state(program.task, program.optimizer, mesh, config.seed)
     state = dataclasses.replace(
-        state, params=experiment.warm_start(published, state.params, bert, job))
-    phase = job.phase(program.task, phases[0], 0, mesh)
+        state, params=experiment.warm_start(published, state.params, program.bert, job))
+    phase = job.phase(program.task, program.phases[0], 0, mesh)
     assert job.num_examples
     steps = args.steps or job.num_examples // phase.batch_size
     shapes = {b['input_ids'].shape: b for b in itertools.islice(phase.batches(0), steps)}

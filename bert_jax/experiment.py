@@ -8,34 +8,29 @@ import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
-import optax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax import hosts
+from bert_jax.chips import peak_flops
 from bert_jax.downstream import DOWNSTREAM_TASKS
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 from bert_jax.finetuning import FineTuningJob
 from bert_jax.hosts import say
-from bert_jax.model.flops import peak_flops
 from bert_jax.model.layers import BertConfig
-from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.pretraining import PretrainingJob
-from bert_jax.sharding import Layout, Mesh, make_mesh
-from bert_jax.tasks.base import Task
+from bert_jax.program import Job, build_program, check_memory, open_mesh
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.loop import Cadence, Phase, train
+from bert_jax.train.loop import Cadence, train
 from bert_jax.train.report import Report, count
 from bert_jax.train.run_directory import check_run_directory, describe_run, flat_fields
-from bert_jax.train.state import abstract_state, init_state, num_params
-from bert_jax.train.step import TrainStep, make_train_step
-from bert_jax.validation import check_vocabulary, mesh_data, validate
+from bert_jax.train.state import init_state, num_params
 from bert_jax.weights.description import Weights
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.names import flat_tree, to_tree, tree_shapes
@@ -52,34 +47,6 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[f'version of {name}'] = importlib.metadata.version(name)
     return found
-
-
-class Job(Protocol):
-    """What differs between pre-training and a downstream task."""
-
-    vocab_size: int
-    vocab_path: Path | None
-    head: str  # as `weights` names it
-    labels: tuple[str, ...]
-    metric: str  # of the evaluation, the higher the better; sweeps go by it
-    frozen: str  # top-level part of the parameters that is not trained
-    keeps_best: bool  # whether the parameters of the best evaluation are kept
-
-    @property
-    def num_examples(self) -> int | None:
-        """Rows an epoch, or None where no duration asks for it."""
-
-    def identity(self) -> dict[str, str]:
-        """What all hosts must have read alike, by name: digests of content, and counts."""
-
-    def task(self, bert: BertConfig) -> Task:
-        """The task on an encoder."""
-
-    def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
-        """A phase of the run, from its description and first step."""
-
-    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> None:
-        """Writes what else belongs into the run directory, of the best evaluation."""
 
 
 def open_job(config: ConfigDict) -> Job:
@@ -121,20 +88,14 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
             read_description(workdir) if is_begun(workdir) else load_weights(config.init_checkpoint)
         )
     config = config_lib.complete(config, published)
-    validate(config, jax.device_count())
-    mesh = make_mesh(
-        mesh_data(config, jax.device_count()), config.mesh.fsdp, config.mesh.tensor
-    )
+    mesh = open_mesh(config, jax.devices())
     say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh '
         + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()))
 
     job = open_job(config)
-    num_examples = job.num_examples
-    phases = config_lib.phases(config, num_examples)
+    program = build_program(config, mesh, job)
+    phases, task, optimizer = program.phases, program.task, program.optimizer
     total = sum(phase['steps'] for phase in phases)
-    bert = model_config(config, job.vocab_size, mesh)
-    program = build_program(config, mesh, job.task(bert), phases, job.frozen)
-    task, optimizer = program.task, program.optimizer
     resolved = resolve(config, phases, job.vocab_size)
     resolved |= {
         'head': job.head, 'labels': list(job.labels), 'metric': job.metric,
@@ -147,18 +108,19 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     check_run_directory(workdir, resolved, job.vocab_path)
 
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
-    abstract = abstract_state(task, optimizer, mesh)
-    state = checkpoints.restore(abstract)
+    state = checkpoints.restore(program.state)
     if state is None:
         state = init_state(task, optimizer, mesh, config.seed)
         if published is not None:
-            params = warm_start(published, state.params, bert, job)
+            params = warm_start(published, state.params, program.bert, job)
             state = dataclasses.replace(state, params=params)
     else:
         say(f'resuming at step {int(state.step):,} from {workdir}')
     del published
-    describe_run(workdir, resolved, job.vocab_path)
     start = int(state.step)
+    if needed := check_memory(program, start):
+        say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
+    describe_run(workdir, resolved, job.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
         f'{total:,} steps')
@@ -172,7 +134,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     def steps_of(field: str) -> int:
         return parse_duration(
             config_lib.get_field(config, field), field, batch_size=phases[0]['batch_size'],
-            num_examples=num_examples, total=total,
+            num_examples=job.num_examples, total=total,
         )
 
     peak = peak_flops(jax.devices()[0].device_kind)
@@ -191,7 +153,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         step, result = int(state.step), {f'eval/{k}': v for k, v in metrics.items()}
         if best is not None:
             result = {f'last/{k}': v for k, v in metrics.items()}
-            step, params = best.restore(abstract.params)
+            step, params = best.restore(program.state.params)
             metrics = best.metrics() or {}
             result |= {f'eval/{k}': v for k, v in metrics.items()}
             job.finish(params, metrics, workdir)
@@ -202,40 +164,6 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         report.draw()
         report.close()
     return {'step': step, **result}
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """What is computed: task, optimizer and the jitted train step."""
-
-    task: Task
-    optimizer: optax.GradientTransformation
-    train_step: TrainStep
-
-
-def build_program(
-    config: ConfigDict, mesh: Mesh, task: Task, phases: list[dict[str, Any]], frozen: str = ''
-) -> Program:
-    """The program of a config on a mesh; nothing is run or allocated.
-
-    Args:
-      config: a completed and validated config.
-      mesh: where it will run.
-      task: what is trained.
-      phases: from `config.phases`.
-      frozen: see `Job`.
-    """
-    schedule = make_schedule(schedule_segments(config, phases), config.optimizer.decay_power)
-    optimizer = make_optimizer(
-        config.optimizer.name, schedule, weight_decay=config.optimizer.weight_decay,
-        b1=config.optimizer.b1, b2=config.optimizer.b2, eps=config.optimizer.eps,
-        frozen=frozen,
-    )
-    train_step = make_train_step(
-        task, optimizer, schedule, mesh, seed=config.seed, clip_norm=config.optimizer.clip_norm,
-        accumulation_steps=config.train.accumulation_steps,
-    )
-    return Program(task, optimizer, train_step)
 
 
 def warm_start(published: Weights, params: Any, bert: BertConfig, job: Job) -> Any:
@@ -273,58 +201,6 @@ def warm_start(published: Weights, params: Any, bert: BertConfig, job: Job) -> A
         )
 
     return jax.tree_util.tree_map_with_path(choose, params)
-
-
-def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[ScheduleSegment]:
-    """One segment for the whole run, or one from each phase that names its learning rate on."""
-    starts = np.concatenate([[0], np.cumsum([p['steps'] for p in phases])]).tolist()
-    own = [i for i, phase in enumerate(phases) if phase['learning_rate'] is not None]
-    segments = []
-    for i in ([] if 0 in own else [0]) + own:
-        end = starts[min((j for j in own if j > i), default=len(phases))]
-        steps = end - starts[i]
-        if phases[i]['learning_rate'] is None:
-            rate = config.optimizer.learning_rate
-            warmup = parse_duration(
-                config.optimizer.warmup, 'optimizer.warmup', batch_size=phases[i]['batch_size'],
-                num_examples=None, total=steps,
-            )
-        else:
-            rate, warmup = phases[i]['learning_rate'], phases[i]['warmup']
-        segments.append(ScheduleSegment(starts[i], steps, rate, warmup))
-    return segments
-
-
-def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> BertConfig:
-    """What the model is, from the config and the vocabulary's size."""
-    m = config.model
-    if m.vocab_size and m.vocab_size < vocab_size:
-        raise InputError(
-            f'config.model.vocab_size={m.vocab_size} is less than the vocabulary has '
-            f'({vocab_size}): leave it 0 to take its size'
-        )
-    check_vocabulary(m.vocab_size or vocab_size, mesh.shape['tensor'])
-    on_cpu = mesh.devices.flat[0].platform == 'cpu'
-    dtype = m.dtype
-    if dtype == 'auto':
-        dtype = 'float32' if on_cpu else 'bfloat16'
-    return BertConfig(
-        vocab_size=m.vocab_size or vocab_size,
-        **config_lib.model_sizes(config),
-        max_position_embeddings=m.max_position_embeddings,
-        type_vocab_size=m.type_vocab_size,
-        hidden_act=m.hidden_act,
-        layer_norm_eps=m.layer_norm_eps,
-        initializer_range=m.initializer_range,
-        hidden_dropout=m.hidden_dropout,
-        attention_dropout=m.attention_dropout,
-        classifier_dropout=m.classifier_dropout,
-        dtype=dtype,
-        scan_layers=m.scan_layers,
-        remat=m.remat,
-        mlm_chunk_bytes=16 << 20 if on_cpu else 1 << 30,  # a CPU has little cache
-        layout=Layout(mesh),
-    )
 
 
 def resolve(config: ConfigDict, phases: list[dict[str, Any]], vocab_size: int) -> dict[str, Any]:

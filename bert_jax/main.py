@@ -23,37 +23,23 @@ from typing import Any
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
 from absl import app, flags, logging
-from ml_collections import config_flags
 
-from bert_jax import config as config_lib
 from bert_jax import hosts
+from bert_jax.command_line import define_config, fail, parse_flags
 from bert_jax.errors import Diverged, InputError, Stopped
 from bert_jax.process import use_huge_pages
 from bert_jax.stopping import Guard
 from bert_jax.validation import validate
 
-_CONFIG = config_flags.DEFINE_config_file('config', None, 'Config file, as FILE.py or FILE.py:ARG.')
+_CONFIG = define_config(flags.FLAGS)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Run directory; default: runs/NAME of the config.')
 
 
 def _parse_flags(argv: list[str]) -> list[str]:
-    """absl's parsing, with faults told in one line (exit status 2)."""
     try:
-        return flags.FLAGS(argv)
-    except (AttributeError, KeyError, TypeError, ValueError, OSError, flags.Error) as error:
-        known = config_lib.fields(config_lib.default_config())
-        for argument in argv[1:]:
-            name, _, _ = argument.lstrip('-').partition('=')
-            path = name.removeprefix('config.').partition('[')[0]
-            if name.startswith('config.') and path not in known:
-                _fail(f'--{name} is not a field: {config_lib.nearest(path, known)}')
-        _fail(' '.join(str(error).split()))
-        raise AssertionError from error  # not reached
-
-
-def _fail(message: str, status: int = 2) -> None:
-    print(f'error: {message}', file=sys.stderr, flush=True)
-    sys.exit(status)
+        return parse_flags(argv, flags.FLAGS)
+    except InputError as error:
+        fail(str(error))
 
 
 def _workdir() -> Path:
@@ -68,9 +54,9 @@ def _workdir() -> Path:
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        _fail(f'unexpected argument {argv[1]!r}: fields are set with --config.FIELD=VALUE')
+        fail(f'unexpected argument {argv[1]!r}: fields are set with --config.FIELD=VALUE')
     if _CONFIG.value is None:
-        _fail('--config is missing: name a config file, such as --config=configs/tiny_pretrain.py')
+        fail('--config is missing: name a config file, such as --config=configs/tiny_pretrain.py')
     if not flags.FLAGS['verbosity'].present:
         logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
     workdir = _workdir()

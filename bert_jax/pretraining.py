@@ -13,13 +13,16 @@ from ml_collections import ConfigDict
 from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
 from bert_jax.data.masking import MaskingRates
 from bert_jax.data.pretrain import Recipe
+from bert_jax.data.spec import pretrain_spec
 from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
-from bert_jax.sharding import Mesh, local_rows, to_global
+from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
+from bert_jax.tasks.base import Task
 from bert_jax.tasks.pretrain import Pretraining
+from bert_jax.train.compiled import CompiledStep
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.loop import Phase
-from bert_jax.train.step import make_eval_step
+from bert_jax.train.step import Batch, make_eval_step
 
 
 class PretrainingJob:
@@ -36,6 +39,7 @@ class PretrainingJob:
         self.data = open_data(config)
         self.vocab_size: int = self.data.vocab_size
         self.vocab_path: Path | None = self.data.vocab_path
+        self._eval_step: CompiledStep | None = None
 
     @property
     def num_examples(self) -> int | None:
@@ -57,6 +61,24 @@ class PretrainingJob:
     def task(self, bert: BertConfig) -> Pretraining:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
 
+    def eval_step(self, task: Task, mesh: Mesh) -> CompiledStep:
+        """The evaluation step, one for all phases."""
+        self._eval_step = self._eval_step or CompiledStep(make_eval_step(task, mesh))
+        return self._eval_step
+
+    def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> tuple[Batch, Batch]:
+        """Shapes and shardings of a phase's batches for training and for evaluation."""
+        sharding = batch_sharding(mesh)
+        spec = pretrain_spec(phase['max_seq_length'], phase['max_predictions_per_seq'])
+
+        def shapes(rows: int) -> dict[str, Any]:
+            return {
+                name: jax.ShapeDtypeStruct((rows, *feature.shape), feature.dtype, sharding=sharding)
+                for name, feature in spec.items()
+            }
+
+        return shapes(phase['batch_size']), shapes(self._config.train.eval_batch_size)
+
     def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
         config, data = self._config, self.data
         batch_size, length = phase['batch_size'], phase['max_seq_length']
@@ -64,7 +86,7 @@ class PretrainingJob:
         # Made when first asked for: planning the epochs of a phase that is over would be wasted.
         examples = functools.cache(lambda: data.training(length, slots))
         held_out = functools.cache(lambda: data.held_out(length, slots))
-        eval_step = make_eval_step(task, mesh)
+        eval_step = self.eval_step(task, mesh)
 
         def batches(first_step: int) -> Iterator[Any]:
             local = local_rows(mesh, batch_size)

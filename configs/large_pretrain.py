@@ -4,11 +4,17 @@
     python -m bert_jax.main --config=configs/large_pretrain.py:lamb
 
 Paper (Appendix A.2): 256 sequences a step, 1M steps, Adam 1e-4, warm-up 10k, linear decay, weight
-decay 0.01; 90 % of the steps at length 128, then 10 % at 512. Four days on 64 TPU v2 chips.
+decay 0.01; 90 % of the steps at length 128, then 10 % at 512. Four days on 64 TPU v2 chips. As it
+stands it is for 64 chips, four rows each (v5e 8x8, v4 or v5p 4x4x4); on 16 (v5e 4x4) add
+--config.train.accumulation_steps=4.
 
 `:lamb` (You et al., 2019, with NVIDIA's published figures): 7,038 steps of 65,536 sequences of 128
 at 6e-3, then 1,563 of 32,768 of 512 at 4e-3, each with its own warm-up (28.43 % and 12.8 %) and
-square-root decay. 76 minutes on 1,024 TPU v3 chips in the LAMB paper.
+square-root decay. 76 minutes on 1,024 TPU v3 chips in the LAMB paper. As it stands it is for 256
+chips of 16 GB or more (v5e or v6e 16x16), in 32 parts: 8 rows a chip at once at 128, then 4 at 512.
+64 chips of v4 (4x4x4) need 64 parts.
+
+What fits where, and how long it takes: docs/preflight.md.
 """
 
 from bert_jax.config import default_config
@@ -43,6 +49,7 @@ def get_config(recipe: str = 'paper'):
         c.train.eval_every = 500
         c.train.save_every = 200
         c.train.log_every = 10
+        c.train.accumulation_steps = 32  # 8 rows at once a chip of 256, then 4
         c.train.eval_batch_size = 2048
         c.optimizer.name = 'lamb'
         c.optimizer.decay_power = 0.5

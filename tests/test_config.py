@@ -24,6 +24,7 @@ from bert_jax.config import (
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
+from bert_jax.program import schedule_segments
 from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.validation import mesh_data, validate
 
@@ -80,7 +81,7 @@ def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
     validate(config, num_devices=8)
     parts = phases(config, num_examples=100_000)
     lines = sorted(flat(experiment.resolve(config, parts, config.data.vocab_size)))
-    lines += [repr(segment) for segment in experiment.schedule_segments(config, parts)]
+    lines += [repr(segment) for segment in schedule_segments(config, parts)]
     golden = ROOT / 'tests' / 'golden' / f"{name.replace(':', '_')}.txt"
     text = '\n'.join(lines) + '\n'
     if os.environ.get('UPDATE_GOLDEN'):
@@ -279,7 +280,7 @@ def test_a_phase_takes_what_it_leaves_out_from_train_and_data():
 def test_schedule_segments_follow_the_phases(parts, segments):
     config = changed({'phases': parts, 'train.steps': 0, 'optimizer.learning_rate': 1.0,
                       'optimizer.warmup': '20%'})
-    found = experiment.schedule_segments(config, phases(config))
+    found = schedule_segments(config, phases(config))
     assert [(s.start, s.steps, s.learning_rate, s.warmup) for s in found] == segments
 
 

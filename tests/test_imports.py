@@ -13,13 +13,14 @@ TENSORFLOW_FILES = {
     'weights/tf1.py',
 }
 FLOORS = [
-    {'errors', 'process', 'files', 'hosts', 'stopping', 'durations', 'config', 'validation',
-     'sharding', 'optim', 'text', 'metrics', 'data.spec', 'data.stateless'},
+    {'errors', 'process', 'files', 'hosts', 'stopping', 'chips', 'durations', 'config',
+     'validation', 'command_line', 'sharding', 'optim', 'text', 'metrics', 'data.spec',
+     'data.stateless'},
     {'data', 'model', 'weights'},
     {'tasks'},
     {'train'},
     {'downstream', 'pretraining', 'finetuning'},
-    {'experiment'},
+    {'program', 'experiment'},
     {'main', 'convert', 'predict', 'tools'},
 ]
 

@@ -17,14 +17,14 @@ from typing import Any
 import jax
 
 from bert_jax import config as config_lib
-from bert_jax import experiment
+from bert_jax.chips import peak_flops
 from bert_jax.errors import InputError
-from bert_jax.model.flops import peak_flops
+from bert_jax.model.flops import train_flops
 from bert_jax.pretraining import PretrainingJob
-from bert_jax.sharding import local_rows, make_mesh, to_global
+from bert_jax.program import build_program, open_mesh
+from bert_jax.sharding import local_rows, to_global
 from bert_jax.tools.bench_report import Figure, Result, check_ended_well, last_line
 from bert_jax.train.state import init_state, num_params
-from bert_jax.validation import mesh_data, validate
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NUM_BATCHES = 4  # different ones, placed on the device beforehand and taken in turn
@@ -67,17 +67,13 @@ class StepRun:
         config.data.max_predictions_per_seq = o.predictions
         config.train.steps = 10_000  # only the learning rate depends on it
         config.train.batch_size = config.train.eval_batch_size = o.batch_size
-        num_devices = jax.device_count()
         config = config_lib.complete(config)
-        validate(config, num_devices)
-
-        mesh = make_mesh(mesh_data(config, num_devices), config.mesh.fsdp, config.mesh.tensor)
+        mesh = open_mesh(config, jax.devices())
         job = PretrainingJob(config)
-        self.model = experiment.model_config(config, job.vocab_size, mesh)
-        task, data = job.task(self.model), job.data
-        program = experiment.build_program(config, mesh, task, config_lib.phases(config))
-        self._train_step = program.train_step
-        self._state = init_state(task, program.optimizer, mesh, config.seed)
+        built = build_program(config, mesh, job)
+        self.model, data = built.bert, job.data
+        self._train_step = built.train_step
+        self._state = init_state(built.task, built.optimizer, mesh, config.seed)
         local = local_rows(mesh, o.batch_size)
         self._batches = [
             to_global(mesh, batch, o.batch_size, local)
@@ -87,7 +83,7 @@ class StepRun:
             )
         ]
         self._done = 0
-        self.flops_per_sequence = task.flops(o.seq, o.predictions)
+        self.flops_per_sequence = train_flops(self.model, o.seq, o.predictions)
         self.num_params = num_params(self._state)
         self.losses: list[float] = []  # of the last step of each call
         self.tokens_per_step = 0

@@ -86,6 +86,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     from bert_jax.config import complete, default_config
     from bert_jax.downstream import DOWNSTREAM_TASKS
     from bert_jax.finetuning import FineTuningJob
+    from bert_jax.program import model_config
     from bert_jax.sharding import make_mesh
     from bert_jax.train.run_directory import read_run_fields
     from bert_jax.train.state import init_state
@@ -113,7 +114,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
         published = load_weights(run)
         completed = complete(config, published)
         job = job or FineTuningJob(completed)
-        bert = experiment.model_config(completed, job.vocab_size, mesh)
+        bert = model_config(completed, job.vocab_size, mesh)
         task = job.task(bert)
         fresh = init_state(task, optax.identity(), mesh, 0).params
         params = experiment.warm_start(published, fresh, bert, job)

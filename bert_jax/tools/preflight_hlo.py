@@ -1,0 +1,298 @@
+"""Reads a program compiled for TPUs: where its cycles, products, messages and bytes are.
+
+The compiler's text (scheduled HLO) is a list of computations; an instruction names its result's
+arrays, its operands and, on TPUs, how many cycles the compiler expects it to take. Loops are
+written once: everything here is counted as often as it runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+COLLECTIVES = (
+    'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute',
+    'collective-broadcast', 'ragged-all-to-all',
+)
+# The compiler writes 2^63 - 1 where it has no estimate.
+_SENTINEL = 1 << 60
+_KERNEL = 'tpu_custom_call'  # a kernel of Pallas; other targets are the compiler's own and free
+_BYTES = {'pred': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 's8': 1, 'u8': 1, 's4': 1, 'u4': 1,
+          'f64': 8, 's64': 8, 'u64': 8, 'c64': 8}
+_NO_BUFFER = ('parameter', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'constant',
+              'conditional', 'copy-start', 'copy-done', 'slice-start', 'slice-done',
+              'optimization-barrier')
+
+# Of the first part that an instruction's name contains: its scope.
+_SCOPES = (
+    ('optimizer', 'optimizer'), ('predictions', 'head'), ('seq_relationship', 'head'),
+    ('pooler', 'head'), ('BPS,', 'head'), ('BPV', 'head'), ('BPH', 'head'),
+    ('take_along_axis', 'head'), ('embeddings', 'embeddings'), ('LayerNorm', 'layer norm'),
+    ('self/qkv', 'qkv'), ('attention/self', 'attention'), ('attention/output', 'attention output'),
+    ('intermediate', 'intermediate'), ('/output/', 'output'), ('features/', 'model, other'),
+    ('BertFor', 'model, other'), ('jvp()', 'head'), ('while/body', 'accumulation'),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """An array of a result; `fast` where it is kept out of the chip's main memory."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    fast: bool
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * _BYTES.get(self.dtype, 4)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line. `times` is how often a step runs it; `fused`: inside of another instruction."""
+
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    times: int
+    fused: bool
+
+    @property
+    def op_name(self) -> str:
+        """Where in the Python program it comes from."""
+        match = re.search(r'op_name="([^"]*)"', self.attributes)
+        return match[1] if match else ''
+
+    @property
+    def cycles(self) -> int | None:
+        """The compiler's estimate, or None where there is none."""
+        match = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
+        return int(match[1]) if match else None
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.bytes for array in self.arrays)
+
+
+class CompiledText:
+    """The text of a compiled program."""
+
+    def __init__(self, text: str):
+        bodies: dict[str, list[str]] = {}
+        lines: list[str] = []
+        entry = ''
+        for line in text.splitlines():
+            if match := re.match(r'(ENTRY )?%?([\w.-]+) (?:\(.*)?\{$', line):
+                lines = bodies.setdefault(match[2], [])
+                entry = match[2] if match[1] else entry
+            elif line.startswith('  '):
+                lines.append(line)
+        times = dict.fromkeys(bodies, 0) | {entry: 1}
+        fused = set()
+        found = []
+        for name in reversed(bodies):  # callers come after what they call
+            for line in bodies[name] if times[name] else ():
+                parsed = _parse(line, times[name], name in fused)
+                if parsed is None:
+                    continue
+                found.append(parsed)
+                for role, called in _called(parsed.attributes):
+                    often = _trips(bodies, parsed) if role == 'body' else 1
+                    times[called] = times.get(called, 0) + times[name] * often
+                    if parsed.opcode == 'fusion' or role == 'to_apply' or name in fused:
+                        fused.add(called)
+        self.instructions = found[::-1]
+        self._by_name = {instruction.name: instruction for instruction in found}
+
+    def operand(self, instruction: Instruction, number: int) -> Array:
+        return self._by_name[instruction.operands[number]].arrays[0]
+
+    def timed(self) -> Iterator[tuple[Instruction, int | None]]:
+        """Instructions that take time, with their estimate: None for kernels and sentinels."""
+        for i in self.instructions:
+            cycles = i.cycles
+            if cycles is not None:
+                yield i, cycles if cycles < _SENTINEL else None
+            elif f'"{_KERNEL}"' in i.attributes:
+                yield i, None
+
+    def bytes_moved(self, instruction: Instruction) -> int:
+        """Of its operands and results."""
+        operands = (self._by_name.get(name) for name in instruction.operands)
+        return instruction.bytes + sum(o.bytes for o in operands if o is not None)
+
+    def product_flops(self) -> int:
+        """FLOPs of all matrix products, which TPUs run as convolutions."""
+        return sum(
+            i.times * self._flops(i) for i in self.instructions
+            if i.opcode in ('convolution', 'dot')
+        )
+
+    def _flops(self, i: Instruction) -> int:
+        left, right, out = self.operand(i, 0), self.operand(i, 1), i.arrays[0]
+        if i.opcode == 'dot':
+            match = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', i.attributes)
+            dims = [int(d) for d in match[1].split(',') if d] if match else []
+            return 2 * math.prod(out.shape) * math.prod(left.shape[d] for d in dims)
+        labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', i.attributes)
+        assert labels, i.attributes
+        flops = 2 * right.shape[labels[2].index('i')]
+        for label, size in zip(labels[3], out.shape, strict=True):
+            flops *= size if label in 'bf' else 1
+        for d in range(len(labels[1]) - 2):
+            flops *= _pairs(
+                out.shape[labels[3].index(str(d))], right.shape[labels[2].index(str(d))],
+                left.shape[labels[1].index(str(d))], stride=_window(i, 'stride', d, 1),
+                low=_window(i, 'pad', d, 0), dilate=_window(i, 'lhs_dilate', d, 1),
+                kernel_dilate=_window(i, 'rhs_dilate', d, 1),
+            )
+        return flops
+
+    def collectives(self) -> list[dict[str, Any]]:
+        """Messages between chips: kind, scope, count a step and bytes of all of them a chip.
+
+        The compiler joins small ones, of `several` scopes. Bytes are those of the whole result of a
+        gather, else of what a chip puts in.
+        """
+        found: dict[tuple[str, str, str], list[int]] = {}
+        seen = set()
+        for i in self.instructions:
+            kind = i.opcode.removesuffix('-start')
+            if kind not in COLLECTIVES:
+                continue
+            # A message that overlaps with others is spread over instructions of one channel.
+            channel = re.search(r'channel_id=(\d+)', i.attributes)
+            if channel and channel[1] in seen:
+                continue
+            seen.add(channel[1] if channel else i.name)
+            arrays = i.arrays
+            if kind == 'reduce-scatter':
+                arrays = tuple(a for name in i.operands for a in self._by_name[name].arrays)
+            elif i.opcode.endswith('-start') and kind != 'all-reduce':  # operand, result, flags
+                arrays = arrays[1:2]
+            scope = scope_of(i.op_name)[0] if len(arrays) == 1 else 'several'
+            largest = max(arrays, key=lambda array: array.bytes)
+            entry = found.setdefault((kind, scope, str(largest)), [0, 0])
+            entry[0] += i.times
+            entry[1] += i.times * sum(array.bytes for array in arrays)
+        return [
+            {'kind': kind, 'scope': scope, 'largest': largest, 'count': count, 'bytes': size}
+            for (kind, scope, largest), (count, size) in
+            sorted(found.items(), key=lambda item: -item[1][1])
+        ]
+
+    def largest_buffers(self, count: int) -> list[dict[str, Any]]:
+        """The largest arrays that are written to main memory, alike ones together.
+
+        Not all are there at the same time.
+        """
+        found: collections.Counter[tuple[str, str, int]] = collections.Counter()
+        for i in self.instructions:
+            if i.fused or i.opcode in _NO_BUFFER:
+                continue
+            for array in i.arrays[:1] if i.opcode.endswith('-start') else i.arrays:
+                if not array.fast and array.bytes >= 1 << 20:
+                    found[short_name(i.op_name) or i.name, str(array), array.bytes] += 1
+        largest = sorted(found.items(), key=lambda item: -item[0][2])[:count]
+        return [
+            {'name': name, 'array': array, 'bytes': size, 'count': number}
+            for (name, array, size), number in largest
+        ]
+
+
+def _parse(line: str, times: int, fused: bool) -> Instruction | None:
+    match = re.match(r'\s+(?:ROOT )?%?([\w.-]+) = ', line)
+    if not match:
+        return None
+    rest = line[match.end():]
+    end = _closing(rest) if rest.startswith('(') else rest.index(' ')
+    result, rest = rest[:end], rest[end:].lstrip()
+    opcode, _, rest = rest.partition('(')
+    end = _closing('(' + rest)
+    return Instruction(
+        match[1], opcode, _arrays(result),
+        tuple(part.split(' ')[-1].lstrip('%') for part in rest[: end - 2].split(', ')),
+        rest[end - 1 :], times, fused,
+    )
+
+
+def _closing(text: str) -> int:
+    """The place behind the bracket that closes the first one."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == '(') - (letter == ')')
+        if depth == 0:
+            return place + 1
+    return len(text)
+
+
+@functools.lru_cache(1 << 14)
+def _arrays(text: str) -> tuple[Array, ...]:
+    return tuple(
+        Array(dtype, tuple(int(d) for d in dims.split(',') if d), 'S(' in layout)
+        for dtype, dims, layout in re.findall(r'([a-z]+\d*[a-z\d]*)\[([\d,]*)\](\{[^}]*\})?', text)
+    )
+
+
+def _called(attributes: str) -> Iterator[tuple[str, str]]:
+    for role, one in re.findall(r'(body|condition|calls|to_apply)=%?([\w.-]+)', attributes):
+        yield role, one
+    for many in re.findall(r'(?:branch_computations|called_computations)=\{([^}]*)\}', attributes):
+        for one in re.findall(r'%?([\w.-]+)', many):
+            yield 'branch', one
+
+
+def _trips(bodies: dict[str, list[str]], loop: Instruction) -> int:
+    """How often a loop runs: from its count where stated, else from `i < constant`."""
+    if match := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+        return int(match[1])
+    condition = next(name for role, name in _called(loop.attributes) if role == 'condition')
+    constants = re.findall(r' constant\((\d+)\)', '\n'.join(bodies[condition]))
+    return int(constants[0]) if len(constants) == 1 else 1
+
+
+def _window(i: Instruction, field: str, dim: int, default: int) -> int:
+    match = re.search(r'window=\{[^}]*\b' + field + r'=([\d_x-]+)', i.attributes)
+    return int(match[1].split('x')[dim].split('_')[0]) if match else default
+
+
+@functools.lru_cache(1 << 12)
+def _pairs(
+    out: int, kernel: int, size: int, *, stride: int, low: int, dilate: int, kernel_dilate: int
+) -> int:
+    """Multiplications along a dim of a convolution: those that meet padding or holes are none."""
+    count = 0
+    for o, k in itertools.product(range(out), range(kernel)):
+        place = o * stride + k * kernel_dilate - low
+        count += place % dilate == 0 and 0 <= place // dilate < size
+    return count
+
+
+def scope_of(op_name: str) -> tuple[str, str]:
+    """The part of the model or step that an instruction is of, and its pass."""
+    scope = next((scope for part, scope in _SCOPES if part in op_name), 'optimizer')
+    if scope == 'optimizer':
+        return scope, 'update'
+    if 'rematted_computation' in op_name:
+        return scope, 'forward again'
+    return scope, 'backward' if 'transpose(' in op_name else 'forward'
+
+
+def short_name(op_name: str) -> str:
+    """An instruction's origin without what jax's transformations add; layers are one."""
+    name = re.sub(r'\b(jit|jvp|transpose|vmap)\(([^()]*)\)', r'\2', op_name)
+    name = re.sub(r'\b(transpose|jvp)\(([^()]*)\)', r'\2', name)
+    name = re.sub(r'(while/body/|closed_call/|checkpoint/|rematted_computation/|train_step/)', '',
+                  name)
+    return re.sub(r'layer_\d+', 'layer_N', name).replace('//', '/').strip('/')

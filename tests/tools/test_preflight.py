@@ -1,0 +1,128 @@
+"""Preflight's report, verdict and refusals; on CPU devices, and once with the TPUs' compiler."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from bert_jax import chips
+from bert_jax.tools import preflight
+from bert_jax.tools.preflight_report import differences, tables
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [
+    f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", '--config.model.num_layers=1',
+    '--config.model.hidden_size=32', '--config.model.num_heads=2', '--config.data.vocab_size=200',
+    '--config.data.max_seq_length=16', '--config.data.max_predictions_per_seq=2',
+    '--config.train.batch_size=64', '--config.train.eval_batch_size=8',
+]
+
+
+def pretend(monkeypatch, memory_bytes):
+    """This machine's devices in place of a slice, of a chip with so many bytes."""
+    chip = dataclasses.replace(
+        chips.find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes)
+    monkeypatch.setattr(preflight, 'open_topology', lambda name: jax.devices())
+    monkeypatch.setattr(chips, 'find_chip', lambda kind: chip)
+
+
+@pytest.fixture(scope='module')
+def fitting(tmp_path_factory):
+    """The file of a run that fits."""
+    path = tmp_path_factory.mktemp('preflight') / 'record.json'
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        pretend(monkeypatch, 1 << 30)
+        assert run(*SMALL, '--topology=v5e:2x4', f'--json={path}') == 0
+    return path
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as exit_:
+        preflight.main(['preflight', *arguments])
+    return exit_.value.code
+
+
+def test_a_record_says_all_that_scripts_rely_on(fitting):
+    record = json.loads(fitting.read_text())
+    assert record['chips'] == 8 and record['fits'] and record['mesh']['data'] == 8
+    (phase,) = record['phases']
+    assert {'cycles_per_sequence', 'floor_cycles_per_sequence', 'bytes_per_chip', 'bytes_limit',
+            'fits', 'collectives'} <= set(phase)
+    assert phase['rows_per_chip'] == phase['rows_at_once'] == 8
+    sizes = phase['bytes']
+    assert sizes['optimizer'] == pytest.approx(2 * sizes['parameters'], rel=0.01)  # two moments
+    assert sum(sizes.values()) == phase['bytes_per_chip']
+    assert phase['flops_ratio'] == pytest.approx(1, abs=0.1)
+    # Gradients are reduced once, whatever else is.
+    assert phase['collective_bytes'] >= 0.9 * sizes['parameters']
+    out = tables(record)
+    assert 'fits; ' in out and 'chip-hours' in out
+
+    other = record | {'topology': 'v5e:4x4', 'phases': [phase | {'bytes_per_chip': 1}]}
+    assert differences(record, record) == 'changed:\nnothing'
+    changes = differences(record, other).splitlines()
+    assert changes[1] == 'topology: v5e:2x4 -> v5e:4x4'
+    assert 'bytes_per_chip' in changes[2] and len(changes) == 3
+
+
+def test_what_does_not_fit_is_told_with_a_change_that_does(fitting, monkeypatch, tmp_path, capsys):
+    path = tmp_path / 'record.json'
+    before = json.loads(fitting.read_text())['phases'][0]
+    pretend(monkeypatch, before['bytes_per_chip'] * 9 // 10)
+    assert run(*SMALL, '--topology=v5e:2x4', f'--json={path}', f'--against={fitting}') == 1
+    (phase,) = json.loads(path.read_text())['phases']
+    assert not phase['fits']
+    change = phase['change']
+    assert change['settings'].get('train.accumulation_steps', 1) > 1 or (
+        change['settings'].get('model.remat') == 'full')
+    assert change['bytes_per_chip'] <= phase['bytes_limit'] < phase['bytes_per_chip']
+    out = capsys.readouterr().out
+    assert 'does not fit' in out and 'with --config.' in out and 'fits: 1 -> 0' in out
+
+
+@pytest.mark.parametrize('arguments, words', [
+    (['--topology=v5e:4x4'], '--config is missing'),
+    ([*SMALL, '--topology=v7:4x4'], 'v7:4x4'),
+    ([*SMALL, '--topology=v5e'], 'v5e:16x16'),
+    ([*SMALL, '--topology=v5e:32x32'], 'at most 16'),
+    ([*SMALL, '--topology=v4:4x4'], '3 dims'),
+    ([*SMALL, '--topolgy=v5e:4x4'], 'topolgy'),
+    ([*SMALL, '--topology=v5e:4x4', 'x'], "'x'"),
+    ([*SMALL, '--topology=v5e:4x4', '--config.train.batchsize=4'], "'train.batch_size'"),
+    ([*SMALL, '--topology=v5e:4x4', "--config.train.steps='3 epochs'"], 'write steps'),
+    ([*SMALL, '--topology=v5e:4x4', '--against=/no/such.json'], '/no/such.json'),
+    ([f"--config={ROOT / 'configs' / 'glue.py'}:rte", '--config.init_checkpoint=x',
+      '--topology=v5e:4x4'], "'rte'"),
+])
+def test_bad_input_gets_one_line(arguments, words, capsys):
+    assert run(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('error: ') and words in line
+
+
+def test_the_tpus_compiler_compiles_the_run_s_steps(tmp_path):
+    if importlib.util.find_spec('libtpu') is None:
+        pytest.skip('libtpu is not installed: pip install libtpu')
+    path = tmp_path / 'record.json'
+    process = subprocess.run(
+        [sys.executable, '-m', 'bert_jax.tools.preflight', *SMALL, '--topology=v5e:2x2',
+         f'--json={path}'],
+        cwd=ROOT, env=os.environ | {'XLA_FLAGS': ''}, capture_output=True, text=True, timeout=300,
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    record = json.loads(path.read_text())
+    (phase,) = record['phases']
+    assert record['chip'] == 'v5e' and phase['bytes_limit'] == int(15.75 * 2**30)
+    assert phase['cycles_per_sequence'] > phase['floor_cycles_per_sequence'] > 0
+    assert phase['flops_ratio'] == pytest.approx(1, abs=0.1)
+    scopes = {entry['scope'] for entry in phase['scopes']}
+    assert {'qkv', 'attention', 'intermediate', 'output', 'head', 'optimizer'} <= scopes
+    assert sum(e['cycles_per_sequence'] for e in phase['scopes']) == pytest.approx(
+        phase['cycles_per_sequence'])
+    assert 'all-reduce' in {c['kind'] for c in phase['collectives']}
