@@ -11,6 +11,10 @@ from typing import Any
 # etils would go through TensorFlow where that is installed: slow to load, and then buckets would
 # behave one way with it and another way without.
 os.environ.setdefault('EPATH_USE_TF', 'false')
+# gcsfs would answer from listings it once made; other hosts write too.
+os.environ.setdefault('FSSPEC_GCS_USE_LISTINGS_CACHE', 'false')
+# It would ask what kind of bucket each is, by gRPC; plain requests serve every kind used here.
+os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
 
 from etils import epath
 

@@ -23,6 +23,26 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope='session')
+def bucket_server():
+    """An object store on loopback, which this process and those it starts find by their
+    environment."""
+    from tests.bucket_server import BucketServer
+
+    server = BucketServer()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(bucket_server) -> str:
+    """gs://NAME of a new, empty bucket."""
+    return bucket_server.make_bucket(f'test-{len(bucket_server.storage.buckets)}')
+
+
+@pytest.fixture(scope='session')
 def run_main():
     """Runs `python -m bert_jax.main` with arguments; gives the finished process."""
     import subprocess
