@@ -27,10 +27,12 @@ import logging
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol
 
 from bert_jax.data import python_docs, text_files, wikidump
+from bert_jax.data.identity import digests
 from bert_jax.data.text_files import Document
 from bert_jax.errors import InputError
 
@@ -50,7 +52,14 @@ class Source(Protocol):
     spec: str
 
     def fingerprint(self) -> str:
-        """Identity of the content: another one means that derived files are stale."""
+        """Identity of the content, wherever it lies: another one means another text.
+
+        Raises:
+          InputError: it cannot be read.
+        """
+
+    def outline(self) -> str:
+        """What tells most texts apart at a glance: hosts compare it, and only one reads."""
 
     def units(self) -> list[Unit]:
         """The parts of the source, in order."""
@@ -115,6 +124,17 @@ def _digest(identity: Any) -> str:
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
+def _content(spec: str, paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The digest of each file."""
+    try:
+        return digests(paths)
+    except OSError as error:
+        raise InputError(
+            f"data source '{spec}': {error.filename or 'a file'} cannot be read "
+            f'({error.strerror or error})'
+        ) from error
+
+
 class _Files:
     """Files on disk, one unit each."""
 
@@ -140,11 +160,13 @@ class _Files:
                 raise InputError(f"data source '{spec}': {path} is empty; leave it out")
 
     def fingerprint(self) -> str:
-        identity: list[Any] = [self._format]
-        for path in self._paths:
-            stat = os.stat(path)
-            identity.append([os.path.realpath(path), stat.st_size, stat.st_mtime_ns])
-        return _digest(identity)
+        # The end of a name may decide how a file is read; its folder does not matter.
+        names = [''.join(PurePath(path).suffixes) for path in self._paths]
+        return _digest([self._format, *zip(names, _content(self.spec, self._paths))])
+
+    def outline(self) -> str:
+        sizes = [os.stat(path).st_size for path in self._paths]
+        return f'{len(sizes)} files of {sum(sizes):,} bytes, {_digest([self._format, sizes])}'
 
     def units(self) -> list[Unit]:
         return [Unit(path, text_files.text_size(path)) for path in self._paths]
@@ -176,7 +198,12 @@ class _PythonDocs:
         self._documents: list[Document] | None = None
 
     def fingerprint(self) -> str:
+        # Not of the content of thousands of files: what is installed does not change in place
+        # without a change of its version, and that shows in some name or size.
         return python_docs.fingerprint(self._files)
+
+    def outline(self) -> str:
+        return f'{len(self._files):,} files of Python, {self.fingerprint()}'
 
     def units(self) -> list[Unit]:
         # One unit, because a paragraph is left out if any file before had it. About a seventh of
@@ -214,8 +241,12 @@ class _Tfds:
             )
 
     def fingerprint(self) -> str:
-        info = self._builder.info
-        return _digest([info.full_name, self._split, info.splits[self._split].num_bytes])
+        paths = self._builder.info.splits[self._split].filepaths
+        return _digest(_content(self.spec, paths))
+
+    def outline(self) -> str:
+        split = self._builder.info.splits[self._split]
+        return f'{self._builder.info.full_name}, {split.num_bytes:,} bytes'
 
     def units(self) -> list[Unit]:
         split = self._builder.info.splits[self._split]
@@ -271,6 +302,11 @@ def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
         'set --config.data.source to files of your own, or --config.data.tfds_dir to a directory '
         'where it is prepared'
     )
+    if name.startswith('wikipedia'):  # made by Beam, which is not installed with this program
+        remedy += (
+            '; Wikipedia is read from its own dumps too: download one from dumps.wikimedia.org and '
+            "set --config.data.source='wikidump:FILE.xml.bz2'"
+        )
     try:
         with _quiet():
             builder = tfds.builder(name, data_dir=place, try_gcs=False)

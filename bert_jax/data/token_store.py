@@ -1,21 +1,26 @@
 """Tokenized documents on disk, memory-mapped: what pre-training reads.
 
-A store is a directory of flat little-endian arrays, made by `store.py` and never changed. T tokens,
-S sentences, D documents, K documents that are kept (exact duplicates are passed over).
+A store is a directory of little-endian arrays in pieces of at most 512 MiB, made by `store.py` and
+never changed, with a manifest that says what is in it and the digest of every file. A store looks
+the same wherever it is: where it was built, published, and copied to. T tokens, S sentences, D
+documents, K documents that are kept (exact duplicates are passed over).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
+import os
 from typing import Any
 
 import numpy as np
 
+from bert_jax import files
+from bert_jax.data.identity import digests
+from bert_jax.data.pieces import map_pieces, piece_names
 from bert_jax.errors import InputError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = 'manifest.json'
 
 
@@ -33,7 +38,7 @@ class TokenStore:
       documents: int64 [K], indices of the documents to use, ascending.
     """
 
-    path: Path
+    path: files.Path
     manifest: dict[str, Any]
     tokens: np.ndarray
     sentence_offsets: np.ndarray
@@ -42,43 +47,39 @@ class TokenStore:
     documents: np.ndarray
 
     @classmethod
-    def open(cls, path: Path | str) -> TokenStore:
-        """Maps a finished store.
+    def open(cls, path: str | os.PathLike[str]) -> TokenStore:
+        """Maps a finished store whose files are what its manifest says, to the last byte.
 
         Raises:
-          InputError: there is none, or its files are not what its manifest says.
+          InputError: there is none, or a file is another one.
         """
-        path = Path(path)
-        try:
-            manifest = json.loads((path / MANIFEST).read_text())
-        except FileNotFoundError:
-            raise InputError(
-                f'{path} is not a finished token store (no {MANIFEST}): build it again'
-            ) from None
-        except ValueError as error:
-            raise InputError(f'{path / MANIFEST} is damaged ({error}): {_remedy(path)}') from None
-        if manifest.get('format_version') != FORMAT_VERSION:
-            raise InputError(
-                f"{path} has format version {manifest.get('format_version')}, this program reads "
-                f'{FORMAT_VERSION}: {_remedy(path)}'
-            )
-        for name, size in manifest['files'].items():
-            file = path / name
-            found = file.stat().st_size if file.exists() else -1
-            if found != size:
+        folder = files.as_path(path)
+        manifest = read_manifest(folder)
+        entries = manifest['files']
+        for name, entry in entries.items():
+            file = folder / name
+            found = os.path.getsize(file) if file.exists() else -1
+            if found != entry['bytes']:
                 raise InputError(
-                    f'{file} is missing: {_remedy(path)}' if found < 0 else
-                    f'{file} has {found} bytes where the manifest says {size}: {_remedy(path)}'
+                    f'{file} is missing: {remedy(folder)}' if found < 0 else
+                    f"{file} has {found} bytes where the manifest says {entry['bytes']}: "
+                    f'{remedy(folder)}'
                 )
-        return cls(
-            path=path,
-            manifest=manifest,
-            tokens=np.memmap(path / 'tokens.bin', manifest['dtype'], 'r'),
-            sentence_offsets=np.memmap(path / 'sentence_offsets.bin', '<i8', 'r'),
-            document_offsets=np.memmap(path / 'document_offsets.bin', '<i8', 'r'),
-            document_hashes=np.memmap(path / 'document_hashes.bin', '<u8', 'r'),
-            documents=np.load(path / 'documents.npy'),
-        )
+        for name, digest in zip(entries, digests([folder / name for name in entries]), strict=True):
+            if digest != entries[name]['md5']:
+                raise InputError(damaged(folder, name))
+        arrays = {}
+        for array, (dtype, count) in array_types(manifest).items():
+            num_bytes = count * np.dtype(dtype).itemsize
+            names = piece_names(array, num_bytes, manifest['piece_bytes'])
+            sizes = [entries[name]['bytes'] if name in entries else -1 for name in names]
+            if min(sizes) < 0 or sum(sizes) != num_bytes:
+                raise InputError(
+                    f'{folder / MANIFEST} is damaged (its files do not hold {count} {array}): '
+                    f'{remedy(folder)}'
+                )
+            arrays[array] = map_pieces([str(folder / name) for name in names], sizes, dtype)
+        return cls(folder, manifest, **arrays)
 
     @property
     def fingerprint(self) -> str:
@@ -120,5 +121,55 @@ class TokenStore:
         return self.documents[~held_out], self.documents[held_out]
 
 
-def _remedy(path: Path) -> str:
+def array_types(manifest: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """(dtype, number of elements) of each array of a store."""
+    documents = manifest['num_documents']
+    return {
+        'tokens': (manifest['dtype'], manifest['num_tokens']),
+        'sentence_offsets': ('<i8', manifest['num_sentences'] + 1),
+        'document_offsets': ('<i8', documents + 1),
+        'document_hashes': ('<u8', documents),
+        'documents': ('<i8', documents - manifest['num_duplicates']),
+    }
+
+
+def read_manifest(path: files.Path) -> dict[str, Any]:
+    """The manifest of a finished store, on a disk or in a bucket.
+
+    Raises:
+      InputError: there is none, or it is not one of this program.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        version = manifest.get('format_version')
+        if version == FORMAT_VERSION:
+            entries = manifest['files'].values()
+            numbers = [manifest['piece_bytes'], *(entry['bytes'] for entry in entries)]
+            numbers += [count for _, count in array_types(manifest).values()]
+            texts = [manifest['fingerprint'], manifest['source'],
+                     *(entry['md5'] for entry in entries)]
+            if not (all(type(number) is int and number >= 0 for number in numbers)
+                    and all(isinstance(text, str) for text in texts)
+                    and manifest['piece_bytes'] and manifest['dtype'] in ('<u2', '<u4')):
+                raise ValueError('a value is of the wrong kind')
+    except FileNotFoundError:
+        raise InputError(
+            f'{path} is not a finished token store (no {MANIFEST}): build it again'
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f'{path / MANIFEST} is damaged ({error}): {remedy(path)}') from None
+    if version != FORMAT_VERSION:
+        raise InputError(
+            f'{path} has format version {version}, this program reads {FORMAT_VERSION}: '
+            f'{remedy(path)}'
+        )
+    return manifest
+
+
+def damaged(path: files.Path, name: str) -> str:
+    """What to say of a file that is not the one that was written."""
+    return f'{path / name} is damaged (its content is not that of the manifest): {remedy(path)}'
+
+
+def remedy(path: files.Path) -> str:
     return f'delete {path} and it is built again'

@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
+from bert_jax.data import disk, pieces, store_part
 from bert_jax.data import store as store_module
 from bert_jax.data.corpus import Document, Unit, open_source
 from bert_jax.data.store import build_store
@@ -24,10 +25,7 @@ from bert_jax.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
-BINARIES = (
-    'tokens.bin', 'sentence_offsets.bin', 'document_offsets.bin', 'document_hashes.bin',
-    'documents.npy',
-)
+ARRAYS = ('tokens', 'sentence_offsets', 'document_offsets', 'document_hashes', 'documents')
 LETTERS = 'abcdefghijklmnopqrstuvwxyz'
 
 
@@ -78,7 +76,7 @@ def _sentences(store, document):
 
 
 def _bytes(store):
-    return {name: (store.path / name).read_bytes() for name in BINARIES}
+    return {path.name: path.read_bytes() for path in store.path.glob('*.bin')}
 
 
 def test_holds_what_the_tokenizer_says(tmp_path):
@@ -119,26 +117,26 @@ def test_wide_vocabulary(tmp_path):
 
 @pytest.mark.parametrize('fail_at', [3, 39])
 def test_killed_build_goes_on(tmp_path, monkeypatch, fail_at):
-    monkeypatch.setattr(store_module, '_BATCH_DOCUMENTS', 4)
-    monkeypatch.setattr(store_module, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store_part, '_BATCH_DOCUMENTS', 4)
+    monkeypatch.setattr(store_part, '_JOURNAL_SECONDS', 0.0)
     texts, tokenizer = _random_texts(40), _tokenizer()
     whole = build_store(_Source(texts), tokenizer, tmp_path / 'whole', progress=False)
     with pytest.raises(KeyError):
         build_store(_Source(texts, fail_at), tokenizer, tmp_path, progress=False)
     assert not (tmp_path / 'stores' / whole.fingerprint).exists()
     building = tmp_path / 'stores' / f'{whole.fingerprint}.building'
-    journal = building / 'journal.json'
+    part = building / 'units-0-2'
     if fail_at > 8:
-        assert json.loads(journal.read_text())['documents'] > 0
-        with open(building / 'tokens.bin', 'ab') as file:  # written, but not in the journal
+        assert json.loads((part / 'journal.json').read_text())['documents'] > 0
+        with open(part / 'tokens.bin', 'ab') as file:  # written, but not in the journal
             file.write(b'junk')
     resumed = build_store(_Source(texts), tokenizer, tmp_path, progress=False)
     assert _bytes(resumed) == _bytes(whole)
 
 
 def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, '_BATCH_DOCUMENTS', 1)
-    monkeypatch.setattr(store_module, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store_part, '_BATCH_DOCUMENTS', 1)
+    monkeypatch.setattr(store_part, '_JOURNAL_SECONDS', 0.0)
     texts, tokenizer = _random_texts(40), _tokenizer()
     with pytest.raises(KeyError):
         build_store(_Source(texts, 39), tokenizer, tmp_path, progress=False)
@@ -148,13 +146,13 @@ def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
 
 
 def test_lost_file_ends_are_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, '_BATCH_DOCUMENTS', 4)
-    monkeypatch.setattr(store_module, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store_part, '_BATCH_DOCUMENTS', 4)
+    monkeypatch.setattr(store_part, '_JOURNAL_SECONDS', 0.0)
     texts, tokenizer = _random_texts(40), _tokenizer()
     with pytest.raises(KeyError):
         build_store(_Source(texts, 30), tokenizer, tmp_path, progress=False)
-    [building] = (tmp_path / 'stores').glob('*.building')
-    os.truncate(building / 'tokens.bin', 10)
+    [part] = (tmp_path / 'stores').glob('*.building/units-0-2')
+    os.truncate(part / 'tokens.bin', 10)
     store = build_store(_Source(texts), tokenizer, tmp_path, progress=False)
     whole = build_store(_Source(texts), tokenizer, tmp_path / 'whole', progress=False)
     assert _bytes(store) == _bytes(whole)
@@ -172,8 +170,8 @@ def test_opens_at_once(tmp_path):
 @pytest.mark.parametrize(('damage', 'word'), [
     (lambda path: (path / 'manifest.json').unlink(), 'not a finished token store'),
     (lambda path: (path / 'manifest.json').write_text('{'), 'damaged'),
-    (lambda path: os.truncate(path / 'tokens.bin', 10), 'tokens.bin has 10 bytes'),
-    (lambda path: (path / 'documents.npy').unlink(), 'missing'),
+    (lambda path: os.truncate(path / 'tokens-00000.bin', 10), 'tokens-00000.bin has 10 bytes'),
+    (lambda path: (path / 'documents-00000.bin').unlink(), 'missing'),
     (lambda path: (path / 'manifest.json').write_text('{"format_version": 0}'), 'version 0'),
 ])
 def test_damaged_store_is_not_opened(tmp_path, damage, word):
@@ -215,7 +213,7 @@ def test_source_that_changes_meanwhile(tmp_path):
 
 def test_one_builds_and_the_other_waits(tmp_path):
     source, tokenizer = _Source(['a', 'b']), _tokenizer()
-    path = tmp_path / 'stores' / f'{store_module._fingerprint(source, tokenizer)}.lock'
+    path = tmp_path / 'stores' / f'{store_module.store_fingerprint(source, tokenizer)}.lock'
     path.parent.mkdir()
     with futures.ThreadPoolExecutor(1) as pool, open(path, 'w') as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -233,7 +231,7 @@ def test_full_disk(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module.os, 'fsync', fsync)
+        patch.setattr(os, 'fsync', fsync)
         with pytest.raises(InputError, match='no space left') as error:
             build_store(_Source(texts), tokenizer, tmp_path, progress=False)
     assert str(tmp_path) in str(error.value)
@@ -302,8 +300,8 @@ def test_large_buffers_keep_their_pages(tmp_path):
 
 
 def test_progress_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(store_module.time, 'monotonic', itertools.count(0, 20).__next__)
-    monkeypatch.setattr(store_module, '_BATCH_DOCUMENTS', 10)
+    monkeypatch.setattr(time, 'monotonic', itertools.count(0, 20).__next__)
+    monkeypatch.setattr(store_part, '_BATCH_DOCUMENTS', 10)
     build_store(_Source(_random_texts(40)), _tokenizer(), tmp_path)
     err = capsys.readouterr().err
     assert '% of' in err and 'MB/s' in err and '40 documents' in err
