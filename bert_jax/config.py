@@ -103,7 +103,10 @@ def default_config() -> ConfigDict:
     d.vocab_file = ''
     d.vocab_size = 8000
     d.lowercase = config_dict.placeholder(bool)  # empty: as in init_checkpoint, else True
-    d.dir = '~/.cache/bert_jax'  # token stores and trained vocabularies, kept by fingerprint
+    # Token stores and trained vocabularies, kept by fingerprint; for several hosts a bucket or a
+    # folder that all share.
+    d.dir = '~/.cache/bert_jax'
+    d.local_dir = '~/.cache/bert_jax'  # each host's copies of what is in such a place
     d.tfds_dir = ''  # prepared tensorflow-datasets; empty: their default place
     d.max_seq_length = 128
     d.max_predictions_per_seq = 20

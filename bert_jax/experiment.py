@@ -37,7 +37,7 @@ from bert_jax.weights.names import flat_tree, to_tree, tree_shapes
 from bert_jax.weights.placement import place
 from bert_jax.weights.run_directory import is_begun, read_description
 
-_PLACES = ('vocab_file', 'dir', 'tfds_dir')
+_PLACES = ('vocab_file', 'dir', 'local_dir', 'tfds_dir')
 
 
 def versions() -> dict[str, str]:

@@ -151,7 +151,7 @@ def open_data(config: ConfigDict) -> Data:
     return TextData(TextOptions(
         sources=tuple(weighted_sources(d.source)), eval_source=d.eval_source,
         held_out=d.held_out, vocab_file=d.vocab_file, vocab_size=d.vocab_size,
-        lowercase=d.lowercase, cache_dir=Path(d.dir).expanduser(), tfds_dir=d.tfds_dir,
+        lowercase=d.lowercase, shared_dir=d.dir, local_dir=d.local_dir, tfds_dir=d.tfds_dir,
         recipe=Recipe(
             short_seq_prob=d.short_seq_prob, random_next_prob=d.random_next_prob,
             next_sentence=d.next_sentence, min_sentences=d.min_sentences,

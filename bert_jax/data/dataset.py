@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +10,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bert_jax import files, hosts
 from bert_jax.data.examples import Examples, Mixture, RecordExamples, eval_batch
+from bert_jax.data.prepared import Places, share_store, share_vocabulary
 from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
 from bert_jax.data.synthetic import SyntheticExamples, plain_batches
 from bert_jax.errors import InputError
 from bert_jax.process import quiet_stderr
 from bert_jax.text.load import load_tokenizer
-from bert_jax.text.training import train_wordpiece
-from bert_jax.text.vocab import write_vocab
 
-_VOCABULARY_SAMPLE_BYTES = 200_000_000
 # Evaluation rows are drawn with a seed of their own, so that all runs are judged on the same rows.
 _EVAL_SEED = 0x5EED
 
@@ -98,7 +96,8 @@ class TextOptions:
     vocab_file: str
     vocab_size: int
     lowercase: bool
-    cache_dir: Path
+    shared_dir: str
+    local_dir: str
     tfds_dir: str
     recipe: Recipe
     max_positions: int
@@ -117,16 +116,15 @@ class TextData:
         """
         # Here and below: TensorFlow is loaded only where text is read.
         with quiet_stderr():
-            from bert_jax.data.corpus import open_source
             from bert_jax.data.pipeline import hide_accelerators
             from bert_jax.data.records import RecordFiles
-            from bert_jax.data.store import build_store
 
         hide_accelerators()  # before TensorFlow does anything: afterwards it refuses
         self._options = o = options
         specs = [spec for spec, _ in o.sources] + ([o.eval_source] if o.eval_source else [])
-        texts = {spec: open_source(spec, o.tfds_dir) for spec in specs if not is_records(spec)}
-        self.vocab_path = Path(o.vocab_file).expanduser() if o.vocab_file else None
+        texts = _open_texts([spec for spec in specs if not is_records(spec)], o.tfds_dir)
+        places = Places.choose(o.shared_dir, o.local_dir)
+        self.vocab_path = files.as_path(o.vocab_file) if o.vocab_file else None
         if self.vocab_path is None:
             records = [spec for spec in specs if is_records(spec)]
             if records:
@@ -134,7 +132,10 @@ class TextData:
                     f'config.data.vocab_file is empty, but the ids in {records[0]} are of some '
                     'vocabulary: give the vocab.txt that the records were made with'
                 )
-            self.vocab_path = self._trained_vocabulary([texts[spec] for spec, _ in o.sources])
+            self.vocab_path = share_vocabulary(
+                [texts[spec] for spec, _ in o.sources], o.vocab_size, o.lowercase, places,
+                self._say,
+            )
         tokenizer = load_tokenizer(self.vocab_path, o.lowercase)
         vocab = tokenizer.vocab
         self.vocab_size = len(vocab)
@@ -145,31 +146,11 @@ class TextData:
 
         def open_rows(spec: str) -> Any:
             if spec in texts:
-                return build_store(texts[spec], tokenizer, o.cache_dir, o.progress)
-            return RecordFiles.open(spec.removeprefix('tfrecord:'), o.cache_dir)
+                return share_store(texts[spec], tokenizer, places, o.progress)
+            return RecordFiles.open(spec.removeprefix('tfrecord:'), places.local)
 
         self._sources = [(spec, weight, open_rows(spec)) for spec, weight in o.sources]
         self._eval = open_rows(o.eval_source) if o.eval_source else None
-
-    def _trained_vocabulary(self, sources: list[Any]) -> Path:
-        from bert_jax.data.corpus import sample_texts
-
-        o = self._options
-        identity = [source.fingerprint() for source in sources] + [o.vocab_size, o.lowercase, 1]
-        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-        path = o.cache_dir / 'vocabularies' / f'{name}.txt'
-        if not path.exists():
-            self._say(f'training a vocabulary of {o.vocab_size:,} pieces on '
-                      + ', '.join(source.spec for source in sources))
-            share = _VOCABULARY_SAMPLE_BYTES // len(sources)
-            tokens = train_wordpiece(
-                (text for source in sources for text in sample_texts(source, share)),
-                o.vocab_size, o.lowercase,
-            )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_vocab(path, tokens)
-        self._say(f'vocabulary: {path}')
-        return path
 
     def _say(self, line: str) -> None:
         if self._options.progress:
@@ -279,6 +260,30 @@ class TextData:
         return pipeline.eval_batches(
             examples, batch_size=batch_size, local=local, num_examples=num_examples
         )
+
+
+def _open_texts(specs: list[str], tfds_dir: str) -> dict[str, Any]:
+    """The sources of text by name. The first host's are read; others that have them compare.
+
+    Raises:
+      InputError: there is no such text on the first host, or another one on some other host.
+    """
+    from bert_jax.data.corpus import open_source
+
+    texts: dict[str, Any] = dict.fromkeys(specs)
+    for spec in specs:
+        # A data set of tensorflow-datasets might be downloaded just to be compared.
+        if hosts.first() or not spec.startswith('tfds:'):
+            try:
+                texts[spec] = open_source(spec, tfds_dir)
+            except InputError:
+                if hosts.first():
+                    raise
+    if hosts.count() > 1:
+        ours = {spec: text.outline() for spec, text in texts.items() if text is not None}
+        theirs = json.loads(hosts.share('outlines of the text', lambda: json.dumps(ours)))
+        hosts.agree('the text', theirs | ours)
+    return texts
 
 
 def is_records(spec: str) -> bool:

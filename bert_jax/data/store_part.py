@@ -1,8 +1,7 @@
 """Some units of a source -> their part of a token store, through tf.data and TF-Text.
 
 A part's files grow in a directory of their own, with a journal that says how far they are good, so
-a killed build goes on where it was and gives the same bytes. Run as a module, this file is a worker
-of `store_workers`.
+a killed build goes on where it was and gives the same bytes.
 """
 
 from __future__ import annotations
@@ -12,13 +11,8 @@ import hashlib
 import itertools
 import json
 import os
-import pickle
-import queue
 import shutil
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
@@ -29,13 +23,11 @@ from bert_jax import files
 from bert_jax.data.corpus import Source, Unit
 from bert_jax.data.store_workers import Part
 from bert_jax.data.tokenize import FastTokenizer, split_sentences
-from bert_jax.errors import InputError
 
 _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 10_000
 _JOURNAL = 'journal.json'
 _JOURNAL_SECONDS = 5.0
-_REPORT_SECONDS = 0.5
 
 
 class PartBuilder:
@@ -235,50 +227,3 @@ def _text_batches(
 def _split_lines(texts: tf.Tensor) -> tf.RaggedTensor:
     """[n] string -> [n, (lines)] string: one sentence a line."""
     return tf.strings.split(texts, '\n')
-
-
-def _work() -> None:
-    """A worker: pickled parts come in, (kind, what) goes out; see `store_workers`."""
-    from bert_jax.data.pipeline import hide_accelerators
-
-    answers = os.fdopen(os.dup(1), 'wb')
-    os.dup2(2, 1)  # whatever else prints does not get among the answers
-
-    def answer(kind: str, what: Any) -> None:
-        pickle.dump((kind, what), answers)
-        answers.flush()
-
-    source, tokenizer, num_threads = pickle.load(sys.stdin.buffer)
-    parts: queue.SimpleQueue[Part] = queue.SimpleQueue()
-
-    def listen() -> None:
-        """Ends this process when the other one has ended, however it did."""
-        with contextlib.suppress(Exception):
-            while True:
-                parts.put(pickle.load(sys.stdin.buffer))
-        os._exit(1)
-
-    threading.Thread(target=listen, daemon=True).start()
-    try:
-        hide_accelerators()
-        # TensorFlow would take threads for all processors of the machine in every worker.
-        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
-        tf.config.threading.set_inter_op_parallelism_threads(num_threads + 2)
-        builder = PartBuilder(source, tokenizer, num_threads)
-        while True:
-            reported = [0.0]
-
-            def report(num_bytes: int, reported: list[float] = reported) -> None:
-                if time.monotonic() - reported[0] > _REPORT_SECONDS:
-                    reported[0] = time.monotonic()
-                    answer('bytes', num_bytes)
-
-            answer('done', builder.build(parts.get(), report))
-    except (InputError, OSError) as error:
-        answer('fault', error)
-    except BaseException:
-        answer('fault', RuntimeError(traceback.format_exc()))
-
-
-if __name__ == '__main__':
-    _work()

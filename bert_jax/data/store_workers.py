@@ -1,7 +1,7 @@
 """Processes that build the parts of a token store side by side.
 
 One process reads, checks and hashes about as much text as eight processors tokenize; more
-processors than that need more processes. They are fresh ones of `store_part`, told by pipes, and
+processors than that need more processes. They are fresh ones of `store_worker`, told by pipes, and
 end when this process does: their pipe closes, however it ends.
 """
 
@@ -65,9 +65,14 @@ def build_parts(
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get('PYTHONPATH')]))
     workers = [
         subprocess.Popen(
-            [sys.executable, '-m', 'bert_jax.data.store_part'], stdin=subprocess.PIPE,
+            [sys.executable, '-m', 'bert_jax.data.store_worker'], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, start_new_session=True,  # Ctrl-C reaches them through us
-            env=os.environ | {'PYTHONPATH': path, 'CUDA_VISIBLE_DEVICES': ''},
+            env=os.environ | {
+                # TensorFlow would take threads for all processors in every worker.
+                'PYTHONPATH': path, 'CUDA_VISIBLE_DEVICES': '',
+                'TF_NUM_INTRAOP_THREADS': str(num_threads),
+                'TF_NUM_INTEROP_THREADS': str(num_threads + 2),
+            },
         )
         for _ in range(num_processes)
     ]

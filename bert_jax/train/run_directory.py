@@ -15,7 +15,7 @@ from bert_jax.weights.reading import read_json
 # Fields that may change between a run and its continuation without changing what it computes.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every',
                    'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
-                   'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
+                   'data.local_dir', 'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
                    'data.vocab_file')  # whose content is compared
 # Another of these is another run. Pre-training may go on with another rate, a downstream run, which
 # is short and compared with others, may not.

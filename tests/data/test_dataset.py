@@ -12,7 +12,7 @@ pytest.importorskip('tensorflow_text')
 
 import tensorflow as tf
 
-from bert_jax.data import dataset
+from bert_jax.data import prepared
 from bert_jax.data.dataset import SyntheticData, TextData, TextOptions, is_records
 from bert_jax.data.pretrain import Recipe
 from bert_jax.data.spec import check_batch, pretrain_spec
@@ -63,9 +63,9 @@ def _open(folder, *sources, **changes):
     pairs = [source if isinstance(source, tuple) else (source, 1.0) for source in sources]
     options = TextOptions(
         sources=tuple((f'{folder}/{name}', weight) for name, weight in pairs), eval_source='',
-        held_out=0.2, vocab_file='', vocab_size=300, lowercase=True, cache_dir=folder / 'cache',
-        tfds_dir='', recipe=Recipe(short_seq_prob=0.1), max_positions=64, seed=0,
-        progress=False,
+        held_out=0.2, vocab_file='', vocab_size=300, lowercase=True,
+        shared_dir=str(folder / 'cache'), local_dir='', tfds_dir='',
+        recipe=Recipe(short_seq_prob=0.1), max_positions=64, seed=0, progress=False,
     )
     if changes.get('eval_source'):
         changes['eval_source'] = f"{folder}/{changes['eval_source']}"
@@ -148,7 +148,7 @@ def test_batches_from_text(folder):
 def test_everything_is_built_once(folder, monkeypatch):
     first = _open(folder, 'a.txt')
     rows = _epoch(first.training(S, P))
-    monkeypatch.setattr(dataset, 'train_wordpiece', lambda *_: pytest.fail('trained again'))
+    monkeypatch.setattr(prepared, '_train', lambda *_: pytest.fail('trained again'))
     again = _open(folder, 'a.txt')
     assert again.vocab_path == first.vocab_path
     assert np.array_equal(_epoch(again.training(S, P))['input_ids'], rows['input_ids'])

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import itertools
 import json
+import mmap
 import os
 import resource
 import subprocess
@@ -16,8 +17,9 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.data import disk, pieces, store_part
+from bert_jax.data import pieces as pieces_module
 from bert_jax.data import store as store_module
+from bert_jax.data import store_part
 from bert_jax.data.corpus import Document, Unit, open_source
 from bert_jax.data.store import build_store
 from bert_jax.data.token_store import TokenStore
@@ -25,7 +27,6 @@ from bert_jax.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
-ARRAYS = ('tokens', 'sentence_offsets', 'document_offsets', 'document_hashes', 'documents')
 LETTERS = 'abcdefghijklmnopqrstuvwxyz'
 
 
@@ -134,6 +135,60 @@ def test_killed_build_goes_on(tmp_path, monkeypatch, fail_at):
     assert _bytes(resumed) == _bytes(whole)
 
 
+def test_bytes_do_not_depend_on_processes_and_pieces(tmp_path, monkeypatch):
+    files = [tmp_path / f'{i}.txt' for i in range(6)]
+    for i, path in enumerate(files):
+        path.write_text('\n\n'.join(_random_texts(30, seed=i)))
+    source, tokenizer = open_source(f'{tmp_path}/*.txt'), _tokenizer()
+    whole = build_store(source, tokenizer, tmp_path / 'whole', progress=False)
+    monkeypatch.setattr(store_module, '_PART_BYTES', 1)
+    parts = build_store(source, tokenizer, tmp_path / 'parts', progress=False)
+    assert _bytes(parts) == _bytes(whole)
+    monkeypatch.setattr(pieces_module, 'PIECE_BYTES', mmap.PAGESIZE)
+    workers = build_store(source, tokenizer, tmp_path / 'workers', False, num_processes=2)
+    for name in ('tokens', 'sentence_offsets', 'document_offsets', 'document_hashes', 'documents'):
+        assert getattr(workers, name).tobytes() == getattr(whole, name).tobytes()
+    sizes = {path.name: path.stat().length for path in workers.path.glob('*.bin')}
+    assert sizes['tokens-00000.bin'] == mmap.PAGESIZE and 'tokens-00001.bin' in sizes
+    assert max(sizes.values()) == mmap.PAGESIZE
+    joined = b''.join((workers.path / name).read_bytes() for name in sorted(sizes)
+                      if name.startswith('tokens'))
+    assert joined == _bytes(whole)['tokens-00000.bin']
+
+
+def test_workers_end_with_their_builder(tmp_path):
+    path = tmp_path / 'a.txt'
+    path.write_text('One.\n')
+    code = f"""
+import os, sys
+from bert_jax.data import store_workers
+from bert_jax.data.corpus import open_source
+from tests.data.test_store import _tokenizer
+started = store_workers._receive
+def receive(worker):
+    print(worker.pid, flush=True)
+    os.kill(os.getpid(), 9)
+store_workers._receive = receive
+part = store_workers.Part(0, 1, {str(tmp_path / 'part')!r})
+list(store_workers.build_parts(open_source({str(path)!r}), _tokenizer(), [part], 1, 1, print))
+"""
+    process = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert process.returncode == -9, process.stderr
+    worker = f'/proc/{process.stdout.strip()}'
+    deadline = time.monotonic() + 20
+    while os.path.exists(worker) and 'Z' not in _state(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _state(process):
+    try:
+        with open(f'{process}/stat') as file:
+            return file.read().rpartition(') ')[2][:1]
+    except FileNotFoundError:
+        return 'Z'
+
+
 def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr(store_part, '_BATCH_DOCUMENTS', 1)
     monkeypatch.setattr(store_part, '_JOURNAL_SECONDS', 0.0)
@@ -167,11 +222,18 @@ def test_opens_at_once(tmp_path):
     assert other.fingerprint != first.fingerprint
 
 
+def _flip_a_byte(path):
+    data = bytearray((path / 'tokens-00000.bin').read_bytes())
+    data[2] ^= 1
+    (path / 'tokens-00000.bin').write_bytes(data)
+
+
 @pytest.mark.parametrize(('damage', 'word'), [
     (lambda path: (path / 'manifest.json').unlink(), 'not a finished token store'),
     (lambda path: (path / 'manifest.json').write_text('{'), 'damaged'),
     (lambda path: os.truncate(path / 'tokens-00000.bin', 10), 'tokens-00000.bin has 10 bytes'),
     (lambda path: (path / 'documents-00000.bin').unlink(), 'missing'),
+    (_flip_a_byte, 'tokens-00000.bin is damaged'),
     (lambda path: (path / 'manifest.json').write_text('{"format_version": 0}'), 'version 0'),
 ])
 def test_damaged_store_is_not_opened(tmp_path, damage, word):

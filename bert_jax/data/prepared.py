@@ -1,0 +1,238 @@
+"""Token stores and trained vocabularies for all hosts of a run: made once, by the first of them.
+
+What is made is kept in `data.dir`. One host with `data.dir` on a disk uses it there, and so do
+several processes on one machine. Otherwise the first host makes things on its own disk
+(`data.local_dir`) and publishes them in `data.dir`, and every other host copies them from there: a
+bucket or another machine's disk is never read at random.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bert_jax import files, hosts
+from bert_jax.data import disk
+from bert_jax.data.identity import new_digest
+from bert_jax.data.token_store import MANIFEST, TokenStore
+from bert_jax.data.transfer import copy_store
+from bert_jax.errors import InputError
+
+_VOCABULARY_SAMPLE_BYTES = 200_000_000
+_VOCABULARY_VERSION = 1
+# Network disks may show another host's new file late, if they were asked for it before.
+_PATIENCE_SECONDS = 70.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where things are kept.
+
+    Attributes:
+      shared: `data.dir`, the same for all hosts.
+      local: a folder on this host's own disk; `shared` itself where that is good enough.
+    """
+
+    shared: files.Path
+    local: files.Path
+
+    @classmethod
+    def choose(cls, shared: str, local: str) -> Places:
+        """The places for this run's hosts.
+
+        Args:
+          shared: config.data.dir.
+          local: config.data.local_dir.
+
+        Raises:
+          InputError: `local` is in a bucket.
+        """
+        if files.in_bucket(local):
+            raise InputError(
+                f'config.data.local_dir={local} is in a bucket: name a folder on a disk of each '
+                'host, such as ~/.cache/bert_jax'
+            )
+        place = files.as_path(shared)
+        machines = set(hosts.exchange('machine', _machine()))
+        if files.in_bucket(shared) or len(machines) > 1:
+            return cls(place, files.as_path(local))
+        return cls(place, place)
+
+
+def _machine() -> str:
+    """A name that processes on one machine, and only they, have in common."""
+    try:
+        with open('/proc/sys/kernel/random/boot_id') as file:
+            return f'{platform.node()} {file.read().strip()}'
+    except OSError:
+        return platform.node()
+
+
+def share_store(source: Any, tokenizer: Any, places: Places, progress: bool) -> TokenStore:
+    """The token store of a source, on this host's disk; every host calls it.
+
+    Args:
+      source: as from `corpus.open_source`; read on the first host only.
+      tokenizer: see `store.build_store`.
+      places: where to.
+      progress: whether to report on standard error.
+
+    Raises:
+      InputError: whatever building raises, a damaged store, or `data.dir` is not shared.
+    """
+    def prepare() -> str:
+        from bert_jax.data.store import build_store, store_fingerprint
+
+        name = store_fingerprint(source, tokenizer)
+        if not (places.local / 'stores' / name).exists() and (
+                places.shared / 'stores' / name / MANIFEST).exists():
+            _copy(places.shared, places.local, name, progress, 'data.local_dir')
+        else:
+            build_store(source, tokenizer, places.local, progress)
+        return name
+
+    name = hosts.share('token store', prepare)
+    if places.local != places.shared or hosts.count() > 1:
+        here = (places.local / 'stores' / name / MANIFEST).exists()
+        wanting = '' in hosts.exchange('has the token store', 'yes' if here else '')
+        if places.local != places.shared and (wanting or files.in_bucket(places.shared)):
+            def publish() -> str:
+                if not (places.shared / 'stores' / name / MANIFEST).exists():
+                    _copy(places.local, places.shared, name, progress, 'data.dir')
+                return ''
+
+            hosts.share('publish the token store', publish)
+        if not here:
+            _await(places.shared, places.shared / 'stores' / name / MANIFEST)
+            if places.local != places.shared:
+                _copy(places.shared, places.local, name, progress, 'data.local_dir')
+    return TokenStore.open(places.local / 'stores' / name)
+
+
+def _copy(source: files.Path, target: files.Path, name: str, progress: bool, field: str) -> None:
+    """Copies a store, once among the processes of this machine."""
+    def copy() -> None:
+        if (folder / MANIFEST).exists():
+            return
+        size, seconds = copy_store(source / 'stores' / name, folder)
+        if progress:
+            print(f'token store: {size / 1e6:,.0f} MB copied to {folder} in {seconds:.1f} s '
+                  f'({size / 1e6 / max(seconds, 1e-3):,.0f} MB/s)', file=sys.stderr, flush=True)
+
+    folder = target / 'stores' / name
+    with disk.faults('the token store', target, field):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if files.in_bucket(target):
+            copy()
+            return
+        with disk.lock(folder.with_suffix('.lock'), f'that copies {name}' if progress else ''):
+            copy()
+
+
+def _await(shared: files.Path, path: files.Path) -> None:
+    """Waits for a file of the first host.
+
+    Raises:
+      InputError: it does not come to be seen.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise InputError(
+                f'config.data.dir={shared} is not the same folder on all hosts: {path} was '
+                f'written by host 0, and host {hosts.index()} does not see it; set --config.data'
+                '.dir to a bucket (gs://...) or a folder that all hosts share'
+            )
+        time.sleep(1.0)
+
+
+def share_vocabulary(
+    sources: Sequence[Any], vocab_size: int, lowercase: bool, places: Places,
+    say: Callable[[str], None],
+) -> files.Path:
+    """A vocabulary trained on the sources, on this host's disk; every host calls it.
+
+    Args:
+      sources: as from `corpus.open_source`; read on the first host only.
+      vocab_size: see `text.training.train_wordpiece`, as the next one.
+      lowercase: whether it is uncased.
+      places: where it is kept.
+      say: takes lines on what is done.
+
+    Raises:
+      InputError: a source cannot be read, or a kept vocabulary is damaged.
+    """
+    def make() -> str:
+        identity = [source.fingerprint() for source in sources]
+        name = hashlib.sha256(json.dumps(
+            [*identity, vocab_size, lowercase, _VOCABULARY_VERSION]).encode()).hexdigest()[:16]
+        content = _kept_vocabulary(places.shared, name)
+        if content is None:
+            say(f'training a vocabulary of {vocab_size:,} pieces on '
+                + ', '.join(source.spec for source in sources))
+            content = _train(sources, vocab_size, lowercase)
+            _keep_vocabulary(places.shared, name, content, 'data.dir')
+        return json.dumps([name, content.decode()])
+
+    name, text = json.loads(hosts.share('vocabulary', make))
+    content = text.encode()
+    path = places.local / _vocabulary_name(name, content)
+    if places.local != places.shared and not path.exists():
+        _keep_vocabulary(places.local, name, content, 'data.local_dir')
+    say(f'vocabulary: {path}')
+    return path
+
+
+def _train(sources: Sequence[Any], vocab_size: int, lowercase: bool) -> bytes:
+    from bert_jax.data.corpus import sample_texts
+    from bert_jax.text.training import train_wordpiece
+
+    share = _VOCABULARY_SAMPLE_BYTES // len(sources)
+    tokens = train_wordpiece(
+        (text for source in sources for text in sample_texts(source, share)), vocab_size, lowercase
+    )
+    return ''.join(f'{token}\n' for token in tokens).encode()
+
+
+def _vocabulary_name(name: str, content: bytes) -> str:
+    """Names the text that it was trained on, and what came out."""
+    digest = new_digest()
+    digest.update(content)
+    return f'vocabularies/{name}-{digest.hexdigest()[:16]}.txt'
+
+
+def _kept_vocabulary(folder: files.Path, name: str) -> bytes | None:
+    """The vocabulary of that name, or None if there is none.
+
+    Raises:
+      InputError: it is not what was written.
+    """
+    if not (folder / 'vocabularies').exists():
+        return None
+    for path in sorted((folder / 'vocabularies').glob(f'{name}-*.txt')):
+        content = path.read_bytes()
+        if folder / _vocabulary_name(name, content) != path:
+            raise InputError(
+                f'{path} is damaged (its content is not that of its name): delete it and it is '
+                'trained again'
+            )
+        return content
+    return None
+
+
+def _keep_vocabulary(folder: files.Path, name: str, content: bytes, field: str) -> None:
+    path = folder / _vocabulary_name(name, content)
+    with disk.faults('the vocabulary', path.parent, field):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if files.in_bucket(folder):
+            files.write_whole(path, content)
+            return
+        with disk.lock(os.fspath(path.with_suffix('.lock'))):
+            files.write_whole(path, content)
