@@ -1,0 +1,235 @@
+"""Stores and vocabularies for several hosts: made once, copied, checked."""
+
+import shutil
+import threading
+from collections import namedtuple
+from concurrent import futures
+
+import pytest
+
+pytest.importorskip('tensorflow_text')
+
+from bert_jax import files, hosts
+from bert_jax.data import corpus as corpus_module
+from bert_jax.data import prepared, transfer
+from bert_jax.data import store as store_module
+from bert_jax.data.corpus import open_source
+from bert_jax.data.dataset import _open_texts
+from bert_jax.data.prepared import Places, share_store, share_vocabulary
+from bert_jax.data.store import build_store
+from bert_jax.data.token_store import TokenStore
+from bert_jax.data.transfer import copy_store
+from bert_jax.errors import InputError
+from tests.data.test_store import _random_texts, _tokenizer
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    """(source, its store)."""
+    folder = tmp_path_factory.mktemp('corpus')
+    (folder / 'a.txt').write_text('\n\n'.join(_random_texts(20)))
+    source = open_source(f'{folder}/a.txt')
+    return source, build_store(source, _tokenizer(), folder, progress=False)
+
+
+@pytest.fixture
+def run_hosts(monkeypatch):
+    """Runs a function of the host's number on so many hosts, each a thread of this process."""
+    here = threading.local()
+
+    def run(count, work, machines=True):
+        told = [[] for _ in range(count)]
+        news = threading.Condition()
+
+        def share(name, make):
+            if here.index:
+                with news:
+                    assert news.wait_for(lambda: len(told[here.index]) > here.heard, timeout=60)
+                    value = told[here.index][here.heard]
+                here.heard += 1
+                if isinstance(value, Exception):
+                    raise value
+                return value
+            try:
+                value = make()
+            except Exception as error:
+                value = error
+            with news:
+                for one in told:
+                    one.append(value)
+                news.notify_all()
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        posted = {}
+
+        def exchange(name, value):
+            here.exchanges += 1
+            key = here.exchanges
+            with news:
+                posted[key, here.index] = value
+                news.notify_all()
+                assert news.wait_for(
+                    lambda: all((key, i) in posted for i in range(count)), timeout=60)
+            return [posted[key, i] for i in range(count)]
+
+        def begin(index):
+            here.index, here.heard, here.exchanges = index, 0, 0
+            return work(index)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(hosts, 'count', lambda: count)
+            patch.setattr(hosts, 'index', lambda: here.index)
+            patch.setattr(hosts, 'first', lambda: here.index == 0)
+            patch.setattr(hosts, 'share', share)
+            patch.setattr(hosts, 'exchange', exchange)
+            patch.setattr(
+                prepared, '_machine', lambda: f'machine {here.index if machines else 0}')
+            with futures.ThreadPoolExecutor(count) as pool:
+                return [task.result() for task in [pool.submit(begin, i) for i in range(count)]]
+
+    return run
+
+
+def _fail(*_, **__):
+    raise AssertionError('this should not be called')
+
+
+def _content(folder):
+    return {path.name: path.read_bytes() for path in files.as_path(folder).iterdir()}
+
+
+def _open(corpus, shared, local):
+    return share_store(corpus[0], _tokenizer(), Places.choose(str(shared), str(local)), False)
+
+
+def test_one_host_has_one_copy(tmp_path, corpus):
+    store = _open(corpus, tmp_path / 'shared', tmp_path / 'local')
+    assert store.path.parent.parent == tmp_path / 'shared'
+    assert not (tmp_path / 'local').exists()
+
+
+def test_processes_on_one_machine_have_one_copy(tmp_path, corpus, run_hosts):
+    stores = run_hosts(
+        2, lambda i: _open(corpus, tmp_path / 'shared', tmp_path / 'local'), machines=False)
+    assert {store.path.parent.parent for store in stores} == {tmp_path / 'shared'}
+    assert not (tmp_path / 'local').exists()
+
+
+@pytest.mark.parametrize('place', ['disk', 'bucket'])
+def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeypatch, request,
+                                            place):
+    shared = request.getfixturevalue('bucket') if place == 'bucket' else str(tmp_path / 'shared')
+
+    def start(i):
+        return _open(corpus, shared, tmp_path / f'local-{i}')
+
+    stores = run_hosts(3, start)
+    for i, store in enumerate(stores):
+        assert store.path.parent.parent == tmp_path / f'local-{i}'
+        found, expected = _content(store.path), _content(stores[0].path)
+        assert found == expected and len(found) == 6
+    published = files.as_path(shared) / 'stores' / stores[0].fingerprint
+    assert _content(published) == _content(stores[0].path)
+    # Nothing is made or copied a second time; a new host takes what is published.
+    monkeypatch.setattr(prepared, '_copy', _fail)
+    run_hosts(3, start)
+    monkeypatch.undo()
+    monkeypatch.setattr(store_module, 'build_store', _fail)
+    for store in run_hosts(2, lambda i: _open(corpus, shared, tmp_path / f'new-{i}')):
+        assert _content(store.path) == _content(stores[0].path)
+
+
+def test_a_folder_that_is_not_shared(tmp_path, corpus, run_hosts, monkeypatch):
+    monkeypatch.setattr(prepared, '_PATIENCE_SECONDS', 0.0)
+    with pytest.raises(InputError, match=r'data\.dir.*host 1 does not see.*gs://') as error:
+        run_hosts(2, lambda i: _open(corpus, tmp_path / f'shared-{i}', tmp_path / f'local-{i}'))
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(('contents', 'differ'), [
+    (('One.', 'One.'), False), (('One.', 'One and more.'), True), (('One.', None), False),
+])
+def test_hosts_compare_their_text(tmp_path, run_hosts, monkeypatch, contents, differ):
+    for i, content in enumerate(contents):
+        (tmp_path / str(i)).mkdir()
+        if content is not None:
+            (tmp_path / str(i) / 'a.txt').write_text(content)
+    monkeypatch.setattr(
+        corpus_module, 'open_source', lambda spec, _: open_source(
+            f'{tmp_path}/{hosts.index()}/{spec}'))  # each host has a disk of its own
+    if not differ:
+        assert run_hosts(2, lambda i: _open_texts(['a.txt'], ''))[0]['a.txt'] is not None
+        return
+    with pytest.raises(InputError, match='the text must be the same on all hosts: a.txt') as error:
+        run_hosts(2, lambda i: _open_texts(['a.txt'], ''))
+    assert '\n' not in str(error.value)
+
+
+def test_a_cut_off_copy_goes_on(tmp_path, corpus):
+    store = corpus[1]
+    target = files.as_path(tmp_path / 'copy')
+    copy_store(store.path, target)
+    (target / 'manifest.json').unlink()
+    (target / 'tokens-00000.bin').unlink()
+    data = bytearray((target / 'documents-00000.bin').read_bytes())
+    data[0] ^= 1
+    (target / 'documents-00000.bin').write_bytes(data)
+    with pytest.raises(InputError, match='not a finished token store'):
+        TokenStore.open(target)
+    size, _ = copy_store(store.path, target)
+    sizes = {name: entry['bytes'] for name, entry in store.manifest['files'].items()}
+    assert size == sizes['tokens-00000.bin'] + sizes['documents-00000.bin']
+    assert _content(target) == _content(store.path)
+
+
+@pytest.mark.parametrize('damage', ['flip', 'remove'])
+def test_a_damaged_publication_is_named(tmp_path, corpus, damage):
+    published = files.as_path(tmp_path / 'published')
+    shutil.copytree(corpus[1].path, published)
+    victim = published / 'sentence_offsets-00000.bin'
+    if damage == 'remove':
+        victim.unlink()
+    else:
+        data = bytearray(victim.read_bytes())
+        data[-1] ^= 1
+        victim.write_bytes(data)
+    target = files.as_path(tmp_path / 'copy')
+    for attempt in (lambda: copy_store(published, target), lambda: transfer.check_store(published)):
+        with pytest.raises(InputError, match='sentence_offsets-00000.bin is damaged') as error:
+            attempt()
+        assert str(published) in str(error.value) and '\n' not in str(error.value)
+    assert not (target / 'manifest.json').exists()
+    assert not (target / 'sentence_offsets-00000.bin').exists()
+
+
+def test_no_room_for_a_copy(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(
+        shutil, 'disk_usage', lambda _: namedtuple('usage', 'free')(free=10))
+    with pytest.raises(InputError, match=r'data\.local_dir') as error:
+        copy_store(corpus[1].path, files.as_path(tmp_path / 'copy'))
+    assert str(tmp_path) in str(error.value)
+
+
+def test_local_folder_in_a_bucket(tmp_path):
+    with pytest.raises(InputError, match=r'data\.local_dir=gs://b is in a bucket'):
+        Places.choose(str(tmp_path), 'gs://b')
+
+
+def test_vocabulary_is_trained_once(tmp_path, corpus, run_hosts, monkeypatch):
+    def start(i):
+        places = Places.choose(str(tmp_path / 'shared'), str(tmp_path / f'local-{i}'))
+        return share_vocabulary([corpus[0]], 120, True, places, lambda line: None)
+
+    paths = run_hosts(2, start)
+    assert [path.parent.parent for path in paths] == [tmp_path / 'local-0', tmp_path / 'local-1']
+    [published] = (tmp_path / 'shared' / 'vocabularies').glob('*.txt')
+    assert len({path.read_bytes() for path in [*paths, published]}) == 1
+    assert len(published.read_text().splitlines()) == 120
+    monkeypatch.setattr(prepared, '_train', _fail)
+    assert run_hosts(2, start) == paths
+    published.write_text('\n'.join(published.read_text().split('\n')[:-7]) + '\n')
+    with pytest.raises(InputError, match='is damaged') as error:
+        run_hosts(2, start)
+    assert str(published) in str(error.value)
