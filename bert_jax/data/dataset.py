@@ -15,6 +15,7 @@ from bert_jax.data.examples import Examples, Mixture, RecordExamples, eval_batch
 from bert_jax.data.prepared import Places, share_store, share_vocabulary
 from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
 from bert_jax.data.synthetic import SyntheticExamples, plain_batches
+from bert_jax.data.token_store import TokenStore
 from bert_jax.errors import InputError
 from bert_jax.process import quiet_stderr
 from bert_jax.text.load import load_tokenizer
@@ -123,7 +124,7 @@ class TextData:
         self._options = o = options
         specs = [spec for spec, _ in o.sources] + ([o.eval_source] if o.eval_source else [])
         texts = _open_texts([spec for spec in specs if not is_records(spec)], o.tfds_dir)
-        places = Places.choose(o.shared_dir, o.local_dir)
+        self.places = places = Places.choose(o.shared_dir, o.local_dir)
         self.vocab_path = files.as_path(o.vocab_file) if o.vocab_file else None
         if self.vocab_path is None:
             records = [spec for spec in specs if is_records(spec)]
@@ -175,6 +176,14 @@ class TextData:
             self._options.recipe, max_seq_length=length, max_predictions_per_seq=slots
         )
         return PretrainExamples(store, documents, recipe, self._special, seed, name)
+
+    @property
+    def stores(self) -> dict[str, TokenStore]:
+        """The token store of each source of text."""
+        rows = {spec: rows for spec, _, rows in self._sources}
+        if self._eval is not None:
+            rows[self._options.eval_source] = self._eval
+        return {spec: store for spec, store in rows.items() if not is_records(spec)}
 
     def identity(self) -> dict[str, str]:
         found = {'vocabulary': self._tokenizer_fingerprint}

@@ -1,0 +1,99 @@
+"""Makes a pre-training run's vocabulary and token stores ahead of it, and publishes them.
+
+    python -m bert_jax.tools.prepare --config=configs/base_pretrain.py \\
+        --config.data.source='wiki/*.txt.gz' --config.data.dir=gs://BUCKET/bert_jax
+
+Takes the config and the --config.FIELD=VALUE that bert_jax.main will be given, and needs no
+accelerator: all processors of this machine tokenize. What is made is kept in config.data.dir by the
+content of the text, where every host of the run finds it: name a bucket or a folder that all of
+them share (for a run on this machine alone, any folder). The text is still named in the run's
+config, and the first host looks at it to find its store: have it in a bucket too, or on a disk that
+the host has. Killed and started again, it goes on where it was.
+
+At the end what was made is read back from where it is published. A host's copy takes at least as
+long. Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
+
+from absl import flags, logging
+from ml_collections import ConfigDict
+
+from bert_jax.command_line import define_config, fail, parse_flags
+from bert_jax.errors import InputError
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def prepare(config: ConfigDict) -> None:
+    """Makes and publishes what a config's run needs of text.
+
+    Raises:
+      InputError: not pre-training on text, or whatever is wrong with the text.
+    """
+    from bert_jax import config as config_lib
+    from bert_jax.data.dataset import TextData
+    from bert_jax.data.transfer import check_store
+    from bert_jax.pretraining import open_data
+    from bert_jax.validation import validate
+    from bert_jax.weights.load import load_weights
+
+    if config.task != 'pretrain':
+        raise InputError(
+            f'config.task={config.task!r} reads its data at every start and has nothing to '
+            'prepare: only pre-training on text has'
+        )
+    validate(config)
+    published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
+    data = open_data(config_lib.complete(config, published))
+    assert isinstance(data, TextData)
+    total, seconds = 0, 0.0
+    for spec, store in data.stores.items():
+        place = data.places.shared / 'stores' / store.fingerprint
+        size, took = check_store(place)
+        total, seconds = total + size, seconds + took
+        m = store.manifest
+        say(f"{spec}: {m['num_tokens']:,} tokens in {m['num_documents']:,} documents, "
+            f"{size / 1e6:,.1f} MB in {len(m['files'])} files: {place}")
+    if total:
+        say(f'read back and verified in {seconds:.1f} s ({total / 1e6 / max(seconds, 1e-3):,.0f} '
+            'MB/s); a host copies it at this speed at best')
+    else:
+        say('all sources are records, which every host reads as they are')
+
+
+def main(argv: Sequence[str]) -> None:
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # an accelerator that is here is left alone
+    f: Any = flags.FlagValues()
+    flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
+    define_config(f, list(argv))
+    try:
+        rest = parse_flags(list(argv), f)
+        if f.help:
+            print(__doc__)
+            return
+        if len(rest) > 1:
+            raise InputError(f'unexpected argument {rest[1]!r}: fields are set with '
+                             '--config.FIELD=VALUE')
+        if f.config is None:
+            raise InputError('--config is missing: name a config file, such as '
+                             '--config=configs/base_pretrain.py')
+        logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
+        prepare(f.config)
+    except InputError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail('stopped; start again and it goes on where it was', 130)
+
+
+if __name__ == '__main__':
+    main(sys.argv)
