@@ -95,7 +95,8 @@ def share_store(source: Any, tokenizer: Any, places: Places, progress: bool) -> 
                 places.shared / 'stores' / name / MANIFEST).exists():
             _copy(places.shared, places.local, name, progress, 'data.local_dir')
         else:
-            build_store(source, tokenizer, places.local, progress)
+            field = 'data.dir' if places.local == places.shared else 'data.local_dir'
+            build_store(source, tokenizer, places.local, progress, field=field)
         return name
 
     name = hosts.share('token store', prepare)

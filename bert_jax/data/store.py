@@ -47,7 +47,7 @@ def store_fingerprint(source: Source, tokenizer: Any) -> str:
 
 def build_store(
     source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str], progress: bool = True,
-    num_processes: int = 0,
+    num_processes: int = 0, field: str = 'data.dir',
 ) -> TokenStore:
     """The token store of a source: opened if it is there, built or finished if not.
 
@@ -57,6 +57,7 @@ def build_store(
       cache_dir: stores are in its folder `stores`.
       progress: whether to report on standard error.
       num_processes: that tokenize; 0: as many as this machine has use for.
+      field: of the config, names `cache_dir`.
 
     Raises:
       InputError: unreadable text, no text at all, a damaged store, a full disk.
@@ -65,7 +66,7 @@ def build_store(
     final = files.as_path(cache_dir) / 'stores' / fingerprint
     if final.exists():
         return TokenStore.open(final)
-    with disk.faults('the token store', final.parent, 'data.dir'):
+    with disk.faults('the token store', final.parent, field):
         final.parent.mkdir(parents=True, exist_ok=True)
         lock = final.with_suffix('.lock')
         with disk.lock(lock, f'that builds {final.name}' if progress else ''):

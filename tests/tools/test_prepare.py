@@ -1,0 +1,65 @@
+"""tools.prepare: what it makes is what a run finds, and what it refuses in one line."""
+
+import re
+
+import pytest
+
+pytest.importorskip('tensorflow_text')
+
+from bert_jax import files
+from bert_jax.data import prepared
+from bert_jax.data.token_store import TokenStore
+from bert_jax.tools import prepare
+from tests.conftest import ROOT
+from tests.data.test_store import _random_texts
+
+TINY = f'--config={ROOT}/configs/tiny_pretrain.py'
+
+
+def _main(*arguments):
+    prepare.main(['prepare', *arguments])
+
+
+def test_a_run_finds_what_was_prepared(tmp_path, bucket, capsys, monkeypatch):
+    for name, seed in (('a', 0), ('b', 1)):
+        (tmp_path / f'{name}.txt').write_text('\n\n'.join(_random_texts(20, seed)))
+    arguments = [
+        TINY, f'--config.data.source={tmp_path}/a.txt',
+        f'--config.data.eval_source={tmp_path}/b.txt', '--config.data.vocab_size=200',
+        f'--config.data.dir={bucket}/data',
+    ]
+    _main(*arguments, f'--config.data.local_dir={tmp_path}/here')
+    out = capsys.readouterr().out
+    stores = re.findall(r'(gs://\S+/stores/\w+)\n', out)
+    assert len(stores) == 2 and 'read back and verified' in out
+    # On another machine nothing is built or trained.
+    monkeypatch.setattr(prepared, '_train', lambda *_: pytest.fail('trained again'))
+    _main(*arguments, f'--config.data.local_dir={tmp_path}/there')
+    again = capsys.readouterr()
+    assert re.findall(r'(gs://\S+/stores/\w+)\n', again.out) == stores
+    assert 'copied' in again.err and 'sentences' not in again.err
+    for store in stores:
+        here = TokenStore.open(tmp_path / 'here' / 'stores' / files.as_path(store).name)
+        there = TokenStore.open(tmp_path / 'there' / 'stores' / files.as_path(store).name)
+        assert here.manifest == there.manifest and here.manifest['num_documents'] == 20
+
+
+@pytest.mark.parametrize(('arguments', 'words'), [
+    ([], ['--config is missing']),
+    ([TINY, 'extra'], ['extra']),
+    ([TINY, '--config.data.sauce=x'], ['data.sauce', 'data.source']),
+    ([TINY, '--config.data.source=/none.txt'], ['/none.txt']),
+    ([f'--config={ROOT}/configs/glue.py:mrpc'], ['mrpc', 'pre-training']),
+    ([TINY, '--config.task=synthetic'], ['synthetic', 'pre-training']),
+])
+def test_refused_in_one_line(arguments, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        _main(*arguments)
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.count('\n') == 1
+    assert all(word in err for word in words)
+
+
+def test_help(capsys):
+    _main('--help')
+    assert '--config.data.dir=gs://BUCKET' in capsys.readouterr().out
