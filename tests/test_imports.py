@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / 'bert_jax').rglob('*.py'))
 
 TENSORFLOW_FILES = {
-    'data/corpus.py', 'data/store_part.py', 'data/tokenize.py', 'data/pipeline.py', 'data/records.py',
-    'weights/tf1.py',
+    'data/corpus.py', 'data/store_part.py', 'data/tokenize.py', 'data/pipeline.py',
+    'data/records.py', 'weights/tf1.py',
 }
 FLOORS = [
     {'errors', 'process', 'files', 'hosts', 'stopping', 'chips', 'durations', 'config',

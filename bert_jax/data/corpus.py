@@ -50,6 +50,7 @@ class Source(Protocol):
     """Documents in a fixed order, in units."""
 
     spec: str
+    takes_all_cores: bool  # whether reading a unit keeps them busy, with processes of its own
 
     def fingerprint(self) -> str:
         """Identity of the content, wherever it lies: another one means another text.
@@ -138,6 +139,8 @@ def _content(spec: str, paths: Sequence[str | os.PathLike[str]]) -> list[str]:
 class _Files:
     """Files on disk, one unit each."""
 
+    takes_all_cores = False
+
     def __init__(self, spec: str, pattern: str, format_name: str):
         self.spec = spec
         self._format = format_name
@@ -178,6 +181,8 @@ class _Files:
 class _WikiDumps(_Files):
     """MediaWiki dumps, one unit each."""
 
+    takes_all_cores = True
+
     def __init__(self, spec: str, pattern: str):
         wikidump.check_packages(spec)
         super().__init__(spec, pattern, wikidump.FORMAT)
@@ -191,6 +196,8 @@ class _WikiDumps(_Files):
 
 class _PythonDocs:
     """Documentation of this Python and its packages; cached, because parsing it takes seconds."""
+
+    takes_all_cores = True
 
     def __init__(self, spec: str):
         self.spec = spec
@@ -223,6 +230,8 @@ class _PythonDocs:
 
 class _Tfds:
     """A data set of tensorflow-datasets, one unit a shard."""
+
+    takes_all_cores = False
 
     def __init__(self, spec: str, name: str, data_dir: str):
         self.spec = spec

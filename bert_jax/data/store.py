@@ -133,6 +133,8 @@ class _Build:
         if not parts:
             return
         num_bytes = sum(unit.num_bytes for unit in self._units[parts[0].first:])
+        if self._source.takes_all_cores:
+            num_processes = 1
         num_processes = (
             num_processes or store_workers.choose_num_processes(num_bytes, len(parts)))
         num_threads = -(-store_workers.num_cores() // num_processes)

@@ -39,6 +39,7 @@ class _Source:
     """Documents in memory, two units; may fail before some document, as a killed build would."""
 
     spec = 'memory'
+    takes_all_cores = False
 
     def __init__(self, documents, fail_at=None):
         half = len(documents) // 2
