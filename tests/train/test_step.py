@@ -131,8 +131,8 @@ def test_a_step_reduces_each_gradient_once_however_often_a_parameter_is_used(oth
     assert not COLLECTIVE.search(in_loops)
     moved = collections.Counter()
     for arrays, kind in COLLECTIVE.findall(entry):
-        for dims in re.findall(r'f32\[([\d,]*)\]', arrays):
-            moved[kind] += math.prod(int(size) for size in dims.split(',') if size)
+        for dims in re.findall(r'\w+\[([\d,]+)\]', arrays):  # not scalars: losses, norms, counts
+            moved[kind] += math.prod(map(int, dims.split(',')))
     expected = collections.Counter()
     for x in jax.tree.leaves(other.params):
         own = x.addressable_shards[0].data.size
@@ -141,9 +141,6 @@ def test_a_step_reduces_each_gradient_once_however_often_a_parameter_is_used(oth
             expected['reduce-scatter'] += own
         if own == x.size or data > 1:
             expected['all-reduce'] += own
-    scalars = moved['all-reduce'] - expected['all-reduce']
-    assert 0 < scalars < 20
-    moved['all-reduce'] -= scalars
     assert moved == expected
 
 
