@@ -1,12 +1,14 @@
 """The device mesh, the logical axis names, and how trees and batches are laid out on it.
 
 The model names the *logical* axes of its parameters and activations; `RULES` says which *mesh*
-axes split them. Everything is `jax.jit` with shardings: the compiler inserts the communication.
+axes split them. Everything is `jax.jit` with shardings: the compiler inserts the communication,
+but for the sums of gradients, which `train.step` places.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,13 +21,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from bert_jax.errors import InputError
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
+BATCH_AXES = ('data', 'fsdp')
 # The word table is padded to a multiple: TPU lanes, and splits over the tensor axis.
 VOCAB_MULTIPLE = 128
 
 # Logical axis -> mesh axes. Names that are not here stay whole.
 RULES: tuple[tuple[str, tuple[str, ...] | str | None], ...] = (
-    ('batch', ('data', 'fsdp')),
-    ('embed', 'fsdp'),  # hidden_size of a parameter (fully sharded data parallelism)
+    ('batch', BATCH_AXES),
+    ('embed', 'fsdp'),  # hidden_size of a parameter: masters and moments are split, see train.step
     ('vocab', 'tensor'),
     ('heads', 'tensor'),
     ('mlp', 'tensor'),  # intermediate_size
@@ -77,18 +80,31 @@ def arrange_devices(shape: tuple[int, int, int], devices: Sequence[Any]) -> np.n
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Constrains activations to the mesh; without a mesh it does nothing."""
+    """Constrains activations to the mesh.
+
+    It does nothing without a mesh, and within a `shard_map` over the batch axes: a device has its
+    own rows there, and the parameters say what the tensor axis splits.
+    """
 
     mesh: Mesh | None = None
 
     @property
+    def _constrains(self) -> bool:
+        return (
+            self.mesh is not None and self.mesh.size > 1
+            and not jax.sharding.get_abstract_mesh().manual_axes
+        )
+
+    @property
     def batch_shards(self) -> int:
         """Parts that the batch is split into."""
-        return 1 if self.mesh is None else self.mesh.shape['data'] * self.mesh.shape['fsdp']
+        if self.mesh is None or not self._constrains:
+            return 1
+        return math.prod(self.mesh.shape[name] for name in BATCH_AXES)
 
     def __call__(self, x: jax.Array, *logical_axes: str | None) -> jax.Array:
         """`x` with one logical axis name (or None) a dim."""
-        if self.mesh is None or self.mesh.size == 1:
+        if self.mesh is None or not self._constrains:
             return x
         rules = dict(RULES)
         spec = PartitionSpec(*(rules.get(name) if name else None for name in logical_axes))
@@ -106,7 +122,7 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows of a batch over the data and fsdp axes."""
-    return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model.dropout import dropout_rows
 from bert_jax.optim import Schedule
-from bert_jax.sharding import Layout
+from bert_jax.sharding import BATCH_AXES, Layout
 from bert_jax.tasks.base import Params, Sums, Task
 from bert_jax.train.state import TrainState, abstract_state
 
@@ -25,10 +25,63 @@ EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
 
 
 def _gradients(
-    task: Task, params: Params, batch: Batch, rows_Bx2: jax.Array, parts: int, layout: Layout
+    task: Task, params: Params, batch: Batch, rows_Bx2: jax.Array, parts: int, mesh: Mesh,
+    shardings: Any,
 ) -> tuple[Any, jax.Array, Sums]:
-    """Gradient, loss and sums of a batch, computed in `parts` parts and added up."""
+    """Gradient (split as the parameters are), loss and sums of a global batch.
+
+    Left to the compiler, each use of a parameter would have its gradient reduced, in each part. So
+    the axes of the batch are taken out of its hands: once a step the parameters are gathered, and
+    what each device has added up over its own rows is reduced and goes back to where they were.
+    """
     totals = task.totals(batch)
+    if Layout(mesh).batch_shards == 1:
+        return _in_parts(task, params, batch, rows_Bx2, totals, parts, Layout(mesh))
+
+    def axes_by_dim(sharding: NamedSharding, batch_axes: bool) -> list[tuple[str, ...]]:
+        """The axes that each dim of a parameter is split over: those of the batch, or the rest."""
+        dims = [(axes,) if isinstance(axes, str) else axes or () for axes in sharding.spec]
+        return [
+            tuple(axis for axis in axes
+                  if (axis in BATCH_AXES) == batch_axes and mesh.shape[axis] > 1)
+            for axes in dims
+        ]
+
+    def gather(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+        spec = PartitionSpec(*axes_by_dim(sharding, batch_axes=False))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    def reduce(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+        scattered: tuple[str, ...] = ()
+        for dim, axes in enumerate(axes_by_dim(sharding, batch_axes=True)):
+            if axes:
+                x = jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
+                scattered += axes
+        rest = (name for name in BATCH_AXES if name not in scattered and mesh.shape[name] > 1)
+        return jax.lax.psum(x, tuple(rest))
+
+    def of_own_rows(
+        params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums
+    ) -> tuple[Any, jax.Array, Sums]:
+        grads, loss, sums = _in_parts(task, params, batch, rows_Bx2, totals, parts, Layout(mesh))
+        grads = jax.tree.map(reduce, grads, shardings)
+        return grads, *jax.lax.psum((loss, sums), BATCH_AXES)
+
+    rows, replicated = PartitionSpec(BATCH_AXES), PartitionSpec()
+    split = jax.tree.map(lambda x: PartitionSpec(*axes_by_dim(x, batch_axes=True)), shardings)
+    return jax.shard_map(
+        of_own_rows, mesh=mesh, in_specs=(replicated, rows, rows, replicated),
+        out_specs=(split, replicated, replicated), check_vma=False,
+        # Axes of one device as well: the compiler has least to do where it has no axis left.
+        axis_names={name for name, size in mesh.shape.items() if name in BATCH_AXES or size == 1},
+    )(jax.tree.map(gather, params, shardings), batch, rows_Bx2, totals)
+
+
+def _in_parts(
+    task: Task, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums, parts: int,
+    layout: Layout,
+) -> tuple[Any, jax.Array, Sums]:
+    """Gradient, loss and sums of rows of a batch, computed in `parts` parts and added up."""
     value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, batch, totals, rows_Bx2)
@@ -83,7 +136,8 @@ def make_train_step(
         batch_size = next(iter(batch.values())).shape[0]
         rows_Bx2 = dropout_rows(seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
         grads, loss, sums = _gradients(
-            task, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps, layout
+            task, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps, mesh,
+            kept.params,
         )
         norm = optax.tree.norm(grads)
         if clip_norm:

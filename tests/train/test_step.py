@@ -1,6 +1,9 @@
 """One train step is the same step on any mesh and in any number of parts."""
 
+import collections
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +83,7 @@ def alone():
 
 
 @pytest.fixture(scope='module', params=[
-    ((8, 1, 1), 1), ((2, 2, 2), 2), ((1, 8, 1), 1), ((4, 1, 2), 4),
+    ((8, 1, 1), 2), ((2, 2, 2), 2), ((2, 4, 1), 1), ((4, 1, 2), 4),
 ], ids=lambda p: '{}x{}x{} in {}'.format(*p[0], p[1]))
 def other(request, alone):
     fresh = request.param[0] == (2, 2, 2)  # one is enough to see that it is born the same
@@ -114,10 +117,31 @@ def test_a_step_returns_the_state_in_the_layout_that_it_came_in(other):
     assert not other.moved
 
 
-def test_data_parallelism_alone_gathers_nothing_least_of_all_the_batch(other):
-    assert 'all-reduce' in other.hlo
-    if other.axes == (8, 1, 1):
-        assert 'all-gather' not in other.hlo and 'all-to-all' not in other.hlo
+COLLECTIVE = re.compile(
+    r'= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\('
+)
+
+
+def test_a_step_reduces_each_gradient_once_however_often_a_parameter_is_used(other):
+    """The word table is used twice, scanned layers and parts of a batch are loops."""
+    data, _, tensor = other.axes
+    if tensor > 1:
+        return  # it adds up activations in every layer
+    in_loops, entry = other.hlo.split('\nENTRY ')
+    assert not COLLECTIVE.search(in_loops)
+    moved = collections.Counter()
+    for arrays, kind in COLLECTIVE.findall(entry):
+        for dims in re.findall(r'\w+\[([\d,]+)\]', arrays):  # not scalars: losses, norms, counts
+            moved[kind] += math.prod(map(int, dims.split(',')))
+    expected = collections.Counter()
+    for x in jax.tree.leaves(other.params):
+        own = x.addressable_shards[0].data.size
+        if own < x.size:
+            expected['all-gather'] += x.size
+            expected['reduce-scatter'] += own
+        if own == x.size or data > 1:
+            expected['all-reduce'] += own
+    assert moved == expected
 
 
 def test_parameters_moved_and_padding_rows_stayed_zero(alone):
