@@ -15,7 +15,7 @@ from bert_jax.data.examples import Examples, Mixture, RecordExamples, eval_batch
 from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
 from bert_jax.data.synthetic import SyntheticExamples, plain_batches
 from bert_jax.errors import InputError
-from bert_jax.process import quiet_stderr
+from bert_jax.process import loading_tensorflow
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.training import train_wordpiece
 from bert_jax.text.vocab import write_vocab
@@ -116,7 +116,7 @@ class TextData:
           InputError: whatever is wrong with the sources or the vocabulary.
         """
         # Here and below: TensorFlow is loaded only where text is read.
-        with quiet_stderr():
+        with loading_tensorflow('pre-training from text'):
             from bert_jax.data.corpus import open_source
             from bert_jax.data.pipeline import hide_accelerators
             from bert_jax.data.records import RecordFiles
