@@ -43,10 +43,9 @@ def test_the_notebook_is_clean_and_defines_nothing(notebook):
 
 def test_requirements_leave_colabs_packages_alone():
     metadata = subprocess.run(
-        [sys.executable, '-c', 'import json; from distutils.core import run_setup; '
+        [sys.executable, '-c', 'import json, setuptools; from distutils.core import run_setup; '
          'setup = run_setup("setup.py", stop_after="init"); print(json.dumps('
-         '[setup.install_requires, setup.python_requires]))'.replace(
-             'from distutils', 'import setuptools; from distutils')],
+         '[setup.install_requires, setup.python_requires]))'],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout
     from packaging.requirements import Requirement, SpecifierSet
@@ -63,7 +62,8 @@ def test_requirements_leave_colabs_packages_alone():
 
 
 def sentences(rng, count):
-    return [' '.join(rng.choices(WORDS, k=rng.randint(4, 9))) + '.' for _ in range(count)]
+    return [' '.join(rng.choices(WORDS, k=rng.randint(4, 9))).capitalize() + '.'
+            for _ in range(count)]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def clone(tmp_path):
         shutil.copy(ROOT / name, folder)
     rng = random.Random(0)
     (tmp_path / 'text.txt').write_text(
-        '\n\n'.join(' '.join(sentences(rng, 8)).capitalize() for _ in range(200)))
+        '\n\n'.join(' '.join(sentences(rng, 8)) for _ in range(200)))
     (tmp_path / 'SST-2').mkdir()
     for split, count in (('train', 96), ('dev', 32)):
         lines = [f'{text}\t{i % 2}' for i, text in enumerate(sentences(rng, count))]
