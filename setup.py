@@ -19,6 +19,7 @@ setup(
         'absl-py>=1.4',
         'flatbuffers>=24',  # jax.export needs it to write and read a file
         'flax>=0.11.2',
+        'importlib_resources>=6',  # tensorflow-datasets needs it to prepare data
         'jax>=0.7.2',
         'matplotlib>=3.8',
         'ml-collections>=1.0',
@@ -34,7 +35,6 @@ setup(
         # is a tensorflow-cpu, TensorFlow Text of the same release is installed after it, with
         # --no-deps, because it asks for the large package, accelerators included.
         'data': [
-            'importlib_resources>=6',  # tensorflow-datasets needs it to prepare data
             f'tensorflow-cpu>=2.20,<2.22; {SMALL}',
             f'tensorflow>=2.20,<2.22; {WHOLE}',
             f'tensorflow-text>=2.20,<2.22; {WHOLE}',
