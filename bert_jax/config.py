@@ -13,10 +13,14 @@ Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.log_eve
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict, config_dict
+try:
+    from ml_collections import ConfigDict, config_dict
+except ModuleNotFoundError:  # a repository without its requirements: no door can go on
+    sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError

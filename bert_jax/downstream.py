@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from bert_jax.data import conll, glue, squad
 from bert_jax.data.pairs import Encode
 from bert_jax.errors import InputError
-from bert_jax.process import quiet_stderr
+from bert_jax.process import loading_tensorflow
 from bert_jax.tasks.base import Downstream
 from bert_jax.tasks.conll import open_conll
 from bert_jax.tasks.glue import open_glue
@@ -86,7 +86,7 @@ def _read_squad(config: ConfigDict, version: str, training: bool) -> squad.Squad
 
 
 def _tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str, Any]]:
-    with quiet_stderr():
+    with loading_tensorflow(f'tfds:{name}'):
         from bert_jax.data.corpus import tfds_records
 
     return tfds_records(name, split, config.data.tfds_dir)

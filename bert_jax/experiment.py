@@ -180,7 +180,7 @@ def warm_start(published: Weights, params: Any, bert: BertConfig, job: Job) -> A
     """
     placement = place(
         published, tree_shapes(params, bert.vocab_size), head=job.head, labels=job.labels,
-        model=dataclasses.asdict(bert),
+        model=vars(bert),  # asdict would copy the layout, and devices cannot be copied
     )
     for line in placement.report():
         say(line)

@@ -23,7 +23,7 @@ from bert_jax.data.stateless import hash64, permute
 from bert_jax.downstream import open_downstream
 from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
-from bert_jax.process import quiet_stderr
+from bert_jax.process import loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.tasks.base import DownstreamTask, EvalSet
 from bert_jax.tasks.classification import Classification
@@ -141,7 +141,7 @@ class FineTuningJob:
 
 def _encoder(tokenizer: Any) -> Encode:
     """Tokenization of many texts at once, through TensorFlow Text, which is loaded here."""
-    with quiet_stderr():
+    with loading_tensorflow('fine-tuning'):
         from bert_jax.data.pipeline import hide_accelerators
         from bert_jax.data.tokenize import make_encode
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
 from collections.abc import Iterator
+
+from bert_jax.errors import InputError
 
 _HUGE_PAGES = 'glibc.malloc.hugetlb=1'
 
@@ -42,3 +45,27 @@ def quiet_stderr() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+@contextlib.contextmanager
+def loading_tensorflow(purpose: str) -> Iterator[None]:
+    """For imports of TensorFlow and what comes with it: quiet, and told in a line where it lacks.
+
+    Raises:
+      InputError: it is not installed; says what needs it and how it is installed.
+    """
+    try:
+        with quiet_stderr():
+            yield
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition('.')[0]
+        if not missing.startswith('tensorflow'):
+            raise
+        # TensorFlow Text would bring the plain package, which is larger and knows accelerators;
+        # the small one is made for x86-64 alone.
+        small = sys.platform == 'linux' and platform.machine() == 'x86_64'
+        raise InputError(
+            f"{purpose} needs {missing}, which is not installed: python -m pip install 'tensorflow"
+            f"{'-cpu' if small else ''}==2.21.*' tensorflow-datasets && python -m pip install "
+            "--no-deps 'tensorflow-text==2.21.*'"
+        ) from None

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -54,8 +55,12 @@ class Hosts:
 
     def end(self):
         """(exit status, what they printed to standard error)."""
-        _, errors = self.process.communicate(timeout=60)
-        return self.process.returncode, errors
+        # Not by `communicate`, which loses what `readline` has read ahead.
+        limit = threading.Timer(60, self.process.terminate)
+        limit.start()
+        errors = self.process.stderr.read()
+        limit.cancel()
+        return self.process.wait(), errors
 
 
 @pytest.mark.parametrize('asked', [0, 2])

@@ -35,6 +35,7 @@ from bert_jax.data import python_docs, text_files, wikidump
 from bert_jax.data.identity import digests
 from bert_jax.data.text_files import Document
 from bert_jax.errors import InputError
+from bert_jax.process import loading_tensorflow
 
 __all__ = ['Document', 'Source', 'Unit', 'open_source', 'sample_texts']
 
@@ -287,12 +288,12 @@ def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str
     Raises:
       InputError: it is not there and cannot be made.
     """
-    import tensorflow as tf
-    import tensorflow_datasets as tfds
-
     data = _prepared_builder(f'tfds:{name}', name, data_dir).as_dataset(
         split=split, shuffle_files=False
     )
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
     if not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(data.element_spec)):
         yield from tfds.as_numpy(data)
         return
@@ -304,7 +305,8 @@ def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str
 
 def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
     """A builder whose data is on disk, downloaded and prepared now if need be and possible."""
-    import tensorflow_datasets as tfds
+    with loading_tensorflow(spec):
+        import tensorflow_datasets as tfds
 
     place = os.path.expanduser(data_dir) if data_dir else tfds.core.constants.DATA_DIR
     remedy = (

@@ -17,7 +17,7 @@ from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
 from bert_jax.data.synthetic import SyntheticExamples, plain_batches
 from bert_jax.data.token_store import TokenStore
 from bert_jax.errors import InputError
-from bert_jax.process import quiet_stderr
+from bert_jax.process import loading_tensorflow
 from bert_jax.text.load import load_tokenizer
 
 # Evaluation rows are drawn with a seed of their own, so that all runs are judged on the same rows.
@@ -116,7 +116,7 @@ class TextData:
           InputError: whatever is wrong with the sources or the vocabulary.
         """
         # Here and below: TensorFlow is loaded only where text is read.
-        with quiet_stderr():
+        with loading_tensorflow('pre-training from text'):
             from bert_jax.data.pipeline import hide_accelerators
             from bert_jax.data.records import RecordFiles
 

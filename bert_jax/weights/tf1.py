@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import InputError
-from bert_jax.process import quiet_stderr
+from bert_jax.process import loading_tensorflow
 from bert_jax.text.vocab import write_vocab
 from bert_jax.weights.description import (
     DEFAULTS,
@@ -111,11 +111,9 @@ def read_tf1(prefix: str | Path) -> Weights:
 
 def _tensorflow(purpose: str) -> Any:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    with quiet_stderr():
-        try:
-            import tensorflow as tf
-        except ModuleNotFoundError:
-            raise InputError(f'{purpose} needs TensorFlow: pip install tensorflow') from None
+    with loading_tensorflow(purpose):
+        import tensorflow as tf
+
         with contextlib.suppress(RuntimeError):  # raised where TensorFlow has been in use already
             tf.config.set_visible_devices([], 'GPU')
     return tf

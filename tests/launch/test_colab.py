@@ -1,0 +1,149 @@
+"""launch/colab.ipynb, run from top to bottom, and the versions of Colab's image.
+
+BERT_JAX_COLAB_PYTHON names an interpreter with what colab_image.txt lists and the extra [data];
+without it the notebook runs with the present one.
+"""
+
+import ast
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+nbformat = pytest.importorskip('nbformat')
+NOTEBOOK = ROOT / 'launch' / 'colab.ipynb'
+IMAGE = Path(__file__).with_name('colab_image.txt')
+WORDS = [a + b for a in ('ba', 'ko', 'ru', 'mi', 'te') for b in ('lan', 'sor', 'dim', 'fet', 'gup')]
+
+
+@pytest.fixture
+def notebook():
+    return nbformat.read(NOTEBOOK, 4)
+
+
+def test_the_notebook_is_clean_and_defines_nothing(notebook):
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == 'code':
+            assert not cell.outputs and cell.execution_count is None, cell.id
+            # Without IPython's own lines; continued ones first.
+            source = re.sub(r'\\\n', '', cell.source)
+            source = re.sub(r'(?m)^( *)[!%].*$', r'\1pass', source)
+            for node in ast.walk(ast.parse(source)):
+                assert not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda), cell.id
+
+
+def test_requirements_leave_colabs_packages_alone():
+    metadata = subprocess.run(
+        [sys.executable, '-c', 'import json, setuptools; from distutils.core import run_setup; '
+         'setup = run_setup("setup.py", stop_after="init"); print(json.dumps('
+         '[setup.install_requires, setup.python_requires]))'],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout
+    from packaging.requirements import Requirement, SpecifierSet
+
+    requires, python = json.loads(metadata.splitlines()[-1])
+    image = dict(
+        line.split('==') for line in IMAGE.read_text().split() if re.match(r'[\w-]+==', line)
+    )
+    assert '3.13' in SpecifierSet(python)
+    found = [r for r in map(Requirement, requires) if r.name in image]
+    assert len(found) > 5
+    for requirement in found:
+        assert image[requirement.name] in requirement.specifier, requirement
+
+
+def sentences(rng, count):
+    return [' '.join(rng.choices(WORDS, k=rng.randint(4, 9))).capitalize() + '.'
+            for _ in range(count)]
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A copy of the repository, with text to pre-train on and an SST-2."""
+    folder = tmp_path / 'clone'
+    folder.mkdir()
+    for name in ('bert_jax', 'configs', 'launch'):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns('__pycache__'))
+    for name in ('setup.py', 'pyproject.toml', 'README.md'):
+        shutil.copy(ROOT / name, folder)
+    rng = random.Random(0)
+    (tmp_path / 'text.txt').write_text(
+        '\n\n'.join(' '.join(sentences(rng, 8)) for _ in range(200)))
+    (tmp_path / 'SST-2').mkdir()
+    for split, count in (('train', 96), ('dev', 32)):
+        lines = [f'{text}\t{i % 2}' for i, text in enumerate(sentences(rng, count))]
+        (tmp_path / 'SST-2' / f'{split}.tsv').write_text('\n'.join(['sentence\tlabel', *lines, '']))
+    return folder
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    """The name of a kernel in an environment of its own, on top of the interpreter's packages.
+
+    What the notebook installs stays in it, and is taken from no network.
+    """
+    python = os.environ.get('BERT_JAX_COLAB_PYTHON', sys.executable)
+    below = subprocess.run(
+        [python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))'],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()
+    venv = tmp_path / 'venv'
+    subprocess.run([python, '-m', 'venv', '--without-pip', venv], check=True)
+    packages = next(venv.glob('lib/python3*/site-packages'))
+    (packages / 'below.pth').write_text(below + '\n')
+    spec = tmp_path / 'kernels' / 'colab'
+    spec.mkdir(parents=True)
+    (spec / 'kernel.json').write_text(json.dumps({
+        'argv': [str(venv / 'bin/python'), '-m', 'ipykernel_launcher', '-f', '{connection_file}'],
+        'display_name': 'colab', 'language': 'python',
+    }))
+    for name, value in {
+        'JUPYTER_PATH': str(tmp_path), 'HOME': str(tmp_path), 'XLA_FLAGS': '',
+        'PATH': f"{venv / 'bin'}:{os.environ['PATH']}", 'PIP_NO_INDEX': '1',
+        'PIP_NO_BUILD_ISOLATION': '0',  # pip's way to say no: nothing is fetched to build with
+    }.items():
+        monkeypatch.setenv(name, value)
+    return 'colab', packages
+
+
+def printed(cell):
+    return ''.join(output.get('text', '') for output in cell.outputs)
+
+
+def test_the_notebook_runs_from_top_to_bottom(notebook, clone, kernel, tmp_path):
+    nbclient = pytest.importorskip('nbclient')
+    pytest.importorskip('tensorflow_text')
+    settings, = (i for i, cell in enumerate(notebook.cells)
+                 if 'parameters' in cell.metadata.get('tags', ()))
+    notebook.cells.insert(settings + 1, nbformat.v4.new_code_cell(
+        f'SOURCE, DATA = {str(tmp_path / "text.txt")!r}, {str(tmp_path)!r}\n'
+        'PRETRAIN_STEPS, FINETUNE_STEPS = 8, 4'
+    ))
+    name, packages = kernel
+    nbclient.NotebookClient(
+        notebook, kernel_name=name, timeout=300, resources={'metadata': {'path': clone / 'launch'}},
+    ).execute()
+
+    cells = {cell.id: cell for cell in notebook.cells}
+    if 'BERT_JAX_COLAB_PYTHON' in os.environ:
+        assert 'jax 0.7.2' in printed(cells['devices'])
+    assert [path.name.partition('-')[0] for path in packages.glob('*.dist-info')] == ['bert_jax']
+    for run, step, metric in (
+        ('pretrain', 8, 'eval/mlm_accuracy'), ('finetune', 4, 'eval/accuracy'),
+    ):
+        lines = printed(cells[f'{run}-run']).splitlines()
+        result = json.loads(lines[-1].removeprefix('result '))
+        assert result['step'] <= step and 0 <= result[metric] <= 1
+        assert 'image/png' in cells[f'{run}-curves'].outputs[0]['data']
+    assert all(len(line.split(' -> ')[1].split(', ')) == 5
+               for line in printed(cells['fill-mask']).splitlines())
+    assert re.fullmatch(r'(.* -> [01] \(\d+%\)\n){2}', printed(cells['classify']))
