@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, as_path, children
 from bert_jax.weights.description import Weights
 
 _LOOKS = (
@@ -15,7 +16,7 @@ _LOOKS = (
 )
 
 
-def load_weights(path: str | Path) -> Weights:
+def load_weights(path: str | os.PathLike[str]) -> Weights:
     """The model at a path.
 
     Args:
@@ -25,7 +26,7 @@ def load_weights(path: str | Path) -> Weights:
     Raises:
       InputError: there is none of them, or something is wrong with it.
     """
-    path = Path(path).expanduser()
+    path = as_path(path)
     if path.is_dir():
         if (path / 'checkpoints').is_dir():
             from bert_jax.weights.run_directory import read_run
