@@ -28,12 +28,10 @@ os.environ.setdefault('FSSPEC_GCS_USE_LISTINGS_CACHE', 'false')
 # It would ask by gRPC what kind each bucket is; plain requests serve every kind used here.
 os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
 
-from etils import epath
-
-Path = epath.Path
+from etils.epath import Path
 
 
-def as_path(path: str | os.PathLike[str]) -> Any:
+def as_path(path: str | os.PathLike[str]) -> Path:
     """The path that a user named, local (`~` expanded) or in a bucket, as an `epath.Path`.
 
     Raises:
@@ -44,7 +42,7 @@ def as_path(path: str | os.PathLike[str]) -> Any:
         if scheme != 'gs':
             raise InputError(f'{os.fspath(path)}: buckets are named as gs://BUCKET/PATH')
         _check_bucket(rest.split('/')[0])
-    return epath.Path(path).expanduser()
+    return Path(path).expanduser()
 
 
 def in_bucket(path: str | os.PathLike[str]) -> bool:
@@ -52,12 +50,12 @@ def in_bucket(path: str | os.PathLike[str]) -> bool:
     return '://' in os.fspath(path)
 
 
-def absolute(path: str | os.PathLike[str]) -> Any:
+def absolute(path: str | os.PathLike[str]) -> Path:
     """The path from the root on (epath's own `absolute` takes gs: for a folder)."""
     return as_path(path) if in_bucket(path) else as_path(path).resolve()
 
 
-def children(folder: str | os.PathLike[str]) -> list[Any]:
+def children(folder: str | os.PathLike[str]) -> list[Path]:
     """What is in a folder, by name; nothing where there is no such folder."""
     try:
         return sorted(as_path(folder).iterdir())
@@ -131,7 +129,7 @@ def find(pattern: str) -> list[Found]:
     return sorted(found)
 
 
-def local_copy(path: str | os.PathLike[str]) -> Any:
+def local_copy(path: str | os.PathLike[str]) -> Path:
     """A file on this machine's disk, for libraries that open files themselves: itself, or a copy.
 
     Copies from one folder come into one folder, which is removed when the process ends.

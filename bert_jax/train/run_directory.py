@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from bert_jax.errors import InputError
-from bert_jax.train.report import write_beside
+from bert_jax.files import Path, write_whole
 from bert_jax.weights.reading import read_json
+from bert_jax.weights.run_directory import whole_steps
 
 # Fields that may change between a run and its continuation without changing what it computes.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every',
@@ -34,10 +34,10 @@ def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Pat
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f'--workdir={workdir}: {error.strerror}') from error
+        raise InputError(f'--workdir={workdir}: {error.strerror or error}') from error
     path = workdir / 'config.json'
-    saved = (x for name in ('checkpoints', 'best') for x in (workdir / name).glob('[0-9]*'))
-    if not path.exists() or not any(saved):
+    saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
+    if not path.exists() or not saved:
         return
     old = read_run_fields(workdir)
     new = flat_fields(resolved)
@@ -75,11 +75,9 @@ def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | Non
     """Writes `config.json` and the vocabulary into the run directory."""
     if jax.process_index():
         return
-    write_beside(workdir / 'config.json', json.dumps(resolved, indent=2) + '\n')
+    write_whole(workdir / 'config.json', json.dumps(resolved, indent=2) + '\n')
     if vocab_path is not None:
-        beside = workdir / (_vocab_name(vocab_path) + '.tmp')
-        beside.write_bytes(vocab_path.read_bytes())
-        beside.replace(workdir / _vocab_name(vocab_path))
+        write_whole(workdir / _vocab_name(vocab_path), vocab_path.read_bytes())
 
 
 def _vocab_name(vocab_path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import tempfile
 import time
 from typing import Any
@@ -49,7 +50,7 @@ class Uploads:
 
     def _upload(self) -> None:
         for path in children(self.folder):
-            size = path.stat().length
+            size = os.stat(path).st_size
             # Images are drawn anew: their size says nothing.
             if path.name.startswith('.') or (
                 path.suffix != '.png' and self._uploaded.get(path.name) == size
