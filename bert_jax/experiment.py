@@ -7,7 +7,6 @@ import dataclasses
 import importlib.metadata
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from bert_jax.chips import peak_flops
 from bert_jax.downstream import DOWNSTREAM_TASKS
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
+from bert_jax.files import Path
 from bert_jax.finetuning import FineTuningJob
 from bert_jax.hosts import say
 from bert_jax.model.layers import BertConfig
