@@ -29,11 +29,13 @@ class BucketServer:
     Attributes:
       requests: 'METHOD path?query' of all that were answered.
       forbidden: buckets to which every request is answered with 403.
+      unavailable: requests with this in them are answered with 503, after which clients try again.
     """
 
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.forbidden: set[str] = set()
+        self.unavailable = ''
         self.storage = Storage(use_memory_fs=True)
         self.storage._write_config_to_file = lambda: None  # a copy of everything a request
         self.lock = threading.Lock()
@@ -123,6 +125,8 @@ class _Handler(RequestHandler):
         generation = self._buckets.generation(bucket, name)
         if bucket in self._buckets.forbidden:
             self._answer(403, {'error': {'code': 403, 'message': 'no permission'}})
+        elif self._buckets.unavailable and self._buckets.unavailable in unquote(self.path):
+            self._answer(503, {'error': {'code': 503, 'message': 'backendError'}})
         elif name and query.get('ifGenerationMatch', generation) != generation:
             self._answer(412, {'error': {'code': 412, 'message': 'conditionNotMet'}})
         elif match[4]:
