@@ -186,7 +186,7 @@ class _WikiDumps(_Files):
         super().__init__(spec, pattern, wikidump.FORMAT)
 
     def units(self) -> list[Unit]:
-        return [Unit(path, wikidump.text_size(path)) for path in self._paths]
+        return [Unit(file.path, wikidump.text_size(file)) for file in self._found]
 
     def read(self, unit: Unit) -> Iterator[Document]:
         return wikidump.read_documents(unit.name)
