@@ -147,6 +147,26 @@ def upload(local: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     _file_system().put_file(os.fspath(local), os.fspath(as_path(path)))
 
 
+def check_deletion(path: str | os.PathLike[str]) -> None:
+    """Refuses a bucket in which orbax could not delete old checkpoints: it asks what kind it is.
+
+    That takes more than leave to read and write objects, and would fail hours later.
+    """
+    if not in_bucket(path):
+        return
+    url = f"gs://{os.fspath(path).split('/')[2]}"
+    try:
+        from google.cloud import storage
+
+        storage.Client().get_bucket(url.removeprefix('gs://'))
+    except Exception as error:  # of many libraries
+        raise InputError(
+            f'{url}: old checkpoints could not be deleted there ({_reason(error)}): give this '
+            "machine's service account the role Storage Legacy Bucket Reader as well, and name the "
+            'project in GOOGLE_CLOUD_PROJECT if it is not known'
+        ) from None
+
+
 @functools.cache
 def _local_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix='bert_jax_')
@@ -176,7 +196,7 @@ def _check_bucket(name: str) -> None:
             f'gcloud storage buckets create {url}'
         ) from None
     except Exception as error:  # of many libraries
-        reason = ' '.join(str(error).split())[:200] or type(error).__name__
+        reason = _reason(error)
         if 'Forbidden' in reason or getattr(error, 'code', None) in (401, 403):
             raise InputError(
                 f'{url}: no permission to list it ({reason}): log in with gcloud auth '
@@ -184,3 +204,7 @@ def _check_bucket(name: str) -> None:
                 'Storage Object Admin on it'
             ) from None
         raise InputError(f'{url} cannot be reached ({reason}): check the network') from None
+
+
+def _reason(error: Exception) -> str:
+    return ' '.join(str(error).split())[:200] or type(error).__name__

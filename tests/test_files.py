@@ -102,7 +102,8 @@ def test_a_listing_shows_what_another_process_wrote(bucket, bucket_server):
 def test_what_is_wrong_with_a_bucket_is_said_at_once(bucket, bucket_server, monkeypatch):
     with pytest.raises(InputError, match='^gs://no-such: there is no such bucket: .* gcloud'):
         files.as_path('gs://no-such/x')
-    monkeypatch.setattr(bucket_server, 'forbidden', {bucket.removeprefix('gs://')})
+    name = bucket.removeprefix('gs://')
+    monkeypatch.setattr(bucket_server, 'faults', {f'/b/{name}/o': 403})
     with pytest.raises(InputError, match=f'^{bucket}: no permission .* Storage Object Admin'):
         files.as_path(f'{bucket}/x')
     with pytest.raises(InputError, match='^s3://b/x: buckets are named as gs://'):

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from bert_jax.errors import InputError
-from bert_jax.files import Path, write_whole
+from bert_jax.files import Path, check_deletion, write_whole
 from bert_jax.weights.reading import read_json
 from bert_jax.weights.run_directory import whole_steps
 
@@ -35,6 +35,7 @@ def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Pat
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f'--workdir={workdir}: {error.strerror or error}') from error
+    check_deletion(workdir)
     path = workdir / 'config.json'
     saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
     if not path.exists() or not saved:

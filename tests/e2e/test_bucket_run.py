@@ -26,7 +26,7 @@ def test_a_run_in_a_bucket(run_main, bucket, bucket_server, monkeypatch):
         '--config.train.log_every=1', f'--workdir={run}',
     )
     commit = 'name=runs/one/checkpoints/14/commit_success.txt'  # the last write of a save
-    monkeypatch.setattr(bucket_server, 'unavailable', commit)
+    monkeypatch.setattr(bucket_server, 'faults', {commit: 503})
     process = start(*args)
     deadline = time.monotonic() + 300
     while not any(commit in request for request in bucket_server.requests):
@@ -36,7 +36,7 @@ def test_a_run_in_a_bucket(run_main, bucket, bucket_server, monkeypatch):
     process.kill()
     _, told = process.communicate()
     assert process.returncode == -signal.SIGKILL, told
-    bucket_server.unavailable = ''
+    bucket_server.faults = {}
     assert bucket_server.names(f'{run}/checkpoints/14/default/')
     assert load_weights(run).source.endswith('step 7')
 
