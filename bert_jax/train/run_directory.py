@@ -17,6 +17,8 @@ _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every',
                    'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
                    'data.local_dir', 'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
                    'data.vocab_file')  # whose content is compared
+# Of the model only these: they change how it is computed, in rounding at the most, and not what.
+_OF_THE_COMPUTATION = ('model.dtype', 'model.remat', 'model.scan_layers')
 # Another of these is another run. Pre-training may go on with another rate, a downstream run, which
 # is short and compared with others, may not.
 _OF_ANY_RUN: tuple[str, ...] = ('task',)
@@ -47,7 +49,9 @@ def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Pat
     for name in sorted(set(old) | set(new)):
         if old.get(name) == new.get(name) or name in _FREE_TO_CHANGE:
             continue
-        if name.startswith(fixed) or (name.startswith('model.') and name != 'model.dtype'):
+        if name.startswith(fixed) or (
+            name.startswith('model.') and name not in _OF_THE_COMPUTATION
+        ):
             raise InputError(
                 f'{workdir} holds a run with {name}={old.get(name)!r}, the config says '
                 f'{new.get(name)!r}: give another --workdir, or the config of that run'
