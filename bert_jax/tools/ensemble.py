@@ -82,7 +82,6 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     import jax
     import optax
 
-    from bert_jax import experiment
     from bert_jax.config import complete, default_config
     from bert_jax.downstream import DOWNSTREAM_TASKS
     from bert_jax.finetuning import FineTuningJob
@@ -90,6 +89,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     from bert_jax.sharding import make_mesh
     from bert_jax.train.run_directory import read_run_fields
     from bert_jax.train.state import init_state
+    from bert_jax.train.warm_start import warm_start
     from bert_jax.weights.load import load_weights
 
     if (workdir / 'checkpoints').exists():
@@ -117,7 +117,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
         bert = model_config(completed, job.vocab_size, mesh)
         task = job.task(bert)
         fresh = init_state(task, optax.identity(), mesh, 0).params
-        params = experiment.warm_start(published, fresh, bert, job)
+        params = warm_start(published, fresh, bert, head=job.head, labels=job.labels)
         outputs = [predict(params) for predict in job.predictors(task, mesh)]
         means = means or [dict.fromkeys(found, np.zeros(())) for found in outputs]
         for mean, found in zip(means, outputs, strict=True):
