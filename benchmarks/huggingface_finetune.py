@@ -58,6 +58,7 @@ def our_trainer(args: argparse.Namespace) -> Train:
     from bert_jax import experiment
     from bert_jax.program import build_program, open_mesh
     from bert_jax.train.state import init_state
+    from bert_jax.train.warm_start import warm_start
     from bert_jax.weights.load import load_weights
 
     spec = importlib.util.spec_from_file_location('glue', ROOT / 'configs' / 'glue.py')
@@ -73,7 +74,8 @@ def our_trainer(args: argparse.Namespace) -> Train:
     program = build_program(config, mesh, job)
     state = init_state(program.task, program.optimizer, mesh, config.seed)
     state = dataclasses.replace(
-        state, params=experiment.warm_start(published, state.params, program.bert, job))
+        state, params=warm_start(
+            published, state.params, program.bert, head=job.head, labels=job.labels))
     phase = job.phase(program.task, program.phases[0], 0, mesh)
     assert job.num_examples
     steps = args.steps or job.num_examples // phase.batch_size

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, as_path
 from bert_jax.weights.description import Weights
 from bert_jax.weights.folder import check_free
 from bert_jax.weights.load import load_weights
@@ -52,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help='what to write')
     args = parser.parse_args(argv)
     try:
-        check_free(Path(args.target))
+        check_free(as_path(args.target))
         weights = load_weights(args.source)
         print('\n'.join(_describe(weights)), flush=True)
-        notes = _write(weights, Path(args.target), args.to)
+        notes = _write(weights, as_path(args.target), args.to)
     except InputError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -15,6 +14,7 @@ from ml_collections import ConfigDict
 from bert_jax.data import conll, glue, squad
 from bert_jax.data.pairs import Encode
 from bert_jax.errors import InputError
+from bert_jax.files import as_path, in_bucket
 from bert_jax.process import loading_tensorflow
 from bert_jax.tasks.base import Downstream
 from bert_jax.tasks.conll import open_conll
@@ -102,12 +102,14 @@ def _squad_files(config: ConfigDict, version: str, training: bool) -> list[str]:
         "of them) with config.data.eval_source, or 'tfds:squad'"
     )
     if not training and eval_source:
-        return [str(Path(eval_source).expanduser())]
-    if not sources or not all(isinstance(s, str) and s and ':' not in s for s in sources):
+        return [str(as_path(eval_source))]
+    if not sources or not all(
+        isinstance(s, str) and s and (':' not in s or in_bucket(s)) for s in sources
+    ):
         raise InputError(
             f'config.data.source={source!r}: config.task={config.task!r} needs {meaning}'
         )
-    paths = [Path(s).expanduser() for s in sources]
+    paths = [as_path(s) for s in sources]
     if len(paths) == 1 and paths[0].is_dir():
         stem = f"{'train' if training else 'dev'}-v{number}.json"
         for path in (paths[0] / stem, paths[0] / f'{stem}.gz'):
@@ -144,4 +146,4 @@ def _source(config: ConfigDict, meaning: str) -> str:
         raise InputError(
             f'config.data.source={source!r}: config.task={config.task!r} needs {meaning}'
         )
-    return str(Path(source).expanduser())
+    return str(as_path(source))

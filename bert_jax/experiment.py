@@ -7,22 +7,21 @@ import dataclasses
 import importlib.metadata
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax import hosts
+from bert_jax import files, hosts
 from bert_jax.chips import peak_flops
+from bert_jax.compilation_cache import keep_compiled
 from bert_jax.downstream import DOWNSTREAM_TASKS
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
+from bert_jax.files import Path
 from bert_jax.finetuning import FineTuningJob
 from bert_jax.hosts import say
-from bert_jax.model.layers import BertConfig
 from bert_jax.pretraining import PretrainingJob
 from bert_jax.program import Job, build_program, check_memory, open_mesh
 from bert_jax.train.best import Best
@@ -30,11 +29,10 @@ from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.loop import Cadence, train
 from bert_jax.train.report import Report, count
 from bert_jax.train.run_directory import check_run_directory, describe_run, flat_fields
+from bert_jax.train.shared_folder import check_shared
 from bert_jax.train.state import init_state, num_params
-from bert_jax.weights.description import Weights
+from bert_jax.train.warm_start import warm_start
 from bert_jax.weights.load import load_weights
-from bert_jax.weights.names import flat_tree, to_tree, tree_shapes
-from bert_jax.weights.placement import place
 from bert_jax.weights.run_directory import is_begun, read_description
 
 _PLACES = ('vocab_file', 'dir', 'local_dir', 'tfds_dir')
@@ -92,6 +90,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh '
         + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()))
 
+    keep_compiled(files.as_path(config.data.dir) / 'compiled')
     job = open_job(config)
     program = build_program(config, mesh, job)
     phases, task, optimizer = program.phases, program.task, program.optimizer
@@ -106,13 +105,16 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         | {'data': {k: v for k, v in resolved['data'].items() if k not in _PLACES}}
     ))
     check_run_directory(workdir, resolved, job.vocab_path)
+    check_shared(workdir)
 
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
     state = checkpoints.restore(program.state)
     if state is None:
         state = init_state(task, optimizer, mesh, config.seed)
         if published is not None:
-            params = warm_start(published, state.params, program.bert, job)
+            params = warm_start(
+                published, state.params, program.bert, head=job.head, labels=job.labels
+            )
             state = dataclasses.replace(state, params=params)
     else:
         say(f'resuming at step {int(state.step):,} from {workdir}')
@@ -164,43 +166,6 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         report.draw()
         report.close()
     return {'step': step, **result}
-
-
-def warm_start(published: Weights, params: Any, bert: BertConfig, job: Job) -> Any:
-    """Published parameters in the place of fresh ones, wherever they belong; it says which.
-
-    Args:
-      published: from `load_weights`.
-      params: fresh parameters on the mesh.
-      bert: the model that is trained.
-      job: says which head it has.
-
-    Raises:
-      InputError: they are of another model.
-    """
-    placement = place(
-        published, tree_shapes(params, bert.vocab_size), head=job.head, labels=job.labels,
-        model=vars(bert),  # asdict would copy the layout, and devices cannot be copied
-    )
-    for line in placement.report():
-        say(line)
-    found = flat_tree(to_tree(
-        placement.params, padded_vocab_size=bert.padded_vocab_size, scan_layers=bert.scan_layers
-    ))
-
-    def choose(path: Any, fresh: jax.Array) -> jax.Array:
-        array = found.get('/'.join(key.key for key in path))
-        if array is None:
-            return fresh
-        if array.shape != fresh.shape:  # a longer position table: its first rows
-            whole = np.array(jax.device_get(fresh))
-            whole[: len(array)] = array
-            array = whole
-        return jax.make_array_from_callback(
-            fresh.shape, fresh.sharding, lambda index: array[index]
-        )
-
-    return jax.tree_util.tree_map_with_path(choose, params)
 
 
 def resolve(config: ConfigDict, phases: list[dict[str, Any]], vocab_size: int) -> dict[str, Any]:

@@ -1,29 +1,48 @@
 """Files and folders wherever they lie: on a disk, or in a bucket as gs://BUCKET/PATH.
 
 Every path that a user names goes through `as_path`: `pathlib` would turn gs://b/x into gs:/b/x.
+What a bucket has not: folders of its own (one is there as long as something is in it), appending
+(an object is written whole, and seen when its upload ends), renaming a folder at once, quick reads
+at random places.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import glob as globbing
+import gzip
+import logging
 import os
-from typing import Any
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any, NamedTuple
+
+from bert_jax.errors import InputError
 
 # etils would go through TensorFlow where that is installed: slow to load, and then buckets would
 # behave one way with it and another way without.
 os.environ.setdefault('EPATH_USE_TF', 'false')
-# gcsfs would answer from listings it once made; other hosts write too.
+# gcsfs would answer from listings that it once made; other hosts write too.
 os.environ.setdefault('FSSPEC_GCS_USE_LISTINGS_CACHE', 'false')
-# It would ask what kind of bucket each is, by gRPC; plain requests serve every kind used here.
+# It would ask by gRPC what kind each bucket is; plain requests serve every kind used here.
 os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
 
-from etils import epath
-
-Path = epath.Path
+from etils.epath import Path
 
 
-def as_path(path: str | os.PathLike[str]) -> Any:
-    """The path that a user named, local (`~` expanded) or in a bucket, as an `epath.Path`."""
-    return epath.Path(path).expanduser()
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """The path that a user named, local (`~` expanded) or in a bucket, as an `epath.Path`.
+
+    Raises:
+      InputError: the bucket cannot be used; it is asked when the first path in it is named.
+    """
+    if in_bucket(path):
+        scheme, _, rest = os.fspath(path).partition('://')
+        if scheme != 'gs':
+            raise InputError(f'{os.fspath(path)}: buckets are named as gs://BUCKET/PATH')
+        _check_bucket(rest.split('/')[0])
+    return Path(path).expanduser()
 
 
 def in_bucket(path: str | os.PathLike[str]) -> bool:
@@ -31,16 +50,161 @@ def in_bucket(path: str | os.PathLike[str]) -> bool:
     return '://' in os.fspath(path)
 
 
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """The path from the root on (epath's own `absolute` takes gs: for a folder)."""
+    return as_path(path) if in_bucket(path) else as_path(path).resolve()
+
+
+def children(folder: str | os.PathLike[str]) -> list[Path]:
+    """What is in a folder, by name; nothing where there is no such folder."""
+    try:
+        return sorted(as_path(folder).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a whole file or nothing: beside, then renamed; in a bucket an upload is that."""
-    target = as_path(path)
     data = content.encode('utf-8') if isinstance(content, str) else content
-    if in_bucket(path):
-        target.write_bytes(data)
-        return
-    beside = target.with_name(target.name + '.tmp')
-    with open(beside, 'wb') as file:
+    with open_whole(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, target)
+
+
+@contextlib.contextmanager
+def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write, which is at `path` when the block ends, and not at all where it raises."""
+    target = as_path(path)
+    place = as_path(_local_folder().name) if in_bucket(path) else target.parent
+    beside = place / f'.{target.name}.{os.getpid()}.tmp'
+    try:
+        with open(beside, 'wb') as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if in_bucket(path):
+            upload(beside, path)
+        else:
+            os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """A file's content, to be read from start to end; decompressed where its name ends in .gz."""
+    with as_path(path).open('rb') as file:
+        if not os.fspath(path).endswith('.gz'):
+            yield file
+            return
+        with gzip.open(file) as content:
+            yield content
+
+
+class Found(NamedTuple):
+    """A file and what is known of it without reading it."""
+
+    path: str
+    size: int  # bytes
+    checksum: str  # of an object in a bucket; '' on a disk
+
+
+def find(pattern: str) -> list[Found]:
+    """The files that match a pattern (with `**` at any depth), by name.
+
+    A name that exists is meant literally, even if it holds characters of a pattern.
+    """
+    pattern = os.path.expanduser(pattern)
+    if in_bucket(pattern):
+        as_path(pattern)
+        system = _file_system()
+        literal = system.isfile(pattern)
+        objects = {pattern: system.info(pattern)} if literal else system.glob(pattern, detail=True)
+        found = [
+            Found(f"gs://{info['name']}", info['size'], info.get('md5Hash') or info['crc32c'])
+            for info in objects.values() if info['type'] == 'file'
+        ]
+    else:
+        names = [pattern] if os.path.exists(pattern) else globbing.glob(pattern, recursive=True)
+        found = [Found(name, os.stat(name).st_size, '') for name in names if os.path.isfile(name)]
+    return sorted(found)
+
+
+def local_copy(path: str | os.PathLike[str]) -> Path:
+    """A file on this machine's disk, for libraries that open files themselves: itself, or a copy.
+
+    Copies from one folder come into one folder, which is removed when the process ends.
+    """
+    if not in_bucket(path):
+        return as_path(path)
+    copy = as_path(_local_folder().name) / os.fspath(path).removeprefix('gs://')
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    _file_system().get_file(os.fspath(as_path(path)), os.fspath(copy))
+    return copy
+
+
+def upload(local: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Copies a file of this machine to a bucket."""
+    _file_system().put_file(os.fspath(local), os.fspath(as_path(path)))
+
+
+def check_deletion(path: str | os.PathLike[str]) -> None:
+    """Refuses a bucket in which orbax could not delete old checkpoints: it asks what kind it is.
+
+    That takes more than leave to read and write objects, and would fail hours later.
+    """
+    if not in_bucket(path):
+        return
+    url = f"gs://{os.fspath(path).split('/')[2]}"
+    try:
+        from google.cloud import storage
+
+        storage.Client().get_bucket(url.removeprefix('gs://'))
+    except Exception as error:  # of many libraries
+        raise InputError(
+            f'{url}: old checkpoints could not be deleted there ({_reason(error)}): give this '
+            "machine's service account the role Storage Legacy Bucket Reader as well, and name the "
+            'project in GOOGLE_CLOUD_PROJECT if it is not known'
+        ) from None
+
+
+@functools.cache
+def _local_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix='bert_jax_')
+
+
+def _file_system() -> Any:
+    import fsspec
+
+    return fsspec.filesystem('gcs', finalize_on_close=True)  # as etils asks for it: the same one
+
+
+@functools.cache
+def _check_bucket(name: str) -> None:
+    """Lists a bucket once, so that what is wrong with it is said at the start and in one line."""
+    url = f'gs://{name}'
+    try:
+        import gcsfs  # noqa: F401
+    except ModuleNotFoundError:
+        raise InputError(f'{url} is a bucket, and gcsfs is not installed: pip install gcsfs') \
+            from None
+    logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it tells every failed try
+    try:
+        _file_system().call('GET', 'b/{}/o', name, maxResults=1)
+    except FileNotFoundError:
+        raise InputError(
+            f'{url}: there is no such bucket: name another, or make it with '
+            f'gcloud storage buckets create {url}'
+        ) from None
+    except Exception as error:  # of many libraries
+        reason = _reason(error)
+        if 'Forbidden' in reason or getattr(error, 'code', None) in (401, 403):
+            raise InputError(
+                f'{url}: no permission to list it ({reason}): log in with gcloud auth '
+                'application-default login, or give this machine\'s service account the role '
+                'Storage Object Admin on it'
+            ) from None
+        raise InputError(f'{url} cannot be reached ({reason}): check the network') from None
+
+
+def _reason(error: Exception) -> str:
+    return ' '.join(str(error).split())[:200] or type(error).__name__

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from bert_jax.data.pairs import Encode
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.downstream import open_downstream
 from bert_jax.errors import InputError
+from bert_jax.files import Path, as_path
 from bert_jax.model.layers import BertConfig
 from bert_jax.process import loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
@@ -52,7 +52,7 @@ class FineTuningJob:
                 'brings one: a downstream task starts from a vocabulary'
             )
         self._config = config
-        self.vocab_path: Path | None = Path(config.data.vocab_file).expanduser()
+        self.vocab_path: Path | None = as_path(config.data.vocab_file)
         tokenizer = load_tokenizer(self.vocab_path, config.data.lowercase)
         self.vocab_size = len(tokenizer.vocab)
         self._vocabulary = tokenizer.fingerprint

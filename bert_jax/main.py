@@ -17,7 +17,6 @@ import json
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
@@ -30,6 +29,7 @@ from absl import app, flags, logging
 from bert_jax import hosts
 from bert_jax.command_line import define_config, fail, parse_flags
 from bert_jax.errors import Diverged, InputError, Stopped
+from bert_jax.files import as_path
 from bert_jax.process import use_huge_pages
 from bert_jax.stopping import Guard
 from bert_jax.validation import validate
@@ -45,12 +45,13 @@ def _parse_flags(argv: list[str]) -> list[str]:
         fail(str(error))
 
 
-def _workdir() -> Path:
+def _workdir() -> str:
     if _WORKDIR.value:
-        return Path(_WORKDIR.value)
+        return _WORKDIR.value
     flag: Any = flags.FLAGS['config']
     name, _, argument = flag.config_filename.partition(':')
-    workdir = Path('runs') / (Path(name).stem + (f'-{argument}' if argument else ''))
+    stem = os.path.basename(name).removesuffix('.py')
+    workdir = f'runs/{stem}' + (f'-{argument}' if argument else '')
     print(f'run directory: {workdir}', flush=True)
     return workdir
 
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> None:
         hosts.check_accelerators()
         from bert_jax import experiment
 
-        result = experiment.run(_CONFIG.value, workdir, guard.should_stop)
+        result = experiment.run(_CONFIG.value, as_path(workdir), guard.should_stop)
         guard.finish()
     except Stopped as stopped:
         sys.stderr.write(f'error: {stopped}\n')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from bert_jax.data.masking import MaskingRates
 from bert_jax.data.pretrain import Recipe
 from bert_jax.data.spec import pretrain_spec
 from bert_jax.errors import InputError
+from bert_jax.files import Path
 from bert_jax.model.layers import BertConfig
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.tasks.base import Task

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from ml_collections import ConfigDict
 from bert_jax import config as config_lib
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
+from bert_jax.files import Path
 from bert_jax.model.layers import BertConfig
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.pretraining import PretrainingJob

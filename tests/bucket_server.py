@@ -28,12 +28,12 @@ class BucketServer:
 
     Attributes:
       requests: 'METHOD path?query' of all that were answered.
-      forbidden: buckets to which every request is answered with 403.
+      faults: status by pattern, of requests that are refused: 403 or 503 (clients try again).
     """
 
     def __init__(self) -> None:
         self.requests: list[str] = []
-        self.forbidden: set[str] = set()
+        self.faults: dict[str, int] = {}
         self.storage = Storage(use_memory_fs=True)
         self.storage._write_config_to_file = lambda: None  # a copy of everything a request
         self.lock = threading.Lock()
@@ -114,6 +114,10 @@ class _Handler(RequestHandler):
 
     def _answered(self) -> bool:
         """Answers what the emulator would not, or otherwise than Cloud Storage does."""
+        for pattern, status in self._buckets.faults.items():
+            if re.search(pattern, f'{self.command} {unquote(self.path)}'):
+                self._answer(status, {'error': {'code': status, 'message': 'refused by a test'}})
+                return True
         url = urlparse(self.path)
         match = _OBJECT.fullmatch(url.path)
         if match is None:
@@ -121,9 +125,7 @@ class _Handler(RequestHandler):
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         bucket, name = match[1], unquote(match[2] or query.get('name', ''))
         generation = self._buckets.generation(bucket, name)
-        if bucket in self._buckets.forbidden:
-            self._answer(403, {'error': {'code': 403, 'message': 'no permission'}})
-        elif name and query.get('ifGenerationMatch', generation) != generation:
+        if name and query.get('ifGenerationMatch', generation) != generation:
             self._answer(412, {'error': {'code': 412, 'message': 'conditionNotMet'}})
         elif match[4]:
             self._move(bucket, name, unquote(match[4]))

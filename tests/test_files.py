@@ -1,12 +1,19 @@
-"""Paths on a disk and in a bucket behave the same."""
+"""Paths on a disk and in a bucket behave the same; what a bucket has not is said in one line."""
+
+import gzip
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
 from bert_jax import files
+from bert_jax.errors import InputError
 
 
 @pytest.fixture(params=['disk', 'bucket'])
 def folder(request, tmp_path):
+    """A folder that exists, as far as a bucket has such."""
     if request.param == 'disk':
         return files.as_path(tmp_path)
     return files.as_path(request.getfixturevalue('bucket')) / 'folder'
@@ -14,18 +21,118 @@ def folder(request, tmp_path):
 
 def test_write_whole_replaces_and_leaves_nothing_beside(folder):
     files.write_whole(folder / 'a.txt', 'Größe\n')
+    assert (folder / 'a.txt').read_text() == 'Größe\n'
     files.write_whole(folder / 'a.txt', b'twice')
     assert (folder / 'a.txt').read_bytes() == b'twice'
-    assert [path.name for path in folder.iterdir()] == ['a.txt']
+    assert [path.name for path in files.children(folder)] == ['a.txt']
+
+
+def test_a_file_that_is_not_written_to_its_end_is_not_there(folder):
+    files.write_whole(folder / 'a.txt', b'before')
+    with pytest.raises(RuntimeError), files.open_whole(folder / 'a.txt') as file:
+        file.write(b'after')
+        raise RuntimeError
+    assert (folder / 'a.txt').read_bytes() == b'before'
+    assert [path.name for path in files.children(folder)] == ['a.txt']
+
+
+def test_text_that_cannot_be_encoded_leaves_the_old_file(folder):
+    files.write_whole(folder / 'a.txt', 'old')
+    with pytest.raises(UnicodeEncodeError):
+        files.write_whole(folder / 'a.txt', 'new \ud800')
+    assert (folder / 'a.txt').read_text() == 'old'
+
+
+def test_children_of_no_folder_are_none(folder):
+    assert files.children(folder / 'none') == []
+
+
+def test_streams_decompress(folder):
+    files.write_whole(folder / 'a.txt.gz', gzip.compress(b'line\n' * 1000))
+    with files.open_stream(folder / 'a.txt.gz') as file:
+        assert file.read(7) == b'line\nli'
+        assert len(file.read()) == 4993
+
+
+@pytest.mark.parametrize(('pattern', 'names'), [
+    ('*.txt', ['a.txt', 'b[1].txt']),
+    ('**/*.txt', ['a.txt', 'b[1].txt', 'c/d.txt']),
+    ('b[1].txt', ['b[1].txt']),  # exists: meant literally
+    ('[ab]*.txt', ['a.txt', 'b[1].txt']),
+    ('*', ['a.txt', 'b[1].txt']),
+    ('c', []),
+    ('none', []),
+])
+def test_find(folder, pattern, names):
+    (folder / 'c').mkdir(parents=True, exist_ok=True)
+    for name in ('a.txt', 'b[1].txt', 'c/d.txt'):
+        files.write_whole(folder / name, name)
+    found = files.find(f'{folder}/{pattern}')
+    assert [file.path for file in found] == [f'{folder}/{name}' for name in names]
+    assert [file.size for file in found] == [len(name) for name in names]
+
+
+def test_local_copies_of_a_folder_lie_in_a_folder(folder):
+    for name in ('a', 'b'):
+        files.write_whole(folder / name, name)
+    copies = [files.local_copy(folder / name) for name in ('a', 'b')]
+    assert [pathlib.Path(copy).read_text() for copy in copies] == ['a', 'b']
+    assert len({copy.parent for copy in copies}) == 1
+    files.write_whole(folder / 'a', 'anew')
+    assert pathlib.Path(files.local_copy(folder / 'a')).read_text() == 'anew'
+
+
+def test_checksums_follow_the_content(bucket):
+    for name, content in (('a', 'x'), ('b', 'x'), ('c', 'y')):
+        files.write_whole(f'{bucket}/{name}', content)
+    a, b, c = (file.checksum for file in files.find(f'{bucket}/*'))
+    assert a == b != c
 
 
 def test_a_listing_shows_what_another_process_wrote(bucket, bucket_server):
     folder = files.as_path(bucket) / 'folder'
     files.write_whole(folder / 'a', '')
-    assert [path.name for path in folder.iterdir()] == ['a']
-    # Not through gcsfs, which would know of it.
-    bucket_server.storage.objects[bucket.removeprefix('gs://')]['folder/b'] = (
-        bucket_server.storage.objects[bucket.removeprefix('gs://')]['folder/a']
-        | {'name': 'folder/b'})
-    assert sorted(path.name for path in folder.glob('*')) == ['a', 'b']
+    assert [path.name for path in files.children(folder)] == ['a']
+    objects = bucket_server.storage.objects[bucket.removeprefix('gs://')]
+    objects['folder/b'] = objects['folder/a'] | {'name': 'folder/b'}  # gcsfs does not hear of it
+    assert [path.name for path in files.children(folder)] == ['a', 'b']
     assert (folder / 'b').exists()
+
+
+def test_what_is_wrong_with_a_bucket_is_said_at_once(bucket, bucket_server, monkeypatch):
+    with pytest.raises(InputError, match='^gs://no-such: there is no such bucket: .* gcloud'):
+        files.as_path('gs://no-such/x')
+    name = bucket.removeprefix('gs://')
+    monkeypatch.setattr(bucket_server, 'faults', {f'/b/{name}/o': 403})
+    with pytest.raises(InputError, match=f'^{bucket}: no permission .* Storage Object Admin'):
+        files.as_path(f'{bucket}/x')
+    with pytest.raises(InputError, match='^s3://b/x: buckets are named as gs://'):
+        files.as_path('s3://b/x')
+    monkeypatch.setitem(sys.modules, 'gcsfs', None)
+    with pytest.raises(InputError, match='^gs://other is a bucket, .* pip install gcsfs$'):
+        files.as_path('gs://other/x')
+
+
+def test_a_bucket_that_cannot_be_reached(monkeypatch):
+    import gcsfs.retry
+
+    async def at_once(seconds):
+        pass
+
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:1')
+    monkeypatch.setattr(gcsfs.retry, 'asyncio', type('', (), {'sleep': at_once}))
+    with pytest.raises(InputError, match=r'^gs://away cannot be reached \(.*\): check the netw'):
+        files.as_path('gs://away/x')
+
+
+def test_nothing_of_buckets_is_loaded_where_none_is_named(tmp_path):
+    program = (
+        'import sys; from bert_jax import files; files.write_whole(sys.argv[1], "x"); '
+        'files.find(sys.argv[1]); files.children(files.local_copy(sys.argv[1]).parent); '
+        'print([name for name in ("fsspec", "gcsfs", "aiohttp") if name in sys.modules])'
+    )
+    out = subprocess.run(
+        [sys.executable, '-c', program, str(tmp_path / 'a')], capture_output=True, text=True,
+        check=True,
+    )
+    assert out.stdout == '[]\n'

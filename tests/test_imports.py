@@ -13,8 +13,8 @@ TENSORFLOW_FILES = {
     'data/records.py', 'weights/tf1.py',
 }
 FLOORS = [
-    {'errors', 'process', 'files', 'hosts', 'stopping', 'chips', 'durations', 'config',
-     'validation', 'command_line', 'sharding', 'optim', 'text', 'metrics', 'data.spec',
+    {'errors', 'process', 'files', 'hosts', 'stopping', 'chips', 'compilation_cache', 'durations',
+     'config', 'validation', 'command_line', 'sharding', 'optim', 'text', 'metrics', 'data.spec',
      'data.stateless'},
     {'data', 'model', 'weights'},
     {'tasks'},

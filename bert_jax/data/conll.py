@@ -18,6 +18,7 @@ import numpy as np
 from bert_jax.data import tabular
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.errors import InputError
+from bert_jax.files import as_path
 from bert_jax.metrics.conll import TAG, tag_types, to_iob2
 
 # Of the original distribution, and as its IOB2 editions are called.
@@ -78,11 +79,11 @@ def find_conll(source: str, split: str) -> str:
     """
     if split not in _FILES:
         raise InputError(f"'{split}' is no split; they are {', '.join(_FILES)}")
-    if not os.path.isdir(source):
+    if not as_path(source).is_dir():
         raise InputError(f'no folder {source}: name one with {_FILES[split][0]} in it')
     for name in _FILES[split]:
         for path in (os.path.join(source, name), os.path.join(source, f'{name}.gz')):
-            if os.path.isfile(path):
+            if as_path(path).is_file():
                 return path
     return ''
 

@@ -2,10 +2,10 @@
 
 A source is named by a string:
 
-- `PATH` or a glob, plain or `.gz`: the content decides. `<doc ...>` marks are WikiExtractor's,
-  ` = Title = ` is WikiText's, a name ending in `.jsonl` or `.json` is JSON lines with a `text`
-  field, anything else is text with a blank line between documents, whose paragraphs are split into
-  sentences later.
+- `PATH` or a glob, plain or `.gz`, on a disk or as gs://BUCKET/...: the content decides.
+  `<doc ...>` marks are WikiExtractor's, ` = Title = ` is WikiText's, a name ending in `.jsonl` or
+  `.json` is JSON lines with a `text` field, anything else is text with a blank line between
+  documents, whose paragraphs are split into sentences later.
 - `lines:GLOB`: one sentence a line, blank line between documents, as Google's tools want it.
 - `text:GLOB`, `wikiextractor:GLOB`, `wikitext:GLOB`, `jsonl:GLOB`: a format without looking at the
   content.
@@ -20,7 +20,6 @@ Reading works on large blocks, because a corpus has tens of gigabytes: no Python
 from __future__ import annotations
 
 import contextlib
-import glob as globbing
 import hashlib
 import json
 import logging
@@ -35,6 +34,7 @@ from bert_jax.data import python_docs, text_files, wikidump
 from bert_jax.data.identity import digests
 from bert_jax.data.text_files import Document
 from bert_jax.errors import InputError
+from bert_jax.files import as_path, find
 from bert_jax.process import loading_tensorflow
 
 __all__ = ['Document', 'Source', 'Unit', 'open_source', 'sample_texts']
@@ -138,30 +138,28 @@ def _content(spec: str, paths: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 class _Files:
-    """Files on disk, one unit each."""
+    """Files on a disk or in a bucket, one unit each."""
 
     takes_all_cores = False
 
     def __init__(self, spec: str, pattern: str, format_name: str):
         self.spec = spec
         self._format = format_name
-        pattern = os.path.expanduser(pattern)
-        # A name that exists is meant literally, even if it holds characters of a pattern.
-        matches = [pattern] if os.path.exists(pattern) else globbing.glob(pattern, recursive=True)
-        self._paths = sorted(path for path in matches if not os.path.isdir(path))
-        if not matches:
-            raise InputError(
-                f"data source '{spec}': no file matches '{pattern}'; name existing text files, "
-                'or docs:python for text that needs none'
-            )
-        if not self._paths:
+        self._found = find(pattern)
+        self._paths = [file.path for file in self._found]
+        if not self._found and as_path(pattern).is_dir():
             raise InputError(
                 f"data source '{spec}' is a directory: name the files in it, as in "
                 f"'{pattern.rstrip('/')}/*'"
             )
-        for path in self._paths:
-            if os.stat(path).st_size == 0:
-                raise InputError(f"data source '{spec}': {path} is empty; leave it out")
+        if not self._found:
+            raise InputError(
+                f"data source '{spec}': no file matches '{pattern}'; name existing text files, "
+                'or docs:python for text that needs none'
+            )
+        for file in self._found:
+            if file.size == 0:
+                raise InputError(f"data source '{spec}': {file.path} is empty; leave it out")
 
     def fingerprint(self) -> str:
         # The end of a name may decide how a file is read; its folder does not matter.
@@ -173,7 +171,7 @@ class _Files:
         return f'{len(sizes)} files of {sum(sizes):,} bytes, {_digest([self._format, sizes])}'
 
     def units(self) -> list[Unit]:
-        return [Unit(path, text_files.text_size(path)) for path in self._paths]
+        return [Unit(file.path, text_files.text_size(file)) for file in self._found]
 
     def read(self, unit: Unit) -> Iterator[Document]:
         return text_files.read_documents(unit.name, self._format)
@@ -189,7 +187,7 @@ class _WikiDumps(_Files):
         super().__init__(spec, pattern, wikidump.FORMAT)
 
     def units(self) -> list[Unit]:
-        return [Unit(path, wikidump.text_size(path)) for path in self._paths]
+        return [Unit(file.path, wikidump.text_size(file)) for file in self._found]
 
     def read(self, unit: Unit) -> Iterator[Document]:
         return wikidump.read_documents(unit.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
 from bert_jax.data.synthetic import SyntheticExamples, plain_batches
 from bert_jax.data.token_store import TokenStore
 from bert_jax.errors import InputError
+from bert_jax.files import Path
 from bert_jax.process import loading_tensorflow
 from bert_jax.text.load import load_tokenizer
 

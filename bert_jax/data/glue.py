@@ -17,6 +17,7 @@ import numpy as np
 from bert_jax.data import tabular
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.errors import InputError
+from bert_jax.files import as_path
 from bert_jax.metrics.glue import GLUE_METRICS
 
 _BINARY = ('0', '1')
@@ -305,13 +306,15 @@ def _check_split(name: str, split: str) -> GlueTask:
 def _place(name: str, data_dir: str, split: str) -> tuple[str, list[str]]:
     """(folder, stems) of a split's file."""
     task = _check_split(name, split)
-    if not os.path.isdir(data_dir):
+    if not as_path(data_dir).is_dir():
         raise InputError(f'no folder {data_dir}: name the one that holds {task.folder}/')
     folder = os.path.join(data_dir, task.folder)
     if name != 'ax':
         return folder, [split]
     # One file, under its own name in one edition of the download, as AX/AX.tsv in another.
-    return folder if os.path.isdir(folder) else os.path.join(data_dir, 'AX'), ['diagnostic', 'AX']
+    if not as_path(folder).is_dir():
+        folder = os.path.join(data_dir, 'AX')
+    return folder, ['diagnostic', 'AX']
 
 
 def _label_array(task: GlueTask, path: str, lines: list[int], labels: list[str]) -> np.ndarray:

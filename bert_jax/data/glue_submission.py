@@ -5,15 +5,16 @@ Predictions are strings here: label names, or scores of STS-B.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from bert_jax.data import tabular
 from bert_jax.data.glue import GLUE_TASKS, GlueTask
 from bert_jax.errors import InputError
+from bert_jax.files import Path, as_path, local_copy, write_whole
 
 # File -> rows of the official test set.
 NUM_ROWS: Mapping[str, int] = {
@@ -39,10 +40,10 @@ def find_predictions(folder: str) -> dict[str, str]:
     Raises:
       InputError: no such folder, or nothing in it.
     """
-    if not os.path.isdir(folder):
+    if not as_path(folder).is_dir():
         raise InputError(f'no folder {folder}: name directories of runs, or one with TSV files')
     names = {file: file for file in NUM_ROWS}
-    task = _run_task(Path(folder))
+    task = _run_task(as_path(folder))
     if task in GLUE_TASKS:
         names |= {
             f'{split}_predictions.tsv': file for split, file in GLUE_TASKS[task].submissions.items()
@@ -52,7 +53,7 @@ def find_predictions(folder: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, file in names.items():
         path = os.path.join(folder, name)
-        if os.path.isfile(path):
+        if as_path(path).is_file():
             if file in found:
                 raise InputError(f'{found[file]} and {path} are both {file}: remove one of them')
             found[file] = path
@@ -115,7 +116,9 @@ def same_prediction(file: str) -> list[str]:
     return [labels[0] if labels else '2.500'] * NUM_ROWS[file]
 
 
-def write_submission(path: str | Path, predictions: Mapping[str, Sequence[str]]) -> None:
+def write_submission(
+    path: str | os.PathLike[str], predictions: Mapping[str, Sequence[str]]
+) -> None:
     """Writes the zip file, the same bytes for the same predictions.
 
     Args:
@@ -125,35 +128,37 @@ def write_submission(path: str | Path, predictions: Mapping[str, Sequence[str]])
     Raises:
       InputError: one is missing or has a fault.
     """
-    beside = Path(f'{path}.tmp')
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, 'w', zipfile.ZIP_DEFLATED) as archive:
+        for file, values in predictions.items():
+            rows = (f'{i}\t{value}\n' for i, value in enumerate(values))
+            info = zipfile.ZipInfo(file)  # its date is the first of 1980
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, ''.join([_HEADER, '\n', *rows]))
+        faults = _faults(archive)
+    if faults:
+        more = f' (and {len(faults) - 1} more faults)' if len(faults) > 1 else ''
+        raise InputError(f'{path} cannot be written: {faults[0]}{more}')
     try:
-        with zipfile.ZipFile(beside, 'w', zipfile.ZIP_DEFLATED) as archive:
-            for file, values in predictions.items():
-                rows = (f'{i}\t{value}\n' for i, value in enumerate(values))
-                info = zipfile.ZipInfo(file)  # its date is the first of 1980
-                info.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(info, ''.join([_HEADER, '\n', *rows]))
-        faults = check_submission(beside)
-        if faults:
-            more = f' (and {len(faults) - 1} more faults)' if len(faults) > 1 else ''
-            raise InputError(f'{path} cannot be written: {faults[0]}{more}')
-        beside.replace(path)
+        write_whole(path, content.getvalue())
     except OSError as error:
-        raise InputError(f'{path} cannot be written: {error.strerror}') from error
-    finally:
-        beside.unlink(missing_ok=True)
+        raise InputError(f'{path} cannot be written: {error.strerror or error}') from error
 
 
-def check_submission(path: str | Path) -> list[str]:
+def check_submission(path: str | os.PathLike[str]) -> list[str]:
     """What is wrong with a zip file, a line each; empty: the GLUE site should take it."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            contents = {file: archive.read(file) for file in NUM_ROWS if file in names}
+        with zipfile.ZipFile(local_copy(path)) as archive:
+            return _faults(archive)
     except FileNotFoundError:
         return [f'{path} does not exist']
     except (OSError, zipfile.BadZipFile) as error:
         return [f'{path} is not a sound zip file ({error})']
+
+
+def _faults(archive: zipfile.ZipFile) -> list[str]:
+    names = archive.namelist()
+    contents = {file: archive.read(file) for file in NUM_ROWS if file in names}
     faults = [f'{file} is missing' for file in NUM_ROWS if file not in contents]
     faults += [
         f'{name} does not belong there (files stand at the root)' for name in names

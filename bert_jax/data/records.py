@@ -8,18 +8,17 @@ max_predictions_per_seq, n = examples read.
 from __future__ import annotations
 
 import dataclasses
-import glob as globbing
 import hashlib
 import json
 import os
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from bert_jax.errors import InputError
+from bert_jax.files import Found, as_path, find, local_copy, open_whole
 
 # A record: uint64 length, uint32 CRC of the length, the data, uint32 CRC of the data.
 _HEADER = struct.Struct('<QI')
@@ -47,33 +46,28 @@ class RecordFiles:
     max_predictions_per_seq: int
 
     @classmethod
-    def open(cls, glob: str, cache_dir: Path | str) -> RecordFiles:
+    def open(cls, glob: str, cache_dir: str | os.PathLike[str]) -> RecordFiles:
         """Finds all records, once: the offsets are kept in `cache_dir/records`.
 
         Args:
           glob: a path, a pattern, or several with commas between, as Google's program takes them.
-          cache_dir: where offsets are cached by the files' names, sizes and times.
+          cache_dir: where offsets are cached by the files' names, sizes and times, or checksums.
 
         Raises:
           InputError: no such file, gzipped, cut short, damaged, or not pre-training examples.
         """
-        paths = _matching(glob)
-        stats = [os.stat(path) for path in paths]
-        identity = [
-            [os.path.realpath(path), stat.st_size, stat.st_mtime_ns]
-            for path, stat in zip(paths, stats, strict=True)
-        ]
+        found = _matching(glob)
+        paths = [str(local_copy(file.path)) for file in found]  # records are read in any order
+        identity = [[file.size, file.checksum or _place_and_time(file.path)] for file in found]
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-        cached = Path(cache_dir).expanduser() / 'records' / f'{name}.npy'
+        cached = as_path(cache_dir) / 'records' / f'{name}.npy'
         if cached.exists():
-            records = np.load(cached)
+            records = np.load(local_copy(cached))
         else:
             records = np.concatenate([_scan(i, path) for i, path in enumerate(paths)])
             cached.parent.mkdir(parents=True, exist_ok=True)
-            beside = cached.with_name(f'{name}.{os.getpid()}.tmp')
-            with open(beside, 'wb') as file:
+            with open_whole(cached) as file:
                 np.save(file, records)
-            os.replace(beside, cached)
         lengths = _feature_lengths(paths[0], *map(int, records[0, 1:]))
         return cls(tuple(paths), records, lengths['input_ids'], lengths['masked_lm_positions'])
 
@@ -172,16 +166,18 @@ def _parse(serialized: tf.Tensor, spec: dict) -> dict[str, tf.Tensor]:
         return tf.io.parse_example(serialized, spec)
 
 
-def _matching(glob: str) -> list[str]:
-    paths: list[str] = []
-    for pattern in glob.split(','):
-        pattern = os.path.expanduser(pattern.strip())
-        found = [pattern] if os.path.isfile(pattern) else sorted(globbing.glob(pattern))
-        found = [path for path in found if os.path.isfile(path)]
+def _matching(glob: str) -> list[Found]:
+    files: list[Found] = []
+    for pattern in map(str.strip, glob.split(',')):
+        found = find(pattern)
         if not found:
             raise InputError(f"no file matches '{pattern}': name existing TFRecord files")
-        paths += found
-    return paths
+        files += found
+    return files
+
+
+def _place_and_time(path: str) -> str:
+    return f'{os.path.realpath(path)} {os.stat(path).st_mtime_ns}'
 
 
 def _scan(file_index: int, path: str) -> np.ndarray:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.files import open_stream
 
 VERSIONS = ('v1', 'v2')
 # What separates the words of a paragraph: `run_squad.py`'s choice, narrower than the tokenizer's.
@@ -267,7 +268,7 @@ def _field(parent: dict[str, Any], name: str, kind: type, where: str) -> Any:
 def _load(path: str) -> dict[str, Any]:
     """The JSON object of a file."""
     try:
-        with gzip.open(path) if path.endswith('.gz') else open(path, 'rb') as file:
+        with open_stream(path) as file:
             data = file.read()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f'{path} is not a sound gzip file ({error}); copy it again') from None

@@ -6,10 +6,10 @@ import dataclasses
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bert_jax.data.squad_answers import Prediction, final_texts
+from bert_jax.files import as_path, write_whole
 
 
 def write_predictions(
@@ -41,6 +41,4 @@ def write_predictions(
 
 
 def _write(folder: str | os.PathLike[str], name: str, content: dict[str, Any]) -> None:
-    beside = Path(folder) / f'.{name}.{os.getpid()}.tmp'
-    beside.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
-    os.replace(beside, Path(folder) / name)
+    write_whole(as_path(folder) / name, json.dumps(content, indent=1) + '\n')

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from bert_jax.data import tabular
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.errors import InputError
+from bert_jax.files import as_path, children
 
 NUM_CHOICES = 4
 DEV_SHARE = 0.2
@@ -195,14 +195,14 @@ def _rows(
 
 def _undivided(source: str) -> str:
     """The file that is a set without splits: `source` or the only one in it; '' if none is."""
-    if os.path.isfile(source):
+    if as_path(source).is_file():
         return source
     stems = [stem for names in _STEMS.values() for stem in names]
-    if not os.path.isdir(source) or tabular.find_files(source, stems, _FORMATS):
+    if not as_path(source).is_dir() or tabular.find_files(source, stems, _FORMATS):
         return ''
     endings = tuple(f'.{ending}' for ending in _FORMATS)
-    found = [n for n in os.listdir(source) if n.removesuffix('.gz').endswith(endings)]
-    return os.path.join(source, found[0]) if len(found) == 1 else ''
+    found = [p for p in children(source) if p.name.removesuffix('.gz').endswith(endings)]
+    return str(found[0]) if len(found) == 1 else ''
 
 
 def _uniform(text: str) -> float:

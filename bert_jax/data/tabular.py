@@ -6,9 +6,8 @@ A row that cannot be used is counted, listed and left out; past a limit it is an
 from __future__ import annotations
 
 import csv
-import glob
+import fnmatch
 import gzip
-import io
 import json
 import os
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.files import as_path, children, open_stream
 
 _LISTED = 3  # malformed rows of a file that are shown one by one
 
@@ -85,11 +85,12 @@ def find_files(folder: str, stems: Sequence[str], endings: Sequence[str]) -> lis
     """
     for name in _names(stems, endings):
         path = os.path.join(folder, name)
-        if os.path.isfile(path):
+        if as_path(path).is_file():
             return [path]
+    names = [child.name for child in children(folder)]
     return sorted(
-        path for name in _names([f'{stem}.*' for stem in stems], endings)
-        for path in glob.glob(os.path.join(glob.escape(folder), name))
+        os.path.join(folder, name) for pattern in _names([f'{stem}.*' for stem in stems], endings)
+        for name in fnmatch.filter(names, pattern)
     )
 
 
@@ -99,7 +100,7 @@ def find_file(folder: str, stems: Sequence[str], endings: Sequence[str]) -> str:
     Raises:
       InputError: no such folder, no such file, or several.
     """
-    if not os.path.isdir(folder):
+    if not as_path(folder).is_dir():
         raise InputError(f'no folder {folder}: name one in the layout of the benchmark')
     found = find_files(folder, stems, endings)
     names = _names(stems, endings)
@@ -284,8 +285,7 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
     """(number, text) of each line: no line end, no BOM. Only line feeds end lines."""
     number = 0
     try:
-        raw: Any = gzip.open(path) if path.endswith('.gz') else open(path, 'rb')  # noqa: SIM115
-        with io.BufferedReader(raw) as file:
+        with open_stream(path) as file:
             for number, line in enumerate(file, 1):
                 if number == 1:
                     line = line.removeprefix(b'\xef\xbb\xbf')

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from bert_jax.errors import InputError
+from bert_jax.files import Found, in_bucket, open_stream
 
 _BLOCK_BYTES = 1 << 20
 # A longer document is continued as a new one, so that memory stays bounded whatever the file.
@@ -26,17 +27,18 @@ class Document(NamedTuple):
     split: bool  # True: paragraphs, to be split into sentences; False: one sentence a line
 
 
-def text_size(path: str) -> int:
+def text_size(file: Found) -> int:
     """Bytes of text in a file, for progress: exact, or as the end of a gzipped file says.
 
     The trailer counts modulo 4 GiB and only the last of several parts, so this is an estimate.
     """
-    size = os.stat(path).st_size
-    if size < 18 or not path.endswith('.gz'):
-        return size
-    with open(path, 'rb') as file:
-        file.seek(-4, os.SEEK_END)
-        return max(size, int.from_bytes(file.read(4), 'little'))
+    if file.size < 18 or not file.path.endswith('.gz'):
+        return file.size
+    if in_bucket(file.path):
+        return 3 * file.size  # as prose has it: nothing is read at random there
+    with open(file.path, 'rb') as stream:
+        stream.seek(-4, os.SEEK_END)
+        return max(file.size, int.from_bytes(stream.read(4), 'little'))
 
 
 def read_documents(path: str, format_name: str = '') -> Iterator[Document]:
@@ -76,7 +78,7 @@ def normalise(text: bytes) -> bytes:
 def _raw_blocks(path: str) -> Iterator[bytes]:
     """The file's content in blocks, decompressed."""
     try:
-        with gzip.open(path) if path.endswith('.gz') else open(path, 'rb') as file:
+        with open_stream(path) as file:
             while block := file.read(_BLOCK_BYTES):
                 yield block
     except EOFError as error:

@@ -59,10 +59,9 @@ def check_packages(spec: str) -> None:
         )
 
 
-def text_size(path: str) -> int:
+def text_size(file: files.Found) -> int:
     """About how many bytes of articles' text are in a dump, for progress (as English has it)."""
-    size = files.as_path(path).stat().length
-    return size if path.endswith(('.bz2', '.gz')) else size // 4
+    return file.size if file.path.endswith(('.bz2', '.gz')) else file.size // 4
 
 
 def read_documents(path: str, num_processes: int = 0) -> Iterator[Document]:

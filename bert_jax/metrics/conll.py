@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.files import open_whole
 
 TAG = re.compile(r'O|[BI]-\S+')
 
@@ -130,6 +131,6 @@ def write_conll(
       offsets: [n + 1] of the sentences.
     """
     lines = [f'{w} {g} {p}\n' for w, g, p in zip(words, gold, predicted, strict=True)]
-    with open(path, 'w', encoding='utf-8', newline='\n') as file:
+    with open_whole(path) as file:
         for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            file.write(''.join(lines[start:end]) + '\n')
+            file.write((''.join(lines[start:end]) + '\n').encode())

@@ -20,12 +20,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF1 checkpoints are read by TensorFlow
 
 from bert_jax.errors import InputError
+from bert_jax.files import as_path
 from bert_jax.predict.lines import Texts
 from bert_jax.process import use_huge_pages
 
@@ -219,7 +219,7 @@ def main() -> None:
             from bert_jax.predict.export import export_model
 
             model = load(args.model, args.vocab_file, args.dtype)
-            print(json.dumps(export_model(model, Path(args.output))))
+            print(json.dumps(export_model(model, as_path(args.output))))
             return
         texts = Texts(args.texts, args.input)
         model = load(args.model, args.vocab_file, args.dtype)

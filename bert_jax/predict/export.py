@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +11,7 @@ from flax.traverse_util import flatten_dict
 from jax import export
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, open_whole
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.predict import heads
@@ -98,12 +97,8 @@ def _forward(model: LoadedModel) -> Any:
 
 
 def _write(path: Path, write: Any) -> None:
-    beside = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
-        with open(beside, 'wb') as file:
+        with open_whole(path) as file:
             write(file)
-        beside.replace(path)
     except OSError as error:
-        raise InputError(f'{path} cannot be written ({error.strerror})') from error
-    finally:
-        beside.unlink(missing_ok=True)
+        raise InputError(f'{path} cannot be written ({error.strerror or error})') from error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.files import as_path
 from bert_jax.predict import heads
 from bert_jax.predict.classify import sequence
 from bert_jax.predict.loaded import LoadedModel, Text
@@ -103,7 +103,7 @@ def lines(
             for number, features in enumerate(token_features(model, texts, layers)):
                 yield as_json(number, features, layers)
         return
-    with GrowingNpz(Path(output), 'vectors' if pool else 'values') as file:
+    with GrowingNpz(as_path(output), 'vectors' if pool else 'values') as file:
         offsets = [0]
         tokens: list[str] = []
         if pool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from bert_jax.errors import InputError
+from bert_jax.files import local_copy
 
 _TAB = '\t'
 _NOTES = 20  # that are shown
@@ -39,10 +40,10 @@ class Texts:
         self._bytes = 0  # of the file, where it is known
         if file is not None:
             try:
-                self._lines = open(file, 'rb')  # noqa: SIM115  (to the end of the run)
+                self._lines = open(local_copy(file), 'rb')  # noqa: SIM115  (to the end of the run)
                 self._bytes = os.fstat(self._lines.fileno()).st_size
             except OSError as error:
-                raise InputError(f'--input={file}: {error.strerror}') from error
+                raise InputError(f'--input={file}: {error.strerror or error}') from error
         elif not arguments and sys.stdin.isatty():
             print('texts from standard input, one a line; end with Ctrl-D', file=sys.stderr)
         self._num_done = self._num_read = self._bytes_read = self._num_notes = 0

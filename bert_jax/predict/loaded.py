@@ -6,11 +6,11 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import jax
 
 from bert_jax.errors import InputError
+from bert_jax.files import as_path
 from bert_jax.model.layers import BertConfig
 from bert_jax.predict.runner import Runner
 from bert_jax.text.load import load_tokenizer
@@ -52,11 +52,10 @@ def with_vocabulary(weights: Weights, vocab_file: str) -> Weights:
     Raises:
       InputError: it cannot be read, or has another size than the embedding.
     """
-    vocab = load_tokenizer(vocab_file, lowercase=True).vocab
-    check_vocabulary(vocab, Path(vocab_file), weights.model['vocab_size'])
-    return dataclasses.replace(
-        weights, vocab_file=Path(vocab_file), lowercase=looks_lowercase(vocab)
-    )
+    path = as_path(vocab_file)
+    vocab = load_tokenizer(path, lowercase=True).vocab
+    check_vocabulary(vocab, path, weights.model['vocab_size'])
+    return dataclasses.replace(weights, vocab_file=path, lowercase=looks_lowercase(vocab))
 
 
 class LoadedModel:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, in_bucket, open_whole
 
 
 class GrowingNpz:
@@ -38,7 +37,8 @@ class GrowingNpz:
         self._shape: tuple[int, ...] = ()
         self._num_rows = 0
         try:
-            self._rows: IO[bytes] = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115
+            place = None if in_bucket(path) else path.parent
+            self._rows: IO[bytes] = tempfile.TemporaryFile(dir=place)  # noqa: SIM115
         except OSError as error:
             raise InputError(f'--output={path}: {path.parent}: {error.strerror}') from error
 
@@ -63,18 +63,13 @@ class GrowingNpz:
             self._rows.close()
 
     def _write(self) -> None:
-        beside = self._path.with_name(f'.{self._path.name}.{os.getpid()}.tmp')
         header = {'descr': '<f4', 'fortran_order': False, 'shape': (self._num_rows, *self._shape)}
-        try:
-            with zipfile.ZipFile(beside, 'w') as archive:
-                with archive.open(f'{self._name}.npy', 'w', force_zip64=True) as file:
-                    np.lib.format.write_array_header_2_0(file, header)
-                    self._rows.seek(0)
-                    while block := self._rows.read(1 << 20):
-                        file.write(block)
-                for name, array in self.others.items():
-                    with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
-                        np.lib.format.write_array(file, array, allow_pickle=False)
-            beside.replace(self._path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with open_whole(self._path) as whole, zipfile.ZipFile(whole, 'w') as archive:
+            with archive.open(f'{self._name}.npy', 'w', force_zip64=True) as file:
+                np.lib.format.write_array_header_2_0(file, header)
+                self._rows.seek(0)
+                while block := self._rows.read(1 << 20):
+                    file.write(block)
+            for name, array in self.others.items():
+                with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
+                    np.lib.format.write_array(file, array, allow_pickle=False)

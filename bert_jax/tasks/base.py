@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.packing import Units
+from bert_jax.files import Path
 from bert_jax.model.layers import BertConfig
 
 Params = Any

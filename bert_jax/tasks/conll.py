@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from bert_jax.data.conll import ConllExamples, ConllWindows, conll_windows
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode
+from bert_jax.files import Path
 from bert_jax.metrics.conll import conll_scores, write_conll
 from bert_jax.tasks.base import Downstream, EvalSet
 from bert_jax.tasks.tagging import Tagging
@@ -99,9 +99,7 @@ def _write(
     labels: Sequence[str], examples: ConllExamples, windows: ConllWindows, file: str,
     outputs: dict[str, np.ndarray], workdir: Path,
 ) -> None:
-    beside = workdir / (file + '.tmp')
     write_conll(
-        beside, examples.words, examples.tags, _tags(labels, examples, windows, outputs),
+        workdir / file, examples.words, examples.tags, _tags(labels, examples, windows, outputs),
         examples.sentence_offsets,
     )
-    beside.replace(workdir / file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from bert_jax.data.glue import GLUE_TASKS, GlueExamples, GlueTask, glue_sequence
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode
 from bert_jax.errors import InputError
+from bert_jax.files import Path, write_whole
 from bert_jax.metrics.glue import score_glue
 from bert_jax.tasks.base import Downstream, EvalSet
 from bert_jax.tasks.classification import Classification
@@ -91,6 +91,4 @@ def _write(
     values = [task.labels[i] for i in predictions] if task.labels else [
         f'{value:.6f}' for value in predictions]
     lines = ['index\tprediction', *(f'{i}\t{v}' for i, v in zip(ids, values, strict=True))]
-    beside = workdir / (file + '.tmp')
-    beside.write_text('\n'.join(lines) + '\n', encoding='utf-8')
-    beside.replace(workdir / file)
+    write_whole(workdir / file, '\n'.join(lines) + '\n')

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from bert_jax.data.squad import SquadExamples
 from bert_jax.data.squad_answers import Prediction, final_texts, predict_answers
 from bert_jax.data.squad_windows import SquadWindows, squad_windows
 from bert_jax.data.squad_writer import write_predictions
+from bert_jax.files import Path
 from bert_jax.metrics.squad import squad_scores
 from bert_jax.tasks.base import Downstream, EvalSet
 from bert_jax.tasks.question_answering import QuestionAnswering

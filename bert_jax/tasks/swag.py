@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import numpy as np
 
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode
 from bert_jax.data.swag import NUM_CHOICES, SwagExamples, read_swag, swag_sequences
+from bert_jax.files import Path, write_whole
 from bert_jax.metrics.glue import accuracy
 from bert_jax.tasks.base import Downstream, EvalSet
 from bert_jax.tasks.classification import Classification
@@ -59,6 +59,4 @@ def _score(labels: np.ndarray, outputs: dict[str, np.ndarray]) -> dict[str, floa
 def _write(ids: list[str], outputs: dict[str, np.ndarray], workdir: Path) -> None:
     choices = outputs['logits'].argmax(axis=-1)
     lines = ['index\tprediction', *(f'{i}\t{c}' for i, c in zip(ids, choices, strict=True))]
-    beside = workdir / 'dev_predictions.tsv.tmp'
-    beside.write_text('\n'.join(lines) + '\n', encoding='utf-8')
-    beside.replace(workdir / 'dev_predictions.tsv')
+    write_whole(workdir / 'dev_predictions.tsv', '\n'.join(lines) + '\n')

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import pathlib
 
 import sentencepiece
 
 from bert_jax.errors import InputError
+from bert_jax.files import as_path
 from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
 
 WORD_START = "\u2581"  # "lower one eighth block" stands for the space before a word
@@ -62,10 +62,10 @@ class SentencePieceTokenizer:
     def from_file(cls, path: str | os.PathLike[str]) -> SentencePieceTokenizer:
         """Read a `.model` file; InputError if it cannot be read or does not serve BERT."""
         try:
-            model = pathlib.Path(path).read_bytes()
+            model = as_path(path).read_bytes()
         except OSError as error:
             raise InputError(
-                f"{path}: cannot read the SentencePiece model ({error.strerror}); "
+                f"{path}: cannot read the SentencePiece model ({error.strerror or error}); "
                 "check data.vocab_file"
             ) from None
         return cls(model, source=str(path))

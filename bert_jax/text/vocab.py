@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import hashlib
 import os
-import pathlib
 import types
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.files import as_path, write_whole
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
@@ -142,7 +142,7 @@ def _restore(fields: dict[str, object]) -> Vocab:
 def _read_lines(path: str | os.PathLike[str]) -> list[str]:
     """The lines of a UTF-8 file, split at `\\n` alone: tokens may hold other line separators."""
     try:
-        data = pathlib.Path(path).read_bytes()
+        data = as_path(path).read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: no such vocabulary file; check data.vocab_file") from None
     except IsADirectoryError:
@@ -150,7 +150,7 @@ def _read_lines(path: str | os.PathLike[str]) -> list[str]:
             f"{path}: is a directory; name the vocabulary file in it (often vocab.txt)"
         ) from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check it") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check it") from None
     if not data.strip():
         raise InputError(f"{path}: the vocabulary file is empty; expected one token a line")
     if (zero := data.find(b"\0")) >= 0:
@@ -187,10 +187,4 @@ def _strip_lines(lines: Sequence[str]) -> list[str]:
 
 def write_vocab(path: str | os.PathLike[str], tokens: Iterable[str]) -> None:
     """Write one token a line; the file appears whole or not at all."""
-    path = pathlib.Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_bytes("".join(f"{token}\n" for token in tokens).encode("utf-8"))
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_whole(path, "".join(f"{token}\n" for token in tokens))

@@ -35,6 +35,7 @@ from absl import flags, logging
 
 from bert_jax.config import nearest
 from bert_jax.errors import InputError
+from bert_jax.files import absolute, in_bucket, write_whole
 from bert_jax.process import use_huge_pages
 from bert_jax.tools import bench_data
 from bert_jax.tools.bench_report import Result, record, table
@@ -193,16 +194,14 @@ def main(argv: Sequence[str]) -> None:
             return
         if len(rest) > 1:
             raise InputError(f'unexpected argument {rest[1]!r}: flags are written --NAME=VALUE')
-        if f.json and not Path(f.json).absolute().parent.is_dir():
+        if f.json and not in_bucket(f.json) and not absolute(f.json).parent.is_dir():
             raise InputError(f'--json={f.json}: its folder does not exist')
         logging.set_verbosity(logging.ERROR)
         with tempfile.TemporaryDirectory(prefix='bert_jax_bench_') as folder:
             results = run(f, Path(folder))
         whole = record(results, f.seed, list(argv)[1:])
         if f.json:
-            from bert_jax.train.report import write_beside
-
-            write_beside(Path(f.json), json.dumps(whole, indent=2) + '\n')
+            write_whole(f.json, json.dumps(whole, indent=2) + '\n')
     except InputError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -21,7 +21,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -29,8 +28,9 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, as_path, write_whole
 from bert_jax.process import use_huge_pages
-from bert_jax.train.report import duration, write_beside
+from bert_jax.train.report import duration
 
 # What decides which examples there are, how they are cut, and what is predicted of them.
 _ALIKE = (
@@ -82,7 +82,6 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     import jax
     import optax
 
-    from bert_jax import experiment
     from bert_jax.config import complete, default_config
     from bert_jax.downstream import DOWNSTREAM_TASKS
     from bert_jax.finetuning import FineTuningJob
@@ -90,6 +89,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     from bert_jax.sharding import make_mesh
     from bert_jax.train.run_directory import read_run_fields
     from bert_jax.train.state import init_state
+    from bert_jax.train.warm_start import warm_start
     from bert_jax.weights.load import load_weights
 
     if (workdir / 'checkpoints').exists():
@@ -117,7 +117,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
         bert = model_config(completed, job.vocab_size, mesh)
         task = job.task(bert)
         fresh = init_state(task, optax.identity(), mesh, 0).params
-        params = experiment.warm_start(published, fresh, bert, job)
+        params = warm_start(published, fresh, bert, head=job.head, labels=job.labels)
         outputs = [predict(params) for predict in job.predictors(task, mesh)]
         means = means or [dict.fromkeys(found, np.zeros(())) for found in outputs]
         for mean, found in zip(means, outputs, strict=True):
@@ -129,7 +129,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     assert job is not None
     workdir.mkdir(parents=True, exist_ok=True)
     # For tools.glue_submission, which asks a folder for its task.
-    write_beside(workdir / 'config.json', json.dumps(
+    write_whole(workdir / 'config.json', json.dumps(
         {'task': config.task, 'ensemble': [str(run) for run in runs]}, indent=2) + '\n')
     job.write(means, workdir)
     return {f'eval/{name}': value for name, value in job.score(means).items()}
@@ -140,11 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog='python -m bert_jax.tools.ensemble', description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('runs', metavar='RUN', nargs='+', type=Path, help='run directories')
-    parser.add_argument('--workdir', type=Path, required=True, help='receives the predictions')
+    parser.add_argument('runs', metavar='RUN', nargs='+', help='run directories')
+    parser.add_argument('--workdir', required=True, help='receives the predictions')
     options = parser.parse_args(arguments)
     try:
-        result = ensemble(options.runs, options.workdir)
+        result = ensemble([as_path(run) for run in options.runs], as_path(options.workdir))
     except InputError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

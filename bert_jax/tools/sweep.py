@@ -12,8 +12,8 @@ one resumes from its checkpoint.
 
 Runs are processes side by side: --parallel=P gives each a P-th of the processor cores, and of the
 --devices accelerators. The directory receives table.md, results.json, sweep.png, every run with its
-log, and `winner`, a link to the best one. Of the other runs the checkpoints are deleted once they
-are beaten.
+log, and `winner`, a link to the best one (in a bucket, a file with its name). Of the other runs the
+checkpoints are deleted once they are beaten.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ import dataclasses
 import itertools
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from bert_jax.config import default_config, fields, nearest
 from bert_jax.errors import InputError
-from bert_jax.train.report import write_beside
+from bert_jax.files import Path, as_path, in_bucket, open_whole, upload, write_whole
 
 _PR_SET_PDEATHSIG = 1  # of prctl
 _PAPER_GRID = ('optimizer.learning_rate=5e-5,4e-5,3e-5,2e-5',)
@@ -104,12 +103,19 @@ class Sweep:
     def __init__(self, options: argparse.Namespace, overrides: list[str], members: list[Member]):
         self._options, self._overrides, self._members = options, overrides, members
         self._folder: Path = options.workdir
+        self._logs = tempfile.TemporaryDirectory(prefix='bert_jax_')  # of a sweep in a bucket
         self._running: dict[int, tuple[Member, subprocess.Popen[str], Any]] = {}
         self._stopping = False
         self._failed: set[Member] = set()
 
     def path(self, member: Member) -> Path:
         return self._folder / 'runs' / member.name
+
+    def _log(self, member: Member) -> Path:
+        """What a run has said, on this machine; for a bucket it is uploaded at the run's end."""
+        if in_bucket(self._folder):
+            return as_path(self._logs.name) / f'{member.name}.txt'
+        return self.path(member) / 'log.txt'
 
     def result(self, member: Member) -> dict[str, Any] | None:
         """What a finished member said, with `metric`; None if it is not finished."""
@@ -127,7 +133,7 @@ class Sweep:
                     f"{self._folder} holds a sweep of {' '.join(_words(theirs))}, this is one of "
                     f"{' '.join(_words(ours))}: give another --workdir, or the same settings"
                 )
-        write_beside(path, json.dumps(ours) + '\n')
+        write_whole(path, json.dumps(ours) + '\n')
 
     def run(self) -> int:
         """Runs what is not finished; returns the exit status.
@@ -153,6 +159,8 @@ class Sweep:
                 if process.poll() is None:
                     continue
                 log.close()
+                if in_bucket(self._folder):
+                    upload(log.name, self.path(member) / 'log.txt')
                 del self._running[slot]
                 if process.returncode == 2:
                     self._stopping = True
@@ -190,7 +198,7 @@ class Sweep:
             *self._overrides, '--config.train.keep_checkpoints=1',
             *(f'--config.{field}={value}' for field, value in member.settings),
         ]
-        log = open(path / 'log.txt', 'a', encoding='utf-8')  # noqa: SIM115 (closed when it ends)
+        log = open(self._log(member), 'a', encoding='utf-8')  # noqa: SIM115 (closed when it ends)
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, text=True, env=environment,
             preexec_fn=lambda: _begin_child(own),
@@ -208,7 +216,7 @@ class Sweep:
             process.terminate()
 
     def _last_line(self, member: Member) -> str:
-        lines = (self.path(member) / 'log.txt').read_text(encoding='utf-8').splitlines()
+        lines = self._log(member).read_text(encoding='utf-8').splitlines()
         return next((line for line in reversed(lines) if line.strip()), 'no output').removeprefix(
             'error: ')
 
@@ -225,7 +233,7 @@ class Sweep:
         config = json.loads((path / 'config.json').read_text(encoding='utf-8'))
         result = json.loads(line.removeprefix('result '))
         metric = f"eval/{config['metric']}"
-        write_beside(
+        write_whole(
             path / 'sweep_result.json', json.dumps({'metric': metric, **result}) + '\n')
         print(f'{member.name}: {metric} {result[metric]:.4f}', flush=True)
         self._keep_the_winner()
@@ -237,14 +245,17 @@ class Sweep:
     def _keep_the_winner(self) -> None:
         winner = self._winner()
         assert winner is not None
-        link = self._folder / 'winner.tmp'
-        link.unlink(missing_ok=True)
-        link.symlink_to(Path('runs') / winner.name)
-        link.replace(self._folder / 'winner')
+        if in_bucket(self._folder):
+            write_whole(self._folder / 'winner', f'{self.path(winner)}\n')
+        else:
+            link = self._folder / 'winner.tmp'
+            link.unlink(missing_ok=True)
+            os.symlink(f'runs/{winner.name}', link)
+            os.replace(link, self._folder / 'winner')  # the link, not what it names
         for member in self._members:
             if member != winner and self.result(member) is not None:
                 for name in ('checkpoints', 'best'):
-                    shutil.rmtree(self.path(member) / name, ignore_errors=True)
+                    (self.path(member) / name).rmtree(missing_ok=True)
 
     def _report(self) -> int:
         winner = self._winner()
@@ -279,8 +290,8 @@ class Sweep:
             'metric': metric, 'winner': winner.name, 'best': best[metric], 'groups': rows,
             'runs': {m.name: self.result(m) for m in self._members},
         }
-        write_beside(self._folder / 'table.md', text)
-        write_beside(self._folder / 'results.json', json.dumps(summary, indent=1))
+        write_whole(self._folder / 'table.md', text)
+        write_whole(self._folder / 'results.json', json.dumps(summary, indent=1))
         self._draw(metric, groups)
         return 1 if self._failed else 0
 
@@ -301,9 +312,8 @@ class Sweep:
         axis.set_ylabel(metric)
         axis.grid(alpha=0.3)
         figure.tight_layout()
-        beside = self._folder / 'sweep.png.tmp'
-        figure.savefig(beside, dpi=100, format='png')
-        beside.replace(self._folder / 'sweep.png')
+        with open_whole(self._folder / 'sweep.png') as file:
+            figure.savefig(file, dpi=100, format='png')
         plt.close(figure)
 
 
@@ -313,7 +323,7 @@ def main(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--config', required=True, help='config file, as FILE.py or FILE.py:ARG')
-    parser.add_argument('--workdir', type=Path, help='default: runs/sweep-NAME of the config')
+    parser.add_argument('--workdir', help='default: runs/sweep-NAME of the config')
     parser.add_argument('--grid', action='append', metavar='FIELD=VALUE,VALUE',
                         help='values of a field; repeated: all combinations')
     parser.add_argument('--restarts', type=int, default=0, help='seeds 0 to N-1 of each')
@@ -330,9 +340,10 @@ def main(argv: list[str]) -> int:
         members = grid_members(list(options.grid or _PAPER_GRID), options.restarts)
         if options.workdir is None:
             name, _, argument = options.config.partition(':')
-            options.workdir = Path('runs') / (
-                f'sweep-{Path(name).stem}' + (f'-{argument}' if argument else ''))
+            stem = os.path.basename(name).removesuffix('.py')
+            options.workdir = f'runs/sweep-{stem}' + (f'-{argument}' if argument else '')
             print(f'sweep directory: {options.workdir}', flush=True)
+        options.workdir = as_path(options.workdir)
         return Sweep(options, overrides, members).run()
     except InputError as error:
         print(f'error: {error}', file=sys.stderr)

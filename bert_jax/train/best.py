@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
+
+from bert_jax import files
+from bert_jax.errors import InputError
+from bert_jax.train.restore import Damaged, read, saved_tree
 
 
 class Best:
@@ -14,7 +17,7 @@ class Best:
     Orbax writes metrics and parameters together and renames, so a killed run holds one good one.
     """
 
-    def __init__(self, directory: Path, metric: str):
+    def __init__(self, directory: Any, metric: str):
         """Opens what is there.
 
         Args:
@@ -22,8 +25,9 @@ class Best:
           metric: name of the metric that is to be high.
         """
         self._metric = metric
+        self._directory = files.absolute(directory)
         self._manager = ocp.CheckpointManager(
-            directory.absolute(),
+            self._directory,
             item_handlers=ocp.StandardCheckpointHandler(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=1, create=True, best_fn=lambda metrics: metrics[metric],
@@ -35,9 +39,8 @@ class Best:
         """Keeps these parameters if they are better than all before (the first, where equal)."""
         best = self.metrics()
         if best is None or metrics[self._metric] > best[self._metric]:
-            self._manager.save(
-                step, args=ocp.args.StandardSave({'params': params}), metrics=metrics
-            )
+            saved = ocp.args.StandardSave(saved_tree({'params': params}))
+            self._manager.save(step, args=saved, metrics=metrics)
             self._manager.wait_until_finished()  # `params` are donated to the next step
 
     def metrics(self) -> dict[str, float] | None:
@@ -46,13 +49,21 @@ class Best:
         return None if step is None else dict(self._manager.metrics(step))
 
     def restore(self, abstract_params: Any) -> tuple[int, Any]:
-        """(step, parameters) of the best evaluation."""
+        """(step, parameters) of the best evaluation.
+
+        Raises:
+          InputError: they cannot be read.
+        """
         step = self._manager.best_step()
         assert step is not None, 'nothing was offered'
-        restored = self._manager.restore(
-            step, args=ocp.args.StandardRestore({'params': abstract_params})
-        )
-        return step, restored['params']
+        path = self._directory / str(step)
+        try:
+            return step, read(path, {'params': abstract_params})['params']
+        except Damaged as error:
+            raise InputError(
+                f'{path} cannot be read ({error}): the parameters of the best evaluation are lost; '
+                'move it away, and start again for the result of the last one'
+            ) from error
 
     def close(self) -> None:
         self._manager.close()

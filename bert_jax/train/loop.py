@@ -202,6 +202,7 @@ def train(
                     best.offer(step, metrics, state.params)
             if due(cadence.save_every) or stopping:
                 window.fetch()
+                report.flush()
                 checkpoints.save(step, state)
             window_start += time.perf_counter() - paused
             if stopping:

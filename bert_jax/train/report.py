@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from bert_jax.files import Path, in_bucket, open_whole, write_whole
+from bert_jax.train.uploads import Uploads
 
 
 def duration(seconds: float) -> str:
@@ -24,19 +25,16 @@ def count(number: float) -> str:
     return f'{number:.0f}' if number >= 100 else f'{number:.3g}'
 
 
-def write_beside(path: Path, text: str) -> None:
-    """Writes a whole file or nothing."""
-    beside = path.with_name(path.name + '.tmp')
-    beside.write_text(text, encoding='utf-8')
-    os.replace(beside, path)
-
-
 # Told in other panels, or of no interest as a curve.
 _NOT_DRAWN = ('mlm_perplexity', 'tokens_per_second', 'data_wait')
 
 
 class Report:
-    """Writes the records of one run; on processes other than the first it does nothing."""
+    """Writes the records of one run; on processes other than the first it does nothing.
+
+    A run directory in a bucket gets them in batches: every half minute, at evaluations, and before
+    each save, so that whoever starts from a checkpoint finds the records up to it.
+    """
 
     def __init__(self, workdir: Path, active: bool, start_step: int):
         """Opens the records, cutting `metrics.jsonl` back to `start_step`.
@@ -44,7 +42,7 @@ class Report:
         What a killed run wrote after the checkpoint that this one starts from will be written
         again.
         """
-        self._workdir, self._active = workdir, active
+        self._active = active
         self.records: list[dict[str, Any]] = []
         if not active:
             return
@@ -57,11 +55,15 @@ class Report:
                     break  # the line that a killed process was writing
                 if record['step'] <= start_step:
                     self.records.append(record)
-        write_beside(path, ''.join(json.dumps(record) + '\n' for record in self.records))
-        self._file = path.open('a', encoding='utf-8')
+        self._uploads = Uploads(workdir) if in_bucket(workdir) else None
+        self._folder = workdir if self._uploads is None else self._uploads.folder
+        path = self._folder / path.name
+        write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
+        self.flush()
+        self._file = path.open('a')
         from tensorboardX import SummaryWriter
 
-        self._events = SummaryWriter(str(workdir), purge_step=start_step + 1, flush_secs=30)
+        self._events = SummaryWriter(str(self._folder), purge_step=start_step + 1, flush_secs=30)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds one record to metrics.jsonl and to the events."""
@@ -73,6 +75,13 @@ class Report:
         self._file.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
+        if self._uploads is not None:
+            self._uploads.start()
+
+    def flush(self) -> None:
+        """Returns when all records are where they belong."""
+        if self._active and self._uploads is not None:
+            self._uploads.finish()
 
     def say(self, line: str) -> None:
         """Prints a line."""
@@ -110,12 +119,15 @@ class Report:
             axis.grid(alpha=0.3)
             axis.legend(fontsize=8)
         figure.tight_layout()
-        beside = self._workdir / 'curves.png.tmp'
-        figure.savefig(beside, dpi=100, format='png')
-        os.replace(beside, self._workdir / 'curves.png')
+        with open_whole(self._folder / 'curves.png') as file:
+            figure.savefig(file, dpi=100, format='png')
         plt.close(figure)
+        if self._uploads is not None:
+            self._uploads.start(now=True)
 
     def close(self) -> None:
         if self._active:
             self._events.close()
             self._file.close()
+            if self._uploads is not None:
+                self._uploads.close()

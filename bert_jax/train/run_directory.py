@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from bert_jax.errors import InputError
-from bert_jax.train.report import write_beside
+from bert_jax.files import Path, check_deletion, write_whole
 from bert_jax.weights.reading import read_json
+from bert_jax.weights.run_directory import whole_steps
 
 # Fields that may change between a run and its continuation without changing what it computes.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every',
                    'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
                    'data.local_dir', 'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
                    'data.vocab_file')  # whose content is compared
+# Of the model only these: they change how it is computed, in rounding at the most, and not what.
+_OF_THE_COMPUTATION = ('model.dtype', 'model.remat', 'model.scan_layers')
 # Another of these is another run. Pre-training may go on with another rate, a downstream run, which
 # is short and compared with others, may not.
 _OF_ANY_RUN: tuple[str, ...] = ('task',)
@@ -34,10 +36,11 @@ def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Pat
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f'--workdir={workdir}: {error.strerror}') from error
+        raise InputError(f'--workdir={workdir}: {error.strerror or error}') from error
+    check_deletion(workdir)
     path = workdir / 'config.json'
-    saved = (x for name in ('checkpoints', 'best') for x in (workdir / name).glob('[0-9]*'))
-    if not path.exists() or not any(saved):
+    saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
+    if not path.exists() or not saved:
         return
     old = read_run_fields(workdir)
     new = flat_fields(resolved)
@@ -46,7 +49,9 @@ def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Pat
     for name in sorted(set(old) | set(new)):
         if old.get(name) == new.get(name) or name in _FREE_TO_CHANGE:
             continue
-        if name.startswith(fixed) or (name.startswith('model.') and name != 'model.dtype'):
+        if name.startswith(fixed) or (
+            name.startswith('model.') and name not in _OF_THE_COMPUTATION
+        ):
             raise InputError(
                 f'{workdir} holds a run with {name}={old.get(name)!r}, the config says '
                 f'{new.get(name)!r}: give another --workdir, or the config of that run'
@@ -75,11 +80,9 @@ def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | Non
     """Writes `config.json` and the vocabulary into the run directory."""
     if jax.process_index():
         return
-    write_beside(workdir / 'config.json', json.dumps(resolved, indent=2) + '\n')
+    write_whole(workdir / 'config.json', json.dumps(resolved, indent=2) + '\n')
     if vocab_path is not None:
-        beside = workdir / (_vocab_name(vocab_path) + '.tmp')
-        beside.write_bytes(vocab_path.read_bytes())
-        beside.replace(workdir / _vocab_name(vocab_path))
+        write_whole(workdir / _vocab_name(vocab_path), vocab_path.read_bytes())
 
 
 def _vocab_name(vocab_path: Path) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.vocab import Vocab
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, as_path
 from bert_jax.weights.description import LABELLED, Weights
 from bert_jax.weights.folder import new_folder, write_json
 from bert_jax.weights.names import tensors
@@ -54,13 +55,13 @@ _CLASSES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def read_huggingface(folder: str | Path) -> Weights:
+def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     """A folder written by `save_pretrained` or downloaded: any BERT, base or with a head.
 
     Raises:
       InputError: something is missing, damaged, contradictory, or no BERT.
     """
-    folder = Path(folder)
+    folder = as_path(named)
     config_file = folder / 'config.json'
     config = read_json(config_file, 'a Hugging Face folder holds config.json and model.safetensors')
     if not isinstance(config.get('architectures') or [], list):
@@ -177,7 +178,7 @@ def _labels(config: Mapping[str, Any], num_labels: int, where: Path) -> tuple[st
     return check_labels(tuple(by_id[i] for i in range(num_labels)), num_labels, where)
 
 
-def write_huggingface(folder: str | Path, weights: Weights) -> list[str]:
+def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
     """A folder that `from_pretrained` of the class for the head loads, tokenizer included.
 
     Returns:
@@ -202,7 +203,7 @@ def write_huggingface(folder: str | Path, weights: Weights) -> list[str]:
             files[name.removeprefix('bert.') if architecture == 'BertModel' else name] = x
     if left_out:
         notes.append(f"left out: {', '.join(sorted(left_out))} ({architecture} has none)")
-    with new_folder(Path(folder)) as beside:
+    with new_folder(as_path(folder)) as beside:
         try:
             save_file(files, beside / 'model.safetensors', metadata={'format': 'pt'})
         except SafetensorError as error:  # a full disk

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, as_path, children
 from bert_jax.weights.description import Weights
 
 _LOOKS = (
@@ -15,37 +16,39 @@ _LOOKS = (
 )
 
 
-def load_weights(path: str | Path) -> Weights:
-    """The model at a path.
+def load_weights(named: str | os.PathLike[str]) -> Weights:
+    """The model at a path, local or in a bucket.
 
     Args:
-      path: a run directory of this project, a Hugging Face folder, a TF1 checkpoint's prefix, or
+      named: a run directory of this project, a Hugging Face folder, a TF1 checkpoint's prefix, or
         a folder that holds `bert_model.ckpt.index`.
 
     Raises:
       InputError: there is none of them, or something is wrong with it.
     """
-    path = Path(path).expanduser()
+    path = as_path(named)
     if path.is_dir():
         if (path / 'checkpoints').is_dir():
             from bert_jax.weights.run_directory import read_run
 
             return read_run(path)
-        if (path / 'bert_model.ckpt.index').exists() and not any(path.glob('*.safetensors')):
+        names = [child.name for child in children(path)]
+        if 'bert_model.ckpt.index' in names and not any(n.endswith('.safetensors') for n in names):
             return _read_tf1(path / 'bert_model.ckpt')
-        if any(any(path.glob(name)) for name in ('config.json', '*.safetensors*', '*.bin')):
+        if any(n == 'config.json' or '.safetensors' in n or n.endswith('.bin') for n in names):
             from bert_jax.weights.huggingface import read_huggingface
 
             return read_huggingface(path)
-        if others := sorted(path.glob('*.index')):
+        if others := [name for name in names if name.endswith('.index')]:
             raise InputError(
                 f'{path} holds TF1 checkpoints, none of them bert_model.ckpt: name one by its '
-                f"prefix, such as {str(others[0]).removesuffix('.index')}"
+                f"prefix, such as {path / others[0].removesuffix('.index')}"
             )
         raise InputError(f'{path} holds no model: {_LOOKS}')
-    prefix = re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', str(path))
-    if Path(prefix + '.index').exists() or any(path.parent.glob(Path(prefix).name + '.data-*')):
-        return _read_tf1(Path(prefix))
+    prefix = path.with_name(re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', path.name))
+    if any(child.name.startswith((f'{prefix.name}.index', f'{prefix.name}.data-'))
+           for child in children(prefix.parent)):
+        return _read_tf1(prefix)
     if path.exists():
         raise InputError(f'{path} is a file that cannot be read as a model: {_LOOKS}')
     raise InputError(f'{path} does not exist: {_LOOKS}')

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path
 from bert_jax.weights.description import DEFAULTS, HEAD_PARTS, POOLED
 from bert_jax.weights.names import OPTIONAL, Format, sizes_of, tensors
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+import os
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, absolute, as_path, children, in_bucket
 from bert_jax.sharding import VOCAB_MULTIPLE
 from bert_jax.weights.description import (
     HEAD_PARTS,
@@ -32,12 +32,13 @@ _FIELDS = {name: name for name in (
     'max_position_embeddings', 'type_vocab_size', 'layer_norm_eps', 'initializer_range',
     'hidden_dropout', 'attention_dropout', 'classifier_dropout',
 )}
+_COMMITTED = 'commit_success.txt'
 _HEADS_OF_TASKS = {'pretrain': 'pretraining', 'synthetic': 'pretraining'}
 
 
 def is_begun(workdir: Path) -> bool:
     """Whether a run has a checkpoint to go on from."""
-    return bool(_steps(workdir / 'checkpoints'))
+    return bool(whole_steps(workdir / 'checkpoints'))
 
 
 def read_description(workdir: Path) -> Weights:
@@ -53,7 +54,7 @@ def read_description(workdir: Path) -> Weights:
     return Weights({}, model, '', (), vocab_file, lowercase, (), f'run directory {workdir}')
 
 
-def read_run(workdir: str | Path) -> Weights:
+def read_run(named: str | os.PathLike[str]) -> Weights:
     """The parameters that a run ended with, or those of its best evaluation where it keeps them.
 
     They are in `best/STEP/` or the newest of `checkpoints/STEP/`. Optimizer moments are not read.
@@ -61,7 +62,7 @@ def read_run(workdir: str | Path) -> Weights:
     Raises:
       InputError: it is no run directory, has no checkpoint, or one that cannot be read.
     """
-    workdir = Path(workdir)
+    workdir = as_path(named)
     config_file = workdir / 'config.json'
     config = read_json(config_file, 'a run directory holds config.json and checkpoints/')
     model = _model(config, config_file)
@@ -123,13 +124,18 @@ def _vocabulary(
     return vocab_file, lowercase
 
 
-def _steps(folder: Path) -> list[Path]:
-    return [path for path in folder.glob('*') if path.name.isdigit() and path.is_dir()]
+def whole_steps(folder: Path) -> list[Path]:
+    """The checkpoints `FOLDER/STEP` that were saved to their end.
+
+    On a disk orbax renames; in a bucket it writes in place, and this file when it is done.
+    """
+    mark = _COMMITTED if in_bucket(folder) else ''
+    return [path for path in children(folder) if path.name.isdigit() and (path / mark).exists()]
 
 
 def _newest(workdir: Path) -> Path:
     for folder in ('best', 'checkpoints'):
-        if steps := _steps(workdir / folder):
+        if steps := whole_steps(workdir / folder):
             return max(steps, key=lambda path: int(path.name))
     raise InputError(f'{workdir} has no checkpoint to read: checkpoints/ holds none')
 
@@ -144,13 +150,13 @@ def _restore(path: Path) -> dict[str, Any]:
     handler = ocp.PyTreeCheckpointHandler()
     reader = ocp.Checkpointer(handler)
     try:
-        saved = handler.metadata(path.absolute())
+        saved = handler.metadata(absolute(path))
         wanted = {'params': jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.tree['params'],
             is_leaf=lambda x: hasattr(x, 'shape'),
         )}
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        return reader.restore(path.absolute(), args=ocp.args.PyTreeRestore(
+        return reader.restore(absolute(path), args=ocp.args.PyTreeRestore(
             item=wanted, restore_args=as_numpy,
             partial_restore=True,  # the moments are twice the parameters
         ))['params']
@@ -191,7 +197,7 @@ def _check(
         raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
 
 
-def write_run(workdir: str | Path, weights: Weights) -> list[str]:
+def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
     """A run directory with one checkpoint, of step 0, that holds the parameters alone.
 
     Raises:
@@ -199,7 +205,7 @@ def write_run(workdir: str | Path, weights: Weights) -> list[str]:
     """
     num_rows = weights.model['vocab_size']
     padded = -(-num_rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    with new_folder(Path(workdir)) as beside:
+    with new_folder(as_path(workdir)) as beside:
         write_json(beside / 'config.json', {
             'head': weights.head, 'labels': list(weights.labels),
             'model': weights.model | {'scan_layers': False},
@@ -207,14 +213,16 @@ def write_run(workdir: str | Path, weights: Weights) -> list[str]:
         })
         if weights.vocab_file is not None:
             suffix = '.model' if weights.vocab_file.suffix == '.model' else '.txt'
-            shutil.copyfile(weights.vocab_file, beside / f'vocab{suffix}')
+            (beside / f'vocab{suffix}').write_bytes(weights.vocab_file.read_bytes())
         tree = to_tree(weights.params, padded_vocab_size=padded, scan_layers=False)
         (beside / 'checkpoints' / '0').mkdir(parents=True)
         # Random numbers do not get smaller, and compressing them takes time and memory.
         writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         writer.save(
-            (beside / 'checkpoints' / '0' / 'default').absolute(),
+            absolute(beside / 'checkpoints' / '0' / 'default'),
             args=ocp.args.PyTreeSave({'params': tree}),
         )
         writer.close()
+        if in_bucket(workdir):
+            (beside / 'checkpoints' / '0' / _COMMITTED).touch()
     return []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (with it, numpy knows bfloat16)
@@ -12,6 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, children, local_copy
 from bert_jax.weights.reading import read_json
 
 _DTYPES = ('F32', 'F16', 'BF16')
@@ -78,7 +78,7 @@ def open_tensors(
             name: StoredTensor(opened[shard], folder / shard, name)
             for name, shard in weight_map.items()
         }
-    if any(folder.glob('*.bin')):
+    if any(path.suffix == '.bin' for path in children(folder)):
         raise InputError(
             f'{folder} holds its weights as a pickle (.bin), which can run code when it is read: '
             'make a model.safetensors of it with transformers, '
@@ -89,7 +89,7 @@ def open_tensors(
 
 def _open_one(path: Path, stack: contextlib.ExitStack) -> Any:
     try:
-        return stack.enter_context(safe_open(path, framework='numpy'))
+        return stack.enter_context(safe_open(local_copy(path), framework='numpy'))
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"{path} is no whole safetensors file ({' '.join(str(error).split())}): download or "

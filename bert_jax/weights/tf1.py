@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, absolute, as_path, children, local_copy
 from bert_jax.process import loading_tensorflow
 from bert_jax.text.vocab import write_vocab
 from bert_jax.weights.description import (
@@ -49,21 +48,21 @@ _FIELDS = {
 _NAME = 'bert_model.ckpt'
 
 
-def read_tf1(prefix: str | Path) -> Weights:
+def read_tf1(named: str | os.PathLike[str]) -> Weights:
     """The model of a checkpoint; its optimizer's moments are not read.
 
     `bert_config.json` and `vocab.txt` are looked for beside the checkpoint, then one folder up.
     The config's `gelu` is the tanh form, as in the original's code.
 
     Args:
-      prefix: path of the checkpoint's files without `.index` and `.data-*`.
+      named: path of the checkpoint's files without `.index` and `.data-*`.
 
     Raises:
       InputError: something is missing, damaged, contradictory, or no BERT.
     """
-    prefix = Path(prefix)
-    _check_files(prefix)
-    folders = (prefix.parent, prefix.absolute().parent.parent)
+    prefix = as_path(named)
+    stored = _files(prefix)
+    folders = (prefix.parent, absolute(prefix).parent.parent)
     config_file = next(
         (p for p in (folder / 'bert_config.json' for folder in folders) if p.exists()),
         prefix.parent / 'bert_config.json',
@@ -86,7 +85,8 @@ def read_tf1(prefix: str | Path) -> Weights:
                 'copy it again'
             ) from None
 
-    reader = ask(tf.train.load_checkpoint, str(prefix))
+    index, *_ = [local_copy(path) for path in stored]
+    reader = ask(tf.train.load_checkpoint, str(index).removesuffix('.index'))
     shapes = {
         name: tuple(shape) for name, shape in ask(reader.get_variable_to_shape_map).items()
         if not name.endswith(('/adam_m', '/adam_v')) and name != 'global_step'
@@ -119,16 +119,19 @@ def _tensorflow(purpose: str) -> Any:
     return tf
 
 
-def _check_files(prefix: Path) -> None:
-    """Both kinds of files are there: TensorFlow notices only when it reads a tensor."""
-    data = sorted(prefix.parent.glob(prefix.name + '.data-*'))
-    if not Path(f'{prefix}.index').exists():
+def _files(prefix: Path) -> list[Path]:
+    """The index and the data; both are there: TensorFlow notices only when it reads a tensor."""
+    index = prefix.with_name(f'{prefix.name}.index')
+    data = [path for path in children(prefix.parent)
+            if path.name.startswith(f'{prefix.name}.data-')]
+    if not index.exists():
         raise InputError(f'{prefix}.index is missing: a TF1 checkpoint is .index and .data-* files')
     if not data:
         raise InputError(
             f'{prefix}.data-00000-of-00001 is missing, which holds the numbers that '
             f'{prefix.name}.index lists: put it beside it'
         )
+    return [index, *data]
 
 
 def _activation(config: dict[str, Any], where: Path) -> str:
@@ -154,7 +157,7 @@ def _vocabulary(
     return path, looks_lowercase(vocab) if said is None else bool(said)
 
 
-def write_tf1(folder: str | Path, weights: Weights) -> list[str]:
+def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
     """A folder that google-research/bert can start from: checkpoint, config, vocabulary.
 
     What its config cannot say (the erf form of gelu, another LayerNorm epsilon, labels, ...) is
@@ -173,7 +176,7 @@ def write_tf1(folder: str | Path, weights: Weights) -> list[str]:
         if tensor.name in weights.params:
             arrays = tensor.to_files('tf1', weights.params[tensor.name])
             files |= dict(zip(tensor.file_names('tf1'), arrays, strict=True))
-    with new_folder(Path(folder)) as beside:
+    with new_folder(as_path(folder)) as beside:
         with tf.device('/CPU:0'):
             tf.raw_ops.SaveV2(
                 prefix=str(beside / _NAME), tensor_names=list(files),
@@ -183,7 +186,7 @@ def write_tf1(folder: str | Path, weights: Weights) -> list[str]:
         if weights.vocab_file is None:
             notes.append('no vocab.txt: there is no vocabulary')
         elif weights.vocab_file.suffix == '.model':
-            shutil.copyfile(weights.vocab_file, beside / 'vocab.model')
+            (beside / 'vocab.model').write_bytes(weights.vocab_file.read_bytes())
             notes.append('the vocabulary is a SentencePiece model, which the original cannot read')
         else:
             write_vocab(beside / 'vocab.txt', whole_vocabulary(weights))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-from pathlib import Path
 
 from bert_jax.errors import InputError
+from bert_jax.files import Path, as_path, children
 from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, write_vocab
 from bert_jax.weights.description import (
     Weights,
@@ -29,8 +28,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     tokenizer_config = folder / 'tokenizer_config.json'
     if tokenizer_config.exists():
         said = read_json(tokenizer_config, 'it describes the tokenizer').get('do_lower_case')
-    path = next((p for p in (folder / 'vocab.txt', *sorted(folder.glob('*.model')))
-                 if p.exists()), None)
+    models = [child for child in children(folder) if child.suffix == '.model']
+    path = next((p for p in (folder / 'vocab.txt', *models) if p.exists()), None)
     tokenizer_file = folder / 'tokenizer.json'
     if path is None and tokenizer_file.exists():
         path = _kept_vocabulary(tokenizer_file)
@@ -60,7 +59,7 @@ def _kept_vocabulary(tokenizer_file: Path) -> Path | None:
     if [ids[token] for token in tokens] != list(range(len(tokens))):
         raise InputError(f'{tokenizer_file}: ids of the vocabulary are not 0, 1, 2, ...')
     name = hashlib.sha256('\n'.join(tokens).encode()).hexdigest()[:32]
-    path = Path('~/.cache/bert_jax/vocabularies').expanduser() / f'{name}.txt'
+    path = as_path('~/.cache/bert_jax/vocabularies') / f'{name}.txt'
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +74,7 @@ def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
     if weights.vocab_file is None:
         return ['no tokenizer files: there is no vocabulary']
     if weights.vocab_file.suffix == '.model':
-        shutil.copyfile(weights.vocab_file, folder / 'vocab.model')
+        (folder / 'vocab.model').write_bytes(weights.vocab_file.read_bytes())
         return ['no tokenizer files: BertTokenizer is WordPiece, and the vocabulary is a '
                 'SentencePiece model (copied as vocab.model)']
     write_vocab(folder / 'vocab.txt', whole_vocabulary(weights))

@@ -13,6 +13,7 @@ import tensorflow as tf
 from bert_jax.data import records as records_module
 from bert_jax.data.records import RecordFiles
 from bert_jax.errors import InputError
+from bert_jax.files import as_path, upload
 
 S, P = 16, 4
 
@@ -49,10 +50,17 @@ def examples():
     return [_example(rng) for _ in range(10)]
 
 
-def test_reads_any_order_over_files(tmp_path, examples):
+@pytest.mark.parametrize('place', ['disk', 'bucket'])
+def test_reads_any_order_over_files(tmp_path, examples, place, request):
     _write(tmp_path / 'a-0.tfrecord', examples[:6])
     _write(tmp_path / 'a-1.tfrecord', examples[6:])
-    files = RecordFiles.open(str(tmp_path / 'a-*.tfrecord'), tmp_path)
+    folder = tmp_path
+    if place == 'bucket':
+        folder = as_path(request.getfixturevalue('bucket')) / 'folder'
+        for name in ('a-0.tfrecord', 'a-1.tfrecord'):
+            upload(tmp_path / name, folder / name)
+    RecordFiles.open(f'{folder}/a-*.tfrecord', folder / 'cache')
+    files = RecordFiles.open(f'{folder}/a-*.tfrecord', folder / 'cache')  # with the offsets kept
     assert (len(files), files.max_seq_length, files.max_predictions_per_seq) == (10, S, P)
     indices = np.array([9, 0, 1, 2, 8, 5, 6, 2])
     batch = files.read(indices)

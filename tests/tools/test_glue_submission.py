@@ -226,6 +226,7 @@ def test_nothing_half_written(tmp_path):
     with pytest.raises(InputError, match='cannot be written: RTE.tsv is missing'):
         write_submission(path, predictions)
     assert list(tmp_path.iterdir()) == []
+    predictions['RTE.tsv'] = same_prediction('RTE.tsv')
     with pytest.raises(InputError, match='cannot be written: No such file'):
         write_submission(tmp_path / 'no' / 'a.zip', predictions)
 

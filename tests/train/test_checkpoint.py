@@ -1,25 +1,33 @@
 """Checkpoints: round trip, other meshes, other models, damage."""
 
+import re
 import shutil
 
 import jax
 import numpy as np
 import optax
 import pytest
+import tensorstore
 from toy import Toy, mesh
 
+from bert_jax import files
 from bert_jax.errors import InputError
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.restore import Damaged, read
 from bert_jax.train.state import abstract_state, init_state
 
 ADAM = optax.adam(1e-3)
 
 
+def numbered(task):
+    """A state whose every number is different, on eight devices."""
+    fresh = init_state(task, ADAM, mesh(8), 0)
+    return jax.tree.map(lambda x: x + np.arange(x.size).reshape(x.shape).astype(x.dtype), fresh)
+
+
 @pytest.fixture(scope='module')
 def state():
-    """A state whose every number is different, on eight devices."""
-    fresh = init_state(Toy(), ADAM, mesh(8), 0)
-    return jax.tree.map(lambda x: x + np.arange(x.size).reshape(x.shape).astype(x.dtype), fresh)
+    return numbered(Toy())
 
 
 def abstract(axes=(8, 1, 1), task=None, optimizer=ADAM):
@@ -85,55 +93,128 @@ def test_another_model_or_optimizer_is_one_line_that_names_the_array(
     assert (tmp_path / '4').is_dir()  # it is not damaged, and stays
 
 
-def cut_the_arrays(path):
-    for file in (path / 'default' / 'd').iterdir():
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+def cut(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def empty_every_file(path):
-    for file in path.rglob('*'):
-        if file.is_file():
-            file.write_bytes(b'')
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(bytes(content))
 
 
-def lose_the_metadata(path):
-    (path / 'default' / '_METADATA').unlink()
+def lose(file):
+    file.unlink()
 
 
-def lose_everything(path):
-    shutil.rmtree(path)
-    path.mkdir()
+@pytest.fixture(scope='module')
+def saved(state, tmp_path_factory):
+    """A folder with checkpoints 1, 2, 3."""
+    folder = tmp_path_factory.mktemp('saved')
+    save(folder, state, [1, 2, 3])
+    return folder
 
 
-DAMAGES = [cut_the_arrays, empty_every_file, lose_the_metadata, lose_everything]
+def copy_of(saved, tmp_path, steps):
+    for step in steps:
+        shutil.copytree(saved / str(step), tmp_path / str(step))
+    return tmp_path
 
 
-@pytest.mark.parametrize('damage', DAMAGES)
+@pytest.mark.parametrize('damage', [cut, flip, lose])
+def test_damage_in_any_file_is_found_or_does_no_harm(tmp_path, damage):
+    large = Toy(width=512)  # small arrays lie within OCDBT's own index, which has checksums
+    state = numbered(large)
+    save(tmp_path, state, [3])
+    whole = tmp_path / '3'
+    files = [path.relative_to(whole) for path in whole.rglob('*') if path.is_file()]
+    found = set()
+    for file in files:
+        copy = tmp_path / file.as_posix().replace('/', '-')
+        shutil.copytree(whole, copy)
+        damage(copy / file)
+        try:
+            tree = read(copy, vars(abstract(task=large)))
+        except Damaged:
+            found.add(file.as_posix())
+            continue
+        same = {'params': state.params, 'opt_state': state.opt_state, 'step': state.step + 3}
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(tree),
+                     jax.device_get(same))
+    arrays = max(files, key=lambda file: (whole / file).stat().st_size).as_posix()
+    assert found >= {'default/_METADATA', 'default/manifest.ocdbt', arrays}
+
+
 def test_a_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(
-    tmp_path, state, damage, capsys
+    saved, state, tmp_path, capsys
 ):
-    save(tmp_path, state, [1, 2, 3])
-    damage(tmp_path / '3')
-    assert restore(tmp_path, abstract()).step == 2
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {'1', '2', '3.unreadable'}
-    warning = capsys.readouterr().out
-    assert '3 cannot be read' in warning and warning.count('\n') == 1
-    # The step can be saved anew, and is what is taken next.
+    copy_of(saved, tmp_path, [1, 2, 3])
+    shutil.rmtree(tmp_path / '3')
+    (tmp_path / '3').mkdir()
+    cut(tmp_path / '2' / 'default' / 'manifest.ocdbt')
+    assert restore(tmp_path, abstract()).step == 1
+    assert {path.name for path in tmp_path.iterdir()} == {'1', '2.unreadable', '3.unreadable'}
+    warnings = capsys.readouterr().out.splitlines()
+    assert [re.search(r'/([0-9]) cannot be read', line)[1] for line in warnings] == ['3', '2']
+    # The step can be saved anew, and is what is taken next; damaged again, both are kept.
     save(tmp_path, state, [3])
     assert restore(tmp_path, abstract()).step == 3
+    lose(tmp_path / '3' / 'default' / '_METADATA')
+    assert restore(tmp_path, abstract()).step == 1
+    assert (tmp_path / '3.unreadable-2').is_dir()
 
 
-def test_a_run_is_never_begun_again_silently_and_damage_is_kept(tmp_path, state):
-    for _ in range(2):
-        save(tmp_path, state, [3])
-        cut_the_arrays(tmp_path / '3')
-        with pytest.raises(InputError, match='no checkpoint that can be read'):
-            restore(tmp_path, abstract())
-    assert {path.name for path in tmp_path.iterdir()} == {'3.unreadable', '3.unreadable-2'}
+def test_where_none_can_be_read_nothing_is_moved_and_no_run_begins(saved, tmp_path):
+    copy_of(saved, tmp_path, [2, 3])
+    for step in '23':
+        cut(tmp_path / step / 'default' / '_METADATA')
+    with pytest.raises(InputError, match=r'no checkpoint that can be read \(step 3: .*--workdir'):
+        restore(tmp_path, abstract())
+    assert {path.name for path in tmp_path.iterdir()} == {'2', '3'}
+
+
+FAULTS = [
+    MemoryError('no more'), PermissionError(13, 'Permission denied'), ConnectionError('reset'),
+    TimeoutError('slow'), OSError(5, 'Input/output error'), RuntimeError('RESOURCE_EXHAUSTED'),
+    ValueError('UNAVAILABLE: Error opening "zarr" driver'), ValueError('ABORTED: All 32 retries'),
+    ValueError('PERMISSION_DENIED: Error reading gs://b/x'),
+]
+
+
+@pytest.mark.parametrize('fault', FAULTS, ids=str)
+@pytest.mark.parametrize('place', ['arrays', 'description'])
+def test_a_fault_that_is_no_damage_is_raised_and_nothing_is_moved(
+    saved, tmp_path, monkeypatch, place, fault
+):
+    copy_of(saved, tmp_path, [2, 3])
+
+    def fail(*args, **kwargs):
+        raise fault
+
+    if place == 'arrays':
+        monkeypatch.setattr(tensorstore, 'open', fail)
+    else:
+        monkeypatch.setattr('etils.epath.Path.read_text', fail)
+        monkeypatch.setattr('etils.epath.gpath._GPath.open', fail)
+    with pytest.raises(type(fault), match=re.escape(str(fault))):
+        restore(tmp_path, abstract())
+    assert {path.name for path in tmp_path.iterdir()} == {'2', '3'}
 
 
 def test_what_a_killed_process_was_writing_is_not_taken(tmp_path, state):
     save(tmp_path, state, [3])
     shutil.copytree(tmp_path / '3', tmp_path / '7.orbax-checkpoint-tmp')
     assert restore(tmp_path, abstract()).step == 3
+
+
+def test_in_a_bucket_it_is_the_same(bucket, state):
+    save(f'{bucket}/run', state, [1, 2, 3], keep=2)
+    folder = files.as_path(f'{bucket}/run')
+    (folder / '3' / 'default' / 'manifest.ocdbt').unlink()
+    assert restore(f'{bucket}/run', abstract((1, 1, 1))).step == 2
+    assert {path.name for path in folder.iterdir()} == {'2', '3.unreadable'}
+    save(f'{bucket}/run', state, [3])
+    found = restore(f'{bucket}/run', abstract())
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found.params),
+                 jax.device_get(state.params))
+    assert found.step == 3

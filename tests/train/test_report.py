@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from bert_jax.train.report import Report, count, duration, write_beside
+from bert_jax import files
+from bert_jax.train import uploads
+from bert_jax.train.report import Report, count, duration
 
 
 def read(workdir):
@@ -68,12 +70,48 @@ def test_other_processes_write_and_say_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir()) and not capsys.readouterr().out
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
-    path = tmp_path / 'config.json'
-    write_beside(path, 'old')
-    with pytest.raises(UnicodeEncodeError):
-        write_beside(path, 'new \ud800')
-    assert path.read_text() == 'old'
+def test_a_bucket_gets_the_records_in_batches(bucket, bucket_server):
+    workdir = files.as_path(bucket) / 'run'
+    post = f'POST /upload/storage/v1/b/{workdir.parts[2]}/o'
+
+    def num_uploads():
+        return sum(request.startswith(post) for request in bucket_server.requests)
+
+    report = Report(workdir, True, 0)
+    before = num_uploads()
+    for step in range(1, 101):
+        report.write(step, {'train/mlm_loss': 1.0})
+    assert num_uploads() == before and read(workdir) == []
+    report.flush()
+    assert [record['step'] for record in read(workdir)] == list(range(1, 101))
+    report.write(101, {'eval/mlm_loss': 1.0})
+    report.draw()
+    report.close()
+    assert len(read(workdir)) == 101
+    kinds = {path.name.partition('.')[0]: path for path in workdir.iterdir()}
+    assert set(kinds) == {'metrics', 'events', 'curves'}
+    assert b'eval/mlm_loss' in kinds['events'].read_bytes()
+    assert kinds['curves'].read_bytes().startswith(b'\x89PNG')
+
+    again = Report(workdir, True, 50)
+    assert [record['step'] for record in read(workdir)] == list(range(1, 51))
+    again.write(51, {'train/mlm_loss': 1.0})
+    again.close()
+    assert [record['step'] for record in read(workdir)] == list(range(1, 52))
+
+
+def test_a_bucket_that_is_away_for_a_while_costs_no_record(bucket, bucket_server, monkeypatch):
+    monkeypatch.setattr(uploads, '_SECONDS_BETWEEN', 0.0)
+    workdir = files.as_path(bucket) / 'run'
+    report = Report(workdir, True, 0)
+    bucket_server.stop()
+    try:
+        for step in (1, 2, 3):
+            report.write(step, {'train/mlm_loss': 1.0})
+    finally:
+        bucket_server.start()
+    report.close()
+    assert [record['step'] for record in read(workdir)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize('seconds, text', [

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bert_jax import files
 from bert_jax.errors import InputError
 from bert_jax.train.run_directory import check_run_directory, describe_run
 
@@ -47,3 +48,21 @@ def test_what_makes_it_another_run_is_refused(workdir, task, name, value, refuse
 def test_a_directory_without_parameters_takes_any_run(tmp_path):
     describe_run(tmp_path, FIELDS, None)
     check_run_directory(tmp_path, changed('seed', 1), None)
+
+
+def test_in_a_bucket_a_run_is_one_with_a_whole_checkpoint(bucket):
+    workdir = files.as_path(bucket) / 'run'
+    check_run_directory(workdir, FIELDS, None)
+    describe_run(workdir, FIELDS, None)
+    files.write_whole(workdir / 'checkpoints' / '5' / 'default' / 'manifest.ocdbt', b'begun')
+    check_run_directory(workdir, changed('model.num_layers', 3), None)
+    files.write_whole(workdir / 'checkpoints' / '5' / 'commit_success.txt', b'done')
+    with pytest.raises(InputError, match='holds a run with model.num_layers=2'):
+        check_run_directory(workdir, changed('model.num_layers', 3), None)
+
+
+def test_a_bucket_whose_old_checkpoints_could_not_be_deleted(bucket, bucket_server, monkeypatch):
+    workdir = files.as_path(bucket) / 'run'
+    monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}\\?": 403})
+    with pytest.raises(InputError, match=f'^{bucket}: old checkpoints .* Legacy Bucket Reader'):
+        check_run_directory(workdir, FIELDS, None)

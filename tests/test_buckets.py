@@ -1,0 +1,139 @@
+"""What a user names may lie in a bucket: read there as from a disk, written there whole."""
+
+import functools
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import files
+from bert_jax.convert import main as convert
+from bert_jax.data.conll import read_conll
+from bert_jax.data.corpus import open_source
+from bert_jax.data.glue import read_glue
+from bert_jax.data.squad import read_squad
+from bert_jax.data.swag import read_swag
+from bert_jax.errors import InputError
+from bert_jax.predict import load
+from bert_jax.text.load import load_tokenizer
+from bert_jax.weights.load import load_weights
+
+RECORDED = Path(__file__).parent / 'fixtures' / 'huggingface'
+SWAG = ('video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,'
+        'label\n')
+FILES = {
+    'glue/CoLA/train.tsv': 'gj04\t1\t\tOur friends came.\ngj04\t0\t*\tThey drank dry it.\n',
+    'conll/eng.train.gz': gzip.compress(b'EU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n'),
+    'squad/train.json': json.dumps({'version': '1.1', 'data': [{'title': 'A', 'paragraphs': [{
+        'context': 'John was born.', 'qas': [{
+            'id': 'a', 'question': 'Who?', 'answers': [{'text': 'John', 'answer_start': 0}]}],
+    }]}]}),
+    'swag/train.csv': SWAG + 'v,1,She sits,She sits,down,gold,a,b,c,d,2\n',
+    'wiki/A/a.txt': 'One. Two.\nThree.\n\nNew.\n',
+    'wiki/A/b.txt.gz': gzip.compress(b'Zipped.\n\nAnother.\n' * 9),
+    'wiki/c.jsonl': '{"text": "Rows."}\n',
+    'wiki/log': 'not text',
+}
+
+
+def copy(folder, target):
+    for path in sorted(folder.rglob('*')):
+        if path.is_file():
+            files.upload(path, target / str(path.relative_to(folder)))
+    return target
+
+
+@pytest.fixture(scope='module')
+def places(bucket_server, tmp_path_factory):
+    """(folder, its copy in a bucket) with `FILES`."""
+    folder = tmp_path_factory.mktemp('files')
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder, copy(folder, files.as_path(bucket_server.make_bucket('files')) / 'data')
+
+
+def documents(spec):
+    source = open_source(spec)
+    return [document for unit in source.units() for document in source.read(unit)]
+
+
+@pytest.mark.parametrize(('read', 'where'), [
+    (functools.partial(read_glue, 'cola', split='train'), 'glue'),
+    (functools.partial(read_conll, split='train'), 'conll'),
+    (functools.partial(read_squad, version='v1', training=True), 'squad/train.json'),
+    (functools.partial(read_swag, split='train'), 'swag'),
+    (documents, 'wiki/A/a.txt'),
+    (documents, 'wiki/**/*.txt*'),
+    (documents, 'wiki/*.jsonl'),
+], ids=lambda x: x if isinstance(x, str) else '')
+def test_data_is_read_as_from_a_disk(places, read, where):
+    here, there = (repr(read(f'{place}/{where}')) for place in places)
+    assert here.replace(str(places[0]), '') == there.replace(str(places[1]), '')
+    assert len(here) > 20
+
+
+@pytest.mark.parametrize(('spec', 'words'), [
+    ('none*.txt', 'no file matches'), ('wiki', 'is a directory: name the files in it'),
+])
+def test_text_that_is_not_there(places, spec, words):
+    with pytest.raises(InputError, match=words):
+        open_source(f'{places[1]}/{spec}')
+
+
+@pytest.mark.parametrize('form', ['huggingface', 'tf1', 'bert_jax'])
+def test_models_go_there_and_back(form, bucket, capsys):
+    if form == 'tf1':
+        pytest.importorskip('tensorflow', reason='it writes TF1 checkpoints')
+    source = copy(RECORDED / 'token_classification', files.as_path(bucket) / 'published')
+    target = f'{bucket}/models/converted'
+    convert([str(source), target, '--to', form])
+    wanted, found = load_weights(RECORDED / 'token_classification'), load_weights(target)
+    assert f'wrote {form}: {target}' in capsys.readouterr().out
+    assert str(found.vocab_file).startswith(target) and found.labels == wanted.labels
+    for name, x in wanted.params.items():
+        np.testing.assert_array_equal(found.params[name], x, err_msg=name)
+    with pytest.raises(SystemExit) as stopped:
+        convert([str(source), target, '--to', form])
+    assert stopped.value.code == 2 and 'is there already' in capsys.readouterr().err
+
+
+def test_what_was_uploaded_by_half_is_no_model(bucket, bucket_server, monkeypatch):
+    def upload(local, path):
+        if path.name == 'config.json':
+            raise OSError('the machine was taken away')
+        files.upload(local, path)
+
+    monkeypatch.setattr('bert_jax.weights.folder.upload', upload)
+    source, target = RECORDED / 'base', f'{bucket}/half'
+    with pytest.raises(SystemExit):
+        convert([str(source), target, '--to', 'huggingface'])
+    assert bucket_server.names(f'{target}/model.safetensors')
+    with pytest.raises(InputError, match=f'{target}/config.json is missing'):
+        load_weights(target)
+
+
+def test_predictions_from_a_model_into_a_bucket(bucket):
+    model = load(copy(RECORDED / 'base', files.as_path(bucket) / 'base'))
+    from bert_jax.predict.features import lines
+
+    assert not any(lines(model, ['at', 'b c d'], [-1], 'mean', f'{bucket}/out/vectors.npz'))
+    found = np.load(files.local_copy(f'{bucket}/out/vectors.npz'))
+    np.testing.assert_array_equal(
+        found['vectors'], load(RECORDED / 'base').vectors(['at', 'b c d'], pool='mean'))
+
+
+def test_vocabularies(bucket, tmp_path):
+    vocab = RECORDED / 'base' / 'vocab.txt'
+    files.upload(vocab, f'{bucket}/vocab.txt')
+    assert load_tokenizer(f'{bucket}/vocab.txt', True).vocab.tokens == load_tokenizer(
+        vocab, True).vocab.tokens
+    with pytest.raises(InputError, match=f'^{bucket}/none.txt: no such vocabulary file'):
+        load_tokenizer(f'{bucket}/none.txt', True)
+    shutil.copy(vocab, tmp_path / 'broken.model')
+    files.upload(tmp_path / 'broken.model', f'{bucket}/broken.model')
+    with pytest.raises(InputError, match=f'^{bucket}/broken.model: not a SentencePiece model'):
+        load_tokenizer(f'{bucket}/broken.model', True)
