@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
+
+STARTED = time.time()  # of this process, as far as a module can tell
 
 _HUGE_PAGES = 'glibc.malloc.hugetlb=1'
 
