@@ -8,6 +8,7 @@ from bert_jax.config import complete, default_config
 from bert_jax.errors import InputError
 from bert_jax.experiment import open_job
 from bert_jax.program import build_program, check_memory, open_mesh, phase_calls
+from bert_jax.train.compiled import Memory, device_bytes
 
 
 def small(**settings):
@@ -22,7 +23,7 @@ def small(**settings):
         dict(steps=2, max_seq_length=64, max_predictions_per_seq=8, batch_size=16),
     )
     config = complete(config)
-    return build_program(config, open_mesh(config, jax.devices()), open_job(config))
+    return build_program(config, open_mesh(config, jax.devices()[:2]), open_job(config))
 
 
 @pytest.fixture(scope='module')
@@ -42,39 +43,49 @@ def test_steps_of_a_phase_are_called_with_its_batches(program):
         assert x.sharding.is_equivalent_to(batch[name].sharding, x.ndim)
 
 
-def limits(monkeypatch, there):
-    """Bytes that a device says it has."""
+class Step:
+    """A step that compiles to a program of so many bytes, and counts how often."""
+
+    def __init__(self, size):
+        self.memory, self.compiled = Memory(size, 0, 0), 0
+
+    def compile(self, *arguments):
+        self.compiled += 1
+        return 'program', self.memory
+
+
+@pytest.mark.parametrize('there, start, told', [
+    (None, 0, None),  # nobody says how much memory there is: nothing is compiled
+    (200, 0, None),
+    (150, 0, r'phase 2 \(length 64, batch 16\): train needs .*accumulation_steps'),
+    (150, 2, 'phase 2'),  # also when going on in the first phase
+    (90, 0, 'phase 1'),
+    (90, 3, 'phase 2'),
+    (90, 5, None),  # nothing is left to train
+])
+def test_a_phase_that_does_not_fit_is_told_at_the_start(program, monkeypatch, there, start, told):
+    steps = {16: Step(100), 64: Step(180)}
+
+    def calls(program, phase):
+        return {'train': (steps[phase['max_seq_length']], ())}
+
     monkeypatch.setattr(program_lib, 'device_memory', lambda device: there)
-
-
-def test_nothing_is_compiled_where_memory_is_not_known(program, monkeypatch):
-    limits(monkeypatch, there=None)
-    monkeypatch.setattr(program_lib, 'phase_calls', lambda *_: pytest.fail('compiled'))
-    assert check_memory(program, 0) == 0
-
-
-def test_a_later_phase_that_does_not_fit_is_told_at_the_start(program, monkeypatch):
-    sizes = {}
-    for number in (0, 1):
-        step, arguments = phase_calls(program, program.phases[number])['train']
-        sizes[number] = step.compile(*arguments)[1].total
-    assert sizes[1] > sizes[0]
-    limits(monkeypatch, there=(sizes[0] + sizes[1]) // 2)
-    with pytest.raises(InputError, match=r'phase 2 \(length 64, batch 16\).*accumulation_steps'):
-        check_memory(program, 0)
-    with pytest.raises(InputError, match='phase 2'):  # also when going on in the first phase
-        check_memory(program, 2)
-    limits(monkeypatch, there=sizes[1] * 2)
-    assert check_memory(program, 0) >= sizes[1]
-    limits(monkeypatch, there=1)
-    assert check_memory(program, 5) == 0  # nothing is left to train
+    monkeypatch.setattr(program_lib, 'phase_calls', calls)
+    if told:
+        with pytest.raises(InputError, match=told):
+            check_memory(program, start)
+        return
+    largest = check_memory(program, start)
+    assert largest == (180 if there == 200 else 0)
+    assert [step.compiled for step in steps.values()] == ([1, 1] if there == 200 else [0, 0])
 
 
 def test_the_optimizer_s_memory_is_there_during_evaluation(program, monkeypatch):
-    calls = phase_calls(program, program.phases[1])
-    step, arguments = calls['evaluation']
-    alone = step.compile(*arguments)[1].total
-    monkeypatch.setattr(program_lib, 'phase_calls', lambda *_: {'evaluation': calls['evaluation']})
-    limits(monkeypatch, there=alone + 1000)
+    moments = device_bytes(program.state.opt_state)
+    calls = {'evaluation': (Step(100), ())}
+    monkeypatch.setattr(program_lib, 'phase_calls', lambda *_: calls)
+    monkeypatch.setattr(program_lib, 'device_memory', lambda device: moments + 100)
+    assert check_memory(program, 0) == moments + 100
+    monkeypatch.setattr(program_lib, 'device_memory', lambda device: moments + 99)
     with pytest.raises(InputError, match='evaluation needs .*eval_batch_size'):
         check_memory(program, 0)
