@@ -15,6 +15,7 @@ A source is named by a string:
 - `docs:python`: the documentation that comes with every Python (see `python_docs.py`).
 
 Reading works on large blocks, because a corpus has tens of gigabytes: no Python runs per line.
+Why one file: what the name of a source may mean stands side by side.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class _Files:
         return _digest([self._format, *zip(names, _content(self.spec, self._paths))])
 
     def outline(self) -> str:
-        sizes = [os.stat(path).st_size for path in self._paths]
+        sizes = [file.size for file in self._found]
         return f'{len(sizes)} files of {sum(sizes):,} bytes, {_digest([self._format, sizes])}'
 
     def units(self) -> list[Unit]:

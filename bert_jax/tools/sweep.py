@@ -14,6 +14,8 @@ Runs are processes side by side: --parallel=P gives each a P-th of the processor
 --devices accelerators. The directory receives table.md, results.json, sweep.png, every run with its
 log, and `winner`, a link to the best one (in a bucket, a file with its name). Of the other runs the
 checkpoints are deleted once they are beaten.
+
+Why one file: the members, their processes and their results are one thing, a sweep's folder.
 """
 
 from __future__ import annotations
