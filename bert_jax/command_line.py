@@ -8,10 +8,12 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
+from bert_jax import config as config_lib  # first: it says in a line what is not installed
+
+# isort: split
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax import config as config_lib
 from bert_jax.errors import InputError
 
 

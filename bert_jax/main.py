@@ -21,9 +21,6 @@ from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
-import bert_jax.config  # noqa: F401 (first: it says in a line what is not installed)
-
-# isort: split
 from absl import app, flags, logging
 
 from bert_jax import hosts

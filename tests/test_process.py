@@ -22,7 +22,7 @@ def test_another_missing_module_is_a_fault_of_ours():
         import no_such_module  # noqa: F401
 
 
-@pytest.mark.parametrize('door', ['main', 'tools.sweep'])
+@pytest.mark.parametrize('door', ['main', 'tools.prepare', 'tools.preflight', 'tools.sweep'])
 def test_a_door_without_its_requirements(door):
     code = (f'import runpy, sys; sys.modules["ml_collections"] = None; '
             f'runpy.run_module("bert_jax.{door}", run_name="__main__")')

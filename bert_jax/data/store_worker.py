@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from bert_jax.data.store_workers import Part
 from bert_jax.errors import InputError
-from bert_jax.process import quiet_stderr
+from bert_jax.process import loading_tensorflow
 
 _REPORT_SECONDS = 0.5
 
@@ -51,7 +51,7 @@ def _work(answers: _Answers) -> None:
     source, tokenizer, num_threads = pickle.load(sys.stdin.buffer)
     parts: queue.SimpleQueue[Part] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(parts,), daemon=True).start()
-    with quiet_stderr():
+    with loading_tensorflow('pre-training from text'):
         from bert_jax.data.pipeline import hide_accelerators
         from bert_jax.data.store_part import PartBuilder
 

@@ -28,9 +28,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import flags, logging
-from ml_collections import ConfigDict
 
 from bert_jax.command_line import define_config, fail, parse_flags
+from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 
 _DIMS = {'v4': 3, 'v5p': 3, 'v5e': 2, 'v6e': 2}

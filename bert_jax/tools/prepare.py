@@ -24,9 +24,9 @@ from typing import Any
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
 from absl import flags, logging
-from ml_collections import ConfigDict
 
 from bert_jax.command_line import define_config, fail, parse_flags
+from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 
 

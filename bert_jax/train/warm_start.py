@@ -33,7 +33,7 @@ def warm_start(
     """
     placement = place(
         published, tree_shapes(params, bert.vocab_size), head=head, labels=labels,
-        model=vars(bert),
+        model=vars(bert),  # asdict would copy the layout, and devices cannot be copied
     )
     for line in placement.report():
         hosts.say(line)
