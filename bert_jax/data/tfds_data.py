@@ -14,8 +14,6 @@ from bert_jax.errors import InputError
 from bert_jax.process import loading_tensorflow
 
 
-
-
 def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str, Any]]:
     """The records of a split of a tensorflow-datasets data set, as NumPy values by feature.
 
