@@ -87,7 +87,7 @@ def _read_squad(config: ConfigDict, version: str, training: bool) -> squad.Squad
 
 def _tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str, Any]]:
     with loading_tensorflow(f'tfds:{name}'):
-        from bert_jax.data.corpus import tfds_records
+        from bert_jax.data.tfds_data import tfds_records
 
     return tfds_records(name, split, config.data.tfds_dir)
 

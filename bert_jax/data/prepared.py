@@ -24,6 +24,7 @@ from bert_jax.data.identity import new_digest
 from bert_jax.data.token_store import MANIFEST, TokenStore
 from bert_jax.data.transfer import copy_store
 from bert_jax.errors import InputError
+from bert_jax.process import loading_tensorflow
 
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
@@ -88,7 +89,8 @@ def share_store(source: Any, tokenizer: Any, places: Places, progress: bool) -> 
       InputError: whatever building raises, a damaged store, or `data.dir` is not shared.
     """
     def prepare() -> str:
-        from bert_jax.data.store import build_store, store_fingerprint
+        with loading_tensorflow(source.spec):
+            from bert_jax.data.store import build_store, store_fingerprint
 
         name = store_fingerprint(source, tokenizer)
         if not (places.local / 'stores' / name).exists() and (

@@ -232,6 +232,8 @@ class _Build:
             )
         for left in self._path.glob('units-*'):  # joined, but not deleted any more
             shutil.rmtree(left)
+        for left in self._path.glob('.*.tmp'):  # by a build that was killed while it wrote
+            left.unlink()
         paths = sorted(self._path.glob('*.bin'))
         manifest = {
             'format_version': FORMAT_VERSION,

@@ -7,7 +7,6 @@ next one goes on behind the files that are whole.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ def copy_store(source: files.Path, target: files.Path) -> tuple[int, float]:
 
     Args:
       source: its folder, on a disk or in a bucket.
-      target: another one; its parent need not exist.
+      target: another one, on a disk if `source` is not; its parent need not exist.
 
     Returns:
       Bytes that were copied, and the seconds it took.
@@ -39,6 +38,9 @@ def copy_store(source: files.Path, target: files.Path) -> tuple[int, float]:
     started = time.monotonic()
     entries = read_manifest(source)['files']
     target.mkdir(parents=True, exist_ok=True)
+    if not files.in_bucket(target):
+        for left in target.glob('.*.tmp'):  # by a copy that was killed
+            left.unlink()
     missing = [name for name, entry in entries.items() if not _has(target / name, entry)]
     size = sum(entries[name]['bytes'] for name in missing)
     if not files.in_bucket(target) and (free := shutil.disk_usage(target).free) < size:
@@ -48,7 +50,13 @@ def copy_store(source: files.Path, target: files.Path) -> tuple[int, float]:
         )
 
     def copy(name: str, check: Callable[[], None]) -> None:
-        with _whole(target / name) as file:
+        check()
+        if files.in_bucket(target):
+            files.upload(source / name, target / name)
+            if not _has(target / name, entries[name]):
+                raise InputError(damaged(source, name))
+            return
+        with files.open_whole(target / name) as file:
             _read_checked(source, name, entries[name], check, file.write)
 
     disk.in_threads(copy, missing, _THREADS)
@@ -97,21 +105,3 @@ def _read_checked(
         raise InputError(damaged(folder, name)) from None
     if digest.hexdigest() != entry['md5']:
         raise InputError(damaged(folder, name))
-
-
-@contextlib.contextmanager
-def _whole(path: files.Path) -> Any:
-    """A file to write that is there when all of it is, and not at all after a fault."""
-    if files.in_bucket(path):
-        with path.open('wb') as file:
-            yield file
-        return
-    beside = path.with_name(path.name + '.copying')
-    try:
-        with open(beside, 'wb') as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)

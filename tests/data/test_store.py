@@ -19,7 +19,7 @@ pytest.importorskip('tensorflow_text')
 
 from bert_jax.data import pieces as pieces_module
 from bert_jax.data import store as store_module
-from bert_jax.data import store_part
+from bert_jax.data import store_part, store_workers
 from bert_jax.data.corpus import Document, Unit, open_source
 from bert_jax.data.store import build_store
 from bert_jax.data.token_store import TokenStore
@@ -158,28 +158,36 @@ def test_bytes_do_not_depend_on_processes_and_pieces(tmp_path, monkeypatch):
 
 
 def test_workers_end_with_their_builder(tmp_path):
-    path = tmp_path / 'a.txt'
-    path.write_text('One.\n')
     code = f"""
-import os, sys
+import os
 from bert_jax.data import store_workers
-from bert_jax.data.corpus import open_source
-from tests.data.test_store import _tokenizer
-started = store_workers._receive
 def receive(worker):
     print(worker.pid, flush=True)
     os.kill(os.getpid(), 9)
 store_workers._receive = receive
 part = store_workers.Part(0, 1, {str(tmp_path / 'part')!r})
-list(store_workers.build_parts(open_source({str(path)!r}), _tokenizer(), [part], 1, 1, print))
+list(store_workers.build_parts(None, None, [part], 1, 1, print))
 """
     process = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert process.returncode == -9, process.stderr
-    worker = f'/proc/{process.stdout.strip()}'
+    worker = f'/proc/{int(process.stdout)}'
     deadline = time.monotonic() + 20
-    while os.path.exists(worker) and 'Z' not in _state(worker):
+    while os.path.exists(worker) and _state(worker) != 'Z':
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+class _FailsThere:
+    """Cannot be read by the process that it is sent to."""
+
+    def __reduce__(self):
+        return open, ('/no such file',)
+
+
+def test_faults_of_a_worker_come_through(tmp_path):
+    part = store_workers.Part(0, 1, str(tmp_path / 'part'))
+    with pytest.raises(FileNotFoundError, match='/no such file'):
+        list(store_workers.build_parts(_FailsThere(), None, [part], 2, 1, print))
 
 
 def _state(process):
