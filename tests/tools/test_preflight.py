@@ -21,6 +21,7 @@ SMALL = [
     '--config.model.hidden_size=32', '--config.model.num_heads=2', '--config.data.vocab_size=200',
     '--config.data.max_seq_length=16', '--config.data.max_predictions_per_seq=2',
     '--config.train.batch_size=16', '--config.train.eval_batch_size=8',
+    '--config.model.hidden_dropout=0', '--config.model.attention_dropout=0',  # compiles sooner
 ]
 
 
@@ -59,8 +60,8 @@ def test_a_record_says_all_that_scripts_rely_on(fitting):
     assert sizes['optimizer'] == pytest.approx(2 * sizes['parameters'], rel=0.01)  # two moments
     assert sum(sizes.values()) == phase['bytes_per_chip']
     assert phase['flops_ratio'] == pytest.approx(1, abs=0.1)
-    # Gradients are reduced once, whatever else is.
-    assert phase['collective_bytes'] >= 0.9 * sizes['parameters']
+    # Gradients are reduced once, and little else.
+    assert phase['collective_bytes'] == pytest.approx(sizes['parameters'], rel=0.05)
     out = tables(record)
     assert 'fits; ' in out and 'chip-hours' in out
 
