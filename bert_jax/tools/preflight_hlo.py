@@ -171,11 +171,13 @@ class CompiledText:
             kind = i.opcode.removesuffix('-start')
             if kind not in COLLECTIVES:
                 continue
-            # A message that overlaps with others is spread over instructions of one channel.
-            channel = re.search(r'channel_id=(\d+)', i.attributes)
-            if channel and channel[1] in seen:
+            # A message that overlaps with work is a chain of instructions on one channel. (Only
+            # there: all messages of a shard_map have the same channel.)
+            chain = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', i.attributes)
+            name = chain.groups() if chain else i.name
+            if name in seen:
                 continue
-            seen.add(channel[1] if channel else i.name)
+            seen.add(name)
             arrays = i.arrays
             if kind == 'reduce-scatter':
                 arrays = tuple(a for name in i.operands for a in self._by_name[name].arrays)

@@ -27,11 +27,15 @@ def test_everything_counts_as_often_as_it_runs():
 
 
 def test_messages_are_counted_once_whatever_they_are_spread_over():
-    found = {c['kind']: c for c in CompiledText(TPU).collectives()}
-    assert found['all-reduce'] == {'kind': 'all-reduce', 'scope': 'several', 'count': 5,
-                                   'largest': 'f32[16,8]', 'bytes': 5 * (16 * 8 * 4 + 2 * 4)}
-    assert found['all-gather']['bytes'] == found['all-gather']['count'] * 8 * 8 * 2
-    assert (found['collective-permute']['count'], found['collective-permute']['bytes']) == (1, 512)
+    found = {(c['kind'], c['scope']): c for c in CompiledText(TPU).collectives()}
+    assert found['all-reduce', 'several'] == {
+        'kind': 'all-reduce', 'scope': 'several', 'count': 5, 'largest': 'f32[16,8]',
+        'bytes': 5 * (16 * 8 * 4 + 2 * 4)}
+    assert found['all-reduce', 'optimizer']['count'] == 5  # on the same channel
+    gather = found['all-gather', 'optimizer']
+    assert gather['bytes'] == gather['count'] * 8 * 8 * 2
+    permute = found['collective-permute', 'optimizer']
+    assert (permute['count'], permute['bytes']) == (1, 512)
 
 
 def test_large_arrays_of_main_memory_are_named():
