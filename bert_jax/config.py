@@ -141,6 +141,7 @@ def default_config() -> ConfigDict:
     t.save_every = _free(0)  # 0: only at the end
     t.keep_checkpoints = 2
     t.log_every = _free(100)
+    t.profile = ''  # '100..110': a trace of these steps, for TensorBoard's profile plugin
 
     c.optimizer = o = ConfigDict()
     o.name = 'bert_adamw'  # bert_adamw (no bias correction) | adamw (optax) | lamb

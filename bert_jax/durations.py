@@ -1,4 +1,4 @@
-"""Durations of the config: steps, shares of a run, epochs, examples."""
+"""Durations of the config: steps, shares of a run, epochs, examples; and ranges of steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from bert_jax.errors import InputError
 
 _UNITS = ('%', 'epochs', 'examples', 'steps')
+_MAX_TRACED = 100  # a viewer does not open a trace of many more
 
 
 def parse_duration(
@@ -48,3 +49,28 @@ def parse_duration(
     if amount != int(amount):
         raise InputError(f'config.{field}={value!r}: a number of steps is whole')
     return int(amount)
+
+
+def parse_steps(value: str, field: str, total: int | None = None) -> tuple[int, int] | None:
+    """First and last step of a range such as '100..110', both included; None for ''.
+
+    Args:
+      value: the range.
+      field: the config field, for messages.
+      total: steps of the whole run, where they are known.
+
+    Raises:
+      InputError: not a range, a long one, or one that begins behind the run.
+    """
+    if not value:
+        return None
+    match = re.fullmatch(r'([0-9]+)\.\.([0-9]+)', str(value))
+    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= first <= last < first + _MAX_TRACED:
+        raise InputError(
+            f"config.{field}={value!r}: write the first and the last step, such as '100..110', "
+            f'at most {_MAX_TRACED} of them'
+        )
+    if total is not None and first > total:
+        raise InputError(f'config.{field}={value!r}: the run has {total:,} steps')
+    return first, last

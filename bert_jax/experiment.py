@@ -18,16 +18,19 @@ from bert_jax import config as config_lib
 from bert_jax import hosts
 from bert_jax.chips import peak_flops
 from bert_jax.downstream import DOWNSTREAM_TASKS
-from bert_jax.durations import parse_duration
+from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
 from bert_jax.finetuning import FineTuningJob
 from bert_jax.hosts import say
 from bert_jax.model.layers import BertConfig
 from bert_jax.pretraining import PretrainingJob
+from bert_jax.process import STARTED
 from bert_jax.program import Job, build_program, check_memory, open_mesh
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.goodput import Goodput
 from bert_jax.train.loop import Cadence, train
+from bert_jax.train.profile import Profile
 from bert_jax.train.report import Report, count
 from bert_jax.train.run_directory import check_run_directory, describe_run, flat_fields
 from bert_jax.train.state import init_state, num_params
@@ -96,6 +99,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     program = build_program(config, mesh, job)
     phases, task, optimizer = program.phases, program.task, program.optimizer
     total = sum(phase['steps'] for phase in phases)
+    traced = parse_steps(config.train.profile, 'train.profile', total)
     resolved = resolve(config, phases, job.vocab_size)
     resolved |= {
         'head': job.head, 'labels': list(job.labels), 'metric': job.metric,
@@ -118,7 +122,10 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         say(f'resuming at step {int(state.step):,} from {workdir}')
     del published
     start = int(state.step)
-    if needed := check_memory(program, start):
+    goodput = Goodput(workdir, hosts.first(), start, STARTED)
+    with goodput.during('compile'):
+        needed = check_memory(program, start)
+    if needed:
         say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
     describe_run(workdir, resolved, job.vocab_path)
     hosts.agree('the step to start from', {'step': start})
@@ -139,6 +146,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
 
     peak = peak_flops(jax.devices()[0].device_kind)
     report = Report(workdir, jax.process_index() == 0, start)
+    profile = Profile(traced, workdir, hosts.first())
     best = Best(workdir / 'best', job.metric) if job.keeps_best else None
     try:
         state, metrics = train(
@@ -147,7 +155,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
                 steps_of('train.log_every'), steps_of('train.eval_every'),
                 steps_of('train.save_every'),
             ),
-            checkpoints, report, best,
+            checkpoints, report, goodput, profile, best,
             peak_flops=peak * jax.device_count() if peak else None, should_stop=should_stop,
         )
         step, result = int(state.step), {f'eval/{k}': v for k, v in metrics.items()}
@@ -158,9 +166,13 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
             result |= {f'eval/{k}': v for k, v in metrics.items()}
             job.finish(params, metrics, workdir)
     finally:
-        checkpoints.close()
-        if best is not None:
-            best.close()
+        profile.close()
+        with goodput.during('save'):
+            checkpoints.close()
+            if best is not None:
+                best.close()
+        goodput.write()
+        report.say(goodput.line())
         report.draw()
         report.close()
     return {'step': step, **result}

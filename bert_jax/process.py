@@ -6,9 +6,12 @@ import contextlib
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 
 from bert_jax.errors import InputError
+
+STARTED = time.time()  # of this process, as far as a module can tell
 
 _HUGE_PAGES = 'glibc.malloc.hugetlb=1'
 

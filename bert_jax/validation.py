@@ -5,7 +5,7 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from bert_jax.config import complete, get_field, is_complete, model_sizes, nearest, phases
-from bert_jax.durations import parse_duration
+from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
 from bert_jax.sharding import VOCAB_MULTIPLE
 
@@ -71,6 +71,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
         parse_duration(
             get_field(config, path), path, batch_size=1, num_examples=epochs, total=10**9
         )
+    parse_steps(config.train.profile, 'train.profile')
     for i, given in enumerate(config.phases):
         for field in ('batch_size', 'max_seq_length', 'max_predictions_per_seq'):
             value = given.get(field, 1)

@@ -21,7 +21,7 @@ from bert_jax.config import (
     model_sizes,
     phases,
 )
-from bert_jax.durations import parse_duration
+from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
 from bert_jax.program import schedule_segments
@@ -164,6 +164,10 @@ BAD = [
     ({'train.save_every': 'often'}, "config.train.save_every='often' is not a duration"),
     ({'train.eval_every': '3 feet'}, "config.train.eval_every='3 feet' is not a duration"),
     ({'train.log_every': -1}, 'config.train.log_every=-1 is not a duration'),
+    ({'train.profile': '100'}, "config.train.profile='100': write the first and the last step"),
+    ({'train.profile': '9..8'}, "config.train.profile='9..8': write the first and the last"),
+    ({'train.profile': '0..8'}, "config.train.profile='0..8': write the first and the last"),
+    ({'train.profile': '1..101'}, "config.train.profile='1..101': write the first and the last"),
     ({'optimizer.warmup': 'long'}, "config.optimizer.warmup='long' is not a duration"),
     ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),
     ({'phases': ({'steps': 5, 'batch_size': 0},)}, 'config.phases[0].batch_size=0'),
@@ -214,6 +218,14 @@ def test_the_data_axis_takes_what_is_left(axes, num_devices, data):
 ])
 def test_durations(value, steps):
     assert parse_duration(value, 'x', batch_size=32, num_examples=1000, total=2000) == steps
+
+
+def test_ranges_of_steps():
+    assert parse_steps('', 'x') is None
+    assert parse_steps('7..7', 'x', 7) == (7, 7)
+    assert parse_steps('100..110', 'x', 105) == (100, 110)
+    with pytest.raises(InputError, match="config.x='8..9': the run has 7 steps"):
+        parse_steps('8..9', 'x', 7)
 
 
 @pytest.mark.parametrize('value', [

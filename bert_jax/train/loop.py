@@ -15,6 +15,8 @@ from bert_jax.errors import Diverged, Stopped
 from bert_jax.tasks.base import Task
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.goodput import Goodput, Pace
+from bert_jax.train.profile import Profile
 from bert_jax.train.report import Report, count, duration
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import Batch, TrainStep
@@ -120,6 +122,8 @@ def train(
     cadence: Cadence,
     checkpoints: Checkpoints,
     report: Report,
+    goodput: Goodput,
+    profile: Profile,
     best: Best | None = None,
     *,
     peak_flops: float | None,
@@ -138,6 +142,8 @@ def train(
       cadence: when to log, evaluate and save.
       checkpoints: where the state is saved.
       report: where metrics go.
+      goodput: is told what the time goes into.
+      profile: traces some steps.
       best: keeps the parameters of the best evaluation, where that is wanted.
       peak_flops: of all devices together, where known, for MFU.
       should_stop: polled with each step; answers alike on all processes.
@@ -159,22 +165,32 @@ def train(
         if step == phase.start:
             report.say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
         batches = phase.batches(step - phase.start)
-        window = _Window(step)
-        window_start, window_step, waited = time.perf_counter(), step, 0.0
+        window, pace = _Window(step), Pace(goodput.clock)
+        begun = time.perf_counter()
+        timed, timed_step = goodput.now(), step  # from where on the next line's speed is counted
+        compiled = False
         while step < phase.end:
-            asked = time.perf_counter()
+            goodput.enter('start' if first_of_run else 'data')
             batch = next(batches)
-            waited += time.perf_counter() - asked
-            with jax.transfer_guard('disallow'):
+            with goodput.during('profile'):
+                profile.before(step + 1, state)
+            goodput.enter('step' if compiled else 'compile')
+            with (jax.transfer_guard('disallow'),
+                  jax.profiler.StepTraceAnnotation('train', step_num=step + 1)):
                 state, step_metrics = train_step(state, batch)
+            goodput.enter('step')
+            compiled = True
             window.add(step_metrics)
             step += 1
             if first_of_run:
-                # Compilation is not counted in the first line's speed.
+                # What else a first step costs is not counted in the first line's speed.
                 jax.block_until_ready(step_metrics['loss'])
-                report.say(f'first step done in {time.perf_counter() - window_start:.1f} s')
+                report.say(f'first step done in {time.perf_counter() - begun:.1f} s')
                 first_of_run = False
-                window_start, window_step, waited = time.perf_counter(), step, 0.0
+                timed, timed_step = goodput.now(), step
+            with goodput.during('profile'):
+                if said := profile.after(step, state):
+                    report.say(said)
             stopping = should_stop(step)
             ends = step == phase.end
 
@@ -183,41 +199,48 @@ def train(
 
             if due(cadence.log_every) or ends or stopping:
                 steps = window.take()
-                seconds = max(time.perf_counter() - window_start, 1e-9)
+                now = goodput.now()
+                waited = now['data'] - timed['data']
+                seconds = max(now['step'] - timed['step'] + waited, 1e-9)
                 _log(
-                    task, report, phase, step, last, steps, step - window_step, seconds, waited,
-                    peak_flops,
+                    task, report, phase, step, last, steps, step - timed_step, seconds, waited,
+                    peak_flops, goodput,
                 )
-                window_start, window_step, waited = time.perf_counter(), step, 0.0
-            paused = time.perf_counter()
+                if step > timed_step and (slow := pace.add(
+                        step, step - timed_step, seconds, waited)):
+                    report.say(slow)
+                timed, timed_step = now, step
             soon = step != last and last - step < cadence.eval_every / 10
             if due(cadence.eval_every) and not soon:
                 window.fetch()
-                metrics = phase.evaluate(state.params)
-                report.write(step, {f'eval/{name}': value for name, value in metrics.items()})
-                report.say(f'step {step:>7,}  held out: ' + '  '.join(
-                    f'{name} {value:.4f}' for name, value in metrics.items()))
-                report.draw()
-                if best is not None:
-                    best.offer(step, metrics, state.params)
+                with goodput.during('evaluation'):
+                    metrics = phase.evaluate(state.params)
+                    report.write(step, {f'eval/{name}': value for name, value in metrics.items()})
+                    report.say(f'step {step:>7,}  held out: ' + '  '.join(
+                        f'{name} {value:.4f}' for name, value in metrics.items()))
+                    report.draw()
+                    if best is not None:
+                        best.offer(step, metrics, state.params)
             if due(cadence.save_every) or stopping:
                 window.fetch()
-                checkpoints.save(step, state)
-            window_start += time.perf_counter() - paused
+                with goodput.during('save'):
+                    checkpoints.save(step, state)
+                    goodput.mark(step)
             if stopping:
                 if step == last:  # the stop came too late to cut anything off
                     break
                 raise Stopped(f'stopped at step {step:,}; the state is saved')
     if not metrics:  # nothing was left to train
-        metrics = phases[-1].evaluate(state.params)
-        if best is not None:
-            best.offer(step, metrics, state.params)
+        with goodput.during('evaluation'):
+            metrics = phases[-1].evaluate(state.params)
+            if best is not None:
+                best.offer(step, metrics, state.params)
     return state, metrics
 
 
 def _log(
     task: Task, report: Report, phase: Phase, step: int, last: int, steps: list[Any],
-    timed_steps: int, seconds: float, waited: float, peak_flops: float | None,
+    timed_steps: int, seconds: float, waited: float, peak_flops: float | None, goodput: Goodput,
 ) -> None:
     metrics = _means(task, steps)
     if timed_steps:
@@ -230,7 +253,8 @@ def _log(
         }
         if peak_flops:
             metrics['mfu'] = per_second * phase.flops_per_row / peak_flops
-    report.write(step, {f'train/{name}': value for name, value in metrics.items()})
+    report.write(step, {
+        **{f'train/{name}': value for name, value in metrics.items()}, **goodput.metrics()})
     parts = [f'step {step:>7,}/{last:,}', f"loss {metrics['loss']:.4f}"]
     for name, title in (('mlm_accuracy', 'mlm'), ('nsp_accuracy', 'nsp'), ('accuracy', 'acc')):
         if name in metrics:

@@ -13,7 +13,7 @@ from bert_jax.train.report import write_beside
 from bert_jax.weights.reading import read_json
 
 # Fields that may change between a run and its continuation without changing what it computes.
-_FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every',
+_FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
                    'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
                    'data.local_dir', 'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
                    'data.vocab_file')  # whose content is compared

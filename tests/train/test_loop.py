@@ -1,12 +1,16 @@
 """The training loop: what is due when, stopping, divergence, phases, resuming."""
 
+import time
+
 import jax
 import numpy as np
 import pytest
 from toy import Toy, batch, mesh, sgd_step
 
 from bert_jax.errors import Diverged, Stopped
+from bert_jax.train.goodput import Goodput
 from bert_jax.train.loop import Cadence, Phase, train
+from bert_jax.train.profile import Profile
 from bert_jax.train.state import init_state
 
 MESH = mesh()
@@ -48,7 +52,7 @@ class Run:
     """One call of `train` over phases of so many steps; `bad` is a batch with NaN."""
 
     def __init__(self, trainer, cadence=(0, 0, 0), steps=(10,), state=None, stop_at=None,
-                 bad=None, peak_flops=None):
+                 bad=None, peak_flops=None, goodput=None, profile=None):
         task, step, fresh = trainer
         self.records, self.asked, self.evaluated = Records(), [], []
         phases = []
@@ -59,7 +63,9 @@ class Run:
         try:
             self.state, self.metrics = train(
                 task, state, step, phases, Cadence(*cadence), self.records,
-                self.records, peak_flops=peak_flops, should_stop=lambda step: step == stop_at,
+                self.records, goodput or Goodput('', False, 0, time.time()),
+                profile or Profile(None, '', False), peak_flops=peak_flops,
+                should_stop=lambda step: step == stop_at,
             )
         except (Diverged, Stopped) as error:
             self.error = error
@@ -200,3 +206,48 @@ def test_resuming_asks_for_batches_from_its_place_on(trainer, at, asked):
     assert run.asked == asked
     assert run.evaluated == [1] and 'mse' in run.metrics  # also where nothing is left to train
     assert run.state.step == 10
+
+
+def test_the_time_of_a_run_is_split_by_cause(trainer, tmp_path):
+    """A clock that ticks when it is read: every part of the loop is seen, and each second once."""
+    ticks = iter(range(1, 100_000))
+    goodput = Goodput(tmp_path, True, 0, 0.0, clock=lambda: float(next(ticks)))
+    run = Run(trainer, (2, 4, 5), steps=(6, 4), goodput=goodput)
+    seconds = goodput.now()
+    assert all(seconds[cause] > 0 for cause in (
+        'step', 'start', 'compile', 'data', 'evaluation', 'save'))
+    assert seconds['lost'] == 0
+    assert sum(seconds.values()) == next(ticks) - 1
+    records = [run.records.written['log', step] for step in run.records.steps('log')]
+    for record in records:
+        causes = [value for name, value in record.items() if name.startswith('time/')]
+        assert record['train/goodput'] == pytest.approx(record['time/step'] / sum(causes))
+    assert [r['time/save'] > 0 for r in records] == [False, False, True, True, True]
+
+    # It goes on from the checkpoint of step 5: steps 6 to 10 were for nothing.
+    again = Goodput(tmp_path, True, 5, 0.0)
+    assert again.seconds['lost'] > 0
+    assert again.seconds['lost'] + again.seconds['step'] == pytest.approx(seconds['step'], abs=9)
+
+
+@pytest.mark.parametrize(('at', 'traced'), [(0, True), (3, True), (6, False)])
+def test_profile_writes_a_trace_for_tensorboard(trainer, tmp_path, at, traced):
+    fresh = trainer[-1]
+    state = fresh.replace(step=fresh.step + np.int32(at))
+    profile = Profile((2, 4), tmp_path, True)
+    run = Run(trainer, steps=(8,), state=state, profile=profile)
+    assert profile.close() is None  # nothing is going on any more
+    traces = list(tmp_path.glob('plugins/profile/*/*.xplane.pb'))
+    assert len(traces) == traced
+    assert [line for line in run.records.said if line.startswith('profile')] == (
+        [f'profile: tensorboard --logdir {tmp_path}'] if traced else [])
+    # The steps are in it by number.
+    found = traces[0].read_bytes() if traced else b''
+    assert (b'step_num' in found) == traced
+
+
+def test_a_trace_ends_with_a_run_that_is_stopped(trainer, tmp_path):
+    profile = Profile((2, 4), tmp_path, True)
+    Run(trainer, steps=(8,), stop_at=3, profile=profile)
+    assert profile.close()
+    assert list(tmp_path.glob('plugins/profile/*/*.xplane.pb'))
