@@ -15,13 +15,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bert_jax.files import as_path, write_whole
+from bert_jax.files import as_path, in_bucket, write_whole
 from bert_jax.train.report import duration
 
 # What a run does beside steps that count. Start: imports, preparation of the data, restoring. Data:
 # waiting for batches. Lost: steps after the checkpoint from which the run went on.
 _CAUSES = ('start', 'compile', 'data', 'evaluation', 'save', 'profile', 'lost')
-_WRITE_SECONDS = 30.0  # a bucket takes a tenth of a second for each write
 _KEPT_MARKS = 100
 _FIELDS = {'seconds', 'away', 'at', 'marks'}  # of the file
 
@@ -41,6 +40,8 @@ class Goodput:
           clock: seconds.
         """
         self._path = as_path(workdir) / 'goodput.json' if active else None
+        # What a kill undid is known up to the last write; to a bucket one takes a tenth of a second.
+        self._write_seconds = 30.0 if in_bucket(workdir) else 1.0
         self.clock = clock
         self._cause, self._since = 'start', began
         self.seconds = dict.fromkeys(('step', *_CAUSES), 0.0)
@@ -108,7 +109,7 @@ class Goodput:
 
     def metrics(self) -> dict[str, float]:
         """For a record: the share, and seconds by cause."""
-        self.write(_WRITE_SECONDS)
+        self.write(self._write_seconds)
         return {'train/goodput': self._share('step'),
                 **{f'time/{cause}': seconds for cause, seconds in self.seconds.items()}}
 
