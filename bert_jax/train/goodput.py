@@ -40,7 +40,7 @@ class Goodput:
           clock: seconds.
         """
         self._path = as_path(workdir) / 'goodput.json' if active else None
-        # What a kill undid is known up to the last write; to a bucket one takes a tenth of a second.
+        # What a kill undid is known up to the last write; a bucket takes its time for one.
         self._write_seconds = 30.0 if in_bucket(workdir) else 1.0
         self.clock = clock
         self._cause, self._since = 'start', began

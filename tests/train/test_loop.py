@@ -246,7 +246,10 @@ def test_profile_writes_a_trace_for_tensorboard(trainer, tmp_path, at, traced):
     assert (b'step_num' in found) == traced
 
 
-def test_a_trace_ends_with_a_run_that_is_stopped(trainer, tmp_path):
+@pytest.mark.parametrize('bucket', [False, True])
+def test_a_trace_ends_with_a_run_that_is_stopped(trainer, tmp_path, monkeypatch, bucket):
+    """Also where it is uploaded in the end, as into a bucket."""
+    monkeypatch.setattr('bert_jax.train.profile.in_bucket', lambda path: bucket)
     profile = Profile((2, 4), tmp_path, True)
     Run(trainer, steps=(8,), stop_at=3, profile=profile)
     assert profile.close()
