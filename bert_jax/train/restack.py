@@ -38,7 +38,7 @@ def as_saved(wanted: Structs, saved: Iterable[str]) -> Structs:
 
 
 def restack(arrays: dict[str, jax.Array], wanted: Structs) -> dict[str, jax.Array]:
-    """The arrays of `as_saved` as they are wanted; `arrays` is emptied, to hold memory once."""
+    """The arrays of `as_saved` as they are wanted; what is stacked leaves `arrays` one by one."""
     found: dict[str, jax.Array] = {}
     for name, x in wanted.items():
         stacked, single = _STACKED.fullmatch(name), _SINGLE.fullmatch(name)
