@@ -1,11 +1,18 @@
 """Shared fixtures. Tests run on eight virtual CPU devices."""
 
 import os
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+    # Whole runs are started many times: what one has compiled, the others take. It goes with this
+    # process; those that it starts (pytest-xdist's too) inherit it.
+    _COMPILED = tempfile.TemporaryDirectory(prefix='bert_jax_compiled_')
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = _COMPILED.name
+    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
 
 import pytest
 

@@ -26,19 +26,19 @@ def as_saved(wanted: Structs, saved: Iterable[str]) -> Structs:
     found: Structs = {}
     for name, x in wanted.items():
         stacked, single = _STACKED.fullmatch(name), _SINGLE.fullmatch(name)
-        if name in saved or not (stacked or single):
-            found[name] = x
-        elif stacked:
+        if stacked and _single(stacked, 0) in saved:
             one = _struct(x, x.shape[1:], x.sharding.spec[1:])
             found |= {_single(stacked, i): one for i in range(x.shape[0])}
-        elif single:
+        elif single and _stacked(single) in saved:
             number = max(int(m[2]) for m in map(_SINGLE.fullmatch, wanted) if m) + 1
             found[_stacked(single)] = _struct(x, (number, *x.shape), (None, *x.sharding.spec))
+        else:
+            found[name] = x
     return found
 
 
 def restack(arrays: dict[str, jax.Array], wanted: Structs) -> dict[str, jax.Array]:
-    """The arrays of `as_saved` as they are wanted; `arrays` is emptied, to hold memory once."""
+    """The arrays of `as_saved` as they are wanted; what is stacked leaves `arrays` one by one."""
     found: dict[str, jax.Array] = {}
     for name, x in wanted.items():
         stacked, single = _STACKED.fullmatch(name), _SINGLE.fullmatch(name)

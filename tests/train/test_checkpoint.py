@@ -1,11 +1,13 @@
 """Checkpoints: round trip, other meshes, other models, damage."""
 
+import errno
 import re
 import shutil
 
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import tensorstore
 from toy import Toy, mesh
@@ -218,3 +220,29 @@ def test_in_a_bucket_it_is_the_same(bucket, state):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(found.params),
                  jax.device_get(state.params))
     assert found.step == 3
+
+
+def test_a_save_that_fails_is_told_as_what_it_is(tmp_path, state, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints.save(1, state)
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path, 2)
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr('etils.epath.gpath._GPath.rename', fail)
+    checkpoints.save(2, state)
+    with pytest.raises(OSError, match='No space left on device'):
+        checkpoints.close()
+    monkeypatch.undo()
+    assert restore(tmp_path, abstract()).step == state.step
+
+
+def test_a_checkpoint_without_checksums_is_read(tmp_path, state):
+    """As they were saved before there were any."""
+    manager = ocp.CheckpointManager(tmp_path)
+    manager.save(5, args=ocp.args.StandardSave(state))
+    manager.close()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(restore(tmp_path, abstract())),
+                 jax.device_get(state))
