@@ -19,16 +19,16 @@ MESHES = [
     ({'data': 4, 'fsdp': 1, 'tensor': 2}, True),
 ]
 MODEL = {
-    'model.name': '', 'model.num_layers': 2, 'model.hidden_size': 32, 'model.num_heads': 2,
+    'model.name': '', 'model.num_layers': 1, 'model.hidden_size': 32, 'model.num_heads': 2,
     'model.intermediate_size': 64, 'train.log_every': 1, 'train.batch_size': 16,
 }
 PRETRAINING = MODEL | {
     'task': 'synthetic', 'data.vocab_size': 300, 'data.max_seq_length': 32,
-    'data.max_predictions_per_seq': 5, 'train.steps': 4, 'train.eval_batch_size': 16,
+    'data.max_predictions_per_seq': 5, 'train.steps': 3, 'train.eval_batch_size': 16,
     'train.accumulation_steps': 2, 'optimizer.learning_rate': 1e-2,
 }
 GLUE = MODEL | {
-    'task': 'cola', 'data.max_seq_length': 32, 'train.steps': 4,
+    'task': 'cola', 'data.max_seq_length': 32, 'train.steps': 3,
     'optimizer.learning_rate': 1e-2, 'data.lowercase': True,
 }
 
@@ -81,7 +81,7 @@ def glue(tmp_path_factory):
 
 
 def test_several_hosts_give_the_numbers_of_one(tmp_path, glue):
-    meshes = MESHES if os.environ.get('ALL_MESHES') else [MESHES[0], MESHES[2]]
+    meshes = MESHES if os.environ.get('ALL_MESHES') else [MESHES[2]]
     runs = [
         {'reverse': reverse, 'fields': fields | {f'mesh.{axis}': n for axis, n in mesh.items()}}
         for mesh, reverse in meshes for fields in (PRETRAINING, glue)

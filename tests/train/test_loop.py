@@ -33,6 +33,9 @@ class Records:
     def draw(self):
         pass
 
+    def flush(self):
+        pass
+
     def save(self, step, state):
         self.events.append(('save', step))
         self.saved[step] = jax.device_get(state)
