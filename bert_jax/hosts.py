@@ -83,6 +83,10 @@ def connect() -> None:
             if 'coordinator_address' not in str(error):
                 raise
             # No cluster: a run of one process.
+    if count() > 1:
+        # CPUs run programs that do not depend on each other in any order: collectives of different
+        # ones would wait for each other on different hosts, for ever.
+        jax.config.update('jax_cpu_enable_async_dispatch', False)
     for size, number in _TASK_COUNTS:
         if (tasks := int(os.environ.get(size) or 1)) > 1 and count() == 1:
             raise InputError(
