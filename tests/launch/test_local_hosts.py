@@ -15,6 +15,8 @@ def _start(hosts, command, **environment):
     return subprocess.Popen(
         [SCRIPT, str(hosts), 'bash', '-c', command], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env=os.environ | environment,
+        # Tests in the background of a shell begin with Ctrl-C ignored, and so would the script.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
