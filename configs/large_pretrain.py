@@ -14,7 +14,8 @@ square-root decay. 76 minutes on 1,024 TPU v3 chips in the LAMB paper. As it sta
 chips of 16 GB or more (v5e or v6e 16x16), in 32 parts: 8 rows a chip at once at 128, then 4 at 512.
 64 chips of v4 (4x4x4) need 64 parts.
 
-What fits where, and how long it takes: docs/preflight.md.
+What fits is reckoned from the memory of smaller batches, not compiled for every slice: ask
+bert_jax.tools.preflight before renting one (docs/preflight.md).
 """
 
 from bert_jax.config import default_config
