@@ -103,11 +103,12 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     resolved |= {
         'head': job.head, 'labels': list(job.labels), 'metric': job.metric,
     }
-    hosts.agree('the run', versions() | job.identity() | flat_fields(
-        {name: value for name, value in resolved.items() if name != 'data'}
-        # Where files lie may differ; what is in them is compared by `identity`.
-        | {'data': {k: v for k, v in resolved['data'].items() if k not in _PLACES}}
-    ))
+    if hosts.count() > 1:  # one host need not go through its data for this
+        hosts.agree('the run', versions() | job.identity() | flat_fields(
+            {name: value for name, value in resolved.items() if name != 'data'}
+            # Where files lie may differ; what is in them is compared by `identity`.
+            | {'data': {k: v for k, v in resolved['data'].items() if k not in _PLACES}}
+        ))
     check_run_directory(workdir, resolved, job.vocab_path)
     check_shared(workdir)
 

@@ -12,7 +12,6 @@ import glob
 import itertools
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -192,9 +191,3 @@ def say(line: str) -> None:
     """Prints on the first host only."""
     if first():
         print(line, flush=True)
-
-
-def warn(line: str) -> None:
-    """Prints to standard error, from whichever host it comes."""
-    where = f'host {index()}: ' if count() > 1 else ''
-    print(f'warning: {where}{line}', file=sys.stderr, flush=True)
