@@ -89,6 +89,13 @@ class Layout:
     mesh: Mesh | None = None
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether the program is for CPUs: the mesh's, or jax's own devices without one."""
+        if self.mesh is None:
+            return jax.default_backend() == 'cpu'
+        return self.mesh.devices.flat[0].platform == 'cpu'
+
+    @property
     def _constrains(self) -> bool:
         return (
             self.mesh is not None and self.mesh.size > 1
