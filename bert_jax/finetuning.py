@@ -23,10 +23,10 @@ from bert_jax.downstream import open_downstream
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
 from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import Objective
 from bert_jax.process import loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
-from bert_jax.tasks.base import DownstreamTask, EvalSet
-from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.base import EvalSet
 from bert_jax.text.load import load_tokenizer
 from bert_jax.train.loop import Phase
 from bert_jax.train.report import duration
@@ -71,7 +71,7 @@ class FineTuningJob:
             found[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
         return found
 
-    def task(self, bert: BertConfig) -> DownstreamTask:
+    def task(self, bert: BertConfig) -> Objective:
         return self._downstream.make_task(bert)
 
     def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
@@ -104,7 +104,7 @@ class FineTuningJob:
         return Phase(
             start=first, steps=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
             flops_per_row=_train_flops(
-                task.config, plan, cls_only=isinstance(task, Classification)
+                task.config, plan, cls_only=task.cls_only
             ) / (steps * batch_size),
             name=f'{config.task}, batch {batch_size}',
         )
@@ -121,7 +121,7 @@ class FineTuningJob:
     def _sets(self) -> tuple[EvalSet, ...]:
         return (*self._downstream.evaluated, *self._downstream.predicted)
 
-    def predictors(self, task: DownstreamTask, mesh: Mesh) -> list[Predictor]:
+    def predictors(self, task: Objective, mesh: Mesh) -> list[Predictor]:
         """From parameters to the outputs of each set: first those that are scored."""
         return [Predictor(task, eval_set.units, mesh) for eval_set in self._sets]
 
@@ -204,15 +204,14 @@ def _device_batch(units: Units, plan: Plan, step: int, mesh: Mesh) -> dict[str, 
 class Predictor:
     """A task's outputs for a whole set, in the order of its units."""
 
-    def __init__(self, task: DownstreamTask, units: Units, mesh: Mesh):
+    def __init__(self, task: Objective, units: Units, mesh: Mesh):
         self._units, self._mesh = units, mesh
         shards = Layout(mesh).batch_shards
         longest = int(units.lengths.max())
         row_length = max(longest, min(256, 4 * longest))
-        config: Any = task.config  # type: ignore[attr-defined]
         self._plan = plan_once(
             units.lengths, max_rows=max(1, _EVAL_TOKENS // row_length) * shards, shards=shards,
-            row_lengths=(row_length,), token_cost=functools.partial(_token_cost, config),
+            row_lengths=(row_length,), token_cost=functools.partial(_token_cost, task.config),
         )
         self._outputs = jax.jit(task.outputs, out_shardings=NamedSharding(mesh, PartitionSpec()))
 

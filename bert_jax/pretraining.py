@@ -16,9 +16,8 @@ from bert_jax.data.spec import pretrain_spec
 from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import Objective, Pretraining
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
-from bert_jax.tasks.base import Task
-from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.train.compiled import CompiledStep
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.loop import Phase
@@ -61,7 +60,7 @@ class PretrainingJob:
     def task(self, bert: BertConfig) -> Pretraining:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
 
-    def eval_step(self, task: Task, mesh: Mesh) -> CompiledStep:
+    def eval_step(self, task: Objective, mesh: Mesh) -> CompiledStep:
         """The evaluation step, one for all phases."""
         self._eval_step = self._eval_step or CompiledStep(make_eval_step(task, mesh))
         return self._eval_step

@@ -18,10 +18,10 @@ from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import Objective
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.pretraining import PretrainingJob
 from bert_jax.sharding import Layout, Mesh, make_mesh
-from bert_jax.tasks.base import Task
 from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory
 from bert_jax.train.loop import Phase
 from bert_jax.train.state import TrainState, abstract_state
@@ -47,7 +47,7 @@ class Job(Protocol):
     def identity(self) -> dict[str, str]:
         """What all hosts must have read alike, by name: digests of content, and counts."""
 
-    def task(self, bert: BertConfig) -> Task:
+    def task(self, bert: BertConfig) -> Objective:
         """The task on an encoder."""
 
     def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
@@ -89,7 +89,7 @@ class Program:
     mesh: Mesh
     phases: list[dict[str, Any]]
     bert: BertConfig
-    task: Task
+    task: Objective
     optimizer: optax.GradientTransformation
     state: TrainState
     accumulation_steps: int

@@ -24,8 +24,8 @@ from bert_jax.config import (
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import Pretraining
 from bert_jax.program import schedule_segments
-from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.validation import mesh_data, validate
 
 ROOT = Path(__file__).resolve().parent.parent

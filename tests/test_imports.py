@@ -14,11 +14,11 @@ TENSORFLOW_FILES = {
 }
 FLOORS = [
     {'errors', 'process', 'files', 'hosts', 'stopping', 'chips', 'compilation_cache', 'durations',
-     'config', 'validation', 'command_line', 'sharding', 'optim', 'text', 'metrics', 'data.spec',
-     'data.stateless'},
+     'config', 'validation', 'command_line', 'tensors', 'heads', 'sharding', 'optim', 'text',
+     'metrics', 'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},
-    {'tasks'},
     {'train'},
+    {'tasks'},
     {'downstream', 'pretraining', 'finetuning'},
     {'program', 'experiment'},
     {'main', 'convert', 'predict', 'tools'},

@@ -9,6 +9,7 @@ import pytest
 from flax import linen as nn
 
 from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import Pretraining
 from bert_jax.optim import (
     ScheduleSegment,
     decay_mask,
@@ -16,7 +17,6 @@ from bert_jax.optim import (
     make_schedule,
     path_names,
 )
-from bert_jax.tasks.pretrain import Pretraining
 
 ADAM = {'weight_decay': 0.01, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})

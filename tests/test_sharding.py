@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import Pretraining
 from bert_jax.sharding import (
     MESH_AXES,
     Layout,
@@ -21,7 +22,6 @@ from bert_jax.sharding import (
     rows_of,
     to_global,
 )
-from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.train.state import abstract_state
 
 

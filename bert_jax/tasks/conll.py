@@ -12,8 +12,8 @@ from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode
 from bert_jax.files import Path
 from bert_jax.metrics.conll import conll_scores, write_conll
+from bert_jax.model.objectives import FeatureTagging, Tagging
 from bert_jax.tasks.base import Downstream, EvalSet
-from bert_jax.tasks.tagging import Tagging
 
 
 def open_conll(
@@ -62,8 +62,8 @@ def open_conll(
         head='feature_tagger' if features else 'token_classification',
         frozen='bert' if features else '',
         make_task=functools.partial(
-            Tagging, num_labels=len(labels), features=features, name='CoNLL-2003'
-        ),
+            FeatureTagging, num_outputs=len(labels), features=features
+        ) if features else functools.partial(Tagging, num_outputs=len(labels)),
     )
 
 

@@ -13,8 +13,8 @@ from bert_jax.data.pairs import Encode
 from bert_jax.errors import InputError
 from bert_jax.files import Path, write_whole
 from bert_jax.metrics.glue import score_glue
+from bert_jax.model.objectives import OBJECTIVES
 from bert_jax.tasks.base import Downstream, EvalSet
-from bert_jax.tasks.classification import Classification
 
 # From a split of a task to its examples; None where there is no such split.
 Reader = Callable[[str, str], GlueExamples | None]
@@ -64,13 +64,11 @@ def open_glue(
         )
     sources = [(name, split) for split in test] + ([('ax', 'test')] if name == 'mnli' else [])
     predicted = [s for pair in sources if (s := eval_set(*pair, False)) is not None]
+    head = 'classification' if task.labels else 'regression'
     return Downstream(
         train=units(train, True), evaluated=tuple(evaluated), predicted=tuple(predicted),
-        metric=task.main_metric, head='classification' if task.labels else 'regression',
-        labels=task.labels,
-        make_task=functools.partial(
-            Classification, num_labels=len(task.labels) or 1, name=f'GLUE {name}'
-        ),
+        metric=task.main_metric, head=head, labels=task.labels,
+        make_task=functools.partial(OBJECTIVES[head], num_outputs=len(task.labels) or 1),
     )
 
 

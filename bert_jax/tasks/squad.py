@@ -17,8 +17,8 @@ from bert_jax.data.squad_windows import SquadWindows, squad_windows
 from bert_jax.data.squad_writer import write_predictions
 from bert_jax.files import Path
 from bert_jax.metrics.squad import squad_scores
+from bert_jax.model.objectives import QuestionAnswering
 from bert_jax.tasks.base import Downstream, EvalSet
-from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.text.vocab import Vocab
 
 
@@ -59,7 +59,7 @@ def open_squad(
         }),
         evaluated=(EvalSet('', Units(scorer.windows.sequences), scorer.score, scorer.write),),
         predicted=(), metric='f1', head='question_answering', labels=(),
-        make_task=functools.partial(QuestionAnswering, name=f'SQuAD {version}'),
+        make_task=QuestionAnswering,
     )
 
 

@@ -11,8 +11,8 @@ from bert_jax.data.pairs import Encode
 from bert_jax.data.swag import NUM_CHOICES, SwagExamples, read_swag, swag_sequences
 from bert_jax.files import Path, write_whole
 from bert_jax.metrics.glue import accuracy
+from bert_jax.model.objectives import MultipleChoice
 from bert_jax.tasks.base import Downstream, EvalSet
-from bert_jax.tasks.classification import Classification
 
 
 def open_swag(
@@ -46,9 +46,7 @@ def open_swag(
             functools.partial(_write, examples.ids),
         ),),
         predicted=(), metric='accuracy', head='multiple_choice', labels=(),
-        make_task=functools.partial(
-            Classification, num_labels=1, choices=NUM_CHOICES, name='SWAG'
-        ),
+        make_task=functools.partial(MultipleChoice, num_outputs=NUM_CHOICES),
     )
 
 

@@ -1,1 +1,1 @@
-"""The training loop. It knows `tasks.base.Task`, and no task."""
+"""The training loop. It knows `model.objectives.Objective`, and no task."""

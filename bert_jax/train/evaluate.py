@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.tasks.base import Task
+from bert_jax.model.objectives import Objective
 from bert_jax.train.step import Batch, EvalStep
 
 
-def evaluate(task: Task, eval_step: EvalStep, params: Any, batches: Iterable[Batch]
+def evaluate(objective: Objective, eval_step: EvalStep, params: Any, batches: Iterable[Batch]
              ) -> dict[str, float]:
-    """The task's metrics over all batches; rows of weight 0 count nowhere.
+    """The objective's metrics over all batches; rows of weight 0 count nowhere.
 
     Sums are added in float64, so the number of batches does not show in the result.
     """
@@ -32,4 +32,4 @@ def evaluate(task: Task, eval_step: EvalStep, params: Any, batches: Iterable[Bat
         pending = sums
     if pending is not None:
         add(pending)
-    return task.score(total)
+    return objective.score(total)

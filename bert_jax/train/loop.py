@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from bert_jax.errors import Diverged, Stopped
-from bert_jax.tasks.base import Task
+from bert_jax.model.objectives import Objective
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.goodput import Goodput, Pace
@@ -100,22 +100,22 @@ class _Window:
         return fetched
 
 
-def _means(task: Task, steps: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
-    """Metrics over several steps: sums through the task's score, the step's own as they are."""
+def _means(objective: Objective, steps: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
+    """Metrics over several steps: sums through `score`, the step's own as they are."""
     own = ('loss', 'grad_norm', 'learning_rate')
     sums = {
         name: float(sum(np.float64(s[name]) for s in steps)) for name in steps[0] if name not in own
     }
     return {
         'loss': float(np.mean([s['loss'] for s in steps])),
-        **task.score(sums),
+        **objective.score(sums),
         'grad_norm': float(np.mean([s['grad_norm'] for s in steps])),
         'learning_rate': float(steps[-1]['learning_rate']),
     }
 
 
 def train(
-    task: Task,
+    objective: Objective,
     state: TrainState,
     train_step: TrainStep,
     phases: Sequence[Phase],
@@ -135,7 +135,7 @@ def train(
     the checkpoint has the records up to it.
 
     Args:
-      task: gives metrics from sums.
+      objective: gives metrics from sums.
       state: fresh or restored; it is donated.
       train_step: from `step.make_train_step`.
       phases: in order, contiguous from step 0.
@@ -203,7 +203,7 @@ def train(
                 waited = now['data'] - timed['data']
                 seconds = max(now['step'] - timed['step'] + waited, 1e-9)
                 _log(
-                    task, report, phase, step, last, steps, step - timed_step, seconds, waited,
+                    objective, report, phase, step, last, steps, step - timed_step, seconds, waited,
                     peak_flops, goodput,
                 )
                 if step > timed_step and (slow := pace.add(
@@ -240,10 +240,10 @@ def train(
 
 
 def _log(
-    task: Task, report: Report, phase: Phase, step: int, last: int, steps: list[Any],
+    objective: Objective, report: Report, phase: Phase, step: int, last: int, steps: list[Any],
     timed_steps: int, seconds: float, waited: float, peak_flops: float | None, goodput: Goodput,
 ) -> None:
-    metrics = _means(task, steps)
+    metrics = _means(objective, steps)
     if timed_steps:
         per_second = timed_steps * phase.batch_size / seconds
         tokens = sum(float(s.get('tokens', 0)) for s in steps) / len(steps) * timed_steps / seconds
@@ -257,9 +257,11 @@ def _log(
     report.write(step, {
         **{f'train/{name}': value for name, value in metrics.items()}, **goodput.metrics()})
     parts = [f'step {step:>7,}/{last:,}', f"loss {metrics['loss']:.4f}"]
-    for name, title in (('mlm_accuracy', 'mlm'), ('nsp_accuracy', 'nsp'), ('accuracy', 'acc')):
+    for name, title in objective.shown.items():
         if name in metrics:
-            parts.append(f'{title} {100 * metrics[name]:.1f}%')
+            share = name.endswith('accuracy')
+            parts.append(f'{title} ' + (f'{100 * metrics[name]:.1f}%' if share
+                                        else f'{metrics[name]:.4f}'))
     parts.append(f"lr {metrics['learning_rate']:.2e}")
     if timed_steps:
         parts += [

@@ -11,8 +11,8 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from bert_jax.model.objectives import Objective
 from bert_jax.sharding import tree_shardings
-from bert_jax.tasks.base import Task
 
 
 @flax.struct.dataclass
@@ -24,17 +24,19 @@ class TrainState:
     opt_state: Any
 
 
-def _boxed_init(task: Task, optimizer: optax.GradientTransformation, seed: jax.Array) -> TrainState:
-    params = task.init(jax.random.key(seed))
+def _boxed_init(
+    objective: Objective, optimizer: optax.GradientTransformation, seed: jax.Array
+) -> TrainState:
+    params = objective.init(jax.random.key(seed))
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
 def abstract_state(
-    task: Task, optimizer: optax.GradientTransformation, mesh: Mesh
+    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
     """Shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct leaves); nothing is run."""
     seed = jax.ShapeDtypeStruct((), jnp.int32)
-    boxed = jax.eval_shape(lambda s: _boxed_init(task, optimizer, s), seed)
+    boxed = jax.eval_shape(lambda s: _boxed_init(objective, optimizer, s), seed)
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         nn.meta.unbox(boxed),
@@ -43,12 +45,12 @@ def abstract_state(
 
 
 def init_state(
-    task: Task, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
+    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
 ) -> TrainState:
     """A fresh state, computed straight into its shards; it does not depend on the mesh."""
-    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, optimizer, mesh))
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
     init = jax.jit(
-        lambda s: nn.meta.unbox(_boxed_init(task, optimizer, s)), out_shardings=shardings
+        lambda s: nn.meta.unbox(_boxed_init(objective, optimizer, s)), out_shardings=shardings
     )
     return init(jnp.int32(seed))
 

@@ -14,9 +14,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model.dropout import dropout_rows
+from bert_jax.model.objectives import Objective, Params, Sums
 from bert_jax.optim import Schedule
 from bert_jax.sharding import BATCH_AXES, Layout
-from bert_jax.tasks.base import Params, Sums, Task
 from bert_jax.train.state import TrainState, abstract_state
 
 Batch = Mapping[str, jax.Array]
@@ -25,7 +25,7 @@ EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
 
 
 def _gradients(
-    task: Task, params: Params, batch: Batch, rows_Bx2: jax.Array, parts: int, mesh: Mesh,
+    objective: Objective, params: Params, batch: Batch, rows_Bx2: jax.Array, parts: int, mesh: Mesh,
     shardings: Any,
 ) -> tuple[Any, jax.Array, Sums]:
     """Gradient (split as the parameters are), loss and sums of a global batch.
@@ -34,9 +34,9 @@ def _gradients(
     the axes of the batch are taken out of its hands: once a step the parameters are gathered, and
     what each device has added up over its own rows is reduced and goes back to where they were.
     """
-    totals = task.totals(batch)
+    totals = objective.totals(batch)
     if Layout(mesh).batch_shards == 1:
-        return _in_parts(task, params, batch, rows_Bx2, totals, parts, Layout(mesh))
+        return _in_parts(objective, params, batch, rows_Bx2, totals, parts, Layout(mesh))
 
     def axes_by_dim(sharding: NamedSharding, batch_axes: bool) -> list[tuple[str, ...]]:
         """The axes that each dim of a parameter is split over: those of the batch, or the rest."""
@@ -63,7 +63,9 @@ def _gradients(
     def of_own_rows(
         params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums
     ) -> tuple[Any, jax.Array, Sums]:
-        grads, loss, sums = _in_parts(task, params, batch, rows_Bx2, totals, parts, Layout(mesh))
+        grads, loss, sums = _in_parts(
+            objective, params, batch, rows_Bx2, totals, parts, Layout(mesh)
+        )
         grads = jax.tree.map(reduce, grads, shardings)
         return grads, *jax.lax.psum((loss, sums), BATCH_AXES)
 
@@ -78,11 +80,11 @@ def _gradients(
 
 
 def _in_parts(
-    task: Task, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums, parts: int,
-    layout: Layout,
+    objective: Objective, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums,
+    parts: int, layout: Layout,
 ) -> tuple[Any, jax.Array, Sums]:
     """Gradient, loss and sums of rows of a batch, computed in `parts` parts and added up."""
-    value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
+    value_and_grad = jax.value_and_grad(objective.loss, has_aux=True)
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, batch, totals, rows_Bx2)
         return grads, loss, sums
@@ -108,7 +110,7 @@ def _in_parts(
 
 
 def make_train_step(
-    task: Task,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
     schedule: Schedule,
     mesh: Mesh,
@@ -119,10 +121,10 @@ def make_train_step(
 ) -> TrainStep:
     """The jitted (state, batch) -> (state, metrics); the state is donated.
 
-    Metrics: the task's sums, `loss`, `grad_norm` (before clipping), `learning_rate`.
+    Metrics: the objective's sums, `loss`, `grad_norm` (before clipping), `learning_rate`.
 
     Args:
-      task: what is trained.
+      objective: what is trained.
       optimizer: from `optim.make_optimizer`, with `schedule` in it.
       schedule: learning rate by step, for the report.
       mesh: where it runs.
@@ -136,8 +138,8 @@ def make_train_step(
         batch_size = next(iter(batch.values())).shape[0]
         rows_Bx2 = dropout_rows(seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
         grads, loss, sums = _gradients(
-            task, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps, mesh,
-            kept.params,
+            objective, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps,
+            mesh, kept.params,
         )
         norm = optax.tree.norm(grads)
         if clip_norm:
@@ -152,15 +154,15 @@ def make_train_step(
 
     replicated = NamedSharding(mesh, PartitionSpec())
     # The state leaves as it came: a layout of the compiler's choice would compile step two again.
-    kept = jax.tree.map(lambda x: x.sharding, abstract_state(task, optimizer, mesh))
+    kept = jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
     return jax.jit(train_step, donate_argnums=0, out_shardings=(kept, replicated))
 
 
-def make_eval_step(task: Task, mesh: Mesh) -> EvalStep:
+def make_eval_step(objective: Objective, mesh: Mesh) -> EvalStep:
     """The jitted (params, batch) -> metric sums, without dropout."""
 
     def eval_step(params: Params, batch: Batch) -> dict[str, jax.Array]:
-        _, sums = task.loss(params, batch, task.totals(batch), None)
+        _, sums = objective.loss(params, batch, objective.totals(batch), None)
         return dict(sums)
 
     return jax.jit(eval_step, out_shardings=NamedSharding(mesh, PartitionSpec()))

@@ -13,18 +13,6 @@ from bert_jax.files import Path
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.vocab import Vocab
 
-# The part that holds a head's last layer.
-HEAD_PARTS: Mapping[str, tuple[str, ...]] = {
-    '': (),
-    'pretraining': ('cls/predictions/', 'cls/seq_relationship/'),
-    'classification': ('classifier/',),
-    'regression': ('classifier/',),
-    'multiple_choice': ('classifier/',),
-    'token_classification': ('classifier/',),
-    'question_answering': ('cls/squad/',),
-}
-LABELLED = ('classification', 'token_classification')
-POOLED = ('classification', 'regression', 'multiple_choice')
 # What the code of google-research/bert has fixed, and others' config files may leave out.
 DEFAULTS: Mapping[str, Any] = {
     'max_position_embeddings': 512, 'type_vocab_size': 2, 'layer_norm_eps': 1e-12,
@@ -43,10 +31,9 @@ class Weights:
         intermediate_size, max_position_embeddings, type_vocab_size, hidden_act ('gelu_tanh' or
         'gelu_erf'), layer_norm_eps, initializer_range, hidden_dropout, attention_dropout,
         classifier_dropout.
-      head: '' (encoder only), 'pretraining' (masked LM, next sentence or both, as `params` has
-        them), 'classification', 'regression', 'multiple_choice', 'token_classification' or
-        'question_answering'.
-      labels: by id, of classification and token_classification.
+      head: one of `heads.HEADS`; '' is an encoder alone, 'pretraining' masked LM, next sentence or
+        both, as `params` has them.
+      labels: by id, of heads whose outputs have names.
       vocab_file: a vocab.txt or a SentencePiece .model; None where there is none.
       lowercase: whether text is lower-cased before WordPiece.
       unused: tensors of the files that have no place here.

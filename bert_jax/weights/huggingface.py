@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
-from bert_jax.weights.description import LABELLED, Weights
+from bert_jax.heads import HEADS, Part, part_of
+from bert_jax.weights.description import Weights
 from bert_jax.weights.folder import new_folder, write_json
 from bert_jax.weights.names import tensors
 from bert_jax.weights.reading import (
@@ -39,19 +40,6 @@ _FIELDS = {
 _ACTIVATIONS = {
     'gelu': 'gelu_erf', 'gelu_python': 'gelu_erf', 'gelu_new': 'gelu_tanh',
     'gelu_pytorch_tanh': 'gelu_tanh', 'gelu_fast': 'gelu_tanh',
-}
-# Class -> (head, the parts it has beside embeddings and layers). Of two with one head, the first
-# whose parts are all there is what a model is written as.
-_CLASSES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    'BertModel': ('', ('bert/pooler/',)),
-    'BertForPreTraining':
-        ('pretraining', ('bert/pooler/', 'cls/predictions/', 'cls/seq_relationship/')),
-    'BertForMaskedLM': ('pretraining', ('cls/predictions/',)),
-    'BertForNextSentencePrediction': ('pretraining', ('bert/pooler/', 'cls/seq_relationship/')),
-    'BertForSequenceClassification': ('classification', ('bert/pooler/', 'classifier/')),
-    'BertForMultipleChoice': ('multiple_choice', ('bert/pooler/', 'classifier/')),
-    'BertForTokenClassification': ('token_classification', ('classifier/',)),
-    'BertForQuestionAnswering': ('question_answering', ('cls/squad/',)),
 }
 
 
@@ -78,21 +66,19 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         unused = _drop_tied(unused, found, params)
     architecture = str((config.get('architectures') or [''])[0])
     head = find_head(
-        params, _CLASSES.get(architecture, ('',))[0],
+        params, _head_of(architecture),
         f"{config_file}: architectures says {architecture or 'nothing'}",
     )
-    if head == 'classification' and config.get('problem_type') == 'regression':
+    problem = config.get('problem_type')
+    if head == 'classification' and problem == HEADS['regression'].problem_type:
         raise InputError(
             f"{config_file}: problem_type is 'regression' with "
             f"{len(params['classifier/bias'])} outputs: one is what can be read"
         )
-    if config.get('problem_type') == 'multi_label_classification':
-        raise InputError(
-            f"{config_file}: problem_type 'multi_label_classification' has no counterpart here: "
-            'remove it to read the classifier as one of single labels'
-        )
+    if problem == HEADS['multi_label'].problem_type and 'classifier/bias' in params:
+        head = 'multi_label'
     labels: tuple[str, ...] = ()
-    if head in LABELLED:
+    if HEADS[head].labelled:
         labels = _labels(config, len(params['classifier/bias']), config_file)
     vocab_file, lowercase = read_tokenizer(folder, model['vocab_size'])
     return Weights(
@@ -194,8 +180,9 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
     for tensor in tensors(weights.model['num_layers']):
         if tensor.name not in weights.params:
             continue
-        if tensor.optional and tensor.optional not in parts:
-            left_out.add(tensor.optional.rstrip('/'))
+        part = part_of(tensor.name)
+        if part and part not in parts:
+            left_out.add(part.prefix.rstrip('/'))
             continue
         arrays = tensor.to_files('huggingface', weights.params[tensor.name])
         for name, x in zip(tensor.file_names('huggingface'), arrays, strict=True):
@@ -213,16 +200,20 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
     return notes
 
 
-def _class_of(weights: Weights) -> tuple[str, tuple[str, ...], list[str]]:
-    head = 'classification' if weights.head == 'regression' else weights.head
-    classes = [(name, parts) for name, (h, parts) in _CLASSES.items() if h == head]
-    for name, parts in classes:
-        if all(weights.has(part) for part in parts):
+def _head_of(architecture: str) -> str:
+    """The first head whose models are of that class."""
+    return next((head.name for head in HEADS.values() if architecture in head.classes), '')
+
+
+def _class_of(weights: Weights) -> tuple[str, tuple[Part, ...], list[str]]:
+    classes = HEADS[weights.head].classes
+    for name, parts in classes.items():
+        if all(weights.has(part.prefix) for part in parts):
             return name, parts, []
-    name, parts = classes[0]
+    name, parts = next(iter(classes.items()))
     if name == 'BertModel':
         return name, parts, ['there is no pooler: load it with add_pooling_layer=False']
-    missing = next(part for part in parts if not weights.has(part))
+    missing = next(part.prefix for part in parts if not weights.has(part.prefix))
     raise InputError(f'{weights.source} has no {missing.rstrip("/")}, which {name} needs')
 
 
@@ -233,12 +224,11 @@ def _config(weights: Weights, architecture: str) -> dict[str, Any]:
         'hidden_act': forms[weights.model['hidden_act']], 'pad_token_id': 0,
     }
     config |= {key: weights.model[name] for name, key in _FIELDS.items()}
-    if weights.head in LABELLED or weights.head == 'regression':
+    head = HEADS[weights.head]
+    if head.problem_type or head.labelled:
         labels = weights.labels or ('LABEL_0',)
         config['id2label'] = {str(i): label for i, label in enumerate(labels)}
         config['label2id'] = {label: i for i, label in enumerate(labels)}
-    if weights.head == 'regression':
-        config['problem_type'] = 'regression'
-    elif weights.head == 'classification':
-        config['problem_type'] = 'single_label_classification'
+    if head.problem_type:
+        config['problem_type'] = head.problem_type
     return config

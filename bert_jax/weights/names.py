@@ -4,103 +4,19 @@ One table for both directions. Names are those of a model with unrolled layers
 (`bert/encoder/layer_0/...`) and an unpadded vocabulary; `to_tree` and `from_tree` go from there to
 the parameters that the model takes (scanned or unrolled, vocabulary padded) and back.
 
-    V: vocabulary, P: positions, T: segment types, H: hidden_size, I: intermediate_size,
-    N: heads, D: head_dim, L: labels; 2 and 3 are themselves
+    The dims' letters are those of `tensors`.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-Format = Literal['tf1', 'huggingface']
-
-
-class Tensor(NamedTuple):
-    """A parameter: its three names and its dims.
-
-    Kernels are [in, out] here and in TF1, [out, in] in Hugging Face files and in what TF1 calls
-    `output_weights`. In files, N and D are one dim, and `{part}` stands for query, key and value,
-    which are one array here.
-
-    Attributes:
-      name: here.
-      tf1, huggingface: in files.
-      dims: of the array here; a comma stands between the dims that go in and those that come out.
-    """
-
-    name: str
-    tf1: str
-    huggingface: str
-    dims: str
-
-    @property
-    def optional(self) -> str:
-        """The part of the model that a file may lack as a whole; '' where it may not."""
-        return next((part for part in OPTIONAL if self.name.startswith(part)), '')
-
-    def file_names(self, form: Format) -> tuple[str, ...]:
-        """The one tensor in files of this form that this is made of, or the three."""
-        name = getattr(self, form)
-        parts = ('query', 'key', 'value') if '{part}' in name else ('',)
-        return tuple(name.replace('{part}', part) for part in parts)
-
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape here; `sizes` by letter, see `sizes_of`."""
-        return tuple(_size(dim, sizes) for dim in self.dims.replace(',', ''))
-
-    def file_shape(self, form: Format, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of each of `file_names`."""
-        groups = self.dims.replace('3', '').split(',')
-        shape = tuple(math.prod(_size(dim, sizes) for dim in group) for group in groups)
-        return shape[::-1] if self._turned(form) else shape
-
-    def from_files(
-        self, form: Format, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]
-    ) -> np.ndarray:
-        """The array here, float32 and contiguous, of the arrays in files."""
-        dims = self.dims.replace(',', '')
-        shape = tuple(_size(dim, sizes) for dim in dims if dim != '3')
-        if self._turned(form):
-            arrays = [_turn(x) for x in arrays]
-        arrays = [x.reshape(shape) for x in arrays]
-        if len(arrays) == 1:
-            return np.ascontiguousarray(arrays[0], np.float32)
-        return np.stack(arrays, axis=dims.index('3'), dtype=np.float32)
-
-    def to_files(self, form: Format, array: np.ndarray) -> list[np.ndarray]:
-        """The contiguous arrays in files of the array here; inverse of `from_files`."""
-        dims = self.dims.replace(',', '')
-        arrays = [array] if '3' not in dims else list(np.moveaxis(array, dims.index('3'), 0))
-        num_in = len(self.dims.partition(',')[0].replace('3', '')) if ',' in self.dims else 0
-        files = []
-        for x in arrays:
-            x = x.reshape(math.prod(x.shape[:num_in]), -1) if num_in else x.reshape(-1)
-            files.append(_turn(x) if self._turned(form) else np.ascontiguousarray(x))
-        return files
-
-    def _turned(self, form: Format) -> bool:
-        if form == 'huggingface':
-            return self.name.endswith('/kernel')
-        return self.tf1.endswith('output_weights')
-
-
-def _turn(x: np.ndarray) -> np.ndarray:
-    """A contiguous [B, A] of [A, B]. In strips it takes a third of the time of numpy's copy."""
-    turned = np.empty(x.shape[::-1], x.dtype)
-    for start in range(0, len(x), 16):
-        turned[:, start : start + 16] = x[start : start + 16].T
-    return turned
-
-
-# Parts that a file may lack; within one, all or nothing.
-OPTIONAL = (
-    'bert/pooler/', 'cls/predictions/', 'cls/seq_relationship/', 'cls/squad/', 'classifier/',
-)
+from bert_jax.heads import PARTS
+from bert_jax.tensors import Tensor
 
 _HF_LAYER = 'bert.encoder.layer.{i}.'
 _LAYER = 'bert/encoder/layer_{i}/'
@@ -143,29 +59,6 @@ _LAYERS = (
     Tensor(_LAYER + 'output/LayerNorm/bias', _LAYER + 'output/LayerNorm/beta',
            _HF_LAYER + 'output.LayerNorm.bias', 'H'),
 )
-_HEADS = (
-    Tensor('bert/pooler/dense/kernel', 'bert/pooler/dense/kernel',
-           'bert.pooler.dense.weight', 'H,H'),
-    Tensor('bert/pooler/dense/bias', 'bert/pooler/dense/bias', 'bert.pooler.dense.bias', 'H'),
-    Tensor('cls/predictions/transform/dense/kernel', 'cls/predictions/transform/dense/kernel',
-           'cls.predictions.transform.dense.weight', 'H,H'),
-    Tensor('cls/predictions/transform/dense/bias', 'cls/predictions/transform/dense/bias',
-           'cls.predictions.transform.dense.bias', 'H'),
-    Tensor('cls/predictions/transform/LayerNorm/scale', 'cls/predictions/transform/LayerNorm/gamma',
-           'cls.predictions.transform.LayerNorm.weight', 'H'),
-    Tensor('cls/predictions/transform/LayerNorm/bias', 'cls/predictions/transform/LayerNorm/beta',
-           'cls.predictions.transform.LayerNorm.bias', 'H'),
-    Tensor('cls/predictions/output_bias', 'cls/predictions/output_bias',
-           'cls.predictions.bias', 'V'),
-    Tensor('cls/seq_relationship/kernel', 'cls/seq_relationship/output_weights',
-           'cls.seq_relationship.weight', 'H,2'),
-    Tensor('cls/seq_relationship/bias', 'cls/seq_relationship/output_bias',
-           'cls.seq_relationship.bias', '2'),
-    Tensor('cls/squad/kernel', 'cls/squad/output_weights', 'qa_outputs.weight', 'H,2'),
-    Tensor('cls/squad/bias', 'cls/squad/output_bias', 'qa_outputs.bias', '2'),
-    Tensor('classifier/kernel', 'output_weights', 'classifier.weight', 'H,L'),
-    Tensor('classifier/bias', 'output_bias', 'classifier.bias', 'L'),
-)
 # Arrays with a row for each token of the vocabulary, which the model pads.
 _VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias')
 
@@ -176,7 +69,7 @@ def tensors(num_layers: int) -> list[Tensor]:
         Tensor(*(field.replace('{i}', str(i)) for field in tensor))
         for i in range(num_layers) for tensor in _LAYERS
     ]
-    return [*_EMBEDDINGS, *layers, *_HEADS]
+    return [*_EMBEDDINGS, *layers, *(tensor for part in PARTS for tensor in part.tensors)]
 
 
 def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
@@ -186,10 +79,6 @@ def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
         'T': model['type_vocab_size'], 'H': model['hidden_size'], 'I': model['intermediate_size'],
         'N': model['num_heads'], 'D': model['hidden_size'] // model['num_heads'], 'L': num_labels,
     }
-
-
-def _size(dim: str, sizes: Mapping[str, int]) -> int:
-    return int(dim) if dim.isdigit() else sizes[dim]
 
 
 def to_tree(

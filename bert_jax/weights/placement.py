@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.heads import part_of
 from bert_jax.weights.description import Weights
-from bert_jax.weights.names import OPTIONAL
 
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'
@@ -168,7 +168,7 @@ def _parts(names: Sequence[str]) -> str:
     """Names, with those of a whole head as `HEAD/...`."""
     parts: dict[str, None] = {}
     for name in names:
-        part = next((part for part in OPTIONAL if name.startswith(part)), None)
-        parts[f'{part}...' if part else name] = None
+        part = part_of(name)
+        parts[f'{part.prefix}...' if part else name] = None
     shown = list(parts)
     return ', '.join(shown[:8]) + (f', and {len(shown) - 8} more' if len(shown) > 8 else '')

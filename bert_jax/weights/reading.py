@@ -10,8 +10,10 @@ import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path
-from bert_jax.weights.description import DEFAULTS, HEAD_PARTS, POOLED
-from bert_jax.weights.names import OPTIONAL, Format, sizes_of, tensors
+from bert_jax.heads import HEADS, PARTS, POOLER, part_of
+from bert_jax.tensors import Format
+from bert_jax.weights.description import DEFAULTS
+from bert_jax.weights.names import sizes_of, tensors
 
 _WHOLE = ('vocab_size', 'num_layers', 'hidden_size', 'num_heads', 'intermediate_size',
           'max_position_embeddings', 'type_vocab_size')
@@ -95,9 +97,9 @@ def take_params(
     """
     _check_layers(form, shapes, model['num_layers'], where, config_file)
     table = tensors(model['num_layers'])
-    found = {part for part in OPTIONAL for tensor in table if tensor.optional == part
-             and any(name in shapes for name in tensor.file_names(form))}
-    wanted = [tensor for tensor in table if not tensor.optional or tensor.optional in found]
+    found = {part for part in PARTS for tensor in part.tensors
+             if any(name in shapes for name in tensor.file_names(form))}
+    wanted = [tensor for tensor in table if part_of(tensor.name) in (None, *found)]
     classifier = next(t for t in table if t.name == 'classifier/bias').file_names(form)[0]
     sizes = sizes_of(model, shapes.get(classifier, (0,))[0])
     for tensor in wanted:
@@ -146,9 +148,9 @@ def find_head(params: Mapping[str, Any], hint: str, said_by: str) -> str:
       InputError: the parameters have not the head that the config names.
     """
     def has(head: str) -> bool:
-        return any(name.startswith(HEAD_PARTS[head]) for name in params)
+        return any(part_of(name) in HEADS[head].own for name in params)
 
-    pooled = 'bert/pooler/dense/kernel' in params
+    pooled = any(part_of(name) is POOLER for name in params)
     if hint and not has(hint):
         raise InputError(
             f'{said_by}, but there is no tensor of such a head: the config contradicts the weights'
@@ -162,9 +164,23 @@ def find_head(params: Mapping[str, Any], hint: str, said_by: str) -> str:
         head = 'pretraining'
     if head == 'classification' and len(params['classifier/bias']) == 1:
         head = 'regression'
-    if not pooled and (head in POOLED or 'cls/seq_relationship/kernel' in params):
+    if not pooled and (HEADS[head].pooled or 'cls/seq_relationship/kernel' in params):
         raise InputError(f'{said_by}, whose head needs a pooler, and there is none')
     return head
+
+
+def check_head(name: Any, where: Path) -> str:
+    """`name`, refused where it is no head that weights can have."""
+    if name not in HEADS:
+        raise InputError(
+            f"{where}: head={name!r} is unknown: {', '.join(filter(None, HEADS))}"
+        )
+    if not HEADS[name].portable:
+        raise InputError(
+            f'{where}: {HEADS[name].title} stays in its run: it can be trained and scored (its '
+            'predictions lie beside it), not used as weights'
+        )
+    return str(name)
 
 
 def check_labels(labels: tuple[str, ...], num_labels: int, where: Path) -> tuple[str, ...]:

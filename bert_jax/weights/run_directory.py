@@ -11,16 +11,16 @@ import orbax.checkpoint as ocp
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, absolute, as_path, children, in_bucket
+from bert_jax.heads import HEADS, part_of
 from bert_jax.sharding import VOCAB_MULTIPLE
 from bert_jax.weights.description import (
-    HEAD_PARTS,
-    LABELLED,
     Weights,
     read_vocabulary,
 )
 from bert_jax.weights.folder import new_folder, write_json
 from bert_jax.weights.names import from_tree, sizes_of, tensors, to_tree
 from bert_jax.weights.reading import (
+    check_head,
     check_labels,
     find_head,
     model_fields,
@@ -33,7 +33,6 @@ _FIELDS = {name: name for name in (
     'hidden_dropout', 'attention_dropout', 'classifier_dropout',
 )}
 _COMMITTED = 'commit_success.txt'
-_HEADS_OF_TASKS = {'pretrain': 'pretraining', 'synthetic': 'pretraining'}
 
 
 def is_begun(workdir: Path) -> bool:
@@ -66,24 +65,14 @@ def read_run(named: str | os.PathLike[str]) -> Weights:
     config_file = workdir / 'config.json'
     config = read_json(config_file, 'a run directory holds config.json and checkpoints/')
     model = _model(config, config_file)
-    hint = str(config.get('head', _HEADS_OF_TASKS.get(str(config.get('task')), '')))
-    if hint == 'feature_tagger':
-        raise InputError(
-            f'{config_file} is of a feature-based run: it can be trained and scored (its '
-            'predictions lie beside it), not used as weights'
-        )
-    if hint not in HEAD_PARTS:
-        raise InputError(
-            f'{config_file}: head={hint!r} cannot be read as weights; what can is '
-            + ', '.join(filter(None, HEAD_PARTS))
-        )
+    hint = check_head(config.get('head', ''), config_file)
     step = _newest(workdir)
     params = from_tree(_restore(step / 'default'), model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}
     _check(params, model, step, config_file)
     head = find_head(params, hint, f'{config_file} says head {hint!r}')
     labels = tuple(config.get('labels') or ())
-    if head in LABELLED:
+    if HEADS[head].labelled:
         num_labels = len(params['classifier/bias'])
         labels = check_labels(
             labels or tuple(f'LABEL_{i}' for i in range(num_labels)), num_labels, config_file
@@ -183,7 +172,8 @@ def _check(
     table = tensors(num_layers)
     for tensor in table:
         if tensor.name not in params:
-            if tensor.optional and not any(name.startswith(tensor.optional) for name in params):
+            part = part_of(tensor.name)
+            if part and not any(name.startswith(part.prefix) for name in params):
                 continue
             raise InputError(f'{step} has no {tensor.name}: {config_file} is of another model')
         shape, expected = params[tensor.name].shape, tensor.shape(sizes)

@@ -14,12 +14,11 @@ import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, absolute, as_path, children, local_copy
+from bert_jax.heads import HEADS
 from bert_jax.process import loading_tensorflow
 from bert_jax.text.vocab import write_vocab
 from bert_jax.weights.description import (
     DEFAULTS,
-    HEAD_PARTS,
-    LABELLED,
     Weights,
     check_vocabulary,
     looks_lowercase,
@@ -29,6 +28,7 @@ from bert_jax.weights.description import (
 from bert_jax.weights.folder import new_folder, write_json
 from bert_jax.weights.names import tensors
 from bert_jax.weights.reading import (
+    check_head,
     check_labels,
     find_head,
     model_fields,
@@ -94,12 +94,10 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
     params, unused = take_params(
         'tf1', shapes, lambda name: ask(reader.get_tensor, name), model, str(prefix), config_file
     )
-    said = config.get('head', '')
-    if said not in HEAD_PARTS:
-        raise InputError(f"{config_file}: head={said!r} is unknown: {', '.join(HEAD_PARTS)}")
+    said = check_head(config.get('head', ''), config_file)
     head = find_head(params, said, f'{config_file} says head {said!r}')
     labels: tuple[str, ...] = ()
-    if head in LABELLED:
+    if HEADS[head].labelled:
         num_labels = len(params['classifier/bias'])
         labels = tuple(config.get('labels') or (f'LABEL_{i}' for i in range(num_labels)))
         check_labels(labels, num_labels, config_file)

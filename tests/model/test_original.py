@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from bert_jax.data.spec import pretrain_spec
 from bert_jax.model.heads import cross_entropy, masked_lm_logits
 from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import Pretraining
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.sharding import MESH_AXES
-from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import make_eval_step, make_train_step

@@ -15,10 +15,15 @@ from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Sequences
 from bert_jax.finetuning import Predictor
 from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import (
+    Classification,
+    MultiLabel,
+    MultipleChoice,
+    QuestionAnswering,
+    Regression,
+    Tagging,
+)
 from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
-from bert_jax.tasks.classification import Classification
-from bert_jax.tasks.question_answering import QuestionAnswering
-from bert_jax.tasks.tagging import Tagging
 from bert_jax.train.state import init_state
 from bert_jax.train.step import make_train_step
 
@@ -41,6 +46,9 @@ def units_of(kind):
     labels = rng.integers(0, 3, 24).astype(np.int32)
     if kind == 'score':
         return Units(sequences, labels={'labels': rng.random(24).astype(np.float32)})
+    if kind == 'labels':
+        return Units(sequences, labels={
+            'labels': rng.integers(0, 2, (24, 3)).astype(np.float32)})
     if kind in ('label', 'choice'):
         return Units(sequences, choices, labels={'labels': labels})
     if kind == 'span':
@@ -54,11 +62,12 @@ def units_of(kind):
 
 
 TASKS = {
-    'label': Classification(CONFIG, num_labels=3),
-    'score': Classification(CONFIG, num_labels=1),
-    'choice': Classification(CONFIG, num_labels=1, choices=4),
+    'label': Classification(CONFIG, 3),
+    'score': Regression(CONFIG),
+    'labels': MultiLabel(CONFIG, 3),
+    'choice': MultipleChoice(CONFIG, 4),
     'span': QuestionAnswering(CONFIG),
-    'tag': Tagging(CONFIG, num_labels=3),
+    'tag': Tagging(CONFIG, 3),
 }
 
 

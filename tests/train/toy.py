@@ -1,6 +1,7 @@
 """A task of a few numbers for the tests of this folder: linear regression with dropout."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ class Toy:
     """y = x W + b, mean squared error over rows by their weights."""
 
     width: int = 16
-    name: str = 'toy'
+    shown: ClassVar = {'mse': 'mse'}
 
     def init(self, rng):
         kernel = partitioned(jax.random.normal, 'embed', 'mlp')(rng, (8, self.width))

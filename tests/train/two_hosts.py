@@ -13,8 +13,8 @@ import optax
 
 from bert_jax import hosts
 from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import Pretraining
 from bert_jax.sharding import make_mesh
-from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.train import restore as restoring
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.shared_folder import check_shared

@@ -12,8 +12,8 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import Pretraining
 from bert_jax.sharding import Layout, make_mesh
-from bert_jax.tasks.pretrain import Pretraining
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.state import abstract_state

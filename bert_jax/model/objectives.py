@@ -1,0 +1,389 @@
+"""What a model with a head is trained for: its loss, and sums that its scores come from.
+
+One class a kind of head (`heads.HEADS`); `OBJECTIVES` is the table.
+
+    B, R: rows, S: row length, P: masked positions a row, K: units a row, C: choices a unit,
+    L: labels
+
+Why one file: a row of the table each, most of them a dozen lines, read side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from bert_jax.model.bilstm import BertFeatureTagger
+from bert_jax.model.flops import train_flops
+from bert_jax.model.heads import (
+    BertForPreTraining,
+    cross_entropy,
+    masked_lm_loss,
+    mlm_chunks,
+)
+from bert_jax.model.layers import BertConfig
+from bert_jax.model.task_heads import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+
+Params = Any
+Batch = Mapping[str, jax.Array]
+Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
+
+_ELSEWHERE = -1e30  # score of tokens outside a window
+
+
+class Objective(Protocol):
+    """A model with its loss and the scores of that loss.
+
+    Losses and metrics are sums with counts, divided once: `totals` gives the divisors of a whole
+    global batch before any of it is computed, so that a step computed in parts, or on many
+    devices, is the same step.
+
+    Attributes:
+      config: of the encoder.
+      shown: metrics of `score` that the line of a step shows, and what it calls them.
+      cls_only: whether the last layer is computed at [CLS] alone (`Bert`, `wanted_BxP`).
+    """
+
+    @property
+    def config(self) -> BertConfig: ...
+
+    @property
+    def shown(self) -> Mapping[str, str]: ...
+
+    @property
+    def cls_only(self) -> bool: ...
+
+    def init(self, rng: jax.Array) -> Params:
+        """Parameters with flax's partitioning metadata."""
+        ...
+
+    def totals(self, batch: Batch) -> Sums:
+        """Divisors of the loss over this batch."""
+        ...
+
+    def outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
+    ) -> dict[str, Any]:
+        """Of a packed batch, logits [R, K, ...] a unit or [R, S, ...] a token: numbers whose mean
+        over several models is a prediction. Of pre-training what `BertForPreTraining` returns."""
+        ...
+
+    def loss(
+        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
+    ) -> tuple[jax.Array, Sums]:
+        """The batch's share of the loss, and metric sums.
+
+        Args:
+          params: unboxed parameters.
+          batch: features [B, ...].
+          totals: divisors, from the whole batch that this one is a part of.
+          rows_Bx2: dropout keys (`model.dropout.dropout_rows`), or None: no dropout.
+        """
+        ...
+
+    def score(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Metrics by name from summed sums."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretraining:
+    """The mean MLM loss over masked positions plus the mean NSP loss over rows (section 3.1).
+
+    Both means are over the global batch. (google-research/bert on TPUs averages per core first,
+    which weights positions by how many others their core holds.)
+    """
+
+    config: BertConfig
+    next_sentence: bool = True
+    shown: ClassVar[Mapping[str, str]] = {'mlm_accuracy': 'mlm', 'nsp_accuracy': 'nsp'}
+    cls_only: ClassVar[bool] = False
+
+    def init(self, rng: jax.Array) -> Params:
+        ones_1x8 = jnp.ones((1, 8), jnp.int32)
+        positions = jnp.zeros((1, 1), jnp.int32)
+        model = BertForPreTraining(self.config)
+        return model.init(rng, ones_1x8, ones_1x8, ones_1x8, positions)['params']
+
+    def totals(self, batch: Batch) -> Sums:
+        return {
+            'masked': jnp.maximum(jnp.sum(batch['masked_lm_weights']), 1.0),
+            'rows': jnp.maximum(jnp.sum(batch['example_weights']), 1.0),
+        }
+
+    def outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
+    ) -> dict[str, Any]:
+        outputs: Any = BertForPreTraining(self.config).apply(
+            {'params': params},
+            batch['input_ids'], batch['input_mask'], batch['segment_ids'],
+            batch['masked_lm_positions'], rows_Bx2,
+        )
+        return outputs
+
+    def loss(
+        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
+    ) -> tuple[jax.Array, Sums]:
+        outputs = self.outputs(params, batch, rows_Bx2)
+        weights_BxP = batch['masked_lm_weights']
+        c = self.config
+        num_rows, num_slots = weights_BxP.shape
+        chunks = mlm_chunks(
+            -(-num_rows // c.layout.batch_shards), num_slots, c.padded_vocab_size,
+            c.mlm_chunk_bytes,
+        )
+        mlm_loss, mlm_correct = masked_lm_loss(
+            outputs['mlm_output'], batch['masked_lm_ids'], weights_BxP, chunks, c.layout
+        )
+        sums = {
+            'mlm_loss': mlm_loss,
+            'mlm_correct': mlm_correct,
+            'mlm_count': jnp.sum(weights_BxP),
+            'rows': jnp.sum(batch['example_weights']),
+            'tokens': jnp.sum(batch['input_mask'].astype(jnp.float32)),
+        }
+        loss = sums['mlm_loss'] / totals['masked']
+        if self.next_sentence:
+            weights_B = batch['example_weights']
+            nsp_B, nsp_correct_B = cross_entropy(
+                outputs['nsp_logits'], batch['next_sentence_labels']
+            )
+            sums['nsp_loss'] = jnp.sum(nsp_B * weights_B)
+            sums['nsp_correct'] = jnp.sum(nsp_correct_B * weights_B)
+            loss = loss + sums['nsp_loss'] / totals['rows']
+        return loss, sums
+
+    def score(self, sums: Mapping[str, float]) -> dict[str, float]:
+        masked, rows = max(sums['mlm_count'], 1.0), max(sums['rows'], 1.0)
+        mlm_loss = sums['mlm_loss'] / masked
+        metrics = {
+            'mlm_loss': mlm_loss,
+            'mlm_perplexity': math.exp(min(mlm_loss, 700.0)),
+            'mlm_accuracy': sums['mlm_correct'] / masked,
+        }
+        if self.next_sentence:
+            metrics['nsp_loss'] = sums['nsp_loss'] / rows
+            metrics['nsp_accuracy'] = sums['nsp_correct'] / rows
+        return metrics
+
+    def flops(self, max_seq_length: int, max_predictions_per_seq: int) -> float:
+        """FLOPs of training on one row."""
+        return train_flops(self.config, max_seq_length, max_predictions_per_seq)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+    """What objectives on packed rows share: a flax module on a packed batch, weighted means."""
+
+    config: BertConfig
+    num_outputs: int  # of the head, where that is not fixed
+    shown: ClassVar[Mapping[str, str]] = {'accuracy': 'acc'}
+    cls_only: ClassVar[bool] = False
+
+    @property
+    def _model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def _apply(self, params: Params, batch: Batch, rows_Bx2: jax.Array | None) -> Any:
+        return self._model.apply({'params': params}, batch, rows_Bx2)
+
+    def init(self, rng: jax.Array) -> Params:
+        ones_1x8 = jnp.ones((1, 8), jnp.int32)
+        return self._model.init(rng, {
+            'input_ids': ones_1x8, 'input_mask': ones_1x8, 'segment_ids': ones_1x8,
+            'position_ids': ones_1x8, 'cls_positions': jnp.zeros((1, 1), jnp.int32),
+        })['params']
+
+    def totals(self, batch: Batch) -> Sums:
+        return {'units': jnp.maximum(jnp.sum(batch['unit_weights']), 1.0)}
+
+    def _sums(
+        self, batch: Batch, weights: jax.Array, losses: jax.Array, correct: jax.Array | None
+    ) -> dict[str, jax.Array]:
+        sums = {
+            'units': jnp.sum(weights),
+            'tokens': jnp.sum((batch['input_mask'] > 0).astype(jnp.float32)),
+            'loss_sum': jnp.sum(losses * weights),
+        }
+        if correct is not None:
+            sums['correct'] = jnp.sum(correct * weights)
+        return sums
+
+    def score(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {'accuracy': sums['correct'] / max(sums['units'], 1.0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification(_Packed):
+    """Cross-entropy over labels, one label a unit (section 4.1)."""
+
+    cls_only: ClassVar[bool] = True
+
+    @property
+    def _model(self) -> nn.Module:
+        return BertForSequenceClassification(self.config, self.num_outputs)
+
+    def outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
+    ) -> dict[str, Any]:
+        return {'logits': self._apply(params, batch, rows_Bx2)}
+
+    def _losses(
+        self, logits: jax.Array, labels: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """(loss [R, K], whether it is right [R, K]) from logits [R, K, ...]."""
+        return cross_entropy(logits, labels)
+
+    def loss(
+        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
+    ) -> tuple[jax.Array, Sums]:
+        logits = self.outputs(params, batch, rows_Bx2)['logits']
+        sums = self._sums(batch, batch['unit_weights'], *self._losses(logits, batch['labels']))
+        return sums['loss_sum'] / totals['units'], sums
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression(Classification):
+    """Squared error; the label is a number. `logits` are [R, K, 1]."""
+
+    num_outputs: int = 1
+    shown: ClassVar[Mapping[str, str]] = {'squared_error': 'mse'}
+
+    def _losses(
+        self, logits: jax.Array, labels: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        return jnp.square(logits[..., 0] - labels), None
+
+    def score(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {'squared_error': sums['loss_sum'] / max(sums['units'], 1.0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLabel(Classification):
+    """Any number of labels a unit: binary cross-entropy, mean over the L labels.
+
+    `labels` are [R, K, L] of 0 and 1. Right is a unit all of whose labels are.
+    """
+
+    def _losses(
+        self, logits: jax.Array, labels: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        losses_RxKxL = optax.sigmoid_binary_cross_entropy(logits, labels)
+        right_RxK = jnp.all((logits > 0) == (labels > 0.5), axis=-1)
+        return jnp.mean(losses_RxKxL, axis=-1), right_RxK.astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultipleChoice(Classification):
+    """Softmax over the `num_outputs` sequences of a unit, `logits` [R, K, C] (section 4.4)."""
+
+    @property
+    def _model(self) -> nn.Module:
+        return BertForSequenceClassification(self.config, 1)
+
+    def outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
+    ) -> dict[str, Any]:
+        logits = self._apply(params, batch, rows_Bx2)
+        return {'logits': logits.reshape(logits.shape[0], -1, self.num_outputs)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagging(_Packed):
+    """Cross-entropy at the first piece of each word (`token_weights` 1), mean over words."""
+
+    @property
+    def _model(self) -> nn.Module:
+        return BertForTokenClassification(self.config, self.num_outputs)
+
+    def totals(self, batch: Batch) -> Sums:
+        return {'units': jnp.maximum(jnp.sum(batch['token_weights']), 1.0)}  # words
+
+    def outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
+    ) -> dict[str, Any]:
+        return {'logits': self._apply(params, batch, rows_Bx2)}
+
+    def loss(
+        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
+    ) -> tuple[jax.Array, Sums]:
+        logits_RxSxL = self.outputs(params, batch, rows_Bx2)['logits']
+        sums = self._sums(
+            batch, batch['token_weights'], *cross_entropy(logits_RxSxL, batch['token_labels'])
+        )
+        return sums['loss_sum'] / totals['units'], sums
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureTagging(Tagging):
+    """The same from a BiLSTM on `features` of a frozen encoder (section 5.3)."""
+
+    features: str = 'concat_last_four'
+
+    @property
+    def _model(self) -> nn.Module:
+        return BertFeatureTagger(self.config, self.num_outputs, self.features)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionAnswering(_Packed):
+    """Mean of the cross-entropies of start and end over the tokens of the window (section 4.2).
+
+    A window without an answer has it at [CLS]. (google-research/bert's softmax also runs over the
+    padding of the window, which here is not there.) Right is a unit both of whose ends are.
+    """
+
+    num_outputs: int = 2
+
+    @property
+    def _model(self) -> nn.Module:
+        return BertForQuestionAnswering(self.config)
+
+    def outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
+    ) -> dict[str, Any]:
+        logits = self._apply(params, batch, rows_Bx2)
+        return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
+
+    def loss(
+        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
+    ) -> tuple[jax.Array, Sums]:
+        outputs = self.outputs(params, batch, rows_Bx2)
+        weights_RxK = batch['unit_weights']
+        numbers_K = jnp.arange(1, weights_RxK.shape[1] + 1)
+        own_RxKxS = batch['input_mask'][:, None, :] == numbers_K[None, :, None]
+
+        def span_loss(logits_RxS: jax.Array, positions_RxK: jax.Array) -> tuple[jax.Array, ...]:
+            logits_RxKxS = jnp.where(own_RxKxS, logits_RxS[:, None, :], _ELSEWHERE)
+            return cross_entropy(logits_RxKxS, positions_RxK)
+
+        start_RxK, start_right = span_loss(outputs['start_logits'], batch['start_positions'])
+        end_RxK, end_right = span_loss(outputs['end_logits'], batch['end_positions'])
+        sums = self._sums(
+            batch, weights_RxK, (start_RxK + end_RxK) * 0.5, start_right * end_right
+        )
+        return sums['loss_sum'] / totals['units'], sums
+
+
+# By the name of the head. Downstream ones are made of (encoder, outputs).
+OBJECTIVES: Mapping[str, Any] = {
+    'pretraining': Pretraining,
+    'classification': Classification,
+    'regression': Regression,
+    'multi_label': MultiLabel,
+    'multiple_choice': MultipleChoice,
+    'token_classification': Tagging,
+    'question_answering': QuestionAnswering,
+    'feature_tagger': FeatureTagging,
+}
