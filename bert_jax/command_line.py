@@ -34,7 +34,7 @@ def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
     try:
         return flag_values(argv)
     except (AttributeError, KeyError, TypeError, ValueError, OSError, flags.Error) as error:
-        known = config_lib.fields(config_lib.default_config())
+        known = config_lib.all_fields()
         for argument in argv[1:]:
             name, _, _ = argument.lstrip('-').partition('=')
             path = name.removeprefix('config.').partition('[')[0]

@@ -13,6 +13,7 @@ Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.log_eve
 from __future__ import annotations
 
 import difflib
+import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,12 +64,17 @@ def _free(default: Any = None) -> config_dict.FieldReference:
     return config_dict.FieldReference(default, field_type=object)
 
 
-def default_config() -> ConfigDict:
-    """The default of every field. A config file changes some of them."""
+def default_config(task: str = 'pretrain') -> ConfigDict:
+    """The default of every field. A config file changes some of them.
+
+    Args:
+      task: its name; where it has fields of its own, they are in a section of their own.
+
+    Raises:
+      InputError: there is no such task.
+    """
     c = ConfigDict()
-    # pretrain | synthetic (random batches, no data) | cola sst2 mrpc stsb qqp mnli qnli rte wnli |
-    # squad_v1 squad_v2 | swag | conll
-    c.task = 'pretrain'
+    c.task = task  # pretrain, synthetic (random batches, no data), or a name that a task registers
     c.seed = 0  # parameters, data order, masks and dropout all follow from it
     # Parameters to start from: a run directory, a TF1 checkpoint prefix, a Hugging Face folder.
     c.init_checkpoint = ''
@@ -92,10 +98,6 @@ def default_config() -> ConfigDict:
     m.classifier_dropout = 0.1  # before the layer of a downstream task
     m.dtype = 'auto'  # compute: float32 | bfloat16 | auto (bfloat16 on TPU and GPU)
     m.scan_layers = False  # one compiled layer looped over instead of num_layers copies
-    # CoNLL: empty: fine-tuned; else features of a frozen encoder for a BiLSTM (paper table 7):
-    # embeddings | second_to_last | last | weighted_sum_last_four | concat_last_four |
-    # weighted_sum_all
-    m.features = ''
     m.remat = 'none'  # none | dots (keep matmul outputs) | full (keep layer inputs only)
 
     c.data = d = ConfigDict()
@@ -123,13 +125,12 @@ def default_config() -> ConfigDict:
     d.random_next_prob = 0.5
     d.whole_word_mask = False
     d.next_sentence = True  # False: one segment a row and no NSP loss
-    # Downstream tasks. `source` is the folder of the benchmark; for SQuAD also a training file or
-    # a list of them. `eval_source` is the file SQuAD is scored on, empty: the folder's.
+    # Downstream tasks. `source` is the folder of the benchmark, or your own file (for SQuAD also a
+    # list of them); `eval_source` the file that is scored, empty: the folder's, or `held_out` of
+    # your own.
+    d.text, d.text_pair, d.label = 'text', '', 'label'  # columns of your own file
     d.packing = True  # several examples a row; scores do not change
     d.max_malformed = 0.01  # share of unusable rows past which reading is an error
-    d.doc_stride = 128  # SQuAD: pieces from one window of a long text to the next
-    d.max_query_length = 64  # SQuAD: pieces of a question
-    d.document_context = False  # CoNLL: neighbouring sentences fill the window
 
     c.train = t = ConfigDict()
     t.steps = _free(0)  # 0: the sum of the phases' steps
@@ -164,7 +165,22 @@ def default_config() -> ConfigDict:
     # phase, and one learning-rate schedule spans them all, unless a phase names `learning_rate`
     # (and `warmup`): then its own schedule starts with it.
     c.phases = ()
+    add_section(c, task)
     return c.lock()
+
+
+def add_section(config: ConfigDict, task: str) -> None:
+    """Gives the config the section of a task, with its defaults, if it has one.
+
+    Raises:
+      InputError: there is no such task.
+    """
+    # A task's module declares its fields; this is the one look upwards, and at run time.
+    kinds = importlib.import_module('bert_jax.tasks').task_kinds()
+    if task not in kinds:
+        raise InputError(f'config.task={task!r} is unknown: {nearest(task, list(kinds))}')
+    if kinds[task].section:
+        config[kinds[task].section] = ConfigDict(dict(kinds[task].fields))
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
@@ -181,6 +197,16 @@ def fields(config: ConfigDict, prefix: str = '') -> list[str]:
         value = config[key]
         paths += fields(value, path + '.') if isinstance(value, ConfigDict) else [path]
     return paths
+
+
+def all_fields() -> list[str]:
+    """Dotted paths of all fields, those of all tasks among them."""
+    config = default_config()
+    paths = fields(config)
+    with config.unlocked():
+        for task in importlib.import_module('bert_jax.tasks').task_kinds():
+            add_section(config, task)
+    return paths + [path for path in fields(config) if path not in paths]
 
 
 def model_sizes(config: ConfigDict) -> dict[str, int]:

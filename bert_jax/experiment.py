@@ -16,15 +16,13 @@ from bert_jax import config as config_lib
 from bert_jax import files, hosts
 from bert_jax.chips import peak_flops
 from bert_jax.compilation_cache import keep_compiled
-from bert_jax.downstream import DOWNSTREAM_TASKS
 from bert_jax.durations import parse_duration, parse_steps
-from bert_jax.errors import InputError
 from bert_jax.files import Path
-from bert_jax.finetuning import FineTuningJob
 from bert_jax.hosts import say
-from bert_jax.pretraining import PretrainingJob
 from bert_jax.process import STARTED
-from bert_jax.program import Job, build_program, check_memory, open_mesh
+from bert_jax.program import build_program, check_memory, open_mesh
+from bert_jax.tasks import task_kinds
+from bert_jax.tasks.base import Task
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.goodput import Goodput
@@ -50,20 +48,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def open_job(config: ConfigDict) -> Job:
-    """The job of a completed config, its data opened.
+def open_task(config: ConfigDict) -> Task:
+    """The task of a completed config, its data opened.
 
     Raises:
-      InputError: an unknown task, bad data.
+      InputError: bad data.
     """
-    if config.task in ('pretrain', 'synthetic'):
-        return PretrainingJob(config)
-    if config.task in DOWNSTREAM_TASKS:
-        return FineTuningJob(config)
-    raise InputError(
-        f'config.task={config.task!r} is unknown: '
-        + config_lib.nearest(config.task, ('pretrain', 'synthetic', *DOWNSTREAM_TASKS))
-    )
+    return task_kinds()[config.task].open(config)
 
 
 def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -> dict[str, float]:
@@ -94,31 +85,32 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()))
 
     keep_compiled(files.as_path(config.data.dir) / 'compiled')
-    job = open_job(config)
-    program = build_program(config, mesh, job)
-    phases, task, optimizer = program.phases, program.task, program.optimizer
+    task = open_task(config)
+    program = build_program(config, mesh, task)
+    phases, objective = program.phases, program.objective
     total = sum(phase['steps'] for phase in phases)
     traced = parse_steps(config.train.profile, 'train.profile', total)
-    resolved = resolve(config, phases, job.vocab_size)
+    resolved = resolve(config, phases, task.vocab_size)
     resolved |= {
-        'head': job.head, 'labels': list(job.labels), 'metric': job.metric,
+        'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
+        'inference': dict(task.inference),
     }
     if hosts.count() > 1:  # one host need not go through its data for this
-        hosts.agree('the run', versions() | job.identity() | flat_fields(
+        hosts.agree('the run', versions() | task.identity() | flat_fields(
             {name: value for name, value in resolved.items() if name != 'data'}
             # Where files lie may differ; what is in them is compared by `identity`.
             | {'data': {k: v for k, v in resolved['data'].items() if k not in _PLACES}}
         ))
-    check_run_directory(workdir, resolved, job.vocab_path)
+    check_run_directory(workdir, resolved, task.vocab_path, comparable=task.keeps_best)
     check_shared(workdir)
 
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
     state = checkpoints.restore(program.state)
     if state is None:
-        state = init_state(task, optimizer, mesh, config.seed)
+        state = init_state(objective, program.optimizer, mesh, config.seed)
         if published is not None:
             params = warm_start(
-                published, state.params, program.bert, head=job.head, labels=job.labels
+                published, state.params, program.bert, head=task.head, labels=task.labels
             )
             state = dataclasses.replace(state, params=params)
     else:
@@ -130,7 +122,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         needed = check_memory(program, start)
     if needed:
         say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
-    describe_run(workdir, resolved, job.vocab_path)
+    describe_run(workdir, resolved, task.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
         f'{total:,} steps')
@@ -138,22 +130,22 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     runs = []
     first = 0
     for phase in phases:
-        runs.append(job.phase(task, phase, first, mesh))
+        runs.append(task.phase(objective, program.eval_step, phase, first, mesh))
         first += phase['steps']
 
     def steps_of(field: str) -> int:
         return parse_duration(
             config_lib.get_field(config, field), field, batch_size=phases[0]['batch_size'],
-            num_examples=job.num_examples, total=total,
+            num_examples=task.num_examples, total=total,
         )
 
     peak = peak_flops(jax.devices()[0].device_kind)
     report = Report(workdir, jax.process_index() == 0, start)
     profile = Profile(traced, workdir, hosts.first())
-    best = Best(workdir / 'best', job.metric) if job.keeps_best else None
+    best = Best(workdir / 'best', task.metric) if task.keeps_best else None
     try:
         state, metrics = train(
-            task, state, program.train_step, runs,
+            objective, state, program.train_step, runs,
             Cadence(
                 steps_of('train.log_every'), steps_of('train.eval_every'),
                 steps_of('train.save_every'),
@@ -167,7 +159,9 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
             step, params = best.restore(program.state.params)
             metrics = best.metrics() or {}
             result |= {f'eval/{k}': v for k, v in metrics.items()}
-            job.finish(params, metrics, workdir)
+            if settled := task.finish(params, metrics, workdir):
+                resolved['inference'] |= settled
+                describe_run(workdir, resolved, task.vocab_path)
     finally:
         profile.close()
         with goodput.during('save'):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import optax
@@ -16,45 +16,15 @@ from ml_collections import ConfigDict
 from bert_jax import config as config_lib
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
-from bert_jax.files import Path
 from bert_jax.model.layers import BertConfig
 from bert_jax.model.objectives import Objective
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.pretraining import PretrainingJob
 from bert_jax.sharding import Layout, Mesh, make_mesh
+from bert_jax.tasks.base import Task
 from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory
-from bert_jax.train.loop import Phase
 from bert_jax.train.state import TrainState, abstract_state
-from bert_jax.train.step import make_train_step
+from bert_jax.train.step import make_eval_step, make_train_step
 from bert_jax.validation import check_vocabulary, mesh_data, validate
-
-
-class Job(Protocol):
-    """What differs between pre-training and a downstream task."""
-
-    vocab_size: int
-    vocab_path: Path | None
-    head: str  # as `weights` names it
-    labels: tuple[str, ...]
-    metric: str  # of the evaluation, the higher the better; sweeps go by it
-    frozen: str  # top-level part of the parameters that is not trained
-    keeps_best: bool  # whether the parameters of the best evaluation are kept
-
-    @property
-    def num_examples(self) -> int | None:
-        """Rows an epoch, or None where no duration asks for it."""
-
-    def identity(self) -> dict[str, str]:
-        """What all hosts must have read alike, by name: digests of content, and counts."""
-
-    def task(self, bert: BertConfig) -> Objective:
-        """The task on an encoder."""
-
-    def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
-        """A phase of the run, from its description and first step."""
-
-    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> None:
-        """Writes what else belongs into the run directory, of the best evaluation."""
 
 
 def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:
@@ -74,46 +44,49 @@ class Program:
     """What a run computes, before any of it is run.
 
     Attributes:
-      job: its data and what is its own.
+      task: what it brings.
       mesh: where it runs; the devices may be a topology's, which only the compiler knows.
       phases: from `config.phases`.
       bert: the model.
-      task: what is trained.
+      objective: what is trained.
       optimizer: in `train_step`.
       state: shapes and shardings.
       accumulation_steps: parts that a batch is computed in.
       train_step: takes the state and a batch.
+      eval_step: takes parameters and a batch.
     """
 
-    job: Job
+    task: Task
     mesh: Mesh
     phases: list[dict[str, Any]]
     bert: BertConfig
-    task: Objective
+    objective: Objective
     optimizer: optax.GradientTransformation
     state: TrainState
     accumulation_steps: int
     train_step: CompiledStep
+    eval_step: CompiledStep
 
 
-def build_program(config: ConfigDict, mesh: Mesh, job: Job) -> Program:
+def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
     """The program of a completed config on a mesh; nothing is run or allocated."""
-    phases = config_lib.phases(config, job.num_examples)
-    bert = model_config(config, job.vocab_size, mesh)
-    task = job.task(bert)
+    phases = config_lib.phases(config, task.num_examples)
+    bert = model_config(config, task.vocab_size, mesh)
+    objective = task.objective(bert)
     schedule = make_schedule(schedule_segments(config, phases), config.optimizer.decay_power)
     optimizer = make_optimizer(
         config.optimizer.name, schedule, weight_decay=config.optimizer.weight_decay,
         b1=config.optimizer.b1, b2=config.optimizer.b2, eps=config.optimizer.eps,
-        frozen=job.frozen,
+        frozen=task.frozen,
     )
     train_step = make_train_step(
-        task, optimizer, schedule, mesh, seed=config.seed, clip_norm=config.optimizer.clip_norm,
-        accumulation_steps=config.train.accumulation_steps,
+        objective, optimizer, schedule, mesh, seed=config.seed,
+        clip_norm=config.optimizer.clip_norm, accumulation_steps=config.train.accumulation_steps,
     )
     return Program(
-        job, mesh, phases, bert, task, optimizer, abstract_state(task, optimizer, mesh),
+        task, mesh, phases, bert, objective, optimizer, abstract_state(objective, optimizer, mesh),
         config.train.accumulation_steps, CompiledStep(train_step),
+        CompiledStep(make_eval_step(objective, mesh)),
     )
 
 
@@ -121,19 +94,14 @@ Call = tuple[CompiledStep, tuple[Any, ...]]  # a step, and its arguments as shap
 
 
 def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
-    """The steps of a phase of pre-training, `train` and `evaluation`, as they will be called.
+    """The steps of a phase, `train` and `evaluation`, as they will be called.
 
-    Empty for downstream tasks, whose rows are packed into many shapes as they come.
+    Empty for tasks whose rows are packed into many shapes as they come.
     """
-    job = program.job
-    if not isinstance(job, PretrainingJob):
-        return {}
-    batch, held_out = job.batch_shapes(phase, program.mesh)
-    evaluation = job.eval_step(program.task, program.mesh)
-    return {
-        'train': (program.train_step, (program.state, batch)),
-        'evaluation': (evaluation, (program.state.params, held_out)),
-    }
+    shapes = program.task.batch_shapes(phase, program.mesh)
+    first = {'train': program.state, 'evaluation': program.state.params}
+    steps = {'train': program.train_step, 'evaluation': program.eval_step}
+    return {name: (steps[name], (first[name], batch)) for name, batch in shapes.items()}
 
 
 def check_memory(program: Program, start: int) -> int:

@@ -8,15 +8,12 @@ from bert_jax.config import complete, get_field, is_complete, model_sizes, neare
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
 from bert_jax.sharding import VOCAB_MULTIPLE
+from bert_jax.tasks import task_kinds
 
 _CHOICES = {
     'model.hidden_act': ('gelu_tanh', 'gelu_erf'),
     'model.dtype': ('auto', 'float32', 'bfloat16'),
     'model.remat': ('none', 'dots', 'full'),
-    'model.features': (
-        '', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
-        'weighted_sum_all',
-    ),
     'optimizer.name': ('bert_adamw', 'adamw', 'lamb'),
 }
 _POSITIVE = (
@@ -47,6 +44,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     Raises:
       InputError: the first fault found.
     """
+    check_task(config)
     if not config.init_checkpoint:
         config = complete(config)
     for path, choices in _CHOICES.items():
@@ -94,6 +92,23 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
         _check_model(config, num_devices)
 
 
+def check_task(config: ConfigDict) -> None:
+    """Raises:
+      InputError: there is no such task, or the config is of another one and lacks its section.
+    """
+    kinds = task_kinds()
+    if config.task not in kinds:
+        raise InputError(
+            f'config.task={config.task!r} is unknown: {nearest(config.task, list(kinds))}'
+        )
+    section = kinds[config.task].section
+    if section and section not in config:
+        raise InputError(
+            f'config.task={config.task!r} needs the section config.{section}, which this config '
+            f"file does not have: it starts from default_config({config.task!r})"
+        )
+
+
 def _check_model(config: ConfigDict, num_devices: int | None) -> None:
     """The checks that need the model's sizes, which may come from a checkpoint."""
     sizes = model_sizes(config)
@@ -107,14 +122,7 @@ def _check_model(config: ConfigDict, num_devices: int | None) -> None:
             f"config.model.num_heads={sizes['num_heads']} does not divide "
             f"config.model.hidden_size={sizes['hidden_size']}: the nearest that does is {fitting}"
         )
-    if config.model.features and config.model.scan_layers:
-        raise InputError(
-            'config.model.scan_layers=True keeps no output of each layer, which '
-            f'config.model.features={config.model.features!r} needs: leave it False'
-        )
-    if config.model.features == 'second_to_last' and sizes['num_layers'] < 2:
-        raise InputError("config.model.features='second_to_last' needs two layers: choose 'last'")
-    pretraining = config.task in ('pretrain', 'synthetic')
+    pretraining = task_kinds()[config.task].phased
     for i, phase in enumerate(phases(config, num_examples=10**9)):
         where = f'phases[{i}].' if config.phases else ''
         length, batch = phase['max_seq_length'], phase['batch_size']

@@ -3,7 +3,7 @@
     python -m bert_jax.main --config=configs/conll.py --config.init_checkpoint=DIR \\
         --config.data.source=conll2003
     python -m bert_jax.main --config=configs/conll.py:documents ...
-    python -m bert_jax.main --config=configs/conll.py:features --config.model.features=last ...
+    python -m bert_jax.main --config=configs/conll.py:features --config.conll.features=last ...
 
 `conll2003` is the folder with eng.train, eng.testa and, where test scores (`test_f1`) are wanted,
 eng.testb; `tfds:conll2003` has sentences alone, without their documents. A cased model is wanted.
@@ -21,11 +21,10 @@ def get_config(context: str = 'sentences'):
         raise ValueError(
             f'configs/conll.py:{context} is unknown: choose sentences, documents or features'
         )
-    c = default_config()
-    c.task = 'conll'
+    c = default_config('conll')
     c.model.name = ''
     c.data.source = 'conll2003'
-    c.data.document_context = context != 'sentences'
+    c.conll.document_context = context != 'sentences'
     c.data.max_seq_length = 128 if context == 'sentences' else 512
     c.train.steps = '4 epochs'
     c.train.batch_size = 32 if context == 'sentences' else 8
@@ -35,6 +34,6 @@ def get_config(context: str = 'sentences'):
     c.optimizer.learning_rate = 5e-5
     c.optimizer.warmup = '10%'
     if context == 'features':
-        c.model.features = 'concat_last_four'
+        c.conll.features = 'concat_last_four'
         c.optimizer.learning_rate = 1e-3
     return c

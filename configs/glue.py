@@ -21,8 +21,7 @@ def get_config(task: str = 'mrpc'):
             'configs/glue.py:ax has no training set: configs/glue.py:mnli predicts it, where the '
             'folder of the benchmark has diagnostic/'
         )
-    c = default_config()
-    c.task = task
+    c = default_config(task)
     c.model.name = ''
     c.data.source = 'glue'
     c.data.max_seq_length = 128

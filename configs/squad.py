@@ -15,8 +15,7 @@ from bert_jax.config import default_config
 def get_config(version: str = 'v1'):
     if version not in ('v1', 'v2'):
         raise ValueError(f'configs/squad.py:{version} is unknown: choose v1 or v2')
-    c = default_config()
-    c.task = f'squad_{version}'
+    c = default_config(f'squad_{version}')
     c.model.name = ''
     c.data.source = 'squad'
     c.data.max_seq_length = 384

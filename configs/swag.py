@@ -11,8 +11,7 @@ from bert_jax.config import default_config
 
 
 def get_config():
-    c = default_config()
-    c.task = 'swag'
+    c = default_config('swag')
     c.model.name = ''
     c.data.source = 'swag'
     c.data.max_seq_length = 128

@@ -128,8 +128,6 @@ BAD = [
     # Rates.
     ({'model.hidden_dropout': 1.0}, 'config.model.hidden_dropout=1 drops everything'),
     ({'model.classifier_dropout': 1.0}, 'config.model.classifier_dropout=1 drops everything'),
-    ({'model.features': 'last', 'model.scan_layers': True}, 'config.model.scan_layers=True keeps'),
-    ({'model.features': 'second_to_last', 'model.num_layers': 1}, "choose 'last'"),
     ({'model.attention_dropout': -0.1}, 'config.model.attention_dropout=-0.1 must be from 0 to 1'),
     ({'data.masked_lm_prob': 15.0}, 'config.data.masked_lm_prob=15.0 must be from 0 to 1'),
     ({'data.mask_rate': 0.95}, 'config.data.mask_rate=0.95 and config.data.random_rate=0.1 add up'),

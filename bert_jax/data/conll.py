@@ -1,6 +1,6 @@
-"""CoNLL-2003 named entities (Tjong Kim Sang and De Meulder, 2003): reading, and token windows.
+"""Sentences with a tag for each word: CoNLL-2003 (Tjong Kim Sang and De Meulder, 2003), or others.
 
-    W: words, n: sentences, P: word pieces of all words, T: tokens of all windows
+    W: words, n: sentences
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data import tabular
-from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.errors import InputError
 from bert_jax.files import as_path
-from bert_jax.metrics.conll import TAG, tag_types, to_iob2
+from bert_jax.metrics.conll import TAG, normal_tags, tag_types
 
 # Of the original distribution, and as its IOB2 editions are called.
 _FILES = {
@@ -62,8 +61,28 @@ class ConllExamples:
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """O, then B- and I- of each type that occurs, types sorted: the labels of a tagger."""
-        return ('O', *(f'{kind}-{name}' for name in tag_types(self.tags) for kind in 'BI'))
+        """The labels of a tagger: O, then B- and I- of each type that occurs, types sorted; or the
+        tags that occur, sorted, where they are of no such scheme."""
+        tags = set(self.tags)
+        if all(TAG.fullmatch(tag) for tag in tags):
+            return ('O', *(f'{kind}-{name}' for name in tag_types(self.tags) for kind in 'BI'))
+        return tuple(sorted(tags, key=lambda tag: (tag != 'O', tag)))
+
+    def sentences(self) -> list[str]:
+        """[n] their words, by spaces."""
+        o = self.sentence_offsets.tolist()
+        return [' '.join(self.words[a:b]) for a, b in zip(o[:-1], o[1:], strict=True)]
+
+    def take(self, sentences: np.ndarray) -> ConllExamples:
+        """Some of the sentences, ascending."""
+        words = np.flatnonzero(np.isin(
+            np.repeat(np.arange(len(self)), np.diff(self.sentence_offsets)), sentences))
+        lengths = np.diff(self.sentence_offsets)[sentences]
+        return dataclasses.replace(
+            self, words=[self.words[i] for i in words], tags=[self.tags[i] for i in words],
+            lines=self.lines[words], sentence_offsets=np.append(0, np.cumsum(lengths)),
+            documents=self.documents[sentences],
+        )
 
 
 def find_conll(source: str, split: str) -> str:
@@ -124,7 +143,9 @@ def from_tfds(split: str, records: Iterable[Mapping[str, Any]]) -> ConllExamples
     )
 
 
-def read_conll_file(path: str, *, max_malformed: float = 0.01) -> ConllExamples:
+def read_conll_file(
+    path: str, *, max_malformed: float = 0.01, any_tags: bool = False
+) -> ConllExamples:
     """All sentences of one file: a word first and its tag last in a line, empty lines between.
 
     Both IOB1 (the original `eng.*`) and IOB2 are read; see `metrics.conll` for the rule that
@@ -135,10 +156,12 @@ def read_conll_file(path: str, *, max_malformed: float = 0.01) -> ConllExamples:
         separated by spaces or tabs.
       max_malformed: share of the lines with words that may have another number of columns; one
         always may, unless this is 0.
+      any_tags: whether tags may be of any scheme: they stay as they are, but that entities of
+        IOBES become IOB2's.
 
     Raises:
       InputError: an unreadable or empty file, one without tags, a tag that is not O, B-TYPE or
-        I-TYPE, too many malformed lines.
+        I-TYPE (without `any_tags`), too many malformed lines.
     """
     # Cells are made twice rather than kept: a list for each line would keep the garbage
     # collector busy for longer than all the rest takes.
@@ -175,16 +198,55 @@ def read_conll_file(path: str, *, max_malformed: float = 0.01) -> ConllExamples:
             documents.append(document)
     num_skipped = rejects.check(len(words))
     lines_W = np.array(lines, np.int64)
-    _check_tags(path, lines_W, tags)
+    if not any_tags:
+        _check_tags(path, lines_W, tags)
     starts = np.flatnonzero(np.diff(sentences, prepend=-1))
     offsets = np.append(starts, len(words))
     return ConllExamples(
         words=words,
-        tags=to_iob2(tags, offsets),
+        tags=normal_tags(tags, offsets),
         lines=lines_W,
         sentence_offsets=offsets,
         documents=np.unique(np.array(documents)[starts], return_inverse=True)[1],
         num_skipped=num_skipped,
+        source=path,
+    )
+
+
+def read_tagged_file(
+    path: str, *, words: str, tags: str, max_malformed: float = 0.01
+) -> ConllExamples:
+    """All sentences of one file with tags of any set.
+
+    Args:
+      path: `.jsonl`, an object a sentence with a list of words and one of tags; or a word first
+        and its tag last in a line, empty lines between sentences. Plain or `.gz`.
+      words, tags: fields of the objects.
+      max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
+
+    Raises:
+      InputError: what is wrong with the file.
+    """
+    if tabular.format_of(path) != 'jsonl':
+        return read_conll_file(path, max_malformed=max_malformed, any_tags=True)
+    rejects = tabular.Rejects(path, max_malformed)
+    found, lines = [], []
+    for line, (some, their) in tabular.read_json_lines(path, [words, tags], rejects):
+        if not (isinstance(some, list) and isinstance(their, list) and len(some) == len(their)):
+            rejects.add(line, f"'{words}' and '{tags}' are not two lists of one length")
+        elif not all(isinstance(word, str) and word.strip() for word in some):
+            rejects.add(line, 'a word is no string, or an empty one')
+        elif some:
+            found.append((some, [tabular.label_text(tag) for tag in their]))
+            lines.append(line)
+    num_skipped = rejects.check(len(found))
+    lengths = [len(some) for some, _ in found]
+    offsets = np.append(0, np.cumsum(lengths))
+    return ConllExamples(
+        words=[word for some, _ in found for word in some],
+        tags=normal_tags([tag for _, their in found for tag in their], offsets),
+        lines=np.repeat(np.array(lines, np.int64), lengths),
+        sentence_offsets=offsets, documents=np.arange(len(found)), num_skipped=num_skipped,
         source=path,
     )
 
@@ -196,113 +258,3 @@ def _check_tags(path: str, lines_W: np.ndarray, tags: Sequence[str]) -> None:
             f"{path}, line {lines_W[i]}: '{tags[i]}' is not a tag; expected O, B-TYPE or I-TYPE "
             '(IOB1 or IOB2) in the last column'
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class ConllWindows:
-    """Token sequences in which every word is scored exactly once.
-
-    Attributes:
-      sequences: [CLS] pieces [SEP], all segment 0.
-      word_index: [T] int32; at the first piece of a word that is scored here, the place of the
-        word in `ConllExamples.words`; -1 at all other tokens.
-      labels: [T] int32, the label of that word; 0 at all other tokens.
-    """
-
-    sequences: Sequences
-    word_index: np.ndarray
-    labels: np.ndarray
-
-
-def conll_windows(
-    examples: ConllExamples, encode: Encode, labels: Sequence[str], *, max_length: int,
-    document_context: bool, cls_id: int, sep_id: int, unk_id: int,
-) -> ConllWindows:
-    """Windows of sentences, or of whole documents.
-
-    A *span*, which is a sentence, or with `document_context` all sentences of a document one after
-    the other, is one window if it fits. A longer one is covered by windows of full length, evenly
-    spaced and overlapping by at least half, and each word is scored in the one that gives it most
-    context on its poorer side: about a quarter of a window or more on both, or up to the end of
-    the span. So nothing is dropped, and a word sees its document ("maximal document context" of
-    paper section 5.3; all of it where it fits) for at most about twice the tokens of the text. (A
-    window for every sentence, filled up with its neighbours, would give half a window on both
-    sides, for `max_length` tokens a sentence: 6.5 times the text of the training file at 128, 26
-    times at 512.) A window may end inside a word, but begins with one.
-
-    Words are tokenized one by one. One that yields no piece (BERT's tokenizer removes control
-    characters) becomes [UNK], so that it is scored like any other.
-
-    Args:
-      examples: from `read_conll`.
-      encode: tokenizer; entities want a cased vocabulary.
-      labels: of the training file; a word's label is the place of its tag in them.
-      max_length: tokens of a window, [CLS] and [SEP] included.
-      document_context: whether neighbouring sentences of the document fill the window.
-      cls_id, sep_id, unk_id: of the vocabulary.
-
-    Raises:
-      InputError: a tag that is not among `labels`, with its line.
-    """
-    label_W = tabular.label_ids(examples.source, examples.lines.tolist(), examples.tags, labels)
-    ids_P, counts_W = _pieces(encode, examples.words, unk_id)
-    # Where each word's pieces begin; spans in pieces.
-    first_W = np.cumsum(counts_W) - counts_W
-    span_words = examples.sentence_offsets
-    if document_context:
-        span_words = np.append(
-            span_words[:-1][np.diff(examples.documents, prepend=-1) != 0], span_words[-1]
-        )
-    spans = np.append(first_W, len(ids_P))[span_words]
-    starts, ends, cores = _tile(spans, max_length - 2)
-    # The window that scores a word is the last whose core begins before or at its first piece.
-    window_W = np.searchsorted(cores, first_W, side='right') - 1
-    used, window_W = np.unique(window_W, return_inverse=True)  # only tails of huge words in others
-    starts, ends = first_W[np.searchsorted(first_W, starts[used])], ends[used]
-
-    counts = ends - starts
-    before = np.cumsum(counts) - counts
-    piece_T = np.arange(int(counts.sum())) - np.repeat(before - starts, counts)
-    sequences = make_sequences(
-        (ids_P[piece_T], counts), None, max_length=max_length, cls_id=cls_id, sep_id=sep_id
-    )
-    # Each word's one place among the tokens, behind the [CLS] of its window.
-    at_W = sequences.offsets[window_W] + 1 + first_W - starts[window_W]
-    word_index = np.full(len(sequences.ids), -1, np.int32)
-    word_index[at_W] = np.arange(len(first_W))
-    token_labels = np.zeros(len(sequences.ids), np.int32)
-    token_labels[at_W] = label_W
-    return ConllWindows(sequences, word_index, token_labels)
-
-
-def _pieces(
-    encode: Encode, words: Sequence[str], unk_id: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(ids [P] int32, pieces of each word [W] int64, none of them 0)."""
-    ids, counts = encode(words)
-    counts = np.asarray(counts, np.int64)
-    empty = np.flatnonzero(counts == 0)
-    ids = np.insert(np.asarray(ids, np.int32), (np.cumsum(counts) - counts)[empty], unk_id)
-    counts[empty] = 1
-    return ids, counts
-
-
-def _tile(spans: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Windows over spans: (first places, places after the last, places where scoring begins).
-
-    Scoring in a window goes on to where it begins in the next.
-
-    Args:
-      spans: bounds of the spans, which follow each other.
-      size: places that a window holds.
-    """
-    begins, lengths = spans[:-1], np.diff(spans)
-    over = np.maximum(lengths - size, 0)
-    num = 1 + -(-over // ((size + 1) // 2))
-    span = np.repeat(np.arange(len(lengths)), num)
-    i = np.arange(len(span)) - np.repeat(np.cumsum(num) - num, num)
-    starts = begins[span] + i * over[span] // np.maximum(num[span] - 1, 1)
-    ends = np.minimum(starts + size, spans[1:][span])
-    # In the middle of the overlap with the window before.
-    middles = (np.roll(ends, 1) + starts) // 2
-    return starts, ends, np.where(i == 0, starts, middles)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data import tabular
-from bert_jax.data.pairs import Encode, Sequences, make_sequences
+from bert_jax.data.texts import Columns, TextExamples, known_names, numbers, read_texts
 from bert_jax.errors import InputError
 from bert_jax.files import as_path
-from bert_jax.metrics.glue import GLUE_METRICS
+from bert_jax.metrics.labels import GLUE_METRICS
 
 _BINARY = ('0', '1')
 _ENTAILMENT = ('entailment', 'not_entailment')
@@ -58,6 +58,14 @@ class GlueTask:
     def kind(self) -> str:
         """'single' or 'pair': texts an example."""
         return 'pair' if len(self.columns) == 2 else 'single'
+
+    @property
+    def table_columns(self) -> Columns:
+        return Columns(self.columns, self.label_column, self.id_column, self.headerless)
+
+    @property
+    def json_columns(self) -> Columns:
+        return Columns(self.fields, 'label', 'idx')
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -118,30 +126,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = {task.name: task for task in (
 )}
 
 
-@dataclasses.dataclass(frozen=True)
-class GlueExamples:
-    """n examples of a task, in the order of the file.
-
-    Attributes:
-      text_a: the text, or the first of a pair.
-      text_b: the second; None: single texts.
-      labels: [n] int32 ids, or float32 scores; None: a test split.
-      ids: what the file calls them, or their place in it from 0.
-      num_skipped: malformed rows that were left out.
-      source: file or data set, for messages.
-    """
-
-    text_a: list[str]
-    text_b: list[str] | None
-    labels: np.ndarray | None
-    ids: list[str]
-    num_skipped: int
-    source: str
-
-    def __len__(self) -> int:
-        return len(self.text_a)
-
-
 def glue_task(name: str) -> GlueTask:
     """The task of that name.
 
@@ -169,7 +153,7 @@ def glue_files(name: str, data_dir: str, split: str) -> list[str]:
     return tabular.find_files(*_place(name, data_dir, split), _ENDINGS)
 
 
-def read_glue(name: str, data_dir: str, split: str, *, max_malformed: float = 0.01) -> GlueExamples:
+def read_glue(name: str, data_dir: str, split: str, *, max_malformed: float = 0.01) -> TextExamples:
     """Examples of a split, from the folder of the benchmark.
 
     Args:
@@ -187,7 +171,7 @@ def read_glue(name: str, data_dir: str, split: str, *, max_malformed: float = 0.
 
 def read_glue_file(
     name: str, path: str, *, labelled: bool = True, max_malformed: float = 0.01
-) -> GlueExamples:
+) -> TextExamples:
     """Examples of one file.
 
     Args:
@@ -202,42 +186,11 @@ def read_glue_file(
         rows, a file that is empty or cannot be read.
     """
     task = glue_task(name)
-    rejects = tabular.Rejects(path, max_malformed)
-    label_column = [task.label_column] if labelled else []
-    if tabular.format_of(path) == 'jsonl':
-        label_column = label_column and ['label']
-        rows = tabular.read_json_lines(
-            path, ['idx', *task.fields, *label_column], rejects, optional=['idx']
-        )
-    else:
-        rows = tabular.read_table(
-            path, [task.id_column, *task.columns, *label_column], rejects,
-            optional=[task.id_column] if labelled else [],
-            headerless=task.headerless if labelled else (),
-        )
-    lines, ids, texts, labels = [], [], [], []
-    for line, (row_id, *cells) in rows:
-        if labelled and not (label := tabular.label_text(cells.pop())):
-            rejects.add(line, 'its label is empty')
-            continue
-        if not all(isinstance(text, str) for text in cells):
-            rejects.add(line, 'a text is not a string')
-            continue
-        lines.append(line)
-        ids.append(row_id)
-        texts.append(cells)
-        if labelled:
-            labels.append(label)
-    num_skipped = rejects.check(len(lines))
-    names = tabular.row_ids(ids, lines, rejects)
-    tabular.check_unique(path, lines, names)
-    return GlueExamples(
-        text_a=[cells[0] for cells in texts],
-        text_b=[cells[1] for cells in texts] if task.kind == 'pair' else None,
-        labels=_label_array(task, path, lines, labels) if labelled else None,
-        ids=names,
-        num_skipped=num_skipped,
-        source=path,
+    json_lines = tabular.format_of(path) == 'jsonl'
+    return read_texts(
+        path, task.json_columns if json_lines else task.table_columns,
+        (known_names(task.labels) if task.labels else numbers(0, 5)) if labelled else None,
+        max_malformed=max_malformed, needs_ids=not (labelled or json_lines),
     )
 
 
@@ -248,7 +201,7 @@ def tfds_split(name: str, split: str) -> tuple[str, str]:
     return f'glue/{name}', split.replace('dev', 'validation')
 
 
-def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> GlueExamples:
+def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> TextExamples:
     """Examples out of the records of tensorflow-datasets, in the order of their `idx`.
 
     Args:
@@ -267,32 +220,9 @@ def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> Gl
             labels = np.array(order, np.int32)[raw]
         else:
             labels = raw.astype(np.float32)
-    return GlueExamples(
+    return TextExamples(
         texts[0], texts[1] if task.kind == 'pair' else None, labels,
         [str(int(record['idx'])) for record in rows], 0, f'tfds:glue/{name}:{split}',
-    )
-
-
-def labels_of(examples: GlueExamples) -> np.ndarray:
-    """The labels of examples that are to be trained on or scored.
-
-    Raises:
-      InputError: they have none.
-    """
-    if examples.labels is None:
-        raise InputError(
-            f'{examples.source} has no labels: it can be predicted, not trained on or scored'
-        )
-    return examples.labels
-
-
-def glue_sequences(
-    examples: GlueExamples, encode: Encode, max_length: int, cls_id: int, sep_id: int
-) -> Sequences:
-    """[CLS] A [SEP] or [CLS] A [SEP] B [SEP] of each example."""
-    return make_sequences(
-        encode(examples.text_a), None if examples.text_b is None else encode(examples.text_b),
-        max_length=max_length, cls_id=cls_id, sep_id=sep_id,
     )
 
 
@@ -315,19 +245,3 @@ def _place(name: str, data_dir: str, split: str) -> tuple[str, list[str]]:
     if not as_path(folder).is_dir():
         folder = os.path.join(data_dir, 'AX')
     return folder, ['diagnostic', 'AX']
-
-
-def _label_array(task: GlueTask, path: str, lines: list[int], labels: list[str]) -> np.ndarray:
-    if task.labels:
-        return tabular.label_ids(path, lines, labels, task.labels)
-    scores = np.empty(len(labels), np.float32)
-    for i, label in enumerate(labels):
-        try:
-            scores[i] = float(label)
-        except ValueError:
-            scores[i] = np.nan
-        if not 0 <= scores[i] <= 5:
-            raise InputError(
-                f"{path}, line {lines[i]}: score '{label}' is not a number from 0 to 5; mend it"
-            )
-    return scores

@@ -10,7 +10,6 @@ Where context and beginning come in one string, it is the context and the ending
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from bert_jax.data import tabular
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
+from bert_jax.data.split import share_of
 from bert_jax.errors import InputError
 from bert_jax.files import as_path, children
 
@@ -141,7 +141,7 @@ def part(examples: SwagExamples, split: str, dev_share: float = DEV_SHARE) -> Sw
     """
     assert split in ('train', 'dev'), split
     keep = [i for i in range(len(examples)) if
-            (_uniform(examples.context[i]) < dev_share) == (split == 'dev')]
+            (share_of(examples.context[i]) < dev_share) == (split == 'dev')]
     return dataclasses.replace(
         examples,
         context=[examples.context[i] for i in keep],
@@ -203,9 +203,3 @@ def _undivided(source: str) -> str:
     endings = tuple(f'.{ending}' for ending in _FORMATS)
     found = [p for p in children(source) if p.name.removesuffix('.gz').endswith(endings)]
     return str(found[0]) if len(found) == 1 else ''
-
-
-def _uniform(text: str) -> float:
-    """A number from 0 up to 1 that follows from the text."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, 'little') / 2**64

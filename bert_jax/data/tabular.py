@@ -237,6 +237,8 @@ def check_unique(path: str, lines: Sequence[int], ids: Sequence[str]) -> None:
 
 def label_text(value: Any) -> str:
     """A label as a string, from a cell or a JSON value; '' where there is none."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return '' if value is None else str(value).strip()
 
 

@@ -21,6 +21,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import open_whole
 
 TAG = re.compile(r'O|[BI]-\S+')
+_ANY_SCHEME = re.compile(r'O|[BIES]-\S+')
 
 
 def _parse(
@@ -59,6 +60,19 @@ def to_iob2(tags: Sequence[str], offsets: np.ndarray) -> list[str]:
     """
     begins_W, _ = _parse(tags, offsets, tag_types(tags))
     return [f'B{tag[1:]}' if b else tag for tag, b in zip(tags, begins_W.tolist(), strict=True)]
+
+
+def normal_tags(tags: Sequence[str], offsets: np.ndarray) -> list[str]:
+    """Tags [W] of IOB1, IOB2 or IOBES in IOB2; those of no such scheme as they are."""
+    if not are_entities(tags):
+        return list(tags)
+    plain = [{'S': 'B', 'E': 'I'}.get(tag[0], tag[0]) + tag[1:] for tag in tags]
+    return to_iob2(plain, offsets)
+
+
+def are_entities(tags: Sequence[str]) -> bool:
+    """Whether tags mark entities: each is O, B-TYPE, I-TYPE, or IOBES's E-TYPE or S-TYPE."""
+    return all(_ANY_SCHEME.fullmatch(tag) for tag in set(tags)) and set(tags) != {'O'}
 
 
 def _entities(begins_W: np.ndarray, type_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

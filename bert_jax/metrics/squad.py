@@ -66,6 +66,23 @@ def squad_scores(
     return _v2_scores(predictions, answers, null_odds, null_threshold)
 
 
+def best_null_threshold(
+    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]],
+    null_odds: Mapping[str, float],
+) -> float:
+    """The `null_threshold` that is best for F1, as `best_f1_thresh` of the official script.
+
+    But where no answer to any question is best, it is below all odds: the official script then
+    names 0, which is right for the probabilities that it expects, not for odds that may be
+    negative.
+    """
+    _, f1 = _raw_scores(predictions, answers)
+    gains = _gains(f1, predictions, answers)
+    none = float(sum(not texts for texts in answers.values()))
+    _, threshold = _best_threshold(gains, null_odds, none)
+    return min(null_odds.values()) - 1.0 if threshold is None else threshold
+
+
 def _overlap(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """F1 of two bags of words that have something in common, else 0."""
     common = sum((collections.Counter(predicted) & collections.Counter(gold)).values())
@@ -97,16 +114,7 @@ def _v2_scores(
     null_odds: Mapping[str, float] | None,
     null_threshold: float,
 ) -> dict[str, float]:
-    exact: dict[str, float] = {}
-    f1: dict[str, float] = {}
-    for name, texts in answers.items():
-        predicted = normalize_answer(predictions[name])
-        golds = [gold for gold in map(normalize_answer, texts) if gold] or ['']
-        exact[name] = int(predicted in golds)
-        f1[name] = max(
-            _overlap(gold.split(), predicted.split()) if gold and predicted
-            else int(gold == predicted) for gold in golds
-        )
+    exact, f1 = _raw_scores(predictions, answers)
     odds = null_odds or {}
 
     def final(raw: Mapping[str, float], name: str) -> float:
@@ -123,22 +131,49 @@ def _v2_scores(
     scores = {'exact_match': scores.pop('exact'), **scores}
     if null_odds is not None:
         for key, raw in (('exact', exact), ('f1', f1)):
-            # What a question adds to the sum when it keeps its prediction.
-            gains = {n: raw[n] if answers[n] else -bool(predictions[n]) for n in answers}
-            best, scores[f'best_{key}_thresh'] = _best_threshold(gains, null_odds, len(no_answer))
+            gains = _gains(raw, predictions, answers)
+            best, threshold = _best_threshold(gains, null_odds, len(no_answer))
+            scores[f'best_{key}_thresh'] = 0.0 if threshold is None else threshold
             scores[f'best_{key}'] = 100.0 * best / len(answers)
     return scores
 
 
+def _raw_scores(
+    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """(exact match, F1) of each question without a threshold."""
+    exact: dict[str, float] = {}
+    f1: dict[str, float] = {}
+    for name, texts in answers.items():
+        predicted = normalize_answer(predictions[name])
+        golds = [gold for gold in map(normalize_answer, texts) if gold] or ['']
+        exact[name] = int(predicted in golds)
+        f1[name] = max(
+            _overlap(gold.split(), predicted.split()) if gold and predicted
+            else int(gold == predicted) for gold in golds
+        )
+    return exact, f1
+
+
+def _gains(
+    raw: Mapping[str, float], predictions: Mapping[str, str],
+    answers: Mapping[str, Sequence[str]],
+) -> dict[str, float]:
+    """What a question adds to the sum when it keeps its prediction."""
+    return {n: raw[n] if answers[n] else -bool(predictions[n]) for n in answers}
+
+
 def _best_threshold(
     gains: Mapping[str, float], null_odds: Mapping[str, float], score: float
-) -> tuple[float, float]:
+) -> tuple[float, float | None]:
     """The best sum of scores when questions up to some odds keep their prediction, and those odds.
 
-    `score` is the sum when none does; the threshold is then 0. Questions of equal odds are taken
-    one by one, as the official script does, although no threshold lies between them.
+    `score` is the sum when none does; where that is best there are no such odds. Questions
+    of equal odds are taken one by one, as the official script does, although no threshold lies
+    between them.
     """
-    best, threshold = score, 0.0
+    best: float = score
+    threshold: float | None = None
     for name in sorted(null_odds, key=null_odds.__getitem__):
         if name in gains:
             score += gains[name]

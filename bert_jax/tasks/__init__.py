@@ -1,0 +1,16 @@
+"""The tasks: a module each, which registers what it brings. Nothing else lists them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+
+from bert_jax.tasks.base import KINDS, TaskKind
+
+
+def task_kinds() -> Mapping[str, TaskKind]:
+    """All tasks by name."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f'{__name__}.{module.name}')
+    return KINDS

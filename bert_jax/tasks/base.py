@@ -1,56 +1,87 @@
-"""What a downstream task brings."""
+"""What a task brings to a run, and how a task's module makes itself known."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-import numpy as np
+from ml_collections import ConfigDict
 
-from bert_jax.data.packing import Units
 from bert_jax.files import Path
 from bert_jax.model.layers import BertConfig
 from bert_jax.model.objectives import Objective
+from bert_jax.sharding import Mesh
+from bert_jax.train.loop import Phase
+from bert_jax.train.step import Batch, EvalStep
+
+
+class Task(Protocol):
+    """What a task brings to a run: data, loss, evaluation, files."""
+
+    name: str
+    vocab_size: int
+    vocab_path: Path | None
+    head: str  # one of `heads.HEADS`
+    labels: tuple[str, ...]
+    metric: str  # of the evaluation, the higher the better; sweeps go by it
+    frozen: str  # top-level part of the parameters that is not trained
+    keeps_best: bool  # whether the parameters of the best evaluation are kept
+    inference: Mapping[str, Any]  # how predictions are made, for config.json
+
+    @property
+    def num_examples(self) -> int | None:
+        """Rows an epoch, or None where no duration asks for it."""
+
+    def identity(self) -> dict[str, str]:
+        """What all hosts must have read alike, by name: digests of content, and counts."""
+
+    def objective(self, bert: BertConfig) -> Objective:
+        """What is trained, on an encoder."""
+
+    def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
+        """Shapes and shardings of a phase's batches for `train` and for `evaluation`.
+
+        Empty where rows are packed into many shapes as they come.
+        """
+
+    def phase(
+        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh
+    ) -> Phase:
+        """A phase of the run, from its description and first step."""
+
+    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
+        """Writes what else belongs into the run directory, of the best evaluation.
+
+        Returns:
+          What the evaluation has settled of `inference`.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalSet:
-    """Examples that are predicted as a whole.
+class TaskKind:
+    """A task by its name, as its module declares it.
 
     Attributes:
-      name: prefix of its metrics, empty for the main set.
-      units: its examples.
-      score: from outputs in the order of `units` ([n, ...] and [T, ...]) to metrics by name; None
-        for a set without labels.
-      write: writes prediction files into a directory, from the same outputs.
+      name: of the task in configs.
+      open: reads the data of a completed config.
+      section: name of its own section of the config; empty: it has none.
+      fields: defaults of the section.
+      phased: whether the run may have several phases, of rows with masked positions.
     """
 
     name: str
-    units: Units
-    score: Callable[[dict[str, np.ndarray]], dict[str, float]] | None
-    write: Callable[[dict[str, np.ndarray], Path], None]
+    open: Callable[[ConfigDict], Task]
+    section: str = ''
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    phased: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Downstream:
-    """A downstream task with its data.
+KINDS: dict[str, TaskKind] = {}
 
-    Attributes:
-      train: what is trained on.
-      evaluated: sets scored during training.
-      predicted: further sets, predicted at the end.
-      metric: name of the metric that picks the best evaluation.
-      head: what kind of head the model has, as `weights` names it.
-      labels: their names by id.
-      make_task: from the encoder to the task.
-      frozen: top-level part of the parameters that is not trained, or empty.
-    """
 
-    train: Units
-    evaluated: tuple[EvalSet, ...]
-    predicted: tuple[EvalSet, ...]
-    metric: str
-    head: str
-    labels: tuple[str, ...]
-    make_task: Callable[[BertConfig], Objective]
-    frozen: str = ''
+def register(*kinds: TaskKind) -> None:
+    """Makes tasks known by their names."""
+    for kind in kinds:
+        assert kind.name not in KINDS, kind.name
+        KINDS[kind.name] = kind

@@ -5,56 +5,65 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from bert_jax.data.packing import Units
-from bert_jax.data.pairs import Encode
-from bert_jax.data.swag import NUM_CHOICES, SwagExamples, read_swag, swag_sequences
-from bert_jax.files import Path, write_whole
-from bert_jax.metrics.glue import accuracy
-from bert_jax.model.objectives import MultipleChoice
-from bert_jax.tasks.base import Downstream, EvalSet
+from bert_jax.data.swag import (
+    NUM_CHOICES,
+    SwagExamples,
+    read_swag,
+    read_swag_file,
+    swag_sequences,
+)
+from bert_jax.files import Path, as_path, write_whole
+from bert_jax.metrics.labels import accuracy
+from bert_jax.tasks.base import TaskKind, register
+from bert_jax.tasks.labelled import (
+    EvalSet,
+    LabelledData,
+    LabelledTask,
+    Outputs,
+    one_source,
+    open_tokenization,
+)
 
 
-def open_swag(
-    source: str, encode: Encode, *, max_length: int, cls_id: int, sep_id: int,
-    max_malformed: float,
-) -> Downstream:
-    """SWAG or a set in its style: trained on train, scored on dev (see `data.swag`).
+def open_swag(config: ConfigDict) -> LabelledTask:
+    """SWAG or a set in its style: trained on train, scored on dev (see `data.swag`)."""
+    source = one_source(config, 'a folder of SWAG files, or one file in its style')
+    kind = {'max_malformed': config.data.max_malformed}
+    if config.data.eval_source:
+        whole = as_path(source).is_file()
+        train = read_swag_file(source, **kind) if whole else read_swag(source, 'train', **kind)
+        dev = read_swag_file(str(as_path(config.data.eval_source)), **kind)
+    else:
+        train, dev = (read_swag(source, split, **kind) for split in ('train', 'dev'))
+    t = open_tokenization(config)
 
-    Args:
-      source: a folder, or one file that is divided into train and dev.
-      encode: texts to ids.
-      max_length: pieces of a sequence.
-      cls_id, sep_id: of the vocabulary.
-      max_malformed: share of malformed rows past which reading is an error.
-
-    Raises:
-      InputError: whatever is wrong with the files.
-    """
-    def read(split: str) -> tuple[SwagExamples, Units]:
-        examples = read_swag(source, split, max_malformed=max_malformed)
-        sequences = swag_sequences(examples, encode, max_length, cls_id, sep_id)
+    def units(examples: SwagExamples) -> Units:
         assert examples.labels is not None
-        return examples, Units(sequences, NUM_CHOICES, labels={'labels': examples.labels})
+        sequences = swag_sequences(examples, t.encode, t.max_length, **t.special)
+        return Units(sequences, NUM_CHOICES, labels={'labels': examples.labels})
 
-    _, train = read('train')
-    examples, dev = read('dev')
-    return Downstream(
-        train=train,
+    scored = units(dev)
+    return LabelledTask(config, t, LabelledData(
+        train=units(train),
         evaluated=(EvalSet(
-            '', dev, functools.partial(_score, dev.labels['labels']),
-            functools.partial(_write, examples.ids),
+            '', scored, functools.partial(_score, scored.labels['labels']),
+            functools.partial(_write, dev.ids),
         ),),
-        predicted=(), metric='accuracy', head='multiple_choice', labels=(),
-        make_task=functools.partial(MultipleChoice, num_outputs=NUM_CHOICES),
-    )
+        metric='accuracy', head='multiple_choice', objective={'num_outputs': NUM_CHOICES},
+    ))
 
 
-def _score(labels: np.ndarray, outputs: dict[str, np.ndarray]) -> dict[str, float]:
+def _score(labels: np.ndarray, outputs: Outputs) -> dict[str, float]:
     return {'accuracy': accuracy(outputs['logits'].argmax(axis=-1), labels)}
 
 
-def _write(ids: list[str], outputs: dict[str, np.ndarray], workdir: Path) -> None:
+def _write(ids: list[str], outputs: Outputs, workdir: Path) -> None:
     choices = outputs['logits'].argmax(axis=-1)
     lines = ['index\tprediction', *(f'{i}\t{c}' for i, c in zip(ids, choices, strict=True))]
     write_whole(workdir / 'dev_predictions.tsv', '\n'.join(lines) + '\n')
+
+
+register(TaskKind('swag', open_swag))

@@ -179,7 +179,7 @@ def _measure_store(request: dict[str, Any]) -> dict[str, Any]:
 
 def _measure_rows(request: dict[str, Any]) -> dict[str, Any]:
     from bert_jax.config import complete, default_config
-    from bert_jax.pretraining import open_data
+    from bert_jax.tasks.pretrain import open_data
 
     config = default_config()
     config.seed = request['seed']

@@ -20,9 +20,9 @@ from bert_jax import config as config_lib
 from bert_jax.chips import peak_flops
 from bert_jax.errors import InputError
 from bert_jax.model.flops import train_flops
-from bert_jax.pretraining import PretrainingJob
 from bert_jax.program import build_program, open_mesh
 from bert_jax.sharding import local_rows, to_global
+from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tools.bench_report import Figure, Result, check_ended_well, last_line
 from bert_jax.train.state import init_state, num_params
 
@@ -69,11 +69,11 @@ class StepRun:
         config.train.batch_size = config.train.eval_batch_size = o.batch_size
         config = config_lib.complete(config)
         mesh = open_mesh(config, jax.devices())
-        job = PretrainingJob(config)
-        built = build_program(config, mesh, job)
-        self.model, data = built.bert, job.data
+        task = PretrainTask(config)
+        built = build_program(config, mesh, task)
+        self.model, data = built.bert, task.data
         self._train_step = built.train_step
-        self._state = init_state(built.task, built.optimizer, mesh, config.seed)
+        self._state = init_state(built.objective, built.optimizer, mesh, config.seed)
         local = local_rows(mesh, o.batch_size)
         self._batches = [
             to_global(mesh, batch, o.batch_size, local)

@@ -30,13 +30,14 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path, write_whole
 from bert_jax.process import use_huge_pages
+from bert_jax.tasks import task_kinds
 from bert_jax.train.report import duration
 
 # What decides which examples there are, how they are cut, and what is predicted of them.
 _ALIKE = (
-    'task', 'data.source', 'data.eval_source', 'data.max_seq_length', 'data.doc_stride',
-    'data.max_query_length', 'data.document_context', 'data.lowercase',
-)
+    'task', 'data.source', 'data.eval_source', 'data.max_seq_length', 'data.lowercase',
+    'data.text', 'data.text_pair', 'data.label', 'data.held_out',
+)  # and the task's own section
 _ALIKE_RESULTS = ('head', 'labels')  # what the runs say besides their fields
 _AS_FIRST = ('data.max_malformed', 'data.tfds_dir')  # how the data is read, as in the first run
 
@@ -53,12 +54,17 @@ def vocabulary(run: Path) -> Path:
     return path
 
 
+def _alike(config: dict[str, Any]) -> list[str]:
+    section = task_kinds()[config['task']].section
+    return [*_ALIKE, *(name for name in config if section and name.startswith(f'{section}.'))]
+
+
 def check_alike(runs: Sequence[Path], configs: Sequence[dict[str, Any]]) -> None:
     """Raises:
       InputError: the logits of the runs do not belong together.
     """
     for run, config in zip(runs, configs, strict=True):
-        for name in (*_ALIKE, *_ALIKE_RESULTS):
+        for name in (*_alike(configs[0]), *_ALIKE_RESULTS):
             first, other = configs[0].get(name), config.get(name)
             if first != other:
                 raise InputError(
@@ -83,8 +89,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     import optax
 
     from bert_jax.config import complete, default_config
-    from bert_jax.downstream import DOWNSTREAM_TASKS
-    from bert_jax.finetuning import FineTuningJob
+    from bert_jax.experiment import open_task
     from bert_jax.program import model_config
     from bert_jax.sharding import make_mesh
     from bert_jax.train.run_directory import read_run_fields
@@ -95,44 +100,45 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
     configs = [read_run_fields(run) for run in runs]
-    if configs[0].get('task') not in DOWNSTREAM_TASKS:
-        raise InputError(f"{runs[0]} is a run of task {configs[0].get('task')!r}: choose runs of "
-                         + ', '.join(DOWNSTREAM_TASKS))
+    name = configs[0].get('task')
+    downstream = [kind.name for kind in task_kinds().values() if not kind.phased]
+    if name not in downstream:
+        raise InputError(
+            f'{runs[0]} is a run of task {name!r}: choose runs of ' + ', '.join(downstream))
     check_alike(runs, configs)
-    config = default_config()
+    config = default_config(name)
     config.model.name = ''
     config.data.vocab_file = str(vocabulary(runs[0]))
     with config.unlocked():
         config.update_from_flattened_dict(
-            {name: configs[0][name] for name in (*_ALIKE, *_AS_FIRST)}
+            {name: configs[0][name] for name in (*_alike(configs[0]), *_AS_FIRST)}
         )
     mesh = make_mesh(jax.device_count(), 1, 1)
-    job: FineTuningJob | None = None
+    task: Any = None
     means: list[dict[str, np.ndarray]] = []
     started = time.monotonic()
     for number, run in enumerate(runs, 1):
         published = load_weights(run)
         completed = complete(config, published)
-        job = job or FineTuningJob(completed)
-        bert = model_config(completed, job.vocab_size, mesh)
-        task = job.task(bert)
-        fresh = init_state(task, optax.identity(), mesh, 0).params
-        params = warm_start(published, fresh, bert, head=job.head, labels=job.labels)
-        outputs = [predict(params) for predict in job.predictors(task, mesh)]
+        task = task or open_task(completed)
+        bert = model_config(completed, task.vocab_size, mesh)
+        objective = task.objective(bert)
+        fresh = init_state(objective, optax.identity(), mesh, 0).params
+        params = warm_start(published, fresh, bert, head=task.head, labels=task.labels)
+        outputs = [predict(params) for predict in task.predictors(objective, mesh)]
         means = means or [dict.fromkeys(found, np.zeros(())) for found in outputs]
         for mean, found in zip(means, outputs, strict=True):
             for name, x in found.items():
                 mean[name] = mean[name] + x.astype(np.float64) / len(runs)
         left = (time.monotonic() - started) / number * (len(runs) - number)
-        scores = '  '.join(f'{name} {x:.4f}' for name, x in job.score(outputs).items())
+        scores = '  '.join(f'{name} {x:.4f}' for name, x in task.score(outputs).items())
         print(f'{run}: {scores}  eta {duration(left)}', flush=True)
-    assert job is not None
     workdir.mkdir(parents=True, exist_ok=True)
     # For tools.glue_submission, which asks a folder for its task.
     write_whole(workdir / 'config.json', json.dumps(
         {'task': config.task, 'ensemble': [str(run) for run in runs]}, indent=2) + '\n')
-    job.write(means, workdir)
-    return {f'eval/{name}': value for name, value in job.score(means).items()}
+    task.write(means, workdir)
+    return {f'eval/{name}': value for name, value in task.score(means).items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

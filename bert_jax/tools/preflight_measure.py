@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 from bert_jax.chips import Chip
 from bert_jax.errors import InputError
 from bert_jax.model.flops import train_flops
-from bert_jax.pretraining import PretrainingJob
 from bert_jax.program import Program, build_program, open_mesh, phase_calls
+from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tools.preflight_hlo import CompiledText, Instruction, scope_of, short_name
 from bert_jax.train.compiled import Memory, device_bytes
 
@@ -26,7 +26,7 @@ _TRIES = 3  # compiled to find a change that fits
 
 def plan(config: ConfigDict, devices: Any) -> Program:
     """The program of a completed config on a topology's devices."""
-    return build_program(config, open_mesh(config, devices), PretrainingJob(config))
+    return build_program(config, open_mesh(config, devices), PretrainTask(config))
 
 
 def measure_phase(program: Program, number: int, chip: Chip, say: Say) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def prepare(config: ConfigDict) -> None:
     from bert_jax import config as config_lib
     from bert_jax.data.dataset import TextData
     from bert_jax.data.transfer import check_store
-    from bert_jax.pretraining import open_data
+    from bert_jax.tasks.pretrain import open_data
     from bert_jax.validation import validate
     from bert_jax.weights.load import load_weights
 

@@ -16,7 +16,8 @@ from bert_jax.weights.run_directory import whole_steps
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
                    'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
                    'data.local_dir', 'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
-                   'data.vocab_file')  # whose content is compared
+                   'data.vocab_file',  # whose content is compared
+                   'inference.')
 # Of the model only these: they change how it is computed, in rounding at the most, and not what.
 _OF_THE_COMPUTATION = ('model.dtype', 'model.remat', 'model.scan_layers')
 # Another of these is another run. Pre-training may go on with another rate, a downstream run, which
@@ -25,8 +26,17 @@ _OF_ANY_RUN: tuple[str, ...] = ('task',)
 _OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
 
 
-def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Path | None) -> None:
+def check_run_directory(
+    workdir: Path, resolved: dict[str, Any], vocab_path: Path | None, *, comparable: bool
+) -> None:
     """Compares with the run that is in the directory, and says what differs; changes nothing.
+
+    Args:
+      workdir: of the run.
+      resolved: as `config.json` will say.
+      vocab_path: of the run.
+      comparable: whether it is a short run that is compared with others, which nothing that bears
+        on its result may change.
 
     Raises:
       InputError: the directory cannot be used, or holds a run of another model or vocabulary.
@@ -44,10 +54,9 @@ def check_run_directory(workdir: Path, resolved: dict[str, Any], vocab_path: Pat
         return
     old = read_run_fields(workdir)
     new = flat_fields(resolved)
-    pretraining = new['task'] in ('pretrain', 'synthetic')
-    fixed = _OF_ANY_RUN if pretraining else _OF_ANY_RUN + _OF_A_DOWNSTREAM_RUN
+    fixed = _OF_ANY_RUN + _OF_A_DOWNSTREAM_RUN if comparable else _OF_ANY_RUN
     for name in sorted(set(old) | set(new)):
-        if old.get(name) == new.get(name) or name in _FREE_TO_CHANGE:
+        if old.get(name) == new.get(name) or name.startswith(_FREE_TO_CHANGE):
             continue
         if name.startswith(fixed) or (
             name.startswith('model.') and name not in _OF_THE_COMPUTATION

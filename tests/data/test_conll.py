@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from bert_jax.data.conll import (
     ConllExamples,
-    conll_windows,
     read_conll,
     read_conll_file,
 )
+from bert_jax.data.word_windows import conll_windows
 from bert_jax.errors import InputError
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -253,12 +253,6 @@ def test_neighbours_fill_the_window_only_with_document_context():
         -1, 0, 1, -1, -1, -1, 2, -1, -1, -1, -1, 3, -1, -1, 4, 5, -1]
     assert alone.labels.tolist() == [0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     assert windows(examples, 20, document_context=True).sequences.lengths.tolist() == [9, 4]
-
-
-def test_a_tag_that_training_did_not_have_is_refused_with_its_line():
-    examples = made_examples([[[1, 2]]])
-    with pytest.raises(InputError, match=r"made, line 2: unknown label 'B-X'; known are O, B-Y"):
-        windows(examples, 20, False, labels=('O', 'B-Y'))
 
 
 def test_a_word_without_pieces_becomes_unknown_and_is_scored():

@@ -11,12 +11,11 @@ from bert_jax.data.glue import (
     GLUE_TASKS,
     from_tfds,
     glue_files,
-    glue_sequences,
     glue_task,
-    labels_of,
     read_glue,
     tfds_split,
 )
+from bert_jax.data.texts import text_sequences
 from bert_jax.errors import InputError
 
 CLS, SEP = 1, 2
@@ -294,7 +293,7 @@ def test_labels_of_a_test_split(tmp_path):
     name, content, *_ = OFFICIAL['cola', 'test']
     path = put(tmp_path, name, content)
     with pytest.raises(InputError, match=f'{path} has no labels'):
-        labels_of(read_glue('cola', str(tmp_path), 'test'))
+        read_glue('cola', str(tmp_path), 'test').labelled()
 
 
 def test_tensorflow_datasets():
@@ -350,12 +349,12 @@ def encode(texts):
 
 def test_sequences(tmp_path):
     put(tmp_path, 'RTE/dev.tsv', HEADER + '0\ta bb\tccc\tentailment\n1\t\td d d d\tentailment\n')
-    sequences = glue_sequences(read_glue('rte', str(tmp_path), 'dev'), encode, 6, CLS, SEP)
+    sequences = text_sequences(read_glue('rte', str(tmp_path), 'dev'), encode, 6, CLS, SEP)
     assert np.split(sequences.ids, sequences.offsets[1:-1])[0].tolist() == [
         CLS, 11, 12, SEP, 13, SEP]
     assert sequences.lengths.tolist() == [6, 6] and sequences.first_lengths.tolist() == [4, 2]
     put(tmp_path, 'SST-2/dev.tsv', 'sentence\tlabel\na bb\t1\n')
-    sequences = glue_sequences(read_glue('sst2', str(tmp_path), 'dev'), encode, 6, CLS, SEP)
+    sequences = text_sequences(read_glue('sst2', str(tmp_path), 'dev'), encode, 6, CLS, SEP)
     assert sequences.ids.tolist() == [CLS, 11, 12, SEP] == sequences.ids[:4].tolist()
     assert sequences.first_lengths.tolist() == [4]
 

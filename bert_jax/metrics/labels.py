@@ -1,8 +1,9 @@
-"""The official metrics of GLUE (Wang et al., 2018), as scikit-learn and SciPy define them.
+"""Metrics of labels and numbers by name, as scikit-learn and SciPy define them.
 
-All are shares or coefficients: 0.9, not 90.
+All are shares or coefficients: 0.9, not 90. Those of GLUE (Wang et al., 2018) are the official
+ones.
 
-    n: examples
+    n: examples, L: labels
 """
 
 from __future__ import annotations
@@ -37,18 +38,23 @@ def score_glue(task: str, predictions: np.ndarray, labels: np.ndarray) -> dict[s
     """
     assert predictions.shape == labels.shape and labels.ndim == 1, (predictions.shape, labels.shape)
     assert len(labels), 'nothing to score'
-    return {name: _METRICS[name](predictions, labels) for name in GLUE_METRICS[task]}
+    return {name: METRICS[name](predictions, labels) for name in GLUE_METRICS[task]}
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of equal ones."""
-    return float(np.mean(predictions == labels))
+    """Share of equal ones; of marks [n, L], of the examples whose marks are all equal."""
+    equal = predictions == labels
+    return float(np.mean(equal.all(axis=1) if equal.ndim == 2 else equal))
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Harmonic mean of precision and recall of label 1; 0 where neither side has a 1."""
-    both = np.sum((predictions == 1) & (labels == 1))
-    either = np.sum(predictions == 1) + np.sum(labels == 1)
+    return _f1(predictions == 1, labels == 1)
+
+
+def _f1(found: np.ndarray, wanted: np.ndarray) -> float:
+    """F1 of marks; 0 where neither side has one."""
+    both, either = np.sum((found > 0) & (wanted > 0)), np.sum(found > 0) + np.sum(wanted > 0)
     return float(2 * both / either) if either else 0.0
 
 
@@ -95,9 +101,26 @@ def _average_ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(counts) - (counts - 1) / 2)[ids]
 
 
-_METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
+def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """The mean over labels of the F1 of each; over those that occur, where an example has one."""
+    if labels.ndim == 2:
+        pairs = list(zip(predictions.T, labels.T, strict=True))
+    else:
+        names = np.unique(np.concatenate([predictions, labels]))
+        pairs = [(predictions == name, labels == name) for name in names]
+    return float(np.mean([_f1(found, wanted) for found, wanted in pairs]))
+
+
+def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """F1 over the marks [n, L] of all labels together."""
+    return _f1(predictions, labels)
+
+
+METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
     'accuracy': accuracy,
     'f1': f1,
+    'macro_f1': macro_f1,
+    'micro_f1': micro_f1,
     'matthews': matthews,
     'pearson': pearson,
     'spearman': spearman,

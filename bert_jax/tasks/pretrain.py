@@ -1,9 +1,9 @@
-"""A pre-training run's part of `experiment`: its data, its task, its phases."""
+"""Pre-training on text (paper section 3.1), or on random batches: `synthetic`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,29 +16,30 @@ from bert_jax.data.spec import pretrain_spec
 from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.model.layers import BertConfig
-from bert_jax.model.objectives import Objective, Pretraining
+from bert_jax.model.objectives import Pretraining
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
-from bert_jax.train.compiled import CompiledStep
+from bert_jax.tasks.base import TaskKind, register
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.loop import Phase
-from bert_jax.train.step import Batch, make_eval_step
+from bert_jax.train.step import Batch, EvalStep
 
 
-class PretrainingJob:
-    """See `experiment.Job`."""
+class PretrainTask:
+    """See `base.Task`."""
 
     head = 'pretraining'
     labels: tuple[str, ...] = ()
     metric = 'mlm_accuracy'
     frozen = ''
     keeps_best = False
+    inference: Mapping[str, Any] = {}
 
     def __init__(self, config: ConfigDict):
         self._config = config
+        self.name: str = config.task
         self.data = open_data(config)
         self.vocab_size: int = self.data.vocab_size
         self.vocab_path: Path | None = self.data.vocab_path
-        self._eval_step: CompiledStep | None = None
 
     @property
     def num_examples(self) -> int | None:
@@ -57,16 +58,10 @@ class PretrainingJob:
     def identity(self) -> dict[str, str]:
         return self.data.identity()
 
-    def task(self, bert: BertConfig) -> Pretraining:
+    def objective(self, bert: BertConfig) -> Pretraining:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
 
-    def eval_step(self, task: Objective, mesh: Mesh) -> CompiledStep:
-        """The evaluation step, one for all phases."""
-        self._eval_step = self._eval_step or CompiledStep(make_eval_step(task, mesh))
-        return self._eval_step
-
-    def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> tuple[Batch, Batch]:
-        """Shapes and shardings of a phase's batches for training and for evaluation."""
+    def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
         sharding = batch_sharding(mesh)
         spec = pretrain_spec(phase['max_seq_length'], phase['max_predictions_per_seq'])
 
@@ -76,16 +71,20 @@ class PretrainingJob:
                 for name, feature in spec.items()
             }
 
-        return shapes(phase['batch_size']), shapes(self._config.train.eval_batch_size)
+        return {
+            'train': shapes(phase['batch_size']),
+            'evaluation': shapes(self._config.train.eval_batch_size),
+        }
 
-    def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
+    def phase(
+        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh
+    ) -> Phase:
         config, data = self._config, self.data
         batch_size, length = phase['batch_size'], phase['max_seq_length']
         slots = phase['max_predictions_per_seq']
         # Made when first asked for: planning the epochs of a phase that is over would be wasted.
         examples = functools.cache(lambda: data.training(length, slots))
         held_out = functools.cache(lambda: data.held_out(length, slots))
-        eval_step = self.eval_step(task, mesh)
 
         def batches(first_step: int) -> Iterator[Any]:
             local = local_rows(mesh, batch_size)
@@ -102,7 +101,7 @@ class PretrainingJob:
             num = rows.num_frozen
             if config.train.max_eval_examples:
                 num = min(num, config.train.max_eval_examples)
-            return evaluate(task, eval_step, params, (
+            return evaluate(objective, eval_step, params, (
                 to_global(mesh, batch, size, local)
                 for batch in data.eval_batches(
                     rows, batch_size=size, local=local, num_examples=num)
@@ -110,12 +109,13 @@ class PretrainingJob:
 
         return Phase(
             start=first, steps=phase['steps'], batch_size=batch_size, batches=batches,
-            evaluate=evaluate_phase, flops_per_row=task.flops(length, slots),
+            evaluate=evaluate_phase, flops_per_row=objective.flops(length, slots),
             name=f'length {length}, batch {batch_size}',
         )
 
-    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> None:
+    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         del params, metrics, workdir  # the checkpoints are all there is
+        return {}
 
 
 def weighted_sources(source: Any) -> list[tuple[str, float]]:
@@ -162,3 +162,9 @@ def open_data(config: ConfigDict) -> Data:
         max_positions=config.model.max_position_embeddings, seed=config.seed,
         progress=jax.process_index() == 0,
     ))
+
+
+register(
+    TaskKind('pretrain', PretrainTask, phased=True),
+    TaskKind('synthetic', PretrainTask, phased=True),
+)

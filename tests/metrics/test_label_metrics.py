@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bert_jax.metrics.glue import (
+from bert_jax.metrics.labels import (
     GLUE_METRICS,
     accuracy,
     f1,

@@ -1,0 +1,317 @@
+"""What tasks on labelled examples share: packed batches, evaluation, predictions.
+
+Every example is tokenized once at the start. A step holds exactly `batch_size` examples, packed
+into as few rows as they need; the planner picks the row length and at most four numbers of rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
+from bert_jax.data.pairs import Encode
+from bert_jax.data.stateless import hash64, permute
+from bert_jax.errors import InputError
+from bert_jax.files import Path, as_path
+from bert_jax.hosts import say
+from bert_jax.model.flops import token_flops
+from bert_jax.model.layers import BertConfig
+from bert_jax.model.objectives import OBJECTIVES, Objective
+from bert_jax.predict.engine import Engine
+from bert_jax.process import loading_tensorflow
+from bert_jax.sharding import Layout, Mesh, local_rows, to_global
+from bert_jax.text.load import Tokenizer, load_tokenizer
+from bert_jax.train.loop import Phase
+from bert_jax.train.step import Batch, EvalStep
+
+Outputs = dict[str, np.ndarray]
+# Row lengths to choose from. A row holds at least the longest unit.
+_ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenization:
+    """How a run's texts become ids."""
+
+    path: Path
+    tokenizer: Tokenizer
+    encode: Encode
+    lowercase: bool
+    max_length: int
+
+    @property
+    def special(self) -> dict[str, int]:
+        return {'cls_id': self.tokenizer.vocab.cls_id, 'sep_id': self.tokenizer.vocab.sep_id}
+
+
+def open_tokenization(config: ConfigDict) -> Tokenization:
+    """The tokenizer of a downstream run.
+
+    Raises:
+      InputError: the config names no vocabulary, or one that cannot be read; it has phases.
+    """
+    if config.phases:
+        raise InputError(
+            f'config.phases is for pre-training: config.task={config.task!r} has one phase'
+        )
+    if not config.data.vocab_file:
+        raise InputError(
+            'config.data.vocab_file is empty, and there is no config.init_checkpoint that '
+            'brings one: a downstream task starts from a vocabulary'
+        )
+    path = as_path(config.data.vocab_file)
+    tokenizer = load_tokenizer(path, config.data.lowercase)
+    with loading_tensorflow('fine-tuning'):
+        from bert_jax.data.pipeline import hide_accelerators
+        from bert_jax.data.tokenize import make_encode
+
+    hide_accelerators()
+    return Tokenization(
+        path, tokenizer, make_encode(tokenizer), config.data.lowercase, config.data.max_seq_length
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSet:
+    """Examples that are predicted as a whole.
+
+    Attributes:
+      name: prefix of its metrics, empty for the main set.
+      units: its examples.
+      score: from outputs in the order of `units` ([n, ...] and [T, ...]) to metrics by name; None
+        for a set without labels.
+      write: writes prediction files into a directory, from the same outputs.
+    """
+
+    name: str
+    units: Units
+    score: Callable[[Outputs], dict[str, float]] | None
+    write: Callable[[Outputs, Path], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledData:
+    """What a task reads of its files.
+
+    Attributes:
+      train: what is trained on.
+      evaluated: sets scored during training.
+      predicted: further sets, predicted at the end.
+      metric: name of the metric that picks the best evaluation.
+      head: what kind of head the model has (`heads.HEADS`).
+      labels: names of its outputs by id, where they have some.
+      objective: what else the head's objective is made with.
+      frozen: top-level part of the parameters that is not trained, or empty.
+      inference: how predictions are made.
+      settled: names of metrics that belong to `inference` too.
+    """
+
+    train: Units
+    evaluated: tuple[EvalSet, ...]
+    metric: str
+    head: str
+    labels: tuple[str, ...] = ()
+    predicted: tuple[EvalSet, ...] = ()
+    objective: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    frozen: str = ''
+    inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settled: tuple[str, ...] = ()
+
+
+class LabelledTask:
+    """See `base.Task`."""
+
+    keeps_best = True
+
+    def __init__(self, config: ConfigDict, tokenization: Tokenization, data: LabelledData):
+        self._config, self._data = config, data
+        self.name: str = config.task
+        self.vocab_path: Path | None = tokenization.path
+        self.vocab_size = len(tokenization.tokenizer.vocab)
+        self._vocabulary = tokenization.tokenizer.fingerprint
+        self.head, self.labels = data.head, data.labels
+        self.metric, self.frozen = data.metric, data.frozen
+        self.inference: Mapping[str, Any] = {
+            'max_seq_length': tokenization.max_length, **data.inference
+        }
+        self.num_examples: int | None = len(data.train)
+        self._best: tuple[dict[str, float], list[Outputs]] | None = None
+
+    @property
+    def data(self) -> LabelledData:
+        return self._data
+
+    def identity(self) -> dict[str, str]:
+        found = {
+            'vocabulary': self._vocabulary,
+            'training examples': self._data.train.digest(),
+        }
+        for i, eval_set in enumerate(self._sets):
+            found[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
+        return found
+
+    def objective(self, bert: BertConfig) -> Objective:
+        objective: Objective = OBJECTIVES[self.head](bert, **self._data.objective)
+        return objective
+
+    def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
+        del phase, mesh
+        return {}
+
+    def phase(
+        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh
+    ) -> Phase:
+        del eval_step  # its metrics want the predictions of a whole set
+        config, d = self._config, self._data
+        batch_size, steps = phase['batch_size'], phase['steps']
+        plan = _train_plan(
+            d.train, batch_size, steps, config.seed, objective.config, config.data.packing,
+            Layout(mesh).batch_shards * config.train.accumulation_steps,
+        )
+        say(
+            f'{len(d.train):,} training examples; rows of {plan.row_length} in '
+            f"{len(plan.shapes)} shapes ({', '.join(str(rows) for rows, _ in plan.shapes)} "
+            f'rows); {100 * plan.padding:.1f} % padding'
+        )
+
+        def batches(first_step: int) -> Iterator[dict[str, jax.Array]]:
+            for step in range(first_step, steps):
+                yield _device_batch(d.train, plan, step, mesh)
+
+        self._predictors = self.predictors(objective, mesh)
+
+        def evaluate(params: Any) -> dict[str, float]:
+            outputs = [predict(params) for predict in self._predictors[: len(d.evaluated)]]
+            metrics = self.score(outputs)
+            if self._best is None or metrics[self.metric] > self._best[0][self.metric]:
+                self._best = metrics, outputs
+            return metrics
+
+        return Phase(
+            start=first, steps=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
+            flops_per_row=_train_flops(
+                objective.config, plan, cls_only=objective.cls_only
+            ) / (steps * batch_size),
+            name=f'{config.task}, batch {batch_size}',
+        )
+
+    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
+        """Writes the predictions of all sets."""
+        # Those of the scored sets are at hand, unless the best evaluation was before a restart.
+        found = self._best[1] if self._best is not None and self._best[0] == metrics else []
+        outputs = [*found, *(predict(params) for predict in self._predictors[len(found) :])]
+        if jax.process_index() == 0:
+            self.write(outputs, workdir)
+        return {name: metrics[name] for name in self._data.settled if name in metrics}
+
+    @property
+    def _sets(self) -> tuple[EvalSet, ...]:
+        return (*self._data.evaluated, *self._data.predicted)
+
+    def predictors(self, objective: Objective, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
+        """From parameters to the outputs of each set: first those that are scored."""
+        engine = Engine(mesh, token_cost=functools.partial(token_flops, objective.config))
+        return [
+            functools.partial(engine.outputs, objective.outputs, units=eval_set.units)
+            for eval_set in self._sets
+        ]
+
+    def score(self, outputs: Sequence[Outputs]) -> dict[str, float]:
+        """Metrics by name, of all sets that are scored, from the outputs of each."""
+        metrics: dict[str, float] = {}
+        for eval_set, found in zip(self._data.evaluated, outputs, strict=False):
+            assert eval_set.score is not None
+            metrics |= {eval_set.name + name: x for name, x in eval_set.score(found).items()}
+        return metrics
+
+    def write(self, outputs: Sequence[Outputs], folder: Path) -> None:
+        """Writes the predictions of all sets, from the outputs of each."""
+        for eval_set, found in zip(self._sets, outputs, strict=True):
+            eval_set.write(found, folder)
+
+
+def one_source(config: ConfigDict, meaning: str) -> str:
+    """`data.source`, which has to be one path.
+
+    Raises:
+      InputError: it is something else, or pre-training's default.
+    """
+    source = config.data.source
+    if not isinstance(source, str) or not source or source.startswith('docs:'):
+        raise InputError(
+            f'config.data.source={source!r}: config.task={config.task!r} needs {meaning}'
+        )
+    return str(as_path(source))
+
+
+def refuse_eval_source(config: ConfigDict, instead: str) -> None:
+    """Refuses `data.eval_source` where a benchmark says what is scored.
+
+    Raises:
+      InputError: it is set.
+    """
+    if config.data.eval_source:
+        raise InputError(
+            f'config.data.eval_source={config.data.eval_source!r}: config.task={config.task!r} is '
+            f'scored on {instead}; bert_jax.evaluate scores other files'
+        )
+
+
+def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str, Any]]:
+    """Records of a split of tensorflow-datasets."""
+    with loading_tensorflow(f'tfds:{name}'):
+        from bert_jax.data.tfds_data import tfds_records
+
+    return tfds_records(name, split, config.data.tfds_dir)
+
+
+def _train_flops(config: BertConfig, plan: Plan, cls_only: bool) -> float:
+    """Training FLOPs of all steps on real tokens; the heads are too small to count.
+
+    Args:
+      config: the encoder.
+      plan: the steps.
+      cls_only: the last layer is computed at [CLS] alone (`Bert`, `wanted_BxP`).
+    """
+    cost = token_flops(config, plan.row_length)
+    if cls_only and not config.scan_layers:
+        cost *= 1 - 1 / config.num_layers
+        cost += 6 * config.hidden_size**2  # its queries, keys and values
+    return 3.0 * plan.tokens * cost
+
+
+def _train_plan(
+    units: Units, batch_size: int, steps: int, seed: int, config: BertConfig, packing: bool,
+    shards: int,
+) -> Plan:
+    """Epoch after epoch, each in an order of its own, `batch_size` units a step."""
+    n = len(units)
+    row_ids = np.arange(steps * batch_size, dtype=np.int64)
+    order = np.empty_like(row_ids)
+    for epoch in range(-(-len(row_ids) // n)):
+        here = slice(epoch * n, min((epoch + 1) * n, len(row_ids)))
+        order[here] = permute(row_ids[here] - epoch * n, n, int(hash64(seed, epoch)))
+    if not packing:
+        longest = int(units.lengths.max())
+        rows = np.broadcast_to(np.arange(batch_size, dtype=np.int32), (steps, batch_size))
+        return Plan(
+            order.reshape(steps, batch_size), rows, longest, np.full(steps, batch_size), 1,
+            int(units.lengths[order].sum()),
+        )
+    return plan_steps(
+        units.lengths, order.reshape(steps, batch_size), row_lengths=_ROW_LENGTHS, shards=shards,
+        token_cost=functools.partial(token_flops, config),
+    )
+
+
+def _device_batch(units: Units, plan: Plan, step: int, mesh: Mesh) -> dict[str, jax.Array]:
+    num_rows = int(plan.num_rows[step])
+    local = local_rows(mesh, num_rows)
+    return to_global(mesh, packed_batch(units, plan, step, local), num_rows, local)

@@ -1,0 +1,108 @@
+"""Your own labelled texts: `classification`, with one label each or several, and `regression`.
+
+CSV, TSV or JSON lines, one text or two, columns by name (`data.text`, `data.text_pair`,
+`data.label`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bert_jax.config import nearest
+from bert_jax.data.split import held_out
+from bert_jax.data.texts import Columns, Convert, LearntNames, TextExamples, numbers, read_texts
+from bert_jax.errors import InputError
+from bert_jax.files import as_path
+from bert_jax.hosts import say
+from bert_jax.metrics.labels import METRICS
+from bert_jax.tasks.base import TaskKind, register
+from bert_jax.tasks.labelled import LabelledTask, Tokenization, one_source, open_tokenization
+from bert_jax.tasks.texts import text_task
+
+
+def open_classification(config: ConfigDict) -> LabelledTask:
+    """Labels are learnt from the training file."""
+    own = config.classification
+    names = LearntNames(own.multi_label, own.separator)
+    train, dev = _read(config, names)
+    assert train.labels is not None
+    counts = train.labels.sum(axis=0).astype(int) if own.multi_label else np.bincount(
+        train.labels, minlength=len(names.names))
+    say('labels: ' + ', '.join(
+        f'{name} {n:,} ({n / len(train):.0%})' for name, n in zip(names.names, counts)))
+    if names.unseen:
+        shown = ', '.join(sorted(names.unseen)[:10])
+        say(f'note: {shown} occur in evaluation alone and count as errors')
+    head = 'multi_label' if own.multi_label else 'classification'
+    metrics = own.metrics or ('micro_f1,macro_f1,accuracy' if own.multi_label
+                              else 'accuracy,macro_f1')
+    return _task(config, head, names.names, metrics, train, dev)
+
+
+def open_regression(config: ConfigDict) -> LabelledTask:
+    """The label is a number."""
+    train, dev = _read(config, numbers())
+    assert train.labels is not None
+    say(f'numbers from {train.labels.min():g} to {train.labels.max():g}, mean '
+        f'{train.labels.mean():g}, deviation {train.labels.std():g}')
+    return _task(
+        config, 'regression', (), config.regression.metrics or 'spearman,pearson', train, dev)
+
+
+def _read(config: ConfigDict, convert: Convert) -> tuple[TextExamples, TextExamples]:
+    """What is trained on, and what is scored."""
+    d = config.data
+    columns = Columns((d.text, *([d.text_pair] if d.text_pair else [])), d.label)
+    source = one_source(config, 'a .csv, .tsv or .jsonl file')
+    train = read_texts(source, columns, convert, max_malformed=d.max_malformed)
+    if d.eval_source:
+        dev = read_texts(
+            str(as_path(d.eval_source)), columns, convert, max_malformed=d.max_malformed)
+    else:
+        pairs = zip(train.text_a, train.text_b or train.text_a)
+        out = held_out(['\n'.join(pair) for pair in pairs], d.held_out, source)
+        train, dev = train.take(np.flatnonzero(~out)), train.take(np.flatnonzero(out))
+        say(f'{len(dev):,} of {len(dev) + len(train):,} examples are held out for evaluation')
+    return train, dev
+
+
+def _task(
+    config: ConfigDict, head: str, labels: tuple[str, ...], metrics: str, train: TextExamples,
+    dev: TextExamples,
+) -> LabelledTask:
+    chosen = [name.strip() for name in metrics.split(',')]
+    for name in chosen:
+        if name not in METRICS:
+            raise InputError(
+                f'config.{config.task}.metrics={metrics!r}: {name!r} is unknown: '
+                + nearest(name, list(METRICS))
+            )
+    t = open_tokenization(config)
+    _say_lengths(t, train)
+    return text_task(
+        config, t, head=head, labels=labels, metrics=chosen, train=train, evaluated={'dev': dev},
+        predicted={},
+    )
+
+
+def _say_lengths(t: Tokenization, train: TextExamples) -> None:
+    lengths = np.asarray(t.encode(train.text_a)[1], np.int64) + 2
+    if train.text_b is not None:
+        lengths = lengths + t.encode(train.text_b)[1] + 1
+    cut = int((lengths > t.max_length).sum())
+    say(f'{len(train):,} examples of {np.median(lengths):.0f} tokens (half of them), at most '
+        f'{lengths.max()}; {cut:,} ({cut / len(train):.1%}) are cut at '
+        f'config.data.max_seq_length={t.max_length}')
+
+
+_METRICS = ''  # names between commas, the first picks the best evaluation; empty: the usual ones
+
+register(
+    TaskKind('classification', open_classification, 'classification', {
+        'multi_label': False,  # any number of labels an example
+        'separator': ',',  # between them, where they stand in one cell
+        'metrics': _METRICS,
+    }),
+    TaskKind('regression', open_regression, 'regression', {'metrics': _METRICS}),
+)

@@ -1,0 +1,30 @@
+"""Your own texts with labels: single or in pairs, one label each or several.
+
+    python -m bert_jax.main --config=configs/classification.py --config.init_checkpoint=DIR \\
+        --config.data.source=train.csv --config.data.eval_source=dev.csv
+
+CSV, TSV or JSON lines (plain or .gz), as spreadsheets and Hugging Face `datasets` write them; the
+columns are named by data.text, data.text_pair (empty: single texts) and data.label. Labels are
+learnt from the training file. Without an evaluation file a tenth is held out (data.held_out).
+`--config.classification.multi_label=True`: any number of labels an example, a list in JSON lines,
+else names between commas. `--config.classification.metrics=macro_f1,accuracy`: of accuracy, f1 (of
+the second of two labels), macro_f1, micro_f1, matthews; the first picks the best evaluation.
+"""
+
+from bert_jax.config import default_config
+
+
+def get_config():
+    c = default_config('classification')
+    c.model.name = ''
+    c.data.source = 'train.csv'
+    c.data.held_out = 0.1
+    c.data.max_seq_length = 128
+    c.train.steps = '3 epochs'
+    c.train.batch_size = 32
+    c.train.eval_every = '1 epoch'
+    c.train.save_every = '1 epoch'
+    c.train.log_every = 50
+    c.optimizer.learning_rate = 5e-5
+    c.optimizer.warmup = '10%'
+    return c
