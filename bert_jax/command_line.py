@@ -32,8 +32,8 @@ def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
       InputError: a flag that is unknown or cannot be read.
     """
     try:
-        return flag_values(argv)
-    except (AttributeError, KeyError, TypeError, ValueError, OSError, flags.Error) as error:
+        rest = flag_values(argv)
+    except (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error) as error:
         known = config_lib.fields(config_lib.default_config())
         for argument in argv[1:]:
             name, _, _ = argument.lstrip('-').partition('=')
@@ -42,7 +42,16 @@ def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
                 raise InputError(
                     f'--{name} is not a field: {config_lib.nearest(path, known)}'
                 ) from error
+            if isinstance(error, LookupError) and name.startswith('config.phases['):
+                raise InputError(
+                    f'--{name}: the config has no such phase, or the phase does not say this: set '
+                    "the field for the whole run, or write all phases, --config.phases='(...)'"
+                ) from error
         raise InputError(' '.join(str(error).split())) from error
+    flag: Any = flag_values['config']
+    if flag.value is not None:
+        config_lib.check_overrides(flag.value, flag.override_values)
+    return rest
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
