@@ -50,8 +50,32 @@ def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
         raise InputError(' '.join(str(error).split())) from error
     flag: Any = flag_values['config']
     if flag.value is not None:
-        config_lib.check_overrides(flag.value, flag.override_values)
+        _check_overrides(flag.value, flag.override_values)
     return rest
+
+
+def _check_overrides(config: config_lib.ConfigDict, overrides: dict[str, Any]) -> None:
+    """Refuses what was set for the whole run where every phase says its own.
+
+    Args:
+      config: a whole config.
+      overrides: what the command line has set in it, by dotted name.
+
+    Raises:
+      InputError: a field that no phase uses.
+    """
+    parts = [dict(phase) for phase in config.phases]
+    # A rate and its warm-up go on from phase to phase until one has its own rate.
+    schedules = [part for i, part in enumerate(parts) if i == 0 or 'learning_rate' in part]
+    users = {'steps': [], 'learning_rate': parts[:1], 'warmup': schedules}
+    for field, path in config_lib.PHASE_FIELDS.items():
+        asked = users.get(field, parts)
+        if path in overrides and asked and all(field in part for part in asked):
+            raise InputError(
+                f'--config.{path}={overrides[path]} would change nothing, because the phases of '
+                f"this config say their own {field}: set '--config.phases[0].{field}=...' "
+                'and so on'
+            )
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

@@ -54,7 +54,7 @@ _NUMERICS = {
     'layer_norm_eps': 1e-12,
 }
 # What a phase may say, and the field that it is taken from where it does not.
-_PHASE_FIELDS = {
+PHASE_FIELDS = {
     'steps': 'train.steps', 'batch_size': 'train.batch_size',
     'max_seq_length': 'data.max_seq_length',
     'max_predictions_per_seq': 'data.max_predictions_per_seq',
@@ -274,14 +274,14 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
     filled = []
     for i, phase in enumerate(given):
         for key in phase:
-            if key not in _PHASE_FIELDS:
+            if key not in PHASE_FIELDS:
                 raise InputError(
-                    f'config.phases[{i}].{key} is not a field: {nearest(key, list(_PHASE_FIELDS))}'
+                    f'config.phases[{i}].{key} is not a field: {nearest(key, list(PHASE_FIELDS))}'
                 )
-        part = {field: phase.get(field) for field in _PHASE_FIELDS}
+        part: dict[str, Any] = {field: phase.get(field) for field in PHASE_FIELDS}
         part['steps'] = phase.get('steps', 0)
         for field in ('batch_size', 'max_seq_length', 'max_predictions_per_seq'):
-            part[field] = phase.get(field, get_field(config, _PHASE_FIELDS[field]))
+            part[field] = phase.get(field, get_field(config, PHASE_FIELDS[field]))
         filled.append(part)
 
     def steps_of(value: int | str, i: int, field: str, total: int | None) -> int:
@@ -321,30 +321,6 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
                 'learning_rate: set both, or optimizer.warmup'
             )
     return filled
-
-
-def check_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
-    """Refuses what was set for the whole run where every phase says its own.
-
-    Args:
-      config: a whole config.
-      overrides: what the command line has set in it, by dotted name.
-
-    Raises:
-      InputError: a field that no phase uses.
-    """
-    parts = [dict(phase) for phase in config.phases]
-    # A rate and its warm-up go on from phase to phase until one has its own rate.
-    schedules = [part for i, part in enumerate(parts) if i == 0 or 'learning_rate' in part]
-    users = {'steps': [], 'learning_rate': parts[:1], 'warmup': schedules}
-    for field, path in _PHASE_FIELDS.items():
-        asked = users.get(field, parts)
-        if path in overrides and asked and all(field in part for part in asked):
-            raise InputError(
-                f'--config.{path}={overrides[path]} would change nothing, because the phases of '
-                f"this config say their own {field}: set '--config.phases[0].{field}=...' "
-                'and so on'
-            )
 
 
 def get_field(config: ConfigDict, path: str) -> Any:
