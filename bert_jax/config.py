@@ -109,6 +109,9 @@ def default_config() -> ConfigDict:
     # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
     # `vocab_size`.
     d.vocab_file = ''
+    # Words to add to it, one a line: [unused] slots first, then new rows of the word table, which
+    # start at the mean of the word's old pieces.
+    d.add_tokens = ''
     d.vocab_size = 8000
     d.lowercase = config_dict.placeholder(bool)  # empty: as in init_checkpoint, else True
     # Token stores and trained vocabularies, kept by fingerprint; for several hosts a bucket or a

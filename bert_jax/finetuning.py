@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Encode
+from bert_jax.data.prepared import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.downstream import open_downstream
 from bert_jax.errors import InputError
@@ -50,7 +51,10 @@ class FineTuningJob:
                 'brings one: a downstream task starts from a vocabulary'
             )
         self._config = config
-        self.vocab_path: Path | None = as_path(config.data.vocab_file)
+        self.vocab_path: Path | None = share_added_words(
+            as_path(config.data.vocab_file), config.data.add_tokens, config.data.lowercase,
+            Places.choose(config.data.dir, config.data.local_dir),
+        )
         tokenizer = load_tokenizer(self.vocab_path, config.data.lowercase)
         self.vocab_size = len(tokenizer.vocab)
         self._vocabulary = tokenizer.fingerprint

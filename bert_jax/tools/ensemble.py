@@ -117,7 +117,9 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
         bert = model_config(completed, job.vocab_size, mesh)
         task = job.task(bert)
         fresh = init_state(task, optax.identity(), mesh, 0).params
-        params = warm_start(published, fresh, bert, head=job.head, labels=job.labels)
+        params = warm_start(
+            published, fresh, bert, head=job.head, labels=job.labels, vocab_file=job.vocab_path
+        )
         outputs = [predict(params) for predict in job.predictors(task, mesh)]
         means = means or [dict.fromkeys(found, np.zeros(())) for found in outputs]
         for mean, found in zip(means, outputs, strict=True):
