@@ -63,7 +63,7 @@ def _open(folder, *sources, **changes):
     pairs = [source if isinstance(source, tuple) else (source, 1.0) for source in sources]
     options = TextOptions(
         sources=tuple((f'{folder}/{name}', weight) for name, weight in pairs), eval_source='',
-        held_out=0.2, vocab_file='', vocab_size=300, lowercase=True,
+        held_out=0.2, vocab_file='', add_tokens='', vocab_size=300, lowercase=True,
         shared_dir=str(folder / 'cache'), local_dir='', tfds_dir='',
         recipe=Recipe(short_seq_prob=0.1), max_positions=64, seed=0, progress=False,
     )
