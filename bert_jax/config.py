@@ -54,9 +54,13 @@ _NUMERICS = {
     'max_position_embeddings': 512, 'type_vocab_size': 2, 'hidden_act': 'gelu_tanh',
     'layer_norm_eps': 1e-12,
 }
-_PHASE_FIELDS = (
-    'steps', 'max_seq_length', 'max_predictions_per_seq', 'batch_size', 'learning_rate', 'warmup',
-)
+# What a phase may say, and the field that it is taken from where it does not.
+PHASE_FIELDS = {
+    'steps': 'train.steps', 'batch_size': 'train.batch_size',
+    'max_seq_length': 'data.max_seq_length',
+    'max_predictions_per_seq': 'data.max_predictions_per_seq',
+    'learning_rate': 'optimizer.learning_rate', 'warmup': 'optimizer.warmup',
+}
 
 
 def _free(default: Any = None) -> config_dict.FieldReference:
@@ -107,6 +111,9 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
     # `vocab_size`.
     d.vocab_file = ''
+    # Words to add to it, one a line: [unused] slots first, then new rows of the word table, which
+    # start at the mean of the word's old pieces.
+    d.add_tokens = ''
     d.vocab_size = 8000
     d.lowercase = config_dict.placeholder(bool)  # empty: as in init_checkpoint, else True
     # Token stores and trained vocabularies, kept by fingerprint; for several hosts a bucket or a
@@ -296,20 +303,15 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
     filled = []
     for i, phase in enumerate(given):
         for key in phase:
-            if key not in _PHASE_FIELDS:
+            if key not in PHASE_FIELDS:
                 raise InputError(
-                    f'config.phases[{i}].{key} is not a field: {nearest(key, _PHASE_FIELDS)}'
+                    f'config.phases[{i}].{key} is not a field: {nearest(key, list(PHASE_FIELDS))}'
                 )
-        filled.append({
-            'steps': phase.get('steps', 0),
-            'batch_size': phase.get('batch_size', config.train.batch_size),
-            'max_seq_length': phase.get('max_seq_length', config.data.max_seq_length),
-            'max_predictions_per_seq': phase.get(
-                'max_predictions_per_seq', config.data.max_predictions_per_seq
-            ),
-            'learning_rate': phase.get('learning_rate'),
-            'warmup': phase.get('warmup'),
-        })
+        part: dict[str, Any] = {field: phase.get(field) for field in PHASE_FIELDS}
+        part['steps'] = phase.get('steps', 0)
+        for field in ('batch_size', 'max_seq_length', 'max_predictions_per_seq'):
+            part[field] = phase.get(field, get_field(config, PHASE_FIELDS[field]))
+        filled.append(part)
 
     def steps_of(value: int | str, i: int, field: str, total: int | None) -> int:
         return parse_duration(

@@ -36,7 +36,7 @@ from bert_jax.train.warm_start import warm_start
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
 
-_PLACES = ('vocab_file', 'dir', 'local_dir', 'tfds_dir')
+_PLACES = ('vocab_file', 'add_tokens', 'dir', 'local_dir', 'tfds_dir')
 
 
 def versions() -> dict[str, str]:
@@ -110,7 +110,8 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         state = init_state(objective, program.optimizer, mesh, config.seed)
         if published is not None:
             params = warm_start(
-                published, state.params, program.bert, head=task.head, labels=task.labels
+                published, state.params, program.bert, head=task.head, labels=task.labels,
+                vocab_file=task.vocab_path,
             )
             state = dataclasses.replace(state, params=params)
     else:

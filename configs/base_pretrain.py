@@ -17,9 +17,10 @@ def get_config():
     c.data.held_out = 0.001
     c.data.vocab_size = 30522
     c.phases = (
-        dict(steps=900_000, max_seq_length=128, max_predictions_per_seq=20, batch_size=256),
-        dict(steps=100_000, max_seq_length=512, max_predictions_per_seq=80, batch_size=256),
+        dict(steps=900_000, max_seq_length=128, max_predictions_per_seq=20),
+        dict(steps=100_000, max_seq_length=512, max_predictions_per_seq=80),
     )
+    c.train.batch_size = 256
     c.train.eval_every = '1%'
     c.train.save_every = 5000
     c.train.max_eval_examples = 10_240

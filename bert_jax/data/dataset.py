@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax import files, hosts
 from bert_jax.data.examples import Examples, Mixture, RecordExamples, eval_batch
-from bert_jax.data.prepared import Places, share_store, share_vocabulary
+from bert_jax.data.prepared import Places, share_added_words, share_store, share_vocabulary
 from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
 from bert_jax.data.synthetic import SyntheticExamples, plain_batches
 from bert_jax.data.token_store import TokenStore
@@ -95,6 +95,7 @@ class TextOptions:
     eval_source: str
     held_out: float
     vocab_file: str
+    add_tokens: str
     vocab_size: int
     lowercase: bool
     shared_dir: str
@@ -126,8 +127,13 @@ class TextData:
         texts = _open_texts([spec for spec in specs if not is_records(spec)], o.tfds_dir)
         self.places = places = Places.choose(o.shared_dir, o.local_dir)
         self.vocab_path = files.as_path(o.vocab_file) if o.vocab_file else None
+        records = [spec for spec in specs if is_records(spec)]
+        if records and o.add_tokens:
+            raise InputError(
+                f'config.data.add_tokens={o.add_tokens}, but the text in {records[0]} is cut into '
+                'pieces already: give the text itself, or leave config.data.add_tokens empty'
+            )
         if self.vocab_path is None:
-            records = [spec for spec in specs if is_records(spec)]
             if records:
                 raise InputError(
                     f'config.data.vocab_file is empty, but the ids in {records[0]} are of some '
@@ -137,6 +143,9 @@ class TextData:
                 [texts[spec] for spec, _ in o.sources], o.vocab_size, o.lowercase, places,
                 self._say,
             )
+        self.vocab_path = share_added_words(
+            self.vocab_path, o.add_tokens, o.lowercase, places
+        )
         tokenizer = load_tokenizer(self.vocab_path, o.lowercase)
         vocab = tokenizer.vocab
         self.vocab_size = len(vocab)

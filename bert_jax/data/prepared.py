@@ -25,6 +25,7 @@ from bert_jax.data.token_store import MANIFEST, TokenStore
 from bert_jax.data.transfer import copy_store
 from bert_jax.errors import InputError
 from bert_jax.process import loading_tensorflow
+from bert_jax.text.added import add_words
 
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
@@ -190,6 +191,37 @@ def share_vocabulary(
     if places.local != places.shared and not path.exists():
         _keep_vocabulary(places.local, name, content, 'data.local_dir')
     say(f'vocabulary: {path}')
+    return path
+
+
+def share_added_words(
+    vocab_file: files.Path, words_file: str, lowercase: bool, places: Places
+) -> files.Path:
+    """A vocabulary with a file's words added, on this host's disk; every host calls it.
+
+    Args:
+      vocab_file: a WordPiece vocabulary.
+      words_file: see `text.added.add_words`; read on the first host only. Empty: none.
+      lowercase: whether the vocabulary is uncased.
+      places: where it is kept.
+
+    Raises:
+      InputError: whatever is wrong with the words.
+    """
+    if not words_file:
+        return vocab_file
+
+    def make() -> str:
+        tokens, notes = add_words(vocab_file, words_file, lowercase)
+        for note in notes:
+            hosts.say(note)
+        return ''.join(f'{token}\n' for token in tokens)
+
+    content = hosts.share('vocabulary with words added', make).encode()
+    path = places.local / _vocabulary_name('added', content)
+    if not path.exists():
+        field = 'data.dir' if places.local == places.shared else 'data.local_dir'
+        _keep_vocabulary(places.local, 'added', content, field)
     return path
 
 

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Encode
+from bert_jax.data.prepared import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
@@ -66,7 +67,10 @@ def open_tokenization(config: ConfigDict) -> Tokenization:
             'config.data.vocab_file is empty, and there is no config.init_checkpoint that '
             'brings one: a downstream task starts from a vocabulary'
         )
-    path = as_path(config.data.vocab_file)
+    path = share_added_words(
+        as_path(config.data.vocab_file), config.data.add_tokens, config.data.lowercase,
+        Places.choose(config.data.dir, config.data.local_dir),
+    )
     tokenizer = load_tokenizer(path, config.data.lowercase)
     with loading_tensorflow('fine-tuning'):
         from bert_jax.data.pipeline import hide_accelerators

@@ -147,10 +147,16 @@ def open_data(config: ConfigDict) -> Data:
     d = config.data
     if config.task == 'synthetic':
         return SyntheticData(config.model.vocab_size or d.vocab_size, config.seed)
+    if config.init_checkpoint and not d.vocab_file:
+        raise InputError(
+            f'config.init_checkpoint={config.init_checkpoint} brings no vocabulary: set '
+            '--config.data.vocab_file to the one that it was trained with'
+        )
     return TextData(TextOptions(
         sources=tuple(weighted_sources(d.source)), eval_source=d.eval_source,
-        held_out=d.held_out, vocab_file=d.vocab_file, vocab_size=d.vocab_size,
-        lowercase=d.lowercase, shared_dir=d.dir, local_dir=d.local_dir, tfds_dir=d.tfds_dir,
+        held_out=d.held_out, vocab_file=d.vocab_file, add_tokens=d.add_tokens,
+        vocab_size=d.vocab_size, lowercase=d.lowercase, shared_dir=d.dir,
+        local_dir=d.local_dir, tfds_dir=d.tfds_dir,
         recipe=Recipe(
             short_seq_prob=d.short_seq_prob, random_next_prob=d.random_next_prob,
             next_sentence=d.next_sentence, min_sentences=d.min_sentences,

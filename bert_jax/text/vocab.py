@@ -77,7 +77,7 @@ class Vocab:
             InputError: the file is missing, a directory, empty, not UTF-8 text, names a token
                 twice, or lacks a special token.
         """
-        lines = _read_lines(path)
+        lines = read_lines(path)
         return cls._build(_strip_lines(lines), source=str(path))
 
     @classmethod
@@ -139,20 +139,27 @@ def _restore(fields: dict[str, object]) -> Vocab:
     return Vocab(**{**fields, "index": types.MappingProxyType(index)})  # type: ignore[arg-type]
 
 
-def _read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """The lines of a UTF-8 file, split at `\\n` alone: tokens may hold other line separators."""
+def read_lines(
+    path: str | os.PathLike[str], what: str = "vocabulary", field: str = "data.vocab_file"
+) -> list[str]:
+    """The lines of a UTF-8 file, split at `\\n` alone: tokens may hold other line separators.
+
+    Raises:
+        InputError: it cannot be read, is empty or not text; it names `what` and the `field`.
+    """
     try:
         data = as_path(path).read_bytes()
     except FileNotFoundError:
-        raise InputError(f"{path}: no such vocabulary file; check data.vocab_file") from None
+        raise InputError(f"{path}: no such {what} file; check {field}") from None
     except IsADirectoryError:
         raise InputError(
-            f"{path}: is a directory; name the vocabulary file in it (often vocab.txt)"
+            f"{path}: is a directory; name the {what} file in it"
+            + (" (often vocab.txt)" if what == "vocabulary" else "")
         ) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); check it") from None
     if not data.strip():
-        raise InputError(f"{path}: the vocabulary file is empty; expected one token a line")
+        raise InputError(f"{path}: the {what} file is empty; expected one token a line")
     if (zero := data.find(b"\0")) >= 0:
         raise InputError(
             f"{path}: not a text file (zero byte at offset {zero}); expected UTF-8, one token a "

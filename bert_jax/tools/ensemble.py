@@ -124,7 +124,9 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
         bert = model_config(completed, task.vocab_size, mesh)
         objective = task.objective(bert)
         fresh = init_state(objective, optax.identity(), mesh, 0).params
-        params = warm_start(published, fresh, bert, head=task.head, labels=task.labels)
+        params = warm_start(
+            published, fresh, bert, head=task.head, labels=task.labels, vocab_file=task.vocab_path
+        )
         outputs = [predict(params) for predict in task.predictors(objective, mesh)]
         means = means or [dict.fromkeys(found, np.zeros(())) for found in outputs]
         for mean, found in zip(means, outputs, strict=True):

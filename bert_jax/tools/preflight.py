@@ -104,6 +104,7 @@ def without_data(config: ConfigDict) -> ConfigDict:
     """
     from bert_jax import config as config_lib
     from bert_jax.tasks import task_kinds
+    from bert_jax.text.added import add_words
     from bert_jax.text.load import load_tokenizer
     from bert_jax.weights.load import load_weights
 
@@ -126,6 +127,9 @@ def without_data(config: ConfigDict) -> ConfigDict:
             if c.data.vocab_file:
                 tokenizer = load_tokenizer(c.data.vocab_file, c.data.lowercase)
                 c.model.vocab_size = len(tokenizer.vocab)
+                if c.data.add_tokens:
+                    tokens, _ = add_words(c.data.vocab_file, c.data.add_tokens, c.data.lowercase)
+                    c.model.vocab_size = len(tokens)
         c.task, c.init_checkpoint = 'synthetic', ''
     return c
 

@@ -16,7 +16,7 @@ from bert_jax.weights.run_directory import whole_steps
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
                    'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
                    'data.local_dir', 'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
-                   'data.vocab_file',  # whose content is compared
+                   'data.vocab_file', 'data.add_tokens',  # the vocabulary itself is compared
                    'inference.')
 # Of the model only these: they change how it is computed, in rounding at the most, and not what.
 _OF_THE_COMPUTATION = ('model.dtype', 'model.remat', 'model.scan_layers')

@@ -10,14 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax import hosts
+from bert_jax.files import Path
 from bert_jax.model.layers import BertConfig
 from bert_jax.weights.description import Weights
+from bert_jax.weights.extended import extended
 from bert_jax.weights.names import flat_tree, to_tree, tree_shapes
 from bert_jax.weights.placement import place
 
 
 def warm_start(
-    published: Weights, params: Any, bert: BertConfig, *, head: str, labels: Sequence[str]
+    published: Weights, params: Any, bert: BertConfig, *, head: str, labels: Sequence[str],
+    vocab_file: Path | None,
 ) -> Any:
     """Published parameters in the place of fresh ones, wherever they belong; it says which.
 
@@ -27,15 +30,20 @@ def warm_start(
       bert: the model that is trained.
       head: of the model, as `weights` names it.
       labels: of the head, by id.
+      vocab_file: the vocabulary of the model; words that it has more than theirs start at the mean
+        of their old pieces.
 
     Raises:
-      InputError: they are of another model.
+      InputError: they are of another model, or its vocabulary is in another order.
     """
+    notes: list[str] = []
+    if vocab_file is not None:
+        published, notes = extended(published, vocab_file)
     placement = place(
         published, tree_shapes(params, bert.vocab_size), head=head, labels=labels,
         model=vars(bert),  # asdict would copy the layout, and devices cannot be copied
     )
-    for line in placement.report():
+    for line in [*placement.report(), *notes]:
         hosts.say(line)
     found = flat_tree(to_tree(
         placement.params, padded_vocab_size=bert.padded_vocab_size, scan_layers=bert.scan_layers

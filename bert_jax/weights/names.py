@@ -60,7 +60,7 @@ _LAYERS = (
            _HF_LAYER + 'output.LayerNorm.bias', 'H'),
 )
 # Arrays with a row for each token of the vocabulary, which the model pads.
-_VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias')
+VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias')
 
 
 def tensors(num_layers: int) -> list[Tensor]:
@@ -94,7 +94,7 @@ def to_tree(
     flat: dict[str, np.ndarray] = {}
     layers: dict[str, dict[int, np.ndarray]] = {}
     for name, x in params.items():
-        if name in _VOCABULARY_ROWS and padded_vocab_size is not None:
+        if name in VOCABULARY_ROWS and padded_vocab_size is not None:
             x = np.pad(x, [(0, padded_vocab_size - len(x))] + [(0, 0)] * (x.ndim - 1))
         match = re.fullmatch(r'bert/encoder/layer_([0-9]+)/(.*)', name)
         if match and scan_layers:
@@ -120,7 +120,7 @@ def from_tree(tree: Mapping[str, Any], vocab_size: int) -> dict[str, np.ndarray]
     """
     params: dict[str, np.ndarray] = {}
     for name, x in flat_tree(tree).items():
-        if name in _VOCABULARY_ROWS:
+        if name in VOCABULARY_ROWS:
             x = x[:vocab_size]
         if name.startswith('bert/encoder/layer/'):
             rest = name.removeprefix('bert/encoder/layer/')

@@ -63,7 +63,7 @@ def _open(folder, *sources, **changes):
     pairs = [source if isinstance(source, tuple) else (source, 1.0) for source in sources]
     options = TextOptions(
         sources=tuple((f'{folder}/{name}', weight) for name, weight in pairs), eval_source='',
-        held_out=0.2, vocab_file='', vocab_size=300, lowercase=True,
+        held_out=0.2, vocab_file='', add_tokens='', vocab_size=300, lowercase=True,
         shared_dir=str(folder / 'cache'), local_dir='', tfds_dir='',
         recipe=Recipe(short_seq_prob=0.1), max_positions=64, seed=0, progress=False,
     )
@@ -207,6 +207,22 @@ def test_one_segment_and_few_documents(folder):
     assert _open(folder, 'two.txt', held_out=0.0).training(S, P).num_examples > 0
 
 
+def test_added_words_make_another_store(folder):
+    plain = _open(folder, 'a.txt')
+    word = (folder / 'a.txt').read_text().split()[1]
+    (folder / 'words.txt').write_text(f'{word}\nzzz\n')
+    data = _open(folder, 'a.txt', add_tokens=str(folder / 'words.txt'))
+    vocab = load_tokenizer(data.vocab_path, True).vocab
+    assert data.vocab_size == len(vocab) == plain.vocab_size  # there were [unused] slots
+    assert {word, 'zzz'} <= set(vocab.tokens) and word not in plain.vocab_path.read_text().split()
+    assert data.identity().keys() == plain.identity().keys()
+    for name in ('vocabulary', f'content of {folder}/a.txt'):
+        assert data.identity()[name] != plain.identity()[name]
+    (store,), (other,) = data.stores.values(), plain.stores.values()
+    assert store.fingerprint != other.fingerprint
+    assert vocab.id(word) in store.tokens
+
+
 def test_records_beside_text(folder):
     vocab_file = str(_open(folder, 'a.txt').vocab_path)
     data = _open(folder, 'a.txt', 'c.tfrecord', vocab_file=vocab_file)
@@ -224,6 +240,8 @@ def test_records_beside_text(folder):
     (['a.txt', 'c.tfrecord'], {}, ['vocab_file', 'vocab.txt']),
     (['a.txt'], {'eval_source': 'c.tfrecord'}, ['vocab_file', 'vocab.txt']),
     (['a.txt'], {'vocab_file': 'missing.txt'}, ['missing.txt']),
+    (['a.txt', 'c.tfrecord'], {'add_tokens': 'words.txt'}, ['c.tfrecord', 'data.add_tokens']),
+    (['a.txt'], {'add_tokens': 'none.txt'}, ['none.txt', 'data.add_tokens']),
     (['none.txt'], {}, ['none.txt']),
     (['a.txt'], {'eval_source': 'none.txt'}, ['none.txt']),
 ])

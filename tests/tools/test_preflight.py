@@ -12,6 +12,8 @@ import jax
 import pytest
 
 from bert_jax import chips
+from bert_jax.config import default_config
+from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import preflight
 from bert_jax.tools.preflight_report import differences, tables
 from bert_jax.train.compiled import CompiledStep, Memory, device_bytes
@@ -134,3 +136,13 @@ def test_the_tpus_compiler_compiles_the_run_s_steps(tmp_path):
     assert sum(e['cycles_per_sequence'] for e in phase['scopes']) == pytest.approx(
         phase['cycles_per_sequence'])
     assert 'all-reduce' in {c['kind'] for c in phase['collectives']}
+
+
+def test_added_words_count_in_the_vocabulary(tmp_path):
+    write_vocab(tmp_path / 'vocab.txt', [*SPECIAL_TOKENS, '[unused0]', 'a', '##b'])
+    (tmp_path / 'words.txt').write_text('ab\nabb\na\n')
+    config = default_config()
+    config.train.steps = 1
+    config.data.vocab_file = str(tmp_path / 'vocab.txt')
+    config.data.add_tokens = str(tmp_path / 'words.txt')
+    assert preflight.without_data(config).model.vocab_size == 9
