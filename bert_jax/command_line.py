@@ -15,6 +15,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from bert_jax.errors import InputError
+from bert_jax.phases import PHASE_FIELDS
 
 
 def define_config(flag_values: flags.FlagValues, argv: list[str] | None = None) -> Any:
@@ -68,7 +69,7 @@ def _check_overrides(config: config_lib.ConfigDict, overrides: dict[str, Any]) -
     # A rate and its warm-up go on from phase to phase until one has its own rate.
     schedules = [part for i, part in enumerate(parts) if i == 0 or 'learning_rate' in part]
     users = {'steps': [], 'learning_rate': parts[:1], 'warmup': schedules}
-    for field, path in config_lib.PHASE_FIELDS.items():
+    for field, path in PHASE_FIELDS.items():
         asked = users.get(field, parts)
         if path in overrides and asked and all(field in part for part in asked):
             raise InputError(

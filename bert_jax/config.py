@@ -23,7 +23,6 @@ try:
 except ModuleNotFoundError:  # a repository without its requirements: no door can go on
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
-from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 
 # Table 1 of the paper (base, large), the sizes of its Table 6, and the 24 miniatures that
@@ -54,15 +53,6 @@ _NUMERICS = {
     'max_position_embeddings': 512, 'type_vocab_size': 2, 'hidden_act': 'gelu_tanh',
     'layer_norm_eps': 1e-12,
 }
-# What a phase may say, and the field that it is taken from where it does not.
-PHASE_FIELDS = {
-    'steps': 'train.steps', 'batch_size': 'train.batch_size',
-    'max_seq_length': 'data.max_seq_length',
-    'max_predictions_per_seq': 'data.max_predictions_per_seq',
-    'learning_rate': 'optimizer.learning_rate', 'warmup': 'optimizer.warmup',
-}
-
-
 def _free(default: Any = None) -> config_dict.FieldReference:
     """A field whose type is not fixed by its default (a duration, or a source or list of them)."""
     return config_dict.FieldReference(default, field_type=object)
@@ -286,70 +276,6 @@ def is_complete(config: ConfigDict) -> bool:
     """Whether nothing of the model is left to `init_checkpoint`."""
     needed = _NUMERICS if config.model.name else (*_SIZES, *_NUMERICS)
     return all(config.model[field] is not None for field in needed)
-
-
-def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str, Any]]:
-    """The run's phases with every field filled in, `steps` and `warmup` as numbers of steps.
-
-    Without `phases` in the config there is one, of `train.steps`. Where the phases state their
-    own steps and `train.steps` is set as well, they are scaled so that they add up to it (a short
-    trial of a long recipe); so a run of `train.steps=100` of the paper's recipe is 90 + 10 steps.
-
-    Args:
-      config: a whole config.
-      num_examples: examples an epoch (of the first phase), for durations in epochs.
-    """
-    given = [dict(phase) for phase in config.phases] or [{}]
-    filled = []
-    for i, phase in enumerate(given):
-        for key in phase:
-            if key not in PHASE_FIELDS:
-                raise InputError(
-                    f'config.phases[{i}].{key} is not a field: {nearest(key, list(PHASE_FIELDS))}'
-                )
-        part: dict[str, Any] = {field: phase.get(field) for field in PHASE_FIELDS}
-        part['steps'] = phase.get('steps', 0)
-        for field in ('batch_size', 'max_seq_length', 'max_predictions_per_seq'):
-            part[field] = phase.get(field, get_field(config, PHASE_FIELDS[field]))
-        filled.append(part)
-
-    def steps_of(value: int | str, i: int, field: str, total: int | None) -> int:
-        return parse_duration(
-            value, field, batch_size=filled[i]['batch_size'], num_examples=num_examples,
-            total=total,
-        )
-
-    total = steps_of(config.train.steps, 0, 'train.steps', None)
-    counts = [
-        steps_of(p['steps'], i, f'phases[{i}].steps', total) for i, p in enumerate(filled)
-    ]
-    unstated = [i for i, count in enumerate(counts) if count == 0]
-    if len(unstated) > 1 or (unstated and total <= sum(counts)):
-        where = f'phases[{unstated[0]}].steps' if config.phases else 'train.steps'
-        raise InputError(f'config.{where} is not set: say how many steps to train')
-    if unstated:
-        counts[unstated[0]] = total - sum(counts)
-    elif total and total != sum(counts):
-        if total < len(counts):
-            raise InputError(
-                f'config.train.steps={total} is less than one step for each of the '
-                f'{len(counts)} phases'
-            )
-        ends = [round(total * sum(counts[: i + 1]) / sum(counts)) for i in range(len(counts))]
-        for i in range(len(ends)):  # every phase keeps at least one step
-            ends[i] = min(max(ends[i], i + 1), total - (len(ends) - 1 - i))
-        counts = [end - start for start, end in zip([0] + ends[:-1], ends, strict=True)]
-    for i, phase in enumerate(filled):
-        phase['steps'] = counts[i]
-        if phase['learning_rate'] is not None:
-            warmup = phase['warmup'] if phase['warmup'] is not None else config.optimizer.warmup
-            phase['warmup'] = steps_of(warmup, i, f'phases[{i}].warmup', counts[i])
-        elif phase['warmup'] is not None:
-            raise InputError(
-                f'config.phases[{i}].warmup is used only where the phase states its own '
-                'learning_rate: set both, or optimizer.warmup'
-            )
-    return filled
 
 
 def get_field(config: ConfigDict, path: str) -> Any:

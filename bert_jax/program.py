@@ -19,6 +19,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
 from bert_jax.model.objectives import Objective
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.phases import phases as phases_of
 from bert_jax.sharding import Layout, Mesh, make_mesh
 from bert_jax.tasks.base import Task
 from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory
@@ -70,7 +71,7 @@ class Program:
 
 def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
     """The program of a completed config on a mesh; nothing is run or allocated."""
-    phases = config_lib.phases(config, task.num_examples)
+    phases = phases_of(config, task.num_examples)
     bert = model_config(config, task.vocab_size, mesh)
     objective = task.objective(bert)
     schedule = make_schedule(schedule_segments(config, phases), config.optimizer.decay_power)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import complete, get_field, is_complete, model_sizes, nearest, phases
+from bert_jax.config import complete, get_field, is_complete, model_sizes, nearest
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
+from bert_jax.phases import phases
 from bert_jax.sharding import VOCAB_MULTIPLE
 from bert_jax.tasks import task_kinds
 

@@ -6,8 +6,8 @@ import pytest
 from absl import flags
 
 from bert_jax.command_line import define_config, parse_flags
-from bert_jax.config import phases
 from bert_jax.errors import InputError
+from bert_jax.phases import phases
 
 CONFIGS = Path(__file__).resolve().parent.parent / 'configs'
 

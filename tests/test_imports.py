@@ -14,7 +14,7 @@ TENSORFLOW_FILES = {
 }
 FLOORS = [
     {'errors', 'process', 'files', 'hosts', 'stopping', 'chips', 'compilation_cache', 'durations',
-     'config', 'command_line', 'tensors', 'heads', 'sharding', 'optim', 'text',
+     'config', 'phases', 'command_line', 'tensors', 'heads', 'sharding', 'optim', 'text',
      'metrics', 'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},
     {'train', 'predict'},
