@@ -19,12 +19,12 @@ from bert_jax.config import (
     fields,
     get_field,
     model_sizes,
-    phases,
 )
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
 from bert_jax.model.layers import BertConfig
 from bert_jax.model.objectives import Pretraining
+from bert_jax.phases import phases
 from bert_jax.program import schedule_segments
 from bert_jax.validation import mesh_data, validate
 

@@ -6,7 +6,7 @@ import pytest
 from bert_jax import program as program_lib
 from bert_jax.config import complete, default_config
 from bert_jax.errors import InputError
-from bert_jax.experiment import open_job
+from bert_jax.experiment import open_task
 from bert_jax.program import build_program, check_memory, open_mesh, phase_calls
 from bert_jax.train.compiled import Memory, device_bytes
 
@@ -23,7 +23,7 @@ def small(**settings):
         dict(steps=2, max_seq_length=64, max_predictions_per_seq=8, batch_size=16),
     )
     config = complete(config)
-    return build_program(config, open_mesh(config, jax.devices()[:2]), open_job(config))
+    return build_program(config, open_mesh(config, jax.devices()[:2]), open_task(config))
 
 
 @pytest.fixture(scope='module')
@@ -37,7 +37,7 @@ def test_steps_of_a_phase_are_called_with_its_batches(program):
     assert state is program.state and params is program.state.params
     assert batch['input_ids'].shape == (16, 64) and held_out['input_ids'].shape == (8, 64)
     assert batch['masked_lm_positions'].shape == (16, 8)
-    rows = next(program.job.phase(program.task, program.phases[1], 3, program.mesh).batches(0))
+    rows = next(program.task.phase(program.task, program.phases[1], 3, program.mesh).batches(0))
     for name, x in rows.items():  # what training will pass
         assert (x.shape, x.dtype) == (batch[name].shape, batch[name].dtype)
         assert x.sharding.is_equivalent_to(batch[name].sharding, x.ndim)
