@@ -22,7 +22,7 @@ from bert_jax.data.stateless import hash64, permute
 from bert_jax.downstream import open_downstream
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.process import loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.tasks.base import DownstreamTask, EvalSet
@@ -71,7 +71,7 @@ class FineTuningJob:
             found[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
         return found
 
-    def task(self, bert: BertConfig) -> DownstreamTask:
+    def task(self, bert: ModelConfig) -> DownstreamTask:
         return self._downstream.make_task(bert)
 
     def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
@@ -149,14 +149,14 @@ def _encoder(tokenizer: Any) -> Encode:
     return make_encode(tokenizer)
 
 
-def _token_cost(config: BertConfig, row_length: int) -> float:
+def _token_cost(config: ModelConfig, row_length: int) -> float:
     """Forward FLOPs of a token in a row of `row_length` (see `model.flops`)."""
     c = config
     per_layer = 8 * c.hidden_size**2 + 4 * c.hidden_size * c.intermediate_size
     return float(c.num_layers * (per_layer + 4 * row_length * c.hidden_size))
 
 
-def _train_flops(config: BertConfig, plan: Plan, cls_only: bool) -> float:
+def _train_flops(config: ModelConfig, plan: Plan, cls_only: bool) -> float:
     """Training FLOPs of all steps on real tokens; the heads are too small to count.
 
     Args:
@@ -172,7 +172,7 @@ def _train_flops(config: BertConfig, plan: Plan, cls_only: bool) -> float:
 
 
 def _train_plan(
-    units: Units, batch_size: int, steps: int, seed: int, config: BertConfig, packing: bool,
+    units: Units, batch_size: int, steps: int, seed: int, config: ModelConfig, packing: bool,
     shards: int,
 ) -> Plan:
     """Epoch after epoch, each in an order of its own, `batch_size` units a step."""

@@ -15,7 +15,7 @@ from bert_jax.data.pretrain import Recipe
 from bert_jax.data.spec import pretrain_spec
 from bert_jax.errors import InputError
 from bert_jax.files import Path
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.pretrain import Pretraining
@@ -58,7 +58,7 @@ class PretrainingJob:
     def identity(self) -> dict[str, str]:
         return self.data.identity()
 
-    def task(self, bert: BertConfig) -> Pretraining:
+    def task(self, bert: ModelConfig) -> Pretraining:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
 
     def eval_step(self, task: Task, mesh: Mesh) -> CompiledStep:

@@ -14,10 +14,11 @@ import optax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax.bert_config import COMPUTATION
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 from bert_jax.files import Path
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.pretraining import PretrainingJob
 from bert_jax.sharding import Layout, Mesh, make_mesh
@@ -47,7 +48,7 @@ class Job(Protocol):
     def identity(self) -> dict[str, str]:
         """What all hosts must have read alike, by name: digests of content, and counts."""
 
-    def task(self, bert: BertConfig) -> Task:
+    def task(self, bert: ModelConfig) -> Task:
         """The task on an encoder."""
 
     def phase(self, task: Any, phase: dict[str, Any], first: int, mesh: Mesh) -> Phase:
@@ -88,7 +89,7 @@ class Program:
     job: Job
     mesh: Mesh
     phases: list[dict[str, Any]]
-    bert: BertConfig
+    bert: ModelConfig
     task: Task
     optimizer: optax.GradientTransformation
     state: TrainState
@@ -194,7 +195,7 @@ def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[
     return segments
 
 
-def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> BertConfig:
+def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig:
     """What the model is, from the config and the vocabulary's size."""
     m = config.model
     if m.vocab_size and m.vocab_size < vocab_size:
@@ -203,24 +204,9 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> BertConfig:
             f'({vocab_size}): leave it 0 to take its size'
         )
     check_vocabulary(m.vocab_size or vocab_size, mesh.shape['tensor'])
-    on_cpu = mesh.devices.flat[0].platform == 'cpu'
-    dtype = m.dtype
-    if dtype == 'auto':
-        dtype = 'float32' if on_cpu else 'bfloat16'
-    return BertConfig(
-        vocab_size=m.vocab_size or vocab_size,
-        **config_lib.model_sizes(config),
-        max_position_embeddings=m.max_position_embeddings,
-        type_vocab_size=m.type_vocab_size,
-        hidden_act=m.hidden_act,
-        layer_norm_eps=m.layer_norm_eps,
-        initializer_range=m.initializer_range,
-        hidden_dropout=m.hidden_dropout,
-        attention_dropout=m.attention_dropout,
-        classifier_dropout=m.classifier_dropout,
-        dtype=dtype,
-        scan_layers=m.scan_layers,
-        remat=m.remat,
-        mlm_chunk_bytes=16 << 20 if on_cpu else 1 << 30,  # a CPU has little cache
-        layout=Layout(mesh),
+    computation = {name: m[name] for name in COMPUTATION}
+    if m.dtype == 'auto':
+        computation['dtype'] = 'float32' if Layout(mesh).on_cpu else 'bfloat16'
+    return ModelConfig(
+        **config_lib.model_fields(config, vocab_size), **computation, layout=Layout(mesh)
     )

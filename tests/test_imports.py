@@ -14,8 +14,8 @@ TENSORFLOW_FILES = {
 }
 FLOORS = [
     {'errors', 'process', 'files', 'hosts', 'stopping', 'chips', 'compilation_cache', 'durations',
-     'config', 'validation', 'command_line', 'sharding', 'optim', 'text', 'metrics', 'data.spec',
-     'data.stateless'},
+     'bert_config', 'config', 'validation', 'command_line', 'sharding', 'optim', 'text', 'metrics',
+     'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},
     {'tasks'},
     {'train'},

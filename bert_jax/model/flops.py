@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 
 
-def train_flops(config: BertConfig, seq_length: int, num_predictions: int) -> float:
+def train_flops(config: ModelConfig, seq_length: int, num_predictions: int) -> float:
     """FLOPs of training on one sequence: three times the forward pass.
 
     A multiply-add counts two. Matrix products only: embedding look-ups, softmax, LayerNorm, the

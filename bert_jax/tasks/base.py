@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.data.packing import Units
 from bert_jax.files import Path
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 
 Params = Any
 Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
@@ -120,5 +120,5 @@ class Downstream:
     metric: str
     head: str
     labels: tuple[str, ...]
-    make_task: Callable[[BertConfig], DownstreamTask]
+    make_task: Callable[[ModelConfig], DownstreamTask]
     frozen: str = ''

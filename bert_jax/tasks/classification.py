@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.heads import cross_entropy
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.task_heads import BertForSequenceClassification
 from bert_jax.tasks.base import Params, Sums, example_batch
 
@@ -28,7 +28,7 @@ class Classification:
       choices: sequences a unit; above 1 the softmax is over them.
     """
 
-    config: BertConfig
+    config: ModelConfig
     num_labels: int
     choices: int = 1
     name: str = 'classification'

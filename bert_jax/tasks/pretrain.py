@@ -20,8 +20,11 @@ from bert_jax.model.heads import (
     masked_lm_loss,
     mlm_chunks,
 )
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.tasks.base import Params, Sums
+
+# Masked-LM logits are computed in parts of at most so many bytes a device; a CPU has little cache.
+CHUNK_BYTES, CHUNK_BYTES_ON_CPU = 1 << 30, 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Pretraining:
     which weights positions by how many others their core holds.)
     """
 
-    config: BertConfig
+    config: ModelConfig
     next_sentence: bool = True
     name: str = 'pretrain'
 
@@ -72,7 +75,7 @@ class Pretraining:
         num_rows, num_slots = weights_BxP.shape
         chunks = mlm_chunks(
             -(-num_rows // c.layout.batch_shards), num_slots, c.padded_vocab_size,
-            c.mlm_chunk_bytes,
+            CHUNK_BYTES_ON_CPU if c.layout.on_cpu else CHUNK_BYTES,
         )
         mlm_loss, mlm_correct = masked_lm_loss(
             outputs['mlm_output'], batch['masked_lm_ids'], weights_BxP, chunks, c.layout

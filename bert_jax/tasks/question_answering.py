@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.heads import cross_entropy
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.task_heads import BertForQuestionAnswering
 from bert_jax.tasks.base import Params, Sums, example_batch
 
@@ -28,7 +28,7 @@ class QuestionAnswering:
     padding of the window, which here is not there.)
     """
 
-    config: BertConfig
+    config: ModelConfig
     name: str = 'question answering'
 
     @property

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.bilstm import BertFeatureTagger
 from bert_jax.model.heads import cross_entropy
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.task_heads import BertForTokenClassification
 from bert_jax.tasks.base import Params, Sums, example_batch
 
@@ -29,7 +29,7 @@ class Tagging:
       features: empty: fine-tuned; else which layers of a frozen encoder a BiLSTM reads.
     """
 
-    config: BertConfig
+    config: ModelConfig
     num_labels: int
     features: str = ''
     name: str = 'tagging'

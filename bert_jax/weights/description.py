@@ -25,12 +25,6 @@ HEAD_PARTS: Mapping[str, tuple[str, ...]] = {
 }
 LABELLED = ('classification', 'token_classification')
 POOLED = ('classification', 'regression', 'multiple_choice')
-# What the code of google-research/bert has fixed, and others' config files may leave out.
-DEFAULTS: Mapping[str, Any] = {
-    'max_position_embeddings': 512, 'type_vocab_size': 2, 'layer_norm_eps': 1e-12,
-    'initializer_range': 0.02, 'hidden_dropout': 0.1, 'attention_dropout': 0.1,
-    'classifier_dropout': 0.1,
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,10 +33,7 @@ class Weights:
 
     Attributes:
       params: float32 arrays by our names (`weights.names`): unrolled layers, unpadded vocabulary.
-      model: fields of the model's configuration: vocab_size, num_layers, hidden_size, num_heads,
-        intermediate_size, max_position_embeddings, type_vocab_size, hidden_act ('gelu_tanh' or
-        'gelu_erf'), layer_norm_eps, initializer_range, hidden_dropout, attention_dropout,
-        classifier_dropout.
+      model: every field of `BertConfig`.
       head: '' (encoder only), 'pretraining' (masked LM, next sentence or both, as `params` has
         them), 'classification', 'regression', 'multiple_choice', 'token_classification' or
         'question_answering'.

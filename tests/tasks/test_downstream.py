@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Sequences
 from bert_jax.finetuning import Predictor
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.question_answering import QuestionAnswering
@@ -22,7 +22,7 @@ from bert_jax.tasks.tagging import Tagging
 from bert_jax.train.state import init_state
 from bert_jax.train.step import make_train_step
 
-CONFIG = BertConfig(
+CONFIG = ModelConfig(
     vocab_size=100, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
     max_position_embeddings=64, initializer_range=0.2,
 )
