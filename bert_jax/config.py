@@ -23,6 +23,7 @@ try:
 except ModuleNotFoundError:  # a repository without its requirements: no door can go on
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
+from bert_jax.bert_config import COMPUTATION, OPTIONS
 from bert_jax.errors import InputError
 
 # Table 1 of the paper (base, large), the sizes of its Table 6, and the 24 miniatures that
@@ -47,12 +48,14 @@ MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
     'L-24_H-1024_A-16': (24, 1024, 16),
 }
 
-_SIZES = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size')
-# Of the model where neither the config nor a checkpoint says otherwise.
-_NUMERICS = {
-    'max_position_embeddings': 512, 'type_vocab_size': 2, 'hidden_act': 'gelu_tanh',
-    'layer_norm_eps': 1e-12,
-}
+# Of the model what a checkpoint decides: fields without a default, which are the four of
+# MODEL_SIZES, and fields with the value that they have without a checkpoint.
+_DECIDED = tuple(o for o in OPTIONS if o.role != 'trains' and o.name != 'vocab_size')
+_SIZES = tuple(o.name for o in _DECIDED if o.default is None)
+_NUMERICS = {o.name: o.default for o in _DECIDED if o.default is not None}
+_RESIZED = ('max_position_embeddings',)  # a table that may be cut, or go on with fresh rows
+
+
 def _free(default: Any = None) -> config_dict.FieldReference:
     """A field whose type is not fixed by its default (a duration, or a source or list of them)."""
     return config_dict.FieldReference(default, field_type=object)
@@ -74,25 +77,21 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     c.init_checkpoint = ''
 
     c.model = m = ConfigDict()
-    # One of MODEL_SIZES, or empty: the size of init_checkpoint. The four sizes below override it.
+    # One of MODEL_SIZES, or empty: the size of init_checkpoint. The four sizes override it.
     m.name = 'base'
-    m.num_layers = config_dict.placeholder(int)
-    m.hidden_size = config_dict.placeholder(int)
-    m.num_heads = config_dict.placeholder(int)
-    m.intermediate_size = config_dict.placeholder(int)  # empty: 4 x hidden_size
     m.vocab_size = 0  # 0: as many as the vocabulary has
-    # Empty: as in init_checkpoint, else 512, 2, gelu_tanh and 1e-12.
-    m.max_position_embeddings = config_dict.placeholder(int)
-    m.type_vocab_size = config_dict.placeholder(int)
-    m.hidden_act = config_dict.placeholder(str)  # gelu_tanh (Google) | gelu_erf (Hugging Face)
-    m.layer_norm_eps = config_dict.placeholder(float)
-    m.initializer_range = 0.02  # truncated normal, cut at two standard deviations
-    m.hidden_dropout = 0.1
-    m.attention_dropout = 0.1
-    m.classifier_dropout = 0.1  # before the layer of a downstream task
-    m.dtype = 'auto'  # compute: float32 | bfloat16 | auto (bfloat16 on TPU and GPU)
-    m.scan_layers = False  # one compiled layer looped over instead of num_layers copies
-    m.remat = 'none'  # none | dots (keep matmul outputs) | full (keep layer inputs only)
+    # What a model is; bert_config.py has the fields with their defaults. What a checkpoint decides
+    # is empty, which means: as in init_checkpoint, else the default.
+    for option in _DECIDED:
+        m[option.name] = config_dict.placeholder(option.type)
+    for option in OPTIONS:
+        if option.role == 'trains':
+            m[option.name] = option.default
+    # How it is computed. dtype: auto is bfloat16 on TPU and GPU, else float32; scan_layers: one
+    # compiled layer looped over instead of num_layers copies; remat: dots keeps the outputs of
+    # matrix products for the backward pass, full the inputs of layers only, none everything.
+    for name, choices in COMPUTATION.items():
+        m[name] = choices[0]
 
     c.data = d = ConfigDict()
     d.source = _free('docs:python')  # a source, or a list of (source, weight)
@@ -206,6 +205,12 @@ def all_fields() -> list[str]:
     return paths + [path for path in fields(config) if path not in paths]
 
 
+def model_fields(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
+    """The fields of `BertConfig`, of a completed config and a vocabulary's size."""
+    stated = {option.name: config.model[option.name] for option in OPTIONS}
+    return stated | model_sizes(config) | {'vocab_size': config.model.vocab_size or vocab_size}
+
+
 def model_sizes(config: ConfigDict) -> dict[str, int]:
     """num_layers, hidden_size, num_heads, intermediate_size of `model`, named or overridden."""
     m = config.model
@@ -254,13 +259,13 @@ def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
         return c.lock()
     if c.model.name:
         c.model.update(model_sizes(c))
-    for field in (*_SIZES, *_NUMERICS):
-        theirs = published.model[field]
-        if c.model[field] is None:
-            c.model[field] = theirs
-        elif field in (*_SIZES, 'type_vocab_size') and c.model[field] != theirs:
+    for option in _DECIDED:
+        theirs, ours = published.model[option.name], c.model[option.name]
+        if ours is None:
+            c.model[option.name] = theirs
+        elif option.role == 'shape' and ours != theirs and option.name not in _RESIZED:
             raise InputError(
-                f'config.model.{field}={c.model[field]}'
+                f'config.model.{option.name}={ours}'
                 + (f' (of config.model.name={c.model.name!r})' if c.model.name else '')
                 + f', but {published.source} has {theirs}: leave config.model.name empty to take '
                 "the checkpoint's sizes"

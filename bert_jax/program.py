@@ -14,9 +14,10 @@ import optax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax.bert_config import COMPUTATION
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Objective
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.phases import phases as phases_of
@@ -60,7 +61,7 @@ class Program:
     task: Task
     mesh: Mesh
     phases: list[dict[str, Any]]
-    bert: BertConfig
+    bert: ModelConfig
     objective: Objective
     optimizer: optax.GradientTransformation
     state: TrainState
@@ -163,7 +164,7 @@ def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[
     return segments
 
 
-def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> BertConfig:
+def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig:
     """What the model is, from the config and the vocabulary's size."""
     m = config.model
     if m.vocab_size and m.vocab_size < vocab_size:
@@ -172,24 +173,9 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> BertConfig:
             f'({vocab_size}): leave it 0 to take its size'
         )
     check_vocabulary(m.vocab_size or vocab_size, mesh.shape['tensor'])
-    on_cpu = mesh.devices.flat[0].platform == 'cpu'
-    dtype = m.dtype
-    if dtype == 'auto':
-        dtype = 'float32' if on_cpu else 'bfloat16'
-    return BertConfig(
-        vocab_size=m.vocab_size or vocab_size,
-        **config_lib.model_sizes(config),
-        max_position_embeddings=m.max_position_embeddings,
-        type_vocab_size=m.type_vocab_size,
-        hidden_act=m.hidden_act,
-        layer_norm_eps=m.layer_norm_eps,
-        initializer_range=m.initializer_range,
-        hidden_dropout=m.hidden_dropout,
-        attention_dropout=m.attention_dropout,
-        classifier_dropout=m.classifier_dropout,
-        dtype=dtype,
-        scan_layers=m.scan_layers,
-        remat=m.remat,
-        mlm_chunk_bytes=16 << 20 if on_cpu else 1 << 30,  # a CPU has little cache
-        layout=Layout(mesh),
+    computation = {name: m[name] for name in COMPUTATION}
+    if m.dtype == 'auto':
+        computation['dtype'] = 'float32' if Layout(mesh).on_cpu else 'bfloat16'
+    return ModelConfig(
+        **config_lib.model_fields(config, vocab_size), **computation, layout=Layout(mesh)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+from bert_jax.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config import complete, get_field, is_complete, model_sizes, nearest
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
@@ -12,15 +13,14 @@ from bert_jax.sharding import VOCAB_MULTIPLE
 from bert_jax.tasks import task_kinds
 
 _CHOICES = {
-    'model.hidden_act': ('gelu_tanh', 'gelu_erf'),
-    'model.dtype': ('auto', 'float32', 'bfloat16'),
-    'model.remat': ('none', 'dots', 'full'),
+    **{f'model.{name}': choices for name, choices in COMPUTATION.items()},
+    **{f'model.{o.name}': o.kind for o in OPTIONS if isinstance(o.kind, tuple)},
     'optimizer.name': ('bert_adamw', 'adamw', 'lamb'),
 }
 _POSITIVE = (
-    'model.max_position_embeddings', 'model.type_vocab_size', 'train.batch_size',
-    'train.eval_batch_size', 'train.accumulation_steps', 'train.keep_checkpoints',
-    'optimizer.learning_rate', 'mesh.fsdp', 'mesh.tensor', 'data.min_sentences',
+    'train.batch_size', 'train.eval_batch_size', 'train.accumulation_steps',
+    'train.keep_checkpoints', 'optimizer.learning_rate', 'mesh.fsdp', 'mesh.tensor',
+    'data.min_sentences',
 )
 _NOT_NEGATIVE = (
     'optimizer.clip_norm', 'optimizer.weight_decay', 'optimizer.eps', 'train.max_eval_examples',
@@ -28,9 +28,8 @@ _NOT_NEGATIVE = (
 )
 _DURATIONS = ('train.log_every', 'train.eval_every', 'train.save_every', 'optimizer.warmup')
 _SHARES = (
-    'model.hidden_dropout', 'model.attention_dropout', 'model.classifier_dropout',
-    'data.held_out', 'data.masked_lm_prob',
-    'data.mask_rate', 'data.random_rate', 'data.short_seq_prob', 'data.random_next_prob',
+    'data.held_out', 'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate',
+    'data.short_seq_prob', 'data.random_next_prob',
 )
 
 
@@ -81,9 +80,12 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     for path in _SHARES:
         if not 0 <= get_field(config, path) <= 1:
             raise InputError(f'config.{path}={get_field(config, path)} must be from 0 to 1')
-    for path in ('model.hidden_dropout', 'model.attention_dropout', 'model.classifier_dropout'):
-        if get_field(config, path) == 1:
-            raise InputError(f'config.{path}=1 drops everything: it must be below 1')
+    for option in OPTIONS:
+        value = config.model[option.name]
+        if option.name == 'vocab_size' or value is None:  # 0 or empty: decided elsewhere
+            continue
+        if fault := option.fault(value):
+            raise InputError(f'config.model.{option.name}={value} must be {fault}')
     if config.data.mask_rate + config.data.random_rate > 1 + 1e-9:
         raise InputError(
             f'config.data.mask_rate={config.data.mask_rate} and '
@@ -113,9 +115,6 @@ def check_task(config: ConfigDict) -> None:
 def _check_model(config: ConfigDict, num_devices: int | None) -> None:
     """The checks that need the model's sizes, which may come from a checkpoint."""
     sizes = model_sizes(config)
-    for name, size in sizes.items():
-        if size < 1:
-            raise InputError(f'config.model.{name}={size} must be above 0')
     if sizes['hidden_size'] % sizes['num_heads']:
         divisors = [n for n in range(1, sizes['hidden_size'] + 1) if not sizes['hidden_size'] % n]
         fitting = min(divisors, key=lambda n: abs(n - sizes['num_heads']))

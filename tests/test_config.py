@@ -22,7 +22,7 @@ from bert_jax.config import (
 )
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.phases import phases
 from bert_jax.program import schedule_segments
@@ -116,8 +116,8 @@ BAD = [
     # Sizes.
     ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide config.model.hidden_size='
                              '768: the nearest that does is 4'),
-    ({'model.num_layers': 0}, 'config.model.num_layers=0 must be above 0'),
-    ({'model.hidden_size': 0}, 'config.model.hidden_size=0 must be above 0'),
+    ({'model.num_layers': 0}, 'config.model.num_layers=0 must be a whole number above 0'),
+    ({'model.hidden_size': 0}, 'config.model.hidden_size=0 must be a whole number above'),
     ({'data.max_seq_length': 1024}, 'config.data.max_seq_length=1024 is longer than the position '
                                     'table, config.model.max_position_embeddings=512'),
     ({'data.max_seq_length': 7}, 'config.data.max_seq_length=7 is too short'),
@@ -126,9 +126,9 @@ BAD = [
     ({'data.max_predictions_per_seq': 127}, 'from 1 to max_seq_length - 2 = 126'),
     ({'data.max_predictions_per_seq': 0}, 'config.data.max_predictions_per_seq=0'),
     # Rates.
-    ({'model.hidden_dropout': 1.0}, 'config.model.hidden_dropout=1 drops everything'),
-    ({'model.classifier_dropout': 1.0}, 'config.model.classifier_dropout=1 drops everything'),
-    ({'model.attention_dropout': -0.1}, 'config.model.attention_dropout=-0.1 must be from 0 to 1'),
+    ({'model.hidden_dropout': 1.0}, 'config.model.hidden_dropout=1.0 must be from 0 to below 1'),
+    ({'model.classifier_dropout': 1.0}, 'config.model.classifier_dropout=1.0 must be from 0 to'),
+    ({'model.attention_dropout': -0.1}, 'config.model.attention_dropout=-0.1 must be from 0 to'),
     ({'data.masked_lm_prob': 15.0}, 'config.data.masked_lm_prob=15.0 must be from 0 to 1'),
     ({'data.mask_rate': 0.95}, 'config.data.mask_rate=0.95 and config.data.random_rate=0.1 add up'),
     ({'optimizer.learning_rate': 0.0}, 'config.optimizer.learning_rate=0.0 must be above 0'),
@@ -326,7 +326,7 @@ def test_sizes_override_the_name_one_by_one():
 ])
 def test_number_of_parameters(name, count):
     sizes = model_sizes(changed({'model.name': name}))
-    config = BertConfig(vocab_size=30522, **sizes)
+    config = ModelConfig(vocab_size=30522, **sizes)
     shapes = nn.meta.unbox(jax.eval_shape(Pretraining(config).init, jax.random.key(0)))
     padding = (config.padded_vocab_size - 30522) * (config.hidden_size + 1)
     assert sum(x.size for x in jax.tree.leaves(shapes)) - padding == count

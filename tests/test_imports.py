@@ -14,8 +14,8 @@ TENSORFLOW_FILES = {
 }
 FLOORS = [
     {'errors', 'process', 'files', 'hosts', 'stopping', 'chips', 'compilation_cache', 'durations',
-     'config', 'phases', 'command_line', 'tensors', 'heads', 'sharding', 'optim', 'text',
-     'metrics', 'data.spec', 'data.stateless'},
+     'bert_config', 'config', 'phases', 'command_line', 'tensors', 'heads', 'sharding', 'optim',
+     'text', 'metrics', 'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},
     {'train', 'predict'},
     {'tasks'},

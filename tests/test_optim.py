@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.optim import (
     ScheduleSegment,
@@ -55,7 +55,7 @@ def test_a_second_segment_starts_its_own_warmup_and_decay(step, rate):
 
 
 def model_params(scan=False, boxed=False):
-    config = BertConfig(vocab_size=40, num_layers=2, hidden_size=8, num_heads=2,
+    config = ModelConfig(vocab_size=40, num_layers=2, hidden_size=8, num_heads=2,
                         intermediate_size=12, max_position_embeddings=8, scan_layers=scan)
     tree = jax.eval_shape(Pretraining(config).init, jax.random.key(0))
     return tree if boxed else nn.meta.unbox(tree)

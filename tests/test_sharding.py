@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.errors import InputError
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.sharding import (
     MESH_AXES,
@@ -39,7 +39,7 @@ def test_a_mesh_has_auto_axes_and_takes_every_device(axes):
 
 @pytest.mark.parametrize('scan', [False, True])
 def test_parameters_and_moments_are_split_as_the_rules_say(scan):
-    task = Pretraining(BertConfig(vocab_size=300, num_layers=2, hidden_size=32, num_heads=4,
+    task = Pretraining(ModelConfig(vocab_size=300, num_layers=2, hidden_size=32, num_heads=4,
                                   intermediate_size=64, scan_layers=scan))
     state = abstract_state(task, optax.adam(1e-3), make_mesh(2, 2, 2))
     layers, prefix = ('layer', (None,)) if scan else ('layer_1', ())

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.model import dropout as drop
-from bert_jax.model.layers import BertConfig, Dense
+from bert_jax.model.layers import Dense, ModelConfig
 
 MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
 
@@ -54,7 +54,7 @@ def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
 class SelfAttention(nn.Module):
     """Context vectors [B, S, N, D] of hidden states [B, S, H], or [B, P, N, D] where wanted."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(

@@ -21,7 +21,7 @@ from jax import lax
 
 from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import BertConfig, Dense
+from bert_jax.model.layers import Dense, ModelConfig
 from bert_jax.sharding import partitioned
 
 FEATURES = (
@@ -158,7 +158,7 @@ class BiLstm(nn.Module):
     within 1 / sqrt(U) as in `torch.nn.LSTM`, `bias` [D, G, U] 0 and 1 for the forget gate.
     """
 
-    config: BertConfig
+    config: ModelConfig
     units: int
 
     @nn.compact
@@ -211,7 +211,7 @@ class BertFeatureTagger(nn.Module):
     Parameters: `bert`, `features`, `bilstm_0`, `bilstm_1`, `classifier`.
     """
 
-    config: BertConfig
+    config: ModelConfig
     num_labels: int
     features_kind: str = 'concat_last_four'
     units: int = 768

@@ -22,14 +22,14 @@ from bert_jax.model.attention import (
     gather_positions,
     packed_attention_bias,
 )
-from bert_jax.model.layers import BertConfig, Dense, LayerNorm, gelu
+from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu
 from bert_jax.sharding import partitioned
 
 
 class Embeddings(nn.Module):
     """Sum of word, position and segment embeddings -> LayerNorm -> dropout."""
 
-    config: BertConfig
+    config: ModelConfig
 
     def setup(self) -> None:
         c = self.config
@@ -78,7 +78,7 @@ class Embeddings(nn.Module):
 class AttentionOutput(nn.Module):
     """Projection -> dropout -> residual -> LayerNorm."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(
@@ -97,7 +97,7 @@ class AttentionOutput(nn.Module):
 class Attention(nn.Module):
     """Self-attention and its output block."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(
@@ -113,7 +113,7 @@ class Attention(nn.Module):
 class Intermediate(nn.Module):
     """Dense to `intermediate_size`, then gelu."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
@@ -127,7 +127,7 @@ class Intermediate(nn.Module):
 class Output(nn.Module):
     """Dense back to `hidden_size` -> dropout -> residual -> LayerNorm."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(
@@ -148,7 +148,7 @@ class Layer(nn.Module):
     With `wanted_BxP` the output is [B, P, H], at these positions alone.
     """
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(
@@ -164,7 +164,7 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """`num_layers` layers, unrolled or scanned, rematerialised or not."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(
@@ -203,7 +203,7 @@ class Encoder(nn.Module):
 class Pooler(nn.Module):
     """tanh of a dense layer on the vectors [..., H] of [CLS]."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(self, cls: jax.Array) -> jax.Array:
@@ -227,7 +227,7 @@ class Bert(nn.Module):
     (empty when scanned).
     """
 
-    config: BertConfig
+    config: ModelConfig
     pooled: bool = True
 
     def setup(self) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 
 
-def token_flops(config: BertConfig, row_length: int) -> float:
+def token_flops(config: ModelConfig, row_length: int) -> float:
     """FLOPs of the forward pass through all layers on one token of a row of `row_length`.
 
     A multiply-add counts two. Matrix products only: embedding look-ups, softmax and LayerNorm are
@@ -16,7 +16,7 @@ def token_flops(config: BertConfig, row_length: int) -> float:
     return float(c.num_layers * (per_layer + 4 * row_length * c.hidden_size))
 
 
-def train_flops(config: BertConfig, seq_length: int, num_predictions: int) -> float:
+def train_flops(config: ModelConfig, seq_length: int, num_predictions: int) -> float:
     """FLOPs of training on one sequence: three times the forward pass.
 
     As `token_flops` counts; the optimizer and rematerialisation are left out, and the vocabulary

@@ -15,7 +15,7 @@ from jax import lax
 
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import BertConfig, Dense, LayerNorm, gelu
+from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu
 from bert_jax.sharding import Layout, partitioned
 
 PADDING_LOGIT = -1e30
@@ -27,7 +27,7 @@ class Predictions(nn.Module):
     Returns (hidden [B, P, H] in the compute dtype, bias [V] float32).
     """
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(self, x_BxPxH: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -44,7 +44,7 @@ class Predictions(nn.Module):
 class Transform(nn.Module):
     """Dense -> gelu -> LayerNorm before the output layer."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(self, x_BxPxH: jax.Array) -> jax.Array:
@@ -56,7 +56,7 @@ class Transform(nn.Module):
 class PretrainingHeads(nn.Module):
     """`predictions` (masked LM) and `seq_relationship` (next sentence)."""
 
-    config: BertConfig
+    config: ModelConfig
 
     def setup(self) -> None:
         c = self.config
@@ -72,7 +72,7 @@ class BertForPreTraining(nn.Module):
     `Bert` returns.
     """
 
-    config: BertConfig
+    config: ModelConfig
 
     def setup(self) -> None:
         self.bert = Bert(self.config)

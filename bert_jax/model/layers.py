@@ -14,40 +14,22 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from bert_jax.bert_config import BertConfig
 from bert_jax.sharding import VOCAB_MULTIPLE, Layout, partitioned
 
 
 @dataclasses.dataclass(frozen=True)
-class BertConfig:
-    """What the model is: sizes, rates and numerics. Hashable, so it is static under jit."""
+class ModelConfig(BertConfig):
+    """What the model is, with how and where it is computed."""
 
-    vocab_size: int
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    intermediate_size: int
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    hidden_act: str = 'gelu_tanh'
-    layer_norm_eps: float = 1e-12
-    initializer_range: float = 0.02
-    hidden_dropout: float = 0.1
-    attention_dropout: float = 0.1
-    classifier_dropout: float = 0.1  # before a task's layer; the original's is fixed
     dtype: str = 'float32'  # of the computation; parameters are float32
     scan_layers: bool = False
     remat: str = 'none'
-    # Masked-LM logits are computed in parts of at most this many bytes a device.
-    mlm_chunk_bytes: int = 1 << 30
     layout: Layout = Layout()
 
     @property
     def padded_vocab_size(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
 
     def kernel_init(self) -> Callable[..., jax.Array]:
         """Normal of `initializer_range`, cut at two of it, without variance correction, as TF's."""
@@ -74,7 +56,7 @@ def gelu(x: jax.Array, form: str) -> jax.Array:
 class Dense(nn.Module):
     """`x` [..., in dims] times a kernel [in dims, out dims], plus a bias [out dims]."""
 
-    config: BertConfig
+    config: ModelConfig
     in_dims: tuple[int, ...]
     out_dims: tuple[int, ...]
     in_axes: tuple[str | None, ...]
@@ -105,7 +87,7 @@ class Dense(nn.Module):
 class LayerNorm(nn.Module):
     """Normalises the last dim; statistics in float32, result in the compute dtype."""
 
-    config: BertConfig
+    config: ModelConfig
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

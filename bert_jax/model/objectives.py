@@ -28,7 +28,7 @@ from bert_jax.model.heads import (
     masked_lm_loss,
     mlm_chunks,
 )
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.task_heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -40,6 +40,8 @@ Batch = Mapping[str, jax.Array]
 Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
 
 _ELSEWHERE = -1e30  # score of tokens outside a window
+# Masked-LM logits are computed in parts of at most so many bytes a device; a CPU has little cache.
+CHUNK_BYTES, CHUNK_BYTES_ON_CPU = 1 << 30, 16 << 20
 
 
 class Objective(Protocol):
@@ -56,7 +58,7 @@ class Objective(Protocol):
     """
 
     @property
-    def config(self) -> BertConfig: ...
+    def config(self) -> ModelConfig: ...
 
     @property
     def shown(self) -> Mapping[str, str]: ...
@@ -105,7 +107,7 @@ class Pretraining:
     which weights positions by how many others their core holds.)
     """
 
-    config: BertConfig
+    config: ModelConfig
     next_sentence: bool = True
     shown: ClassVar[Mapping[str, str]] = {'mlm_accuracy': 'mlm', 'nsp_accuracy': 'nsp'}
     cls_only: ClassVar[bool] = False
@@ -141,7 +143,7 @@ class Pretraining:
         num_rows, num_slots = weights_BxP.shape
         chunks = mlm_chunks(
             -(-num_rows // c.layout.batch_shards), num_slots, c.padded_vocab_size,
-            c.mlm_chunk_bytes,
+            CHUNK_BYTES_ON_CPU if c.layout.on_cpu else CHUNK_BYTES,
         )
         mlm_loss, mlm_correct = masked_lm_loss(
             outputs['mlm_output'], batch['masked_lm_ids'], weights_BxP, chunks, c.layout
@@ -186,7 +188,7 @@ class Pretraining:
 class _Packed:
     """What objectives on packed rows share: a flax module on a packed batch, weighted means."""
 
-    config: BertConfig
+    config: ModelConfig
     num_outputs: int  # of the head, where that is not fixed
     shown: ClassVar[Mapping[str, str]] = {'accuracy': 'acc'}
     cls_only: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import BertConfig, Dense
+from bert_jax.model.layers import Dense, ModelConfig
 
 
 def _encode(
@@ -34,7 +34,7 @@ class BertForSequenceClassification(nn.Module):
     logits side by side.
     """
 
-    config: BertConfig
+    config: ModelConfig
     num_labels: int
 
     def setup(self) -> None:
@@ -65,7 +65,7 @@ class BertForSequenceClassification(nn.Module):
 class BertForTokenClassification(nn.Module):
     """Logits [B, S, L] float32 of a dense layer on every token's last hidden state."""
 
-    config: BertConfig
+    config: ModelConfig
     num_labels: int
 
     def setup(self) -> None:
@@ -84,7 +84,7 @@ class BertForTokenClassification(nn.Module):
 class SpanHead(nn.Module):
     """`squad`: start and end scores of each token."""
 
-    config: BertConfig
+    config: ModelConfig
 
     def setup(self) -> None:
         c = self.config
@@ -97,7 +97,7 @@ class SpanHead(nn.Module):
 class BertForQuestionAnswering(nn.Module):
     """Start and end logits [B, S, 2] float32 of every token; no dropout before them."""
 
-    config: BertConfig
+    config: ModelConfig
 
     def setup(self) -> None:
         self.bert = Bert(self.config, pooled=False)

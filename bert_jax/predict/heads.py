@@ -17,14 +17,14 @@ import jax.numpy as jnp
 
 from bert_jax.model.encoder import Bert, Pooler
 from bert_jax.model.heads import Predictions, masked_lm_logits
-from bert_jax.model.layers import BertConfig, Dense
+from bert_jax.model.layers import Dense, ModelConfig
 
 Params = dict[str, Any]
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'layers'))
 def encode(
-    params: Params, inputs: dict[str, jax.Array], *, config: BertConfig, layers: tuple[int, ...]
+    params: Params, inputs: dict[str, jax.Array], *, config: ModelConfig, layers: tuple[int, ...]
 ) -> tuple[jax.Array, ...]:
     """Hidden states [B, S, H] of the chosen layers in the compute dtype.
 
@@ -72,7 +72,7 @@ def vectors_at(x_BxSxH: jax.Array, positions_P: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=('config', 'num'))
 def masked_lm_top(
-    params: Params, x_BxSxH: jax.Array, positions_P: jax.Array, *, config: BertConfig, num: int
+    params: Params, x_BxSxH: jax.Array, positions_P: jax.Array, *, config: ModelConfig, num: int
 ) -> tuple[jax.Array, jax.Array]:
     """The `num` likeliest tokens at positions: (probabilities [P, num], ids [P, num])."""
     logits_PxV = predict_tokens(params, _take(x_BxSxH, positions_P)[None], config)[0]
@@ -83,7 +83,7 @@ def masked_lm_top(
 @functools.partial(jax.jit, static_argnames=('config',))
 def masked_lm_log_probability(
     params: Params, x_BxSxH: jax.Array, positions_P: jax.Array, targets_P: jax.Array,
-    *, config: BertConfig,
+    *, config: ModelConfig,
 ) -> jax.Array:
     """[P] natural logarithm of the probability of a token at each position."""
     logits_PxV = predict_tokens(params, _take(x_BxSxH, positions_P)[None], config)[0]
@@ -93,7 +93,7 @@ def masked_lm_log_probability(
 
 @functools.partial(jax.jit, static_argnames=('config', 'path'))
 def pooled_logits(
-    params: Params, x_BxSxH: jax.Array, positions_P: jax.Array, *, config: BertConfig,
+    params: Params, x_BxSxH: jax.Array, positions_P: jax.Array, *, config: ModelConfig,
     path: tuple[str, ...],
 ) -> jax.Array:
     """[P, L] float32: a dense layer on the pooled vectors of [CLS] at positions.
@@ -108,7 +108,7 @@ def pooled_logits(
 
 @functools.partial(jax.jit, static_argnames=('config', 'path'))
 def token_logits(
-    params: Params, x_BxSxH: jax.Array, *, config: BertConfig, path: tuple[str, ...]
+    params: Params, x_BxSxH: jax.Array, *, config: ModelConfig, path: tuple[str, ...]
 ) -> jax.Array:
     """[B * S, L] float32: a dense layer on every token."""
     logits = dense(config, params, path, x_BxSxH)
@@ -119,7 +119,7 @@ def _take(x_BxSxH: jax.Array, positions_P: jax.Array) -> jax.Array:
     return jnp.take(x_BxSxH.reshape(-1, x_BxSxH.shape[-1]), positions_P, axis=0)
 
 
-def predict_tokens(params: Params, x_BxPxH: jax.Array, config: BertConfig) -> jax.Array:
+def predict_tokens(params: Params, x_BxPxH: jax.Array, config: ModelConfig) -> jax.Array:
     """Masked-LM logits [B, P, V] float32 of hidden states."""
     variables = {'params': params['cls']['predictions']}
     hidden_and_bias: Any = Predictions(config).apply(variables, x_BxPxH)
@@ -128,7 +128,7 @@ def predict_tokens(params: Params, x_BxPxH: jax.Array, config: BertConfig) -> ja
     return masked_lm_logits((hidden, table, bias))
 
 
-def dense(config: BertConfig, params: Params, path: tuple[str, ...], x: jax.Array) -> jax.Array:
+def dense(config: ModelConfig, params: Params, path: tuple[str, ...], x: jax.Array) -> jax.Array:
     """Logits [..., L] float32 of hidden states [..., H] by the dense layer at `path`."""
     for name in path:
         params = params[name]

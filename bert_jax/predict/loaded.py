@@ -11,7 +11,7 @@ import jax
 
 from bert_jax.errors import InputError
 from bert_jax.files import as_path
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.runner import Runner
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
@@ -78,7 +78,7 @@ class LoadedModel:
         """
         self.weights = weights
         dtype = dtype or ('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
-        self.config = BertConfig(**weights.model, dtype=dtype)
+        self.config = ModelConfig(**weights.model, dtype=dtype)
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
 
     @functools.cached_property

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import heads
 from bert_jax.predict.rows import Batch, Tokens, choose_row_lengths, make_batches
 
@@ -78,7 +78,7 @@ def each_position(program: Callable[[jax.Array, np.ndarray, np.ndarray], Any]) -
 class Runner:
     """Parameters on the device, and the stream through the encoder."""
 
-    def __init__(self, params: heads.Params, config: BertConfig):
+    def __init__(self, params: heads.Params, config: ModelConfig):
         """Takes parameters of unrolled layers, the vocabulary padded, for `config`."""
         self.config = config
         self.params = jax.device_put(params)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ml_collections import ConfigDict
 
 from bert_jax.files import Path
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Objective
 from bert_jax.sharding import Mesh
 from bert_jax.train.loop import Phase
@@ -36,7 +36,7 @@ class Task(Protocol):
     def identity(self) -> dict[str, str]:
         """What all hosts must have read alike, by name: digests of content, and counts."""
 
-    def objective(self, bert: BertConfig) -> Objective:
+    def objective(self, bert: ModelConfig) -> Objective:
         """What is trained, on an encoder."""
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:

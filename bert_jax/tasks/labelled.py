@@ -23,7 +23,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
 from bert_jax.hosts import say
 from bert_jax.model.flops import token_flops
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import OBJECTIVES, Objective
 from bert_jax.predict.engine import Engine
 from bert_jax.process import loading_tensorflow
@@ -161,7 +161,7 @@ class LabelledTask:
             found[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
         return found
 
-    def objective(self, bert: BertConfig) -> Objective:
+    def objective(self, bert: ModelConfig) -> Objective:
         objective: Objective = OBJECTIVES[self.head](bert, **self._data.objective)
         return objective
 
@@ -276,7 +276,7 @@ def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str
     return tfds_records(name, split, config.data.tfds_dir)
 
 
-def _train_flops(config: BertConfig, plan: Plan, cls_only: bool) -> float:
+def _train_flops(config: ModelConfig, plan: Plan, cls_only: bool) -> float:
     """Training FLOPs of all steps on real tokens; the heads are too small to count.
 
     Args:
@@ -292,7 +292,7 @@ def _train_flops(config: BertConfig, plan: Plan, cls_only: bool) -> float:
 
 
 def _train_plan(
-    units: Units, batch_size: int, steps: int, seed: int, config: BertConfig, packing: bool,
+    units: Units, batch_size: int, steps: int, seed: int, config: ModelConfig, packing: bool,
     shards: int,
 ) -> Plan:
     """Epoch after epoch, each in an order of its own, `batch_size` units a step."""

@@ -15,7 +15,7 @@ from bert_jax.data.pretrain import Recipe
 from bert_jax.data.spec import pretrain_spec
 from bert_jax.errors import InputError
 from bert_jax.files import Path
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.tasks.base import TaskKind, register
@@ -58,7 +58,7 @@ class PretrainTask:
     def identity(self) -> dict[str, str]:
         return self.data.identity()
 
-    def objective(self, bert: BertConfig) -> Pretraining:
+    def objective(self, bert: ModelConfig) -> Pretraining:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:

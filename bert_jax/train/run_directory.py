@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from bert_jax.bert_config import COMPUTATION, OPTIONS
 from bert_jax.errors import InputError
 from bert_jax.files import Path, check_deletion, write_whole
 from bert_jax.weights.reading import read_json
@@ -18,8 +19,12 @@ _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 't
                    'data.local_dir', 'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
                    'data.vocab_file', 'data.add_tokens',  # the vocabulary itself is compared
                    'inference.')
-# Of the model only these: they change how it is computed, in rounding at the most, and not what.
-_OF_THE_COMPUTATION = ('model.dtype', 'model.remat', 'model.scan_layers')
+# Of the model only how it is computed.
+_OF_THE_COMPUTATION = tuple(f'model.{name}' for name in COMPUTATION)
+# What a run means that does not say it: it is older than the field.
+_DEFAULTS = {f'model.{option.name}': option.default for option in OPTIONS} | {
+    f'model.{name}': choices[0] for name, choices in COMPUTATION.items()
+}
 # Another of these is another run. Pre-training may go on with another rate, a downstream run, which
 # is short and compared with others, may not.
 _OF_ANY_RUN: tuple[str, ...] = ('task',)
@@ -56,16 +61,17 @@ def check_run_directory(
     new = flat_fields(resolved)
     fixed = _OF_ANY_RUN + _OF_A_DOWNSTREAM_RUN if comparable else _OF_ANY_RUN
     for name in sorted(set(old) | set(new)):
-        if old.get(name) == new.get(name) or name.startswith(_FREE_TO_CHANGE):
+        before = old.get(name, _DEFAULTS.get(name))
+        if before == new.get(name) or name.startswith(_FREE_TO_CHANGE):
             continue
         if name.startswith(fixed) or (
             name.startswith('model.') and name not in _OF_THE_COMPUTATION
         ):
             raise InputError(
-                f'{workdir} holds a run with {name}={old.get(name)!r}, the config says '
+                f'{workdir} holds a run with {name}={before!r}, the config says '
                 f'{new.get(name)!r}: give another --workdir, or the config of that run'
             )
-        print(f'note: {name} was {old.get(name)!r} in this run so far, now {new.get(name)!r}')
+        print(f'note: {name} was {before!r} in this run so far, now {new.get(name)!r}')
     if vocab_path is not None:
         kept = workdir / _vocab_name(vocab_path)
         if not kept.exists() or kept.read_bytes() != vocab_path.read_bytes():

@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax import hosts
 from bert_jax.files import Path
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.weights.description import Weights
 from bert_jax.weights.extended import extended
 from bert_jax.weights.names import flat_tree, to_tree, tree_shapes
@@ -19,7 +19,7 @@ from bert_jax.weights.placement import place
 
 
 def warm_start(
-    published: Weights, params: Any, bert: BertConfig, *, head: str, labels: Sequence[str],
+    published: Weights, params: Any, bert: ModelConfig, *, head: str, labels: Sequence[str],
     vocab_file: Path | None,
 ) -> Any:
     """Published parameters in the place of fresh ones, wherever they belong; it says which.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,6 @@ from bert_jax.files import Path
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.vocab import Vocab
 
-# What the code of google-research/bert has fixed, and others' config files may leave out.
-DEFAULTS: Mapping[str, Any] = {
-    'max_position_embeddings': 512, 'type_vocab_size': 2, 'layer_norm_eps': 1e-12,
-    'initializer_range': 0.02, 'hidden_dropout': 0.1, 'attention_dropout': 0.1,
-    'classifier_dropout': 0.1,
-}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
@@ -27,10 +19,7 @@ class Weights:
 
     Attributes:
       params: float32 arrays by our names (`weights.names`): unrolled layers, unpadded vocabulary.
-      model: fields of the model's configuration: vocab_size, num_layers, hidden_size, num_heads,
-        intermediate_size, max_position_embeddings, type_vocab_size, hidden_act ('gelu_tanh' or
-        'gelu_erf'), layer_norm_eps, initializer_range, hidden_dropout, attention_dropout,
-        classifier_dropout.
+      model: every field of `BertConfig`.
       head: one of `heads.HEADS`; '' is an encoder alone, 'pretraining' masked LM, next sentence or
         both, as `params` has them.
       labels: by id, of heads whose outputs have names.

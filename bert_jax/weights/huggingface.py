@@ -17,30 +17,16 @@ from bert_jax.files import Path, as_path
 from bert_jax.heads import HEADS, Part, part_of
 from bert_jax.weights.description import Weights
 from bert_jax.weights.folder import new_folder, write_json
+from bert_jax.weights.model_fields import read_model, write_model
 from bert_jax.weights.names import tensors
 from bert_jax.weights.reading import (
     check_labels,
     find_head,
-    model_fields,
     read_json,
     take_params,
 )
 from bert_jax.weights.tensor_files import StoredTensor, open_tensors
 from bert_jax.weights.tokenizer_files import read_tokenizer, write_tokenizer
-
-_FIELDS = {
-    'vocab_size': 'vocab_size', 'num_layers': 'num_hidden_layers', 'hidden_size': 'hidden_size',
-    'num_heads': 'num_attention_heads', 'intermediate_size': 'intermediate_size',
-    'max_position_embeddings': 'max_position_embeddings', 'type_vocab_size': 'type_vocab_size',
-    'layer_norm_eps': 'layer_norm_eps', 'initializer_range': 'initializer_range',
-    'hidden_dropout': 'hidden_dropout_prob', 'attention_dropout': 'attention_probs_dropout_prob',
-    'classifier_dropout': 'classifier_dropout',
-}
-# Its names of activations; the tanh forms differ in how they are computed, not in what.
-_ACTIVATIONS = {
-    'gelu': 'gelu_erf', 'gelu_python': 'gelu_erf', 'gelu_new': 'gelu_tanh',
-    'gelu_pytorch_tanh': 'gelu_tanh', 'gelu_fast': 'gelu_tanh',
-}
 
 
 def read_huggingface(named: str | os.PathLike[str]) -> Weights:
@@ -54,7 +40,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     config = read_json(config_file, 'a Hugging Face folder holds config.json and model.safetensors')
     if not isinstance(config.get('architectures') or [], list):
         raise InputError(f"{config_file}: architectures={config['architectures']!r} is no list")
-    model = model_fields(config, _FIELDS, _activation(config, config_file), config_file)
+    model = read_model(_whole(config), 'huggingface', config_file)
     _refuse_variants(config, config_file)
     with contextlib.ExitStack() as stack:
         where, stored = open_tensors(folder, stack)
@@ -87,14 +73,10 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     )
 
 
-def _activation(config: Mapping[str, Any], where: Path) -> str:
-    name = config.get('hidden_act', 'gelu')
-    if str(name) not in _ACTIVATIONS:
-        raise InputError(
-            f"{where}: hidden_act={name!r} is not one that can be read: "
-            f"{', '.join(_ACTIVATIONS)}"
-        )
-    return _ACTIVATIONS[name]
+def _whole(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With what its code takes where a config is silent, if that is not what ours takes."""
+    said = {key: value for key, value in config.items() if value is not None}
+    return {'hidden_act': 'gelu', 'classifier_dropout': said.get('hidden_dropout_prob')} | said
 
 
 def _refuse_variants(config: Mapping[str, Any], where: Path) -> None:
@@ -175,6 +157,7 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
         their head.
     """
     architecture, parts, notes = _class_of(weights)
+    model, _ = write_model(weights.model, 'huggingface', weights.source)
     files: dict[str, np.ndarray] = {}
     left_out = set()
     for tensor in tensors(weights.model['num_layers']):
@@ -195,7 +178,7 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
             save_file(files, beside / 'model.safetensors', metadata={'format': 'pt'})
         except SafetensorError as error:  # a full disk
             raise OSError(str(error)) from error
-        write_json(beside / 'config.json', _config(weights, architecture))
+        write_json(beside / 'config.json', _config(weights, architecture, model))
         notes += write_tokenizer(beside, weights)
     return notes
 
@@ -217,13 +200,11 @@ def _class_of(weights: Weights) -> tuple[str, tuple[Part, ...], list[str]]:
     raise InputError(f'{weights.source} has no {missing.rstrip("/")}, which {name} needs')
 
 
-def _config(weights: Weights, architecture: str) -> dict[str, Any]:
-    forms = {'gelu_erf': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}
+def _config(weights: Weights, architecture: str, model: dict[str, Any]) -> dict[str, Any]:
     config = {
         'architectures': [architecture], 'model_type': 'bert', 'dtype': 'float32',
-        'hidden_act': forms[weights.model['hidden_act']], 'pad_token_id': 0,
+        'pad_token_id': 0, **model,
     }
-    config |= {key: weights.model[name] for name, key in _FIELDS.items()}
     head = HEADS[weights.head]
     if head.problem_type or head.labelled:
         labels = weights.labels or ('LABEL_0',)

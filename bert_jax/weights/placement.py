@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.bert_config import OPTIONS
 from bert_jax.errors import InputError
 from bert_jax.heads import part_of
 from bert_jax.weights.description import Weights
 
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'
-# Fields that change what the same parameters compute.
-_NUMERICS = ('hidden_act', 'layer_norm_eps')
+_NUMERICS = tuple(option.name for option in OPTIONS if option.role == 'computes')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What all readers do: config fields, tensors of the shapes that they ask for, the head."""
+"""What all readers do: JSON, tensors of the shapes that they ask for, the head."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.heads import HEADS, PARTS, POOLER, part_of
 from bert_jax.tensors import Format
-from bert_jax.weights.description import DEFAULTS
 from bert_jax.weights.names import sizes_of, tensors
-
-_WHOLE = ('vocab_size', 'num_layers', 'hidden_size', 'num_heads', 'intermediate_size',
-          'max_position_embeddings', 'type_vocab_size')
 
 
 def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
@@ -34,41 +30,6 @@ def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f'{path} holds no JSON object: {wanted_for}')
     return value
-
-
-def model_fields(
-    config: Mapping[str, Any], keys: Mapping[str, str], hidden_act: str, where: Path
-) -> dict[str, Any]:
-    """`Weights.model` from a config file.
-
-    Args:
-      config: what the file says.
-      keys: what it calls our fields.
-      hidden_act: our name of its activation.
-      where: the file, for messages.
-
-    Raises:
-      InputError: a field is missing or cannot be.
-    """
-    model: dict[str, Any] = {'hidden_act': hidden_act}
-    for name, key in keys.items():
-        value = config.get(key)
-        if value is None:
-            if name not in DEFAULTS:
-                raise InputError(f'{where} does not say {key}: it is no config of a BERT')
-            value = model['hidden_dropout'] if name == 'classifier_dropout' else DEFAULTS[name]
-        whole = name in _WHOLE
-        good = isinstance(value, int) and value > 0 if whole else isinstance(value, (int, float))
-        if not good or isinstance(value, bool):
-            kind = 'a whole number above 0' if whole else 'a number'
-            raise InputError(f'{where}: {key}={value!r} must be {kind}')
-        model[name] = value if whole else float(value)
-    if model['hidden_size'] % model['num_heads']:
-        raise InputError(
-            f"{where}: {keys['num_heads']}={model['num_heads']} does not divide "
-            f"{keys['hidden_size']}={model['hidden_size']}"
-        )
-    return model
 
 
 def take_params(

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from bert_jax.bert_config import COMPUTATION, OPTIONS
 from bert_jax.errors import InputError
 from bert_jax.files import Path, absolute, as_path, children, in_bucket
 from bert_jax.heads import HEADS, part_of
@@ -18,20 +19,18 @@ from bert_jax.weights.description import (
     read_vocabulary,
 )
 from bert_jax.weights.folder import new_folder, write_json
+from bert_jax.weights.model_fields import read_model
 from bert_jax.weights.names import from_tree, sizes_of, tensors, to_tree
 from bert_jax.weights.reading import (
     check_head,
     check_labels,
     find_head,
-    model_fields,
     read_json,
 )
 
-_FIELDS = {name: name for name in (
-    'vocab_size', 'num_layers', 'hidden_size', 'num_heads', 'intermediate_size',
-    'max_position_embeddings', 'type_vocab_size', 'layer_norm_eps', 'initializer_range',
-    'hidden_dropout', 'attention_dropout', 'classifier_dropout',
-)}
+# What else the section "model" of a run's config.json may say: how the model is computed, the name
+# of its size, and of a feature-based run which features.
+_BESIDES = (*COMPUTATION, 'name', 'features')
 _COMMITTED = 'commit_success.txt'
 
 
@@ -90,10 +89,14 @@ def _model(config: dict[str, Any], config_file: Path) -> dict[str, Any]:
     section = config.get('model')
     if not isinstance(section, dict):
         raise InputError(f'{config_file} has no section "model": it is of no run of this project')
-    hidden_act = section.get('hidden_act')
-    if hidden_act not in ('gelu_tanh', 'gelu_erf'):
-        raise InputError(f'{config_file}: model.hidden_act={hidden_act!r} is unknown')
-    return model_fields({'classifier_dropout': 0.1} | section, _FIELDS, hidden_act, config_file)
+    known = (*(option.name for option in OPTIONS), *_BESIDES)
+    for name in section:
+        if name not in known:
+            raise InputError(
+                f'{config_file}: model.{name}={section[name]!r} is unknown here, so the model '
+                'would be read as another: read it with the version of bert_jax that wrote it'
+            )
+    return read_model(section, 'bert_jax', config_file)
 
 
 def _vocabulary(

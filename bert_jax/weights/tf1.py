@@ -18,7 +18,6 @@ from bert_jax.heads import HEADS
 from bert_jax.process import loading_tensorflow
 from bert_jax.text.vocab import write_vocab
 from bert_jax.weights.description import (
-    DEFAULTS,
     Weights,
     check_vocabulary,
     looks_lowercase,
@@ -26,25 +25,16 @@ from bert_jax.weights.description import (
     whole_vocabulary,
 )
 from bert_jax.weights.folder import new_folder, write_json
+from bert_jax.weights.model_fields import read_model, write_model
 from bert_jax.weights.names import tensors
 from bert_jax.weights.reading import (
     check_head,
     check_labels,
     find_head,
-    model_fields,
     read_json,
     take_params,
 )
 
-_FIELDS = {
-    'vocab_size': 'vocab_size', 'num_layers': 'num_hidden_layers', 'hidden_size': 'hidden_size',
-    'num_heads': 'num_attention_heads', 'intermediate_size': 'intermediate_size',
-    'max_position_embeddings': 'max_position_embeddings', 'type_vocab_size': 'type_vocab_size',
-    'initializer_range': 'initializer_range', 'hidden_dropout': 'hidden_dropout_prob',
-    'attention_dropout': 'attention_probs_dropout_prob',
-    # The original's code has these fixed; a file written here says them where they differ.
-    'layer_norm_eps': 'layer_norm_eps', 'classifier_dropout': 'classifier_dropout',
-}
 _NAME = 'bert_model.ckpt'
 
 
@@ -71,9 +61,12 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
         config_file, 'it says what model the checkpoint holds; copy it from the model that the '
         'checkpoint was trained from'
     )
-    model = model_fields(config, _FIELDS, _activation(config, config_file), config_file)
-    model['classifier_dropout'] = float(config.get(
-        'classifier_dropout', DEFAULTS['classifier_dropout']))
+    if config.get('hidden_act') != 'gelu':
+        raise InputError(
+            f"{config_file}: hidden_act={config.get('hidden_act')!r} is not one that can be read: "
+            "'gelu'"
+        )
+    model = read_model(config, 'tf1', config_file)
     tf = _tensorflow(f'{prefix} is a TF1 checkpoint: reading it')
 
     def ask(method: Callable[..., Any], *args: str) -> Any:
@@ -132,16 +125,6 @@ def _files(prefix: Path) -> list[Path]:
     return [index, *data]
 
 
-def _activation(config: dict[str, Any], where: Path) -> str:
-    name = config.get('hidden_act')
-    if name != 'gelu':
-        raise InputError(f"{where}: hidden_act={name!r} is not one that can be read: 'gelu'")
-    form = config.get('gelu_form', 'tanh')
-    if form not in ('tanh', 'erf'):
-        raise InputError(f"{where}: gelu_form={form!r} is unknown: 'tanh' or 'erf'")
-    return f'gelu_{form}'
-
-
 def _vocabulary(
     config: dict[str, Any], config_file: Path, vocab_size: int
 ) -> tuple[Path | None, bool]:
@@ -167,8 +150,8 @@ def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
     Raises:
       InputError: it cannot be written, or holds something already.
     """
-    tf = _tensorflow('writing a TF1 checkpoint')
     config, notes = _config(weights)
+    tf = _tensorflow('writing a TF1 checkpoint')
     files: dict[str, np.ndarray] = {}
     for tensor in tensors(weights.model['num_layers']):
         if tensor.name in weights.params:
@@ -192,19 +175,8 @@ def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
 
 
 def _config(weights: Weights) -> tuple[dict[str, Any], list[str]]:
-    model, notes = weights.model, []
-    fixed = {name: DEFAULTS[name] for name in ('layer_norm_eps', 'classifier_dropout')}
-    config = {key: model[name] for name, key in _FIELDS.items() if name not in fixed}
-    config['hidden_act'] = 'gelu'
-    if model['hidden_act'] == 'gelu_erf':
-        config['gelu_form'] = 'erf'
-        notes.append("gelu is the erf form: the original's code computes the tanh form, which "
-                     'differs a little')
-    for name, value in fixed.items():
-        if model[name] != value:
-            config[name] = model[name]
-            notes.append(f"{name} is {model[name]}: the original's code has {value} fixed")
-    config['do_lower_case'] = weights.lowercase
+    model, notes = write_model(weights.model, 'tf1', weights.source)
+    config = {**model, 'hidden_act': 'gelu', 'do_lower_case': weights.lowercase}
     if weights.head not in ('', 'pretraining'):
         config['head'] = weights.head
     if weights.labels:

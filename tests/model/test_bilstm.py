@@ -11,11 +11,11 @@ from flax import linen as nn
 
 from bert_jax.model import dropout as drop
 from bert_jax.model.bilstm import FEATURES, BertFeatureTagger, BiLstm, FeatureCombination
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.optim import path_names
 from bert_jax.sharding import Layout, make_mesh
 
-CONFIG = BertConfig(
+CONFIG = ModelConfig(
     vocab_size=50, num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32,
     max_position_embeddings=24, classifier_dropout=0.4, initializer_range=0.5,
 )

@@ -16,12 +16,12 @@ from bert_jax.config import MODEL_SIZES
 from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining, masked_lm_logits, masked_lm_loss
-from bert_jax.model.layers import BertConfig, LayerNorm, gelu
+from bert_jax.model.layers import LayerNorm, ModelConfig, gelu
 from bert_jax.optim import decays, path_names
 from bert_jax.sharding import Layout
 
 GOLDEN = Path(__file__).parent.parent / 'golden'
-CONFIG = BertConfig(
+CONFIG = ModelConfig(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
     max_position_embeddings=24, hidden_dropout=0.2, attention_dropout=0.3, initializer_range=0.1,
 )
@@ -242,7 +242,7 @@ def test_layer_norm_statistics_are_float32_under_bfloat16():
 
 
 def test_initial_parameters_are_truncated_normal_one_and_zero():
-    params = jit(lambda: nn.meta.unbox(init(BertConfig(
+    params = jit(lambda: nn.meta.unbox(init(ModelConfig(
         vocab_size=1000, num_layers=2, hidden_size=128, num_heads=2, intermediate_size=512,
         scan_layers=True,
     ))))()
@@ -310,7 +310,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(params, batch, e
 def test_parameter_names_shapes_axes_and_decay_are_the_golden_ones(scan):
     """`path shape logical-axes decays`, a line a parameter. UPDATE_GOLDEN=1 writes the file."""
     layers, hidden, heads = MODEL_SIZES['tiny']
-    c = BertConfig(vocab_size=30522, num_layers=layers, hidden_size=hidden, num_heads=heads,
+    c = ModelConfig(vocab_size=30522, num_layers=layers, hidden_size=hidden, num_heads=heads,
                    intermediate_size=4 * hidden, scan_layers=scan)
     boxed = jax.eval_shape(lambda: init(c))
     lines = []

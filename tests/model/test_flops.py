@@ -10,12 +10,12 @@ from jax.extend.core import jaxprs_in_params
 from bert_jax.config import MODEL_SIZES
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import BertForPreTraining, masked_lm_logits
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 
 
 def config(name, vocab_size=30522, **changes):
     layers, hidden, heads = MODEL_SIZES[name]
-    return BertConfig(vocab_size=vocab_size, num_layers=layers, hidden_size=hidden,
+    return ModelConfig(vocab_size=vocab_size, num_layers=layers, hidden_size=hidden,
                       num_heads=heads, intermediate_size=4 * hidden, **changes)
 
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax.data.spec import pretrain_spec
 from bert_jax.model.heads import cross_entropy, masked_lm_logits
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.sharding import MESH_AXES
@@ -27,7 +27,7 @@ def model_at(prefix, **changes):
     pytest.importorskip('tensorflow', reason='TF1 checkpoints are read with it')
     weights = read_tf1(prefix)
     assert weights.head == 'pretraining' and weights.unused == ()
-    config = BertConfig(**weights.model, **changes)
+    config = ModelConfig(**weights.model, **changes)
     return config, to_tree(
         weights.params, padded_vocab_size=config.padded_vocab_size, scan_layers=False
     )
@@ -122,7 +122,7 @@ def tiny(shared_data):
     """(folder, task, parameters, the held-out rows) of the BERT-Tiny that the original trained."""
     tf = pytest.importorskip('tensorflow', reason='it reads the records')
     folder = shared_data / 'tf1_reference' / 'tiny_wikipedia'
-    config, params = model_at(folder / 'bert_model.ckpt', mlm_chunk_bytes=16 << 20)
+    config, params = model_at(folder / 'bert_model.ckpt')
     spec = {name: f for name, f in pretrain_spec(128, 20).items() if name != 'example_weights'}
     features = {
         name: tf.io.FixedLenFeature(f.shape or (1,), tf.float32 if f.dtype == np.float32

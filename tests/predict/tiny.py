@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import load
 from bert_jax.predict.api import Model
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
@@ -40,7 +40,7 @@ def pretraining_weights(folder: Path) -> Weights:
     """Random weights with both pre-training heads; every parameter is nontrivial."""
     vocab_file = folder / 'vocab.txt'
     write_vocab(vocab_file, VOCAB)
-    config = BertConfig(**SIZES)
+    config = ModelConfig(**SIZES)
     ids = jnp.ones((1, 4), jnp.int32)
     shapes = nn.meta.unbox(jax.eval_shape(
         lambda key: BertForPreTraining(config).init(key, ids, ids, ids, ids)['params'],

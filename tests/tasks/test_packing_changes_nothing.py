@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Sequences
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import (
     Classification,
     MultiLabel,
@@ -27,7 +27,7 @@ from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.train.state import init_state
 from bert_jax.train.step import make_train_step
 
-CONFIG = BertConfig(
+CONFIG = ModelConfig(
     vocab_size=100, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
     max_position_embeddings=64, initializer_range=0.2,
 )

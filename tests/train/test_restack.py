@@ -6,7 +6,7 @@ import pytest
 from toy import mesh
 
 from bert_jax.data.synthetic import SyntheticExamples
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.checkpoint import Checkpoints
@@ -20,7 +20,7 @@ ROWS = SyntheticExamples(vocab_size=300, max_seq_length=16, max_predictions_per_
 
 
 def task(scan):
-    return Pretraining(BertConfig(
+    return Pretraining(ModelConfig(
         vocab_size=300, num_layers=2, hidden_size=32, num_heads=2, intermediate_size=48,
         max_position_embeddings=16, scan_layers=scan,
     ))

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from bert_jax import hosts
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.sharding import make_mesh
 from bert_jax.train import restore as restoring
@@ -100,7 +100,7 @@ def checkpoints(folder):
 
 def warm(mesh):
     """Published parameters with fewer positions, into parameters that are split over the hosts."""
-    bert = BertConfig(vocab_size=300, num_layers=1, hidden_size=32, num_heads=4,
+    bert = ModelConfig(vocab_size=300, num_layers=1, hidden_size=32, num_heads=4,
                       intermediate_size=64, max_position_embeddings=64)
     fresh = placed(abstract_state(Pretraining(bert), ADAM, mesh).params)
     published = jax.tree.map(lambda x: numbers(x) + 1, fresh)

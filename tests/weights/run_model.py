@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining, Predictions, masked_lm_logits
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.task_heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -29,7 +29,7 @@ def outputs(weights, inputs, scan_layers=False):
       inputs: `input_ids`, `attention_mask`, `token_type_ids`, [B, S] (multiple choice:
         [B, C, S]).
     """
-    config = BertConfig(**weights.model, scan_layers=scan_layers)
+    config = ModelConfig(**weights.model, scan_layers=scan_layers)
     params = to_tree(
         weights.params, padded_vocab_size=config.padded_vocab_size, scan_layers=scan_layers
     )

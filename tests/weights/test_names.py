@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.weights.names import from_tree, sizes_of, tensors, to_tree, tree_shapes
 
 MODELS = st.builds(
@@ -83,7 +83,7 @@ def test_the_tree_is_the_one_of_the_model(scan_layers):
              'vocab_size': 130, 'max_position_embeddings': 5, 'type_vocab_size': 2}
     params = {name: x for name, x in some_params(model).items()
               if not name.startswith(('classifier/', 'cls/squad/'))}
-    config = BertConfig(**model, scan_layers=scan_layers)
+    config = ModelConfig(**model, scan_layers=scan_layers)
     ones = np.ones((1, 4), np.int32)
     expected = nn.meta.unbox(jax.eval_shape(
         lambda: BertForPreTraining(config).init(jax.random.key(0), ones, ones, ones, ones)

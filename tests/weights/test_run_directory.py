@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.model.layers import BertConfig
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.sharding import Layout, make_mesh
 from bert_jax.train.best import Best
@@ -33,7 +33,7 @@ MODEL = {
 def state_of(scan_layers, axes, seed=0):
     """A state laid out as in training, with other numbers in every array."""
     mesh = make_mesh(*axes)
-    config = BertConfig(**MODEL, scan_layers=scan_layers, layout=Layout(mesh))
+    config = ModelConfig(**MODEL, scan_layers=scan_layers, layout=Layout(mesh))
     rng = np.random.default_rng(seed)
     return jax.tree.map(
         lambda x: jax.device_put(rng.normal(size=x.shape).astype(x.dtype), x.sharding),

@@ -1,0 +1,149 @@
+"""What a model is: the one list that config, modules, run directories and formats read.
+
+A field is declared here once: its default, what it may be, what it decides, and what the config
+files of Hugging Face and of google-research/bert call it. CONTRIBUTING.md says how to add one.
+Where and how a model is computed is not here, but for the names of those fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import field
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+Format = Literal['bert_jax', 'huggingface', 'tf1']
+Role = Literal['shape', 'computes', 'trains']
+
+SIZE = 'a whole number above 0'
+NUMBER = 'a number'
+SHARE = 'from 0 to below 1'
+
+# How a model is computed: choices of `config.model`, the first is the default. They change
+# roundings at the most, so a run may go on with another.
+COMPUTATION: Mapping[str, tuple[Any, ...]] = {
+    'dtype': ('auto', 'float32', 'bfloat16'),
+    'scan_layers': (False, True),
+    'remat': ('none', 'dots', 'full'),
+}
+
+
+class Said(NamedTuple):
+    """How the config file of a format says a field.
+
+    Attributes:
+      key: what it calls it.
+      values: its words for ours, where they differ; the first word for one of ours is written.
+      ours: whether the key is one of our own, which the format's code ignores. It is written only
+        where the value is not the default, which that code computes with, and with a note.
+    """
+
+    key: str
+    values: Mapping[str, Any] = MappingProxyType({})
+    ours: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A field of `BertConfig`.
+
+    Attributes:
+      name: of the field, here, in `config.model` and in run directories.
+      default: what a file means that does not say it; None: every file says it.
+      kind: SIZE, NUMBER, SHARE, or the values that it may have.
+      role: 'shape': which parameters there are; 'computes': what the same parameters compute;
+        'trains': how they are trained. The first two come with a checkpoint.
+      huggingface, tf1: how the format says it. None: not at all, so that only a model of the
+        default can be written.
+    """
+
+    name: str
+    default: Any
+    kind: str | tuple[Any, ...]
+    role: Role
+    huggingface: Said | None
+    tf1: Said | None
+
+    @property
+    def type(self) -> type:
+        """Of its values."""
+        if isinstance(self.kind, tuple):
+            return type(self.kind[0])
+        return int if self.kind == SIZE else float
+
+    def said(self, form: Format) -> Said | None:
+        """How a format says it; run directories say everything by our names."""
+        return Said(self.name) if form == 'bert_jax' else getattr(self, form)
+
+    def fault(self, value: Any) -> str:
+        """What a value must be and is not; '' of a good one."""
+        if isinstance(self.kind, tuple):
+            return '' if value in self.kind else 'one of ' + ', '.join(map(str, self.kind))
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return self.kind
+        good = {
+            SIZE: isinstance(value, int) and value > 0, NUMBER: True, SHARE: 0 <= value < 1,
+        }[self.kind]
+        return '' if good else self.kind
+
+
+def _is(
+    role: Role, kind: str | tuple[Any, ...], huggingface: Said | None, tf1: Said | None
+) -> dict[str, Any]:
+    return {'role': role, 'kind': kind, 'huggingface': huggingface, 'tf1': tf1}
+
+
+def _size(key: str) -> dict[str, Any]:
+    """A size, which both formats call the same."""
+    return _is('shape', SIZE, Said(key), Said(key))
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """What a model is: sizes, numerics and rates. Hashable, so it is static under jit."""
+
+    vocab_size: int = field(metadata=_size('vocab_size'))
+    num_layers: int = field(metadata=_size('num_hidden_layers'))
+    hidden_size: int = field(metadata=_size('hidden_size'))
+    num_heads: int = field(metadata=_size('num_attention_heads'))
+    intermediate_size: int = field(metadata=_size('intermediate_size'))
+    max_position_embeddings: int = field(default=512, metadata=_size('max_position_embeddings'))
+    type_vocab_size: int = field(default=2, metadata=_size('type_vocab_size'))
+    # gelu_tanh: the approximation of google-research/bert; gelu_erf: exact, as Hugging Face's
+    # `gelu`. Its tanh forms differ in how they are computed, not in what.
+    hidden_act: str = field(default='gelu_tanh', metadata=_is(
+        'computes', ('gelu_tanh', 'gelu_erf'),
+        Said('hidden_act', {
+            'gelu': 'gelu_erf', 'gelu_python': 'gelu_erf', 'gelu_pytorch_tanh': 'gelu_tanh',
+            'gelu_new': 'gelu_tanh', 'gelu_fast': 'gelu_tanh',
+        }),
+        Said('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True),
+    ))
+    layer_norm_eps: float = field(default=1e-12, metadata=_is(
+        'computes', NUMBER, Said('layer_norm_eps'), Said('layer_norm_eps', ours=True)
+    ))
+    # Truncated normal, cut at two standard deviations.
+    initializer_range: float = field(default=0.02, metadata=_is(
+        'trains', NUMBER, Said('initializer_range'), Said('initializer_range')
+    ))
+    hidden_dropout: float = field(default=0.1, metadata=_is(
+        'trains', SHARE, Said('hidden_dropout_prob'), Said('hidden_dropout_prob')
+    ))
+    attention_dropout: float = field(default=0.1, metadata=_is(
+        'trains', SHARE, Said('attention_probs_dropout_prob'), Said('attention_probs_dropout_prob')
+    ))
+    # Before the layer of a downstream task.
+    classifier_dropout: float = field(default=0.1, metadata=_is(
+        'trains', SHARE, Said('classifier_dropout'), Said('classifier_dropout', ours=True)
+    ))
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+OPTIONS: tuple[Option, ...] = tuple(
+    Option(f.name, None if f.default is dataclasses.MISSING else f.default, **f.metadata)
+    for f in dataclasses.fields(BertConfig)
+)
