@@ -1,13 +1,15 @@
 """SQuAD's exact match and F1 against what the official scripts print for the same cases."""
 
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import InputError
-from bert_jax.metrics.squad import normalize_answer, squad_scores
+from bert_jax.data.squad import read_squad
+from bert_jax.metrics.squad import best_null_threshold, normalize_answer, squad_scores
 
 # id: (accepted answers, prediction, odds of no answer)
 CASES = {
@@ -136,3 +138,32 @@ def test_what_cannot_be_scored(arguments, message):
     with pytest.raises(InputError, match=message) as caught:
         squad_scores(**arguments)
     assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('seed', range(8))
+def test_the_threshold_of_thousands_of_questions_keeps_what_is_best(seed, shared_data):
+    """Sums of thousands of F1s differ in their last digits with the order that they are added in."""
+    examples = read_squad(
+        str(shared_data / 'squad' / 'dev-v2.0.cs224n-6078.json.gz'), version='v2', training=False)
+    answers = examples.gold_texts()
+    rng = random.Random(seed)
+    predictions, odds = {}, {}
+    for name, texts in answers.items():
+        words = rng.choice(texts or ['an invention of some words']).split()
+        predictions[name] = ' '.join(words[: rng.randint(1, len(words))])
+        odds[name] = rng.gauss(-2.0 if texts else 2.0, 3.0)
+    threshold = best_null_threshold(predictions, answers, odds)
+    best = squad_scores(
+        predictions, answers, version='v2', null_odds=odds, null_threshold=threshold)
+    assert threshold == best['best_f1_thresh'], 'answers are kept, as the official script has it'
+    assert math.isclose(best['f1'], best['best_f1'], rel_tol=1e-12)
+    assert best['HasAns_f1'] > 50
+
+
+def test_where_no_answer_to_anything_is_best_the_threshold_is_below_all_odds():
+    answers, predictions = {'a': ['x'], 'b': []}, {'a': 'y', 'b': 'z'}
+    odds = {'a': -3.0, 'b': -1.0}
+    threshold = best_null_threshold(predictions, answers, odds)
+    scores = squad_scores(
+        predictions, answers, version='v2', null_odds=odds, null_threshold=threshold)
+    assert threshold < -3 and scores['f1'] == scores['best_f1'] == 50
