@@ -7,33 +7,31 @@ into as few rows as they need; the planner picks the row length and at most four
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from bert_jax.data.packing import Plan, Units, packed_batch, plan_once, plan_steps, unpack
+from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Encode
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.downstream import open_downstream
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
+from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import BertConfig
 from bert_jax.model.objectives import Objective
+from bert_jax.predict.engine import Engine
 from bert_jax.process import loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.tasks.base import EvalSet
 from bert_jax.text.load import load_tokenizer
 from bert_jax.train.loop import Phase
-from bert_jax.train.report import duration
 
 # Row lengths to choose from. A row holds at least the longest unit.
 _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
-_EVAL_TOKENS = 1 << 13  # tokens of an evaluation batch, a device
 
 
 class FineTuningJob:
@@ -121,9 +119,15 @@ class FineTuningJob:
     def _sets(self) -> tuple[EvalSet, ...]:
         return (*self._downstream.evaluated, *self._downstream.predicted)
 
-    def predictors(self, task: Objective, mesh: Mesh) -> list[Predictor]:
+    def predictors(
+        self, task: Objective, mesh: Mesh
+    ) -> list[Callable[[Any], dict[str, np.ndarray]]]:
         """From parameters to the outputs of each set: first those that are scored."""
-        return [Predictor(task, eval_set.units, mesh) for eval_set in self._sets]
+        engine = Engine(mesh, token_cost=functools.partial(token_flops, task.config))
+        return [
+            functools.partial(engine.outputs, task.outputs, units=eval_set.units)
+            for eval_set in self._sets
+        ]
 
     def score(self, outputs: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
         """Metrics by name, of all sets that are scored, from the outputs of each."""
@@ -149,13 +153,6 @@ def _encoder(tokenizer: Any) -> Encode:
     return make_encode(tokenizer)
 
 
-def _token_cost(config: BertConfig, row_length: int) -> float:
-    """Forward FLOPs of a token in a row of `row_length` (see `model.flops`)."""
-    c = config
-    per_layer = 8 * c.hidden_size**2 + 4 * c.hidden_size * c.intermediate_size
-    return float(c.num_layers * (per_layer + 4 * row_length * c.hidden_size))
-
-
 def _train_flops(config: BertConfig, plan: Plan, cls_only: bool) -> float:
     """Training FLOPs of all steps on real tokens; the heads are too small to count.
 
@@ -164,7 +161,7 @@ def _train_flops(config: BertConfig, plan: Plan, cls_only: bool) -> float:
       plan: the steps.
       cls_only: the last layer is computed at [CLS] alone (`Bert`, `wanted_BxP`).
     """
-    cost = _token_cost(config, plan.row_length)
+    cost = token_flops(config, plan.row_length)
     if cls_only and not config.scan_layers:
         cost *= 1 - 1 / config.num_layers
         cost += 6 * config.hidden_size**2  # its queries, keys and values
@@ -191,7 +188,7 @@ def _train_plan(
         )
     return plan_steps(
         units.lengths, order.reshape(steps, batch_size), row_lengths=_ROW_LENGTHS, shards=shards,
-        token_cost=functools.partial(_token_cost, config),
+        token_cost=functools.partial(token_flops, config),
     )
 
 
@@ -199,43 +196,3 @@ def _device_batch(units: Units, plan: Plan, step: int, mesh: Mesh) -> dict[str, 
     num_rows = int(plan.num_rows[step])
     local = local_rows(mesh, num_rows)
     return to_global(mesh, packed_batch(units, plan, step, local), num_rows, local)
-
-
-class Predictor:
-    """A task's outputs for a whole set, in the order of its units."""
-
-    def __init__(self, task: Objective, units: Units, mesh: Mesh):
-        self._units, self._mesh = units, mesh
-        shards = Layout(mesh).batch_shards
-        longest = int(units.lengths.max())
-        row_length = max(longest, min(256, 4 * longest))
-        self._plan = plan_once(
-            units.lengths, max_rows=max(1, _EVAL_TOKENS // row_length) * shards, shards=shards,
-            row_lengths=(row_length,), token_cost=functools.partial(_token_cost, task.config),
-        )
-        self._outputs = jax.jit(task.outputs, out_shardings=NamedSharding(mesh, PartitionSpec()))
-
-    def __call__(self, params: Any) -> dict[str, np.ndarray]:
-        """Arrays [n, ...] a unit and [T, ...] a token, by name."""
-        collected: dict[str, np.ndarray] = {}
-        pending: tuple[int, Any] | None = None
-
-        def collect(step: int, outputs: Any) -> None:
-            unpack(self._units, self._plan, step, jax.device_get(outputs), collected)
-
-        started = shown = time.monotonic()
-        total = len(self._plan.units)
-        for step in range(total):
-            now = time.monotonic()
-            if now - shown > 10 and jax.process_index() == 0:
-                left = (now - started) / step * (total - step)
-                print(f'predicting: {step / total:.0%}  eta {duration(left)}', flush=True)
-                shown = now
-            batch = _device_batch(self._units, self._plan, step, self._mesh)
-            outputs = self._outputs(params, batch)
-            if pending is not None:
-                collect(*pending)  # one step late, so that the device always has work
-            pending = step, outputs
-        if pending is not None:
-            collect(*pending)
-        return collected

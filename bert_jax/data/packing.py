@@ -22,7 +22,6 @@ from bert_jax.data.spec import BatchSpec, Feature, empty_rows
 MAX_SHAPES = 4
 _SHAPE_GAIN = 0.02  # a further shape is worth compiling if it saves this share of the work
 _SAMPLED_STEPS = 256  # the row length is chosen by
-_EVAL_GROUP = 512  # units packed together where the order does not matter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,40 +180,60 @@ def plan_steps(
     return Plan(units, rows, row_length, num_rows, units_a_row, int(lengths.sum()))
 
 
-def plan_once(
-    lengths_n: np.ndarray, *, max_rows: int, row_lengths: Sequence[int],
-    token_cost: Callable[[int], float], shards: int = 1,
-) -> Plan:
-    """Packs every unit once, in any order, into steps of equally many rows, `max_rows` or fewer.
+def pack_whole(lengths_n: np.ndarray, row_length: int) -> np.ndarray:
+    """Rows [n] of all units, in any order: what `pack` gives for them as one group.
 
-    For evaluation: one shape, and hardly any padding. Rows are a multiple of `shards`.
+    Units of one length are placed together: into each row as many as it holds, the fullest first,
+    which is where best fit would bring them one by one. So a set of any size costs a few passes.
+
+    Args:
+      lengths_n: tokens of each unit, from 1 to `row_length`.
+      row_length: tokens a row holds.
     """
-    order = np.argsort(lengths_n, kind='stable')
-    num_groups = -(-len(order) // _EVAL_GROUP)
-    padded = np.full(num_groups * _EVAL_GROUP, -1, np.int64)
-    padded[: len(order)] = order
-    groups = padded.reshape(_EVAL_GROUP, num_groups).T  # short and long ones in every group
-    plan = plan_steps(
-        lengths_n, groups, row_lengths=row_lengths, shards=1, token_cost=token_cost,
-        max_shapes=10**9,
-    )
-    # Rows of all groups one after another, then cut into steps.
-    used = plan.rows.max(axis=1).astype(np.int64) + 1
-    rows = plan.rows + np.where(plan.rows >= 0, (np.cumsum(used) - used)[:, None], 0)
-    units, rows = plan.units[rows >= 0], rows[rows >= 0]
-    num_steps = -(-int(used.sum()) // max_rows)
-    rows_a_step = -(-int(used.sum()) // (num_steps * shards)) * shards
-    by_row = np.argsort(rows, kind='stable')
-    units, rows = units[by_row], rows[by_row]
-    per_step = np.bincount(rows // rows_a_step, minlength=num_steps)
+    order = np.argsort(-lengths_n, kind='stable')
+    lengths, counts = np.unique(lengths_n, return_counts=True)
+    rows = np.empty(len(order), np.int32)
+    free = np.empty(len(order), np.int64)  # room left in each of the rows that are open
+    num_open = placed = 0
+    for length, count in zip(lengths[::-1].tolist(), counts[::-1].tolist()):
+        fits = np.flatnonzero(free[:num_open] >= length)
+        fits = fits[np.argsort(free[fits], kind='stable')]
+        capacity = free[fits] // length
+        taken = np.clip(count - (np.cumsum(capacity) - capacity), 0, capacity)
+        free[fits] -= taken * length
+        a_row = row_length // length
+        new = num_open + np.arange(count - int(taken.sum())) // a_row
+        used = np.bincount(new - num_open)
+        free[num_open : num_open + len(used)] = row_length - used * length
+        rows[order[placed : placed + count]] = np.concatenate([np.repeat(fits, taken), new])
+        num_open, placed = num_open + len(used), placed + count
+    return rows
+
+
+def plan_once(
+    lengths_n: np.ndarray, rows_n: np.ndarray, *, row_length: int, rows_a_step: int,
+    units_a_row: int,
+) -> Plan:
+    """Every unit once, in steps of `rows_a_step` rows: one shape.
+
+    Args:
+      lengths_n: tokens of each unit.
+      rows_n: their rows, from 0 without gaps (`pack_whole`).
+      row_length: of the rows.
+      rows_a_step: the last step may be partly empty.
+      units_a_row: places for units in a row of a batch, as many as the fullest row has or more.
+    """
+    units = np.argsort(rows_n, kind='stable')
+    rows = rows_n[units].astype(np.int64)
+    per_step = np.bincount(rows // rows_a_step)
     column = np.arange(len(rows)) - np.repeat(np.cumsum(per_step) - per_step, per_step)
-    units_of = np.full((num_steps, int(per_step.max())), -1, np.int64)
+    units_of = np.full((len(per_step), int(per_step.max())), -1, np.int64)
     rows_of = np.full(units_of.shape, -1, np.int32)
     units_of[rows // rows_a_step, column] = units
     rows_of[rows // rows_a_step, column] = rows % rows_a_step
     return Plan(
-        units_of, rows_of, plan.row_length, np.full(num_steps, rows_a_step),
-        plan.units_a_row, plan.tokens,
+        units_of, rows_of, row_length, np.full(len(per_step), rows_a_step), units_a_row,
+        int(lengths_n.sum()),
     )
 
 

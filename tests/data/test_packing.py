@@ -3,7 +3,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.packing import Units, pack, packed_batch, plan_once, plan_steps, unpack
+from bert_jax.data.packing import (
+    Units,
+    pack,
+    pack_whole,
+    packed_batch,
+    plan_once,
+    plan_steps,
+    unpack,
+)
 from bert_jax.data.pairs import Sequences
 
 
@@ -98,21 +106,24 @@ def test_batches_hold_exactly_their_units(lengths, choices, shards):
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.integers(2, 60), min_size=1, max_size=60), st.integers(1, 5),
-    st.sampled_from([1, 2]),
-)
-def test_one_pass_holds_every_unit_once(lengths, most, shards):
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=80))
+def test_a_whole_set_is_packed_as_one_group(lengths):
+    lengths = np.array(lengths)
+    rows = pack_whole(lengths, 64)
+    np.testing.assert_array_equal(rows, pack(lengths[None], 64)[0])
+    assert set(rows) == set(range(rows.max() + 1))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 2))
+def test_one_pass_holds_every_unit_once(lengths, rows_a_step, more):
     units = made_units(lengths)
+    rows = pack_whole(units.lengths, 64)
     plan = plan_once(
-        units.lengths, max_rows=most * shards, shards=shards, row_lengths=(64,),
-        token_cost=flat_cost)
-    (rows, _), = plan.shapes
-    assert rows <= most * shards and rows % shards == 0
-    # No step could be left out, and no row of all of them: the set is shared out evenly.
-    used = sum(len(np.unique(r[r >= 0])) for r in plan.rows)
-    assert len(plan.units) == -(-used // (most * shards))
-    assert len(plan.units) * (rows - shards) < used
+        units.lengths, rows, row_length=64, rows_a_step=rows_a_step,
+        units_a_row=int(np.bincount(rows).max()) + more)
+    assert plan.shapes == [(rows_a_step, 64)]
+    assert len(plan.units) == -(-len(set(rows)) // rows_a_step)
     seen = check_batches(units, plan, range(len(plan.units)))
     assert sorted(seen) == list(range(len(units)))
 
@@ -139,14 +150,15 @@ def test_padding_stays_low_over_four_shapes(mean, deviation):
         shards=1, token_cost=lambda s: 24 * 384 + 4 * s)
     assert len(plan.shapes) <= 4
     assert plan.padding < 0.12
-    free = plan_once(lengths, max_rows=8, row_lengths=(128, 256), token_cost=flat_cost)
-    assert free.padding < 0.05
+    assert lengths.sum() > 0.98 * 256 * (pack_whole(lengths, 256).max() + 1)  # in any order
 
 
 @pytest.mark.parametrize('choices', [1, 4])
 def test_outputs_come_back_in_the_order_of_the_units(choices):
     units = made_units(np.random.default_rng(0).integers(2, 30, 120), choices)
-    plan = plan_once(units.lengths, max_rows=3, row_lengths=(128,), token_cost=flat_cost)
+    plan = plan_once(
+        units.lengths, pack_whole(units.lengths, 128), row_length=128, rows_a_step=3,
+        units_a_row=64)
     collected = {}
     for step in range(len(plan.units)):
         batch = packed_batch(units, plan, step, range(int(plan.num_rows[step])))

@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Sequences
-from bert_jax.finetuning import Predictor
 from bert_jax.model.layers import BertConfig
 from bert_jax.model.objectives import (
     Classification,
@@ -23,6 +22,7 @@ from bert_jax.model.objectives import (
     Regression,
     Tagging,
 )
+from bert_jax.predict.engine import Engine
 from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.train.state import init_state
 from bert_jax.train.step import make_train_step
@@ -119,7 +119,8 @@ def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
 def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
     task, units = TASKS[kind], units_of(kind)
     params = nn.meta.unbox(task.init(jax.random.key(0)))
-    together = Predictor(task, units, one_device())(params)
+    engine = Engine(one_device(), token_cost=lambda row_length: 1.0)
+    together = engine.outputs(task.outputs, params, units)
     alone = task.outputs(params, whole_batch(units, one_a_row(units)))
     for name, x in alone.items():
         assert jnp.issubdtype(x.dtype, jnp.floating), 'several runs have no mean'

@@ -1,0 +1,222 @@
+"""The one engine from tokenized units to outputs: evaluation in training, predictions, ensembles.
+
+Units are packed into rows of a few shapes and rows into steps, on all devices of a mesh. The host
+makes ready what comes next (it tokenizes, packs and fills in) while the devices compute.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bert_jax.data.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
+from bert_jax.sharding import Layout, Mesh, local_rows, to_global
+from bert_jax.train.report import duration
+
+Params = Any
+Outputs = dict[str, np.ndarray]
+# From parameters and a packed batch (`data.packing`) to arrays [R, K, ...], a unit each, or
+# [R, S, ...], a token each. Compiled once a function, so it must be the same object (or equal)
+# each time.
+Function = Callable[[Params, dict[str, jax.Array]], dict[str, jax.Array]]
+TokenCost = Callable[[int], float]  # work on a token in a row of so many
+
+STEP_TOKENS = 1 << 13  # of a step, a device
+_ROW_STEP = 64  # rows are of a multiple of it,
+_SHORT_ROW = 256  # as short as this, where four of the longest units fit
+# What a new shape must save to be worth compiling: a share of the work, and of one full step.
+_NEW_SHAPE, _NEW_SHAPE_STEPS = 1.05, 0.5
+_STEP_COST = 1 / 16  # of a full step: what a step costs however small it is
+_AHEAD = 2  # chunks that are made ready while one is computed
+
+Chunk = TypeVar('Chunk')
+Made = TypeVar('Made')
+
+
+class Shape(NamedTuple):
+    """Of a compiled program: R, S and K."""
+
+    rows: int
+    row_length: int
+    units_a_row: int
+
+
+class Engine:
+    """Runs functions over units, on all devices of a mesh.
+
+    Every process of a run over several calls it alike, with the same units, and has all outputs.
+    """
+
+    def __init__(self, mesh: Mesh, *, token_cost: TokenCost, step_tokens: int = STEP_TOKENS):
+        """Compiles nothing yet.
+
+        Args:
+          mesh: rows are split over its data and fsdp axes.
+          token_cost: what rows are weighed by (`model.flops.token_flops`).
+          step_tokens: the most tokens of a step, a device, padding included (a row of the longest
+            unit always is allowed).
+        """
+        self._mesh, self._token_cost, self.step_tokens = mesh, token_cost, step_tokens
+        self._shards = Layout(mesh).batch_shards
+        self._used: dict[Function, set[Shape]] = collections.defaultdict(set)
+        # All processes need all outputs; one process gathers what its devices hold.
+        whole = NamedSharding(mesh, PartitionSpec()) if jax.process_count() > 1 else None
+        self._compiled = functools.cache(functools.partial(jax.jit, out_shardings=whole))
+
+    def outputs(self, function: Function, params: Params, units: Units) -> Outputs:
+        """Arrays [n, ...] a unit and [T, ...] a token of a known set, in its order.
+
+        Says from time to time how far it is, where it takes long.
+        """
+        ((_, outputs),) = self.stream(
+            function, params, [units], lambda units: (None, units), say_progress=True
+        )
+        return outputs
+
+    def stream(
+        self, function: Function, params: Params, chunks: Iterable[Chunk],
+        prepare: Callable[[Chunk], tuple[Made, Units]], *, say_progress: bool = False,
+    ) -> Iterator[tuple[Made, Outputs]]:
+        """Chunk after chunk, in their order; what is in memory are a few chunks.
+
+        Args:
+          function: of packed batches.
+          params: on the mesh.
+          chunks: are taken one by one in the caller's thread, a few before they are needed.
+          prepare: makes units of a chunk (it tokenizes, say), in another thread; what it gives
+            beside them comes back with their outputs.
+          say_progress: prints how far it is, once a chunk has taken ten seconds.
+
+        Raises:
+          Whatever `chunks` and `prepare` do.
+        """
+        def ready(chunk: Chunk) -> _Planned:
+            made, units = prepare(chunk)
+            return _Planned(made, units, self._plan(function, units) if len(units) else None)
+
+        compiled = self._compiled(function)
+        running: collections.deque[tuple[_Planned, int, Any]] = collections.deque()
+        with concurrent.futures.ThreadPoolExecutor(1, 'units') as pool:
+            for chunk in _ahead(pool, ready, chunks):
+                if not chunk.num_steps:  # it waits for those before it
+                    while running:
+                        yield from _collect(*running.popleft())
+                    yield chunk.made, {}
+                for step in range(chunk.num_steps):
+                    if say_progress:
+                        chunk.say(step)
+                    batch = self._batch(chunk.units, chunk.plan, step)
+                    running.append((chunk, step, compiled(params, batch)))
+                    if len(running) > 1:  # one step late, so that the devices always have work
+                        yield from _collect(*running.popleft())
+            while running:
+                yield from _collect(*running.popleft())
+
+    def _batch(self, units: Units, plan: Plan | None, step: int) -> dict[str, jax.Array]:
+        assert plan is not None
+        num_rows = int(plan.num_rows[step])
+        local = local_rows(self._mesh, num_rows)
+        return to_global(self._mesh, packed_batch(units, plan, step, local), num_rows, local)
+
+    def _plan(self, function: Function, units: Units) -> Plan:
+        """Packs units, into a shape that is compiled already unless another is clearly better."""
+        lengths, used = units.lengths, frozenset(self._used[function])
+        longest = int(lengths.max())
+        full = self.step_tokens * self._shards * self._token_cost(_SHORT_ROW)
+        found: list[tuple[float, Shape, np.ndarray]] = []
+        fitting = {shape.row_length for shape in used if shape.row_length >= longest}
+        for row_length in sorted({_row_length(lengths), *fitting}):
+            rows_n = pack_whole(lengths, row_length)
+            num_rows, units_a_row = int(rows_n.max()) + 1, int(np.bincount(rows_n).max())
+            new = Shape(
+                self._even(num_rows, row_length), row_length, 1 << (units_a_row - 1).bit_length()
+            )
+            known = {
+                s for s in used if s.row_length == row_length and s.units_a_row >= units_a_row
+            }
+            for shape in sorted({new, *known}):
+                work = shape.rows * row_length * self._token_cost(row_length)
+                cost = -(-num_rows // shape.rows) * (work + _STEP_COST * full)
+                if shape not in used:
+                    cost = cost * _NEW_SHAPE + _NEW_SHAPE_STEPS * full
+                found.append((cost, shape, rows_n))
+        _, shape, rows_n = min(found, key=lambda candidate: candidate[:2])
+        self._used[function].add(shape)
+        return plan_once(
+            lengths, rows_n, row_length=shape.row_length, rows_a_step=shape.rows,
+            units_a_row=shape.units_a_row,
+        )
+
+    def _even(self, num_rows: int, row_length: int) -> int:
+        """Rows of a step: as many for each as the fewest steps need, a multiple of the shards."""
+        most = max(1, self.step_tokens // row_length) * self._shards
+        num_steps = -(-num_rows // most)
+        return -(-num_rows // (num_steps * self._shards)) * self._shards
+
+
+@dataclasses.dataclass
+class _Planned:
+    """A chunk that is ready, and the outputs of its steps so far."""
+
+    made: Any
+    units: Units
+    plan: Plan | None  # none where there are no units
+    outputs: Outputs = dataclasses.field(default_factory=dict)
+    started: float = 0.0
+    said: float = 0.0
+
+    @property
+    def num_steps(self) -> int:
+        return 0 if self.plan is None else len(self.plan.units)
+
+    def say(self, step: int) -> None:
+        """Prints how far it is before a step, ten seconds after it did so last."""
+        now = time.monotonic()
+        if not step:
+            self.started = self.said = now
+        elif now - self.said > 10 and jax.process_index() == 0:
+            left = (now - self.started) / step * (self.num_steps - step)
+            print(f'predicting: {step / self.num_steps:.0%}  eta {duration(left)}', flush=True)
+            self.said = now
+
+
+def _collect(chunk: _Planned, step: int, outputs: Any) -> Iterator[tuple[Any, Outputs]]:
+    """Waits for the outputs of a step; after the last one the chunk is done."""
+    assert chunk.plan is not None
+    unpack(chunk.units, chunk.plan, step, jax.device_get(outputs), chunk.outputs)
+    if step == chunk.num_steps - 1:
+        yield chunk.made, chunk.outputs
+
+
+def _row_length(lengths: np.ndarray) -> int:
+    """Rows that several units share, or one of the longest fills."""
+    if lengths.sum() <= _ROW_STEP:
+        return _ROW_STEP
+    longest = int(lengths.max())
+    return -(-max(longest, min(_SHORT_ROW, 4 * longest)) // _ROW_STEP) * _ROW_STEP
+
+
+def _ahead(
+    pool: concurrent.futures.Executor, function: Callable[[Chunk], Made], chunks: Iterable[Chunk]
+) -> Iterator[Made]:
+    """`function` of each, in order, computed in the pool while the one before is used."""
+    waiting: collections.deque[concurrent.futures.Future[Made]] = collections.deque()
+    try:
+        for chunk in chunks:
+            waiting.append(pool.submit(function, chunk))
+            if len(waiting) >= _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:  # the caller wants no more, or something failed
+        for future in waiting:
+            future.cancel()
