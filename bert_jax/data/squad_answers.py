@@ -45,11 +45,14 @@ class Prediction:
     Attributes:
       text: the best answer other than "no answer" ('' for SQuAD 2.0 where there is no span).
       n_best: candidates, best first, with a softmax over them; SQuAD 2.0: "no answer" among them.
+      places: first and last (exclusive) character in the paragraph of each of `n_best`; (0, 0) of
+        no answer.
       null_odds: SQuAD 2.0: the score of "no answer" minus that of `text`, in logits; else 0.
     """
 
     text: str
     n_best: tuple[Candidate, ...]
+    places: tuple[tuple[int, int], ...]
     null_odds: float = 0.0
 
 
@@ -113,24 +116,28 @@ def predict_answers(
                 pairs = zip(start_logits[cls].tolist(), end_logits[cls].tolist())
                 null = min(pairs, key=sum)
             context = examples.contexts[examples.context_index[q]]
-            text_of = functools.partial(_span_text, context, windows, surfaces, lowercase)
+            place_of = functools.partial(_span_place, context, windows, surfaces, lowercase)
             first, last = span_bounds[q - low:q - low + 2]
-            candidates = spans.candidates(first, last, text_of)
-            predictions.append(_choose(candidates, null, n_best))
+            candidates = spans.candidates(first, last, place_of)
+            predictions.append(_choose(context, candidates, null, n_best))
     return predictions
 
 
 def _choose(
-    candidates: Iterable[tuple[str, float, float]], null: tuple[float, float] | None, n_best: int
+    context: str, candidates: Iterable[tuple[tuple[int, int], float, float]],
+    null: tuple[float, float] | None, n_best: int,
 ) -> Prediction:
-    """The prediction from (text, start logit, end logit), best first, and the logits of [CLS]."""
+    """The prediction from (place, start logit, end logit), best first, and the logits of [CLS]."""
     kept: dict[str, tuple[float, float]] = {}
-    for text, start, end in candidates:
+    places: dict[str, tuple[int, int]] = {}
+    for place, start, end in candidates:
         if null is not None and start + end < sum(null):
             kept.setdefault('', null)
         if len(kept) >= n_best:
             break
+        text = context[slice(*place)]
         kept.setdefault(text, (start, end))
+        places.setdefault(text, place)
     if null is not None:
         kept.setdefault('', null)
     if not kept:
@@ -149,6 +156,7 @@ def _choose(
             Candidate(text, weight / total, *logits)
             for (text, logits), weight in zip(kept.items(), weights)
         ),
+        places=tuple(places.get(text, (0, 0)) for text in kept),
         null_odds=null_odds,
     )
 
@@ -169,12 +177,12 @@ class _Spans:
     end_logits: np.ndarray
 
     def candidates(
-        self, low: int, high: int, text_of: Callable[[int, int, int], str]
-    ) -> Iterator[tuple[str, float, float]]:
-        """(text, start logit, end logit) of some spans; texts are made only as far as asked for."""
+        self, low: int, high: int, place_of: Callable[[int, int, int], tuple[int, int]]
+    ) -> Iterator[tuple[tuple[int, int], float, float]]:
+        """(place, start logit, end logit) of some spans, aligned only as far as asked for."""
         columns = (self.window, self.start, self.end, self.start_logits, self.end_logits)
         for window, start, end, *logits in zip(*(c[low:high].tolist() for c in columns)):
-            yield text_of(window, start, end), logits[0], logits[1]
+            yield place_of(window, start, end), logits[0], logits[1]
 
 
 def _best_spans(
@@ -228,15 +236,17 @@ def _has_max_context(windows: SquadWindows, low: int, high: int) -> np.ndarray:
     lengths = windows.document_lengths[low:high]
     leader = np.searchsorted(question, question)  # the first window of the question
     shift = windows.document_starts[low:high] - windows.document_starts[low:high][leader]
-    shape = question[-1] + 1, (shift + lengths).max()
-    best, owner = np.full(shape, -1.0), np.zeros(shape, np.int64)
+    extents = np.zeros(question[-1] + 1, np.int64)
+    np.maximum.at(extents, question, shift + lengths)
+    shift = shift + (np.cumsum(extents) - extents)[question]  # all questions one after the other
+    best, owner = np.full(extents.sum(), -1.0), np.zeros(extents.sum(), np.int64)
     nth = np.arange(high - low) - leader
     for n in range(nth.max() + 1):
         some = np.flatnonzero(nth == n)
         row = np.repeat(some, lengths[some])
         left = ranges(np.zeros_like(some), lengths[some])
         score = np.minimum(left, lengths[row] - 1 - left) + 0.01 * lengths[row]
-        token = question[row], shift[row] + left
+        token = shift[row] + left
         better = score > best[token]
         best[token] = np.where(better, score, best[token])
         owner[token] = np.where(better, row, owner[token])
@@ -244,14 +254,14 @@ def _has_max_context(windows: SquadWindows, low: int, high: int) -> np.ndarray:
     result = np.zeros(offsets[-1], np.bool_)
     row = np.repeat(np.arange(high - low), lengths)
     places = ranges(offsets[:-1] + windows.sequences.first_lengths[low:high], lengths)
-    result[places] = owner[question[row], ranges(shift, lengths)] == row
+    result[places] = owner[ranges(shift, lengths)] == row
     return result
 
 
-def _span_text(
+def _span_place(
     context: str, windows: SquadWindows, surfaces: Sequence[str], lowercase: bool, window: int,
     start: int, end: int,
-) -> str:
+) -> tuple[int, int]:
     """The characters of the paragraph that the tokens [start, end] of a window stand for."""
     offset = windows.sequences.offsets[window]
     ids = windows.sequences.ids[offset + start:offset + end + 1].tolist()
@@ -259,13 +269,15 @@ def _span_text(
     low, high = windows.token_words[shift + start], windows.token_words[shift + end] + 1
     words = list(zip(windows.word_starts[low:high].tolist(), windows.word_ends[low:high].tolist()))
     text = ' '.join(''.join([surfaces[i] for i in ids]).split())
-    return aligned_text(context, words, text, lowercase)
+    return aligned_place(context, words, text, lowercase)
 
 
-def aligned_text(
+def aligned_place(
     context: str, words: Sequence[tuple[int, int]], text: str, lowercase: bool
-) -> str:
-    """Where a tokenized text stands in the words that it came from, in their own characters.
+) -> tuple[int, int]:
+    """Where a tokenized text stands in the words that it came from: first character, and last.
+
+    The last is exclusive.
 
     The words are tokenized without WordPiece and searched for `text`; if that leaves as many
     characters as they have, the characters correspond one to one, else (and where `text` is not
@@ -282,12 +294,12 @@ def aligned_text(
     begin = tokenized.find(text)
     num_characters = sum(end - begin for begin, end in words)
     if not text or begin < 0 or len(tokenized) - tokenized.count(' ') != num_characters:
-        return context[words[0][0]:words[-1][1]]
+        return words[0][0], words[-1][1]
     end = begin + len(text) - 1
-    return context[
-        _character(words, begin - tokenized.count(' ', 0, begin)):
-        _character(words, end - tokenized.count(' ', 0, end)) + 1
-    ]
+    return (
+        _character(words, begin - tokenized.count(' ', 0, begin)),
+        _character(words, end - tokenized.count(' ', 0, end)) + 1,
+    )
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING
 
@@ -22,18 +23,25 @@ def load(
     """A model to use.
 
     Args:
-      path: a run directory, a Hugging Face folder or a TF1 checkpoint.
+      path: a run directory, a Hugging Face folder (of sentence-transformers, too) or a TF1
+        checkpoint.
       vocab_file: the vocabulary, where it does not lie beside the weights.
       dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else bfloat16.
 
     Raises:
       bert_jax.errors.InputError: there is no model, or something is wrong with it.
     """
-    from bert_jax.predict.api import Model  # not above: `--help` does not wait for JAX
+    from bert_jax.files import as_path  # not above: `--help` does not wait for JAX
+    from bert_jax.predict.api import Model
     from bert_jax.predict.loaded import with_vocabulary
+    from bert_jax.predict.sentence_transformers import inference_of, transformer_of
     from bert_jax.weights.load import load_weights
 
-    weights = load_weights(os.fspath(path))
+    folder = as_path(path)
+    encoder = transformer_of(folder)
+    weights = load_weights(encoder)
+    inference = {**inference_of(encoder), **weights.inference}
+    weights = dataclasses.replace(weights, inference=inference)
     if vocab_file is not None:
         weights = with_vocabulary(weights, os.fspath(vocab_file))
-    return Model(weights, dtype)
+    return Model(weights, dtype, folder=folder)

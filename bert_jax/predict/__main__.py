@@ -8,9 +8,12 @@
 
 A model is a run directory of bert_jax.main, a Hugging Face folder, or a TF1 checkpoint (its folder
 or prefix). Texts come from the arguments, from --input FILE, or from standard input; in files one
-text a line, UTF-8. `COMMAND --help` tells what a command reads and writes.
+text a line, UTF-8, or of a .csv, .tsv or .jsonl the columns that --text and --text-pair name.
+`COMMAND --help` tells what a command reads and writes. A text that nothing can be made of has a
+result with "error", which says why.
 
-Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
+Exit status: 0 done, 2 bad input (one line on standard error) or no result but errors, 1 anything
+else.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF1 checkpoints are read by TensorFlow
 
@@ -28,6 +31,9 @@ from bert_jax.errors import InputError
 from bert_jax.files import as_path
 from bert_jax.predict.lines import Texts
 from bert_jax.process import use_huge_pages
+
+if TYPE_CHECKING:
+    from bert_jax.predict.api import Model
 
 _TWO = 'two texts: two arguments, or a line with a TAB between them'
 # Command -> (what it gives, an example, what it reads and writes).
@@ -53,7 +59,8 @@ _COMMANDS = {
         'taken in twos. A regression model gives values. A multiple-choice model wants a\n'
         'beginning and its possible ends: one argument each, or a line with TABs between them.\n'
         'Writes {"text" or "first" and "second", "label", "probability", "probabilities"};\n'
-        'regression: "value"; multiple choice: {"text", "choices", "choice", "probability",\n'
+        'several labels a text: "labels", those above 0.5, and "probabilities"; regression:\n'
+        '"value"; multiple choice: {"text", "choices", "choice", "probability",\n'
         '"probabilities"}, where "choice" counts from 0.',
     ),
     'answer': (
@@ -62,14 +69,16 @@ _COMMANDS = {
         'Reads question and context: two arguments, a line with a TAB between them, or a line\n'
         '{"question": ..., "context": ...}.\n'
         'Writes {"question", "answer", "start", "end", "score", "probability"}; the answer is\n'
-        'context[start:end]. Long contexts are read in overlapping windows.',
+        'context[start:end]. Long contexts are read in overlapping windows, as the run was\n'
+        'evaluated.',
     ),
     'tag': (
-        'a label for each word',
+        'a label for each word, and entities',
         '"Anna Berg lives in Oslo ."',
         'Reads texts whose words stand between white space.\n'
-        'Writes {"text", "tags": [{"word", "label", "probability"}, ...]}. Long texts are read in\n'
-        'overlapping windows; no word is left out.',
+        'Writes {"text", "tags": [{"word", "label", "probability", "start", "end"}, ...],\n'
+        '"entities": [{"text", "label", "start", "end", "probability"}, ...]}, start and end in\n'
+        'characters. Long texts are read in overlapping windows; no word is left out.',
     ),
     'features': (
         'hidden states of tokens, or one vector a text',
@@ -138,7 +147,12 @@ def _parser() -> argparse.ArgumentParser:
                              help='the vocabulary, where it does not lie beside the weights')
         if name != 'export':
             command.add_argument('texts', nargs='*', metavar='TEXT')
-            command.add_argument('--input', metavar='FILE', help='file of texts, one a line')
+            command.add_argument(
+                '--input', metavar='FILE', help='of texts, one a line; or a .csv, .tsv or .jsonl')
+            command.add_argument(
+                '--text', metavar='COLUMN', help='of such a file that holds the texts (questions)')
+            command.add_argument(
+                '--text-pair', metavar='COLUMN', help='that holds the second texts (contexts)')
         commands[name] = command
     commands['fill-mask'].add_argument(
         '--top-k', type=int, default=5, metavar='N', help='words for each [MASK] (5)')
@@ -148,43 +162,47 @@ def _parser() -> argparse.ArgumentParser:
         '--max-answer-length', type=int, default=30, metavar='N', help='in tokens (30)')
     commands['answer'].add_argument(
         '--null-threshold', type=float, metavar='X', help='answer "" where its score is above all '
-        "others' by more than this: 0, or the null_threshold that a SQuAD 2.0 run ends with")
+        "others' by more than this (what a SQuAD 2.0 run found, else never)")
     commands['features'].add_argument(
         '--layers', default='-1', metavar='N,N,...', help='counted from the top, written as '
         '--layers=-1,-2,-3,-4; one below the first are the embeddings (-1)')
     commands['features'].add_argument(
-        '--pool', choices=['mean', 'cls'], help='one vector a text: the mean over all its tokens, '
-        '[CLS] and [SEP] among them, or the hidden state of [CLS]')
+        '--pool', choices=['mean', 'cls', 'max'], help='one vector a text: the mean or maximum '
+        'over all its tokens, [CLS] and [SEP] among them, or the hidden state of [CLS]')
+    commands['features'].add_argument(
+        '--normalize', action='store_true', default=None, help='brings vectors to length 1')
     commands['features'].add_argument('--output', metavar='FILE.npz', help='see above')
     commands['export'].add_argument(
         '--output', required=True, metavar='FILE', help='such as bert.stablehlo')
     return parser
 
 
-def _results(model: Any, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
+def _results(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     """What is to be printed, an object a text."""
-    from bert_jax.predict import answer, classify, features, masked_lm, tag
-
     model.need(args.command)  # before standard input is waited for
     match args.command:
         case 'fill-mask':
-            return masked_lm.fill_mask(model, texts.single(), args.top_k)
+            return model.iter_fill_mask(texts.single(), args.top_k)
         case 'score':
-            return _with_corpus(masked_lm.score(model, texts.single()))
+            return _with_corpus(model.iter_score(texts.single()))
         case 'tag':
-            return tag.tag(model, texts.single())
+            return model.iter_tag(texts.single())
         case 'next-sentence':
-            return classify.next_sentence(model, texts.pairs())
+            return model.iter_next_sentence(texts.pairs())
         case 'classify':
             if model.weights.head == 'multiple_choice':
-                return classify.classify(model, texts.choices())
-            return classify.classify(model, texts.pairs() if args.pairs else texts.parts())
+                return model.iter_classify(texts.choices())
+            return model.iter_classify(texts.pairs() if args.pairs else texts.parts())
         case 'answer':
-            return answer.answer(
-                model, texts.questions(), args.max_answer_length, args.null_threshold)
+            return model.iter_answer(
+                texts.questions(), args.max_answer_length, args.null_threshold)
         case _:
-            layers = _layers(args.layers)
-            return features.lines(model, texts.parts(' ||| '), layers, args.pool, args.output)
+            from bert_jax.predict.features import lines
+
+            return lines(
+                model, texts.parts(' ||| '), _layers(args.layers), args.pool, args.output,
+                args.normalize,
+            )
 
 
 def _layers(text: str) -> list[int]:
@@ -199,6 +217,9 @@ def _with_corpus(scores: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
     num_texts, num_tokens, log_probability = 0, 0, 0.0
     for score in scores:
+        if 'error' in score:
+            yield score
+            continue
         num_texts += 1
         num_tokens += score['num_tokens']
         log_probability += score['log_probability']
@@ -221,19 +242,33 @@ def main() -> None:
             model = load(args.model, args.vocab_file, args.dtype)
             print(json.dumps(export_model(model, as_path(args.output))))
             return
-        texts = Texts(args.texts, args.input)
+        if args.text_pair and not args.text:
+            raise InputError('--text-pair names the second column: name the first with --text')
+        texts = Texts(args.texts, args.input, [x for x in (args.text, args.text_pair) if x])
         model = load(args.model, args.vocab_file, args.dtype)
         model.note = texts.note
         texts.start()
+        num_texts = 0
+        faults: list[tuple[int, str]] = []
         for result in _results(model, args, texts):
-            if args.command == 'features':
-                if result is not None:  # else it is in a file
-                    print(json.dumps(result, ensure_ascii=False))
-            else:
-                print(json.dumps(_short(result), ensure_ascii=False))
+            if result is not None:  # else it is in a file
+                exact = args.command == 'features'
+                print(json.dumps(result if exact else _short(result), ensure_ascii=False))
+                if 'corpus' in result:
+                    continue
+            num_texts += 1
+            if result is not None and 'error' in result:
+                faults.append((num_texts, result['error']))
             texts.done()
         texts.end()
         sys.stdout.flush()
+        if faults:
+            number, reason = faults[0]
+            others = f' ({len(faults)} of {num_texts} have no result)' if num_texts > 1 else ''
+            line = f'text {number}: {reason}{others}'
+            if len(faults) == num_texts:
+                _fail(line)
+            print(line, file=sys.stderr)
     except InputError as error:
         sys.stdout.flush()
         _fail(str(error))

@@ -1,4 +1,4 @@
-"""Answers to questions: spans of a context, in its original characters."""
+"""Answers to questions: spans of a context, found as the evaluation on SQuAD finds them."""
 
 from __future__ import annotations
 
@@ -7,112 +7,97 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.data.packing import Units
+from bert_jax.data.squad import SquadExamples
+from bert_jax.data.squad_answers import Prediction, predict_answers
+from bert_jax.data.squad_windows import SquadWindows, squad_windows
 from bert_jax.errors import InputError
-from bert_jax.predict import heads
+from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
-from bert_jax.predict.offsets import Piece, pieces_of
-from bert_jax.predict.rows import Tokens
-from bert_jax.predict.runner import each_token
-from bert_jax.predict.windows import sliding, with_most_context
+from bert_jax.predict.texts import Note, Pair, check_many, parts_of, shown, stream
 
-# As google-research/bert's run_squad has them by default.
-_MAX_LENGTH = 384
-_STRIDE = 128
-_MAX_QUESTION = 64
-_NUM_BEST = 20
+# As google-research/bert's run_squad has them, where the model does not bring its own.
+_DEFAULTS = {'max_seq_length': 384, 'doc_stride': 128, 'max_query_length': 64}
 
 
 class _Asked(NamedTuple):
     question: str
     context: str
-    pieces: list[Piece]
-    begin: int  # of the context in a sequence
-    windows: list[tuple[int, int]]
 
 
 def answer(
-    model: LoadedModel, questions: Iterable[tuple[str, str]], max_answer_length: int = 30,
+    model: LoadedModel, questions: Iterable[Pair], max_answer_length: int = 30,
     null_threshold: float | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The best span of each context; see `Model.answer`."""
     model.need('answer')
+    check_many(questions)
     if max_answer_length < 1:
         raise InputError(f'max_answer_length={max_answer_length} must be 1 or more tokens')
-    runner = model.runner
+    own = _DEFAULTS | dict(model.inference)
+    threshold = own.get('null_threshold') if null_threshold is None else null_threshold
+    max_length = min(own['max_seq_length'], model.max_length)
+    max_question = min(own['max_query_length'], (max_length - 3) // 2)
+    vocab, lowercase = model.tokenizer.vocab, model.weights.lowercase
 
-    def program(states):  # type: ignore[no-untyped-def]
-        return heads.token_logits(
-            runner.params, states[0], config=model.config, path=('cls', 'squad')
+    def read(pair: Any, number: int, note: Note) -> _Asked:
+        if isinstance(pair, str) or len(parts := parts_of(pair)) != 2:
+            raise InputError('a question must come with one context')
+        asked = _Asked(*parts)
+        for name, text in zip(asked._fields, asked, strict=True):
+            if not (num_tokens := len(model.tokenizer.encode(text))):
+                raise InputError(f'the {name} is empty: a word or more is needed')
+            if name == 'question' and num_tokens > max_question:
+                note(
+                    f'question {number} has {num_tokens} tokens: its end is left out, after '
+                    f'{max_question}'
+                )
+        return asked
+
+    def make(asked: list[_Asked]) -> tuple[tuple[SquadExamples, SquadWindows], Units]:
+        places = {context: i for i, context in enumerate(dict.fromkeys(x[1] for x in asked))}
+        examples = SquadExamples(
+            ids=tuple(map(str, range(len(asked)))),
+            questions=tuple(pair.question for pair in asked), contexts=tuple(places),
+            context_index=np.array([places[pair.context] for pair in asked], np.int32),
+            answers=(None,) * len(asked),
         )
-
-    items = (_ask(model, pair, i) for i, pair in enumerate(questions))
-    for asked, results in runner.stream(items, each_token(program)):
-        best = _spans(asked, results, max_answer_length)
-        if null_threshold is not None:  # an empty answer starts and ends at [CLS]
-            null = min(float(x[0].astype(np.float64).sum()) for x in results)
-            empty = (null - null_threshold, 0, 0)
-            best = sorted([*best, empty], key=lambda span: -span[0])
-            if best[-1] is not empty:
-                del best[_NUM_BEST:]
-        scores = np.array([span[0] for span in best])
-        weights = np.exp(scores - scores[0])
-        score, begin, end = best[0]
-        yield {
-            'question': asked.question, 'answer': asked.context[begin:end], 'start': begin,
-            'end': end, 'score': score, 'probability': float(1 / weights.sum()),
-        }
-
-
-def _ask(
-    model: LoadedModel, pair: tuple[str, str], number: int
-) -> tuple[_Asked, list[Tokens]]:
-    if isinstance(pair, str) or len(pair) != 2:
-        raise InputError(f'question {number + 1} must come with one context')
-    question, context = pair
-    question_ids = model.encode(question, number, 'question')
-    model.encode(context, number, 'context')
-    pieces = pieces_of(model.tokenizer, context)
-    limit = min(_MAX_LENGTH, model.max_length)
-    longest = min(_MAX_QUESTION, (limit - 3) // 2)
-    if len(question_ids) > longest:
-        model.note(
-            f'question {number + 1} has {len(question_ids)} tokens: its end is left out, after '
-            f'{longest}'
+        windows = squad_windows(
+            examples, model.encode_all, **model.special, max_length=max_length,
+            doc_stride=own['doc_stride'], max_question_length=max_question, training=False,
         )
-        question_ids = question_ids[:longest]
-    size = limit - len(question_ids) - 3
-    windows = sliding(len(pieces), size, min(_STRIDE, size))
-    ids = [piece.id for piece in pieces]
-    sequences = [
-        Tokens.of(model.tokenizer.vocab, question_ids, ids[begin : begin + n])
-        for begin, n in windows
-    ]
-    return _Asked(question, context, pieces, len(question_ids) + 2, windows), sequences
+        return (examples, windows), Units(windows.sequences)
+
+    def results(
+        made: tuple[SquadExamples, SquadWindows], outputs: Outputs
+    ) -> Iterator[dict[str, Any]]:
+        examples, windows = made
+        predictions = predict_answers(
+            examples, windows, outputs['start_logits'], outputs['end_logits'], vocab=vocab,
+            lowercase=lowercase, version='v1' if threshold is None else 'v2',
+            max_answer_length=max_answer_length,
+        )
+        for question, context, found in zip(
+            examples.questions, examples.context_index, predictions, strict=True
+        ):
+            yield {'question': question} | _answer(examples.contexts[context], found, threshold)
+
+    def refused(pair: Any, reason: str) -> dict[str, Any]:
+        return {'question': shown(pair).get('first'), 'answer': '', 'error': reason}
+
+    return stream(
+        model, questions, read=read, make=make, results=results,
+        function=model.objective.outputs, refused=refused,
+    )
 
 
-def _spans(
-    asked: _Asked, results: list[np.ndarray], max_length: int
-) -> list[tuple[float, int, int]]:
-    """(score, first character, one past the last) of the best spans that differ in their text.
-
-    A span begins in the window where its first token has most context; its score is the sum of
-    its two logits.
-    """
-    best_window = with_most_context(asked.windows, len(asked.pieces))
-    found: list[tuple[float, int, int]] = []  # with tokens instead of characters
-    for number, ((at, length), logits) in enumerate(zip(asked.windows, results, strict=True)):
-        inside = logits[asked.begin : asked.begin + length].astype(np.float64)
-        starts = np.where(best_window[at : at + length] == number, inside[:, 0], -np.inf)
-        longest = min(max_length, length)
-        ends = np.pad(inside[:, 1], (0, longest - 1), constant_values=-np.inf)
-        # scores[s, d]: from token s to token s + d
-        scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(ends, longest)
-        for flat in np.argsort(-scores, axis=None, kind='stable')[:_NUM_BEST].tolist():
-            start, distance = divmod(flat, longest)
-            if np.isfinite(scores[start, distance]):
-                found.append((float(scores[start, distance]), at + start, at + start + distance))
-    spans: dict[str, tuple[float, int, int]] = {}
-    for score, start, end in sorted(found, key=lambda span: -span[0]):
-        begin, stop = asked.pieces[start].begin, asked.pieces[end].end
-        spans.setdefault(asked.context[begin:stop], (score, begin, stop))
-    return list(spans.values())[:_NUM_BEST]
+def _answer(context: str, found: Prediction, threshold: float | None) -> dict[str, Any]:
+    """The chosen one of the best candidates."""
+    is_empty = threshold is not None and found.null_odds > threshold
+    text = '' if is_empty else found.text
+    i = [candidate.text for candidate in found.n_best].index(text)
+    chosen, (begin, end) = found.n_best[i], found.places[i]
+    return {
+        'answer': context[begin:end], 'start': begin, 'end': end,
+        'score': chosen.start_logit + chosen.end_logit, 'probability': chosen.probability,
+    }

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from bert_jax.errors import InputError
 from bert_jax.predict import features, masked_lm
 from bert_jax.predict.answer import answer
 from bert_jax.predict.classify import classify, next_sentence
-from bert_jax.predict.loaded import LoadedModel, Text
+from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.tag import tag
+from bert_jax.predict.texts import Pair, Single, Text
 
 
 class Model(LoadedModel):
     """A model to use; `bert_jax.predict.load` makes one.
 
     Every method takes texts in any number and order and returns one result for each, in that
-    order. Texts are packed into rows of a few fixed shapes, so a second call compiles nothing new
-    unless its texts are of another kind. Remarks (a text was too long, ...) are warnings, or go to
-    `note` where that is set. Bad input is a `bert_jax.errors.InputError`, a ValueError.
+    order. `iter_...` is the same as a generator: texts may come from anywhere without end, results
+    follow a few thousand tokens behind, and memory stays as it is. Texts are packed into rows of a
+    few fixed shapes, so a second call compiles nothing new unless its texts are of another kind.
+
+    What cannot be read (an empty text, a number) loses nothing but itself: its result says why in
+    'error'. Remarks (a text was too long, ...) are warnings, or go to `note` where that is set. A
+    call that cannot be meant is a `bert_jax.errors.InputError`, a ValueError.
     """
 
-    def fill_mask(self, texts: Iterable[str], top_k: int = 5) -> list[dict[str, Any]]:
+    def fill_mask(self, texts: Iterable[Single], top_k: int = 5) -> list[dict[str, Any]]:
         """The likeliest tokens for each [MASK] in a text.
 
         Args:
@@ -36,9 +42,13 @@ class Model(LoadedModel):
           likeliest first; 'sequence' is the text with the token put in. With several [MASK],
           'predictions' is a list of such lists, one for each.
         """
-        return list(masked_lm.fill_mask(self, texts, top_k))
+        return list(self.iter_fill_mask(texts, top_k))
 
-    def next_sentence(self, pairs: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
+    def iter_fill_mask(self, texts: Iterable[Single], top_k: int = 5) -> Iterator[dict[str, Any]]:
+        """`fill_mask`, one by one."""
+        return masked_lm.fill_mask(self, texts, top_k)
+
+    def next_sentence(self, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
         """How likely the second text of a pair follows the first in a document.
 
         Args:
@@ -47,9 +57,13 @@ class Model(LoadedModel):
         Returns:
           A pair: {'first', 'second', 'probability'}.
         """
-        return list(next_sentence(self, pairs))
+        return list(self.iter_next_sentence(pairs))
 
-    def score(self, texts: Iterable[str]) -> list[dict[str, Any]]:
+    def iter_next_sentence(self, pairs: Iterable[Pair]) -> Iterator[dict[str, Any]]:
+        """`next_sentence`, one by one."""
+        return next_sentence(self, pairs)
+
+    def score(self, texts: Iterable[Single]) -> list[dict[str, Any]]:
         """Pseudo-log-likelihood: each token is masked in turn and its log probability summed.
 
         Salazar et al., 2020, "Masked Language Model Scoring". Of a text that is longer than the
@@ -59,7 +73,11 @@ class Model(LoadedModel):
           A text: {'text', 'num_tokens', 'log_probability', 'pseudo_perplexity'}, the last being
           exp(-log_probability / num_tokens). For a corpus take the sums of both.
         """
-        return list(masked_lm.score(self, texts))
+        return list(self.iter_score(texts))
+
+    def iter_score(self, texts: Iterable[Single]) -> Iterator[dict[str, Any]]:
+        """`score`, one by one."""
+        return masked_lm.score(self, texts)
 
     def features(
         self, texts: Iterable[Text], layers: Sequence[int] = (-1,)
@@ -74,21 +92,37 @@ class Model(LoadedModel):
         Returns:
           A text: {'tokens': n strings, 'values': [n, layers, hidden_size] float32}.
         """
-        return list(features.token_features(self, texts, layers))
+        return list(self.iter_features(texts, layers))
+
+    def iter_features(
+        self, texts: Iterable[Text], layers: Sequence[int] = (-1,)
+    ) -> Iterator[dict[str, Any]]:
+        """`features`, one by one."""
+        return features.token_features(self, texts, layers)
 
     def vectors(
-        self, texts: Iterable[Text], pool: str = 'mean', layer: int = -1
+        self, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
+        normalize: bool | None = None,
     ) -> np.ndarray:
-        """One vector a text: [texts, hidden_size] float32.
+        """One vector a text: [texts, hidden_size] float32; NaN for what is no text.
 
         Args:
           texts: texts or pairs; longer ones than the model takes are cut.
-          pool: 'mean' over all tokens, [CLS] and [SEP] among them (as sentence-transformers has
-            it), or 'cls', the hidden state of [CLS] (before the pooler).
+          pool: 'mean' or 'max' over all tokens, [CLS] and [SEP] among them, or 'cls', the hidden
+            state of [CLS] (before the pooler); default: what the `modules.json` of
+            sentence-transformers beside the weights says, else 'mean'.
           layer: as in `features`.
+          normalize: whether vectors are brought to length 1; default: likewise, else not.
         """
-        vectors = list(features.text_vectors(self, texts, pool, layer))
+        vectors = list(self.iter_vectors(texts, pool, layer, normalize))
         return np.stack(vectors) if vectors else np.zeros((0, self.config.hidden_size), np.float32)
+
+    def iter_vectors(
+        self, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
+        normalize: bool | None = None,
+    ) -> Iterator[np.ndarray]:
+        """`vectors`, one by one: [hidden_size] float32."""
+        return features.text_vectors(self, texts, pool, layer, normalize)
 
     def classify(self, texts: Iterable[Text]) -> list[dict[str, Any]]:
         """Labels of texts or pairs; values (regression); or which end fits (multiple choice).
@@ -99,37 +133,85 @@ class Model(LoadedModel):
 
         Returns:
           A text: its 'text', or 'first' and 'second', with 'label', 'probability' and
-          'probabilities' by label; or with 'value'; or 'text', 'choices', 'choice' (its place from
+          'probabilities' by label; with 'labels', those above 0.5, and 'probabilities', where a
+          text may have several; or with 'value'; or 'text', 'choices', 'choice' (its place from
           0), 'probability' and 'probabilities'.
         """
-        return list(classify(self, texts))
+        return list(self.iter_classify(texts))
+
+    def iter_classify(self, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
+        """`classify`, one by one."""
+        return classify(self, texts)
 
     def answer(
-        self, questions: Iterable[tuple[str, str]], max_answer_length: int = 30,
+        self, questions: Iterable[Pair], max_answer_length: int = 30,
         null_threshold: float | None = None,
     ) -> list[dict[str, Any]]:
-        """The span of a context that answers a question.
+        """The span of a context that answers a question, as the evaluation on SQuAD finds it.
 
         Args:
-          questions: (question, context). Long contexts are read in windows of 384 tokens, 128
-            apart.
+          questions: (question, context). Long contexts are read in windows, as the run was
+            evaluated; where the model does not say, of 384 tokens, 128 apart.
           max_answer_length: tokens of an answer.
           null_threshold: '' is an answer too, where its score is above that of all others by more
-            than this: the `null_threshold` of a SQuAD 2.0 run's result, or 0; None: never.
+            than this; default: what the run of the model found, if it was of SQuAD 2.0, else
+            never.
 
         Returns:
           A question: {'question', 'answer', 'start', 'end', 'score', 'probability'}; the answer is
           context[start:end], the score the sum of the logits of its first and last token, the
-          probability that among the best 20 answers. From the score of '' the threshold is taken.
+          probability that among the best 20 answers.
         """
-        return list(answer(self, questions, max_answer_length, null_threshold))
+        return list(self.iter_answer(questions, max_answer_length, null_threshold))
 
-    def tag(self, texts: Iterable[str]) -> list[dict[str, Any]]:
-        """A label for each word (words stand between white space); its first piece decides.
+    def iter_answer(
+        self, questions: Iterable[Pair], max_answer_length: int = 30,
+        null_threshold: float | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """`answer`, one by one."""
+        return answer(self, questions, max_answer_length, null_threshold)
+
+    def tag(self, texts: Iterable[Text]) -> list[dict[str, Any]]:
+        """A label for each word, decided by its first piece, and the entities that labels make.
 
         Texts that are longer than the model takes are read in windows that overlap by half.
 
+        Args:
+          texts: texts, whose words stand between white space, or lists of words.
+
         Returns:
-          A text: {'text', 'tags': [{'word', 'label', 'probability'}, ...]}.
+          A text: {'text', 'tags': [{'word', 'label', 'probability', 'start', 'end'}, ...],
+          'entities': [{'text', 'label', 'start', 'end', 'probability'}, ...]}; start and end are
+          characters of the text (of a list: its words joined by spaces), an entity's probability
+          that of its least likely word.
         """
-        return list(tag(self, texts))
+        return list(self.iter_tag(texts))
+
+    def iter_tag(self, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
+        """`tag`, one by one."""
+        return tag(self, texts)
+
+    def warm_up(self, command: str | None = None, texts: Iterable[Any] | None = None) -> None:
+        """Compiles what the first calls would wait for: a short text, and as many as fill a step.
+
+        Args:
+          command: such as 'classify' or 'vectors'; default: the first that the model serves.
+          texts: of the kind that will come; default: made up.
+
+        Raises:
+          InputError: there is no such command.
+        """
+        command = (command or self.commands()[0]).replace('-', '_')
+        run = getattr(self, f'iter_{command}', None)
+        if run is None:
+            raise InputError(f'there is no command {command!r} to warm up')
+        text: Any = '[MASK] a'
+        if command in ('next_sentence', 'answer'):
+            text = ('a', 'a')
+        elif self.weights.head == 'multiple_choice':
+            text = ('a', 'a', 'a')
+        made = list(texts or ()) or [text]
+        few = self.engine.tokens_a_step // 8
+        for some in ([made[0]], [made[i % len(made)] for i in range(few)]):
+            for _ in run(some):
+                pass

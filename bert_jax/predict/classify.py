@@ -2,112 +2,167 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.pairs import truncated_lengths
+from bert_jax.data.packing import Units
+from bert_jax.data.pairs import Sequences, make_sequences
 from bert_jax.errors import InputError
-from bert_jax.predict import heads
-from bert_jax.predict.loaded import LoadedModel, Text
-from bert_jax.predict.rows import Tokens
-from bert_jax.predict.runner import Read, each_position
+from bert_jax.predict import functions
+from bert_jax.predict.engine import Outputs
+from bert_jax.predict.loaded import LoadedModel
+from bert_jax.predict.texts import (
+    Note,
+    Pair,
+    Text,
+    joined,
+    parts_of,
+    refused,
+    shown,
+    stream,
+)
+
+
+class Tokenized(NamedTuple):
+    """The texts that go together, and the pieces of each."""
+
+    texts: list[str]
+    ids: list[list[int]]
 
 
 def next_sentence(
-    model: LoadedModel, pairs: Iterable[Sequence[str]]
+    model: LoadedModel, pairs: Iterable[Pair]
 ) -> Iterator[dict[str, Any]]:
     """How likely B follows A; see `Model.next_sentence`."""
     model.need('next-sentence')
-    items = ((pair, [sequence(model, pair, i, (2,))]) for i, pair in enumerate(pairs))
-    read = _pooled(model, ('cls', 'seq_relationship'))
-    for (first, second), (logits,) in model.runner.stream(items, read):
-        yield {'first': first, 'second': second, 'probability': float(_softmax(logits[0])[0])}
+
+    def results(pairs: list[Tokenized], outputs: Outputs) -> Iterator[dict[str, Any]]:
+        for pair, of_pair in zip(pairs, _softmax(outputs['logits']).tolist(), strict=True):
+            yield shown(pair.texts) | {'probability': of_pair[0]}
+
+    return stream(
+        model, pairs, read=reader(model, 2), make=maker(model), results=results,
+        function=functions.next_sentence(model.config), refused=refused,
+    )
 
 
 def classify(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
     """Labels of texts or pairs, values, or choices; see `Model.classify`."""
     model.need('classify')
-    head = model.weights.head
-    read = _pooled(model, ('classifier',))
+    head, labels = model.weights.head, model.weights.labels
     if head == 'multiple_choice':
-        choices = ((text, _choices(model, text, i)) for i, text in enumerate(texts))
-        for text, results in model.runner.stream(choices, read):
-            probabilities = _softmax(np.array([x[0, 0] for x in results]))
-            best = int(probabilities.argmax())
-            yield {
-                'text': text[0], 'choices': list(text[1:]), 'choice': best,
-                'probability': float(probabilities[best]), 'probabilities': probabilities.tolist(),
-            }
-        return
-    items = ((text, [sequence(model, text, i, (1, 2))]) for i, text in enumerate(texts))
-    labels = model.weights.labels
-    for text, (logits,) in model.runner.stream(items, read):
-        parts = [text] if isinstance(text, str) else list(text)
-        shown = dict(zip(('first', 'second') if len(parts) == 2 else ('text',), parts))
+        return _choose(model, texts)
+
+    def result(logits: np.ndarray) -> dict[str, Any]:
         if head == 'regression':
-            yield shown | {'value': float(logits[0, 0])}
-            continue
-        probabilities = _softmax(logits[0])
-        best = int(probabilities.argmax())
-        yield shown | {
-            'label': labels[best], 'probability': float(probabilities[best]),
-            'probabilities': dict(zip(labels, probabilities.tolist(), strict=True)),
+            return {'value': float(logits[0])}
+        if head == 'multi_label':
+            values = (1 / (1 + np.exp(-logits.astype(np.float64)))).tolist()
+            named = dict(zip(labels, values, strict=True))
+            return {'labels': [x for x in labels if named[x] > 0.5], 'probabilities': named}
+        values = _softmax(logits).tolist()
+        best = int(logits.argmax())
+        return {
+            'label': labels[best], 'probability': values[best],
+            'probabilities': dict(zip(labels, values, strict=True)),
         }
 
+    def results(texts: list[Tokenized], outputs: Outputs) -> Iterator[dict[str, Any]]:
+        for text, logits in zip(texts, outputs['logits'], strict=True):
+            yield shown(text.texts) | result(logits)
 
-def sequence(model: LoadedModel, text: Text, number: int, allowed: tuple[int, ...]) -> Tokens:
-    """The sequence of a text or a pair, cut to what the model takes, to be read at [CLS].
+    return stream(
+        model, texts, read=reader(model, 1, 2), make=maker(model), results=results,
+        function=model.objective.outputs, refused=refused,
+    )
+
+
+def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
+    """Which end goes with a beginning: each of them is a pair, a unit by itself."""
+    pair = reader(model, 2)
+
+    def read(text: Text, number: int, note: Note) -> list[Tokenized]:
+        parts = parts_of(text)
+        if len(parts) < 3:
+            raise InputError('it has no choices: a beginning and two or more ends of it expected')
+        return [pair((parts[0], end), number, note) for end in parts[1:]]
+
+    def make(texts: list[list[Tokenized]]) -> tuple[list[list[Tokenized]], Units]:
+        _, units = maker(model)([pair for text in texts for pair in text])
+        return texts, units
+
+    def results(texts: list[list[Tokenized]], outputs: Outputs) -> Iterator[dict[str, Any]]:
+        bounds = np.cumsum([len(text) for text in texts])[:-1]
+        for text, logits in zip(texts, np.split(outputs['logits'][:, 0], bounds), strict=True):
+            probabilities = _softmax(logits).tolist()
+            best = int(logits.argmax())
+            yield {
+                'text': text[0].texts[0], 'choices': [pair.texts[1] for pair in text],
+                'choice': best, 'probability': probabilities[best],
+                'probabilities': probabilities,
+            }
+
+    return stream(
+        model, texts, read=read, make=make, results=results,
+        function=model.objective.outputs, refused=refused,
+    )
+
+
+def reader(
+    model: LoadedModel, *allowed: int, empty: bool = False
+) -> Callable[[Any, int, Note], Tokenized]:
+    """Tokenizes a text or several that go together; remarks on what will be cut.
 
     Args:
       model: says how long it may be.
-      text: one text or several.
-      number: of the text in the input, from 0, for messages.
       allowed: how many texts there may be in one.
-
-    Raises:
-      InputError: another number of texts, or an empty one.
+      empty: whether a text without words is one.
     """
-    parts = [text] if isinstance(text, str) else list(text)
-    if len(parts) not in allowed:
-        wanted = ' or '.join(('one text', 'two texts')[n - 1] for n in allowed)
-        raise InputError(f'text {number + 1} has {len(parts)} parts: {wanted} expected')
-    ids = [model.encode(part, number) for part in parts]
-    kept = np.array([len(x) for x in ids])
-    budget = model.max_length - 1 - len(ids)
-    if kept.sum() > budget:
-        model.note(
-            f'text {number + 1} has {kept.sum()} tokens, the model takes {budget}: its end is '
-            'left out'
+    def read(text: Any, number: int, note: Note) -> Tokenized:
+        parts = parts_of(text, *allowed)
+        ids = [(model.tokenizer.encode if empty else model.encode)(part) for part in parts]
+        total, budget = sum(map(len, ids)), model.max_length - 1 - len(ids)
+        if total > budget:
+            note(f'text {number} has {total} tokens, the model takes {budget}: its end is left out')
+        return Tokenized(parts, ids)
+
+    return read
+
+
+def maker(model: LoadedModel) -> Callable[[list[Tokenized]], tuple[list[Tokenized], Units]]:
+    """Units of single texts and pairs, in their order."""
+    def make(texts: list[Tokenized]) -> tuple[list[Tokenized], Units]:
+        firsts = joined([text.ids[0] for text in texts])
+        limits: Any = {'max_length': model.max_length, **model.special}
+        is_pair = np.array([len(text.ids) == 2 for text in texts])
+        if not is_pair.any():
+            return texts, Units(make_sequences(firsts, None, **limits))
+        pairs = make_sequences(
+            firsts, joined([text.ids[1] if len(text.ids) == 2 else () for text in texts]), **limits
         )
-        if len(ids) == 1:
-            kept[0] = budget
-        else:
-            kept = np.concatenate(truncated_lengths(kept[:1], kept[1:], budget))
-    cut = [x[:n] for x, n in zip(ids, kept.tolist(), strict=True)]
-    second = cut[1] if len(cut) > 1 else None
-    return Tokens.of(model.tokenizer.vocab, cut[0], second, positions=[0])
+        if is_pair.all():
+            return texts, Units(pairs)
+        return texts, Units(_chosen(make_sequences(firsts, None, **limits), pairs, is_pair))
+
+    return make
 
 
-def _choices(model: LoadedModel, text: Text, number: int) -> list[Tokens]:
-    if isinstance(text, str) or len(text) < 3:
-        raise InputError(
-            f'text {number + 1} has no choices: a beginning and two or more ends of it expected'
-        )
-    return [sequence(model, (text[0], end), number, (2,)) for end in text[1:]]
-
-
-def _pooled(model: LoadedModel, path: tuple[str, ...]) -> Read:
-    runner = model.runner
-
-    def program(x, positions, targets):  # type: ignore[no-untyped-def]
-        del targets
-        return heads.pooled_logits(runner.params, x, positions, config=model.config, path=path)
-
-    return each_position(program)
+def _chosen(first: Sequences, second: Sequences, from_second: np.ndarray) -> Sequences:
+    """Sequence by sequence that of the first or of the second."""
+    both = [
+        (second if b else first, int(i)) for i, b in enumerate(from_second)
+    ]
+    ids = [x.ids[x.offsets[i] : x.offsets[i + 1]] for x, i in both]
+    return Sequences(
+        np.concatenate(ids), np.concatenate([[0], np.cumsum([len(x) for x in ids])]),
+        np.where(from_second, second.first_lengths, first.first_lengths),
+    )
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
-    x = np.exp(logits.astype(np.float64) - logits.max())
-    return x / x.sum()
+    """Over the last axis, in double precision."""
+    x = logits.astype(np.float64)
+    x = np.exp(x - x.max(axis=-1, keepdims=True))
+    return x / x.sum(axis=-1, keepdims=True)

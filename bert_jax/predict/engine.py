@@ -30,9 +30,11 @@ Outputs = dict[str, np.ndarray]
 Function = Callable[[Params, dict[str, jax.Array]], dict[str, jax.Array]]
 TokenCost = Callable[[int], float]  # work on a token in a row of so many
 
-STEP_TOKENS = 1 << 13  # of a step, a device
-_ROW_STEP = 64  # rows are of a multiple of it,
-_SHORT_ROW = 256  # as short as this, where four of the longest units fit
+# Of a step, a device; more is not faster.
+_CPU_TOKENS = 1 << 10
+_ACCELERATOR_TOKENS = 1 << 13
+_ROW_STEP = 64  # rows are of a multiple of it; one row of it serves a text typed by hand
+_SHARED_ROWS = (256, 512)  # that several units share
 # What a new shape must save to be worth compiling: a share of the work, and of one full step.
 _NEW_SHAPE, _NEW_SHAPE_STEPS = 1.05, 0.5
 _STEP_COST = 1 / 16  # of a full step: what a step costs however small it is
@@ -56,21 +58,27 @@ class Engine:
     Every process of a run over several calls it alike, with the same units, and has all outputs.
     """
 
-    def __init__(self, mesh: Mesh, *, token_cost: TokenCost, step_tokens: int = STEP_TOKENS):
+    def __init__(self, mesh: Mesh, *, token_cost: TokenCost):
         """Compiles nothing yet.
 
         Args:
           mesh: rows are split over its data and fsdp axes.
           token_cost: what rows are weighed by (`model.flops.token_flops`).
-          step_tokens: the most tokens of a step, a device, padding included (a row of the longest
-            unit always is allowed).
         """
-        self._mesh, self._token_cost, self.step_tokens = mesh, token_cost, step_tokens
-        self._shards = Layout(mesh).batch_shards
+        self._mesh, self._token_cost = mesh, token_cost
+        layout = Layout(mesh)
+        self._shards = layout.batch_shards
+        # The most tokens of a step, padding included; but a row a device there always is.
+        self._device_tokens = _CPU_TOKENS if layout.on_cpu else _ACCELERATOR_TOKENS
         self._used: dict[Function, set[Shape]] = collections.defaultdict(set)
         # All processes need all outputs; one process gathers what its devices hold.
         whole = NamedSharding(mesh, PartitionSpec()) if jax.process_count() > 1 else None
         self._compiled = functools.cache(functools.partial(jax.jit, out_shardings=whole))
+
+    @property
+    def tokens_a_step(self) -> int:
+        """The most tokens of a step."""
+        return self._device_tokens * self._shards
 
     def outputs(self, function: Function, params: Params, units: Units) -> Outputs:
         """Arrays [n, ...] a unit and [T, ...] a token of a known set, in its order.
@@ -131,10 +139,11 @@ class Engine:
         """Packs units, into a shape that is compiled already unless another is clearly better."""
         lengths, used = units.lengths, frozenset(self._used[function])
         longest = int(lengths.max())
-        full = self.step_tokens * self._shards * self._token_cost(_SHORT_ROW)
+        full = self.tokens_a_step * self._token_cost(_SHARED_ROWS[0])
         found: list[tuple[float, Shape, np.ndarray]] = []
-        fitting = {shape.row_length for shape in used if shape.row_length >= longest}
-        for row_length in sorted({_row_length(lengths), *fitting}):
+        fitting = {shape.row_length for shape in used} | set(_SHARED_ROWS)
+        fitting = {s for s in fitting if s >= longest} | {-(-longest // _ROW_STEP) * _ROW_STEP}
+        for row_length in sorted(fitting if lengths.sum() > _ROW_STEP else {_ROW_STEP}):
             rows_n = pack_whole(lengths, row_length)
             num_rows, units_a_row = int(rows_n.max()) + 1, int(np.bincount(rows_n).max())
             new = Shape(
@@ -158,7 +167,7 @@ class Engine:
 
     def _even(self, num_rows: int, row_length: int) -> int:
         """Rows of a step: as many for each as the fewest steps need, a multiple of the shards."""
-        most = max(1, self.step_tokens // row_length) * self._shards
+        most = max(1, self._device_tokens // row_length) * self._shards
         num_steps = -(-num_rows // most)
         return -(-num_rows // (num_steps * self._shards)) * self._shards
 
@@ -195,14 +204,6 @@ def _collect(chunk: _Planned, step: int, outputs: Any) -> Iterator[tuple[Any, Ou
     unpack(chunk.units, chunk.plan, step, jax.device_get(outputs), chunk.outputs)
     if step == chunk.num_steps - 1:
         yield chunk.made, chunk.outputs
-
-
-def _row_length(lengths: np.ndarray) -> int:
-    """Rows that several units share, or one of the longest fills."""
-    if lengths.sum() <= _ROW_STEP:
-        return _ROW_STEP
-    longest = int(lengths.max())
-    return -(-max(longest, min(_SHORT_ROW, 4 * longest)) // _ROW_STEP) * _ROW_STEP
 
 
 def _ahead(

@@ -7,23 +7,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax import export
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, open_whole
+from bert_jax.heads import CLASSIFIER, HEADS, SPAN
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
-from bert_jax.predict import heads
+from bert_jax.model.task_heads import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+from bert_jax.predict import functions
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.weights.names import to_tree
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
-_PATHS = {
-    'classification': ('classifier',), 'regression': ('classifier',),
-    'multiple_choice': ('classifier',), 'token_classification': ('classifier',),
-    'question_answering': ('cls', 'squad'),
-}
 
 
 def export_model(model: LoadedModel, output: Path) -> dict[str, Any]:
@@ -70,27 +72,38 @@ def export_model(model: LoadedModel, output: Path) -> dict[str, Any]:
 
 
 def _forward(model: LoadedModel) -> Any:
-    config, has = model.config, model.weights.has
+    config, has, head = model.config, model.weights.has, HEADS[model.weights.head]
+    pretraining = functions.Pretraining(config)
+    pooled_head = BertForSequenceClassification(config, model.weights.num_labels)
+    token_head = BertForTokenClassification(config, model.weights.num_labels)
 
     def forward(flat, input_ids, input_mask, segment_ids, positions=None):  # type: ignore[no-untyped-def]
         params = to_tree(flat, padded_vocab_size=None, scan_layers=False)
         bert = Bert(config, pooled=has('bert/pooler'))
         out: Any = bert.apply({'params': params['bert']}, input_ids, input_mask, segment_ids)
-        x = out['sequence_output']
+        x, pooled = out['sequence_output'], out['pooled_output']
+
+        def layer(module: nn.Module, compute: Any, *inputs: jax.Array) -> Any:
+            """What a layer of a head's own module gives."""
+            return nn.apply(compute, module)({'params': params}, *inputs).astype(jnp.float32)
+
         outputs = {'sequence_output': x.astype(jnp.float32)}
-        if out['pooled_output'] is not None:
-            outputs['pooled_output'] = out['pooled_output'].astype(jnp.float32)
+        if pooled is not None:
+            outputs['pooled_output'] = pooled.astype(jnp.float32)
         if positions is not None:
-            outputs['masked_lm_logits'] = heads.predict_tokens(
-                params, gather_positions(x, positions), config)[..., : config.vocab_size]
-        path = _PATHS.get(model.weights.head)
-        if has('cls/seq_relationship') and has('bert/pooler'):
-            outputs['next_sentence_logits'] = heads.dense(
-                config, params, ('cls', 'seq_relationship'), out['pooled_output'])
-        elif path:
-            tokens = model.weights.head in ('token_classification', 'question_answering')
-            outputs['logits'] = heads.dense(
-                config, params, path, x if tokens else out['pooled_output'])
+            at = gather_positions(x, positions)
+            logits = layer(pretraining, functions.Pretraining.predict, at)
+            outputs['masked_lm_logits'] = logits[..., : config.vocab_size]
+        if has('cls/seq_relationship') and pooled is not None:
+            outputs['next_sentence_logits'] = layer(
+                pretraining, lambda module, x: module.cls.seq_relationship(x), pooled)
+        elif head.own == (SPAN,):
+            outputs['logits'] = layer(
+                BertForQuestionAnswering(config), lambda module, x: module.cls(x), x)
+        elif head.own == (CLASSIFIER,):
+            outputs['logits'] = layer(
+                pooled_head if head.pooled else token_head, lambda module, x: module.classifier(x),
+                pooled if head.pooled else x)
         return outputs
 
     return forward

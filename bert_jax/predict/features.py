@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.data.packing import Units
 from bert_jax.errors import InputError
 from bert_jax.files import as_path
-from bert_jax.predict import heads
-from bert_jax.predict.classify import sequence
-from bert_jax.predict.loaded import LoadedModel, Text
+from bert_jax.predict import functions
+from bert_jax.predict.classify import Tokenized, maker, reader
+from bert_jax.predict.engine import Outputs
+from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.npz import GrowingNpz
-from bert_jax.predict.runner import each_position, each_sequence, each_token
+from bert_jax.predict.texts import Text, stream
 
-POOLS = ('mean', 'cls')
+POOLS = ('mean', 'cls', 'max')
 
 
 def token_features(
@@ -24,28 +26,56 @@ def token_features(
     """Hidden states of every token; see `Model.features`."""
     vocab = model.tokenizer.vocab
     wanted = _checked(model, layers)
-    items = (
-        (tokens.ids, [tokens])
-        for tokens in (sequence(model, text, i, (1, 2)) for i, text in enumerate(texts))
+    make = maker(model)
+
+    def results(made: tuple[list[Tokenized], Units], outputs: Outputs) -> Iterator[dict[str, Any]]:
+        texts, units = made
+        bounds = units.sequences.offsets.tolist()
+        for i in range(len(texts)):
+            part = slice(bounds[i], bounds[i + 1])
+            yield {
+                'tokens': [vocab.tokens[j] for j in units.sequences.ids[part]],
+                'values': outputs['values'][part],
+            }
+
+    def make_both(texts: list[Tokenized]) -> tuple[tuple[list[Tokenized], Units], Units]:
+        made = make(texts)
+        return made, made[1]
+
+    return stream(
+        model, texts, read=reader(model, 1, 2, empty=True), make=make_both, results=results,
+        function=functions.hidden_states(model.config, wanted),
+        refused=lambda text, reason: {'error': reason},
+        values_per_token=len(wanted) * model.config.hidden_size,
     )
-    width = len(wanted) * model.config.hidden_size
-    for ids, (values,) in model.runner.stream(
-        items, each_token(heads.token_vectors), wanted, values_per_token=width
-    ):
-        yield {'tokens': [vocab.tokens[i] for i in ids], 'values': values}
 
 
 def text_vectors(
-    model: LoadedModel, texts: Iterable[Text], pool: str, layer: int
+    model: LoadedModel, texts: Iterable[Text], pool: str | None, layer: int,
+    normalize: bool | None,
 ) -> Iterator[np.ndarray]:
-    """A vector [H] float32 for each text; see `Model.vectors`."""
+    """A vector [H] float32 for each text, NaN for what is none; see `Model.vectors`."""
+    if pool is None or normalize is None:
+        pool = model.pooling.pool if pool is None else pool
+        normalize = model.pooling.normalize if normalize is None else normalize
     if pool not in POOLS:
-        raise InputError(f'pool={pool!r} is unknown: {" or ".join(POOLS)}')
-    read = each_sequence(heads.mean_vectors) if pool == 'mean' else each_position(
-        lambda x, positions, targets: heads.vectors_at(x, positions))
-    items = ((None, [sequence(model, text, i, (1, 2))]) for i, text in enumerate(texts))
-    for _, (vectors,) in model.runner.stream(items, read, _checked(model, [layer])):
-        yield vectors[0].copy()  # the array of the whole batch can go
+        raise InputError(f"pool={pool!r} is unknown: {', '.join(POOLS)}")
+
+    def results(texts: list[Tokenized], outputs: Outputs) -> Iterable[np.ndarray]:
+        found = outputs['vectors']
+        if normalize:
+            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        return found
+
+    def refused(text: Any, reason: str) -> np.ndarray:
+        model.note(f'{text!r:.40} has no vector: {reason}')
+        return np.full(model.config.hidden_size, np.nan, np.float32)
+
+    (wanted,) = _checked(model, [layer])
+    return stream(
+        model, texts, read=reader(model, 1, 2, empty=True), make=maker(model), results=results,
+        function=functions.vectors(model.config, wanted, pool), refused=refused,
+    )
 
 
 def _checked(model: LoadedModel, layers: Sequence[int]) -> tuple[int, ...]:
@@ -79,7 +109,7 @@ def as_json(number: int, features: dict[str, Any], layers: Sequence[int]) -> dic
 
 def lines(
     model: LoadedModel, texts: Iterable[Text], layers: Sequence[int], pool: str | None,
-    output: str | None,
+    output: str | None, normalize: bool | None = None,
 ) -> Iterator[dict[str, Any] | None]:
     """What the command `features` prints, an object a text; None where a file takes it instead.
 
@@ -89,31 +119,39 @@ def lines(
       layers: as in `token_features`; one where texts are pooled.
       pool: None: all tokens; else as in `text_vectors`.
       output: an .npz to write instead.
+      normalize: as in `text_vectors`.
 
     Raises:
-      InputError: layers, output or a text are not as they must be.
+      InputError: layers or output are not as they must be.
     """
     if pool and len(layers) != 1:
         raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
     if output is None:
         if pool:
-            for number, vector in enumerate(text_vectors(model, texts, pool, layers[0])):
+            vectors = text_vectors(model, texts, pool, layers[0], normalize)
+            for number, vector in enumerate(vectors):
                 yield {'linex_index': number, 'vector': _rounded(vector).tolist()}
         else:
             for number, features in enumerate(token_features(model, texts, layers)):
-                yield as_json(number, features, layers)
+                if 'error' in features:
+                    yield {'linex_index': number, 'error': features['error']}
+                else:
+                    yield as_json(number, features, layers)
         return
     with GrowingNpz(as_path(output), 'vectors' if pool else 'values') as file:
         offsets = [0]
         tokens: list[str] = []
         if pool:
-            for vector in text_vectors(model, texts, pool, layers[0]):
+            for vector in text_vectors(model, texts, pool, layers[0], normalize):
                 file.add(vector[None])
                 yield None
             return
         for features in token_features(model, texts, layers):
-            file.add(features['values'])
-            tokens += features['tokens']
+            if 'error' in features:  # a text without tokens
+                model.note(f"text {len(offsets)} has no features: {features['error']}")
+            else:
+                file.add(features['values'])
+                tokens += features['tokens']
             offsets.append(len(tokens))
             yield None
         file.others = {

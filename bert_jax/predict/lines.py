@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import IO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
 
 from bert_jax.errors import InputError
 from bert_jax.files import local_copy
 
 _TAB = '\t'
 _NOTES = 20  # that are shown
+_ENDINGS = ('.csv', '.tsv', '.jsonl')  # of files with columns
+
+
+Line = str | InputError  # an error in the place of what is wrong
 
 
 class Texts:
     """The texts of a run, read as they are wanted.
 
-    Lines end at `\\n` alone; a text is never skipped, so text n is line n.
+    Lines end at `\\n` alone; a text is never skipped, so text n is line n. What cannot be read is
+    an error in its place, whose result says so.
     """
 
-    def __init__(self, arguments: Sequence[str], file: str | None):
+    def __init__(
+        self, arguments: Sequence[str], file: str | None, columns: Sequence[str] = ()
+    ):
         """Opens what the texts come from.
 
         Args:
           arguments: texts; empty: they come from the file.
           file: path; None: standard input, where there are no arguments.
+          columns: of a .csv, .tsv or .jsonl file: of the texts, and of second texts if there are.
 
         Raises:
           InputError: both are given, or the file cannot be opened.
         """
+        if columns and (file is None or not file.endswith(tuple(_ENDINGS))):
+            raise InputError(
+                f'--text={columns[0]} names a column: --input must be a file that has some, '
+                f"ending in {', '.join(_ENDINGS)}"
+            )
+        self._columns = list(columns)
         if arguments and file is not None:
             raise InputError(f'give texts or --input={file}, not both')
         self._arguments = list(arguments)
@@ -54,54 +69,62 @@ class Texts:
         """Starts the clock of the progress that is shown."""
         self._started = self._shown = time.monotonic()
 
-    def single(self) -> Iterator[str]:
+    def single(self) -> Iterator[Line]:
         """Each argument or line is a text."""
+        if self._columns:
+            for row in self._rows():
+                yield row if isinstance(row, InputError) else row[0]
+            return
         for text in self._arguments:
             yield _checked(text)
         if not self._arguments:
             yield from self._read()
 
-    def parts(self, *separators: str) -> Iterator[tuple[str, ...]]:
+    def parts(self, *separators: str) -> Iterator[tuple[str, ...] | InputError]:
         """Each argument or line is one text, or several with a TAB (or a separator) between."""
+        if self._columns:
+            yield from self._rows()
+            return
         for text in self.single():
+            if isinstance(text, InputError):
+                yield text
+                continue
             for separator in separators:
                 text = text.replace(separator, _TAB)
             yield tuple(text.split(_TAB))
 
-    def pairs(self) -> Iterator[tuple[str, ...]]:
-        """Two arguments, or a line with a TAB between two texts.
-
-        Raises:
-          InputError: there is no second text.
-        """
+    def pairs(self) -> Iterator[tuple[str, ...] | InputError]:
+        """Two arguments, or a line with a TAB between two texts, or two columns."""
         if self._arguments:
             yield from self._twos()
             return
         for number, parts in enumerate(self.parts(), 1):
-            if len(parts) != 2:
-                raise InputError(
+            if isinstance(parts, InputError) or len(parts) == 2:
+                yield parts
+            elif self._columns:
+                raise InputError('two texts are wanted: name the second column with --text-pair')
+            else:
+                yield InputError(
                     f'{self._name}, line {number} has {len(parts) - 1} TABs: one expected, between '
                     'two texts'
                 )
-            yield parts
 
-    def choices(self) -> Iterator[tuple[str, ...]]:
+    def choices(self) -> Iterator[tuple[str, ...] | InputError]:
         """All arguments together, or a line with TABs, are a beginning and its ends."""
         if self._arguments:
             yield tuple(map(_checked, self._arguments))
         else:
             yield from self.parts()
 
-    def questions(self) -> Iterator[tuple[str, str]]:
-        """(question, context): two arguments, or a line with a TAB or of JSON.
-
-        Raises:
-          InputError: a line is neither.
-        """
-        if self._arguments:
-            yield from self._twos()
+    def questions(self) -> Iterator[tuple[str, ...] | InputError]:
+        """(question, context): two arguments or columns, or a line with a TAB or of JSON."""
+        if self._arguments or self._columns:
+            yield from self.pairs()
             return
         for number, line in enumerate(self._read(), 1):
+            if isinstance(line, InputError):
+                yield line
+                continue
             try:
                 if line.lstrip().startswith('{'):
                     read = json.loads(line)
@@ -110,12 +133,46 @@ class Texts:
                     question, context = line.split(_TAB)
                 if not isinstance(question, str) or not isinstance(context, str):
                     raise TypeError
+                yield question, context
             except (ValueError, KeyError, TypeError):
-                raise InputError(
+                yield InputError(
                     f'{self._name}, line {number} is neither {{"question": ..., "context": ...}} '
                     f'nor a question, a TAB and a context ({line[:60]!r})'
-                ) from None
-            yield question, context
+                )
+
+    def _rows(self) -> Iterator[tuple[str, ...] | InputError]:
+        """The named columns of each row."""
+        lines = (line + '\n' for line in self._read(errors='surrogateescape'))
+        if self._name.endswith('.jsonl'):
+            for number, line in enumerate(lines, 1):
+                yield self._row(number, *_object(line))
+            return
+        csv.field_size_limit(1 << 30)
+        rows = csv.reader(lines) if self._name.endswith('.csv') else csv.reader(
+            lines, delimiter=_TAB, quoting=csv.QUOTE_NONE)
+        header = next(rows)
+        if missing := [name for name in self._columns if name not in header]:
+            raise InputError(
+                f"{self._name} has no column {missing[0]!r}: it has {', '.join(header)}"
+            )
+        for cells in rows:
+            fault = '' if len(cells) == len(header) else (
+                f'{len(cells)} columns, where {len(header)} are wanted')
+            yield self._row(rows.line_num, dict(zip(header, cells)), fault)
+
+    def _row(
+        self, number: int, row: Mapping[str, Any], fault: str
+    ) -> tuple[str, ...] | InputError:
+        cells = [row.get(name) for name in self._columns]
+        try:
+            for name, cell in zip(self._columns, cells, strict=True):
+                if not fault and not isinstance(cell, (str, int, float)):
+                    fault = f'{name} is {"no text" if name in row else "missing"}'
+            if fault:
+                raise InputError(fault)
+            return tuple(_checked(str(cell)) for cell in cells)
+        except InputError as error:
+            return InputError(f'{self._name}, line {number}: {error}')
 
     def _twos(self) -> Iterator[tuple[str, str]]:
         texts = [_checked(text) for text in self._arguments]
@@ -126,17 +183,18 @@ class Texts:
             )
         yield from zip(texts[::2], texts[1::2], strict=True)
 
-    def _read(self) -> Iterator[str]:
+    def _read(self, errors: str = 'strict') -> Iterator[Any]:
         for line in self._lines:
             self._num_read += 1
             self._bytes_read += len(line)
             try:
-                text = line.decode('utf-8')
+                text = line.decode('utf-8', errors)
             except UnicodeDecodeError as error:
-                raise InputError(
+                yield InputError(
                     f'{self._name}, line {self._num_read} is not UTF-8 (byte '
                     f'0x{line[error.start]:02x}): convert it'
-                ) from None
+                )
+                continue
             if self._num_read == 1:
                 text = text.removeprefix('\ufeff')
             yield text.rstrip('\r\n')
@@ -181,5 +239,14 @@ def _checked(text: str) -> str:
     try:
         text.encode('utf-8')
     except UnicodeEncodeError:
-        raise InputError(f'the argument {text!r} is not UTF-8') from None
+        raise InputError(f'{text!r:.60} is not UTF-8') from None
     return text
+
+
+def _object(line: str) -> tuple[Mapping[str, Any], str]:
+    """(a line's JSON object, what is wrong with it)."""
+    try:
+        read = json.loads(line)
+    except ValueError as error:
+        return {}, f'no JSON ({error})'
+    return (read, '') if isinstance(read, dict) else ({}, f'no JSON object ({line[:40]!r})')

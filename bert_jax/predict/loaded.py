@@ -1,33 +1,33 @@
-"""A model that is ready for use: what it can do, its tokenizer, its runner."""
+"""A model that is ready for use: what it can do, its tokenizer, its engine."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.errors import InputError
-from bert_jax.files import as_path
+from bert_jax.files import Path, as_path
+from bert_jax.heads import HEADS
+from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.runner import Runner
+from bert_jax.model.objectives import OBJECTIVES, Objective
+from bert_jax.predict.engine import Engine
+from bert_jax.predict.sentence_transformers import Pooling, read_pooling
+from bert_jax.sharding import make_mesh
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.weights.description import Weights, check_vocabulary, looks_lowercase
 from bert_jax.weights.names import to_tree
 
-# One text, or several that go together: a pair; a beginning and its possible ends.
-Text = str | Sequence[str]
-
-_HEADS = {
-    '': 'no head', 'pretraining': 'a pre-training head', 'classification': 'a classification head',
-    'regression': 'a regression head', 'multiple_choice': 'a multiple-choice head',
-    'token_classification': 'a token-classification head',
-    'question_answering': 'a question-answering head',
-}
 # Command -> (heads that it works with, parts of the model that it needs, what that is called).
 _NEEDS = {
     'fill-mask': (('pretraining',), ('cls/predictions',), 'a masked-LM head'),
@@ -36,13 +36,14 @@ _NEEDS = {
         ('pretraining',), ('bert/pooler', 'cls/seq_relationship'), 'a next-sentence head'
     ),
     'classify': (
-        ('classification', 'regression', 'multiple_choice'), ('bert/pooler', 'classifier'),
-        'a classification, regression or multiple-choice head',
+        ('classification', 'multi_label', 'regression', 'multiple_choice'),
+        ('bert/pooler', 'classifier'),
+        'a classification, multi-label, regression or multiple-choice head',
     ),
     'answer': (('question_answering',), ('cls/squad',), 'a question-answering head'),
     'tag': (('token_classification',), ('classifier',), 'a token-classification head'),
-    'features': (tuple(_HEADS), (), ''),
-    'export': (tuple(_HEADS), (), ''),
+    'features': (tuple(HEADS), (), ''),
+    'export': (tuple(HEADS), (), ''),
 }
 
 
@@ -68,17 +69,25 @@ class LoadedModel:
       note: is called with remarks on the input, one line each; by default they are warnings.
     """
 
-    def __init__(self, weights: Weights, dtype: str | None = None):
+    def __init__(
+        self, weights: Weights, dtype: str | None = None,
+        devices: Sequence[jax.Device] | None = None, folder: Path | None = None,
+    ):
         """Takes weights as `bert_jax.weights.load` reads them.
 
         Args:
           weights: of any head.
           dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else
             bfloat16.
+          devices: to compute on, which share the texts; default: all.
+          folder: where the weights are from: a `modules.json` in it says how vectors are made.
         """
+        self._folder = folder
         self.weights = weights
         dtype = dtype or ('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
         self.config = ModelConfig(**weights.model, dtype=dtype)
+        devices = jax.devices() if devices is None else devices
+        self._mesh = make_mesh(len(devices), 1, 1, devices)
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
 
     @functools.cached_property
@@ -90,9 +99,31 @@ class LoadedModel:
         )
 
     @functools.cached_property
-    def runner(self) -> Runner:
-        """The parameters on the device."""
-        return Runner(self.params, self.config)
+    def device_params(self) -> dict:
+        """The parameters, whole on each device."""
+        return jax.device_put(self.params, NamedSharding(self._mesh, PartitionSpec()))
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """What computes."""
+        return Engine(self._mesh, token_cost=functools.partial(token_flops, self.config))
+
+    @functools.cached_property
+    def objective(self) -> Objective:
+        """The head's own outputs, each sequence being a unit."""
+        head = self.weights.head
+        fixed = {'multiple_choice': 1, 'question_answering': 2}
+        return OBJECTIVES[head](self.config, fixed.get(head, self.weights.num_labels))
+
+    @functools.cached_property
+    def pooling(self) -> Pooling:
+        """How a text's vector is made."""
+        return Pooling() if self._folder is None else read_pooling(self._folder)
+
+    @property
+    def inference(self) -> Mapping[str, Any]:
+        """How the run made its predictions, where it says so."""
+        return self.weights.inference
 
     @functools.cached_property
     def tokenizer(self) -> WordPieceTokenizer | SentencePieceTokenizer:
@@ -111,7 +142,8 @@ class LoadedModel:
     @property
     def max_length(self) -> int:
         """Tokens of the longest sequence, [CLS] and [SEP] included."""
-        return self.config.max_position_embeddings
+        positions = self.config.max_position_embeddings
+        return min(positions, self.inference.get('max_seq_length') or positions)
 
     def commands(self) -> list[str]:
         """What can be done with this model."""
@@ -124,7 +156,7 @@ class LoadedModel:
         """Refuses what the model has no head for, with an InputError."""
         fits = self.commands()
         if command not in fits:
-            head = _HEADS[self.weights.head]
+            head = HEADS[self.weights.head].title
             if self.weights.head == 'pretraining':
                 head = ' and '.join(
                     name for name, part in (
@@ -137,18 +169,26 @@ class LoadedModel:
                 f'this model serves {", ".join(fits)}'
             )
 
-    def encode(self, text: str, number: int, what: str = 'text') -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """Ids of the pieces of a text that must have some.
-
-        Args:
-          text: any.
-          number: of the text in the input, from 0, for messages.
-          what: likewise.
 
         Raises:
           InputError: there is nothing in it.
         """
         ids = self.tokenizer.encode(text)
         if not ids:
-            raise InputError(f'{what} {number + 1} is empty: every {what} needs a word or more')
+            raise InputError('it is empty: a word or more is needed')
         return ids
+
+    def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of many texts, as `data.pairs.Encode`."""
+        ids = [self.tokenizer.encode(text) for text in texts]
+        counts = np.fromiter(map(len, ids), np.int64, len(ids))
+        flat = itertools.chain.from_iterable(ids)
+        return np.fromiter(flat, np.int32, int(counts.sum())), counts
+
+    @property
+    def special(self) -> dict[str, int]:
+        """`cls_id` and `sep_id`, as what makes sequences takes them."""
+        vocab = self.tokenizer.vocab
+        return {'cls_id': vocab.cls_id, 'sep_id': vocab.sep_id}

@@ -4,77 +4,121 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from bert_jax.data.packing import Units
+from bert_jax.data.pairs import make_sequences
 from bert_jax.errors import InputError
-from bert_jax.predict import heads
+from bert_jax.predict import functions
+from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
-from bert_jax.predict.rows import Tokens
-from bert_jax.predict.runner import each_position
-from bert_jax.predict.windows import around
+from bert_jax.predict.texts import (
+    Note,
+    Single,
+    check_many,
+    joined,
+    parts_of,
+    refused,
+    shown,
+    stream,
+)
 from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
 
+_SCORED = 64  # tokens of a text that are masked in one go, so that a long one is no long chunk
+
+
+class _Masked(NamedTuple):
+    """Token sequences of a text, each with one masked place, and the tokens that stood there."""
+
+    text: str
+    ids: list[list[int]]
+    places: list[int]  # in `ids`
+    targets: list[int]
+
 
 def fill_mask(
-    model: LoadedModel, texts: Iterable[str], top_k: int = 5
+    model: LoadedModel, texts: Iterable[Single], top_k: int = 5
 ) -> Iterator[dict[str, Any]]:
     """The likeliest tokens for each [MASK]; see `Model.fill_mask`."""
     model.need('fill-mask')
     if top_k < 1:
         raise InputError(f'top_k={top_k} must be 1 or more')
     vocab = model.tokenizer.vocab
-    runner = model.runner
-    num = min(top_k, model.config.vocab_size)
 
-    def program(x, positions, targets):  # type: ignore[no-untyped-def]
-        del targets
-        return heads.masked_lm_top(runner.params, x, positions, config=model.config, num=num)
-
-    items = ((text, _prompt(model, text, i)) for i, text in enumerate(texts))
-    for text, results in runner.stream(items, each_position(program)):
-        masks = [mask for result in results for mask in zip(*result, strict=True)]
-        predictions = [
-            [
-                {
-                    'token': _name(vocab, i), 'id': i, 'probability': probability,
-                    'sequence': _with_token(text, number, vocab, i),
-                }
-                for probability, i in zip(*(x.tolist() for x in mask), strict=True)
+    def results(texts: list[_Masked], outputs: Outputs) -> Iterator[dict[str, Any]]:
+        of_masks = zip(outputs['probabilities'].tolist(), outputs['ids'].tolist(), strict=True)
+        for text in texts:
+            predictions = [
+                [
+                    {
+                        'token': _name(vocab, i), 'id': i, 'probability': probability,
+                        'sequence': _with_token(text.text, number, vocab, i),
+                    }
+                    for probability, i in zip(*next(of_masks), strict=True)
+                ]
+                for number in range(len(text.ids))
             ]
-            for number, mask in enumerate(masks)
-        ]
-        yield {'text': text, 'predictions': predictions if len(masks) > 1 else predictions[0]}
+            yield {
+                'text': text.text,
+                'predictions': predictions if len(predictions) > 1 else predictions[0],
+            }
+
+    return stream(
+        model, texts, read=lambda *text: _prompt(model, *text),
+        make=lambda texts: _units(model, texts), results=results, refused=refused,
+        function=functions.masked_lm_top(model.config, min(top_k, model.config.vocab_size)),
+    )
 
 
-def _prompt(model: LoadedModel, text: str, number: int) -> list[Tokens]:
-    """The sequence of a prompt; of one that is too long, a window for each [MASK]."""
-    model.encode(text, number)  # refuses empty ones
-    vocab = model.tokenizer.vocab
+def _prompt(model: LoadedModel, text: Any, number: int, note: Note) -> _Masked:
+    """A prompt once for each [MASK]; of one that is too long, what is around it."""
+    (text,) = parts_of(text, 1)
+    model.encode(text)  # refuses empty ones
     ids: list[int] = []
     masks = []
     for i, part in enumerate(text.split(MASK)):
         if i:
             masks.append(len(ids))
-            ids.append(vocab.mask_id)
+            ids.append(model.tokenizer.vocab.mask_id)
         ids += model.tokenizer.encode(part)
     if not masks:
         raise InputError(
-            f'text {number + 1} has no {MASK}: write {MASK} where a word is to be filled in '
-            f'({text[:60]!r})'
+            f'it has no {MASK}: write {MASK} where a word is to be filled in ({text[:60]!r})'
         )
     size = model.max_length - 2
-    if len(ids) <= size:
-        return [Tokens.of(vocab, ids, positions=[1 + at for at in masks])]
-    model.note(
-        f'text {number + 1} has {len(ids)} tokens, the model takes {size}: each {MASK} is filled '
-        f'in from the {size} tokens around it'
+    if len(ids) > size:
+        note(
+            f'text {number} has {len(ids)} tokens, the model takes {size}: each {MASK} is filled '
+            f'in from the {size} tokens around it'
+        )
+    begins = [_around(len(ids), at, size) for at in masks]
+    return _Masked(
+        text, [ids[begin : begin + size] for begin in begins],
+        [at - begin for at, begin in zip(masks, begins, strict=True)], [0] * len(masks),
     )
-    begins = [around(len(ids), at, size) for at in masks]
-    return [
-        Tokens.of(vocab, ids[begin : begin + size], positions=[1 + at - begin])
-        for at, begin in zip(masks, begins, strict=True)
-    ]
+
+
+def _around(length: int, place: int, size: int) -> int:
+    """Where the window of `size` tokens begins that has a place in its middle.
+
+    Near an end of the text it is moved, so that it is full where the text is long enough.
+    """
+    return max(0, min(place - size // 2, length - size))
+
+
+def _units(model: LoadedModel, texts: list[_Masked]) -> tuple[list[_Masked], Units]:
+    sequences = make_sequences(
+        joined([ids for text in texts for ids in text.ids]), None,
+        max_length=model.max_length, **model.special,
+    )
+    places = np.array([place for text in texts for place in text.places], np.int64)
+    targets = np.array([target for text in texts for target in text.targets], np.int32)
+    return texts, Units(
+        sequences, labels={'targets': targets}, positions={'masked_positions': 1 + places}
+    )
 
 
 def _name(vocab: Vocab, i: int) -> str:
@@ -92,37 +136,83 @@ def _with_token(text: str, number: int, vocab: Vocab, i: int) -> str:
     return before + token + after
 
 
-def score(model: LoadedModel, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+class _Part(NamedTuple):
+    """Some tokens of a text, each of which is to be masked; or what is wrong with the text."""
+
+    text: Any
+    ids: list[int]
+    places: range
+    error: Exception | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.places.stop == len(self.ids)
+
+
+def score(model: LoadedModel, texts: Iterable[Single]) -> Iterator[dict[str, Any]]:
     """Pseudo-log-likelihoods; see `Model.score`."""
     model.need('score')
-    runner = model.runner
+    check_many(texts)
+    size = model.max_length - 2
+    mask_id = model.tokenizer.vocab.mask_id
 
-    def program(x, positions, targets):  # type: ignore[no-untyped-def]
-        return heads.masked_lm_log_probability(
-            runner.params, x, positions, targets, config=model.config
-        )
+    def parts() -> Iterator[_Part]:
+        for text in texts:
+            try:
+                if isinstance(text, Exception):
+                    raise text
+                ids = model.encode(parts_of(text, 1)[0])
+            except Exception as error:  # this text's result
+                yield _Part(text, [], range(0), error)
+                continue
+            for begin in range(0, len(ids), _SCORED):
+                yield _Part(text, ids, range(begin, min(begin + _SCORED, len(ids))))
 
-    encoded = ((text, model.encode(text, i)) for i, text in enumerate(texts))
-    items = ((text, _masked_in_turn(model, ids)) for text, ids in encoded)
-    for text, results in runner.stream(items, each_position(program)):
-        log_probability = math.fsum(float(x[0]) for x in results)
-        yield {
-            'text': text, 'num_tokens': len(results), 'log_probability': log_probability,
-            'pseudo_perplexity': pseudo_perplexity(log_probability, len(results)),
-        }
+    def read(part: _Part, number: int, note: Note) -> tuple[_Part, _Masked]:
+        del number, note
+        if part.error is not None:
+            raise part.error
+        begins = [_around(len(part.ids), at, size) for at in part.places]
+        windows = [part.ids[begin : begin + size] for begin in begins]
+        places = [at - begin for at, begin in zip(part.places, begins, strict=True)]
+        for window, place in zip(windows, places, strict=True):
+            window[place] = mask_id
+        targets = part.ids[part.places.start : part.places.stop]
+        return part, _Masked(part.text, windows, places, targets)
+
+    def make(read: list[tuple[_Part, _Masked]]) -> tuple[list[_Part], Units]:
+        parts, masked = zip(*read, strict=True)
+        return list(parts), _units(model, list(masked))[1]
+
+    def results(parts: list[_Part], outputs: Outputs) -> Iterator[tuple[_Part, list[float]]]:
+        found = iter(outputs['log_probability'].tolist())
+        for part in parts:
+            yield part, [next(found) for _ in part.places]
+
+    def answers() -> Iterator[dict[str, Any]]:
+        logs: list[float] = []
+        for found in stream(
+            model, parts(), read=read, make=make, results=results,
+            function=functions.masked_lm_log_probability(model.config),
+            refused=lambda part, reason: refused(part.text, reason),
+            size=lambda part: len(part.places) * min(len(part.ids) + 2, model.max_length),
+        ):
+            if isinstance(found, dict):
+                yield found
+                continue
+            part, values = found
+            logs += values
+            if part.is_last:
+                total, num = math.fsum(logs), len(logs)
+                logs = []
+                yield shown(part.text) | {
+                    'num_tokens': num, 'log_probability': total,
+                    'pseudo_perplexity': pseudo_perplexity(total, num),
+                }
+
+    return answers()
 
 
 def pseudo_perplexity(log_probability: float, num_tokens: int) -> float:
     """exp of minus the mean log probability of a token (Salazar et al., 2020, section 2.3)."""
-    return math.exp(min(-log_probability / num_tokens, 700.0))
-
-
-def _masked_in_turn(model: LoadedModel, ids: list[int]) -> Iterator[Tokens]:
-    """The text once for each token, which is masked; a window around it where it is too long."""
-    vocab = model.tokenizer.vocab
-    size = model.max_length - 2
-    for at, target in enumerate(ids):
-        begin = around(len(ids), at, size)
-        masked = ids[begin : begin + size]
-        masked[at - begin] = vocab.mask_id
-        yield Tokens.of(vocab, masked, positions=[1 + at - begin], targets=[target])
+    return math.exp(min(-log_probability / max(num_tokens, 1), 700.0))

@@ -1,57 +1,134 @@
-"""Labels of words."""
+"""Labels of words, and the entities that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.predict import heads
+from bert_jax.data.conll import ConllExamples
+from bert_jax.data.packing import Units
+from bert_jax.data.word_windows import ConllWindows, conll_windows
+from bert_jax.errors import InputError
+from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
-from bert_jax.predict.rows import Tokens
-from bert_jax.predict.runner import each_token
-from bert_jax.predict.windows import sliding, with_most_context
+from bert_jax.predict.texts import Note, Text, shown, stream
 from bert_jax.text.wordpiece import raw_words
 
 
-def tag(model: LoadedModel, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """A label for each word; see `Model.tag`."""
+class _Words(NamedTuple):
+    """A text, its words and their first characters in it."""
+
+    text: str
+    words: list[str]
+    begins: list[int]
+
+
+def tag(
+    model: LoadedModel, texts: Iterable[Text]
+) -> Iterator[dict[str, Any]]:
+    """A label for each word, and entities; see `Model.tag`."""
     model.need('tag')
-    runner = model.runner
     labels = model.weights.labels
-    vocab = model.tokenizer.vocab
-    size = model.max_length - 2
 
-    def program(states):  # type: ignore[no-untyped-def]
-        return heads.token_logits(
-            runner.params, states[0], config=model.config, path=('classifier',)
+    def read(text: Any, number: int, note: Note) -> _Words:
+        del number, note
+        found = _words(text)
+        for word in found.words:
+            model.tokenizer.encode(word)  # what cannot be tokenized is this text's own fault
+        return found
+
+    def make(texts: list[_Words]) -> tuple[tuple[list[_Words], ConllWindows], Units]:
+        words = [word for text in texts for word in text.words]
+        offsets = np.cumsum([0, *(len(text.words) for text in texts if text.words)])
+        spans = np.arange(len(offsets) - 1)
+        examples = ConllExamples(
+            words=words, tags=[labels[0]] * len(words), lines=np.arange(len(words)),
+            sentence_offsets=offsets, documents=spans, num_skipped=0, source='texts',
         )
+        windows = conll_windows(
+            examples, model.encode_all, labels, max_length=model.max_length,
+            document_context=False, **model.special, unk_id=model.tokenizer.vocab.unk_id,
+        )
+        return (texts, windows), Units(windows.sequences)
 
-    def items():  # type: ignore[no-untyped-def]
-        for number, text in enumerate(texts):
-            model.encode(text, number)  # refuses empty ones
-            words = raw_words(text)
-            # A word without pieces (control characters) has a label all the same.
-            pieces = [model.tokenizer.encode(word) or [vocab.unk_id] for word in words]
-            ids = [i for word in pieces for i in word]
-            firsts = np.cumsum([0, *map(len, pieces)])[:-1]
-            windows = sliding(len(ids), size, max(1, size // 2))
-            sequences = [Tokens.of(vocab, ids[begin : begin + n]) for begin, n in windows]
-            yield (text, words, firsts, windows), sequences
+    def results(
+        made: tuple[list[_Words], ConllWindows], outputs: Outputs
+    ) -> Iterator[dict[str, Any]]:
+        texts, windows = made
+        places = np.flatnonzero(windows.word_index >= 0)
+        logits = np.empty((len(places), len(labels)))
+        if len(places):
+            logits[windows.word_index[places]] = outputs['logits'][places]
+        bounds = np.cumsum([len(text.words) for text in texts])[:-1]
+        for text, of_text in zip(texts, np.split(logits, bounds), strict=True):
+            yield _result(text, of_text, labels)
 
-    for (text, words, firsts, windows), results in runner.stream(items(), each_token(program)):
-        best = with_most_context(windows, sum(windows[-1]))
-        logits = np.stack([
-            results[best[at]][1 + at - windows[best[at]][0]] for at in firsts
-        ]).astype(np.float64)
-        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities /= probabilities.sum(axis=1, keepdims=True)
-        yield {
-            'text': text,
-            'tags': [
-                {'word': word, 'label': labels[i], 'probability': float(row[i])}
-                for word, row, i in zip(
-                    words, probabilities, probabilities.argmax(axis=1).tolist(), strict=True)
-            ],
+    return stream(
+        model, texts, read=read, make=make, results=results,
+        function=model.objective.outputs,
+        refused=lambda text, reason: {
+            'text': shown(text).get('text'), 'tags': [], 'entities': [], 'error': reason},
+    )
+
+
+def _words(text: Any) -> _Words:
+    if isinstance(text, str):
+        words, begins, at = raw_words(text), [], 0
+        for word in words:
+            at = text.index(word, at)
+            begins.append(at)
+            at += len(word)
+        return _Words(text, words, begins)
+    if not isinstance(text, Sequence) or not all(isinstance(word, str) for word in text):
+        raise InputError(f'{text!r:.60} is no text: a str, or a list of words, is expected')
+    ends = np.cumsum([len(word) + 1 for word in text]).tolist()
+    return _Words(' '.join(text), list(text), [0, *ends][: len(text)])
+
+
+def _result(text: _Words, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+    probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    tags = [
+        {
+            'word': word, 'label': labels[i], 'probability': float(row[i]), 'start': begin,
+            'end': begin + len(word),
         }
+        for word, begin, row, i in zip(
+            text.words, text.begins, probabilities, probabilities.argmax(axis=1).tolist(),
+            strict=True)
+    ]
+    return {'text': text.text, 'tags': tags, 'entities': entities(text.text, tags)}
+
+
+def entities(text: str, tags: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Words that belong together by their labels, which are O, B-TYPE, I-TYPE, E-TYPE or S-TYPE.
+
+    An entity begins at a B- or an S-, and at any other that does not go on with its type; it ends
+    with an E- or an S-. Labels of other kinds (parts of speech) make none.
+
+    Args:
+      text: which the words are of.
+      tags: of the words, as `Model.tag` gives them.
+    """
+    found: list[dict[str, Any]] = []
+    open_type = ''  # of the entity that the next word may belong to
+    for of_word in tags:
+        prefix, dash, kind = of_word['label'].partition('-')
+        if not dash or prefix not in 'BIES' or len(prefix) != 1:
+            open_type = ''
+            continue
+        if prefix in 'BS' or kind != open_type:
+            found.append({'label': kind, 'start': of_word['start'], 'probability': 1.0})
+        entity = found[-1]
+        entity['end'] = of_word['end']
+        entity['probability'] = min(entity['probability'], of_word['probability'])
+        open_type = '' if prefix in 'ES' else kind
+    return [
+        {
+            'text': text[x['start'] : x['end']], 'label': x['label'], 'start': x['start'],
+            'end': x['end'], 'probability': x['probability'],
+        }
+        for x in found
+    ]

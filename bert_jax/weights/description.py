@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ class Weights:
       lowercase: whether text is lower-cased before WordPiece.
       unused: tensors of the files that have no place here.
       source: what was read and where, for messages.
+      inference: how the run made its predictions: `max_seq_length`, `doc_stride`,
+        `max_query_length`, `null_threshold`, as far as its task has them.
     """
 
     params: dict[str, np.ndarray]
@@ -37,6 +40,7 @@ class Weights:
     lowercase: bool
     unused: tuple[str, ...]
     source: str
+    inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def num_labels(self) -> int:

@@ -81,6 +81,7 @@ def read_run(named: str | os.PathLike[str]) -> Weights:
         params, model, head, labels, vocab_file, lowercase, (),
         f'run directory {workdir}, step {int(step.name):,}'
         + (' (its best evaluation)' if step.parent.name == 'best' else ''),
+        inference=config.get('inference') or {},
     )
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.errors import InputError
 from bert_jax.data.squad import read_squad
+from bert_jax.errors import InputError
 from bert_jax.metrics.squad import best_null_threshold, normalize_answer, squad_scores
 
 # id: (accepted answers, prediction, odds of no answer)
@@ -142,7 +142,7 @@ def test_what_cannot_be_scored(arguments, message):
 
 @pytest.mark.parametrize('seed', range(8))
 def test_the_threshold_of_thousands_of_questions_keeps_what_is_best(seed, shared_data):
-    """Sums of thousands of F1s differ in their last digits with the order that they are added in."""
+    """Sums of thousands of F1s differ in their last digits with the order of adding."""
     examples = read_squad(
         str(shared_data / 'squad' / 'dev-v2.0.cs224n-6078.json.gz'), version='v2', training=False)
     answers = examples.gold_texts()

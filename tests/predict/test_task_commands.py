@@ -5,6 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import tiny
+from bert_jax.predict.rows import Tokens
+from bert_jax.predict.runner import each_token
 
 from bert_jax.data.squad import SquadExamples
 from bert_jax.data.squad_answers import final_texts, predict_answers
@@ -12,8 +14,6 @@ from bert_jax.data.squad_windows import squad_windows
 from bert_jax.errors import InputError
 from bert_jax.predict import heads
 from bert_jax.predict.api import Model
-from bert_jax.predict.rows import Tokens
-from bert_jax.predict.runner import each_token
 
 LETTERS = list('abcdefghijklmnopqrstuvwxyz')
 

@@ -11,10 +11,10 @@ from flax import linen as nn
 
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict import load
 from bert_jax.predict.api import Model
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.weights.description import Weights
+from bert_jax.weights.load import load_weights
 from bert_jax.weights.names import from_tree
 
 # Folders of transformers' models with what they gave: 40 tokens, 10 positions.
@@ -33,7 +33,8 @@ SIZES = {
 @functools.cache
 def recorded(name: str) -> tuple[Model, dict[str, np.ndarray]]:
     """(model, what transformers gave it and got from it) of a recorded folder."""
-    return load(RECORDED / name), dict(np.load(RECORDED / name / 'recorded.npz'))
+    model = Model(load_weights(RECORDED / name), devices=jax.devices()[:1])
+    return model, dict(np.load(RECORDED / name / 'recorded.npz'))
 
 
 def pretraining_weights(folder: Path) -> Weights:

@@ -1,0 +1,267 @@
+"""The engine: sets and streams of units, against what transformers recorded and one at a time."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from bert_jax.data.packing import Units
+from bert_jax.data.pairs import Sequences
+from bert_jax.model.encoder import Bert, Pooler
+from bert_jax.predict import functions
+from bert_jax.predict.api import Model
+from bert_jax.predict.engine import Engine
+from bert_jax.sharding import make_mesh
+
+
+def units_of(ids, first_lengths, **more):
+    offsets = np.concatenate([[0], np.cumsum([len(x) for x in ids])])
+    return Units(Sequences(np.concatenate(ids).astype(np.int32), offsets,
+                           np.array(first_lengths)), **more)
+
+
+def recorded_units(arrays, position=None):
+    """The recorded rows without their padding, and which of the recorded tokens those are."""
+    ids, mask, types = (
+        arrays[name].reshape(-1, arrays[name].shape[-1])
+        for name in ('input_ids', 'attention_mask', 'token_type_ids')
+    )
+    lengths = mask.sum(1)
+    rows = [row[:n] for row, n in zip(ids, lengths, strict=True)]
+    more = {} if position is None else {
+        'positions': {'masked_positions': np.full(len(rows), position)},
+        'labels': {'targets': ids[:, position].astype(np.int32)}}
+    first = [n - kind[:n].sum() for kind, n in zip(types, lengths, strict=True)]
+    return units_of(rows, first, **more), mask.reshape(-1) > 0
+
+
+def run(model, function, units):
+    return model.engine.outputs(function, model.device_params, units)
+
+
+def assert_close(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize('name', ['base', 'base_bfloat16'])
+def test_hidden_states_and_pooled_vectors_of_transformers(name):
+    model, arrays = tiny.recorded(name)
+    units, real = recorded_units(arrays)
+    states = run(model, functions.hidden_states(model.config, (-1, -2)), units)['values']
+    hidden = arrays['last_hidden_state']
+    assert_close(states[:, 0], hidden.reshape(-1, hidden.shape[-1])[real])
+    cls = run(model, functions.vectors(model.config, -1, 'cls'), units)['vectors']
+    pooled = Pooler(model.config).apply({'params': model.params['bert']['pooler']}, cls)
+    assert_close(pooled, arrays['pooler_output'])
+    for pool, expected in (('mean', np.mean), ('max', np.max)):
+        found = run(model, functions.vectors(model.config, -1, pool), units)['vectors']
+        parts = np.split(states[:, 0], units.sequences.offsets[1:-1])
+        assert_close(found, [expected(part, axis=0) for part in parts])
+
+
+@pytest.mark.parametrize(('name', 'output'), [
+    ('masked_lm', 'logits'), ('pretraining', 'prediction_logits')])
+def test_masked_lm_of_transformers(name, output):
+    model, arrays = tiny.recorded(name)
+    units, _ = recorded_units(arrays, 3)
+    log_probs = np.asarray(jax.nn.log_softmax(arrays[output][:, 3]))
+    top = run(model, functions.masked_lm_top(model.config, 40), units)
+    assert (np.sort(top['ids'], axis=1) == np.arange(40)).all()
+    assert (np.diff(top['probabilities'], axis=1) <= 0).all()
+    np.testing.assert_allclose(
+        top['probabilities'], np.take_along_axis(np.exp(log_probs), top['ids'], axis=1),
+        rtol=1e-4, atol=1e-6)
+    found = run(model, functions.masked_lm_log_probability(model.config), units)
+    expected = np.take_along_axis(log_probs, units.labels['targets'][:, None], axis=1)[:, 0]
+    np.testing.assert_allclose(found['log_probability'], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(('name', 'names'), [
+    ('pretraining', {'logits': 'seq_relationship_logits'}),
+    ('classification', {'logits': 'logits'}),
+    ('regression', {'logits': 'logits'}),
+    ('multiple_choice', {'logits': 'logits'}),
+    ('token_classification', {'logits': 'logits'}),
+    ('question_answering', {'start_logits': 'start_logits', 'end_logits': 'end_logits'}),
+])
+def test_heads_of_transformers(name, names):
+    model, arrays = tiny.recorded(name)
+    units, real = recorded_units(arrays)
+    function = (functions.next_sentence(model.config) if name == 'pretraining'
+                else model.objective.outputs)
+    outputs = run(model, function, units)
+    assert set(outputs) == set(names)
+    for ours, theirs in names.items():
+        found, expected = outputs[ours], arrays[theirs]
+        if len(found) == len(units):
+            assert_close(found, expected.reshape(found.shape))
+        else:
+            assert_close(found, expected.reshape(len(real), *found.shape[1:])[real])
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+    return tiny.pretraining_weights(tmp_path_factory.mktemp('tiny'))
+
+
+@pytest.fixture(scope='module')
+def model(weights):
+    return Model(weights, devices=jax.devices()[:1])
+
+
+@pytest.fixture(scope='module')
+def units():
+    rng = np.random.default_rng(1)
+    lengths = np.concatenate([rng.integers(2, 20, 150), rng.integers(20, 49, 30)])
+    rng.shuffle(lengths)
+    ids = [rng.integers(0, len(tiny.VOCAB), n) for n in lengths]
+    return units_of(ids, rng.integers(1, lengths + 1))
+
+
+def test_packed_sequences_are_as_if_alone(model, units):
+    """Each sequence alone in a row, filled up with padding: all layers."""
+    bert = Bert(model.config)
+    alone = jax.jit(lambda *x: bert.apply({'params': model.params['bert']}, *x))
+    function = functions.hidden_states(model.config, (-1, -2, -3, -4))
+    packed = np.split(run(model, function, units)['values'], units.sequences.offsets[1:-1])
+    s = units.sequences
+    for i in range(0, len(s), 6):
+        ids = s.ids[s.offsets[i] : s.offsets[i + 1]]
+        n = len(ids)
+        row = np.pad(ids, (0, 48 - n))[None]
+        segments = (np.arange(48) >= s.first_lengths[i]).astype(np.int32)[None]
+        out = alone(row, (np.arange(48) < n).astype(np.int32)[None], segments)
+        expected = [*reversed(out['layers']), out['embedding_output']]
+        np.testing.assert_allclose(
+            packed[i], np.stack([x[0, :n] for x in expected], 1), rtol=1e-4, atol=1e-4)
+
+
+def test_eight_devices_give_what_one_gives(model, weights, units):
+    many = Model(weights, devices=jax.devices()[:8])
+    function = functions.vectors(model.config, -1, 'mean')
+    np.testing.assert_allclose(
+        run(many, function, units)['vectors'], run(model, function, units)['vectors'],
+        rtol=1e-5, atol=1e-5)
+
+
+def lengths_of(params, batch):
+    """A function that needs no model: the tokens of each unit, and its ids again."""
+    del params
+    numbers = np.arange(1, batch['cls_positions'].shape[1] + 1)
+    own = batch['input_mask'][:, None] == numbers[None, :, None]
+    return {'lengths': own.sum(-1), 'ids': batch['input_ids']}
+
+
+@functools.cache
+def small_engine():
+    return Engine(make_mesh(1, 1, 1, jax.devices()[:1]), token_cost=lambda row_length: 1.0)
+
+
+def part_of(units, begin, end):
+    s = units.sequences
+    ids = [s.ids[a:b] for a, b in zip(s.offsets[begin:end], s.offsets[begin + 1 : end + 1],
+                                      strict=True)]
+    return units_of(ids, s.first_lengths[begin:end]) if ids else None
+
+
+def test_a_stream_keeps_chunks_in_order(units):
+    """Chunks of any size, some without units; each comes with what it was made of."""
+    bounds = [0, 0, 40, 41, 41, 120, 180, 180]
+    empty = Units(Sequences(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int64)))
+    chunks = list(zip(bounds[:-1], bounds[1:], strict=True))
+
+    def prepare(chunk):
+        return chunk, part_of(units, *chunk) or empty
+
+    found = list(small_engine().stream(lengths_of, None, chunks, prepare))
+    assert [made for made, _ in found] == chunks
+    for (begin, end), outputs in found:
+        if begin == end:
+            assert outputs == {}
+            continue
+        np.testing.assert_array_equal(outputs['lengths'], units.lengths[begin:end])
+        a, b = units.sequences.offsets[[begin, end]]
+        np.testing.assert_array_equal(outputs['ids'], units.sequences.ids[a:b])
+
+
+def test_a_stream_takes_few_chunks_ahead_and_stops_where_it_is_left(units):
+    taken = []
+
+    def chunks():
+        for i in range(100):
+            taken.append(i)
+            yield i
+
+    stream = small_engine().stream(lengths_of, None, chunks(), lambda i: (i, units))
+    assert [next(stream)[0] for _ in range(3)] == [0, 1, 2]
+    assert len(taken) <= 6
+    stream.close()
+    assert len(taken) <= 6
+
+
+def test_what_fails_in_a_stream_is_raised_where_it_is_read(units):
+    def prepare(chunk):
+        if chunk == 2:
+            raise RuntimeError('chunk two')
+        return chunk, units
+
+    stream = small_engine().stream(lengths_of, None, range(9), prepare)
+    with pytest.raises(RuntimeError, match='chunk two'):
+        list(stream)
+
+
+def shapes(lengths, engine=None, function=lengths_of):
+    """Plans of sets of these lengths, one after the other on one engine."""
+    engine = engine or Engine(
+        make_mesh(1, 1, 1, jax.devices()[:1]), token_cost=lambda s: 6 * 768 + s)
+    made = []
+    for of_set in lengths:
+        units = units_of([np.ones(n) for n in of_set], of_set)
+        made.append(engine._plan(function, units))
+    return [(*plan.shapes[0], plan.units_a_row) for plan in made], made
+
+
+@pytest.mark.parametrize(('low', 'mean', 'sigma', 'high', 'num'), [
+    (4, 14, 0.5, 80, 2000),  # captions and headlines
+    (8, 50, 0.4, 128, 600),  # pairs of sentences
+    (16, 150, 0.6, 512, 400),  # paragraphs
+    (384, 384, 0.0, 384, 100),  # full windows
+    (100, 100, 0.0, 100, 400),
+], ids=['sentences', 'pairs', 'paragraphs', 'windows', 'equal'])
+def test_padding_stays_low(low, mean, sigma, high, num):
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(np.log(mean), sigma, num).clip(low, high).astype(int)
+    _, (plan,) = shapes([lengths])
+    assert plan.padding < 0.06
+
+
+def test_few_shapes_serve_many_sets():
+    rng = np.random.default_rng(0)
+    sets = [rng.lognormal(np.log(20), 0.5, int(n)).clip(4, 60).astype(int)
+            for n in rng.integers(1000, 3000, 30)]
+    found, _ = shapes(sets)
+    assert len(set(found)) <= 3
+    # One that is small has its own, and so does one that is too long for the others.
+    found, _ = shapes([sets[0], [12], [9], [400, 20], sets[1]])
+    assert found[1] == found[2] == (1, 64, 1) and found[3][1] >= 400
+    assert found[4] == found[0]
+
+
+def test_nothing_is_compiled_twice(units):
+    engine = small_engine()
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(len(units))
+        s = units.sequences
+        ids = [s.ids[s.offsets[i] : s.offsets[i + 1]] for i in order]
+        engine.outputs(lengths_of, None, units_of(ids, s.first_lengths[order]))
+    assert engine._compiled(lengths_of)._cache_size() <= 4
+
+
+def test_bfloat16_is_close(weights, model, units):
+    coarse = Model(weights, dtype='bfloat16', devices=jax.devices()[:1])
+    x, y = (run(m, functions.vectors(m.config, -1, 'mean'), units)['vectors']
+            for m in (coarse, model))
+    assert x.dtype == np.float32
+    assert 0 < np.abs(x - y).mean() < 0.05
