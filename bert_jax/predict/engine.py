@@ -18,7 +18,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.data.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
+from bert_jax.data.packed import packed_batch, unpack
+from bert_jax.data.packing import Plan, Units, pack_whole, plan_once
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.train.report import duration
 

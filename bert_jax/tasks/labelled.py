@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
+from bert_jax.data.packed import packed_batch
+from bert_jax.data.packing import Plan, Units, plan_steps
 from bert_jax.data.pairs import Encode
 from bert_jax.data.prepared import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute

@@ -3,15 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.packing import (
-    Units,
-    pack,
-    pack_whole,
-    packed_batch,
-    plan_once,
-    plan_steps,
-    unpack,
-)
+from bert_jax.data.packed import packed_batch, unpack
+from bert_jax.data.packing import Units, pack, pack_whole, plan_once, plan_steps
 from bert_jax.data.pairs import Sequences
 
 
