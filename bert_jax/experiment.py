@@ -95,6 +95,8 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
         'inference': dict(task.inference),
     }
+    if task.keeps_best:  # a run that is compared with others: its examples are part of it
+        resolved['identity'] = task.identity()
     if hosts.count() > 1:  # one host need not go through its data for this
         hosts.agree('the run', versions() | task.identity() | flat_fields(
             {name: value for name, value in resolved.items() if name != 'data'}

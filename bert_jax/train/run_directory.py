@@ -61,6 +61,15 @@ def check_run_directory(
     new = flat_fields(resolved)
     fixed = _OF_ANY_RUN + _OF_A_DOWNSTREAM_RUN if comparable else _OF_ANY_RUN
     for name in sorted(set(old) | set(new)):
+        if name.startswith('identity.'):
+            known = name in old and name in new and name != 'identity.vocabulary'
+            if known and old[name] != new[name]:
+                raise InputError(
+                    f"{workdir} holds a run on other data (its {name.removeprefix('identity.')} "
+                    'are not these): give another --workdir; bert_jax.evaluate scores a finished '
+                    'run on other data'
+                )
+            continue
         before = old.get(name, _DEFAULTS.get(name))
         if before == new.get(name) or name.startswith(_FREE_TO_CHANGE):
             continue
