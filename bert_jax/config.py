@@ -89,7 +89,8 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
             m[option.name] = option.default
     # How it is computed. dtype: auto is bfloat16 on TPU and GPU, else float32; scan_layers: one
     # compiled layer looped over instead of num_layers copies; remat: dots keeps the outputs of
-    # matrix products for the backward pass, full the inputs of layers only, none everything.
+    # matrix products for the backward pass, full the inputs of layers only, none everything;
+    # attention: its implementation, auto chooses.
     for name, choices in COMPUTATION.items():
         m[name] = choices[0]
 

@@ -1,5 +1,9 @@
 """Multi-head self-attention with a fused query-key-value projection (paper section 3).
 
+`attend` is the seam between the model and what computes its attention: an implementation takes the
+projection's output as it lies, and the number of the sequence that each token belongs to; no mask
+is made above it. Another one, or another rule of who sees whom, goes in here.
+
     B: batch rows, S: sequence (Q queries, K keys), P: wanted positions, H: hidden_size, N: heads,
     D: head_dim
 """
@@ -7,6 +11,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +24,67 @@ from bert_jax.model.layers import Dense, ModelConfig
 MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
 
 
-def attention_bias(input_mask_BxS: jax.Array) -> jax.Array:
-    """Additive mask [B, 1, 1, K] float32: 0 on real keys, -10000 on padding.
+class Implementation(Protocol):
+    """See `attend`."""
 
-    Padding queries still attend, as in the original; their outputs are never used.
-    """
-    return (1.0 - input_mask_BxS[:, None, None, :].astype(jnp.float32)) * MASKED_SCORE
+    def __call__(
+        self, qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
+        layer: jax.Array | int, *, config: ModelConfig, wanted_BxP: jax.Array | None,
+    ) -> jax.Array: ...
 
 
-def packed_attention_bias(sequence_BxS: jax.Array) -> jax.Array:
-    """Additive mask [B, 1, Q, K] float32 of packed rows: 0 within a sequence, -10000 elsewhere.
-
-    exp(-10000) is 0 in every precision, so a sequence is not touched by its neighbours.
+def attend(
+    qkv_BxSx3xNxD: jax.Array,
+    segments_BxS: jax.Array,
+    rows_Bx2: jax.Array | None,
+    layer: jax.Array | int,
+    *,
+    config: ModelConfig,
+    wanted_BxP: jax.Array | None = None,
+) -> jax.Array:
+    """Context vectors [B, S, N, D], or [B, P, N, D]: softmax(q k / sqrt(D)) v, with dropout.
 
     Args:
-      sequence_BxS: number of the sequence that a token belongs to; 0 is padding, which attends
-        to padding.
+      qkv_BxSx3xNxD: queries, keys and values, in the compute dtype.
+      segments_BxS: number of the sequence that a token belongs to; 0 is padding. A token sees those
+        of its own number. So padding sees padding: what comes out there is never used.
+      rows_Bx2: keys of dropout on the probabilities, or None.
+      layer: index of the layer, for dropout; may be traced.
+      config: names the implementation.
+      wanted_BxP: the queries that are wanted, where not all are.
     """
-    same_BxQxK = sequence_BxS[:, :, None] == sequence_BxS[:, None, :]
-    return jnp.where(same_BxQxK, 0.0, MASKED_SCORE)[:, None]
+    name = 'xla' if config.attention == 'auto' else config.attention
+    return IMPLEMENTATIONS[name](
+        qkv_BxSx3xNxD, segments_BxS, rows_Bx2, layer, config=config, wanted_BxP=wanted_BxP
+    )
+
+
+def _xla(
+    qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
+    layer: jax.Array | int, *, config: ModelConfig, wanted_BxP: jax.Array | None,
+) -> jax.Array:
+    """In plain operations, which XLA fuses; scores and their softmax are float32."""
+    q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = (qkv_BxSx3xNxD[:, :, i] for i in range(3))
+    queries_BxQ = segments_BxS
+    if wanted_BxP is not None:
+        q_BxQxNxD = gather_positions(q_BxQxNxD, wanted_BxP)
+        queries_BxQ = jnp.take_along_axis(segments_BxS, wanted_BxP, axis=1)
+    # exp(-10000) is 0 in every precision: a sequence is not touched by its neighbours.
+    seen_BxQxK = queries_BxQ[:, :, None] == segments_BxS[:, None, :]
+    bias_Bx1xQxK = jnp.where(seen_BxQxK, 0.0, MASKED_SCORE)[:, None]
+    scores = jnp.einsum(
+        'BQND,BKND->BNQK', q_BxQxNxD, k_BxKxNxD, preferred_element_type=jnp.float32
+    )
+    scores = scores * (1.0 / math.sqrt(config.head_dim)) + bias_Bx1xQxK
+    probs_BxNxQxK = jax.nn.softmax(scores, axis=-1).astype(config.dtype)
+    probs_BxNxQxK = drop.dropout(
+        probs_BxNxQxK, config.attention_dropout, rows_Bx2, drop.ATTENTION_PROBS, layer
+    )
+    return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxKxNxD)
+
+
+# By the names of `model.attention`; 'auto' is chosen in `attend`.
+IMPLEMENTATIONS: Mapping[str, Implementation] = {'xla': _xla}
 
 
 def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
@@ -60,7 +108,7 @@ class SelfAttention(nn.Module):
     def __call__(
         self,
         x_BxSxH: jax.Array,
-        bias_Bx1xQxK: jax.Array,
+        segments_BxS: jax.Array,
         rows_Bx2: jax.Array | None,
         layer: jax.Array | int,
         wanted_BxP: jax.Array | None = None,
@@ -71,17 +119,4 @@ class SelfAttention(nn.Module):
             name='qkv',
         )(x_BxSxH)
         qkv = c.layout(qkv, 'batch', None, None, 'heads', None)
-        q_BxSxNxD, k_BxSxNxD, v_BxSxNxD = (qkv[:, :, i] for i in range(3))
-        if wanted_BxP is not None:
-            q_BxSxNxD = gather_positions(q_BxSxNxD, wanted_BxP)
-            if bias_Bx1xQxK.shape[2] > 1:
-                bias_Bx1xQxK = gather_positions(bias_Bx1xQxK[:, 0], wanted_BxP)[:, None]
-        scores = jnp.einsum(
-            'BQND,BKND->BNQK', q_BxSxNxD, k_BxSxNxD, preferred_element_type=jnp.float32
-        )
-        scores = scores * (1.0 / math.sqrt(c.head_dim)) + bias_Bx1xQxK
-        probs_BxNxQxK = jax.nn.softmax(scores, axis=-1).astype(c.dtype)
-        probs_BxNxQxK = drop.dropout(
-            probs_BxNxQxK, c.attention_dropout, rows_Bx2, drop.ATTENTION_PROBS, layer
-        )
-        return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxSxNxD)
+        return attend(qkv, segments_BxS, rows_Bx2, layer, config=c, wanted_BxP=wanted_BxP)

@@ -16,12 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.model import dropout as drop
-from bert_jax.model.attention import (
-    SelfAttention,
-    attention_bias,
-    gather_positions,
-    packed_attention_bias,
-)
+from bert_jax.model.attention import SelfAttention, gather_positions
 from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu
 from bert_jax.sharding import partitioned
 
@@ -101,10 +96,11 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, bias: jax.Array, rows: jax.Array | None, layer: Any,
+        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None, layer: Any,
         wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
-        context = SelfAttention(self.config, name='self')(x_BxSxH, bias, rows, layer, wanted_BxP)
+        attention = SelfAttention(self.config, name='self')
+        context = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
         if wanted_BxP is not None:
             x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
         return AttentionOutput(self.config, name='output')(context, x_BxSxH, rows, layer)
@@ -152,11 +148,11 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, layer: Any, bias: jax.Array, rows: jax.Array | None,
+        self, x_BxSxH: jax.Array, layer: Any, segments_BxS: jax.Array, rows: jax.Array | None,
         wanted_BxP: jax.Array | None = None,
     ) -> tuple[jax.Array, None]:
         c = self.config
-        x_BxSxH = Attention(c, name='attention')(x_BxSxH, bias, rows, layer, wanted_BxP)
+        x_BxSxH = Attention(c, name='attention')(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
         y_BxSxI = Intermediate(c, name='intermediate')(x_BxSxH)
         return Output(c, name='output')(y_BxSxI, x_BxSxH, rows, layer), None
 
@@ -168,7 +164,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, bias: jax.Array, rows: jax.Array | None,
+        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None,
         wanted_BxP: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         c = self.config
@@ -188,14 +184,16 @@ class Encoder(nn.Module):
                 length=c.num_layers,
                 metadata_params={nn.PARTITION_NAME: 'layers'},
             )(c, name='layer')
-            x_BxSxH, _ = scanned(x_BxSxH, jnp.arange(c.num_layers, dtype=jnp.uint32), bias, rows)
+            numbers = jnp.arange(c.num_layers, dtype=jnp.uint32)
+            x_BxSxH, _ = scanned(x_BxSxH, numbers, segments_BxS, rows)
             if wanted_BxP is not None:  # one program for all layers, so the last is computed whole
                 x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
             return x_BxSxH, ()
         layers = []
         for i in range(c.num_layers):
             wanted = wanted_BxP if i == c.num_layers - 1 else None
-            x_BxSxH, _ = layer_class(c, name=f'layer_{i}')(x_BxSxH, i, bias, rows, wanted)
+            layer = layer_class(c, name=f'layer_{i}')
+            x_BxSxH, _ = layer(x_BxSxH, i, segments_BxS, rows, wanted)
             layers.append(x_BxSxH)
         return x_BxSxH, tuple(layers)
 
@@ -259,9 +257,8 @@ class Bert(nn.Module):
         embedded_BxSxH = self.embeddings(
             input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS
         )
-        packed = position_ids_BxS is not None
-        bias = packed_attention_bias(input_mask_BxS) if packed else attention_bias(input_mask_BxS)
-        x_BxSxH, layers = self.encoder(embedded_BxSxH, bias, rows_Bx2, wanted_BxP)
+        # The mask numbers the sequences of packed rows; of others it is 1 on the only one.
+        x_BxSxH, layers = self.encoder(embedded_BxSxH, input_mask_BxS, rows_Bx2, wanted_BxP)
         pooled = None
         if self.pooled:
             cls = x_BxSxH[:, 0]

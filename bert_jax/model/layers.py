@@ -25,6 +25,7 @@ class ModelConfig(BertConfig):
     dtype: str = 'float32'  # of the computation; parameters are float32
     scan_layers: bool = False
     remat: str = 'none'
+    attention: str = 'auto'  # see model/attention.py
     layout: Layout = Layout()
 
     @property
