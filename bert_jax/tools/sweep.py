@@ -34,7 +34,7 @@ import tempfile
 import time
 from typing import Any
 
-from bert_jax.config import default_config, fields, nearest
+from bert_jax.config import all_fields, nearest
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path, in_bucket, open_whole, upload, write_whole
 
@@ -68,7 +68,7 @@ def grid_members(grid: list[str], restarts: int) -> list[Member]:
     Raises:
       InputError: not in that form, or no field of the config.
     """
-    known = fields(default_config())
+    known = all_fields()
     axes = []
     for entry in grid:
         field, equals, values = entry.partition('=')
