@@ -44,6 +44,8 @@ def test_an_override_reaches_every_phase_that_does_not_say_otherwise(
     ('base_pretrain.py', 'phases[0].batch_size=8', 'the phase does not say this'),
     ('tiny_pretrain.py', 'phases[0].batch_size=8', 'no such phase'),
     ('tiny_pretrain.py', 'train.batchsize=8', "did you mean 'train.batch_size'"),
+    ('tiny_pretrain.py', 'train.batch_size=many', 'train.batch_size'),
+    ('none.py', 'train.batch_size=8', 'configs/none.py'),
 ])
 def test_an_override_that_nothing_would_use_is_refused(name, override, message):
     with pytest.raises(InputError, match=message):

@@ -90,3 +90,10 @@ def test_the_optimizer_s_memory_is_there_during_evaluation(program, monkeypatch)
     monkeypatch.setattr(program_lib, 'device_memory', lambda device: moments + 99)
     with pytest.raises(InputError, match='evaluation needs .*eval_batch_size'):
         check_memory(program, 0)
+
+
+def test_a_batch_that_the_devices_cannot_split_is_refused():
+    config = default_config()
+    config.update_from_flattened_dict({'train.steps': 1, 'train.batch_size': 12})
+    with pytest.raises(InputError, match='train.batch_size=12'):
+        open_mesh(complete(config), jax.devices()[:8])

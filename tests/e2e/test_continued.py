@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import complete, default_config
-from bert_jax.experiment import open_job
+from bert_jax.experiment import open_task
 from bert_jax.text.load import load_tokenizer
 from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.load import load_weights
@@ -98,14 +98,14 @@ def test_words_are_added_for_downstream_tasks_and_not_twice(continued, tmp_path)
     config.data.add_tokens = str(tmp_path / 'words.txt')
     config.data.dir = str(tmp_path / 'cache')
     config.train.steps = 1
-    job = open_job(complete(config, load_weights(run)))
+    job = open_task(complete(config, load_weights(run)))
     tokens = job.vocab_path.read_text().split()
     assert tokens == [*VOCAB, 'cated', *ADDED, 'dogbird'] and job.vocab_size == len(tokens)
-    plain = open_job(complete(config, dataclasses.replace(published, lowercase=False)))
+    plain = open_task(complete(config, dataclasses.replace(published, lowercase=False)))
     assert plain.vocab_size == len(VOCAB) + 2
     # What has its words in order from the run itself is not written anew.
     config.data.vocab_file = str(job.vocab_path)
-    again = open_job(complete(config, load_weights(run)))
+    again = open_task(complete(config, load_weights(run)))
     assert again.vocab_path == job.vocab_path
     assert again.identity()['vocabulary'] == job.identity()['vocabulary']
     assert plain.identity()['vocabulary'] != job.identity()['vocabulary']
