@@ -160,7 +160,7 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
     model, _ = write_model(weights.model, 'huggingface', weights.source)
     files: dict[str, np.ndarray] = {}
     left_out = set()
-    for tensor in tensors(weights.model['num_layers']):
+    for tensor in tensors(weights.model):
         if tensor.name not in weights.params:
             continue
         part = part_of(tensor.name)

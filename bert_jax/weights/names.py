@@ -63,11 +63,11 @@ _LAYERS = (
 VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias')
 
 
-def tensors(num_layers: int) -> list[Tensor]:
-    """All parameters that a model of `num_layers` layers can have, whatever its head."""
+def tensors(model: Mapping[str, Any]) -> list[Tensor]:
+    """All parameters that a model can have, whatever its head, from `Weights.model`."""
     layers = [
         Tensor(*(field.replace('{i}', str(i)) for field in tensor))
-        for i in range(num_layers) for tensor in _LAYERS
+        for i in range(model['num_layers']) for tensor in _LAYERS
     ]
     return [*_EMBEDDINGS, *layers, *(tensor for part in PARTS for tensor in part.tensors)]
 

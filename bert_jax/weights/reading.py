@@ -56,8 +56,8 @@ def take_params(
     Raises:
       InputError: a tensor is missing, or its shape is not what the config says.
     """
-    _check_layers(form, shapes, model['num_layers'], where, config_file)
-    table = tensors(model['num_layers'])
+    _check_layers(form, shapes, model, where, config_file)
+    table = tensors(model)
     found = {part for part in PARTS for tensor in part.tensors
              if any(name in shapes for name in tensor.file_names(form))}
     wanted = [tensor for tensor in table if part_of(tensor.name) in (None, *found)]
@@ -83,17 +83,18 @@ def take_params(
 
 
 def _check_layers(
-    form: Format, shapes: Mapping[str, Any], num_layers: int, where: str, config_file: Path
+    form: Format, shapes: Mapping[str, Any], model: Mapping[str, Any], where: str,
+    config_file: Path,
 ) -> None:
-    first = tensors(1)[5].file_names(form)[0]  # of layer 0
-    before, _, after = first.partition('0')
+    first = next(t for t in tensors(model) if t.name.startswith('bert/encoder/layer_0/'))
+    before, _, after = first.file_names(form)[0].partition('0')
     num_found = 0
     while f'{before}{num_found}{after}' in shapes:
         num_found += 1
-    if num_found != num_layers:
+    if num_found != model['num_layers']:
         raise InputError(
-            f'{where} has {num_found} layers, and by {config_file.name} there are {num_layers}: '
-            f'put the {config_file.name} beside it that belongs to it'
+            f'{where} has {num_found} layers, and by {config_file.name} there are '
+            f"{model['num_layers']}: put the {config_file.name} beside it that belongs to it"
         )
 
 

@@ -173,7 +173,7 @@ def _check(
             f"{model['num_layers']}: they are of different models"
         )
     sizes = sizes_of(model, len(params.get('classifier/bias', ())))
-    table = tensors(num_layers)
+    table = tensors(model)
     for tensor in table:
         if tensor.name not in params:
             part = part_of(tensor.name)

@@ -153,7 +153,7 @@ def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
     config, notes = _config(weights)
     tf = _tensorflow('writing a TF1 checkpoint')
     files: dict[str, np.ndarray] = {}
-    for tensor in tensors(weights.model['num_layers']):
+    for tensor in tensors(weights.model):
         if tensor.name in weights.params:
             arrays = tensor.to_files('tf1', weights.params[tensor.name])
             files |= dict(zip(tensor.file_names('tf1'), arrays, strict=True))

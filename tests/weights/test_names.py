@@ -26,7 +26,7 @@ MODELS = st.builds(
 def some_params(model, num_labels=3):
     """Every parameter of the table, every number different."""
     params, first = {}, 0
-    for tensor in tensors(model['num_layers']):
+    for tensor in tensors(model):
         shape = tensor.shape(sizes_of(model, num_labels))
         size = int(np.prod(shape))
         params[tensor.name] = np.arange(first, first + size, dtype=np.float32).reshape(shape)
@@ -47,7 +47,7 @@ def test_every_array_comes_back_from_files(model, num_labels, form):
     sizes = sizes_of(model, num_labels)
     params = some_params(model, num_labels)
     files = {}
-    for tensor in tensors(model['num_layers']):
+    for tensor in tensors(model):
         arrays = tensor.to_files(form, params[tensor.name])
         for name, x in zip(tensor.file_names(form), arrays, strict=True):
             assert name not in files
@@ -56,7 +56,7 @@ def test_every_array_comes_back_from_files(model, num_labels, form):
             files[name] = x
     back = {
         tensor.name: tensor.from_files(form, [files[n] for n in tensor.file_names(form)], sizes)
-        for tensor in tensors(model['num_layers'])
+        for tensor in tensors(model)
     }
     assert_same(params, back)
 
@@ -99,7 +99,7 @@ def test_the_tree_is_the_one_of_the_model(scan_layers):
 
 def test_what_an_array_in_a_file_means():
     """By hand: which number of a file is which of ours."""
-    by_name = {tensor.name: tensor for tensor in tensors(1)}
+    by_name = {tensor.name: tensor for tensor in tensors({'num_layers': 1})}
     sizes = {'H': 6, 'N': 2, 'D': 3, 'L': 2}
     query, key, value = (np.arange(36, dtype=np.float32).reshape(6, 6) + 100 * i for i in range(3))
     qkv = by_name['bert/encoder/layer_0/attention/self/qkv/kernel']

@@ -85,7 +85,7 @@ def ours(weights, inputs):
     if weights.head == 'pretraining' and not weights.has('cls/predictions'):
         # Only next sentence: the heads of the model that has both, with nothing in the other.
         rest = {tensor.name: np.zeros(tensor.shape(sizes_of(weights.model)), np.float32)
-                for tensor in tensors(weights.model['num_layers'])
+                for tensor in tensors(weights.model)
                 if tensor.name.startswith('cls/predictions/')}
         weights.params.update(rest)
         found = outputs(weights, inputs)
@@ -170,7 +170,7 @@ def test_shards_of_any_precision(dtype, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size='4KB')
     assert len(list(tmp_path.glob('model-*.safetensors'))) > 1
     weights = load_weights(tmp_path)
-    for tensor in tensors(weights.model['num_layers']):
+    for tensor in tensors(weights.model):
         if tensor.name in weights.params:
             files = tensor.to_files('huggingface', weights.params[tensor.name])
             for name, x in zip(tensor.file_names('huggingface'), files, strict=True):

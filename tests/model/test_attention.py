@@ -1,0 +1,73 @@
+"""The seam for attention: every implementation computes the formula, within each sequence alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.bert_config import COMPUTATION
+from bert_jax.model import dropout as drop
+from bert_jax.model.attention import IMPLEMENTATIONS, attend
+from bert_jax.model.layers import ModelConfig
+
+B, S, N, D = 3, 12, 2, 4
+SEGMENTS = np.array([
+    [1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0],
+    [1] * 12,
+    [1] * 7 + [0] * 5,
+], np.int32)
+QKV = np.random.default_rng(0).normal(size=(B, S, 3, N, D)).astype(np.float32)
+WANTED = np.array([[0, 5, 9], [11, 0, 0], [6, 2, 1]], np.int32)
+
+
+def config(name):
+    return ModelConfig(vocab_size=8, num_layers=1, hidden_size=N * D, num_heads=N,
+                       intermediate_size=8, attention=name, attention_dropout=0.5)
+
+
+@pytest.fixture(scope='module', params=[*IMPLEMENTATIONS, 'auto'])
+def attention(request):
+    """`attend`, jitted, of each implementation."""
+    return jax.jit(lambda qkv, segments, rows=None, wanted=None: attend(
+        qkv, segments, rows, 0, config=config(request.param), wanted_BxP=wanted))
+
+
+def alone(qkv_Sx3xNxD):
+    """Of one sequence, by the formula (paper of the Transformer, equation 1), in float64."""
+    q, k, v = np.moveaxis(qkv_Sx3xNxD.astype(np.float64), 1, 0)
+    scores = np.exp(np.einsum('QND,KND->NQK', q, k) / np.sqrt(D))
+    return np.einsum('NQK,KND->QND', scores / scores.sum(-1, keepdims=True), v)
+
+
+def test_each_sequence_is_computed_as_if_alone(attention):
+    context = attention(QKV, SEGMENTS)
+    for row in range(B):
+        for number in range(1, SEGMENTS[row].max() + 1):
+            at = SEGMENTS[row] == number
+            np.testing.assert_allclose(context[row, at], alone(QKV[row, at]), atol=1e-6)
+
+
+def test_wanted_queries_give_their_part_of_the_whole(attention):
+    whole = attention(QKV, SEGMENTS)
+    np.testing.assert_allclose(
+        attention(QKV, SEGMENTS, None, WANTED), whole[np.arange(B)[:, None], WANTED], atol=1e-6)
+
+
+def test_dropout_drops_whole_probabilities_by_the_rows_keys(attention):
+    """With values that are all one, a context is the sum of what is left of the probabilities."""
+    qkv = QKV.copy()
+    qkv[:, :, 2] = 1
+    rows = drop.dropout_rows(0, 1, jnp.arange(B))
+    sums = np.asarray(attention(qkv, SEGMENTS, rows))[SEGMENTS > 0]
+    assert (sums == sums[..., :1]).all() and sums.std() > 0.1
+    assert abs(sums.mean() - 1) < 0.2
+    np.testing.assert_array_equal(attention(qkv, SEGMENTS, rows)[SEGMENTS > 0], sums)
+    others = attention(qkv, SEGMENTS, drop.dropout_rows(0, 2, jnp.arange(B)))
+    assert not np.allclose(others[SEGMENTS > 0], sums)
+
+
+def test_every_choice_of_the_config_has_an_implementation():
+    assert set(COMPUTATION['attention']) == {'auto', *IMPLEMENTATIONS}
+    assert {field.name for field in dataclasses.fields(ModelConfig)} >= set(COMPUTATION)
