@@ -13,7 +13,8 @@ one resumes from its checkpoint.
 Runs are processes side by side: --parallel=P gives each a P-th of the processor cores, and of the
 --devices accelerators. The directory receives table.md, results.json, sweep.png, every run with its
 log, and `winner`, a link to the best one (in a bucket, a file with its name). Of the other runs the
-checkpoints are deleted once they are beaten.
+checkpoints are deleted once they are beaten; --keep=K keeps those of the K best, as an ensemble
+wants them, --keep=all those of all.
 
 Why one file: the members, their processes and their results are one thing, a sweep's folder.
 """
@@ -32,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 from typing import Any
 
 from bert_jax.config import all_fields, nearest
@@ -39,6 +41,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path, in_bucket, open_whole, upload, write_whole
 
 _PR_SET_PDEATHSIG = 1  # of prctl
+_SAFE = ' :+@'  # of the characters that quoting would replace, harmless in a file's name
 _PAPER_GRID = ('optimizer.learning_rate=5e-5,4e-5,3e-5,2e-5',)
 
 
@@ -50,7 +53,9 @@ class Member:
 
     @property
     def name(self) -> str:
-        return ','.join(f'{field}={value}' for field, value in self.settings)
+        """Of its folder: a value may be a path, and stays one name."""
+        return ','.join(
+            f'{field}={urllib.parse.quote(value, safe=_SAFE)}' for field, value in self.settings)
 
     @property
     def group(self) -> tuple[tuple[str, str], ...]:
@@ -85,6 +90,30 @@ def grid_members(grid: list[str], restarts: int) -> list[Member]:
     if len(set(names)) < len(names):
         raise InputError(f'--grid names a field twice: {", ".join(names)}')
     return [Member(settings) for settings in itertools.product(*axes)]
+
+
+def visible_devices(count: int) -> list[str]:
+    """Names of the accelerators that runs may divide: those that the environment leaves visible.
+
+    Raises:
+      InputError: fewer are visible.
+    """
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES') or os.environ.get('TPU_VISIBLE_CHIPS')
+    names = visible.split(',') if visible else [str(i) for i in range(count)]
+    if len(names) < count:
+        raise InputError(
+            f'--devices={count}, but the environment leaves {len(names)} visible ({visible}): '
+            'lower --devices, or unset CUDA_VISIBLE_DEVICES'
+        )
+    return names[:count]
+
+
+def _kept(text: str) -> int:
+    if text == 'all':
+        return sys.maxsize
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is neither a number above 0 nor 'all'")
+    return int(text)
 
 
 def _begin_child(cores: set[int]) -> None:
@@ -188,7 +217,7 @@ class Sweep:
         environment = dict(os.environ)
         if o.devices:
             share = o.devices // o.parallel
-            devices = ','.join(str(d) for d in range(slot * share, (slot + 1) * share))
+            devices = ','.join(visible_devices(o.devices)[slot * share : (slot + 1) * share])
             environment |= {
                 'CUDA_VISIBLE_DEVICES': devices, 'TPU_VISIBLE_CHIPS': devices,
                 'TPU_CHIPS_PER_PROCESS_BOUNDS': f'1,{share},1', 'TPU_PROCESS_BOUNDS': '1,1,1',
@@ -240,13 +269,15 @@ class Sweep:
         print(f'{member.name}: {metric} {result[metric]:.4f}', flush=True)
         self._keep_the_winner()
 
-    def _winner(self) -> Member | None:
+    def _ranking(self) -> list[Member]:
+        """The finished members, best first."""
         results = [(m, r) for m in self._members if (r := self.result(m)) is not None]
-        return max(results, key=lambda pair: pair[1][pair[1]['metric']])[0] if results else None
+        ranked = sorted(results, key=lambda pair: -pair[1][pair[1]['metric']])
+        return [member for member, _ in ranked]
 
     def _keep_the_winner(self) -> None:
-        winner = self._winner()
-        assert winner is not None
+        ranking = self._ranking()
+        winner = ranking[0]
         if in_bucket(self._folder):
             write_whole(self._folder / 'winner', f'{self.path(winner)}\n')
         else:
@@ -254,13 +285,12 @@ class Sweep:
             link.unlink(missing_ok=True)
             os.symlink(f'runs/{winner.name}', link)
             os.replace(link, self._folder / 'winner')  # the link, not what it names
-        for member in self._members:
-            if member != winner and self.result(member) is not None:
-                for name in ('checkpoints', 'best'):
-                    (self.path(member) / name).rmtree(missing_ok=True)
+        for member in ranking[self._options.keep :]:
+            for name in ('checkpoints', 'best'):
+                (self.path(member) / name).rmtree(missing_ok=True)
 
     def _report(self) -> int:
-        winner = self._winner()
+        winner = next(iter(self._ranking()), None)
         if winner is None:
             print('error: no run ended well; see their log.txt', file=sys.stderr)
             return 1
@@ -330,6 +360,8 @@ def main(argv: list[str]) -> int:
                         help='values of a field; repeated: all combinations')
     parser.add_argument('--restarts', type=int, default=0, help='seeds 0 to N-1 of each')
     parser.add_argument('--parallel', type=int, default=1, help='runs at once')
+    parser.add_argument('--keep', type=_kept, default=1, metavar='K|all',
+                        help='of how many runs, the best ones, the parameters are kept (1)')
     parser.add_argument('--devices', type=int, default=0,
                         help='accelerators of this machine that the runs at once divide')
     options, overrides = parser.parse_known_args(argv)
@@ -339,6 +371,7 @@ def main(argv: list[str]) -> int:
                 raise InputError(f'{argument} is no option of this program; see --help')
         if options.parallel < 1 or (options.devices and options.devices % options.parallel):
             raise InputError(f'--parallel={options.parallel} must be above 0 and divide --devices')
+        visible_devices(options.devices)
         members = grid_members(list(options.grid or _PAPER_GRID), options.restarts)
         if options.workdir is None:
             name, _, argument = options.config.partition(':')

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.tools.sweep import grid_members
+from bert_jax.tools.sweep import grid_members, visible_devices
 from tests.conftest import ROOT
 
 TINY = (
@@ -27,6 +27,21 @@ def test_the_grid_is_all_combinations():
     assert len(members) == len(set(members)) == 8
     assert members[0].name == 'optimizer.learning_rate=1e-4,train.batch_size=16,seed=0'
     assert len({member.group for member in members}) == 4
+
+
+def test_a_member_stays_in_the_folder_of_its_sweep():
+    (member,) = grid_members(['init_checkpoint=../../elsewhere'], 0)
+    assert '/' not in member.name and member.settings == (
+        ('init_checkpoint', '../../elsewhere'),)
+
+
+def test_devices_are_those_that_the_environment_leaves(monkeypatch):
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    assert visible_devices(2) == ['0', '1']
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '5,7')
+    assert visible_devices(2) == ['5', '7']
+    with pytest.raises(InputError, match='leaves 2 visible'):
+        visible_devices(4)
 
 
 @pytest.mark.parametrize('grid,message', [
