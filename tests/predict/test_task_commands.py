@@ -125,8 +125,9 @@ def test_words_and_texts_are_tagged_alike():
 @pytest.mark.parametrize(('labels', 'expected'), [
     ('B-A I-A O B-B', [('A', 0, 2), ('B', 3, 4)]),
     ('I-A I-A I-B B-B I-A', [('A', 0, 2), ('B', 2, 3), ('B', 3, 4), ('A', 4, 5)]),  # IOB1
-    ('B-A I-A E-A I-A S-A S-A', [('A', 0, 3), ('A', 3, 4), ('A', 4, 5), ('A', 5, 6)]),  # IOBES
-    ('O NOUN X-Y B', []),  # no chunks
+    ('B-A I-A E-A O S-A S-A', [('A', 0, 3), ('A', 4, 5), ('A', 5, 6)]),  # IOBES
+    ('O NOUN X-Y B', []),  # no entities
+    ('O O', []),
     ('B-A O I-A', [('A', 0, 1), ('A', 2, 3)]),
 ])
 def test_entities_of_any_scheme(labels, expected):
@@ -135,7 +136,7 @@ def test_entities_of_any_scheme(labels, expected):
         {'label': label, 'start': 2 * i, 'end': 2 * i + 1, 'probability': 1 - i / 10}
         for i, label in enumerate(labels.split())
     ]
-    assert entities(text, tags) == [
+    assert entities(text, tags, ['O', *labels.split(), 'B-C']) == [
         {'text': text[2 * a : 2 * b - 1], 'label': name, 'start': 2 * a, 'end': 2 * b - 1,
          'probability': 1 - (b - 1) / 10}
         for name, a, b in expected
