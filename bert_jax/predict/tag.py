@@ -11,6 +11,7 @@ from bert_jax.data.conll import ConllExamples
 from bert_jax.data.packing import Units
 from bert_jax.data.word_windows import ConllWindows, conll_windows
 from bert_jax.errors import InputError
+from bert_jax.metrics.conll import are_entities, normal_tags
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.texts import Note, Text, shown, stream
@@ -99,32 +100,31 @@ def _result(text: _Words, logits: np.ndarray, labels: Sequence[str]) -> dict[str
             text.words, text.begins, probabilities, probabilities.argmax(axis=1).tolist(),
             strict=True)
     ]
-    return {'text': text.text, 'tags': tags, 'entities': entities(text.text, tags)}
+    return {'text': text.text, 'tags': tags, 'entities': entities(text.text, tags, labels)}
 
 
-def entities(text: str, tags: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Words that belong together by their labels, which are O, B-TYPE, I-TYPE, E-TYPE or S-TYPE.
-
-    An entity begins at a B- or an S-, and at any other that does not go on with its type; it ends
-    with an E- or an S-. Labels of other kinds (parts of speech) make none.
+def entities(
+    text: str, tags: Sequence[dict[str, Any]], labels: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Words that belong together by their labels, as the evaluation counts them.
 
     Args:
       text: which the words are of.
       tags: of the words, as `Model.tag` gives them.
+      labels: all that there are; those of no scheme of entities (parts of speech) make none.
     """
+    if not are_entities(labels):
+        return []
     found: list[dict[str, Any]] = []
-    open_type = ''  # of the entity that the next word may belong to
-    for of_word in tags:
-        prefix, dash, kind = of_word['label'].partition('-')
-        if not dash or prefix not in 'BIES' or len(prefix) != 1:
-            open_type = ''
+    in_iob2 = normal_tags([x['label'] for x in tags], np.array([0, len(tags)]))
+    for of_word, label in zip(tags, in_iob2, strict=True):
+        if label == 'O':
             continue
-        if prefix in 'BS' or kind != open_type:
-            found.append({'label': kind, 'start': of_word['start'], 'probability': 1.0})
+        if label.startswith('B-'):
+            found.append(of_word | {'label': label[2:]})
         entity = found[-1]
         entity['end'] = of_word['end']
         entity['probability'] = min(entity['probability'], of_word['probability'])
-        open_type = '' if prefix in 'ES' else kind
     return [
         {
             'text': text[x['start'] : x['end']], 'label': x['label'], 'start': x['start'],

@@ -1,5 +1,6 @@
 """`python -m bert_jax.predict`: where texts come from, what is written, faults in one line."""
 
+import csv
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tiny
@@ -19,7 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Runs the command in this process: (exit status, lines of JSON, standard error)."""
+    one = jax.devices()[:1]
+
     def run(command, *arguments, stdin=b'', model='pretraining'):
+        monkeypatch.setattr(jax, 'devices', lambda: one)
         argv = ['predict', command, '--model', str(tiny.RECORDED / model), *map(str, arguments)]
         monkeypatch.setattr(sys, 'argv', argv)
         monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(stdin)))
@@ -123,22 +128,23 @@ def test_features_to_a_file(run, tmp_path):
         np.load(output)['vectors'], model.vectors(texts, pool='cls'), atol=1e-5)
     # A run that fails leaves what was there, and nothing beside it.
     before = output.read_bytes()
-    assert run('features', '--pool=cls', '--output', output, 'a', '', model='base')[0] == 2
+    assert run('features', '--layers=-9', '--output', output, 'a', model='base')[0] == 2
     assert output.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ['tokens.npz', 'vectors.npz']
 
 
 @pytest.mark.parametrize(('arguments', 'stdin', 'message'), [
-    (['fill-mask', 'no mask'], b'', 'text 1 has no [MASK]'),
+    (['fill-mask', 'no mask'], b'', 'text 1: it has no [MASK]'),
     (['fill-mask'], b'', 'standard input has no texts'),
-    (['fill-mask'], b'a [MASK]\n\n', 'text 2 is empty'),
-    (['fill-mask'], b'a [MASK]\n\xff\xfe\n', 'standard input, line 2 is not UTF-8 (byte 0xff)'),
+    (['fill-mask'], b'a\n\n', 'text 1: it has no [MASK]: write [MASK] where a word is to be filled '
+     "in ('a') (2 of 2 have no result)"),
+    (['fill-mask', '--text=x', '--input=x.txt'], b'', '--text=x names a column: --input must be'),
+    (['fill-mask', '--text-pair=x', '--input=x.csv'], b'', 'name the first with --text'),
     (['fill-mask', '\udcff [MASK]'], b'', 'is not UTF-8'),
     (['fill-mask', '--input=there/is/none'], b'', '--input=there/is/none: No such file'),
     (['fill-mask', '--input=x', 'a [MASK]'], b'', 'give texts or --input=x, not both'),
     (['fill-mask', '--top-k=many', 'a [MASK]'], b'', "argument --top-k: invalid int value: 'many'"),
     (['next-sentence', 'a'], b'', "1 texts are no pairs: two arguments are one pair ('a' has no"),
-    (['next-sentence'], b'a\tb\na b\n', 'standard input, line 2 has 0 TABs: one expected'),
     (['features', '--layers=1,x', 'a'], b'', '--layers=1,x must be numbers'),
     (['features', '--layers=-9', 'a'], b'', 'layer -9 is not there'),
     (['features', '--pool=mean', '--layers=-1,-2', 'a'], b'', '--pool takes one layer'),
@@ -150,7 +156,7 @@ def test_features_to_a_file(run, tmp_path):
     (['tell', 'a'], b'', "invalid choice: 'tell'"),
 ], ids=str)
 def test_faults_in_one_line(run, arguments, stdin, message):
-    status, lines, err = run(*arguments, stdin=stdin)
+    status, _, err = run(*arguments, stdin=stdin)
     assert status == 2
     assert err.startswith('error: ') and err.count('\n') == 1
     assert message in err
@@ -161,9 +167,53 @@ def test_faults_in_one_line(run, arguments, stdin, message):
     b'{"question": ', b'a\tb\tc',
 ])
 def test_faulty_questions(run, lines):
-    status, _, err = run('answer', stdin=b'a\tb\n' + lines, model='question_answering')
+    status, answers, err = run('answer', stdin=b'a\tb\n' + lines, model='question_answering')
+    assert status == 0 and 'error' not in answers[0] and answers[1]['answer'] == ''
+    fault = 'standard input, line 2 is neither {"question": ..., "context": ...} nor'
+    assert fault in answers[1]['error'] and fault in err
+    assert err.startswith('text 2: ') and err.endswith('(1 of 2 have no result)\n')
+
+
+@pytest.mark.parametrize(('command', 'model', 'stdin', 'message'), [
+    ('fill-mask', 'pretraining', b'[MASK]\n\n', 'it is empty'),
+    ('fill-mask', 'pretraining', b'[MASK]\n\xff\xfe\n', 'line 2 is not UTF-8 (byte 0xff)'),
+    ('score', 'pretraining', b'a b\n\n', 'it is empty'),
+    ('next-sentence', 'pretraining', b'a\tb\na b\n', 'line 2 has 0 TABs: one expected'),
+    ('classify', 'classification', b'a\n\t\n', 'it is empty'),
+    ('tag', 'token_classification', b'a\n\xff\n', 'line 2 is not UTF-8'),
+    ('features', 'base', b'a\n\xff\n', 'line 2 is not UTF-8'),
+], ids=str)
+def test_what_is_wrong_with_a_line_is_its_result_alone(run, command, model, stdin, message):
+    status, lines, err = run(command, stdin=stdin, model=model)
+    assert status == 0 and 'error' not in lines[0]
+    assert message in lines[1]['error']
+    assert message in err and err.count('\n') == 1
+
+
+@pytest.mark.parametrize('name', ['texts.csv', 'texts.tsv', 'texts.jsonl'])
+def test_columns_by_name(run, tmp_path, name):
+    rows = [('a "b"', 'c'), ('d, e', 'f g'), ('ben', 'ten is')]
+    with open(tmp_path / name, 'w', encoding='utf-8', newline='') as file:
+        if name.endswith('.jsonl'):
+            file.writelines(json.dumps({'id': 3, 'two': b, 'one': a}) + '\n' for a, b in rows)
+        elif name.endswith('.csv'):
+            csv.writer(file).writerows([('id', 'two', 'one'), *((3, b, a) for a, b in rows)])
+        else:
+            file.writelines('\t'.join(x) + '\n' for x in [
+                ('id', 'two', 'one'), *(('3', b, a) for a, b in rows)])
+    named = ('--input', tmp_path / name, '--text=one')
+    status, single, _ = run('classify', *named, model='classification')
+    assert status == 0 and [x['text'] for x in single] == [a for a, _ in rows]
+    _, pairs, _ = run('classify', *named, '--text-pair=two', model='classification')
+    assert [(x['first'], x['second']) for x in pairs] == rows
+    with open(tmp_path / name, 'a', encoding='utf-8') as file:
+        file.write('[1]\n')
+    _, more, err = run('classify', *named, model='classification')
+    assert more[:3] == single and f'{name}, line ' in more[3]['error']
+    assert err.startswith('text 4: ')
+    status, _, err = run('next-sentence', '--input', tmp_path / name, '--text=three')
     assert status == 2
-    assert 'standard input, line 2 is neither {"question": ..., "context": ...} nor' in err
+    assert ('has no column' if name != 'texts.jsonl' else 'three is missing') in err
 
 
 def test_notes_go_to_standard_error(run):
@@ -196,13 +246,7 @@ def test_as_a_program_without_tensorflow():
         input='a [MASK]\nn\u00e9 [MASK]\nnone\n', capture_output=True, text=True, cwd=ROOT,
         encoding='utf-8', env=os.environ | {'PYTHONIOENCODING': 'ascii'}, timeout=300,
     )
-    assert process.returncode == 2, process.stderr
-    assert process.stderr.splitlines()[-1].startswith('error: text 3 has no [MASK]')
-    process = subprocess.run(
-        [sys.executable, '-c', code, 'fill-mask', '--model', model, '--top-k=1'],
-        input='a [MASK]\nn\u00e9 [MASK]\n', capture_output=True, text=True, cwd=ROOT,
-        encoding='utf-8', env=os.environ | {'PYTHONIOENCODING': 'ascii'}, timeout=300,
-    )
     assert process.returncode == 0, process.stderr
+    assert process.stderr.splitlines()[-1].startswith('text 3: it has no [MASK]')
     assert [json.loads(line)['text'] for line in process.stdout.splitlines()] == [
-        'a [MASK]', 'n\u00e9 [MASK]']
+        'a [MASK]', 'n\u00e9 [MASK]', 'none']

@@ -1,8 +1,10 @@
 """What the Python interface gives: pre-training heads and features."""
 
 import dataclasses
+import json
 import math
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -11,7 +13,7 @@ import tiny
 
 from bert_jax.errors import InputError
 from bert_jax.model.heads import BertForPreTraining, masked_lm_logits
-from bert_jax.predict import load
+from bert_jax.predict import functions, load
 from bert_jax.predict.api import Model
 
 LIMIT = tiny.SIZES['max_position_embeddings'] - 2
@@ -19,7 +21,8 @@ LIMIT = tiny.SIZES['max_position_embeddings'] - 2
 
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
-    return Model(tiny.pretraining_weights(tmp_path_factory.mktemp('tiny')))
+    weights = tiny.pretraining_weights(tmp_path_factory.mktemp('tiny'))
+    return Model(weights, devices=jax.devices()[:1])
 
 
 @pytest.fixture(scope='module')
@@ -163,28 +166,124 @@ def test_features_of_pairs_and_of_long_texts(model):
 
 
 @pytest.mark.parametrize(('call', 'message'), [
-    (lambda m: m.fill_mask(['[MASK]', 'a dog']), r"text 2 has no \[MASK\]: .*'a dog'"),
-    (lambda m: m.fill_mask(['a [MASK]', '']), 'text 2 is empty'),
     (lambda m: m.fill_mask(['[MASK]'], top_k=0), 'top_k=0 must be 1 or more'),
-    (lambda m: m.score(['a', ' \t ']), 'text 2 is empty'),
-    (lambda m: m.score(['\u200b\0']), 'text 1 is empty'),
-    (lambda m: m.features([]) or m.features(['']), 'text 1 is empty'),
-    (lambda m: m.features([('a', 'a', 'a')]), 'text 1 has 3 parts: one text or two texts expected'),
+    (lambda m: m.fill_mask('a [MASK]'), r"one text where a list of texts is expected: write \["),
+    (lambda m: m.score('a'), 'one text where a list'),
+    (lambda m: m.vectors('a'), 'one text where a list'),
     (lambda m: m.features(['a'], layers=[0]), 'layer 0 is not there: -1 is the last, -3 the first'),
     (lambda m: m.features(['a'], layers=[-5]), 'layer -5 is not there'),
-    (lambda m: m.vectors(['a'], pool='max'), "pool='max' is unknown: mean or cls"),
-    (lambda m: m.next_sentence([('a', 'dog'), ('a', '')]), 'text 2 is empty'),
-    (lambda m: m.next_sentence(['a dog']), 'text 1 has 1 parts: two texts expected'),
+    (lambda m: m.vectors(['a'], pool='sum'), "pool='sum' is unknown: mean, cls, max"),
     (lambda m: m.classify(['a']), 'a tiny model has a masked-LM head and a next-sentence head, and '
-     'classify needs a classification, regression or multiple-choice head: this model serves '
-     'fill-mask, score, next-sentence, features, export'),
+     'classify needs a classification, multi-label, regression or multiple-choice head: this model '
+     'serves fill-mask, score, next-sentence, features, export'),
     (lambda m: m.tag(['a']), 'tag needs a token-classification head'),
     (lambda m: m.answer([('a', 'a')]), 'answer needs a question-answering head'),
 ], ids=lambda value: value if isinstance(value, str) else 'call')
-def test_bad_input(model, call, message):
+def test_calls_that_cannot_be_meant(model, call, message):
     with pytest.raises(InputError, match=message) as raised:
         call(model)
     assert '\n' not in str(raised.value)
+
+
+@pytest.mark.parametrize(('command', 'texts', 'message'), [
+    ('fill_mask', ['[MASK]', 'a dog', 'a [MASK]'], r"it has no \[MASK\]: .*'a dog'"),
+    ('fill_mask', ['[MASK]', '', 'a [MASK]'], 'it is empty: a word or more is needed'),
+    ('fill_mask', ['[MASK]', None, 'a [MASK]'], 'None is no text'),
+    ('score', ['a dog', ' \t ', 'the cat'], 'it is empty'),
+    ('score', ['a dog', '\u200b\0', 'the cat'], 'it is empty'),
+    ('score', ['a dog', ('a', 'b'), 'the cat'], 'it has 2 parts: one text expected'),
+    ('features', ['a', ('a', 'a', 'a'), 'b'], 'it has 3 parts: one text or two texts expected'),
+    ('features', ['a', 3.5, 'b'], '3.5 is no text: a str, or a tuple of them, is expected'),
+    ('next_sentence', [('a', 'dog'), ('a', ''), ('a', 'cat')], 'it is empty'),
+    ('next_sentence', [('a', 'dog'), 'a dog', ('a', 'cat')], 'it has 1 parts: two texts expected'),
+], ids=str)
+def test_what_is_wrong_with_a_text_is_its_result_alone(model, command, texts, message):
+    run = getattr(model, command)
+    first, wrong, last = run(texts)
+    assert re.search(message, wrong['error'])
+    for ours, alone in zip((first, last), run([texts[0], texts[2]]), strict=True):
+        assert set(ours) == set(alone) and 'error' not in ours
+    assert [x.get('error') for x in run([texts[1]])] == [wrong['error']]
+
+
+def test_an_exception_inside_a_text_is_its_result_alone(model, monkeypatch):
+    """Whatever the tokenizer may raise."""
+    encode = model.tokenizer.encode
+
+    def faulty(text):
+        if 'dog' in text:
+            raise RuntimeError('no dogs')
+        return encode(text)
+
+    monkeypatch.setattr(model.tokenizer, 'encode', faulty)
+    first, wrong, last = model.score(['a cat', 'a dog', 'a cat'])
+    assert wrong == {'text': 'a dog', 'error': 'RuntimeError: no dogs'}
+    assert first == last and first['num_tokens'] == 2
+
+
+def test_a_text_that_is_none_has_no_vector(model):
+    with pytest.warns(UserWarning, match='None has no vector: None is no text'):
+        found = model.vectors(['a cat', None, ''])
+    assert np.isnan(found).any(1).tolist() == [False, True, False]
+    # Of a blank one there are [CLS] and [SEP], as sentence-transformers has it.
+    assert model.features([''])[0]['tokens'] == ['[CLS]', '[SEP]']
+
+
+def test_results_come_while_texts_are_still_being_read(model):
+    taken = []
+
+    def texts():
+        for i in range(10**9):
+            taken.append(i)
+            yield 'a cat likes the [MASK] .'
+
+    stream = model.iter_fill_mask(texts(), top_k=1)
+    some = [next(stream) for _ in range(3)]
+    stream.close()
+    assert some[0] == some[2] and len(taken) < 20_000
+
+
+def test_warm_up_compiles_what_the_first_calls_need(model):
+    model.warm_up('vectors')
+    compiled = model.engine._compiled(functions.vectors(model.config, -1, 'mean'))
+    before = compiled._cache_size()
+    model.vectors(['a cat'])
+    model.vectors(['the dog likes a cat .'] * 400)
+    assert compiled._cache_size() == before
+    with pytest.raises(InputError, match="no command 'sing'"):
+        model.warm_up('sing')
+
+
+@pytest.mark.parametrize(('modules', 'pooling', 'pool', 'normalize'), [
+    (['Transformer', 'Pooling', 'Normalize'], {'pooling_mode_mean_tokens': True,
+                                               'pooling_mode_cls_token': False}, 'mean', True),
+    (['Transformer', 'Pooling'], {'pooling_mode_cls_token': True}, 'cls', False),
+    (['Transformer', 'Pooling'], {'pooling_mode': 'max'}, 'max', False),
+    (['Transformer', 'Pooling'], {'pooling_mode_weightedmean_tokens': True}, None, None),
+    (['Transformer', 'Pooling', 'Dense'], {'pooling_mode': 'mean'}, None, None),
+])
+def test_modules_of_sentence_transformers(tmp_path, modules, pooling, pool, normalize):
+    shutil.copytree(tiny.RECORDED / 'base', tmp_path / 'model')
+    (tmp_path / 'model' / 'modules.json').write_text(json.dumps([
+        {'idx': i, 'path': f'{i}_{name}' if i else '', 'type': f'sentence_transformers.{name}'}
+        for i, name in enumerate(modules)]))
+    (tmp_path / 'model' / '1_Pooling').mkdir()
+    (tmp_path / 'model' / '1_Pooling' / 'config.json').write_text(json.dumps(pooling))
+    (tmp_path / 'model' / 'sentence_bert_config.json').write_text('{"max_seq_length": 6}')
+    model = load(tmp_path / 'model')
+    if pool is None:
+        with pytest.raises(InputError, match='cannot be computed: name'):
+            model.vectors(['a b'])
+        pool, normalize = 'mean', True
+        found = model.vectors(['a b'], pool, normalize=True)
+    else:
+        found = model.vectors(['a b'])
+    states = model.features(['a b'])[0]['values'][:, 0]
+    expected = {'mean': states.mean(0), 'cls': states[0], 'max': states.max(0)}[pool]
+    if normalize:
+        expected /= np.linalg.norm(expected)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
+    assert model.max_length == 6
 
 
 def test_a_model_offers_what_its_parts_allow(model):

@@ -1,20 +1,23 @@
 """What the Python interface gives with task heads: classify, answer, tag."""
 
 import dataclasses
+import tracemalloc
 
+import jax
 import numpy as np
 import pytest
 import tiny
-from bert_jax.predict.rows import Tokens
-from bert_jax.predict.runner import each_token
 
+from bert_jax.data.packing import Units
+from bert_jax.data.pairs import make_sequences
 from bert_jax.data.squad import SquadExamples
 from bert_jax.data.squad_answers import final_texts, predict_answers
 from bert_jax.data.squad_windows import squad_windows
 from bert_jax.errors import InputError
-from bert_jax.predict import heads
 from bert_jax.predict.api import Model
+from bert_jax.predict.tag import entities
 
+ONE = jax.devices()[:1]
 LETTERS = list('abcdefghijklmnopqrstuvwxyz')
 
 
@@ -58,8 +61,29 @@ def test_multiple_choice():
     (turned,) = model.classify([('a b', 'f', 'd e', 'c')])
     np.testing.assert_allclose(
         turned['probabilities'], results[0]['probabilities'][::-1], rtol=1e-4)
-    with pytest.raises(InputError, match='text 2 has no choices'):
-        model.classify([questions[0], 'a b'])
+    first, wrong = model.classify([questions[0], 'a b'])
+    assert first['choice'] == results[0]['choice']
+    assert wrong['error'].startswith('it has no choices')
+
+
+def test_several_labels_a_text():
+    single, _ = tiny.recorded('classification')
+    model = Model(dataclasses.replace(single.weights, head='multi_label'), devices=ONE)
+    texts = letters(30, 8)
+    num_found = 0
+    for text, result, alone in zip(
+        texts, model.classify(texts), single.classify(texts), strict=True
+    ):
+        p = result['probabilities']
+        assert result['text'] == text
+        assert result['labels'] == [name for name in p if p[name] > 0.5]
+        num_found += len(result['labels'])
+        # The same logits: odds of two labels by a sigmoid each, and by one softmax.
+        odds = {name: x / (1 - x) for name, x in p.items()}
+        q = alone['probabilities']
+        assert odds['negative'] / odds['neutral'] == pytest.approx(
+            q['negative'] / q['neutral'], rel=1e-3)
+    assert 0 < num_found < 90
 
 
 def test_tags_of_words_longer_than_the_model():
@@ -73,15 +97,50 @@ def test_tags_of_words_longer_than_the_model():
     # The first piece decides, and where the text fits there is one window.
     (short,) = model.tag(['at bent x'])
     ids = model.tokenizer.encode('at bent x')
-    (logits,) = model.runner.run(
-        [Tokens.of(model.tokenizer.vocab, ids)],
-        each_token(lambda states: heads.token_logits(
-            model.runner.params, states[0], config=model.config, path=('classifier',))))
-    assert [model.tokenizer.vocab.tokens[i] for i in ids] == [
-        'a', '##t', 'b', '##e', '##n', '##t', 'x']
+    tokens = model.tokenizer.vocab
+    units = Units(make_sequences(
+        (np.array(ids, np.int32), np.array([len(ids)])), None, max_length=10,
+        cls_id=tokens.cls_id, sep_id=tokens.sep_id))
+    logits = model.engine.outputs(
+        model.objective.outputs, model.device_params, units)['logits']
+    assert [tokens.tokens[i] for i in ids] == ['a', '##t', 'b', '##e', '##n', '##t', 'x']
     expected = logits[[1, 3, 7]].argmax(1)
     assert [tag['label'] for tag in short['tags']] == [
         model.weights.labels[i] for i in expected]
+
+
+def test_words_and_texts_are_tagged_alike():
+    model, _ = tiny.recorded('token_classification')
+    text, blank, wrong, words = model.tag(['at  bent x', ' ', [1, 2], ['at', 'bent', 'x']])
+    assert [t['label'] for t in text['tags']] == [t['label'] for t in words['tags']]
+    for result in (text, words):
+        for tag in result['tags']:
+            assert result['text'][tag['start'] : tag['end']] == tag['word']
+    assert (text['text'], words['text']) == ('at  bent x', 'at bent x')
+    assert blank == {'text': ' ', 'tags': [], 'entities': []}
+    assert wrong['tags'] == [] and 'is no text' in wrong['error']
+    assert model.tag([' ']) == [blank]
+
+
+@pytest.mark.parametrize(('labels', 'expected'), [
+    ('B-A I-A O B-B', [('A', 0, 2), ('B', 3, 4)]),
+    ('I-A I-A I-B B-B I-A', [('A', 0, 2), ('B', 2, 3), ('B', 3, 4), ('A', 4, 5)]),  # IOB1
+    ('B-A I-A E-A O S-A S-A', [('A', 0, 3), ('A', 4, 5), ('A', 5, 6)]),  # IOBES
+    ('O NOUN X-Y B', []),  # no entities
+    ('O O', []),
+    ('B-A O I-A', [('A', 0, 1), ('A', 2, 3)]),
+])
+def test_entities_of_any_scheme(labels, expected):
+    text = 'u v w x y z'
+    tags = [
+        {'label': label, 'start': 2 * i, 'end': 2 * i + 1, 'probability': 1 - i / 10}
+        for i, label in enumerate(labels.split())
+    ]
+    assert entities(text, tags, ['O', *labels.split(), 'B-C']) == [
+        {'text': text[2 * a : 2 * b - 1], 'label': name, 'start': 2 * a, 'end': 2 * b - 1,
+         'probability': 1 - (b - 1) / 10}
+        for name, a, b in expected
+    ]
 
 
 @pytest.mark.parametrize('null_threshold', [None, 0.0, 1.5])
@@ -91,7 +150,7 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
     if null_threshold is not None:  # this model never finds [CLS] likely; turned round it does
         kernel = {'cls/squad/kernel': -model.weights.params['cls/squad/kernel']}
         model = Model(dataclasses.replace(
-            model.weights, params=model.weights.params | kernel))
+            model.weights, params=model.weights.params | kernel), devices=ONE)
     vocab = model.tokenizer.vocab
     questions = letters(40, 3)
     contexts = [f'{text}.' for text in letters(40, 25, seed=1)]
@@ -110,15 +169,11 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
     windows = squad_windows(
         examples, encode, cls_id=vocab.cls_id, sep_id=vocab.sep_id, max_length=10, doc_stride=10,
         max_question_length=3, training=False)
-    offsets = windows.sequences.offsets
-    logits = np.concatenate(model.runner.run(
-        [Tokens(windows.sequences.ids[a:b], int(n), np.zeros(0, int), np.zeros(0, int))
-         for a, b, n in zip(offsets, offsets[1:], windows.sequences.first_lengths)],
-        each_token(lambda states: heads.token_logits(
-            model.runner.params, states[0], config=model.config, path=('cls', 'squad')))))
+    outputs = model.engine.outputs(
+        model.objective.outputs, model.device_params, Units(windows.sequences))
     predictions = predict_answers(
-        examples, windows, logits[:, 0], logits[:, 1], vocab=vocab, lowercase=True,
-        version='v1' if null_threshold is None else 'v2', max_answer_length=4)
+        examples, windows, outputs['start_logits'], outputs['end_logits'], vocab=vocab,
+        lowercase=True, version='v1' if null_threshold is None else 'v2', max_answer_length=4)
     texts = final_texts(examples.ids, predictions, null_threshold)
     assert len(windows) > 60
     num_empty = 0
@@ -127,12 +182,9 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
     ):
         assert result['answer'] == texts[name] == context[result['start'] : result['end']]
         num_empty += not result['answer']
-        if null_threshold:  # the evaluation's scores do not know of it
-            continue
-        best = max(prediction.n_best, key=lambda c: c.start_logit + c.end_logit)
-        assert result['answer'] == best.text
-        assert result['score'] == pytest.approx(best.start_logit + best.end_logit, abs=1e-4)
-        assert result['probability'] == pytest.approx(best.probability, abs=2e-3)
+        (chosen,) = [c for c in prediction.n_best if c.text == result['answer']]
+        assert result['score'] == pytest.approx(chosen.start_logit + chosen.end_logit, abs=1e-4)
+        assert result['probability'] == pytest.approx(chosen.probability, abs=2e-3)
     assert 0 < num_empty < 40 if null_threshold is not None else not num_empty
 
 
@@ -146,14 +198,46 @@ def test_answers_keep_the_characters_of_the_context():
         assert len(model.answer([('a', context), ('a b c d e', context)])) == 2
 
 
-@pytest.mark.parametrize(('pairs', 'message'), [
-    ([('a', 'b'), ('', 'b')], 'question 2 is empty'),
-    ([('a', ' ')], 'context 1 is empty'),
-    (['a question'], 'question 1 must come with one context'),
-])
-def test_bad_questions(pairs, message):
+def test_the_run_says_how_its_questions_are_read():
+    plain, _ = tiny.recorded('question_answering')
+    inference = {'max_seq_length': 8, 'doc_stride': 2, 'max_query_length': 1,
+                 'null_threshold': -1e9}
+    model = Model(dataclasses.replace(plain.weights, inference=inference), devices=ONE)
+    pair = ('a', ' '.join(LETTERS))
+    assert model.answer([pair])[0]['answer'] == ''  # whatever the scores
+    assert model.answer([pair], null_threshold=1e9)[0]['answer'] != ''
+    assert plain.answer([pair])[0]['answer'] != ''
+    with pytest.warns(UserWarning, match='question 1 has 2 tokens: its end is left out, after 1'):
+        model.answer([('a b', 'c')])
+    assert model.max_length == 8
+
+
+def test_memory_for_a_long_document_is_in_proportion():
     model, _ = tiny.recorded('question_answering')
-    with pytest.raises(InputError, match=message):
-        model.answer(pairs)
+    texts = [' '.join(LETTERS * n) for n in (40, 400)]
+    peaks = []
+    for text in texts:
+        model.answer([('a', text), *[('a', 'b c')] * 30])
+        tracemalloc.start()
+        model.answer([('a', text), *[('a', 'b c')] * 30])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 15 * peaks[0]
+
+
+@pytest.mark.parametrize(('pair', 'message'), [
+    (('', 'b'), 'the question is empty'),
+    (('a', ' '), 'the context is empty'),
+    ('a question', 'a question must come with one context'),
+    (('a', 'b', 'c'), 'a question must come with one context'),
+    ((1, 'b'), 'is no text'),
+])
+def test_bad_questions(pair, message):
+    model, _ = tiny.recorded('question_answering')
+    first, wrong, last = model.answer([('a', 'b c'), pair, ('a', 'b c')])
+    assert message in wrong['error'] and wrong['answer'] == ''
+    assert first == last and first['answer']
     with pytest.raises(InputError, match='max_answer_length=0 must be 1 or more'):
         model.answer([('a', 'b')], max_answer_length=0)
+    with pytest.raises(InputError, match='one text where a list'):
+        model.answer('a')
