@@ -268,8 +268,9 @@ def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
             raise InputError(
                 f'config.model.{option.name}={ours}'
                 + (f' (of config.model.name={c.model.name!r})' if c.model.name else '')
-                + f', but {published.source} has {theirs}: leave config.model.name empty to take '
-                "the checkpoint's sizes"
+                + f', but {published.source} has {theirs}: leave '
+                + ('config.model.name empty' if option.name in _SIZES else 'it out')
+                + " to take the checkpoint's"
             )
     if c.data.lowercase is None:
         c.data.lowercase = published.lowercase

@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from bert_jax.bert_config import OPTIONS
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
 from bert_jax.weights.description import Weights
@@ -70,7 +71,11 @@ def _describe(weights: Weights) -> list[str]:
     lines = [
         f'read {weights.source}',
         f"  {m['num_layers']} layers, hidden size {m['hidden_size']}, {m['num_heads']} heads, "
-        f"vocabulary {m['vocab_size']:,}, {m['hidden_act']}",
+        f"vocabulary {m['vocab_size']:,}, {m['hidden_act']}" + ''.join(
+            f', {option.name} {m[option.name]}' for option in OPTIONS
+            if isinstance(option.kind, tuple) and option.name != 'hidden_act'
+            and m[option.name] != option.default
+        ),
         f'  {len(weights.params)} tensors, {parameters:,} parameters',
         f"  head: {weights.head or 'none'}"
         + (f" ({', '.join(weights.labels)})" if weights.labels else ''),

@@ -42,6 +42,8 @@ def test_the_list_is_the_dataclass():
 @pytest.mark.parametrize('option', OPTIONS, ids=lambda option: option.name)
 def test_a_field_comes_back_from_every_format(option, form):
     model = MODEL | {option.name: another(option)}
+    if option.said(form) is None:  # see the next test
+        return
     said, notes = write_model(model, form, 'a model')
     assert read_model(json.loads(json.dumps(said)), form, Path('config.json')) == model
     assert any(option.name in note for note in notes) == bool(
@@ -77,10 +79,10 @@ def test_a_field_of_a_newer_version_is_refused_by_name(tmp_path):
     said['model'] |= {name: choices[-1] for name, choices in COMPUTATION.items()}
     config_file.write_text(json.dumps(said))
     load_weights(tmp_path / 'run')
-    said['model']['positions'] = 'rotary'
+    said['model']['quantum'] = 'maybe'
     config_file.write_text(json.dumps(said))
     for read in (load_weights, read_description):
-        with pytest.raises(InputError, match="config.json: model.positions='rotary' is unknown"):
+        with pytest.raises(InputError, match="config.json: model.quantum='maybe' is unknown"):
             read(tmp_path / 'run')
 
 
@@ -92,7 +94,7 @@ def test_a_field_can_be_set_and_is_checked(option):
     given.model[option.name] = another(option)
     validate(given)
     assert model_fields(complete(given), 40)[option.name] == another(option)
-    if option.kind != NUMBER:  # of which any will do
+    if option.kind != NUMBER and option.type is not bool:  # of which any will do
         given.model[option.name] = option.type(-1)
         with pytest.raises(InputError, match=f'config.model.{option.name}='):
             validate(given)
