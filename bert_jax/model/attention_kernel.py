@@ -1,0 +1,369 @@
+"""Self-attention of a TPU as one kernel, forward and backward.
+
+It reads queries, keys and values where their projection left them, `[B, S, 3H]`, and writes
+`[B, S, H]`; scores and probabilities never leave the chip's own memory, and backward computes them
+again. Two heads of 64 share the 128 lanes of a tile. Dropout draws the masks of `model.dropout`
+bit for bit, whatever the blocks and the mesh are.
+
+Scores are held as [keys, queries]: then the maximum, the sum and the gradient's row sums of
+softmax are rows of lanes, found by additions of whole registers and not by the slow unit that
+moves data between lanes. Context and gradients come out as [head_dim, S], at half the matrix
+unit's work, and are turned once for two heads.
+
+    B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim,
+    M: marks of a token (its segment; its place for dropout), P: pairs of heads
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from bert_jax.model import dropout as drop
+
+LANES = 128
+HEAD_DIM = 64
+MAX_LENGTH = 1024  # the mask of a row is held on the chip
+MASKED_SCORE = -10000.0
+
+
+def refusal(platform: str, length: int, num_heads: int, head_dim: int) -> str | None:
+    """Why the kernel cannot serve, or None if it can.
+
+    Args:
+      num_heads: of one device.
+    """
+    if platform != 'tpu':
+        return f'it is for TPUs, and this is a {platform}'
+    if head_dim != HEAD_DIM:
+        return f'its heads have {HEAD_DIM} dims, and these have {head_dim}'
+    if num_heads % 2:
+        return f'it takes heads in pairs, and a device has {num_heads}'
+    if length > MAX_LENGTH:
+        return f'its rows have at most {MAX_LENGTH} tokens, and these have {length}'
+    return None
+
+
+def kernel_attention(
+    qkv_BxSx3H: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
+    layer: jax.Array | int, *, num_heads: int, rate: float, interpret: bool = False,
+) -> jax.Array:
+    """Context vectors [B, S, H].
+
+    Args:
+      qkv_BxSx3H: queries of all heads, then keys, then values.
+      segments_BxS: number of the sequence that a token belongs to, 0 is padding. Tokens attend
+        to those of their own number.
+      rows_Bx2: keys from `dropout_rows`, or None: no dropout.
+      layer: index of the encoder layer; may be traced.
+      rate: of the dropout of attention probabilities.
+      interpret: run in Python, for tests.
+    """
+    batch, length, _ = qkv_BxSx3H.shape
+    rate = 0.0 if rows_Bx2 is None else rate
+    marks = [segments_BxS.astype(jnp.int32)]
+    lines_BxNxS = None
+    if rate and rows_Bx2 is not None:
+        column, line, head = drop.places(
+            rows_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer
+        )
+        marks.append(column)
+        lines_BxNxS = head[:, :, None] ^ line[:, None]
+    marks_BxMxS = jnp.stack(marks, axis=1)
+    more = -length % LANES
+    if more:  # further tokens, of a segment of their own
+        pad = ((0, 0), (0, 0), (0, more))
+        qkv_BxSx3H = jnp.pad(qkv_BxSx3H, ((0, 0), (0, more), (0, 0)))
+        marks_BxMxS = jnp.pad(marks_BxMxS, pad, constant_values=-1)
+        lines_BxNxS = None if lines_BxNxS is None else jnp.pad(lines_BxNxS, pad)
+    if lines_BxNxS is not None:
+        lines_BxNxS = lines_BxNxS.reshape(batch, num_heads // 2, 2, -1)
+    context = _attention(qkv_BxSx3H, marks_BxMxS, lines_BxNxS, rate, interpret)
+    return context[:, :length]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _attention(
+    qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None, rate: float,
+    interpret: bool,
+) -> jax.Array:
+    return _forward(qkv_BxSx3H, marks_BxMxS, lines_BxPx2xS, rate, interpret)[0]
+
+
+def _forward_rule(qkv, marks, lines, rate, interpret):  # type: ignore[no-untyped-def]
+    context_BxSxH, lse_BxPx2xS = _forward(qkv, marks, lines, rate, interpret)
+    return context_BxSxH, (qkv, marks, lines, context_BxSxH, lse_BxPx2xS)
+
+
+def _backward_rule(rate, interpret, residuals, d_context):  # type: ignore[no-untyped-def]
+    return _backward(*residuals, d_context, rate, interpret), None, None
+
+
+_attention.defvjp(_forward_rule, _backward_rule)
+
+
+def _forward(
+    qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None, rate: float,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Context [B, S, H] and log2 of the softmax's denominators [B, P, 2, S]."""
+    batch, length, hidden3 = qkv_BxSx3H.shape
+    hidden = hidden3 // 3
+    shapes = _Shapes(batch, length, hidden, tokens=1024)
+    lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
+    return pl.pallas_call(
+        functools.partial(_forward_kernel, rate=rate),
+        name='attention_forward',
+        grid=shapes.grid,
+        in_specs=[*shapes.qkv, shapes.marks(marks_BxMxS), *[shapes.of_pair] * len(lines)],
+        out_specs=[shapes.lanes(0), shapes.of_pair],
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, length, hidden), qkv_BxSx3H.dtype),
+            jax.ShapeDtypeStruct((batch, hidden // LANES, 2, length), jnp.float32),
+        ],
+        scratch_shapes=shapes.scratch,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
+        interpret=interpret,
+    )(*[qkv_BxSx3H] * 3, marks_BxMxS, *lines)
+
+
+def _backward(
+    qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None,
+    context_BxSxH: jax.Array, lse_BxPx2xS: jax.Array, d_context_BxSxH: jax.Array, rate: float,
+    interpret: bool,
+) -> jax.Array:
+    """Gradient [B, S, 3H] of the projection's output."""
+    batch, length, hidden3 = qkv_BxSx3H.shape
+    shapes = _Shapes(batch, length, hidden3 // 3, tokens=512)
+    lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
+    return pl.pallas_call(
+        functools.partial(_backward_kernel, rate=rate),
+        name='attention_backward',
+        grid=shapes.grid,
+        in_specs=[
+            *shapes.qkv, shapes.lanes(0), shapes.lanes(0), shapes.of_pair,
+            shapes.marks(marks_BxMxS), *[shapes.of_pair] * len(lines),
+        ],
+        # Whole rows, that stay until the last pair of heads is written.
+        out_specs=pl.BlockSpec((shapes.rows, length, hidden3), lambda i, j: (i, 0, 0)),
+        out_shape=jax.ShapeDtypeStruct(qkv_BxSx3H.shape, qkv_BxSx3H.dtype),
+        scratch_shapes=shapes.scratch,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
+        interpret=interpret,
+    )(
+        *[qkv_BxSx3H] * 3, context_BxSxH, d_context_BxSxH, lse_BxPx2xS, marks_BxMxS, *lines
+    )
+
+
+class _Shapes:
+    """The grid (groups of rows, pairs of heads) and the blocks of a step of it."""
+
+    def __init__(self, batch: int, length: int, hidden: int, tokens: int) -> None:
+        """`tokens`: about as many a step, that the scheduler has independent work to overlap."""
+        self.rows = math.gcd(batch, max(1, tokens // length))
+        self.length = length
+        pairs = hidden // LANES
+        self.grid = (batch // self.rows, pairs)
+        self.qkv = [self.lanes(part * pairs) for part in range(3)]
+        self.of_pair = pl.BlockSpec((self.rows, 1, 2, length), lambda i, j: (i, j, 0, 0))
+        self.scratch = [
+            pltpu.VMEM((self.rows, length, length), jnp.float32),  # bias
+            pltpu.VMEM((self.rows, length, LANES), jnp.int32),  # places of the keys
+        ]
+
+    def lanes(self, first: int) -> pl.BlockSpec:
+        """Two heads, counted from the `first` pair."""
+        return pl.BlockSpec((self.rows, self.length, LANES), lambda i, j: (i, 0, first + j))
+
+    def marks(self, marks_BxMxS: jax.Array) -> pl.BlockSpec:
+        """All marks of the rows."""
+        return pl.BlockSpec((self.rows, *marks_BxMxS.shape[1:]), lambda i, j: (i, 0, 0))
+
+
+def _prepare(marks_ref: Any, bias: Any, places: Any) -> None:
+    """What all heads of a row share: the mask, and the keys' places turned into columns."""
+    @pl.when(pl.program_id(1) == 0)
+    def _() -> None:
+        for r in range(bias.shape[0]):
+            marks = marks_ref[r]
+            segments_KxL = _column(marks[:1])
+            for start in range(0, bias.shape[1], LANES):
+                part = slice(start, start + LANES)
+                bias[r, :, part] = jnp.where(segments_KxL == marks[:1, part], 0.0, MASKED_SCORE)
+            if marks.shape[0] > 1:
+                places[r] = _column(marks[1:2])
+
+
+def _forward_kernel(
+    q_ref: Any, k_ref: Any, v_ref: Any, marks_ref: Any, *refs: Any, rate: float
+) -> None:
+    *lines_ref, o_ref, lse_ref, bias, places = refs
+    _prepare(marks_ref, bias, places)
+    dtype = q_ref.dtype
+    turned: dict[int, jax.Array] = {}
+    context: dict[Any, jax.Array] = {}
+
+    def scores(r: int, queries: slice, h: int) -> jax.Array:
+        if r not in turned:
+            turned[r] = v_ref[r].T
+        return _dot(k_ref[r], _half(q_ref[r, queries], h), 1, 1)
+
+    def softmax(unit: Any, s_KxQ: jax.Array) -> tuple[jax.Array, jax.Array]:
+        r, queries, h = unit
+        s_KxQ = s_KxQ * _SCALE + bias[r, :, queries]
+        highest_1xQ = jnp.max(s_KxQ, axis=0, keepdims=True)
+        p_KxQ = jnp.exp2(s_KxQ - highest_1xQ)
+        sum_1xQ = jnp.sum(p_KxQ, axis=0, keepdims=True)
+        lse_ref[r, 0, h : h + 1, queries] = highest_1xQ + jnp.log2(sum_1xQ)
+        if rate:
+            p_KxQ = jnp.where(_kept(lines_ref[0], places, unit, rate), p_KxQ, 0.0)
+        return p_KxQ.astype(dtype), 1.0 / (sum_1xQ * (1.0 - rate))
+
+    def output(unit: Any, p_KxQ: jax.Array, inverse_1xQ: jax.Array) -> None:
+        r, queries, h = unit
+        context[h] = _dot(turned[r][_head(h)], p_KxQ, 1, 0) * inverse_1xQ
+        if h == 1:
+            o_ref[r, queries] = jnp.concatenate([context[0], context[1]]).astype(dtype).T
+
+    _overlap(
+        _units(q_ref.shape, 512),
+        [
+            lambda unit: scores(*unit),
+            softmax,
+            lambda unit, found: output(unit, *found),
+        ],
+        lag=2,
+    )
+
+
+def _backward_kernel(
+    q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any, do_ref: Any, lse_ref: Any, marks_ref: Any,
+    *refs: Any, rate: float,
+) -> None:
+    *lines_ref, d_ref, bias, places = refs
+    _prepare(marks_ref, bias, places)
+    dtype = q_ref.dtype
+    length = q_ref.shape[1]
+    last = length - 1
+    turned: dict[int, tuple[jax.Array, ...]] = {}
+    row: dict[Any, jax.Array] = {}
+
+    def products(unit: Any) -> tuple[jax.Array, jax.Array]:
+        r, queries, h = unit
+        if r not in turned:
+            turned[r] = (q_ref[r].T, k_ref[r].T, do_ref[r].T, o_ref[r].T)
+        return (
+            _dot(k_ref[r], _half(q_ref[r, queries], h), 1, 1),
+            _dot(v_ref[r], _half(do_ref[r, queries], h), 1, 1),
+        )
+
+    def softmax(unit: Any, found: Any) -> tuple[jax.Array, jax.Array]:
+        r, queries, h = unit
+        s_KxQ, dp_KxQ = found
+        p_KxQ = jnp.exp2(s_KxQ * _SCALE + bias[r, :, queries] - lse_ref[r, 0, h : h + 1, queries])
+        do_DxQ, o_DxQ = (x[_head(h), queries].astype(jnp.float32) for x in turned[r][2:])
+        delta_1xQ = jnp.sum(do_DxQ * o_DxQ, axis=0, keepdims=True) * (1.0 - rate)
+        kept_KxQ = p_KxQ
+        if rate:
+            keep = _kept(lines_ref[0], places, unit, rate)
+            kept_KxQ = jnp.where(keep, p_KxQ, 0.0)
+            dp_KxQ = jnp.where(keep, dp_KxQ, 0.0)
+        ds_KxQ = p_KxQ * (dp_KxQ - delta_1xQ)
+        return kept_KxQ.astype(dtype), ds_KxQ.astype(dtype)
+
+    def gradients(unit: Any, found: Any) -> None:
+        r, queries, h = unit
+        p_KxQ, ds_KxQ = found
+        q_HxS, k_HxS, do_HxS, _ = turned[r]
+        first = queries.start == 0
+        dk = _dot(q_HxS[_head(h), queries], ds_KxQ, 1, 1)
+        dv = _dot(do_HxS[_head(h), queries], p_KxQ, 1, 1)
+        row['k', h] = dk if first else row['k', h] + dk
+        row['v', h] = dv if first else row['v', h] + dv
+        row['q', h] = _dot(k_HxS[_head(h)], ds_KxQ, 1, 0)
+        if h == 1:
+            write(r, queries, 0, 'q')
+            if queries.stop > last:
+                write(r, slice(0, length), 1, 'k')
+                write(r, slice(0, length), 2, 'v')
+
+    def write(r: int, part: slice, which: int, name: str) -> None:
+        scale = (1.0 if name == 'v' else HEAD_DIM**-0.5) / (1.0 - rate)
+        x_HxS = jnp.concatenate([row[name, 0], row[name, 1]]) * scale
+        pair = pl.program_id(1) + which * (d_ref.shape[2] // (3 * LANES))
+        lanes = pl.ds(pl.multiple_of(pair * LANES, LANES), LANES)
+        d_ref[r, part, lanes] = x_HxS.astype(dtype).T
+
+    _overlap(_units(q_ref.shape, 256), [products, softmax, gradients], lag=1)
+
+
+_SCALE = HEAD_DIM**-0.5 * math.log2(math.e)  # exponents are of two
+
+
+def _units(shape: tuple[int, ...], most: int) -> list[tuple[int, slice, int]]:
+    """(row, queries, head) of a grid step, at most `most` queries in one."""
+    rows, length, _ = shape
+    step = next(size for size in (512, 384, 256, 128) if size <= most and length % size == 0)
+    return [
+        (r, slice(start, start + step), h)
+        for r in range(rows) for start in range(0, length, step) for h in range(2)
+    ]
+
+
+def _overlap(
+    units: Sequence[Any], stages: Sequence[Callable[..., Any]], lag: int
+) -> None:
+    """Each stage of each unit, a stage `lag` units behind the one before it.
+
+    The compiler's scheduler looks for independent work nearby: this puts it there.
+    """
+    found: dict[int, Any] = {}
+    for t in range(len(units) + lag * (len(stages) - 1)):
+        for n, stage in enumerate(stages):
+            i = t - n * lag
+            if 0 <= i < len(units):
+                found[i] = stage(units[i], found.pop(i)) if n else stage(units[i])
+
+
+def _kept(lines_ref: Any, places: Any, unit: Any, rate: float) -> jax.Array:
+    """Which probabilities [K, Q] dropout keeps."""
+    r, queries, h = unit
+    line_1xQ = lines_ref[r, 0, h : h + 1, queries]
+    column_KxL = places[r]
+    place_KxQ = jnp.concatenate(
+        [line_1xQ[:, start : start + LANES] + column_KxL
+         for start in range(0, line_1xQ.shape[1], LANES)], axis=1,
+    )
+    return drop.kept(place_KxQ, rate)
+
+
+def _dot(a: jax.Array, b: jax.Array, a_dim: int, b_dim: int) -> jax.Array:
+    dims = (((a_dim,), (b_dim,)), ((), ()))
+    return lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+
+
+def _head(h: int) -> slice:
+    return slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
+
+
+def _half(x_SxL: jax.Array, h: int) -> jax.Array:
+    """Head `h` of the two in the lanes; the other one is zero."""
+    lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
+    mine = lane < HEAD_DIM if h == 0 else lane >= HEAD_DIM
+    if x_SxL.dtype == jnp.float32:
+        return jnp.where(mine, x_SxL, 0.0)
+    # As words of two bfloat16: the vector unit would unpack them for a selection.
+    return pltpu.bitcast(pltpu.bitcast(x_SxL, jnp.int32) & jnp.where(mine, -1, 0), x_SxL.dtype)
+
+
+def _column(row_1xS: jax.Array) -> jax.Array:
+    """A row [1, S] as a column, in each of the lanes: [S, 128]."""
+    return jnp.broadcast_to(row_1xS, (LANES, row_1xS.shape[1])).T
