@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,7 @@ def _attention(
 
 def _forward_rule(qkv, marks, lines, rate, interpret):  # type: ignore[no-untyped-def]
     context_BxSxH, lse_BxPx2xS = _forward(qkv, marks, lines, rate, interpret)
-    return context_BxSxH, (qkv, marks, lines, context_BxSxH, lse_BxPx2xS)
+    return context_BxSxH, (qkv, marks, lines, lse_BxPx2xS)
 
 
 def _backward_rule(rate, interpret, residuals, d_context):  # type: ignore[no-untyped-def]
@@ -117,7 +117,7 @@ def _forward(
     """Context [B, S, H] and log2 of the softmax's denominators [B, P, 2, S]."""
     batch, length, hidden3 = qkv_BxSx3H.shape
     hidden = hidden3 // 3
-    shapes = _Shapes(batch, length, hidden, tokens=1024)
+    shapes = _Shapes(batch, length, hidden, tokens=1024, pairs=1)
     lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
     return pl.pallas_call(
         functools.partial(_forward_kernel, rate=rate),
@@ -137,20 +137,19 @@ def _forward(
 
 def _backward(
     qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None,
-    context_BxSxH: jax.Array, lse_BxPx2xS: jax.Array, d_context_BxSxH: jax.Array, rate: float,
-    interpret: bool,
+    lse_BxPx2xS: jax.Array, d_context_BxSxH: jax.Array, rate: float, interpret: bool,
 ) -> jax.Array:
     """Gradient [B, S, 3H] of the projection's output."""
     batch, length, hidden3 = qkv_BxSx3H.shape
-    shapes = _Shapes(batch, length, hidden3 // 3, tokens=512)
+    shapes = _Shapes(batch, length, hidden3 // 3, tokens=512, pairs=2)
     lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
     return pl.pallas_call(
         functools.partial(_backward_kernel, rate=rate),
         name='attention_backward',
         grid=shapes.grid,
         in_specs=[
-            *shapes.qkv, shapes.lanes(0), shapes.lanes(0), shapes.of_pair,
-            shapes.marks(marks_BxMxS), *[shapes.of_pair] * len(lines),
+            *shapes.qkv, shapes.lanes(0), shapes.of_pair, shapes.marks(marks_BxMxS),
+            *[shapes.of_pair] * len(lines),
         ],
         # Whole rows, that stay until the last pair of heads is written.
         out_specs=pl.BlockSpec((shapes.rows, length, hidden3), lambda i, j: (i, 0, 0)),
@@ -158,30 +157,54 @@ def _backward(
         scratch_shapes=shapes.scratch,
         compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
         interpret=interpret,
-    )(
-        *[qkv_BxSx3H] * 3, context_BxSxH, d_context_BxSxH, lse_BxPx2xS, marks_BxMxS, *lines
-    )
+    )(*[qkv_BxSx3H] * 3, d_context_BxSxH, lse_BxPx2xS, marks_BxMxS, *lines)
+
+
+class _Unit(NamedTuple):
+    """A head's worth of work: within a grid step, row, pair of heads, queries, head of the pair."""
+
+    row: int
+    pair: int
+    queries: slice
+    head: int
+
+    @property
+    def lanes(self) -> slice:
+        return slice(self.pair * LANES, (self.pair + 1) * LANES)
+
+    @property
+    def line(self) -> tuple[Any, ...]:
+        """Where a [.., pairs, 2, S] array has this head's queries, as [1, Q]."""
+        return self.row, self.pair, slice(self.head, self.head + 1), self.queries
 
 
 class _Shapes:
-    """The grid (groups of rows, pairs of heads) and the blocks of a step of it."""
+    """The grid (groups of rows, groups of pairs of heads) and the blocks of a step of it."""
 
-    def __init__(self, batch: int, length: int, hidden: int, tokens: int) -> None:
-        """`tokens`: about as many a step, that the scheduler has independent work to overlap."""
+    def __init__(self, batch: int, length: int, hidden: int, tokens: int, pairs: int) -> None:
+        """About so many tokens a step, of so many pairs of heads, if they divide what there is.
+
+        More of them give the scheduler more independent work, and take more of the memory.
+        """
         self.rows = math.gcd(batch, max(1, tokens // length))
         self.length = length
-        pairs = hidden // LANES
-        self.grid = (batch // self.rows, pairs)
-        self.qkv = [self.lanes(part * pairs) for part in range(3)]
-        self.of_pair = pl.BlockSpec((self.rows, 1, 2, length), lambda i, j: (i, j, 0, 0))
+        all_pairs = hidden // LANES
+        self.pairs = math.gcd(all_pairs, pairs)
+        steps = all_pairs // self.pairs
+        self.grid = (batch // self.rows, steps)
+        self.qkv = [self.lanes(part * steps) for part in range(3)]
+        self.of_pair = pl.BlockSpec(
+            (self.rows, self.pairs, 2, length), lambda i, j: (i, j, 0, 0)
+        )
         self.scratch = [
             pltpu.VMEM((self.rows, length, length), jnp.float32),  # bias
             pltpu.VMEM((self.rows, length, LANES), jnp.int32),  # places of the keys
         ]
 
     def lanes(self, first: int) -> pl.BlockSpec:
-        """Two heads, counted from the `first` pair."""
-        return pl.BlockSpec((self.rows, self.length, LANES), lambda i, j: (i, 0, first + j))
+        """The pairs of heads of a step, counted from its `first` group."""
+        shape = (self.rows, self.length, self.pairs * LANES)
+        return pl.BlockSpec(shape, lambda i, j: (i, 0, first + j))
 
     def marks(self, marks_BxMxS: jax.Array) -> pl.BlockSpec:
         """All marks of the rows."""
@@ -208,99 +231,91 @@ def _forward_kernel(
     *lines_ref, o_ref, lse_ref, bias, places = refs
     _prepare(marks_ref, bias, places)
     dtype = q_ref.dtype
-    turned: dict[int, jax.Array] = {}
-    context: dict[Any, jax.Array] = {}
+    turned: dict[Any, jax.Array] = {}
+    context: dict[int, jax.Array] = {}
 
-    def scores(r: int, queries: slice, h: int) -> jax.Array:
-        if r not in turned:
-            turned[r] = v_ref[r].T
-        return _dot(k_ref[r], _half(q_ref[r, queries], h), 1, 1)
+    def scores(u: _Unit) -> jax.Array:
+        if (u.row, u.pair) not in turned:
+            turned[u.row, u.pair] = v_ref[u.row, :, u.lanes].T
+        return _dot(k_ref[u.row, :, u.lanes], _half(q_ref[u.row, u.queries, u.lanes], u.head), 1, 1)
 
-    def softmax(unit: Any, s_KxQ: jax.Array) -> tuple[jax.Array, jax.Array]:
-        r, queries, h = unit
-        s_KxQ = s_KxQ * _SCALE + bias[r, :, queries]
+    def softmax(u: _Unit, s_KxQ: jax.Array) -> tuple[jax.Array, jax.Array]:
+        s_KxQ = s_KxQ * _SCALE + bias[u.row, :, u.queries]
         highest_1xQ = jnp.max(s_KxQ, axis=0, keepdims=True)
         p_KxQ = jnp.exp2(s_KxQ - highest_1xQ)
         sum_1xQ = jnp.sum(p_KxQ, axis=0, keepdims=True)
-        lse_ref[r, 0, h : h + 1, queries] = highest_1xQ + jnp.log2(sum_1xQ)
+        lse_ref[u.line] = highest_1xQ + jnp.log2(sum_1xQ)
         if rate:
-            p_KxQ = jnp.where(_kept(lines_ref[0], places, unit, rate), p_KxQ, 0.0)
+            p_KxQ = jnp.where(_kept(lines_ref[0], places, u, rate), p_KxQ, 0.0)
         return p_KxQ.astype(dtype), 1.0 / (sum_1xQ * (1.0 - rate))
 
-    def output(unit: Any, p_KxQ: jax.Array, inverse_1xQ: jax.Array) -> None:
-        r, queries, h = unit
-        context[h] = _dot(turned[r][_head(h)], p_KxQ, 1, 0) * inverse_1xQ
-        if h == 1:
-            o_ref[r, queries] = jnp.concatenate([context[0], context[1]]).astype(dtype).T
+    def output(u: _Unit, found: Any) -> None:
+        p_KxQ, inverse_1xQ = found
+        context[u.head] = _dot(turned[u.row, u.pair][_head(u.head)], p_KxQ, 1, 0) * inverse_1xQ
+        if u.head == 1:
+            o_LxQ = jnp.concatenate([context[0], context[1]])
+            o_ref[u.row, u.queries, u.lanes] = o_LxQ.astype(dtype).T
 
-    _overlap(
-        _units(q_ref.shape, 512),
-        [
-            lambda unit: scores(*unit),
-            softmax,
-            lambda unit, found: output(unit, *found),
-        ],
-        lag=2,
-    )
+    _overlap(_units(q_ref.shape, 512), [scores, softmax, output], lag=2)
 
 
 def _backward_kernel(
-    q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any, do_ref: Any, lse_ref: Any, marks_ref: Any,
+    q_ref: Any, k_ref: Any, v_ref: Any, do_ref: Any, lse_ref: Any, marks_ref: Any,
     *refs: Any, rate: float,
 ) -> None:
     *lines_ref, d_ref, bias, places = refs
     _prepare(marks_ref, bias, places)
     dtype = q_ref.dtype
     length = q_ref.shape[1]
-    last = length - 1
-    turned: dict[int, tuple[jax.Array, ...]] = {}
-    row: dict[Any, jax.Array] = {}
+    turned: dict[Any, tuple[jax.Array, ...]] = {}
+    found: dict[Any, jax.Array] = {}  # of the last pair
 
-    def products(unit: Any) -> tuple[jax.Array, jax.Array]:
-        r, queries, h = unit
-        if r not in turned:
-            turned[r] = (q_ref[r].T, k_ref[r].T, do_ref[r].T, o_ref[r].T)
+    def products(u: _Unit) -> tuple[jax.Array, jax.Array]:
+        if (u.row, u.pair) not in turned:
+            turned[u.row, u.pair] = tuple(
+                ref[u.row, :, u.lanes].T for ref in (q_ref, k_ref, do_ref)
+            )
         return (
-            _dot(k_ref[r], _half(q_ref[r, queries], h), 1, 1),
-            _dot(v_ref[r], _half(do_ref[r, queries], h), 1, 1),
+            _dot(k_ref[u.row, :, u.lanes], _half(q_ref[u.row, u.queries, u.lanes], u.head), 1, 1),
+            _dot(v_ref[u.row, :, u.lanes], _half(do_ref[u.row, u.queries, u.lanes], u.head), 1, 1),
         )
 
-    def softmax(unit: Any, found: Any) -> tuple[jax.Array, jax.Array]:
-        r, queries, h = unit
-        s_KxQ, dp_KxQ = found
-        p_KxQ = jnp.exp2(s_KxQ * _SCALE + bias[r, :, queries] - lse_ref[r, 0, h : h + 1, queries])
-        do_DxQ, o_DxQ = (x[_head(h), queries].astype(jnp.float32) for x in turned[r][2:])
-        delta_1xQ = jnp.sum(do_DxQ * o_DxQ, axis=0, keepdims=True) * (1.0 - rate)
+    def softmax(u: _Unit, both: Any) -> tuple[jax.Array, jax.Array]:
+        s_KxQ, dp_KxQ = both
+        p_KxQ = jnp.exp2(s_KxQ * _SCALE + bias[u.row, :, u.queries] - lse_ref[u.line])
         kept_KxQ = p_KxQ
         if rate:
-            keep = _kept(lines_ref[0], places, unit, rate)
-            kept_KxQ = jnp.where(keep, p_KxQ, 0.0)
-            dp_KxQ = jnp.where(keep, dp_KxQ, 0.0)
-        ds_KxQ = p_KxQ * (dp_KxQ - delta_1xQ)
+            kept_KxQ = jnp.where(_kept(lines_ref[0], places, u, rate), p_KxQ, 0.0)
+        # Without 1 / (1 - rate), which the gradients have at the end.
+        ds_KxQ = kept_KxQ * dp_KxQ
+        ds_KxQ -= p_KxQ * jnp.sum(ds_KxQ, axis=0, keepdims=True)
         return kept_KxQ.astype(dtype), ds_KxQ.astype(dtype)
 
-    def gradients(unit: Any, found: Any) -> None:
-        r, queries, h = unit
-        p_KxQ, ds_KxQ = found
-        q_HxS, k_HxS, do_HxS, _ = turned[r]
-        first = queries.start == 0
-        dk = _dot(q_HxS[_head(h), queries], ds_KxQ, 1, 1)
-        dv = _dot(do_HxS[_head(h), queries], p_KxQ, 1, 1)
-        row['k', h] = dk if first else row['k', h] + dk
-        row['v', h] = dv if first else row['v', h] + dv
-        row['q', h] = _dot(k_HxS[_head(h)], ds_KxQ, 1, 0)
+    def gradients(u: _Unit, both: Any) -> None:
+        p_KxQ, ds_KxQ = both
+        h = u.head
+        q_LxS, k_LxS, do_LxS = (x[_head(h)] for x in turned[u.row, u.pair])
+        dk_DxK = _dot(q_LxS[:, u.queries], ds_KxQ, 1, 1)
+        dv_DxK = _dot(do_LxS[:, u.queries], p_KxQ, 1, 1)
+        if u.queries.start:
+            dk_DxK += found['k', h]
+            dv_DxK += found['v', h]
+        found['k', h] = dk_DxK
+        found['v', h] = dv_DxK
+        found['q', h] = _dot(k_LxS, ds_KxQ, 1, 0)
         if h == 1:
-            write(r, queries, 0, 'q')
-            if queries.stop > last:
-                write(r, slice(0, length), 1, 'k')
-                write(r, slice(0, length), 2, 'v')
+            write(u, u.queries, 0, 'q')
+            if u.queries.stop == length:
+                write(u, slice(0, length), 1, 'k')
+                write(u, slice(0, length), 2, 'v')
 
-    def write(r: int, part: slice, which: int, name: str) -> None:
+    def write(u: _Unit, part: slice, which: int, name: str) -> None:
         scale = (1.0 if name == 'v' else HEAD_DIM**-0.5) / (1.0 - rate)
-        x_HxS = jnp.concatenate([row[name, 0], row[name, 1]]) * scale
-        pair = pl.program_id(1) + which * (d_ref.shape[2] // (3 * LANES))
+        x_LxS = jnp.concatenate([found[name, 0], found[name, 1]]) * scale
+        pairs = d_ref.shape[2] // (3 * LANES)
+        pair = which * pairs + pl.program_id(1) * (q_ref.shape[2] // LANES) + u.pair
         lanes = pl.ds(pl.multiple_of(pair * LANES, LANES), LANES)
-        d_ref[r, part, lanes] = x_HxS.astype(dtype).T
+        d_ref[u.row, part, lanes] = x_LxS.astype(dtype).T
 
     _overlap(_units(q_ref.shape, 256), [products, softmax, gradients], lag=1)
 
@@ -308,13 +323,14 @@ def _backward_kernel(
 _SCALE = HEAD_DIM**-0.5 * math.log2(math.e)  # exponents are of two
 
 
-def _units(shape: tuple[int, ...], most: int) -> list[tuple[int, slice, int]]:
-    """(row, queries, head) of a grid step, at most `most` queries in one."""
-    rows, length, _ = shape
+def _units(shape: tuple[int, ...], most: int) -> list[_Unit]:
+    """The work of a grid step on blocks of a shape [rows, S, L], at most `most` queries in one."""
+    rows, length, lanes = shape
     step = next(size for size in (512, 384, 256, 128) if size <= most and length % size == 0)
     return [
-        (r, slice(start, start + step), h)
-        for r in range(rows) for start in range(0, length, step) for h in range(2)
+        _Unit(row, pair, slice(start, start + step), head)
+        for row in range(rows) for pair in range(lanes // LANES)
+        for start in range(0, length, step) for head in range(2)
     ]
 
 
@@ -333,11 +349,10 @@ def _overlap(
                 found[i] = stage(units[i], found.pop(i)) if n else stage(units[i])
 
 
-def _kept(lines_ref: Any, places: Any, unit: Any, rate: float) -> jax.Array:
+def _kept(lines_ref: Any, places: Any, u: _Unit, rate: float) -> jax.Array:
     """Which probabilities [K, Q] dropout keeps."""
-    r, queries, h = unit
-    line_1xQ = lines_ref[r, 0, h : h + 1, queries]
-    column_KxL = places[r]
+    line_1xQ = lines_ref[u.line]
+    column_KxL = places[u.row]
     place_KxQ = jnp.concatenate(
         [line_1xQ[:, start : start + LANES] + column_KxL
          for start in range(0, line_1xQ.shape[1], LANES)], axis=1,
