@@ -26,8 +26,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as Spec
 
 from bert_jax.model import dropout as drop
+from bert_jax.sharding import BATCH_AXES
 
 LANES = 128
 HEAD_DIM = 64
@@ -53,41 +56,63 @@ def refusal(platform: str, length: int, num_heads: int, head_dim: int) -> str | 
 
 
 def kernel_attention(
-    qkv_BxSx3H: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
-    layer: jax.Array | int, *, num_heads: int, rate: float, interpret: bool = False,
+    qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
+    layer: jax.Array | int, *, rate: float, mesh: Mesh | None = None, interpret: bool = False,
 ) -> jax.Array:
-    """Context vectors [B, S, H].
+    """Context vectors [B, S, N, D].
 
     Args:
-      qkv_BxSx3H: queries of all heads, then keys, then values.
+      qkv_BxSx3xNxD: queries, keys and values.
       segments_BxS: number of the sequence that a token belongs to, 0 is padding. Tokens attend
         to those of their own number.
       rows_Bx2: keys from `dropout_rows`, or None: no dropout.
       layer: index of the encoder layer; may be traced.
       rate: of the dropout of attention probabilities.
-      interpret: run in Python, for tests.
+      mesh: what the rows and the heads are split over, where it has more than one device.
+      interpret: run without a TPU, for tests.
     """
-    batch, length, _ = qkv_BxSx3H.shape
-    rate = 0.0 if rows_Bx2 is None else rate
+    length, _, num_heads = qkv_BxSx3xNxD.shape[1:4]
     marks = [segments_BxS.astype(jnp.int32)]
     lines_BxNxS = None
-    if rate and rows_Bx2 is not None:
+    if rows_Bx2 is None:
+        rate = 0.0
+    elif rate:
         column, line, head = drop.places(
             rows_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer
         )
         marks.append(column)
         lines_BxNxS = head[:, :, None] ^ line[:, None]
-    marks_BxMxS = jnp.stack(marks, axis=1)
+    attend = functools.partial(_on_one_device, rate=rate, interpret=interpret)
+    # A kernel is no operation that the compiler can split.
+    taken = jax.sharding.get_abstract_mesh().manual_axes
+    axes = {name: size for name, size in mesh.shape.items() if name not in taken} if mesh else {}
+    if math.prod(axes.values()) > 1:
+        batch = tuple(name for name in BATCH_AXES if name in axes)
+        heads = 'tensor' if 'tensor' in axes else None
+        attend = jax.shard_map(
+            attend, mesh=jax.sharding.get_abstract_mesh() if taken else mesh,
+            in_specs=(Spec(batch, None, None, heads), Spec(batch), Spec(batch, heads)),
+            out_specs=Spec(batch, None, heads), axis_names=set(axes), check_vma=False,
+        )
+    return attend(qkv_BxSx3xNxD, jnp.stack(marks, axis=1), lines_BxNxS)
+
+
+def _on_one_device(
+    qkv_BxSx3xNxD: jax.Array, marks_BxMxS: jax.Array, lines_BxNxS: jax.Array | None, *,
+    rate: float, interpret: bool,
+) -> jax.Array:
+    batch, length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape
+    qkv_BxSx3H = qkv_BxSx3xNxD.reshape(batch, length, -1)
     more = -length % LANES
-    if more:  # further tokens, of a segment of their own
+    if more:  # further tokens, in a segment of their own
         pad = ((0, 0), (0, 0), (0, more))
         qkv_BxSx3H = jnp.pad(qkv_BxSx3H, ((0, 0), (0, more), (0, 0)))
         marks_BxMxS = jnp.pad(marks_BxMxS, pad, constant_values=-1)
         lines_BxNxS = None if lines_BxNxS is None else jnp.pad(lines_BxNxS, pad)
     if lines_BxNxS is not None:
         lines_BxNxS = lines_BxNxS.reshape(batch, num_heads // 2, 2, -1)
-    context = _attention(qkv_BxSx3H, marks_BxMxS, lines_BxNxS, rate, interpret)
-    return context[:, :length]
+    context_BxSxH = _attention(qkv_BxSx3H, marks_BxMxS, lines_BxNxS, rate, interpret)
+    return context_BxSxH[:, :length].reshape(batch, length, num_heads, head_dim)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
