@@ -3,10 +3,16 @@
 No generator state and no stored bits, so the masks depend neither on the mesh, nor on scanning,
 rematerialisation, gradient accumulation or a restart, and XLA fuses them into their neighbours.
 
+An element's bits cost four operations: each index along each dim is hashed well, once; an element
+adds those of its dims up and mixes the sum by one multiplication (`kept`). Two elements of a row
+draw independently as far as any pair, or four in the corners of a rectangle, can show.
+
     B: batch rows
 """
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -45,13 +51,41 @@ def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array
     return jnp.stack([low_B, high_B], axis=-1)
 
 
+def places(
+    rows_Bx2: jax.Array, sizes: tuple[int, ...], site: int, layer: jax.Array | int = 0
+) -> list[jax.Array]:
+    """Where the elements of dims of these `sizes` are, for `kept`: int32 [B, size] a dim.
+
+    An element's place is `(last-but-one ^ others) + last` of its indices' entries.
+    """
+    place = _mix(jnp.asarray(layer).astype(_U) * _U(_M4) + _U(site * 0x632BE5AB & 0xFFFFFFFF))
+    key0 = _mix(rows_Bx2[:, :1] ^ place)
+    key1 = _mix(rows_Bx2[:, 1:] + place)
+    hashed = []
+    for dim, size in enumerate(sizes):
+        # The second key goes in between the rounds: with one 32-bit key, two rows could draw
+        # shifted copies of the same sequence.
+        h = (jnp.arange(size, dtype=_U) + _U(dim << 30)) * _U(_GOLDEN) + key0
+        h = (h ^ (h >> 16)) * _U(_M1)
+        h = (h ^ (h >> 15) ^ key1) * _U(_M2)
+        hashed.append(lax.bitcast_convert_type(h ^ (h >> 16), jnp.int32))
+    return hashed
+
+
+def kept(place: jax.Array, rate: float) -> jax.Array:
+    """Which elements are kept, of their places (int32, any shape). Kernels call this as well."""
+    # Signed, as there is no unsigned comparison in a TPU's vector unit.
+    bits = (place ^ lax.shift_right_logical(place, jnp.int32(16))) * jnp.int32(_M2 - 2**32)
+    return bits >= jnp.int32(min(round(rate * 2**32), 2**32 - 1) - 2**31)
+
+
 def dropout(
     x: jax.Array, rate: float, rows_Bx2: jax.Array | None, site: int, layer: jax.Array | int = 0
 ) -> jax.Array:
     """`x` with a share `rate` of its elements zeroed and the rest scaled by 1 / (1 - rate).
 
     Args:
-      x: [B, ...]; a row may have up to 2**32 elements.
+      x: [B, ..., lines, columns], or [B, columns].
       rate: share dropped, below 1.
       rows_Bx2: keys from `dropout_rows`, or None: return `x` unchanged.
       site: one of the constants above.
@@ -59,20 +93,12 @@ def dropout(
     """
     if rows_Bx2 is None or rate == 0.0:
         return x
-    place = _mix(jnp.asarray(layer).astype(_U) * _U(_M4) + _U(site * 0x632BE5AB & 0xFFFFFFFF))
-    shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-    key0 = _mix(rows_Bx2[:, 0] ^ place).reshape(shape)
-    key1 = _mix(rows_Bx2[:, 1] + place).reshape(shape)
-    element = jnp.zeros(x.shape, _U)
-    stride = 1
-    for dim in reversed(range(1, x.ndim)):
-        element = element + lax.broadcasted_iota(_U, x.shape, dim) * _U(stride)
-        stride *= x.shape[dim]
-    # The second key goes in between the rounds: with one 32-bit key, two rows could draw shifted
-    # copies of the same sequence.
-    h = element * _U(_GOLDEN) + key0
-    h = (h ^ (h >> 16)) * _U(_M1)
-    h = (h ^ (h >> 15) ^ key1) * _U(_M2)
-    h = h ^ (h >> 16)
-    keep = h >= _U(min(round(rate * 2**32), 2**32 - 1))
+    *others, lines, columns = (1,) * (3 - x.ndim) + x.shape[1:]
+    sizes = (columns, lines, math.prod(others))
+    # Computed apart: in the fusion of `x` they would be hashed again for each element.
+    column, line, other = lax.optimization_barrier(places(rows_Bx2, sizes, site, layer))
+    other = other.reshape(-1, *others, 1, 1)
+    line = line.reshape(-1, *(1 for _ in others), lines, 1)
+    column = column.reshape(-1, *(1 for _ in others), 1, columns)
+    keep = kept((line ^ other if others else line) + column, rate).reshape(x.shape)
     return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - rate), x.dtype), jnp.zeros((), x.dtype))

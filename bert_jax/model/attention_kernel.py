@@ -1,0 +1,409 @@
+"""Self-attention of a TPU as one kernel, forward and backward.
+
+It reads queries, keys and values where their projection left them, `[B, S, 3H]`, and writes
+`[B, S, H]`; scores and probabilities never leave the chip's own memory, and backward computes them
+again. Two heads of 64 share the 128 lanes of a tile. Dropout draws the masks of `model.dropout`
+bit for bit, whatever the blocks and the mesh are.
+
+Scores are held as [keys, queries]: then the maximum, the sum and the gradient's row sums of
+softmax are rows of lanes, found by additions of whole registers and not by the slow unit that
+moves data between lanes. Context and gradients come out as [head_dim, S], at half the matrix
+unit's work, and are turned once for two heads.
+
+    B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim,
+    M: marks of a token (its segment; its place for dropout), P: pairs of heads
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as Spec
+
+from bert_jax.model import dropout as drop
+from bert_jax.sharding import BATCH_AXES
+
+LANES = 128
+HEAD_DIM = 64
+MAX_LENGTH = 1024  # the mask of a row is held on the chip
+MASKED_SCORE = -10000.0
+
+
+def refusal(platform: str, length: int, num_heads: int, head_dim: int) -> str | None:
+    """Why the kernel cannot serve, or None if it can.
+
+    Args:
+      num_heads: of one device.
+    """
+    if platform != 'tpu':
+        return f'it is for TPUs, and this is a {platform}'
+    if head_dim != HEAD_DIM:
+        return f'its heads have {HEAD_DIM} dims, and these have {head_dim}'
+    if num_heads % 2:
+        return f'it takes heads in pairs, and a device has {num_heads}'
+    if length > MAX_LENGTH:
+        return f'its rows have at most {MAX_LENGTH} tokens, and these have {length}'
+    return None
+
+
+def kernel_attention(
+    qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
+    layer: jax.Array | int, *, rate: float, mesh: Mesh | None = None, interpret: bool = False,
+) -> jax.Array:
+    """Context vectors [B, S, N, D].
+
+    Args:
+      qkv_BxSx3xNxD: queries, keys and values.
+      segments_BxS: number of the sequence that a token belongs to, 0 is padding. Tokens attend
+        to those of their own number.
+      rows_Bx2: keys from `dropout_rows`, or None: no dropout.
+      layer: index of the encoder layer; may be traced.
+      rate: of the dropout of attention probabilities.
+      mesh: what the rows and the heads are split over, where it has more than one device.
+      interpret: run without a TPU, for tests.
+    """
+    length, _, num_heads = qkv_BxSx3xNxD.shape[1:4]
+    marks = [segments_BxS.astype(jnp.int32)]
+    lines_BxNxS = None
+    if rows_Bx2 is None:
+        rate = 0.0
+    elif rate:
+        column, line, head = drop.places(
+            rows_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer
+        )
+        marks.append(column)
+        lines_BxNxS = head[:, :, None] ^ line[:, None]
+    attend = functools.partial(_on_one_device, rate=rate, interpret=interpret)
+    # A kernel is no operation that the compiler can split.
+    taken = jax.sharding.get_abstract_mesh().manual_axes
+    axes = {name: size for name, size in mesh.shape.items() if name not in taken} if mesh else {}
+    if math.prod(axes.values()) > 1:
+        batch = tuple(name for name in BATCH_AXES if name in axes)
+        heads = 'tensor' if 'tensor' in axes else None
+        attend = jax.shard_map(
+            attend, mesh=jax.sharding.get_abstract_mesh() if taken else mesh,
+            in_specs=(Spec(batch, None, None, heads), Spec(batch), Spec(batch, heads)),
+            out_specs=Spec(batch, None, heads), axis_names=set(axes), check_vma=False,
+        )
+    return attend(qkv_BxSx3xNxD, jnp.stack(marks, axis=1), lines_BxNxS)
+
+
+def _on_one_device(
+    qkv_BxSx3xNxD: jax.Array, marks_BxMxS: jax.Array, lines_BxNxS: jax.Array | None, *,
+    rate: float, interpret: bool,
+) -> jax.Array:
+    batch, length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape
+    qkv_BxSx3H = qkv_BxSx3xNxD.reshape(batch, length, -1)
+    more = -length % LANES
+    if more:  # further tokens, in a segment of their own
+        pad = ((0, 0), (0, 0), (0, more))
+        qkv_BxSx3H = jnp.pad(qkv_BxSx3H, ((0, 0), (0, more), (0, 0)))
+        marks_BxMxS = jnp.pad(marks_BxMxS, pad, constant_values=-1)
+        lines_BxNxS = None if lines_BxNxS is None else jnp.pad(lines_BxNxS, pad)
+    if lines_BxNxS is not None:
+        lines_BxNxS = lines_BxNxS.reshape(batch, num_heads // 2, 2, -1)
+    context_BxSxH = _attention(qkv_BxSx3H, marks_BxMxS, lines_BxNxS, rate, interpret)
+    return context_BxSxH[:, :length].reshape(batch, length, num_heads, head_dim)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _attention(
+    qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None, rate: float,
+    interpret: bool,
+) -> jax.Array:
+    return _forward(qkv_BxSx3H, marks_BxMxS, lines_BxPx2xS, rate, interpret)[0]
+
+
+def _forward_rule(qkv, marks, lines, rate, interpret):  # type: ignore[no-untyped-def]
+    context_BxSxH, lse_BxPx2xS = _forward(qkv, marks, lines, rate, interpret)
+    return context_BxSxH, (qkv, marks, lines, lse_BxPx2xS)
+
+
+def _backward_rule(rate, interpret, residuals, d_context):  # type: ignore[no-untyped-def]
+    return _backward(*residuals, d_context, rate, interpret), None, None
+
+
+_attention.defvjp(_forward_rule, _backward_rule)
+
+
+def _forward(
+    qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None, rate: float,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Context [B, S, H] and log2 of the softmax's denominators [B, P, 2, S]."""
+    batch, length, hidden3 = qkv_BxSx3H.shape
+    hidden = hidden3 // 3
+    shapes = _Shapes(batch, length, hidden, tokens=1024, pairs=1)
+    lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
+    return pl.pallas_call(
+        functools.partial(_forward_kernel, rate=rate),
+        name='attention_forward',
+        grid=shapes.grid,
+        in_specs=[*shapes.qkv, shapes.marks(marks_BxMxS), *[shapes.of_pair] * len(lines)],
+        out_specs=[shapes.lanes(0), shapes.of_pair],
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, length, hidden), qkv_BxSx3H.dtype),
+            jax.ShapeDtypeStruct((batch, hidden // LANES, 2, length), jnp.float32),
+        ],
+        scratch_shapes=shapes.scratch,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
+        interpret=interpret,
+    )(*[qkv_BxSx3H] * 3, marks_BxMxS, *lines)
+
+
+def _backward(
+    qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None,
+    lse_BxPx2xS: jax.Array, d_context_BxSxH: jax.Array, rate: float, interpret: bool,
+) -> jax.Array:
+    """Gradient [B, S, 3H] of the projection's output."""
+    batch, length, hidden3 = qkv_BxSx3H.shape
+    shapes = _Shapes(batch, length, hidden3 // 3, tokens=512, pairs=2)
+    lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
+    return pl.pallas_call(
+        functools.partial(_backward_kernel, rate=rate),
+        name='attention_backward',
+        grid=shapes.grid,
+        in_specs=[
+            *shapes.qkv, shapes.lanes(0), shapes.of_pair, shapes.marks(marks_BxMxS),
+            *[shapes.of_pair] * len(lines),
+        ],
+        # Whole rows, that stay until the last pair of heads is written.
+        out_specs=pl.BlockSpec((shapes.rows, length, hidden3), lambda i, j: (i, 0, 0)),
+        out_shape=jax.ShapeDtypeStruct(qkv_BxSx3H.shape, qkv_BxSx3H.dtype),
+        scratch_shapes=shapes.scratch,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
+        interpret=interpret,
+    )(*[qkv_BxSx3H] * 3, d_context_BxSxH, lse_BxPx2xS, marks_BxMxS, *lines)
+
+
+class _Unit(NamedTuple):
+    """A head's worth of work: within a grid step, row, pair of heads, queries, head of the pair."""
+
+    row: int
+    pair: int
+    queries: slice
+    head: int
+
+    @property
+    def lanes(self) -> slice:
+        return slice(self.pair * LANES, (self.pair + 1) * LANES)
+
+    @property
+    def line(self) -> tuple[Any, ...]:
+        """Where a [.., pairs, 2, S] array has this head's queries, as [1, Q]."""
+        return self.row, self.pair, slice(self.head, self.head + 1), self.queries
+
+
+class _Shapes:
+    """The grid (groups of rows, groups of pairs of heads) and the blocks of a step of it."""
+
+    def __init__(self, batch: int, length: int, hidden: int, tokens: int, pairs: int) -> None:
+        """About so many tokens a step, of so many pairs of heads, if they divide what there is.
+
+        More of them give the scheduler more independent work, and take more of the memory.
+        """
+        self.rows = math.gcd(batch, max(1, tokens // length))
+        self.length = length
+        all_pairs = hidden // LANES
+        self.pairs = math.gcd(all_pairs, pairs)
+        steps = all_pairs // self.pairs
+        self.grid = (batch // self.rows, steps)
+        self.qkv = [self.lanes(part * steps) for part in range(3)]
+        self.of_pair = pl.BlockSpec(
+            (self.rows, self.pairs, 2, length), lambda i, j: (i, j, 0, 0)
+        )
+        self.scratch = [
+            pltpu.VMEM((self.rows, length, length), jnp.float32),  # bias
+            pltpu.VMEM((self.rows, length, LANES), jnp.int32),  # places of the keys
+        ]
+
+    def lanes(self, first: int) -> pl.BlockSpec:
+        """The pairs of heads of a step, counted from its `first` group."""
+        shape = (self.rows, self.length, self.pairs * LANES)
+        return pl.BlockSpec(shape, lambda i, j: (i, 0, first + j))
+
+    def marks(self, marks_BxMxS: jax.Array) -> pl.BlockSpec:
+        """All marks of the rows."""
+        return pl.BlockSpec((self.rows, *marks_BxMxS.shape[1:]), lambda i, j: (i, 0, 0))
+
+
+def _prepare(marks_ref: Any, bias: Any, places: Any) -> None:
+    """What all heads of a row share: the mask, and the keys' places turned into columns."""
+    @pl.when(pl.program_id(1) == 0)
+    def _() -> None:
+        for r in range(bias.shape[0]):
+            marks = marks_ref[r]
+            segments_KxL = _column(marks[:1])
+            for start in range(0, bias.shape[1], LANES):
+                part = slice(start, start + LANES)
+                bias[r, :, part] = jnp.where(segments_KxL == marks[:1, part], 0.0, MASKED_SCORE)
+            if marks.shape[0] > 1:
+                places[r] = _column(marks[1:2])
+
+
+def _forward_kernel(
+    q_ref: Any, k_ref: Any, v_ref: Any, marks_ref: Any, *refs: Any, rate: float
+) -> None:
+    *lines_ref, o_ref, lse_ref, bias, places = refs
+    _prepare(marks_ref, bias, places)
+    dtype = q_ref.dtype
+    turned: dict[Any, jax.Array] = {}
+    context: dict[int, jax.Array] = {}
+
+    def scores(u: _Unit) -> jax.Array:
+        if (u.row, u.pair) not in turned:
+            turned[u.row, u.pair] = v_ref[u.row, :, u.lanes].T
+        return _dot(k_ref[u.row, :, u.lanes], _half(q_ref[u.row, u.queries, u.lanes], u.head), 1, 1)
+
+    def softmax(u: _Unit, s_KxQ: jax.Array) -> tuple[jax.Array, jax.Array]:
+        s_KxQ = s_KxQ * _SCALE + bias[u.row, :, u.queries]
+        highest_1xQ = jnp.max(s_KxQ, axis=0, keepdims=True)
+        p_KxQ = jnp.exp2(s_KxQ - highest_1xQ)
+        sum_1xQ = jnp.sum(p_KxQ, axis=0, keepdims=True)
+        lse_ref[u.line] = highest_1xQ + jnp.log2(sum_1xQ)
+        if rate:
+            p_KxQ = jnp.where(_kept(lines_ref[0], places, u, rate), p_KxQ, 0.0)
+        return p_KxQ.astype(dtype), 1.0 / (sum_1xQ * (1.0 - rate))
+
+    def output(u: _Unit, found: Any) -> None:
+        p_KxQ, inverse_1xQ = found
+        context[u.head] = _dot(turned[u.row, u.pair][_head(u.head)], p_KxQ, 1, 0) * inverse_1xQ
+        if u.head == 1:
+            o_LxQ = jnp.concatenate([context[0], context[1]])
+            o_ref[u.row, u.queries, u.lanes] = o_LxQ.astype(dtype).T
+
+    _overlap(_units(q_ref.shape, 512), [scores, softmax, output], lag=2)
+
+
+def _backward_kernel(
+    q_ref: Any, k_ref: Any, v_ref: Any, do_ref: Any, lse_ref: Any, marks_ref: Any,
+    *refs: Any, rate: float,
+) -> None:
+    *lines_ref, d_ref, bias, places = refs
+    _prepare(marks_ref, bias, places)
+    dtype = q_ref.dtype
+    length = q_ref.shape[1]
+    turned: dict[Any, tuple[jax.Array, ...]] = {}
+    found: dict[Any, jax.Array] = {}  # of the last pair
+
+    def products(u: _Unit) -> tuple[jax.Array, jax.Array]:
+        if (u.row, u.pair) not in turned:
+            turned[u.row, u.pair] = tuple(
+                ref[u.row, :, u.lanes].T for ref in (q_ref, k_ref, do_ref)
+            )
+        return (
+            _dot(k_ref[u.row, :, u.lanes], _half(q_ref[u.row, u.queries, u.lanes], u.head), 1, 1),
+            _dot(v_ref[u.row, :, u.lanes], _half(do_ref[u.row, u.queries, u.lanes], u.head), 1, 1),
+        )
+
+    def softmax(u: _Unit, both: Any) -> tuple[jax.Array, jax.Array]:
+        s_KxQ, dp_KxQ = both
+        p_KxQ = jnp.exp2(s_KxQ * _SCALE + bias[u.row, :, u.queries] - lse_ref[u.line])
+        kept_KxQ = p_KxQ
+        if rate:
+            kept_KxQ = jnp.where(_kept(lines_ref[0], places, u, rate), p_KxQ, 0.0)
+        # Without 1 / (1 - rate), which the gradients have at the end.
+        ds_KxQ = kept_KxQ * dp_KxQ
+        ds_KxQ -= p_KxQ * jnp.sum(ds_KxQ, axis=0, keepdims=True)
+        return kept_KxQ.astype(dtype), ds_KxQ.astype(dtype)
+
+    def gradients(u: _Unit, both: Any) -> None:
+        p_KxQ, ds_KxQ = both
+        h = u.head
+        q_LxS, k_LxS, do_LxS = (x[_head(h)] for x in turned[u.row, u.pair])
+        dk_DxK = _dot(q_LxS[:, u.queries], ds_KxQ, 1, 1)
+        dv_DxK = _dot(do_LxS[:, u.queries], p_KxQ, 1, 1)
+        if u.queries.start:
+            dk_DxK += found['k', h]
+            dv_DxK += found['v', h]
+        found['k', h] = dk_DxK
+        found['v', h] = dv_DxK
+        found['q', h] = _dot(k_LxS, ds_KxQ, 1, 0)
+        if h == 1:
+            write(u, u.queries, 0, 'q')
+            if u.queries.stop == length:
+                write(u, slice(0, length), 1, 'k')
+                write(u, slice(0, length), 2, 'v')
+
+    def write(u: _Unit, part: slice, which: int, name: str) -> None:
+        scale = (1.0 if name == 'v' else HEAD_DIM**-0.5) / (1.0 - rate)
+        x_LxS = jnp.concatenate([found[name, 0], found[name, 1]]) * scale
+        pairs = d_ref.shape[2] // (3 * LANES)
+        pair = which * pairs + pl.program_id(1) * (q_ref.shape[2] // LANES) + u.pair
+        lanes = pl.ds(pl.multiple_of(pair * LANES, LANES), LANES)
+        d_ref[u.row, part, lanes] = x_LxS.astype(dtype).T
+
+    _overlap(_units(q_ref.shape, 256), [products, softmax, gradients], lag=1)
+
+
+_SCALE = HEAD_DIM**-0.5 * math.log2(math.e)  # exponents are of two
+
+
+def _units(shape: tuple[int, ...], most: int) -> list[_Unit]:
+    """The work of a grid step on blocks of a shape [rows, S, L], at most `most` queries in one."""
+    rows, length, lanes = shape
+    step = next(size for size in (512, 384, 256, 128) if size <= most and length % size == 0)
+    return [
+        _Unit(row, pair, slice(start, start + step), head)
+        for row in range(rows) for pair in range(lanes // LANES)
+        for start in range(0, length, step) for head in range(2)
+    ]
+
+
+def _overlap(
+    units: Sequence[Any], stages: Sequence[Callable[..., Any]], lag: int
+) -> None:
+    """Each stage of each unit, a stage `lag` units behind the one before it.
+
+    The compiler's scheduler looks for independent work nearby: this puts it there.
+    """
+    found: dict[int, Any] = {}
+    for t in range(len(units) + lag * (len(stages) - 1)):
+        for n, stage in enumerate(stages):
+            i = t - n * lag
+            if 0 <= i < len(units):
+                found[i] = stage(units[i], found.pop(i)) if n else stage(units[i])
+
+
+def _kept(lines_ref: Any, places: Any, u: _Unit, rate: float) -> jax.Array:
+    """Which probabilities [K, Q] dropout keeps."""
+    line_1xQ = lines_ref[u.line]
+    column_KxL = places[u.row]
+    place_KxQ = jnp.concatenate(
+        [line_1xQ[:, start : start + LANES] + column_KxL
+         for start in range(0, line_1xQ.shape[1], LANES)], axis=1,
+    )
+    return drop.kept(place_KxQ, rate)
+
+
+def _dot(a: jax.Array, b: jax.Array, a_dim: int, b_dim: int) -> jax.Array:
+    dims = (((a_dim,), (b_dim,)), ((), ()))
+    return lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+
+
+def _head(h: int) -> slice:
+    return slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
+
+
+def _half(x_SxL: jax.Array, h: int) -> jax.Array:
+    """Head `h` of the two in the lanes; the other one is zero."""
+    lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
+    mine = lane < HEAD_DIM if h == 0 else lane >= HEAD_DIM
+    if x_SxL.dtype == jnp.float32:
+        return jnp.where(mine, x_SxL, 0.0)
+    # As words of two bfloat16: the vector unit would unpack them for a selection.
+    return pltpu.bitcast(pltpu.bitcast(x_SxL, jnp.int32) & jnp.where(mine, -1, 0), x_SxL.dtype)
+
+
+def _column(row_1xS: jax.Array) -> jax.Array:
+    """A row [1, S] as a column, in each of the lanes: [S, 128]."""
+    return jnp.broadcast_to(row_1xS, (LANES, row_1xS.shape[1])).T

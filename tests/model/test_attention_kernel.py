@@ -1,0 +1,128 @@
+"""The attention kernel, interpreted: plain attention's numbers and dropout's masks, bit for bit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.model import dropout as drop
+from bert_jax.model.attention_kernel import MAX_LENGTH, kernel_attention, refusal
+from bert_jax.sharding import make_mesh
+
+LAYER = 3
+kernel = functools.partial(kernel_attention, interpret=True)
+
+
+def plain(qkv, segments, rows, layer, *, rate):
+    """Attention as XLA does it; scores and probabilities in float32."""
+    q, k, v = (qkv[:, :, i].astype(jnp.float32) for i in range(3))
+    scores = jnp.einsum('bqnd,bknd->bnqk', q, k) / 8
+    same = segments[:, None, :, None] == segments[:, None, None, :]
+    probs = jax.nn.softmax(jnp.where(same, scores, -jnp.inf), axis=-1)
+    probs = drop.dropout(probs, rate, rows, drop.ATTENTION_PROBS, layer)
+    return jnp.einsum('bnqk,bknd->bqnd', probs, v).astype(qkv.dtype)
+
+
+def inputs(batch, length, heads, dtype=jnp.float32, packed=False, seed=0):
+    rng = np.random.default_rng(seed)
+    qkv = jnp.asarray(2 * rng.standard_normal((batch, length, 3, heads, 64)), dtype)
+    d_out = jnp.asarray(rng.standard_normal((batch, length, heads, 64)), dtype)
+    place = np.arange(length)
+    if packed:  # sequences 1, 2, 3 of different lengths, then padding
+        ends = np.sort(rng.integers(1, length, (batch, 3)), axis=1)
+        segments = (place[None, :, None] < ends[:, None]).sum(axis=2)
+        segments = np.where(segments, 4 - segments, 0)
+    else:
+        segments = place < rng.integers(length // 2, length, (batch, 1))
+    rows = drop.dropout_rows(1, 2, jnp.arange(5, 5 + batch))
+    return qkv, jnp.asarray(segments, jnp.int32), rows, d_out
+
+
+# Half the time to compile.
+@functools.partial(
+    jax.jit, static_argnums=(0, 5), compiler_options={'xla_backend_optimization_level': 0}
+)
+def with_gradient(attend, qkv, segments, rows, d_out, rate):
+    out, vjp = jax.vjp(lambda x: attend(x, segments, rows, LAYER, rate=rate), qkv)
+    return out, vjp(d_out)[0]
+
+
+@pytest.mark.parametrize('dtype, batch, length, heads, packed, rate', [
+    ('float32', 1, 128, 2, False, 0.1),
+    ('float32', 2, 77, 4, True, 0.3),
+    ('float32', 1, 384, 2, True, 0.0),
+    ('float32', 1, 512, 2, True, 0.1),
+    ('bfloat16', 1, 128, 2, True, 0.1),
+])
+def test_values_and_gradients_are_those_of_plain_attention(
+    dtype, batch, length, heads, packed, rate
+):
+    *args, d_out = inputs(batch, length, heads, dtype, packed)
+    found = with_gradient(kernel, *args, d_out, rate)
+    expected = with_gradient(plain, *args, d_out, rate)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype == dtype
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        tolerance = 1e-5 if dtype == 'float32' else 0.01  # two units in bfloat16's last place
+        assert np.abs(a - b).max() < tolerance * np.abs(b).max()
+
+
+def test_masks_are_those_of_dropout_bit_for_bit_forward_and_backward():
+    """With equal scores, context is the mask times a matrix of ones and zeros."""
+    length, rate = 128, 0.1
+    rows = drop.dropout_rows(7, 8, jnp.arange(1))
+    shape = (1, 2, length, length)
+    mask = np.asarray(drop.dropout(jnp.ones(shape), rate, rows, drop.ATTENTION_PROBS, LAYER)) > 0
+    for start in range(0, length, 64):
+        part = slice(start, start + 64)
+        values = jnp.broadcast_to(jnp.eye(length)[None, :, None, part], (1, length, 2, 64))
+        qkv = jnp.stack([jnp.zeros_like(values), jnp.zeros_like(values), values], axis=2)
+        segments = jnp.ones((1, length), jnp.int32)
+        out, d_qkv = with_gradient(kernel, qkv, segments, rows, values, rate)
+        np.testing.assert_array_equal(out.transpose(0, 2, 1, 3) > 0, mask[..., part])
+        np.testing.assert_array_equal(d_qkv[:, :, 2].transpose(0, 2, 3, 1) > 0, mask[:, :, part])
+
+
+@pytest.mark.parametrize('data, tensor, inside', [(4, 2, False), (2, 2, True)])
+def test_rows_and_heads_split_over_devices_change_nothing(data, tensor, inside):
+    """Also where the batch's axes are the caller's already, as in the train step."""
+    *args, d_out = inputs(4, 128, 4, packed=True)
+    mesh = make_mesh(data, 1, tensor, jax.devices()[: data * tensor])
+    split = functools.partial(kernel_attention, mesh=mesh, interpret=True)
+    if inside:
+        rows = jax.sharding.PartitionSpec(('data', 'fsdp'))
+        run = jax.jit(jax.shard_map(
+            lambda *a: with_gradient.__wrapped__(split, *a, 0.2), mesh=mesh, in_specs=(rows,) * 4,
+            out_specs=rows, axis_names={'data', 'fsdp'}, check_vma=False,
+        ))
+        found = run(*args, d_out)
+    else:
+        found = with_gradient(split, *args, d_out, 0.2)
+    expected = with_gradient(plain, *args, d_out, 0.2)
+    for a, b in zip(found, expected, strict=True):
+        assert np.abs(a - b).max() < 1e-5 * np.abs(b).max()
+
+
+def test_large_scores_overflow_nothing():
+    qkv, segments, rows, d_out = inputs(1, 128, 2)
+    qkv = qkv.at[:, :, :2].multiply(30)  # scores in the thousands
+    found = with_gradient(kernel, qkv, segments, rows, d_out, 0.1)
+    expected = with_gradient(plain, qkv, segments, rows, d_out, 0.1)
+    for a, b in zip(found, expected, strict=True):
+        assert np.abs(a - b).max() < 0.02 * np.abs(b).max()
+
+
+@pytest.mark.parametrize('platform, length, heads, head_dim, said', [
+    ('tpu', 512, 12, 64, None),
+    ('tpu', 77, 2, 64, None),
+    ('cpu', 128, 12, 64, 'cpu'),
+    ('gpu', 128, 12, 64, 'gpu'),
+    ('tpu', 128, 3, 64, '3'),
+    ('tpu', 128, 8, 32, '32'),
+    ('tpu', MAX_LENGTH + 1, 12, 64, str(MAX_LENGTH + 1)),
+])
+def test_what_it_cannot_serve_it_says(platform, length, heads, head_dim, said):
+    reason = refusal(platform, length, heads, head_dim)
+    assert reason is None if said is None else said in reason
