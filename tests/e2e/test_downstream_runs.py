@@ -140,7 +140,7 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, run_ma
     config.write_text(config.read_text().replace('"doc_stride": 128', '"doc_stride": 64'))
     refused = ensemble('0', '1')
     assert refused.returncode == 2
-    assert refused.stderr.count('\n') == 1 and 'data.doc_stride=128' in refused.stderr
+    assert refused.stderr.count('\n') == 1 and 'squad.doc_stride=128' in refused.stderr
 
 
 def squad_file(path, version):
@@ -168,7 +168,7 @@ def test_squad_writes_what_the_official_script_takes(pretrained, run_main, tmp_p
         squad_file(tmp_path / f'{part}-v2.0.json', 'v2')
     process = run_main(
         '--config=configs/squad.py:v2', f'--config.init_checkpoint={pretrained}',
-        f'--config.data.source={tmp_path}', '--config.data.doc_stride=16', *TINY,
+        f'--config.data.source={tmp_path}', '--config.squad.doc_stride=16', *TINY,
         f'--workdir={tmp_path}/run',
     )
     scores = result(process)
