@@ -27,7 +27,8 @@ SOURCE is one of
   a TensorFlow 1 checkpoint            FOLDER or FOLDER/bert_model.ckpt, with bert_config.json
 
 what is written, for --to
-  huggingface   config.json, model.safetensors, vocab.txt, tokenizer_config.json, for
+  huggingface   config.json, model.safetensors (shards where it is over 5 GB), vocab.txt,
+                tokenizer.json, tokenizer_config.json and a model card, README.md, for
                 from_pretrained of the class that has the model's head
   tf1           bert_model.ckpt.*, bert_config.json, vocab.txt, for google-research/bert
   bert_jax      config.json, checkpoints/0, vocab.txt: a run directory

@@ -25,7 +25,7 @@ from bert_jax.sharding import make_mesh
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.weights.description import Weights, check_vocabulary, looks_lowercase
+from bert_jax.weights.description import Weights, check_order, check_vocabulary, looks_lowercase
 from bert_jax.weights.names import to_tree
 
 # Command -> (heads that it works with, parts of the model that it needs, what that is called).
@@ -51,11 +51,13 @@ def with_vocabulary(weights: Weights, vocab_file: str) -> Weights:
     """Weights with another vocabulary; whether it is lower-cased is seen from its tokens.
 
     Raises:
-      InputError: it cannot be read, or has another size than the embedding.
+      InputError: it cannot be read, has another size than the embedding, or another order than the
+        vocabulary that the weights bring.
     """
     path = as_path(vocab_file)
     vocab = load_tokenizer(path, lowercase=True).vocab
     check_vocabulary(vocab, path, weights.model['vocab_size'])
+    check_order(vocab, path, weights)
     return dataclasses.replace(weights, vocab_file=path, lowercase=looks_lowercase(vocab))
 
 

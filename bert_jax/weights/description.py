@@ -10,6 +10,7 @@ import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path
+from bert_jax.text.added import is_unused
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.vocab import Vocab
 
@@ -87,3 +88,16 @@ def check_vocabulary(vocab: Vocab, vocab_file: Path, vocab_size: int) -> None:
         raise InputError(
             f'{vocab_file} has {len(vocab)} tokens, the embedding has {vocab_size} rows: {remedy}'
         )
+
+
+def check_order(vocab: Vocab, vocab_file: Path, weights: Weights) -> None:
+    """Refuses a vocabulary in another order than that which the weights bring."""
+    if weights.vocab_file is None:
+        return
+    theirs = read_vocabulary(weights.vocab_file, weights.lowercase).tokens
+    for i, (token, own) in enumerate(zip(vocab.tokens, theirs, strict=False)):
+        if token != own and not is_unused(own):
+            raise InputError(
+                f'{vocab_file}: line {i + 1} is {token!r}, and {own!r} in {weights.vocab_file}, '
+                f'the vocabulary of {weights.source}: leave it out to take that one'
+            )

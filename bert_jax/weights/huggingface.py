@@ -9,23 +9,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
 from bert_jax.heads import HEADS, Part, part_of
 from bert_jax.weights.description import Weights
 from bert_jax.weights.folder import new_folder, write_json
+from bert_jax.weights.model_card import model_card
 from bert_jax.weights.model_fields import read_model, write_model
 from bert_jax.weights.names import tensors
 from bert_jax.weights.reading import (
+    INFERENCE,
     check_labels,
     find_head,
+    read_inference,
     read_json,
     take_params,
 )
-from bert_jax.weights.tensor_files import StoredTensor, open_tensors
+from bert_jax.weights.tensor_files import StoredTensor, open_tensors, write_tensors
 from bert_jax.weights.tokenizer_files import read_tokenizer, write_tokenizer
 
 
@@ -70,6 +71,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     return Weights(
         params, model, head, labels, vocab_file, lowercase, unused,
         f'Hugging Face folder {folder}' + (f' ({architecture})' if architecture else ''),
+        read_inference(config, INFERENCE, config_file),
     )
 
 
@@ -174,11 +176,9 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
     if left_out:
         notes.append(f"left out: {', '.join(sorted(left_out))} ({architecture} has none)")
     with new_folder(as_path(folder)) as beside:
-        try:
-            save_file(files, beside / 'model.safetensors', metadata={'format': 'pt'})
-        except SafetensorError as error:  # a full disk
-            raise OSError(str(error)) from error
+        write_tensors(beside, files)
         write_json(beside / 'config.json', _config(weights, architecture, model))
+        (beside / 'README.md').write_text(model_card(weights, architecture), encoding='utf-8')
         notes += write_tokenizer(beside, weights)
     return notes
 
@@ -212,4 +212,6 @@ def _config(weights: Weights, architecture: str, model: dict[str, Any]) -> dict[
         config['label2id'] = {label: i for i, label in enumerate(labels)}
     if head.problem_type:
         config['problem_type'] = head.problem_type
+    if weights.inference:
+        config[INFERENCE] = dict(weights.inference)
     return config

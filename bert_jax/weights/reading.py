@@ -14,6 +14,9 @@ from bert_jax.heads import HEADS, PARTS, POOLER, part_of
 from bert_jax.tensors import Format
 from bert_jax.weights.names import sizes_of, tensors
 
+# The key of `Weights.inference` in the config files of other programs.
+INFERENCE = 'bert_jax_inference'
+
 
 def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
     """A JSON object.
@@ -30,6 +33,14 @@ def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f'{path} holds no JSON object: {wanted_for}')
     return value
+
+
+def read_inference(config: Mapping[str, Any], key: str, where: Path) -> dict[str, Any]:
+    """`Weights.inference`; InputError where it is no JSON object."""
+    said = config.get(key) or {}
+    if not isinstance(said, dict):
+        raise InputError(f'{where}: {key}={said!r} is no JSON object')
+    return said
 
 
 def take_params(

@@ -25,6 +25,7 @@ from bert_jax.weights.reading import (
     check_head,
     check_labels,
     find_head,
+    read_inference,
     read_json,
 )
 
@@ -81,7 +82,7 @@ def read_run(named: str | os.PathLike[str]) -> Weights:
         params, model, head, labels, vocab_file, lowercase, (),
         f'run directory {workdir}, step {int(step.name):,}'
         + (' (its best evaluation)' if step.parent.name == 'best' else ''),
-        inference=config.get('inference') or {},
+        read_inference(config, 'inference', config_file),
     )
 
 
@@ -204,6 +205,7 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
             'head': weights.head, 'labels': list(weights.labels),
             'model': weights.model | {'scan_layers': False},
             'data': {'lowercase': weights.lowercase},
+            'inference': dict(weights.inference),
         })
         if weights.vocab_file is not None:
             suffix = '.model' if weights.vocab_file.suffix == '.model' else '.txt'

@@ -1,21 +1,26 @@
-"""Opening the tensors of a Hugging Face folder: one safetensors file, or shards with an index."""
+"""The tensors of a Hugging Face folder: one safetensors file, or shards with an index."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (with it, numpy knows bfloat16)
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, children, local_copy
+from bert_jax.weights.folder import write_json
 from bert_jax.weights.reading import read_json
 
 _DTYPES = ('F32', 'F16', 'BF16')
 _INDEX = 'model.safetensors.index.json'
+SHARD_BYTES = 5_000_000_000  # as transformers' `save_pretrained` has had it for long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,3 +100,40 @@ def _open_one(path: Path, stack: contextlib.ExitStack) -> Any:
             f"{path} is no whole safetensors file ({' '.join(str(error).split())}): download or "
             'copy it again'
         ) from None
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """`model.safetensors`, or where that is over `SHARD_BYTES` shards of at most so much, and an
+    index. No tensor is cut.
+
+    Raises:
+      OSError: they cannot be written.
+    """
+    shards: list[dict[str, np.ndarray]] = [{}]
+    size = 0
+    for name, x in tensors.items():
+        if size and size + x.nbytes > SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = x
+        size += x.nbytes
+    if len(shards) == 1:
+        _save(folder / 'model.safetensors', shards[0])
+        return
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards, 1):
+        file = f'model-{i:05}-of-{len(shards):05}.safetensors'
+        _save(folder / file, shard)
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(x.nbytes for x in tensors.values())
+    write_json(folder / _INDEX, {'metadata': {'total_size': total}, 'weight_map': weight_map})
+
+
+def _save(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    path.touch()
+    mode = os.stat(path).st_mode
+    try:
+        save_file(tensors, path, metadata={'format': 'pt'})
+    except SafetensorError as error:  # a full disk
+        raise OSError(str(error)) from error
+    os.chmod(path, mode)  # the library leaves it to its owner alone

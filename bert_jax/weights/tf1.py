@@ -28,9 +28,11 @@ from bert_jax.weights.folder import new_folder, write_json
 from bert_jax.weights.model_fields import read_model, write_model
 from bert_jax.weights.names import tensors
 from bert_jax.weights.reading import (
+    INFERENCE,
     check_head,
     check_labels,
     find_head,
+    read_inference,
     read_json,
     take_params,
 )
@@ -96,7 +98,8 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
         check_labels(labels, num_labels, config_file)
     vocab_file, lowercase = _vocabulary(config, config_file, model['vocab_size'])
     return Weights(
-        params, model, head, labels, vocab_file, lowercase, unused, f'TF1 checkpoint {prefix}'
+        params, model, head, labels, vocab_file, lowercase, unused, f'TF1 checkpoint {prefix}',
+        read_inference(config, INFERENCE, config_file),
     )
 
 
@@ -181,4 +184,6 @@ def _config(weights: Weights) -> tuple[dict[str, Any], list[str]]:
         config['head'] = weights.head
     if weights.labels:
         config['labels'] = list(weights.labels)
+    if weights.inference:
+        config[INFERENCE] = dict(weights.inference)
     return config, notes

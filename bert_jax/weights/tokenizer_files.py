@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path, children
-from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, write_vocab
+from bert_jax.text.vocab import (
+    CLS,
+    CONTINUATION,
+    MASK,
+    PAD,
+    SEP,
+    SPECIAL_TOKENS,
+    UNK,
+    write_vocab,
+)
 from bert_jax.weights.description import (
     Weights,
     check_vocabulary,
@@ -77,7 +88,9 @@ def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
         (folder / 'vocab.model').write_bytes(weights.vocab_file.read_bytes())
         return ['no tokenizer files: BertTokenizer is WordPiece, and the vocabulary is a '
                 'SentencePiece model (copied as vocab.model)']
-    write_vocab(folder / 'vocab.txt', whole_vocabulary(weights))
+    tokens = whole_vocabulary(weights)
+    write_vocab(folder / 'vocab.txt', tokens)
+    write_json(folder / 'tokenizer.json', _fast_tokenizer(tokens, weights.lowercase))
     write_json(folder / 'tokenizer_config.json', {
         'tokenizer_class': 'BertTokenizer', 'do_lower_case': weights.lowercase,
         'model_max_length': weights.model['max_position_embeddings'],
@@ -85,3 +98,42 @@ def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
         'unk_token': UNK, 'cls_token': CLS, 'sep_token': SEP, 'mask_token': MASK,
     })
     return []
+
+
+def _fast_tokenizer(tokens: Sequence[str], lowercase: bool) -> dict[str, Any]:
+    """What the `tokenizers` library runs; words of up to 200 characters are cut, as the original's
+    (and ours), and not 100."""
+    ids = {token: i for i, token in enumerate(tokens)}
+    special = sorted(SPECIAL_TOKENS, key=ids.__getitem__)
+
+    def frame(*parts: str) -> list[dict[str, Any]]:
+        return [
+            {'Sequence' if part in 'AB' else 'SpecialToken': {'id': part, 'type_id': number}}
+            for number, text in enumerate(parts) for part in text.split()
+        ]
+
+    return {
+        'version': '1.0', 'truncation': None, 'padding': None,
+        'added_tokens': [
+            {'id': ids[token], 'content': token, 'single_word': False, 'lstrip': False,
+             'rstrip': False, 'normalized': False, 'special': True}
+            for token in special
+        ],
+        'normalizer': {
+            'type': 'BertNormalizer', 'clean_text': True, 'handle_chinese_chars': True,
+            'strip_accents': None, 'lowercase': lowercase,
+        },
+        'pre_tokenizer': {'type': 'BertPreTokenizer'},
+        'post_processor': {
+            'type': 'TemplateProcessing', 'single': frame(f'{CLS} A {SEP}'),
+            'pair': frame(f'{CLS} A {SEP}', f'B {SEP}'),
+            'special_tokens': {
+                token: {'id': token, 'ids': [ids[token]], 'tokens': [token]} for token in (CLS, SEP)
+            },
+        },
+        'decoder': {'type': 'WordPiece', 'prefix': CONTINUATION, 'cleanup': True},
+        'model': {
+            'type': 'WordPiece', 'unk_token': UNK, 'continuing_subword_prefix': CONTINUATION,
+            'max_input_chars_per_word': 200, 'vocab': ids,
+        },
+    }

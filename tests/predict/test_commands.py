@@ -307,6 +307,16 @@ def test_an_embedding_with_more_rows_than_the_vocabulary_has_tokens(model, tmp_p
     assert [p['id'] for p in ours['predictions']] == [p['id'] for p in whole['predictions']]
 
 
+def test_a_named_vocabulary_is_in_the_order_of_the_models_own(tmp_path):
+    own = (tiny.RECORDED / 'masked_lm' / 'vocab.txt').read_text().splitlines()
+    other = tmp_path / 'other.txt'
+    other.write_text('\n'.join(own[:-2] + own[:-3:-1]) + '\n')
+    with pytest.raises(InputError, match=f'other.txt: line 39 is {own[39]!r}, and {own[38]!r} in'):
+        load(tiny.RECORDED / 'masked_lm', vocab_file=other)
+    other.write_text('\n'.join(own) + '\n')
+    assert load(tiny.RECORDED / 'masked_lm', vocab_file=other).weights.vocab_file == other
+
+
 def test_vocabulary_beside_or_named(tmp_path):
     (tmp_path / 'model').mkdir()
     source = tiny.RECORDED / 'masked_lm'

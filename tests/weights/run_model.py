@@ -21,6 +21,14 @@ def apply(model, params, *args):
     return jax.jit(model.apply)({'params': params}, *args)
 
 
+def real(found, inputs):
+    """Outputs without those at padding, which nobody uses: an implementation may give any."""
+    mask = np.asarray(inputs['attention_mask']) == 1
+    arrays = {name: np.asarray(x) for name, x in found.items() if not isinstance(x, tuple)}
+    return {name: x[mask] if x.shape[: mask.ndim] == mask.shape else x
+            for name, x in arrays.items()}
+
+
 def outputs(weights, inputs, scan_layers=False):
     """Outputs by the names that transformers has for them.
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -236,6 +237,48 @@ def test_corrupt_header(folder):
     data[20:40] = b'\xff' * 20
     (path / 'model.safetensors').write_bytes(data)
     assert 'no whole safetensors file' in refusal(path)
+
+
+def test_files_have_the_mode_of_any_new_file(tmp_path):
+    for umask in (0o022, 0o077):
+        before = os.umask(umask)
+        try:
+            write_huggingface(tmp_path / f'{umask}', load_weights(RECORDED / 'base'))
+        finally:
+            os.umask(before)
+        for path in (tmp_path / f'{umask}').iterdir():
+            assert path.stat().st_mode & 0o777 == 0o666 & ~umask, path
+
+
+def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):
+    weights = load_weights(RECORDED / 'pretraining')
+    monkeypatch.setattr('bert_jax.weights.tensor_files.SHARD_BYTES', 4000)
+    write_huggingface(tmp_path / 'out', weights)
+    files = sorted((tmp_path / 'out').glob('*.safetensors'))
+    assert len(files) > 1 and files[0].name == f'model-00001-of-{len(files):05}.safetensors'
+    held = [load_file(file) for file in files]
+    assert all(sum(x.nbytes for x in part.values()) <= 4000 for part in held)
+    index = json.loads((tmp_path / 'out' / 'model.safetensors.index.json').read_text())
+    assert index['metadata']['total_size'] == sum(
+        x.nbytes for part in held for x in part.values())
+    assert {name: file for file, part in zip(files, held) for name in part} == {
+        name: tmp_path / 'out' / file for name, file in index['weight_map'].items()}
+    assert_same_params(load_weights(tmp_path / 'out'), weights)
+
+
+def test_the_model_card_says_what_is_known(tmp_path):
+    weights = dataclasses.replace(
+        load_weights(RECORDED / 'token_classification'), inference={'max_seq_length': 9})
+    write_huggingface(tmp_path / 'out', weights)
+    card = (tmp_path / 'out' / 'README.md').read_text()
+    for words in (
+        '# BERT with a token-classification head', '| num_layers | 2 |',
+        '| hidden_act | gelu_erf |', '| labels | O, B-PER, I-PER, B-LOC, I-LOC |', weights.source,
+        '| max_seq_length | 9 |',
+        'BertForTokenClassification.from_pretrained', 'license',
+    ):
+        assert words in card
+    assert card.startswith('---\nlibrary_name: transformers\n')
 
 
 def test_a_shard_is_missing(folder):
