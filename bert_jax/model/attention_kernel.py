@@ -34,11 +34,15 @@ from bert_jax.sharding import BATCH_AXES
 
 LANES = 128
 HEAD_DIM = 64
-MAX_LENGTH = 1024  # the mask of a row is held on the chip
+# Whole rows are held on the chip, and 16 MB are what all kinds have.
+MAX_LENGTH = 512
+MAX_HEADS = 24
 MASKED_SCORE = -10000.0
 
 
-def refusal(platform: str, length: int, num_heads: int, head_dim: int) -> str | None:
+def refusal(
+    platform: str, dtype: str, length: int, num_heads: int, head_dim: int
+) -> str | None:
     """Why the kernel cannot serve, or None if it can.
 
     Args:
@@ -46,10 +50,14 @@ def refusal(platform: str, length: int, num_heads: int, head_dim: int) -> str | 
     """
     if platform != 'tpu':
         return f'it is for TPUs, and this is a {platform}'
+    if dtype != 'bfloat16':
+        return f'it is for bfloat16, and this is {dtype}'
     if head_dim != HEAD_DIM:
         return f'its heads have {HEAD_DIM} dims, and these have {head_dim}'
     if num_heads % 2:
         return f'it takes heads in pairs, and a device has {num_heads}'
+    if num_heads > MAX_HEADS:
+        return f'it takes at most {MAX_HEADS} heads a device, and these are {num_heads}'
     if length > MAX_LENGTH:
         return f'its rows have at most {MAX_LENGTH} tokens, and these have {length}'
     return None
@@ -129,7 +137,8 @@ def _forward_rule(qkv, marks, lines, rate, interpret):  # type: ignore[no-untype
 
 
 def _backward_rule(rate, interpret, residuals, d_context):  # type: ignore[no-untyped-def]
-    return _backward(*residuals, d_context, rate, interpret), None, None
+    qkv, marks, lines, lse = residuals
+    return _backward(qkv, marks, lines, lse, d_context, rate, interpret), None, None
 
 
 _attention.defvjp(_forward_rule, _backward_rule)
@@ -142,7 +151,7 @@ def _forward(
     """Context [B, S, H] and log2 of the softmax's denominators [B, P, 2, S]."""
     batch, length, hidden3 = qkv_BxSx3H.shape
     hidden = hidden3 // 3
-    shapes = _Shapes(batch, length, hidden, tokens=1024, pairs=1)
+    shapes = _Shapes(batch, length, hidden, scores=1 << 18)
     lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
     return pl.pallas_call(
         functools.partial(_forward_kernel, rate=rate),
@@ -166,7 +175,7 @@ def _backward(
 ) -> jax.Array:
     """Gradient [B, S, 3H] of the projection's output."""
     batch, length, hidden3 = qkv_BxSx3H.shape
-    shapes = _Shapes(batch, length, hidden3 // 3, tokens=512, pairs=2)
+    shapes = _Shapes(batch, length, hidden3 // 3, scores=1 << 17)
     lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
     return pl.pallas_call(
         functools.partial(_backward_kernel, rate=rate),
@@ -206,15 +215,15 @@ class _Unit(NamedTuple):
 class _Shapes:
     """The grid (groups of rows, groups of pairs of heads) and the blocks of a step of it."""
 
-    def __init__(self, batch: int, length: int, hidden: int, tokens: int, pairs: int) -> None:
-        """About so many tokens a step, of so many pairs of heads, if they divide what there is.
+    def __init__(self, batch: int, length: int, hidden: int, scores: int) -> None:
+        """Of rows and pairs, as many as have about so many `scores` a head.
 
         More of them give the scheduler more independent work, and take more of the memory.
         """
-        self.rows = math.gcd(batch, max(1, tokens // length))
-        self.length = length
         all_pairs = hidden // LANES
-        self.pairs = math.gcd(all_pairs, pairs)
+        self.pairs = math.gcd(all_pairs, 2 if length <= 256 else 1)
+        self.rows = math.gcd(batch, max(1, scores // (self.pairs * length**2)))
+        self.length = length
         steps = all_pairs // self.pairs
         self.grid = (batch // self.rows, steps)
         self.qkv = [self.lanes(part * steps) for part in range(3)]
@@ -281,7 +290,7 @@ def _forward_kernel(
             o_LxQ = jnp.concatenate([context[0], context[1]])
             o_ref[u.row, u.queries, u.lanes] = o_LxQ.astype(dtype).T
 
-    _overlap(_units(q_ref.shape, 512), [scores, softmax, output], lag=2)
+    _overlap(_units(q_ref.shape, 512), [scores, softmax, output])
 
 
 def _backward_kernel(
@@ -342,7 +351,7 @@ def _backward_kernel(
         lanes = pl.ds(pl.multiple_of(pair * LANES, LANES), LANES)
         d_ref[u.row, part, lanes] = x_LxS.astype(dtype).T
 
-    _overlap(_units(q_ref.shape, 256), [products, softmax, gradients], lag=1)
+    _overlap(_units(q_ref.shape, 256), [products, softmax, gradients])
 
 
 _SCALE = HEAD_DIM**-0.5 * math.log2(math.e)  # exponents are of two
@@ -359,13 +368,12 @@ def _units(shape: tuple[int, ...], most: int) -> list[_Unit]:
     ]
 
 
-def _overlap(
-    units: Sequence[Any], stages: Sequence[Callable[..., Any]], lag: int
-) -> None:
-    """Each stage of each unit, a stage `lag` units behind the one before it.
+def _overlap(units: Sequence[_Unit], stages: Sequence[Callable[..., Any]]) -> None:
+    """Each stage of each unit, a stage some units behind the one before it.
 
     The compiler's scheduler looks for independent work nearby: this puts it there.
     """
+    lag = max(1, len(units) // 8)
     found: dict[int, Any] = {}
     for t in range(len(units) + lag * (len(stages) - 1)):
         for n, stage in enumerate(stages):

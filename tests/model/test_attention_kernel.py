@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.model import dropout as drop
-from bert_jax.model.attention_kernel import MAX_LENGTH, kernel_attention, refusal
+from bert_jax.model.attention_kernel import MAX_HEADS, MAX_LENGTH, kernel_attention, refusal
 from bert_jax.sharding import make_mesh
 
 LAYER = 3
@@ -114,15 +114,17 @@ def test_large_scores_overflow_nothing():
         assert np.abs(a - b).max() < 0.02 * np.abs(b).max()
 
 
-@pytest.mark.parametrize('platform, length, heads, head_dim, said', [
-    ('tpu', 512, 12, 64, None),
-    ('tpu', 77, 2, 64, None),
-    ('cpu', 128, 12, 64, 'cpu'),
-    ('gpu', 128, 12, 64, 'gpu'),
-    ('tpu', 128, 3, 64, '3'),
-    ('tpu', 128, 8, 32, '32'),
-    ('tpu', MAX_LENGTH + 1, 12, 64, str(MAX_LENGTH + 1)),
+@pytest.mark.parametrize('platform, dtype, length, heads, head_dim, said', [
+    ('tpu', 'bfloat16', 512, 12, 64, None),
+    ('tpu', 'bfloat16', 77, 2, 64, None),
+    ('cpu', 'bfloat16', 128, 12, 64, 'cpu'),
+    ('gpu', 'bfloat16', 128, 12, 64, 'gpu'),
+    ('tpu', 'float32', 128, 12, 64, 'float32'),
+    ('tpu', 'bfloat16', 128, 3, 64, '3'),
+    ('tpu', 'bfloat16', 128, MAX_HEADS + 2, 64, str(MAX_HEADS + 2)),
+    ('tpu', 'bfloat16', 128, 8, 32, '32'),
+    ('tpu', 'bfloat16', MAX_LENGTH + 1, 12, 64, str(MAX_LENGTH + 1)),
 ])
-def test_what_it_cannot_serve_it_says(platform, length, heads, head_dim, said):
-    reason = refusal(platform, length, heads, head_dim)
+def test_what_it_cannot_serve_it_says(platform, dtype, length, heads, head_dim, said):
+    reason = refusal(platform, dtype, length, heads, head_dim)
     assert reason is None if said is None else said in reason
