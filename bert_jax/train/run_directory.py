@@ -71,7 +71,9 @@ def check_run_directory(
                 )
             continue
         before = old.get(name, _DEFAULTS.get(name))
-        if before == new.get(name) or name.startswith(_FREE_TO_CHANGE):
+        # A field that there is no more says nothing, unless the model was made by it.
+        gone = name not in new and not (name.startswith('model.') and before)
+        if gone or before == new.get(name) or name.startswith(_FREE_TO_CHANGE):
             continue
         if name.startswith(fixed) or (
             name.startswith('model.') and name not in _OF_THE_COMPUTATION
@@ -80,7 +82,8 @@ def check_run_directory(
                 f'{workdir} holds a run with {name}={before!r}, the config says '
                 f'{new.get(name)!r}: give another --workdir, or the config of that run'
             )
-        print(f'note: {name} was {before!r} in this run so far, now {new.get(name)!r}')
+        if name in old:
+            print(f'note: {name} was {before!r} in this run so far, now {new.get(name)!r}')
     if vocab_path is not None:
         kept = workdir / _vocab_name(vocab_path)
         if not kept.exists() or kept.read_bytes() != vocab_path.read_bytes():

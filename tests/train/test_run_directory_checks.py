@@ -38,31 +38,43 @@ def test_what_makes_it_another_run_is_refused(workdir, task, name, value, refuse
     other = changed(name, value) if name == 'task' else changed(name, value) | {'task': task}
     if refused:
         with pytest.raises(InputError, match=f'holds a run with {name}=.*give another --workdir'):
-            check_run_directory(workdir, other, None)
+            check_run_directory(workdir, other, None, comparable=task != 'pretrain')
     else:
-        check_run_directory(workdir, other, None)
+        check_run_directory(workdir, other, None, comparable=task != 'pretrain')
         assert ('note: ' in capsys.readouterr().out) == (name != 'train.log_every')
     assert (workdir / 'config.json').read_text() == before
 
 
+def test_a_run_goes_on_with_a_newer_version_of_this_project(workdir, capsys):
+    """Fields that came and went since it began, at what they meant then."""
+    model = FIELDS['model'] | {'gone': ''}
+    describe_run(workdir, FIELDS | {'model': model, 'data': {'source': 'x', 'old': 128}}, None)
+    now = FIELDS | {'squad': {'stride': 128}}
+    check_run_directory(workdir, now, None, comparable=True)
+    assert capsys.readouterr().out == ''
+    describe_run(workdir, FIELDS | {'model': model | {'gone': 'last'}}, None)
+    with pytest.raises(InputError, match="holds a run with model.gone='last'"):
+        check_run_directory(workdir, now, None, comparable=True)
+
+
 def test_a_directory_without_parameters_takes_any_run(tmp_path):
     describe_run(tmp_path, FIELDS, None)
-    check_run_directory(tmp_path, changed('seed', 1), None)
+    check_run_directory(tmp_path, changed('seed', 1), None, comparable=True)
 
 
 def test_in_a_bucket_a_run_is_one_with_a_whole_checkpoint(bucket):
     workdir = files.as_path(bucket) / 'run'
-    check_run_directory(workdir, FIELDS, None)
+    check_run_directory(workdir, FIELDS, None, comparable=True)
     describe_run(workdir, FIELDS, None)
     files.write_whole(workdir / 'checkpoints' / '5' / 'default' / 'manifest.ocdbt', b'begun')
-    check_run_directory(workdir, changed('model.num_layers', 3), None)
+    check_run_directory(workdir, changed('model.num_layers', 3), None, comparable=True)
     files.write_whole(workdir / 'checkpoints' / '5' / 'commit_success.txt', b'done')
     with pytest.raises(InputError, match='holds a run with model.num_layers=2'):
-        check_run_directory(workdir, changed('model.num_layers', 3), None)
+        check_run_directory(workdir, changed('model.num_layers', 3), None, comparable=True)
 
 
 def test_a_bucket_whose_old_checkpoints_could_not_be_deleted(bucket, bucket_server, monkeypatch):
     workdir = files.as_path(bucket) / 'run'
     monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}\\?": 403})
     with pytest.raises(InputError, match=f'^{bucket}: old checkpoints .* Legacy Bucket Reader'):
-        check_run_directory(workdir, FIELDS, None)
+        check_run_directory(workdir, FIELDS, None, comparable=True)
