@@ -26,7 +26,7 @@ COMPUTATION: Mapping[str, tuple[Any, ...]] = {
     'dtype': ('auto', 'float32', 'bfloat16'),
     'scan_layers': (False, True),
     'remat': ('none', 'dots', 'full'),
-    'attention': ('auto', 'xla'),
+    'attention': ('auto', 'xla', 'kernel'),
 }
 
 

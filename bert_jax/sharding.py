@@ -89,11 +89,15 @@ class Layout:
     mesh: Mesh | None = None
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether the program is for CPUs: the mesh's, or jax's own devices without one."""
+    def platform(self) -> str:
+        """What the program is for, 'cpu', 'gpu' or 'tpu': the mesh's, or jax's own without one."""
         if self.mesh is None:
-            return jax.default_backend() == 'cpu'
-        return self.mesh.devices.flat[0].platform == 'cpu'
+            return jax.default_backend()
+        return str(self.mesh.devices.flat[0].platform)
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.platform == 'cpu'
 
     @property
     def _constrains(self) -> bool:

@@ -18,10 +18,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from bert_jax.errors import InputError
 from bert_jax.model import dropout as drop
+from bert_jax.model.attention_kernel import kernel_attention, refusal
 from bert_jax.model.layers import Dense, ModelConfig
 
 MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
+_KERNEL_FROM = 256  # tokens of a row, from which on a TPU's kernel is chosen by 'auto'
 
 
 class Implementation(Protocol):
@@ -50,12 +53,47 @@ def attend(
         of its own number. So padding sees padding: what comes out there is never used.
       rows_Bx2: keys of dropout on the probabilities, or None.
       layer: index of the layer, for dropout; may be traced.
-      config: names the implementation.
+      config: chooses the implementation.
       wanted_BxP: the queries that are wanted, where not all are.
     """
-    name = 'xla' if config.attention == 'auto' else config.attention
+    name = choose(config, qkv_BxSx3xNxD.shape[1])
+    if wanted_BxP is not None:  # a query or a few a sequence: no work for a kernel
+        name = 'xla'
     return IMPLEMENTATIONS[name](
         qkv_BxSx3xNxD, segments_BxS, rows_Bx2, layer, config=config, wanted_BxP=wanted_BxP
+    )
+
+
+def choose(config: ModelConfig, length: int) -> str:
+    """Which of `IMPLEMENTATIONS` computes rows of `length` tokens.
+
+    Raises:
+      InputError: the config asks for one that cannot.
+    """
+    if config.attention == 'auto':
+        return 'xla' if length < _KERNEL_FROM or _refusal(config, length) else 'kernel'
+    if config.attention == 'kernel' and (why := _refusal(config, length)):
+        raise InputError(f"config.model.attention='kernel' cannot be: {why}; choose auto or xla")
+    return config.attention
+
+
+def _refusal(config: ModelConfig, length: int) -> str | None:
+    mesh = config.layout.mesh
+    shards = 1 if mesh is None else mesh.shape['tensor']
+    return refusal(
+        config.layout.platform, config.dtype, length, config.num_heads // shards, config.head_dim
+    )
+
+
+def _kernel(
+    qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
+    layer: jax.Array | int, *, config: ModelConfig, wanted_BxP: jax.Array | None,
+) -> jax.Array:
+    """One kernel of a TPU; see `attention_kernel`."""
+    assert wanted_BxP is None
+    return kernel_attention(
+        qkv_BxSx3xNxD, segments_BxS, rows_Bx2, layer, rate=config.attention_dropout,
+        mesh=config.layout.mesh,
     )
 
 
@@ -83,8 +121,8 @@ def _xla(
     return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxKxNxD)
 
 
-# By the names of `model.attention`; 'auto' is chosen in `attend`.
-IMPLEMENTATIONS: Mapping[str, Implementation] = {'xla': _xla}
+# By the names of `model.attention`; see `choose` for 'auto'.
+IMPLEMENTATIONS: Mapping[str, Implementation] = {'xla': _xla, 'kernel': _kernel}
 
 
 def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:

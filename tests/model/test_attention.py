@@ -1,6 +1,7 @@
 """The seam for attention: every implementation computes the formula, within each sequence alone."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 from bert_jax.bert_config import COMPUTATION
+from bert_jax.errors import InputError
 from bert_jax.model import dropout as drop
-from bert_jax.model.attention import IMPLEMENTATIONS, attend
+from bert_jax.model.attention import IMPLEMENTATIONS, attend, choose
 from bert_jax.model.layers import ModelConfig
+from bert_jax.sharding import Layout
 
 B, S, N, D = 3, 12, 2, 4
 SEGMENTS = np.array([
@@ -27,7 +30,8 @@ def config(name):
                        intermediate_size=8, attention=name, attention_dropout=0.5)
 
 
-@pytest.fixture(scope='module', params=[*IMPLEMENTATIONS, 'auto'])
+# The kernel, which is for TPUs, has tests of its own.
+@pytest.fixture(scope='module', params=[*(set(IMPLEMENTATIONS) - {'kernel'}), 'auto'])
 def attention(request):
     """`attend`, jitted, of each implementation."""
     return jax.jit(lambda qkv, segments, rows=None, wanted=None: attend(
@@ -71,3 +75,25 @@ def test_dropout_drops_whole_probabilities_by_the_rows_keys(attention):
 def test_every_choice_of_the_config_has_an_implementation():
     assert set(COMPUTATION['attention']) == {'auto', *IMPLEMENTATIONS}
     assert {field.name for field in dataclasses.fields(ModelConfig)} >= set(COMPUTATION)
+
+
+def on(platform, **changes):
+    """A config for a chip that is not here."""
+    devices = np.array([mock.Mock(platform=platform)]).reshape(1, 1, 1)
+    mesh = mock.Mock(devices=devices, shape={'data': 1, 'fsdp': 1, 'tensor': 1})
+    return dataclasses.replace(
+        config('auto'), hidden_size=128, layout=Layout(mesh), dtype='bfloat16', **changes)
+
+
+@pytest.mark.parametrize('platform, length, asked, chosen', [
+    ('tpu', 512, 'auto', 'kernel'), ('tpu', 64, 'auto', 'xla'), ('tpu', 64, 'kernel', 'kernel'),
+    ('tpu', 512, 'xla', 'xla'), ('cpu', 512, 'auto', 'xla'), ('gpu', 512, 'auto', 'xla'),
+    ('tpu', 1024, 'auto', 'xla'),
+])
+def test_what_computes_attention(platform, length, asked, chosen):
+    assert choose(on(platform, attention=asked), length) == chosen
+
+
+def test_a_kernel_that_cannot_serve_is_refused_where_it_is_asked_for():
+    with pytest.raises(InputError, match="attention='kernel' cannot be: it is for TPUs"):
+        choose(on('cpu', attention='kernel'), 128)
