@@ -17,6 +17,8 @@ from ml_collections import config_flags
 from bert_jax.errors import InputError
 from bert_jax.phases import PHASE_FIELDS
 
+_FAULTS = (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error)
+
 
 def define_config(flag_values: flags.FlagValues, argv: list[str] | None = None) -> Any:
     """Defines --config; `argv` where it is not the program's own."""
@@ -24,6 +26,20 @@ def define_config(flag_values: flags.FlagValues, argv: list[str] | None = None) 
         'config', None, 'Config file, as FILE.py or FILE.py:ARG.', flag_values=flag_values,
         sys_argv=argv,
     )
+
+
+def define_overrides(
+    config: config_lib.ConfigDict, flag_values: flags.FlagValues, argv: list[str]
+) -> None:
+    """Defines --config.FIELD for a config that is there already.
+
+    Raises:
+      InputError: a field that is unknown or a value that cannot be.
+    """
+    try:
+        config_flags.DEFINE_config_dict('config', config, flag_values=flag_values, sys_argv=argv)
+    except _FAULTS as error:
+        raise _in_one_line(argv, error) from error
 
 
 def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
@@ -34,25 +50,27 @@ def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
     """
     try:
         rest = flag_values(argv)
-    except (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error) as error:
-        known = config_lib.all_fields()
-        for argument in argv[1:]:
-            name, _, _ = argument.lstrip('-').partition('=')
-            path = name.removeprefix('config.').partition('[')[0]
-            if name.startswith('config.') and path not in known:
-                raise InputError(
-                    f'--{name} is not a field: {config_lib.nearest(path, known)}'
-                ) from error
-            if isinstance(error, LookupError) and name.startswith('config.phases['):
-                raise InputError(
-                    f'--{name}: the config has no such phase, or the phase does not say this: set '
-                    "the field for the whole run, or write all phases, --config.phases='(...)'"
-                ) from error
-        raise InputError(' '.join(str(error).split())) from error
+    except _FAULTS as error:
+        raise _in_one_line(argv, error) from error
     flag: Any = flag_values['config']
     if flag.value is not None:
         _check_overrides(flag.value, flag.override_values)
     return rest
+
+
+def _in_one_line(argv: list[str], error: Exception) -> InputError:
+    known = config_lib.all_fields()
+    for argument in argv[1:]:
+        name, _, _ = argument.lstrip('-').partition('=')
+        path = name.removeprefix('config.').partition('[')[0]
+        if name.startswith('config.') and path not in known:
+            return InputError(f'--{name} is not a field: {config_lib.nearest(path, known)}')
+        if isinstance(error, LookupError) and name.startswith('config.phases['):
+            return InputError(
+                f'--{name}: the config has no such phase, or the phase does not say this: set '
+                "the field for the whole run, or write all phases, --config.phases='(...)'"
+            )
+    return InputError(' '.join(str(error).split()))
 
 
 def _check_overrides(config: config_lib.ConfigDict, overrides: dict[str, Any]) -> None:

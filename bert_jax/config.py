@@ -56,6 +56,11 @@ _NUMERICS = {o.name: o.default for o in _DECIDED if o.default is not None}
 _RESIZED = ('max_position_embeddings',)  # a table that may be cut, or go on with fresh rows
 
 
+_SHARED_SECTIONS = (
+    'task', 'seed', 'init_checkpoint', 'model', 'data', 'train', 'optimizer', 'mesh', 'phases',
+)
+
+
 def _free(default: Any = None) -> config_dict.FieldReference:
     """A field whose type is not fixed by its default (a duration, or a source or list of them)."""
     return config_dict.FieldReference(default, field_type=object)
@@ -194,6 +199,24 @@ def fields(config: ConfigDict, prefix: str = '') -> list[str]:
         value = config[key]
         paths += fields(value, path + '.') if isinstance(value, ConfigDict) else [path]
     return paths
+
+
+def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
+    """A config with the task of a run and the data that it had; its model is a checkpoint's.
+
+    Args:
+      values: what the run's `config.json` says, by dotted name.
+    """
+    config = default_config(values['task'])
+    config.model.name = ''
+    sections = [name for name in config if name not in _SHARED_SECTIONS]
+    known = set(fields(config))
+    with config.unlocked():
+        config.update_from_flattened_dict({
+            name: value for name, value in values.items()
+            if name in known and name.partition('.')[0] in ('data', *sections)
+        })
+    return config
 
 
 def all_fields() -> list[str]:

@@ -48,13 +48,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def open_task(config: ConfigDict) -> Task:
+def open_task(config: ConfigDict, labels: tuple[str, ...] | None = None) -> Task:
     """The task of a completed config, its data opened.
+
+    Args:
+      config: of the run.
+      labels: of a model that is only evaluated; None: it is trained.
 
     Raises:
       InputError: bad data.
     """
-    return task_kinds()[config.task].open(config)
+    return task_kinds()[config.task].open(config, labels)
 
 
 def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -> dict[str, float]:

@@ -20,7 +20,7 @@ FLOORS = [
     {'train', 'predict'},
     {'tasks'},
     {'validation', 'program', 'experiment'},
-    {'main', 'convert', 'predict.__main__', 'tools'},
+    {'main', 'evaluate', 'convert', 'predict.__main__', 'tools'},
 ]
 
 

@@ -174,7 +174,7 @@ def numbers(low: float = -math.inf, high: float = math.inf) -> Convert:
 
 
 class LearntNames:
-    """Names of labels that the training file decides.
+    """Names of labels that the training file decides, unless they are known from a trained model.
 
     Attributes:
       several: whether an example has any number of labels: a list in JSON lines, else names
@@ -183,9 +183,11 @@ class LearntNames:
       unseen: those met after training's, which count as errors.
     """
 
-    def __init__(self, several: bool = False, separator: str = ','):
+    def __init__(
+        self, several: bool = False, separator: str = ',', names: tuple[str, ...] = ()
+    ):
         self.several, self.separator = several, separator
-        self.names: tuple[str, ...] = ()
+        self.names = names
         self.unseen: set[str] = set()
 
     def __call__(self, path: str, lines: Sequence[int], labels: Sequence[Any]) -> np.ndarray:

@@ -64,14 +64,15 @@ class TaskKind:
 
     Attributes:
       name: of the task in configs.
-      open: reads the data of a completed config.
+      open: reads the data of a completed config; with the labels of a model that is only
+        evaluated (a tuple, maybe empty), nothing that is trained on.
       section: name of its own section of the config; empty: it has none.
       fields: defaults of the section.
       phased: whether the run may have several phases, of rows with masked positions.
     """
 
     name: str
-    open: Callable[[ConfigDict], Task]
+    open: Callable[[ConfigDict, tuple[str, ...] | None], Task]
     section: str = ''
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     phased: bool = False

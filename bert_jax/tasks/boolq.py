@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 from ml_collections import ConfigDict
 
 from bert_jax.data import tabular
 from bert_jax.data.texts import Columns, TextExamples, known_names, read_texts
+from bert_jax.files import as_path
 from bert_jax.tasks.base import TaskKind, register
 from bert_jax.tasks.labelled import (
     LabelledTask,
@@ -19,24 +22,31 @@ _COLUMNS = Columns(('question', 'passage'), 'label', 'idx')
 _LABELS = ('false', 'true')
 
 
-def open_boolq(config: ConfigDict) -> LabelledTask:
+def open_boolq(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
     """Trained on train.jsonl, scored on val.jsonl, predicting test.jsonl where it is there."""
-    refuse_eval_source(config, 'val.jsonl of the folder')
-    folder = one_source(config, 'the folder with train.jsonl and val.jsonl')
-
-    def read(split: str, labelled: bool = True) -> TextExamples:
+    def read(path: str, labelled: bool = True) -> TextExamples:
         return read_texts(
-            tabular.find_file(folder, [split], ['jsonl']), _COLUMNS,
-            known_names(_LABELS) if labelled else None, max_malformed=config.data.max_malformed,
+            path, _COLUMNS, known_names(_LABELS) if labelled else None,
+            max_malformed=config.data.max_malformed,
         )
 
-    predicted = {}
-    if tabular.find_files(folder, ['test'], ['jsonl']):
-        predicted['test'] = read('test', labelled=False)
-    return text_task(
-        config, open_tokenization(config), head='classification', labels=_LABELS,
-        metrics=('accuracy',), train=read('train'), evaluated={'dev': read('val')},
-        predicted=predicted,
+    task = functools.partial(
+        text_task, config, open_tokenization(config), head='classification', labels=_LABELS,
+        metrics=('accuracy',),
+    )
+    if known is not None and config.data.eval_source:
+        mine = read(str(as_path(config.data.eval_source)))
+        return task(train=None, evaluated={'dev': mine}, predicted={})
+    refuse_eval_source(config, 'val.jsonl of the folder')
+    folder = one_source(config, 'the folder with train.jsonl and val.jsonl')
+    files = {
+        split: tabular.find_file(folder, [split], ['jsonl']) for split in ('train', 'val', 'test')
+        if split != 'test' or tabular.find_files(folder, ['test'], ['jsonl'])
+    }
+    return task(
+        train=read(files['train']) if known is None else None,
+        evaluated={'dev': read(files['val'])},
+        predicted={'test': read(files['test'], labelled=False)} if 'test' in files else {},
     )
 
 

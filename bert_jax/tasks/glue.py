@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
 from bert_jax.data import glue
 from bert_jax.data.texts import TextExamples
 from bert_jax.errors import InputError
+from bert_jax.files import as_path
 from bert_jax.tasks.base import TaskKind, register
 from bert_jax.tasks.labelled import (
     LabelledTask,
@@ -20,30 +22,43 @@ from bert_jax.tasks.labelled import (
 from bert_jax.tasks.texts import text_task
 
 
-def open_glue(name: str, config: ConfigDict) -> LabelledTask:
+def open_glue(
+    name: str, config: ConfigDict, known: tuple[str, ...] | None = None
+) -> LabelledTask:
     """Trained on train, scored on dev, predicting test where it is there.
 
     MNLI is scored on both dev sets, and predicts the diagnostic set too.
     """
-    refuse_eval_source(config, 'the dev files of the folder')
     task = glue.GLUE_TASKS[name]
+    if known is not None and config.data.eval_source:
+        mine = glue.read_glue_file(
+            name, str(as_path(config.data.eval_source)), max_malformed=config.data.max_malformed)
+        return _task(config, task, None, {'dev': mine}, {})
+    refuse_eval_source(config, 'the dev files of the folder')
     dev, test = [s for s in task.splits if 'dev' in s], [s for s in task.splits if 'test' in s]
-    train = _read(config, name, 'train')
+    train = _read(config, name, 'train') if known is None else None
     evaluated = {s: found for s in dev if (found := _read(config, name, s)) is not None}
-    if train is None or dev[0] not in evaluated:
+    untrained = known is None and train is None
+    if untrained or dev[0] not in evaluated:
         raise InputError(
-            f"config.data.source has no {'train' if train is None else dev[0]} split of {name}: "
+            f"config.data.source has no {'train' if untrained else dev[0]} split of {name}: "
             f'training needs train and {dev[0]}'
         )
     sources = [(split, name, split) for split in test]
     if name == 'mnli':
         sources.append(('ax', 'ax', 'test'))
+    return _task(config, task, train, evaluated, {
+        s: found for s, *where in sources if (found := _read(config, *where)) is not None})
+
+
+def _task(
+    config: ConfigDict, task: glue.GlueTask, train: TextExamples | None,
+    evaluated: Mapping[str, TextExamples], predicted: Mapping[str, TextExamples],
+) -> LabelledTask:
     return text_task(
         config, open_tokenization(config), head='classification' if task.labels else 'regression',
         labels=task.labels, metrics=task.metrics, train=train, evaluated=evaluated,
-        predicted={s: found for s, *where in sources
-                   if (found := _read(config, *where)) is not None},
-        prefixes={'dev_mismatched': 'mismatched_'},
+        predicted=predicted, prefixes={'dev_mismatched': 'mismatched_'},
     )
 
 

@@ -106,7 +106,7 @@ class LabelledData:
     """What a task reads of its files.
 
     Attributes:
-      train: what is trained on.
+      train: what is trained on; None where the model is only evaluated.
       evaluated: sets scored during training.
       predicted: further sets, predicted at the end.
       metric: name of the metric that picks the best evaluation.
@@ -118,7 +118,7 @@ class LabelledData:
       settled: names of metrics that belong to `inference` too.
     """
 
-    train: Units
+    train: Units | None
     evaluated: tuple[EvalSet, ...]
     metric: str
     head: str
@@ -146,7 +146,7 @@ class LabelledTask:
         self.inference: Mapping[str, Any] = {
             'max_seq_length': tokenization.max_length, **data.inference
         }
-        self.num_examples: int | None = len(data.train)
+        self.num_examples: int | None = None if data.train is None else len(data.train)
         self._best: tuple[dict[str, float], list[Outputs]] | None = None
 
     @property
@@ -154,10 +154,9 @@ class LabelledTask:
         return self._data
 
     def identity(self) -> dict[str, str]:
-        found = {
-            'vocabulary': self._vocabulary,
-            'training examples': self._data.train.digest(),
-        }
+        found = {'vocabulary': self._vocabulary}
+        if self._data.train is not None:
+            found['training examples'] = self._data.train.digest()
         for i, eval_set in enumerate(self._sets):
             found[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
         return found
@@ -174,21 +173,22 @@ class LabelledTask:
         self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh
     ) -> Phase:
         del eval_step  # its metrics want the predictions of a whole set
-        config, d = self._config, self._data
+        config, d, train = self._config, self._data, self._data.train
+        assert train is not None
         batch_size, steps = phase['batch_size'], phase['steps']
         plan = _train_plan(
-            d.train, batch_size, steps, config.seed, objective.config, config.data.packing,
+            train, batch_size, steps, config.seed, objective.config, config.data.packing,
             Layout(mesh).batch_shards * config.train.accumulation_steps,
         )
         say(
-            f'{len(d.train):,} training examples; rows of {plan.row_length} in '
+            f'{len(train):,} training examples; rows of {plan.row_length} in '
             f"{len(plan.shapes)} shapes ({', '.join(str(rows) for rows, _ in plan.shapes)} "
             f'rows); {100 * plan.padding:.1f} % padding'
         )
 
         def batches(first_step: int) -> Iterator[dict[str, jax.Array]]:
             for step in range(first_step, steps):
-                yield _device_batch(d.train, plan, step, mesh)
+                yield _device_batch(train, plan, step, mesh)
 
         self._predictors = self.predictors(objective, mesh)
 
@@ -257,7 +257,7 @@ def one_source(config: ConfigDict, meaning: str) -> str:
 
 
 def refuse_eval_source(config: ConfigDict, instead: str) -> None:
-    """Refuses `data.eval_source` where a benchmark says what is scored.
+    """Refuses `data.eval_source` for a run where a benchmark says what it is scored on.
 
     Raises:
       InputError: it is set.

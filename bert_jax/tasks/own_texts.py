@@ -21,40 +21,50 @@ from bert_jax.tasks.labelled import LabelledTask, Tokenization, one_source, open
 from bert_jax.tasks.texts import text_task
 
 
-def open_classification(config: ConfigDict) -> LabelledTask:
+def open_classification(
+    config: ConfigDict, known: tuple[str, ...] | None = None
+) -> LabelledTask:
     """Labels are learnt from the training file."""
     own = config.classification
-    names = LearntNames(own.multi_label, own.separator)
-    train, dev = _read(config, names)
-    assert train.labels is not None
-    counts = train.labels.sum(axis=0).astype(int) if own.multi_label else np.bincount(
-        train.labels, minlength=len(names.names))
+    names = LearntNames(own.multi_label, own.separator, known or ())
+    train, dev = _read(config, names, known)
+    shown = dev if train is None else train
+    labels = shown.labelled()
+    counts = labels.sum(axis=0).astype(int) if own.multi_label else np.bincount(
+        labels[labels >= 0], minlength=len(names.names))
     say('labels: ' + ', '.join(
-        f'{name} {n:,} ({n / len(train):.0%})' for name, n in zip(names.names, counts)))
+        f'{name} {n:,} ({n / len(shown):.0%})' for name, n in zip(names.names, counts)))
     if names.unseen:
-        shown = ', '.join(sorted(names.unseen)[:10])
-        say(f'note: {shown} occur in evaluation alone and count as errors')
+        unseen = ', '.join(sorted(names.unseen)[:10])
+        say(f'note: {unseen} occur in evaluation alone and count as errors')
     head = 'multi_label' if own.multi_label else 'classification'
     metrics = own.metrics or ('micro_f1,macro_f1,accuracy' if own.multi_label
                               else 'accuracy,macro_f1')
     return _task(config, head, names.names, metrics, train, dev)
 
 
-def open_regression(config: ConfigDict) -> LabelledTask:
+def open_regression(
+    config: ConfigDict, known: tuple[str, ...] | None = None
+) -> LabelledTask:
     """The label is a number."""
-    train, dev = _read(config, numbers())
-    assert train.labels is not None
-    say(f'numbers from {train.labels.min():g} to {train.labels.max():g}, mean '
-        f'{train.labels.mean():g}, deviation {train.labels.std():g}')
+    train, dev = _read(config, numbers(), known)
+    labels = (dev if train is None else train).labelled()
+    say(f'numbers from {labels.min():g} to {labels.max():g}, mean {labels.mean():g}, deviation '
+        f'{labels.std():g}')
     return _task(
         config, 'regression', (), config.regression.metrics or 'spearman,pearson', train, dev)
 
 
-def _read(config: ConfigDict, convert: Convert) -> tuple[TextExamples, TextExamples]:
-    """What is trained on, and what is scored."""
+def _read(
+    config: ConfigDict, convert: Convert, known: tuple[str, ...] | None
+) -> tuple[TextExamples | None, TextExamples]:
+    """What is trained on (None where `known` labels are evaluated), and what is scored."""
     d = config.data
     columns = Columns((d.text, *([d.text_pair] if d.text_pair else [])), d.label)
     source = one_source(config, 'a .csv, .tsv or .jsonl file')
+    if known is not None:
+        path = str(as_path(d.eval_source or source))
+        return None, read_texts(path, columns, convert, max_malformed=d.max_malformed)
     train = read_texts(source, columns, convert, max_malformed=d.max_malformed)
     if d.eval_source:
         dev = read_texts(
@@ -68,8 +78,8 @@ def _read(config: ConfigDict, convert: Convert) -> tuple[TextExamples, TextExamp
 
 
 def _task(
-    config: ConfigDict, head: str, labels: tuple[str, ...], metrics: str, train: TextExamples,
-    dev: TextExamples,
+    config: ConfigDict, head: str, labels: tuple[str, ...], metrics: str,
+    train: TextExamples | None, dev: TextExamples,
 ) -> LabelledTask:
     chosen = [name.strip() for name in metrics.split(',')]
     for name in chosen:
@@ -79,20 +89,20 @@ def _task(
                 + nearest(name, list(METRICS))
             )
     t = open_tokenization(config)
-    _say_lengths(t, train)
+    _say_lengths(t, dev if train is None else train)
     return text_task(
         config, t, head=head, labels=labels, metrics=chosen, train=train, evaluated={'dev': dev},
         predicted={},
     )
 
 
-def _say_lengths(t: Tokenization, train: TextExamples) -> None:
-    lengths = np.asarray(t.encode(train.text_a)[1], np.int64) + 2
-    if train.text_b is not None:
-        lengths = lengths + t.encode(train.text_b)[1] + 1
+def _say_lengths(t: Tokenization, examples: TextExamples) -> None:
+    lengths = np.asarray(t.encode(examples.text_a)[1], np.int64) + 2
+    if examples.text_b is not None:
+        lengths = lengths + t.encode(examples.text_b)[1] + 1
     cut = int((lengths > t.max_length).sum())
-    say(f'{len(train):,} examples of {np.median(lengths):.0f} tokens (half of them), at most '
-        f'{lengths.max()}; {cut:,} ({cut / len(train):.1%}) are cut at '
+    say(f'{len(examples):,} examples of {np.median(lengths):.0f} tokens (half of them), at most '
+        f'{lengths.max()}; {cut:,} ({cut / len(examples):.1%}) are cut at '
         f'config.data.max_seq_length={t.max_length}')
 
 

@@ -34,7 +34,8 @@ class PretrainTask:
     keeps_best = False
     inference: Mapping[str, Any] = {}
 
-    def __init__(self, config: ConfigDict):
+    def __init__(self, config: ConfigDict, labels: tuple[str, ...] | None = None):
+        del labels  # its data is opened alike for training and for evaluation
         self._config = config
         self.name: str = config.task
         self.data = open_data(config)

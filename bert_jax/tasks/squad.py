@@ -30,7 +30,9 @@ from bert_jax.tasks.labelled import (
 _NUMBERS = {'v1': '1.1', 'v2': '2.0'}
 
 
-def open_squad(version: str, config: ConfigDict) -> LabelledTask:
+def open_squad(
+    version: str, config: ConfigDict, known: tuple[str, ...] | None = None
+) -> LabelledTask:
     """The units are windows, and an epoch is all of them.
 
     (google-research/bert counts questions for its steps, 1 % fewer, so it ends a little before its
@@ -48,11 +50,14 @@ def open_squad(version: str, config: ConfigDict) -> LabelledTask:
 
     scorer = _Scorer(*windows(training=False), version, t)
     scorer.examples.gold_texts()  # rather now than after an epoch
-    _, train = windows(training=True)
+    train = None
+    if known is None:
+        _, found = windows(training=True)
+        train = Units(found.sequences, positions={
+            'start_positions': found.start_positions, 'end_positions': found.end_positions,
+        })
     return LabelledTask(config, t, LabelledData(
-        train=Units(train.sequences, positions={
-            'start_positions': train.start_positions, 'end_positions': train.end_positions,
-        }),
+        train=train,
         evaluated=(EvalSet('', Units(scorer.windows.sequences), scorer.score, scorer.write),),
         metric='f1', head='question_answering', inference=own,
         settled=('null_threshold',),

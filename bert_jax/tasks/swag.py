@@ -28,16 +28,20 @@ from bert_jax.tasks.labelled import (
 )
 
 
-def open_swag(config: ConfigDict) -> LabelledTask:
+def open_swag(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
     """SWAG or a set in its style: trained on train, scored on dev (see `data.swag`)."""
-    source = one_source(config, 'a folder of SWAG files, or one file in its style')
     kind = {'max_malformed': config.data.max_malformed}
-    if config.data.eval_source:
-        whole = as_path(source).is_file()
-        train = read_swag_file(source, **kind) if whole else read_swag(source, 'train', **kind)
-        dev = read_swag_file(str(as_path(config.data.eval_source)), **kind)
-    else:
-        train, dev = (read_swag(source, split, **kind) for split in ('train', 'dev'))
+    eval_source = config.data.eval_source
+
+    def read(split: str) -> SwagExamples:
+        if split == 'dev' and eval_source:
+            return read_swag_file(str(as_path(eval_source)), **kind)
+        source = one_source(config, 'a folder of SWAG files, or one file in its style')
+        if eval_source and as_path(source).is_file():  # all of it
+            return read_swag_file(source, **kind)
+        return read_swag(source, split, **kind)
+
+    dev = read('dev')
     t = open_tokenization(config)
 
     def units(examples: SwagExamples) -> Units:
@@ -47,7 +51,7 @@ def open_swag(config: ConfigDict) -> LabelledTask:
 
     scored = units(dev)
     return LabelledTask(config, t, LabelledData(
-        train=units(train),
+        train=units(read('train')) if known is None else None,
         evaluated=(EvalSet(
             '', scored, functools.partial(_score, scored.labels['labels']),
             functools.partial(_write, dev.ids),

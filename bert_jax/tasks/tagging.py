@@ -41,15 +41,22 @@ _FIELDS: Mapping[str, object] = {
 }
 
 
-def open_conll(config: ConfigDict) -> LabelledTask:
+def open_conll(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
     """Trained on train, scored on dev, and on test where it is there (`test_f1` and so on)."""
+    if known is not None and config.data.eval_source:
+        mine = conll.read_conll_file(
+            str(as_path(config.data.eval_source)), max_malformed=config.data.max_malformed)
+        return _task(config, config.conll, known, None, {'dev': mine}, ('f1',))
     refuse_eval_source(config, 'eng.testa of the folder')
-    splits = ('train', 'dev', 'test')
+    splits = ('train', 'dev', 'test') if known is None else ('dev', 'test')
     examples = {s: part for s in splits if (part := _read_conll(config, s)) is not None}
-    return _task(config, config.conll, examples.pop('train'), examples, ('f1',))
+    train = examples.pop('train', None)
+    labels = known if train is None else train.labels
+    assert labels is not None
+    return _task(config, config.conll, labels, train, examples, ('f1',))
 
 
-def open_tagging(config: ConfigDict) -> LabelledTask:
+def open_tagging(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
     """Trained on `data.source`, scored on `data.eval_source` or on sentences held out of it.
 
     Tags may be of any set: entities are scored by their F1, other tags by the words that are right.
@@ -59,6 +66,9 @@ def open_tagging(config: ConfigDict) -> LabelledTask:
         'max_malformed': config.data.max_malformed,
     }
     source = one_source(config, 'a file with a word and its tag in each line, or JSON lines')
+    if known is not None:
+        dev = conll.read_tagged_file(str(as_path(config.data.eval_source or source)), **kind)
+        return _task(config, config.tagging, known, None, {'dev': dev}, _metrics(known, dev.tags))
     train = conll.read_tagged_file(source, **kind)
     if config.data.eval_source:
         dev = conll.read_tagged_file(str(as_path(config.data.eval_source)), **kind)
@@ -71,18 +81,21 @@ def open_tagging(config: ConfigDict) -> LabelledTask:
         f'{tag} {n:,}' for tag, n in sorted(counts.items(), key=lambda item: -item[1])[:20]))
     if unseen := sorted(set(dev.tags) - set(train.tags)):
         say(f"note: {', '.join(unseen[:10])} occur in evaluation alone and count as errors")
-    entities = are_entities([*train.tags, *dev.tags])
-    return _task(config, config.tagging, train, {'dev': dev},
-                 ('f1',) if entities else ('accuracy',))
+    return _task(
+        config, config.tagging, train.labels, train, {'dev': dev}, _metrics(train.labels, dev.tags))
+
+
+def _metrics(*tags: Sequence[str]) -> tuple[str, ...]:
+    """What tags of this kind are scored by; the first picks the best evaluation."""
+    return ('f1',) if are_entities([tag for some in tags for tag in some]) else ('accuracy',)
 
 
 def _task(
-    config: ConfigDict, own: ConfigDict, train: ConllExamples,
+    config: ConfigDict, own: ConfigDict, labels: tuple[str, ...], train: ConllExamples | None,
     evaluated: Mapping[str, ConllExamples], metrics: Sequence[str],
 ) -> LabelledTask:
     t = open_tokenization(config)
     _check_features(config, own.features)
-    labels = train.labels
 
     def cut(examples: ConllExamples) -> ConllWindows:
         return conll_windows(
@@ -100,7 +113,7 @@ def _task(
         )
 
     return LabelledTask(config, t, LabelledData(
-        train=_units(cut(train)),
+        train=None if train is None else _units(cut(train)),
         evaluated=tuple(eval_set(*item) for item in evaluated.items()),
         metric=metrics[0], labels=labels,
         head='feature_tagger' if own.features else 'token_classification',

@@ -17,7 +17,7 @@ from bert_jax.tasks.labelled import EvalSet, LabelledData, LabelledTask, Outputs
 
 def text_task(
     config: ConfigDict, t: Tokenization, *, head: str, labels: Sequence[str],
-    metrics: Sequence[str], train: TextExamples, evaluated: Mapping[str, TextExamples],
+    metrics: Sequence[str], train: TextExamples | None, evaluated: Mapping[str, TextExamples],
     predicted: Mapping[str, TextExamples], prefixes: Mapping[str, str] | None = None,
 ) -> LabelledTask:
     """A task on texts.
@@ -28,7 +28,7 @@ def text_task(
       head: 'classification', 'multi_label' or 'regression'.
       labels: names by id; none of a regression.
       metrics: names in `metrics.labels.METRICS`; the first picks the best evaluation.
-      train: what is trained on.
+      train: what is trained on, or None.
       evaluated, predicted: by the name of the split, which the file of predictions has.
       prefixes: of the metrics of some splits.
     """
@@ -45,7 +45,7 @@ def text_task(
         )
 
     return LabelledTask(config, t, LabelledData(
-        train=units(train, True),
+        train=None if train is None else units(train, True),
         evaluated=tuple(eval_set(*item, True) for item in evaluated.items()),
         predicted=tuple(eval_set(*item, False) for item in predicted.items()),
         metric=metrics[0], head=head, labels=tuple(labels),

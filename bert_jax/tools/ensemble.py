@@ -39,7 +39,6 @@ _ALIKE = (
     'data.text', 'data.text_pair', 'data.label', 'data.held_out',
 )  # and the task's own section
 _ALIKE_RESULTS = ('head', 'labels')  # what the runs say besides their fields
-_AS_FIRST = ('data.max_malformed', 'data.tfds_dir')  # how the data is read, as in the first run
 
 
 def vocabulary(run: Path) -> Path:
@@ -88,7 +87,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     import jax
     import optax
 
-    from bert_jax.config import complete, default_config
+    from bert_jax.config import complete, data_config_of
     from bert_jax.experiment import open_task
     from bert_jax.program import model_config
     from bert_jax.sharding import make_mesh
@@ -106,13 +105,9 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
         raise InputError(
             f'{runs[0]} is a run of task {name!r}: choose runs of ' + ', '.join(downstream))
     check_alike(runs, configs)
-    config = default_config(name)
-    config.model.name = ''
+    config = data_config_of(configs[0])
     config.data.vocab_file = str(vocabulary(runs[0]))
-    with config.unlocked():
-        config.update_from_flattened_dict(
-            {name: configs[0][name] for name in (*_alike(configs[0]), *_AS_FIRST)}
-        )
+    config.data.add_tokens = ''  # they are in that vocabulary
     mesh = make_mesh(jax.device_count(), 1, 1)
     task: Any = None
     means: list[dict[str, np.ndarray]] = []
