@@ -11,6 +11,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from bert_jax.config import data_config_of
+from bert_jax.evaluate import evaluate
+from bert_jax.train.run_directory import read_run_fields
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.names import from_tree
 from tests.conftest import ROOT
@@ -73,6 +76,12 @@ def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(
     assert 'left unused: cls/' in process.stdout
     whole = result(process)
     assert {'step', 'eval/matthews', 'last/matthews'} <= set(whole)
+    config = data_config_of(read_run_fields(tmp_path / 'whole'))
+    config.data.eval_source = str(glue / 'CoLA' / 'dev.tsv')
+    again = evaluate(config, str(tmp_path / 'whole'), tmp_path / 'again')
+    assert again['eval/matthews'] == pytest.approx(whole['eval/matthews'], abs=1e-6)
+    name = 'dev_predictions.tsv'
+    assert (tmp_path / 'again' / name).read_text() == (tmp_path / 'whole' / name).read_text()
     stopped = subprocess.Popen(
         [sys.executable, '-m', 'bert_jax.main', *args, f'--workdir={tmp_path}/parts'], cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
