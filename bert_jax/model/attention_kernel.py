@@ -10,6 +10,9 @@ softmax are rows of lanes, found by additions of whole registers and not by the 
 moves data between lanes. Context and gradients come out as [head_dim, S], at half the matrix
 unit's work, and are turned once for two heads.
 
+Why one file: forward and backward share the blocks, the order of work and the masks, and neither
+can be checked without the other.
+
     B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim,
     M: marks of a token (its segment; its place for dropout), P: pairs of heads
 """
