@@ -20,7 +20,7 @@ from bert_jax.predict.texts import (
     joined,
     parts_of,
     refused,
-    shown,
+    shown_parts,
     stream,
 )
 
@@ -40,7 +40,7 @@ def next_sentence(
 
     def results(pairs: list[Tokenized], outputs: Outputs) -> Iterator[dict[str, Any]]:
         for pair, of_pair in zip(pairs, _softmax(outputs['logits']).tolist(), strict=True):
-            yield shown(pair.texts) | {'probability': of_pair[0]}
+            yield shown_parts(pair.texts) | {'probability': of_pair[0]}
 
     return stream(
         model, pairs, read=reader(model, 2), make=maker(model), results=results,
@@ -55,23 +55,24 @@ def classify(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, An
     if head == 'multiple_choice':
         return _choose(model, texts)
 
-    def result(logits: np.ndarray) -> dict[str, Any]:
-        if head == 'regression':
-            return {'value': float(logits[0])}
-        if head == 'multi_label':
-            values = (1 / (1 + np.exp(-logits.astype(np.float64)))).tolist()
-            named = dict(zip(labels, values, strict=True))
-            return {'labels': [x for x in labels if named[x] > 0.5], 'probabilities': named}
-        values = _softmax(logits).tolist()
-        best = int(logits.argmax())
-        return {
-            'label': labels[best], 'probability': values[best],
-            'probabilities': dict(zip(labels, values, strict=True)),
-        }
-
     def results(texts: list[Tokenized], outputs: Outputs) -> Iterator[dict[str, Any]]:
-        for text, logits in zip(texts, outputs['logits'], strict=True):
-            yield shown(text.texts) | result(logits)
+        logits = outputs['logits'].astype(np.float64)
+        if head == 'regression':
+            for text, value in zip(texts, logits[:, 0].tolist(), strict=True):
+                yield shown_parts(text.texts) | {'value': value}
+        elif head == 'multi_label':
+            for text, row in zip(texts, (1 / (1 + np.exp(-logits))).tolist(), strict=True):
+                yield shown_parts(text.texts) | {
+                    'labels': [x for x, p in zip(labels, row, strict=True) if p > 0.5],
+                    'probabilities': dict(zip(labels, row, strict=True)),
+                }
+        else:
+            rows = zip(_softmax(logits).tolist(), logits.argmax(axis=1).tolist(), strict=True)
+            for text, (row, best) in zip(texts, rows, strict=True):
+                yield shown_parts(text.texts) | {
+                    'label': labels[best], 'probability': row[best],
+                    'probabilities': dict(zip(labels, row, strict=True)),
+                }
 
     return stream(
         model, texts, read=reader(model, 1, 2), make=maker(model), results=results,

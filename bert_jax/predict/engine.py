@@ -11,7 +11,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -32,7 +32,7 @@ Function = Callable[[Params, dict[str, jax.Array]], dict[str, jax.Array]]
 TokenCost = Callable[[int], float]  # work on a token in a row of so many
 
 # Of a step, a device; more is not faster.
-_CPU_TOKENS = 1 << 10
+_CPU_TOKENS = 1 << 12
 _ACCELERATOR_TOKENS = 1 << 13
 _ROW_STEP = 64  # rows are of a multiple of it; one row of it serves a text typed by hand
 _SHARED_ROWS = (256, 512)  # that several units share
@@ -130,11 +130,15 @@ class Engine:
             while running:
                 yield from _collect(*running.popleft())
 
-    def _batch(self, units: Units, plan: Plan | None, step: int) -> dict[str, jax.Array]:
+    def _batch(self, units: Units, plan: Plan | None, step: int) -> Mapping[str, Any]:
         assert plan is not None
         num_rows = int(plan.num_rows[step])
         local = local_rows(self._mesh, num_rows)
-        return to_global(self._mesh, packed_batch(units, plan, step, local), num_rows, local)
+        batch = packed_batch(units, plan, step, local)
+        del batch['unit_index'], batch['unit_weights']  # of losses
+        if self._mesh.size == 1:  # jax brings arrays of the host to where the parameters are
+            return batch
+        return to_global(self._mesh, batch, num_rows, local)
 
     def _plan(self, function: Function, units: Units) -> Plan:
         """Packs units, into a shape that is compiled already unless another is clearly better."""

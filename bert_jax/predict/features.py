@@ -65,7 +65,7 @@ def text_vectors(
         found = outputs['vectors']
         if normalize:
             found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        return found
+        return (vector.copy() for vector in found)  # those of the whole chunk can go
 
     def refused(text: Any, reason: str) -> np.ndarray:
         model.note(f'{text!r:.40} has no vector: {reason}')
@@ -130,7 +130,10 @@ def lines(
         if pool:
             vectors = text_vectors(model, texts, pool, layers[0], normalize)
             for number, vector in enumerate(vectors):
-                yield {'linex_index': number, 'vector': _rounded(vector).tolist()}
+                if np.isnan(vector).any():
+                    yield {'linex_index': number, 'error': 'it is no text'}
+                else:
+                    yield {'linex_index': number, 'vector': _rounded(vector).tolist()}
         else:
             for number, features in enumerate(token_features(model, texts, layers)):
                 if 'error' in features:

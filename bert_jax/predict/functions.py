@@ -126,14 +126,15 @@ def vectors(config: ModelConfig, layer: int, pool: str) -> Function:
             found = gather_positions(x_RxSxH, batch['cls_positions']).astype(jnp.float32)
             return {'vectors': found}
         x_RxSxH = x_RxSxH.astype(jnp.float32)
-        num_units = batch['cls_positions'].shape[1]
-        own_RxKxS = batch['input_mask'][:, None, :] == jnp.arange(1, num_units + 1)[None, :, None]
-        if pool == 'max':
-            maxima = [
-                jnp.max(jnp.where(own_RxKxS[:, k, :, None], x_RxSxH, -jnp.inf), axis=1)
-                for k in range(num_units)
-            ]
-            return {'vectors': jnp.stack(maxima, axis=1)}
+        mask_RxS = batch['input_mask']
+        numbers_K = jnp.arange(1, batch['cls_positions'].shape[1] + 1)
+        if pool == 'max':  # one unit of all rows at a time: [R, K, S, H] would be large
+            maxima_KxRxH = jax.lax.map(
+                lambda k: jnp.max(jnp.where((mask_RxS == k)[..., None], x_RxSxH, -jnp.inf), axis=1),
+                numbers_K,
+            )
+            return {'vectors': maxima_KxRxH.swapaxes(0, 1)}
+        own_RxKxS = mask_RxS[:, None, :] == numbers_K[None, :, None]
         sums = jnp.einsum(
             'RKS,RSH->RKH', own_RxKxS.astype(jnp.float32), x_RxSxH,
             precision=jax.lax.Precision.HIGHEST,

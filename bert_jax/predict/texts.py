@@ -26,7 +26,7 @@ Note = Callable[[str], None]
 # From a text, its number from 1 and where to put remarks, to whatever `make` takes.
 Read = Callable[[Any, int, Note], Any]
 
-_CHUNK_STEPS = 32  # of the engine: what is made ready at a time,
+_CHUNK_STEPS = 8  # of the engine: what is made ready at a time,
 _CHUNK_VALUES = 1 << 27  # and at most this many result values
 _CHARACTERS = 4  # of a token, more or less
 
@@ -143,12 +143,15 @@ def shown(text: Any) -> dict[str, Any]:
     if isinstance(text, str):
         return {'text': text}
     if isinstance(text, Sequence) and all(isinstance(part, str) for part in text):
-        if len(text) == 2:
-            return {'first': text[0], 'second': text[1]}
-        if len(text) == 1:
-            return {'text': text[0]}
-        return {'text': list(text)}
+        return shown_parts(text)
     return {'text': None if isinstance(text, Exception) else repr(text)}
+
+
+def shown_parts(parts: Sequence[str]) -> dict[str, Any]:
+    """Texts that go together as their result shows them."""
+    if len(parts) == 2:
+        return {'first': parts[0], 'second': parts[1]}
+    return {'text': parts[0] if len(parts) == 1 else list(parts)}
 
 
 def parts_of(text: Any, *allowed: int) -> list[str]:
