@@ -39,7 +39,7 @@ LANES = 128
 HEAD_DIM = 64
 # Whole rows are held on the chip, and 16 MB are what all kinds have.
 MAX_LENGTH = 512
-MAX_HEADS = 24
+MAX_HEADS = 20
 MASKED_SCORE = -10000.0
 
 
