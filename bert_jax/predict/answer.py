@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.packing import Units
-from bert_jax.data.squad import SquadExamples
-from bert_jax.data.squad_answers import Prediction, predict_answers
-from bert_jax.data.squad_windows import SquadWindows, squad_windows
 from bert_jax.errors import InputError
+from bert_jax.labelled.packing import Units
+from bert_jax.labelled.squad import SquadExamples
+from bert_jax.labelled.squad_answers import Prediction, predict_answers
+from bert_jax.labelled.squad_windows import SquadWindows, squad_windows
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.texts import Note, Pair, check_many, parts_of, shown, stream

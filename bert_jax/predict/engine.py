@@ -18,14 +18,14 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.data.packed import packed_batch, unpack
-from bert_jax.data.packing import Plan, Units, pack_whole, plan_once
+from bert_jax.labelled.packed import packed_batch, unpack
+from bert_jax.labelled.packing import Plan, Units, pack_whole, plan_once
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.train.report import duration
 
 Params = Any
 Outputs = dict[str, np.ndarray]
-# From parameters and a packed batch (`data.packing`) to arrays [R, K, ...], a unit each, or
+# From parameters and a packed batch (`labelled.packing`) to arrays [R, K, ...], a unit each, or
 # [R, S, ...], a token each. Compiled once a function, so it must be the same object (or equal)
 # each time.
 Function = Callable[[Params, dict[str, jax.Array]], dict[str, jax.Array]]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.packing import Units
 from bert_jax.errors import InputError
 from bert_jax.files import as_path
+from bert_jax.labelled.packing import Units
 from bert_jax.predict import functions
 from bert_jax.predict.classify import Tokenized, maker, reader
 from bert_jax.predict.engine import Outputs

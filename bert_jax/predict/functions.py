@@ -1,4 +1,4 @@
-"""What commands without an objective of their own compute of a packed batch (`data.packing`).
+"""What commands without an objective of their own compute of a packed batch (`labelled.packing`).
 
 Each gives a function for the engine: the same object for the same arguments, so that it is
 compiled once a shape. (Task heads: `model.objectives`.)

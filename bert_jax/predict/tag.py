@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.conll import ConllExamples
-from bert_jax.data.packing import Units
-from bert_jax.data.word_windows import ConllWindows, conll_windows
 from bert_jax.errors import InputError
+from bert_jax.labelled.conll import ConllExamples
+from bert_jax.labelled.packing import Units
+from bert_jax.labelled.word_windows import ConllWindows, conll_windows
 from bert_jax.metrics.conll import are_entities, normal_tags
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Sequences
 from bert_jax.errors import InputError
+from bert_jax.labelled.packing import Units
 from bert_jax.predict.engine import Function, Outputs
 from bert_jax.predict.loaded import LoadedModel
 

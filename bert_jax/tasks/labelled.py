@@ -15,14 +15,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.packed import packed_batch
-from bert_jax.data.packing import Plan, Units, plan_steps
 from bert_jax.data.pairs import Encode
 from bert_jax.data.prepared import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
 from bert_jax.hosts import say
+from bert_jax.labelled.packed import packed_batch
+from bert_jax.labelled.packing import Plan, Units, plan_steps
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import OBJECTIVES, Objective

@@ -7,15 +7,15 @@ import functools
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.packing import Units
-from bert_jax.data.swag import (
+from bert_jax.files import Path, as_path, write_whole
+from bert_jax.labelled.packing import Units
+from bert_jax.labelled.swag import (
     NUM_CHOICES,
     SwagExamples,
     read_swag,
     read_swag_file,
     swag_sequences,
 )
-from bert_jax.files import Path, as_path, write_whole
 from bert_jax.metrics.labels import accuracy
 from bert_jax.tasks.base import TaskKind, register
 from bert_jax.tasks.labelled import (
@@ -29,7 +29,7 @@ from bert_jax.tasks.labelled import (
 
 
 def open_swag(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
-    """SWAG or a set in its style: trained on train, scored on dev (see `data.swag`)."""
+    """SWAG or a set in its style: trained on train, scored on dev (see `labelled.swag`)."""
     kind = {'max_malformed': config.data.max_malformed}
     eval_source = config.data.eval_source
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.packing import Units
-from bert_jax.data.texts import TextExamples, text_sequences
 from bert_jax.files import Path, write_whole
+from bert_jax.labelled.packing import Units
+from bert_jax.labelled.texts import TextExamples, text_sequences
 from bert_jax.metrics.labels import METRICS
 from bert_jax.tasks.labelled import EvalSet, LabelledData, LabelledTask, Outputs, Tokenization
 

@@ -19,7 +19,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bert_jax.data.glue_submission import (
+from bert_jax.errors import InputError
+from bert_jax.labelled.glue_submission import (
     NUM_ROWS,
     TASKS,
     check_submission,
@@ -28,7 +29,6 @@ from bert_jax.data.glue_submission import (
     same_prediction,
     write_submission,
 )
-from bert_jax.errors import InputError
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tiny
 
-from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Sequences
+from bert_jax.labelled.packing import Units
 from bert_jax.model.encoder import Bert, Pooler
 from bert_jax.predict import functions
 from bert_jax.predict.api import Model

@@ -11,9 +11,9 @@ import pytest
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.data.packed import packed_batch
-from bert_jax.data.packing import Plan, Units, plan_steps
 from bert_jax.data.pairs import Sequences
+from bert_jax.labelled.packed import packed_batch
+from bert_jax.labelled.packing import Plan, Units, plan_steps
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import (
     Classification,

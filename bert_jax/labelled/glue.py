@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data import tabular
-from bert_jax.data.texts import Columns, TextExamples, known_names, numbers, read_texts
 from bert_jax.errors import InputError
 from bert_jax.files import as_path
+from bert_jax.labelled import tabular
+from bert_jax.labelled.texts import Columns, TextExamples, known_names, numbers, read_texts
 from bert_jax.metrics.labels import GLUE_METRICS
 
 _BINARY = ('0', '1')

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data import squad_answers
-from bert_jax.data.squad import SquadExamples, read_squad
-from bert_jax.data.squad_answers import aligned_place, final_texts, predict_answers
-from bert_jax.data.squad_windows import squad_windows
-from bert_jax.data.squad_writer import write_predictions
+from bert_jax.labelled import squad_answers
+from bert_jax.labelled.squad import SquadExamples, read_squad
+from bert_jax.labelled.squad_answers import aligned_place, final_texts, predict_answers
+from bert_jax.labelled.squad_windows import squad_windows
+from bert_jax.labelled.squad_writer import write_predictions
 from bert_jax.metrics.squad import squad_scores
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer

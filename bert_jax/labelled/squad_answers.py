@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from bert_jax.data.squad import SquadExamples
-from bert_jax.data.squad_windows import SquadWindows, ranges
+from bert_jax.labelled.squad import SquadExamples
+from bert_jax.labelled.squad_windows import SquadWindows, ranges
 from bert_jax.text.vocab import CONTINUATION, Vocab
 from bert_jax.text.wordpiece import basic_tokens
 

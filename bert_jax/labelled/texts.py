@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data import tabular
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.errors import InputError
+from bert_jax.labelled import tabular
 
 # (file, lines, label of each as it stands there) -> labels as arrays [n, ...]
 Convert = Callable[[str, Sequence[int], Sequence[Any]], np.ndarray]

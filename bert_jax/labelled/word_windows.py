@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.data.conll import ConllExamples
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
+from bert_jax.labelled.conll import ConllExamples
 
 
 @dataclasses.dataclass(frozen=True)

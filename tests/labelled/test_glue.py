@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.data.glue import (
+from bert_jax.errors import InputError
+from bert_jax.labelled.glue import (
     GLUE_TASKS,
     from_tfds,
     glue_files,
@@ -15,8 +16,7 @@ from bert_jax.data.glue import (
     read_glue,
     tfds_split,
 )
-from bert_jax.data.texts import text_sequences
-from bert_jax.errors import InputError
+from bert_jax.labelled.texts import text_sequences
 
 CLS, SEP = 1, 2
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bert_jax.data.packing import Plan, Units
 from bert_jax.data.spec import BatchSpec, Feature, empty_rows
+from bert_jax.labelled.packing import Plan, Units
 
 
 def packed_spec(units: Units, plan: Plan) -> BatchSpec:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data import tabular
 from bert_jax.errors import InputError
 from bert_jax.files import as_path
+from bert_jax.labelled import tabular
 from bert_jax.metrics.conll import TAG, normal_tags, tag_types
 
 # Of the original distribution, and as its IOB2 editions are called.

@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.data.swag import (
+from bert_jax.errors import InputError
+from bert_jax.labelled.swag import (
     SwagExamples,
     part,
     read_swag,
     read_swag_file,
     swag_sequences,
 )
-from bert_jax.errors import InputError
 
 CLS, SEP = 1, 2
 HEADER = (
