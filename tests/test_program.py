@@ -7,7 +7,15 @@ from bert_jax import program as program_lib
 from bert_jax.config import complete, default_config
 from bert_jax.errors import InputError
 from bert_jax.experiment import open_task
-from bert_jax.program import build_program, check_memory, open_mesh, phase_calls
+from bert_jax.model.attention_check import disagreement
+from bert_jax.model.attention_kernel import kernel_attention
+from bert_jax.program import (
+    build_program,
+    check_memory,
+    open_mesh,
+    phase_calls,
+    settle_attention,
+)
 from bert_jax.train.compiled import Memory, device_bytes
 
 
@@ -97,3 +105,17 @@ def test_a_batch_that_the_devices_cannot_split_is_refused():
     config.update_from_flattened_dict({'train.steps': 1, 'train.batch_size': 12})
     with pytest.raises(InputError, match='train.batch_size=12'):
         open_mesh(complete(config), jax.devices()[:8])
+
+
+@pytest.mark.parametrize('scale, attention', [(1.0, 'auto'), (1.1, 'xla')])
+def test_a_kernel_that_a_chip_does_not_compute_right_is_not_used(
+    scale, attention, monkeypatch, capsys
+):
+    def kernel(*args, **kwargs):
+        return scale * kernel_attention(*args, **kwargs, interpret=True)
+
+    monkeypatch.setattr(program_lib, 'disagreement', lambda: disagreement(kernel=kernel))
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+    assert settle_attention(default_config()).model.attention == attention
+    said = capsys.readouterr().out
+    assert ('differs from XLA by' in said) == (attention == 'xla')

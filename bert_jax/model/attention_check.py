@@ -1,0 +1,59 @@
+"""Whether the attention kernel computes on a chip what XLA computes there.
+
+The kernel's tests interpret it, and the compiler's word is no measurement: so a run on a TPU asks
+the chip itself, once, before it relies on the kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.model import dropout as drop
+from bert_jax.model.attention import IMPLEMENTATIONS
+from bert_jax.model.attention_kernel import HEAD_DIM, kernel_attention
+from bert_jax.model.layers import ModelConfig
+
+TOLERANCE = 0.03  # of the largest element: bfloat16 keeps 8 bits, and sums are in another order
+_LENGTH = 200  # no multiple of the kernel's tiles
+_RATE = 0.1
+
+
+def disagreement(
+    num_heads: int = 2, kernel: Callable[..., jax.Array] = kernel_attention
+) -> float:
+    """The largest difference of values and gradients, as a share of their largest element.
+
+    Two rows on one device, one of two sequences and one with padding, dropout on.
+    """
+    rng = np.random.default_rng(0)
+    shape = (2, _LENGTH, 3, num_heads, HEAD_DIM)
+    qkv = jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+    d_context = jnp.asarray(rng.normal(size=(2, _LENGTH, num_heads, HEAD_DIM)), jnp.bfloat16)
+    segments = np.ones((2, _LENGTH), np.int32)
+    segments[0, 120:], segments[1, 150:] = 2, 0
+    d_context = d_context * (segments > 0)[:, :, None, None]
+    rows = drop.dropout_rows(0, 1, jnp.arange(2))
+    config = ModelConfig(
+        vocab_size=8, num_layers=1, hidden_size=num_heads * HEAD_DIM, num_heads=num_heads,
+        intermediate_size=8, attention_dropout=_RATE, dtype='bfloat16',
+    )
+
+    def both(attend: Callable[..., jax.Array]) -> list[np.ndarray]:
+        def run(qkv: jax.Array, d_context: jax.Array) -> tuple[jax.Array, jax.Array]:
+            context, pull = jax.vjp(lambda x: attend(x, segments, rows, 0), qkv)
+            return context, pull(d_context)[0]
+
+        context, d_qkv = jax.device_get(jax.jit(run)(qkv, d_context))
+        real = segments > 0
+        return [context[real].astype(np.float64), d_qkv[real].astype(np.float64)]
+
+    plain = functools.partial(IMPLEMENTATIONS['xla'], config=config, wanted_BxP=None)
+    found, wanted = both(functools.partial(kernel, rate=_RATE)), both(plain)
+    return max(
+        float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, wanted, strict=True)
+    )
