@@ -12,10 +12,9 @@ stands it is for 64 chips, four rows each (v5e 8x8, v4 or v5p 4x4x4); on 16 (v5e
 at 6e-3, then 1,563 of 32,768 of 512 at 4e-3, each with its own warm-up (28.43 % and 12.8 %) and
 square-root decay. 76 minutes on 1,024 TPU v3 chips in the LAMB paper. As it stands it is for 256
 chips of 16 GB or more (v5e or v6e 16x16), in 32 parts: 8 rows a chip at once at 128, then 4 at 512.
-64 chips of v4 (4x4x4) need 64 parts.
-
-What fits is reckoned from the memory of smaller batches, not compiled for every slice: ask
-bert_jax.tools.preflight before renting one (docs/preflight.md).
+On v5e 16x16 that compiles to 8.3 and 11.4 GB a chip, and 442 chip-hours in all (docs/preflight.md);
+the paper's on v5e 8x8 to 6.4 and 8.0 GB. 64 chips of v4 (4x4x4) are reckoned to need 64 parts: ask
+bert_jax.tools.preflight before renting others.
 """
 
 from bert_jax.config import default_config
