@@ -104,6 +104,10 @@ def check_task(config: ConfigDict) -> None:
         raise InputError(
             f'config.task={config.task!r} is unknown: {nearest(config.task, list(kinds))}'
         )
+    if config.phases and not kinds[config.task].phased:
+        raise InputError(
+            f'config.phases is for pre-training: config.task={config.task!r} has one phase'
+        )
     section = kinds[config.task].section
     if section and section not in config:
         raise InputError(

@@ -57,12 +57,8 @@ def open_tokenization(config: ConfigDict) -> Tokenization:
     """The tokenizer of a downstream run.
 
     Raises:
-      InputError: the config names no vocabulary, or one that cannot be read; it has phases.
+      InputError: the config names no vocabulary, or one that cannot be read.
     """
-    if config.phases:
-        raise InputError(
-            f'config.phases is for pre-training: config.task={config.task!r} has one phase'
-        )
     if not config.data.vocab_file:
         raise InputError(
             'config.data.vocab_file is empty, and there is no config.init_checkpoint that '

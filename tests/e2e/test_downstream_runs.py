@@ -1,19 +1,31 @@
-"""Downstream runs through the command line: from a pre-trained run to scores and predictions."""
+"""Downstream runs: from a pre-trained run to scores and predictions.
 
+In this process, on one of its devices: the command line has its own tests, and most of a short run
+is starting a program, or compiling for eight.
+"""
+
+import contextlib
+import io
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
+from unittest import mock
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from absl import flags
 
+from bert_jax import experiment
+from bert_jax.command_line import define_config, parse_flags
 from bert_jax.config import data_config_of
+from bert_jax.errors import InputError, Stopped
 from bert_jax.evaluate import evaluate
+from bert_jax.files import as_path
+from bert_jax.tools.ensemble import main as ensemble_main
 from bert_jax.train.run_directory import read_run_fields
+from bert_jax.validation import validate
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.names import from_tree
 from tests.conftest import ROOT
@@ -23,33 +35,54 @@ TINY = (
     '--config.data.max_seq_length=48', '--config.train.batch_size=8', '--config.train.log_every=2',
     '--config.optimizer.learning_rate=1e-3',
 )
+# One shape of rows, so one program to compile; packed runs are GLUE's.
+UNPACKED = (*TINY, '--config.data.packing=False')
 
 
 def sentence(rng, least=3, most=9):
     return ' '.join(rng.choices(WORDS, k=rng.randint(least, most)))
 
 
+def one_device():
+    """jax as a machine with one device has it."""
+    first = jax.devices()[:1]
+    patches = contextlib.ExitStack()
+    for name, value in (('devices', first), ('local_devices', first), ('device_count', 1)):
+        patches.enter_context(mock.patch.object(jax, name, lambda *_, value=value: value))
+    return patches
+
+
+def run(*args, workdir, stop_at=None):
+    """(result, what it said) of a run; `stop_at` is a step at which it is told to stop."""
+    values = flags.FlagValues()
+    argv = ['run', args[0].replace('configs/', f'{ROOT}/configs/'), *args[1:]]
+    define_config(values, argv)
+    parse_flags(argv, values)
+    config = values['config'].value
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), one_device():
+        validate(config)
+        result = experiment.run(config, as_path(workdir), lambda step: step == stop_at)
+    return result, said.getvalue()
+
+
 @pytest.fixture(scope='module')
-def pretrained(tmp_path_factory, run_main):
+def pretrained(tmp_path_factory):
     """A tiny model with its vocabulary, pre-trained for two steps."""
     folder = tmp_path_factory.mktemp('pretrained')
     rng = random.Random(0)
     (folder / 'text.txt').write_text('\n\n'.join(
         '. '.join(sentence(rng).capitalize() for _ in range(6)) for _ in range(40)))
-    run_main(
+    run(
         '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=32',
         '--config.model.num_heads=2', '--config.data.vocab_size=300',
         '--config.data.max_seq_length=32', '--config.data.max_predictions_per_seq=5',
         '--config.data.held_out=0.2', '--config.train.batch_size=8', '--config.train.steps=2',
         '--config.train.eval_batch_size=8', '--config.train.eval_every=0',
         f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache',
-        f'--workdir={folder}/run',
+        workdir=folder / 'run',
     )
     return folder / 'run'
-
-
-def result(process):
-    return json.loads(process.stdout.strip().splitlines()[-1].removeprefix('result '))
 
 
 def write_glue(folder):
@@ -64,38 +97,29 @@ def write_glue(folder):
 
 
 def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(
-    pretrained, run_main, tmp_path
+    pretrained, tmp_path
 ):
     glue = write_glue(tmp_path / 'glue')
     start = tmp_path / 'start'
     shutil.copytree(pretrained, start)
     args = ('--config=configs/glue.py:cola', f'--config.init_checkpoint={start}',
             f'--config.data.source={glue}', *TINY)
-    process = run_main(*args, f'--workdir={tmp_path}/whole')
-    assert 'starts fresh: classifier/...' in process.stdout
-    assert 'left unused: cls/' in process.stdout
-    whole = result(process)
+    whole, said = run(*args, workdir=tmp_path / 'whole')
+    assert 'starts fresh: classifier/...' in said and 'left unused: cls/' in said
     assert {'step', 'eval/matthews', 'last/matthews'} <= set(whole)
     config = data_config_of(read_run_fields(tmp_path / 'whole'))
     config.data.eval_source = str(glue / 'CoLA' / 'dev.tsv')
-    again = evaluate(config, str(tmp_path / 'whole'), tmp_path / 'again')
+    with one_device():
+        again = evaluate(config, str(tmp_path / 'whole'), tmp_path / 'again')
     assert again['eval/matthews'] == pytest.approx(whole['eval/matthews'], abs=1e-6)
     name = 'dev_predictions.tsv'
     assert (tmp_path / 'again' / name).read_text() == (tmp_path / 'whole' / name).read_text()
-    stopped = subprocess.Popen(
-        [sys.executable, '-m', 'bert_jax.main', *args, f'--workdir={tmp_path}/parts'], cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=1'},
-    )
-    assert stopped.stdout is not None
-    next(line for line in stopped.stdout if 'step       8/' in line)  # past the first epoch
-    stopped.terminate()
-    stopped.communicate(timeout=120)
-    assert stopped.returncode == 143
+    with pytest.raises(Stopped):
+        run(*args, workdir=tmp_path / 'parts', stop_at=8)  # past the first epoch
     shutil.rmtree(start)  # a run has all that it needs to go on
-    resumed = run_main(*args, f'--workdir={tmp_path}/parts')
-    assert 'resuming at step' in resumed.stdout and 'note:' not in resumed.stdout
-    assert result(resumed) == whole
+    resumed, said = run(*args, workdir=tmp_path / 'parts')
+    assert 'resuming at step' in said and 'note:' not in said
+    assert resumed == whole
 
     lines = (tmp_path / 'whole' / 'test_predictions.tsv').read_text().splitlines()
     assert lines[0] == 'index\tprediction' and len(lines) == 8
@@ -106,20 +130,20 @@ def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(
     assert f"step {whole['step']:,}" in weights.source
 
 
-def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, run_main, tmp_path):
+def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, tmp_path, capsys):
     squad_file(tmp_path / 'train-v1.1.json', 'v1')
     squad_file(tmp_path / 'dev-v1.1.json', 'v1')
     for seed in (0, 1):
-        run_main(
+        run(
             '--config=configs/squad.py:v1', f'--config.init_checkpoint={pretrained}',
-            f'--config.data.source={tmp_path}', f'--config.seed={seed}', *TINY,
-            f'--workdir={tmp_path}/{seed}',
+            f'--config.data.source={tmp_path}', f'--config.seed={seed}', *UNPACKED,
+            workdir=tmp_path / str(seed),
         )
 
     def ensemble(*runs):
-        return subprocess.run(
-            [sys.executable, '-m', 'bert_jax.tools.ensemble', *(str(tmp_path / r) for r in runs),
-             f'--workdir={tmp_path}/out'], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        with one_device():
+            return ensemble_main(
+                [*(str(tmp_path / r) for r in runs), f'--workdir={tmp_path}/out'])
 
     def n_best(folder):
         return json.loads((tmp_path / folder / 'nbest_predictions.json').read_text())
@@ -128,12 +152,13 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, run_ma
         found = [c['start_logit'] for c in n_best(folder)[question] if c['text'] == text]
         return found[0] if found else None
 
-    assert ensemble('0', '0').returncode == 0
+    assert ensemble('0', '0') == 0
     for question, candidates in n_best('out').items():
         alone = n_best('0')[question]
         assert [c['text'] for c in candidates] == [c['text'] for c in alone]
-    both = ensemble('0', '1')
-    assert {'eval/exact_match', 'eval/f1'} <= set(result(both))
+    assert ensemble('0', '1') == 0
+    last = capsys.readouterr().out.splitlines()[-1].removeprefix('result ')
+    assert {'eval/exact_match', 'eval/f1'} <= set(json.loads(last))
     compared = 0
     for question, candidates in n_best('out').items():
         for text in {c['text'] for c in candidates}:
@@ -147,9 +172,9 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, run_ma
 
     config = tmp_path / '1' / 'config.json'
     config.write_text(config.read_text().replace('"doc_stride": 128', '"doc_stride": 64'))
-    refused = ensemble('0', '1')
-    assert refused.returncode == 2
-    assert refused.stderr.count('\n') == 1 and 'squad.doc_stride=128' in refused.stderr
+    assert ensemble('0', '1') == 2
+    refused = capsys.readouterr().err
+    assert refused.count('\n') == 1 and 'squad.doc_stride=128' in refused
 
 
 def squad_file(path, version):
@@ -172,34 +197,36 @@ def squad_file(path, version):
         {'title': 'x', 'paragraphs': paragraphs}]}))
 
 
-def test_squad_writes_what_the_official_script_takes(pretrained, run_main, tmp_path):
+def test_squad_writes_what_the_official_script_takes(pretrained, tmp_path):
     for part in ('train', 'dev'):
         squad_file(tmp_path / f'{part}-v2.0.json', 'v2')
-    process = run_main(
+    result, _ = run(
         '--config=configs/squad.py:v2', f'--config.init_checkpoint={pretrained}',
-        f'--config.data.source={tmp_path}', '--config.squad.doc_stride=16', *TINY,
-        f'--workdir={tmp_path}/run',
+        f'--config.data.source={tmp_path}', '--config.squad.doc_stride=16', *UNPACKED,
+        workdir=tmp_path / 'run',
     )
-    scores = result(process)
-    assert {'eval/exact_match', 'eval/f1', 'eval/null_threshold'} <= set(scores)
+    assert {'eval/exact_match', 'eval/f1', 'eval/null_threshold'} <= set(result)
+    kept = json.loads((tmp_path / 'run' / 'config.json').read_text())['inference']
+    assert kept == {'max_seq_length': 48, 'doc_stride': 16, 'max_query_length': 64,
+                    'null_threshold': result['eval/null_threshold']}
     predictions = json.loads((tmp_path / 'run' / 'predictions.json').read_text())
     assert len(predictions) == 12 and all(isinstance(x, str) for x in predictions.values())
     assert set(json.loads((tmp_path / 'run' / 'null_odds.json').read_text())) == set(predictions)
 
 
-def test_swag_and_conll_features(pretrained, run_main, tmp_path):
+def test_swag_and_conll_features(pretrained, tmp_path):
     rng = random.Random(3)
     swag = tmp_path / 'swag'
     swag.mkdir()
     rows = [{'startphrase': sentence(rng), 'choices': [sentence(rng) for _ in range(4)],
              'answer': i % 4} for i in range(40)]
     (swag / 'all.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
-    process = run_main(
+    result, _ = run(
         '--config=configs/swag.py', f'--config.init_checkpoint={pretrained}',
-        f'--config.data.source={swag}', '--config.train.steps=2', *TINY,
-        f'--workdir={tmp_path}/swag_run',
+        f'--config.data.source={swag}', '--config.train.steps=2', *UNPACKED,
+        workdir=tmp_path / 'swag_run',
     )
-    assert 0 <= result(process)['eval/accuracy'] <= 1
+    assert 0 <= result['eval/accuracy'] <= 1
 
     conll = tmp_path / 'conll'
     conll.mkdir()
@@ -209,12 +236,12 @@ def test_swag_and_conll_features(pretrained, run_main, tmp_path):
             text += ''.join(f'{word} NN O {rng.choice(["O", "I-PER", "I-LOC"])}\n'
                             for word in sentence(rng).split()) + '\n'
         (conll / name).write_text(text)
-    process = run_main(
+    result, _ = run(
         '--config=configs/conll.py:features', f'--config.init_checkpoint={pretrained}',
-        f'--config.data.source={conll}', '--config.train.steps=3', *TINY,
-        '--config.train.batch_size=1', f'--workdir={tmp_path}/conll_run',
+        f'--config.data.source={conll}', '--config.train.steps=3', *UNPACKED,
+        workdir=tmp_path / 'conll_run',
     )
-    assert {'eval/f1', 'eval/PER/f1'} <= set(result(process))
+    assert {'eval/f1', 'eval/PER/f1'} <= set(result)
     before = load_weights(pretrained)
     manager = ocp.CheckpointManager((tmp_path / 'conll_run' / 'best').absolute())
     tree = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())
@@ -232,9 +259,9 @@ BAD = {
 
 
 @pytest.mark.parametrize('name', BAD)
-def test_bad_input_is_one_line(name, pretrained, run_main, tmp_path):
+def test_bad_input_is_one_line(name, pretrained, tmp_path):
     args, message = BAD[name]
     model = (f'--config.init_checkpoint={pretrained}',) if name != 'no model' else ()
-    process = run_main('--config=configs/glue.py:rte', *model, *args, f'--workdir={tmp_path}/run',
-                       check=2)
-    assert message in process.stderr and process.stderr.count('\n') == 1, process.stderr
+    with pytest.raises(InputError, match=message) as error:
+        run('--config=configs/glue.py:rte', *model, *args, workdir=tmp_path / 'run')
+    assert '\n' not in str(error.value)
