@@ -149,7 +149,7 @@ def test_the_threshold_of_thousands_of_questions_keeps_what_is_best(seed, shared
     rng = random.Random(seed)
     predictions, odds = {}, {}
     for name, texts in answers.items():
-        words = rng.choice(texts or ['an invention of some words']).split()
+        words = rng.choice(texts or ['invention of some words']).split()
         predictions[name] = ' '.join(words[: rng.randint(1, len(words))])
         odds[name] = rng.gauss(-2.0 if texts else 2.0, 3.0)
     threshold = best_null_threshold(predictions, answers, odds)

@@ -66,7 +66,7 @@ def start(workdir, *args):
 
 def test_a_sweep_stopped_by_a_signal_goes_on_and_reports(tmp_path):
     workdir = tmp_path / 'sweep'
-    args = ('--config.train.steps=200', '--config.train.save_every=5',
+    args = ('--config.train.steps=60', '--config.train.save_every=5',
             '--grid', 'optimizer.learning_rate=1e-3,1e-2', '--restarts=1', '--parallel=2')
     process = start(workdir, *args)
     deadline = time.monotonic() + 240

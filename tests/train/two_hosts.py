@@ -107,7 +107,8 @@ def warm(mesh):
     params = from_tree(published, 300)
     params[POSITIONS] = params[POSITIONS][:40]
     these = Weights(params, vars(bert), 'pretraining', (), None, True, (), 'these')
-    started = flat_tree(warm_start(these, fresh, bert, head='pretraining', labels=()))
+    started = flat_tree(
+        warm_start(these, fresh, bert, head='pretraining', labels=(), vocab_file=None))
     positions = started[POSITIONS]
     rows = np.arange(64)[:, None] < 40
     expected = flat_tree(published)
