@@ -20,7 +20,7 @@ from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.files import Path
 from bert_jax.hosts import say
 from bert_jax.process import STARTED
-from bert_jax.program import build_program, check_memory, open_mesh, settle_attention
+from bert_jax.program import build_program, check_memory, open_mesh
 from bert_jax.tasks import task_kinds
 from bert_jax.tasks.base import Task
 from bert_jax.train.best import Best
@@ -85,7 +85,6 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         )
     config = config_lib.complete(config, published)
     mesh = open_mesh(config, jax.devices())
-    config = settle_attention(config)
     say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh '
         + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()))
 
@@ -100,6 +99,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
         'inference': dict(task.inference),
     }
+    resolved['model']['attention'] = program.bert.attention  # all hosts' chips have to agree
     if task.keeps_best:  # a run that is compared with others: its examples are part of it
         resolved['identity'] = task.identity()
     if hosts.count() > 1:  # one host need not go through its data for this

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 from ml_collections import ConfigDict
@@ -18,8 +17,7 @@ from bert_jax import config as config_lib
 from bert_jax.bert_config import COMPUTATION
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
-from bert_jax.hosts import say
-from bert_jax.model.attention_check import TOLERANCE, disagreement
+from bert_jax.model.attention_check import settled
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Objective
 from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
@@ -42,28 +40,6 @@ def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:
     return make_mesh(
         mesh_data(config, len(devices)), config.mesh.fsdp, config.mesh.tensor, devices
     )
-
-
-def settle_attention(config: ConfigDict) -> ConfigDict:
-    """The config with attention by XLA, where this chip's kernel is not what it should be.
-
-    Asked of the chip itself, on TPUs, where 'auto' may choose the kernel.
-    """
-    if config.model.attention != 'auto' or jax.default_backend() != 'tpu':
-        return config
-    try:
-        found = disagreement()
-    except Exception as error:  # of the compiler, of many types
-        found, why = float('inf'), str(error).strip().partition('\n')[0][:200]
-    else:
-        why = f'it differs from XLA by {found:.1%} of the largest element'
-    if found <= TOLERANCE:
-        return config
-    say(f'note: attention is computed by XLA, the kernel fails on this chip ({why})')
-    config = ConfigDict(config)
-    with config.unlocked():
-        config.model.attention = 'xla'
-    return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +175,7 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig
         )
     check_vocabulary(m.vocab_size or vocab_size, mesh.shape['tensor'])
     computation = {name: m[name] for name in COMPUTATION}
+    computation['attention'] = settled(m.attention)
     if m.dtype == 'auto':
         computation['dtype'] = 'float32' if Layout(mesh).on_cpu else 'bfloat16'
     return ModelConfig(

@@ -1,5 +1,7 @@
 """A run whose later phase does not fit is refused before its first step."""
 
+import functools
+
 import jax
 import pytest
 
@@ -7,15 +9,9 @@ from bert_jax import program as program_lib
 from bert_jax.config import complete, default_config
 from bert_jax.errors import InputError
 from bert_jax.experiment import open_task
-from bert_jax.model.attention_check import disagreement
+from bert_jax.model import attention_check
 from bert_jax.model.attention_kernel import kernel_attention
-from bert_jax.program import (
-    build_program,
-    check_memory,
-    open_mesh,
-    phase_calls,
-    settle_attention,
-)
+from bert_jax.program import build_program, check_memory, open_mesh, phase_calls
 from bert_jax.train.compiled import Memory, device_bytes
 
 
@@ -107,15 +103,34 @@ def test_a_batch_that_the_devices_cannot_split_is_refused():
         open_mesh(complete(config), jax.devices()[:8])
 
 
+@pytest.fixture
+def tpu(monkeypatch):
+    """jax as on a TPU, as far as it says so."""
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+    attention_check.fault.cache_clear()
+    yield
+    attention_check.fault.cache_clear()
+
+
 @pytest.mark.parametrize('scale, attention', [(1.0, 'auto'), (1.1, 'xla')])
 def test_a_kernel_that_a_chip_does_not_compute_right_is_not_used(
-    scale, attention, monkeypatch, capsys
+    scale, attention, tpu, monkeypatch, capsys
 ):
     def kernel(*args, **kwargs):
         return scale * kernel_attention(*args, **kwargs, interpret=True)
 
-    monkeypatch.setattr(program_lib, 'disagreement', lambda: disagreement(kernel=kernel))
-    monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
-    assert settle_attention(default_config()).model.attention == attention
+    found = functools.partial(attention_check.disagreement, kernel=kernel)
+    monkeypatch.setattr(attention_check, 'disagreement', found)
+    assert attention_check.settled('auto') == attention
     said = capsys.readouterr().out
     assert ('differs from XLA by' in said) == (attention == 'xla')
+
+
+def test_a_kernel_that_does_not_compile_is_not_used(tpu, monkeypatch, capsys):
+    def refuse():
+        raise RuntimeError('Mosaic failed\nand more')
+
+    monkeypatch.setattr(attention_check, 'disagreement', refuse)
+    assert attention_check.settled('auto') == 'xla'
+    assert attention_check.settled('kernel') == 'kernel', 'what is asked for is not changed'
+    assert '(Mosaic failed)' in capsys.readouterr().out

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.hosts import say
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import IMPLEMENTATIONS
 from bert_jax.model.attention_kernel import HEAD_DIM, kernel_attention
@@ -21,6 +22,28 @@ from bert_jax.model.layers import ModelConfig
 TOLERANCE = 0.03  # of the largest element: bfloat16 keeps 8 bits, and sums are in another order
 _LENGTH = 200  # no multiple of the kernel's tiles
 _RATE = 0.1
+
+
+@functools.cache
+def fault() -> str:
+    """Why the kernel is not to be used on this chip; '' where it is right, or there is no TPU."""
+    if jax.default_backend() != 'tpu':
+        return ''
+    try:
+        found = disagreement()
+    except Exception as error:  # of the compiler, of many types
+        return str(error).strip().partition('\n')[0][:200] or type(error).__name__
+    if found <= TOLERANCE:
+        return ''
+    return f'it differs from XLA by {found:.1%} of the largest element'
+
+
+def settled(attention: str) -> str:
+    """`model.attention` for this chip: 'auto' becomes 'xla' where the kernel has a fault."""
+    if attention != 'auto' or not (why := fault()):
+        return attention
+    say(f'note: attention is computed by XLA, the kernel fails on this chip ({why})')
+    return 'xla'
 
 
 def disagreement(

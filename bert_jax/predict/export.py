@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from bert_jax.model.task_heads import (
 )
 from bert_jax.predict import functions
 from bert_jax.predict.loaded import LoadedModel
+from bert_jax.sharding import Layout
 from bert_jax.weights.names import to_tree
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
@@ -72,7 +74,9 @@ def export_model(model: LoadedModel, output: Path) -> dict[str, Any]:
 
 
 def _forward(model: LoadedModel) -> Any:
-    config, has, head = model.config, model.weights.has, HEADS[model.weights.head]
+    has, head = model.weights.has, HEADS[model.weights.head]
+    # For any platform and one device: nothing that this one alone has.
+    config = dataclasses.replace(model.config, attention='xla', layout=Layout())
     pretraining = functions.Pretraining(config)
     pooled_head = BertForSequenceClassification(config, model.weights.num_labels)
     token_head = BertForTokenClassification(config, model.weights.num_labels)

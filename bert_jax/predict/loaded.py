@@ -16,12 +16,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
 from bert_jax.heads import HEADS
+from bert_jax.model.attention_check import settled
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import OBJECTIVES, Objective
 from bert_jax.predict.engine import Engine
 from bert_jax.predict.sentence_transformers import Pooling, read_pooling
-from bert_jax.sharding import make_mesh
+from bert_jax.sharding import Layout, make_mesh
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -87,9 +88,11 @@ class LoadedModel:
         self._folder = folder
         self.weights = weights
         dtype = dtype or ('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
-        self.config = ModelConfig(**weights.model, dtype=dtype)
         devices = jax.devices() if devices is None else devices
         self._mesh = make_mesh(len(devices), 1, 1, devices)
+        self.config = ModelConfig(
+            **weights.model, dtype=dtype, attention=settled('auto'), layout=Layout(self._mesh)
+        )
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
 
     @functools.cached_property
