@@ -41,6 +41,8 @@ HEAD_DIM = 64
 MAX_LENGTH = 512
 MAX_HEADS = 20
 MASKED_SCORE = -10000.0
+# Scores of a head that a step of the grid holds, about.
+_FORWARD_SCORES, _BACKWARD_SCORES = 1 << 18, 1 << 17
 
 
 def refusal(
@@ -154,7 +156,7 @@ def _forward(
     """Context [B, S, H] and log2 of the softmax's denominators [B, P, 2, S]."""
     batch, length, hidden3 = qkv_BxSx3H.shape
     hidden = hidden3 // 3
-    shapes = _Shapes(batch, length, hidden, scores=1 << 18)
+    shapes = _Shapes(batch, length, hidden, _FORWARD_SCORES)
     lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
     return pl.pallas_call(
         functools.partial(_forward_kernel, rate=rate),
@@ -178,7 +180,7 @@ def _backward(
 ) -> jax.Array:
     """Gradient [B, S, 3H] of the projection's output."""
     batch, length, hidden3 = qkv_BxSx3H.shape
-    shapes = _Shapes(batch, length, hidden3 // 3, scores=1 << 17)
+    shapes = _Shapes(batch, length, hidden3 // 3, _BACKWARD_SCORES)
     lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
     return pl.pallas_call(
         functools.partial(_backward_kernel, rate=rate),
@@ -246,6 +248,14 @@ class _Shapes:
     def marks(self, marks_BxMxS: jax.Array) -> pl.BlockSpec:
         """All marks of the rows."""
         return pl.BlockSpec((self.rows, *marks_BxMxS.shape[1:]), lambda i, j: (i, 0, 0))
+
+
+def grids(batch: int, length: int, hidden: int) -> dict[str, tuple[int, int]]:
+    """The grids of both kernels, by name, for a device's queries [B, S, H]."""
+    return {
+        name: _Shapes(batch, length + -length % LANES, hidden, scores).grid for name, scores in
+        (('attention_forward', _FORWARD_SCORES), ('attention_backward', _BACKWARD_SCORES))
+    }
 
 
 def _prepare(marks_ref: Any, bias: Any, places: Any) -> None:

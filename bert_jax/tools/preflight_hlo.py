@@ -217,7 +217,7 @@ def _parse(line: str, times: int, fused: bool) -> Instruction | None:
     match = re.match(r'\s+(?:ROOT )?%?([\w.-]+) = ', line)
     if not match:
         return None
-    rest = line[match.end():]
+    rest = re.sub(r'/\*.*?\*/', '', line[match.end():])  # every fifth operand has its number
     end = _closing(rest) if rest.startswith('(') else rest.index(' ')
     result, rest = rest[:end], rest[end:].lstrip()
     opcode, _, rest = rest.partition('(')

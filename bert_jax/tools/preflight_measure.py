@@ -17,6 +17,7 @@ from bert_jax.model.flops import train_flops
 from bert_jax.program import Program, build_program, open_mesh, phase_calls
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tools.preflight_hlo import CompiledText, Instruction, scope_of, short_name
+from bert_jax.tools.preflight_kernel import attention_cycles
 from bert_jax.train.compiled import Memory, device_bytes
 
 Say = Callable[[str], None]
@@ -57,7 +58,8 @@ def measure_phase(program: Program, number: int, chip: Chip, say: Say) -> dict[s
     )
     record['largest_rows_at_once'] = _largest_rows(record)
     if compiled is not None:
-        record |= _times(CompiledText(compiled.as_text()), record, mesh.size, chip)
+        rate = program.bert.attention_dropout
+        record |= _times(CompiledText(compiled.as_text()), record, mesh.size, chip, rate)
         say(f"{name}: {record['cycles_per_sequence'] / 1e3:,.0f} thousand cycles a sequence")
     say(f"{name}: {record['bytes_per_chip'] / 1e9:.2f} GB a chip in training, "
         f"{record['evaluation_bytes_per_chip'] / 1e9:.2f} in evaluation, of "
@@ -120,14 +122,16 @@ def _largest_rows(record: dict[str, Any]) -> int:
     return max(0, int(record['rows_at_once'] * (record['bytes_limit'] - fixed) / growing))
 
 
-def _times(text: CompiledText, record: dict[str, Any], chips: int, chip: Chip) -> dict[str, Any]:
+def _times(
+    text: CompiledText, record: dict[str, Any], chips: int, chip: Chip, attention_dropout: float
+) -> dict[str, Any]:
     batch = record['batch_size']
     cycles = 0.0
     scopes: collections.Counter[tuple[str, str]] = collections.Counter()
     unknown = []
     for instruction, estimate in text.timed():
         if estimate is None:
-            estimate = kernel_cycles(text, instruction, chip)
+            estimate = kernel_cycles(text, instruction, chip, attention_dropout)
             unknown.append({
                 'name': instruction.name, 'of': short_name(instruction.op_name),
                 'count': instruction.times, 'cycles': estimate,
@@ -160,13 +164,21 @@ def _times(text: CompiledText, record: dict[str, Any], chips: int, chip: Chip) -
     }
 
 
-def kernel_cycles(text: CompiledText, instruction: Instruction, chip: Chip) -> int:
-    """Cycles of what the compiler has no estimate of: its bytes over the memory's bandwidth.
+def kernel_cycles(text: CompiledText, instruction: Instruction, chip: Chip, rate: float) -> int:
+    """Cycles of what the compiler has no estimate of.
 
-    A floor. A kernel's own schedule (its bundles, times the trips of its loops) says more, and
-    would be looked up here.
+    Of the attention kernel by its schedule, or by its bytes over the memory's bandwidth where that
+    is more; of anything else by its bytes, which is a floor.
     """
-    return round(text.bytes_moved(instruction) / chip.bandwidth * chip.clock)
+    cycles = round(text.bytes_moved(instruction) / chip.bandwidth * chip.clock)
+    name = next((n for n in ('attention_forward', 'attention_backward') if n in instruction.name
+                 or n in instruction.op_name), None)
+    if name is None:
+        return cycles
+    rows, length, width = text.operand(instruction, 0).shape
+    marks = text.operand(instruction, 3 if name == 'attention_forward' else 5).shape[1]
+    found = attention_cycles(chip.name, rows, length, width // 3, rate if marks > 1 else 0.0)
+    return max(cycles, found[name])
 
 
 def smallest_change(

@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bert_jax.tools.preflight_hlo import CompiledText, scope_of, short_name
+from bert_jax.tools.preflight_kernel import bundles
 
 MODEL = 'jit(train_step)/jvp(BertForPreTraining)/bert/encoder/layer_3'
 # What a compiled step looks like there, cut down to what is read.
@@ -98,3 +99,26 @@ def test_scopes(op_name, scope):
 def test_names_without_what_jax_adds():
     assert short_name(f'{MODEL}/output/dense/mul') == (
         'BertForPreTraining/bert/encoder/layer_N/output/dense/mul')
+
+
+def test_bundles_are_counted_by_what_loops():
+    schedule = """
+     0   :  { %s1 = smov 0 }
+   0x1   :  { %s2 = smov 1 ;; %s3 = smov 2 }
+   0x2 LB: > { %s4 = sphi 0 }
+   0x3   : > { %v5 = vadd.f32 %v1, %v2 }
+   0x4 PF: > { %6 = sbr.rel (!%p1) target = $region2 }
+   0x5   :  { %7 = vsyncpa 1 }
+"""
+    assert bundles(schedule) == (3, 3)
+
+
+def test_a_kernels_operands_are_read_past_the_compilers_numbering():
+    text = CompiledText("""
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %k = f32[8]{0} custom-call(%a, %a, %a, %a, %a, /*index=5*/%a), custom_call_target="x"
+}
+""")
+    kernel = next(i for i in text.instructions if i.name == 'k')
+    assert text.bytes_moved(kernel) == 7 * 32
