@@ -56,11 +56,6 @@ _NUMERICS = {o.name: o.default for o in _DECIDED if o.default is not None}
 _RESIZED = ('max_position_embeddings',)  # a table that may be cut, or go on with fresh rows
 
 
-_SHARED_SECTIONS = (
-    'task', 'seed', 'init_checkpoint', 'model', 'data', 'train', 'optimizer', 'mesh', 'phases',
-)
-
-
 def _free(default: Any = None) -> config_dict.FieldReference:
     """A field whose type is not fixed by its default (a duration, or a source or list of them)."""
     return config_dict.FieldReference(default, field_type=object)
@@ -178,11 +173,9 @@ def add_section(config: ConfigDict, task: str) -> None:
       InputError: there is no such task.
     """
     # A task's module declares its fields; this is the one look upwards, and at run time.
-    kinds = importlib.import_module('bert_jax.tasks').task_kinds()
-    if task not in kinds:
-        raise InputError(f'config.task={task!r} is unknown: {nearest(task, list(kinds))}')
-    if kinds[task].section:
-        config[kinds[task].section] = ConfigDict(dict(kinds[task].fields))
+    kind = importlib.import_module('bert_jax.tasks').task_kind(task)
+    if kind.section:
+        config[kind.section] = ConfigDict(dict(kind.fields))
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
@@ -209,7 +202,7 @@ def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
     """
     config = default_config(values['task'])
     config.model.name = ''
-    sections = [name for name in config if name not in _SHARED_SECTIONS]
+    sections = set(config) - set(default_config())  # the task's own
     known = set(fields(config))
     with config.unlocked():
         config.update_from_flattened_dict({

@@ -49,12 +49,12 @@ def evaluate(config: ConfigDict, model: str, workdir: Path) -> dict[str, float]:
 
     from bert_jax.experiment import open_task
     from bert_jax.program import model_config, open_mesh
-    from bert_jax.tasks import task_kinds
+    from bert_jax.tasks import task_kind
     from bert_jax.train.state import init_state
     from bert_jax.train.warm_start import warm_start
     from bert_jax.weights.load import load_weights
 
-    if task_kinds()[config.task].phased:
+    if task_kind(config.task).phased:
         raise InputError(
             f'config.task={config.task!r}: a pre-training run is evaluated by its own command, '
             'bert_jax.main in its directory; this scores downstream tasks'

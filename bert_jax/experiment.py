@@ -21,7 +21,7 @@ from bert_jax.files import Path
 from bert_jax.hosts import say
 from bert_jax.process import STARTED
 from bert_jax.program import build_program, check_memory, open_mesh
-from bert_jax.tasks import task_kinds
+from bert_jax.tasks import task_kind
 from bert_jax.tasks.base import Task
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
@@ -58,7 +58,7 @@ def open_task(config: ConfigDict, labels: tuple[str, ...] | None = None) -> Task
     Raises:
       InputError: bad data.
     """
-    return task_kinds()[config.task].open(config, labels)
+    return task_kind(config.task).open(config, labels)
 
 
 def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -> dict[str, float]:

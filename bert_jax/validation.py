@@ -10,7 +10,7 @@ from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
 from bert_jax.phases import phases
 from bert_jax.sharding import VOCAB_MULTIPLE
-from bert_jax.tasks import task_kinds
+from bert_jax.tasks import task_kind
 
 _CHOICES = {
     **{f'model.{name}': choices for name, choices in COMPUTATION.items()},
@@ -99,20 +99,15 @@ def check_task(config: ConfigDict) -> None:
     """Raises:
       InputError: there is no such task, or the config is of another one and lacks its section.
     """
-    kinds = task_kinds()
-    if config.task not in kinds:
-        raise InputError(
-            f'config.task={config.task!r} is unknown: {nearest(config.task, list(kinds))}'
-        )
-    if config.phases and not kinds[config.task].phased:
+    kind = task_kind(config.task)
+    if config.phases and not kind.phased:
         raise InputError(
             f'config.phases is for pre-training: config.task={config.task!r} has one phase'
         )
-    section = kinds[config.task].section
-    if section and section not in config:
+    if kind.section and kind.section not in config:
         raise InputError(
-            f'config.task={config.task!r} needs the section config.{section}, which this config '
-            f"file does not have: it starts from default_config({config.task!r})"
+            f'config.task={config.task!r} needs the section config.{kind.section}, which this '
+            f"config file does not have: it starts from default_config({config.task!r})"
         )
 
 
@@ -126,7 +121,7 @@ def _check_model(config: ConfigDict, num_devices: int | None) -> None:
             f"config.model.num_heads={sizes['num_heads']} does not divide "
             f"config.model.hidden_size={sizes['hidden_size']}: the nearest that does is {fitting}"
         )
-    pretraining = task_kinds()[config.task].phased
+    pretraining = task_kind(config.task).phased
     for i, phase in enumerate(phases(config, num_examples=10**9)):
         where = f'phases[{i}].' if config.phases else ''
         length, batch = phase['max_seq_length'], phase['batch_size']

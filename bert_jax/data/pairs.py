@@ -22,11 +22,13 @@ class Sequences:
       ids: [T] int32, with [CLS] and [SEP].
       offsets: [n + 1] int64; sequence i is ids[offsets[i] : offsets[i + 1]].
       first_lengths: [n] int64, tokens of segment 0 ([CLS] A [SEP]); the rest is segment 1.
+      num_cut: how many were cut to fit.
     """
 
     ids: np.ndarray
     offsets: np.ndarray
     first_lengths: np.ndarray
+    num_cut: int = 0
 
     def __len__(self) -> int:
         return len(self.first_lengths)
@@ -78,12 +80,14 @@ def make_sequences(
     if b is None:
         a_kept = np.minimum(a_n, max_length - 2)
         lengths = first = a_kept + 2
+        cut = a_kept < a_n
     else:
         b_ids, b_n = b
         b_n = b_n.astype(np.int64)
         a_kept, b_kept = truncated_lengths(a_n, b_n, max_length - 3)
         first = a_kept + 2
         lengths = first + b_kept + 1
+        cut = (a_kept < a_n) | (b_kept < b_n)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids = np.full(offsets[-1], sep_id, np.int32)
     starts = offsets[:-1]
@@ -91,7 +95,7 @@ def make_sequences(
     _copy(ids, starts + 1, a_ids, a_n, a_kept)
     if b is not None:
         _copy(ids, starts + first, b_ids, b_n, b_kept)
-    return Sequences(ids, offsets, first)
+    return Sequences(ids, offsets, first, int(cut.sum()))
 
 
 def _copy(

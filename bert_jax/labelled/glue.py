@@ -69,13 +69,8 @@ class GlueTask:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of its official metrics."""
+        """Names of its official metrics; the first one chooses the best epoch."""
         return GLUE_METRICS[self.name]
-
-    @property
-    def main_metric(self) -> str:
-        """The metric that the BERT paper reports; it chooses the best epoch."""
-        return self.metrics[0]
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -28,19 +28,6 @@ GLUE_METRICS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def score_glue(task: str, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The metrics of a task, by name: accuracy, f1, matthews, pearson, spearman as it has them.
-
-    Args:
-      task: one of GLUE_METRICS.
-      predictions: [n] label ids; scores for 'stsb'.
-      labels: [n] likewise.
-    """
-    assert predictions.shape == labels.shape and labels.ndim == 1, (predictions.shape, labels.shape)
-    assert len(labels), 'nothing to score'
-    return {name: METRICS[name](predictions, labels) for name in GLUE_METRICS[task]}
-
-
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Share of equal ones; of marks [n, L], of the examples whose marks are all equal."""
     equal = predictions == labels

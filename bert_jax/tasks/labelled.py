@@ -132,7 +132,7 @@ class LabelledTask:
     keeps_best = True
 
     def __init__(self, config: ConfigDict, tokenization: Tokenization, data: LabelledData):
-        self._config, self._data = config, data
+        self._config, self.data = config, data
         self.name: str = config.task
         self.vocab_path: Path | None = tokenization.path
         self.vocab_size = len(tokenization.tokenizer.vocab)
@@ -145,20 +145,16 @@ class LabelledTask:
         self.num_examples: int | None = None if data.train is None else len(data.train)
         self._best: tuple[dict[str, float], list[Outputs]] | None = None
 
-    @property
-    def data(self) -> LabelledData:
-        return self._data
-
     def identity(self) -> dict[str, str]:
         found = {'vocabulary': self._vocabulary}
-        if self._data.train is not None:
-            found['training examples'] = self._data.train.digest()
+        if self.data.train is not None:
+            found['training examples'] = self.data.train.digest()
         for i, eval_set in enumerate(self._sets):
             found[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
         return found
 
     def objective(self, bert: ModelConfig) -> Objective:
-        objective: Objective = OBJECTIVES[self.head](bert, **self._data.objective)
+        objective: Objective = OBJECTIVES[self.head](bert, **self.data.objective)
         return objective
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
@@ -169,7 +165,7 @@ class LabelledTask:
         self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh
     ) -> Phase:
         del eval_step  # its metrics want the predictions of a whole set
-        config, d, train = self._config, self._data, self._data.train
+        config, d, train = self._config, self.data, self.data.train
         assert train is not None
         batch_size, steps = phase['batch_size'], phase['steps']
         plan = _train_plan(
@@ -210,11 +206,11 @@ class LabelledTask:
         outputs = [*found, *(predict(params) for predict in self._predictors[len(found) :])]
         if jax.process_index() == 0:
             self.write(outputs, workdir)
-        return {name: metrics[name] for name in self._data.settled if name in metrics}
+        return {name: metrics[name] for name in self.data.settled if name in metrics}
 
     @property
     def _sets(self) -> tuple[EvalSet, ...]:
-        return (*self._data.evaluated, *self._data.predicted)
+        return (*self.data.evaluated, *self.data.predicted)
 
     def predictors(self, objective: Objective, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
         """From parameters to the outputs of each set: first those that are scored."""
@@ -227,7 +223,7 @@ class LabelledTask:
     def score(self, outputs: Sequence[Outputs]) -> dict[str, float]:
         """Metrics by name, of all sets that are scored, from the outputs of each."""
         metrics: dict[str, float] = {}
-        for eval_set, found in zip(self._data.evaluated, outputs, strict=False):
+        for eval_set, found in zip(self.data.evaluated, outputs, strict=False):
             assert eval_set.score is not None
             metrics |= {eval_set.name + name: x for name, x in eval_set.score(found).items()}
         return metrics

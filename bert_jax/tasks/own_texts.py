@@ -17,7 +17,7 @@ from bert_jax.labelled.split import held_out
 from bert_jax.labelled.texts import Columns, Convert, LearntNames, TextExamples, numbers, read_texts
 from bert_jax.metrics.labels import METRICS
 from bert_jax.tasks.base import TaskKind, register
-from bert_jax.tasks.labelled import LabelledTask, Tokenization, one_source, open_tokenization
+from bert_jax.tasks.labelled import LabelledTask, one_source, open_tokenization
 from bert_jax.tasks.texts import text_task
 
 
@@ -88,22 +88,15 @@ def _task(
                 f'config.{config.task}.metrics={metrics!r}: {name!r} is unknown: '
                 + nearest(name, list(METRICS))
             )
-    t = open_tokenization(config)
-    _say_lengths(t, dev if train is None else train)
-    return text_task(
-        config, t, head=head, labels=labels, metrics=chosen, train=train, evaluated={'dev': dev},
-        predicted={},
+    task = text_task(
+        config, open_tokenization(config), head=head, labels=labels, metrics=chosen, train=train,
+        evaluated={'dev': dev}, predicted={},
     )
-
-
-def _say_lengths(t: Tokenization, examples: TextExamples) -> None:
-    lengths = np.asarray(t.encode(examples.text_a)[1], np.int64) + 2
-    if examples.text_b is not None:
-        lengths = lengths + t.encode(examples.text_b)[1] + 1
-    cut = int((lengths > t.max_length).sum())
-    say(f'{len(examples):,} examples of {np.median(lengths):.0f} tokens (half of them), at most '
-        f'{lengths.max()}; {cut:,} ({cut / len(examples):.1%}) are cut at '
-        f'config.data.max_seq_length={t.max_length}')
+    units = task.data.train or task.data.evaluated[0].units
+    say(f'{len(units):,} examples of {np.median(units.lengths):.0f} tokens (half of them), at most '
+        f'{units.lengths.max()}; {units.sequences.num_cut:,} are cut at '
+        f'config.data.max_seq_length={config.data.max_seq_length}')
+    return task
 
 
 _METRICS = ''  # names between commas, the first picks the best evaluation; empty: the usual ones

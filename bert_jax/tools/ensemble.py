@@ -30,7 +30,7 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path, write_whole
 from bert_jax.process import use_huge_pages
-from bert_jax.tasks import task_kinds
+from bert_jax.tasks import task_kind, task_kinds
 from bert_jax.train.report import duration
 
 # What decides which examples there are, how they are cut, and what is predicted of them.
@@ -54,7 +54,7 @@ def vocabulary(run: Path) -> Path:
 
 
 def _alike(config: dict[str, Any]) -> list[str]:
-    section = task_kinds()[config['task']].section
+    section = task_kind(config['task']).section
     return [*_ALIKE, *(name for name in config if section and name.startswith(f'{section}.'))]
 
 
