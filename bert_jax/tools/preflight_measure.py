@@ -143,7 +143,7 @@ def _times(
     sent = sum(c['bytes'] * (2 if c['kind'] == 'all-reduce' else 1) for c in collectives)
     seconds = {'compute': cycles / chip.clock, 'collectives': sent / chip.links}
     step = sum(seconds.values())
-    flops = text.product_flops() * chips / batch
+    flops = (text.product_flops() + _attention_flops(text)) * chips / batch
     hours = record['steps'] * step / 3600
     return {
         'cycles_per_sequence': cycles * chips / batch,
@@ -164,6 +164,23 @@ def _times(
     }
 
 
+def _attention_flops(text: CompiledText) -> int:
+    """Of the products within the attention kernel: two forward and five backward."""
+    flops = 0
+    for instruction, estimate in text.timed():
+        if estimate is None and (name := _attention_kernel(instruction)):
+            rows, length, width = text.operand(instruction, 0).shape
+            products = 2 if name == 'attention_forward' else 5
+            flops += instruction.times * products * 2 * rows * length**2 * width // 3
+    return flops
+
+
+def _attention_kernel(instruction: Instruction) -> str:
+    """Which of the attention kernels it is; '' for none."""
+    return next((name for name in ('attention_forward', 'attention_backward')
+                 if name in instruction.name or name in instruction.op_name), '')
+
+
 def kernel_cycles(text: CompiledText, instruction: Instruction, chip: Chip, rate: float) -> int:
     """Cycles of what the compiler has no estimate of.
 
@@ -171,9 +188,8 @@ def kernel_cycles(text: CompiledText, instruction: Instruction, chip: Chip, rate
     is more; of anything else by its bytes, which is a floor.
     """
     cycles = round(text.bytes_moved(instruction) / chip.bandwidth * chip.clock)
-    name = next((n for n in ('attention_forward', 'attention_backward') if n in instruction.name
-                 or n in instruction.op_name), None)
-    if name is None:
+    name = _attention_kernel(instruction)
+    if not name:
         return cycles
     rows, length, width = text.operand(instruction, 0).shape
     marks = text.operand(instruction, 3 if name == 'attention_forward' else 5).shape[1]

@@ -96,18 +96,25 @@ def whole_batch(units, plan):
     return packed_batch(units, plan, 0, range(int(plan.num_rows[0])))
 
 
+@functools.cache
+def params_of(kind):
+    return nn.meta.unbox(jax.jit(TASKS[kind].init)(jax.random.key(0)))
+
+
 @pytest.mark.parametrize('kind', TASKS)
 def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
-    task, units = TASKS[kind], units_of(kind)
-    params = nn.meta.unbox(task.init(jax.random.key(0)))
+    task, units, params = TASKS[kind], units_of(kind), params_of(kind)
 
-    def loss(params, batch):
-        return task.loss(params, batch, task.totals(batch), None)
+    @jax.jit
+    def loss_and_gradients(params, batch):
+        return jax.value_and_grad(
+            lambda params: task.loss(params, batch, task.totals(batch), None), has_aux=True
+        )(params)
 
     results = []
     for plan in (one_a_row(units), packed(units)):
         batch = whole_batch(units, plan)
-        (value, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
+        (value, sums), grads = loss_and_gradients(params, batch)
         results.append((value, task.score(sums), grads))
     assert packed(units).units_a_row > 2
     for plain, in_packs in zip(
@@ -118,11 +125,10 @@ def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
 
 @pytest.mark.parametrize('kind', TASKS)
 def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
-    task, units = TASKS[kind], units_of(kind)
-    params = nn.meta.unbox(task.init(jax.random.key(0)))
+    task, units, params = TASKS[kind], units_of(kind), params_of(kind)
     engine = Engine(one_device(), token_cost=lambda row_length: 1.0)
     together = engine.outputs(task.outputs, params, units)
-    alone = task.outputs(params, whole_batch(units, one_a_row(units)))
+    alone = jax.jit(task.outputs)(params, whole_batch(units, one_a_row(units)))
     for name, x in alone.items():
         assert jnp.issubdtype(x.dtype, jnp.floating), 'several runs have no mean'
         if x.shape[1] == 1:  # a unit
@@ -159,8 +165,7 @@ def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind):
 
 def test_a_sequence_is_not_touched_by_its_neighbours():
     """Bit for bit: another text beside it, the same numbers."""
-    task, units = TASKS['label'], units_of('label')
-    params = nn.meta.unbox(task.init(jax.random.key(0)))
+    task, units, params = TASKS['label'], units_of('label'), params_of('label')
     plan = packed(units)
     batch = whole_batch(units, plan)
     outputs = jax.jit(functools.partial(task.outputs, params))
