@@ -70,6 +70,20 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         file.write(data)
 
 
+def write_new(path: str | os.PathLike[str], content: str) -> bool:
+    """Writes a small file where there is none; whether this call did. Of two at once, one does."""
+    data = content.encode('utf-8')
+    try:
+        if in_bucket(path):
+            _file_system().pipe_file(os.fspath(as_path(path)), data, mode='create')
+        else:
+            with open(as_path(path), 'xb') as file:
+                file.write(data)
+    except FileExistsError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write, which is at `path` when the block ends, and not at all where it raises."""

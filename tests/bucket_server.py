@@ -107,12 +107,12 @@ class _Handler(RequestHandler):
             self.rfile = io.BytesIO(body)
         with self._buckets.lock:
             self._buckets.requests.append(f'{self.command} {self.path}')
-            if not self._answered():
+            if not self._answered(body):
                 Router(self).handle(self.command)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
-    def _answered(self) -> bool:
+    def _answered(self, body: bytes) -> bool:
         """Answers what the emulator would not, or otherwise than Cloud Storage does."""
         for pattern, status in self._buckets.faults.items():
             if re.search(pattern, f'{self.command} {unquote(self.path)}'):
@@ -124,6 +124,8 @@ class _Handler(RequestHandler):
             return False
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         bucket, name = match[1], unquote(match[2] or query.get('name', ''))
+        if not name and (said := re.search(rb'\n\n(\{.*?\})\n--', body)):  # of a small upload
+            name = json.loads(said[1]).get('name', '')
         generation = self._buckets.generation(bucket, name)
         if name and query.get('ifGenerationMatch', generation) != generation:
             self._answer(412, {'error': {'code': 412, 'message': 'conditionNotMet'}})

@@ -13,7 +13,7 @@ TENSORFLOW_FILES = {
     'data/records.py', 'data/tfds_data.py', 'weights/tf1.py',
 }
 FLOORS = [
-    {'errors', 'process', 'files', 'hosts', 'stopping', 'chips', 'compilation_cache', 'durations',
+    {'errors', 'process', 'files', 'lease', 'hosts', 'stopping', 'chips', 'compilation_cache', 'durations',
      'bert_config', 'config', 'phases', 'command_line', 'tensors', 'heads', 'sharding', 'optim',
      'text', 'metrics', 'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},

@@ -1,0 +1,192 @@
+"""Who may write in a folder: one process at a time, on one machine or many.
+
+A claim is a small file in the folder, `.claim-NUMBER`; the highest number counts. It is made
+exclusively (a disk and a bucket both can), so of two that start at one moment one gets it. Its
+holder writes it anew every few seconds. A process that is killed leaves its claim behind: whoever
+wants it next makes the next number once the claim is known to be dead, which it is
+
+- at once, where its process was on this machine and is there no more;
+- after `SECONDS` without a change, seen by the clock of the one that waits: clocks of other
+  machines and times of files are not asked.
+
+So a run that was preempted goes on elsewhere after at most `SECONDS`, and one that was stopped in
+order (its claim is gone) at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from bert_jax.errors import InputError
+from bert_jax.files import Path, as_path, children, write_new, write_whole
+
+SECONDS = 30.0  # after which a claim that does not change any more is dead
+_BEAT_SECONDS = 5.0
+_PREFIX = '.claim-'
+
+
+class Claim:
+    """A wish to write in a folder, and once `attempt` has said so the right to.
+
+    Attributes:
+      holder: who has the folder, as the last attempt that failed has seen it.
+      known_alive: whether that one is known to be at work.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        """`folder` exists (in a bucket: is anywhere)."""
+        self._folder = as_path(folder)
+        self._said: dict[str, Any] = {
+            'token': secrets.token_hex(8), 'host': platform.node(), 'pid': os.getpid(),
+            'machine': _machine(), 'started': _started(os.getpid()), 'beat': 0,
+        }
+        self._path: Path | None = None
+        self._seen: tuple[str | None, float] = None, 0.0  # another's claim, unchanged since when
+        self._ended = threading.Event()
+        self._lost = False
+        self.holder = ''
+        self.known_alive = False
+
+    def attempt(self) -> bool:
+        """Takes the folder if nobody has it; does not wait. Try again later where it is False.
+
+        Raises:
+          OSError: the folder cannot be written.
+        """
+        claims = self._claims()
+        number = max(claims, default=0)
+        if number and not self._is_dead(claims[number]):
+            return False
+        path = self._folder / f'{_PREFIX}{number + 1}'
+        if not write_new(path, json.dumps(self._said)):
+            return False  # another was quicker
+        if number and (again := _read(claims[number])) and again != self._seen[0]:
+            path.unlink(missing_ok=True)  # the number was another's meanwhile
+            return False
+        for old in claims.values():
+            old.unlink(missing_ok=True)
+        self._path = path
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+        return True
+
+    def check(self) -> None:
+        """Raises:
+          InputError: another process has taken the folder, because this one was not heard of.
+        """
+        if self._lost:
+            raise InputError(
+                f'{self._folder} was taken by another process, as this one had not been heard of '
+                f'for {SECONDS:.0f} s (was it suspended?): nothing more is written by this one'
+            )
+
+    def release(self) -> None:
+        """Gives the folder back; nothing where it was not had."""
+        self._ended.set()
+        if self._path is not None and not self._lost:
+            self._thread.join(_BEAT_SECONDS)  # a beat under way would write the claim again
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+        self._path = None
+
+    def _claims(self) -> dict[int, Path]:
+        return {
+            int(number): path for path in children(self._folder)
+            if path.name.startswith(_PREFIX) and (number := path.name[len(_PREFIX):]).isdigit()
+        }
+
+    def _is_dead(self, path: Path) -> bool:
+        """Whether the holder of a claim is known to be gone."""
+        text, now = _read(path), time.monotonic()
+        said = _parsed(text)
+        if text != self._seen[0]:
+            self.known_alive = said.get('token') == _parsed(self._seen[0] or '').get('token', '')
+            self._seen = text, now
+        self.holder = f"process {said.get('pid', '?')} on {said.get('host', 'another machine')}"
+        if self._said['machine'] and said.get('machine') == self._said['machine']:
+            self.known_alive = _started(said.get('pid')) == said.get('started') is not None
+            return not self.known_alive
+        return now - self._seen[1] > SECONDS
+
+    def _beat(self) -> None:
+        path = self._path
+        while path is not None and not self._ended.wait(_BEAT_SECONDS):
+            self._said['beat'] += 1
+            with contextlib.suppress(Exception):  # of many libraries; the next beat tries again
+                if max(self._claims(), default=0) > int(path.name[len(_PREFIX):]):
+                    self._lost = True
+                    return
+                write_whole(path, json.dumps(self._said))
+
+
+@contextlib.contextmanager
+def held(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
+    """Holds a folder; waits for a claim that may be a dead process's.
+
+    Args:
+      folder: exists.
+      what: it holds, for messages.
+
+    Raises:
+      InputError: another process is at work in it.
+    """
+    claim = Claim(folder)
+    told = False
+    while not claim.attempt():
+        if claim.known_alive:
+            raise InputError(
+                f'{folder}: {claim.holder} is at work on this {what}: wait until it has ended, '
+                'or give another --workdir'
+            )
+        if claim.holder and not told:
+            told = True
+            print(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at work '
+                  f'on this {what}', file=sys.stderr, flush=True)
+        time.sleep(0.2)
+    try:
+        yield claim
+    finally:
+        claim.release()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding='utf-8')
+    except (OSError, UnicodeDecodeError):  # gone, or just being made
+        return ''
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _machine() -> str | None:
+    """Names what has process ids of its own: a machine since it was started, or a container."""
+    try:
+        with open('/proc/sys/kernel/random/boot_id') as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _started(pid: Any) -> str | None:
+    """When a process of this machine was started; None where there is none of that number."""
+    try:
+        with open(f'/proc/{pid}/stat') as file:
+            fields = file.read().rpartition(')')[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == 'Z' else fields[19]

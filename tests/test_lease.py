@@ -1,0 +1,123 @@
+"""Claims on folders: of many at one moment one gets it, and a dead holder's does not last."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from bert_jax import lease
+from bert_jax.errors import InputError
+from bert_jax.files import as_path
+from bert_jax.lease import Claim, held
+
+
+@pytest.fixture(params=['disk', 'bucket'])
+def folder(request, tmp_path):
+    return as_path(tmp_path if request.param == 'disk' else request.getfixturevalue('bucket'))
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Claims that die and beat a hundred times as fast."""
+    monkeypatch.setattr(lease, 'SECONDS', 0.5)
+    monkeypatch.setattr(lease, '_BEAT_SECONDS', 0.05)
+
+
+def elsewhere(monkeypatch, name='another'):
+    """From here on claims are those of another machine."""
+    monkeypatch.setattr(lease, '_machine', lambda: name)
+
+
+@pytest.mark.parametrize('time_', range(20))
+def test_of_many_at_one_moment_one_gets_it(folder, time_):
+    claims, barrier, got = [Claim(folder) for _ in range(6)], threading.Barrier(6), []
+
+    def attempt(claim):
+        barrier.wait()
+        got.append(claim.attempt())
+
+    threads = [threading.Thread(target=attempt, args=(claim,)) for claim in claims]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(got) == 1
+    for claim in claims:
+        claim.release()
+    assert Claim(folder).attempt(), 'given back, it is free'
+
+
+def test_a_holder_at_work_is_named_at_once(folder):
+    with held(folder, 'run'):
+        before = time.monotonic()
+        with pytest.raises(InputError, match=f'process {os.getpid()} on .* is at work on this run'):
+            with held(folder, 'run'):
+                pass
+        assert time.monotonic() - before < 2
+    with held(folder, 'run'):
+        pass
+
+
+def test_on_another_machine_it_is_seen_by_its_beat(folder, quick, monkeypatch):
+    with held(folder, 'run'):
+        elsewhere(monkeypatch)
+        with pytest.raises(InputError, match='is at work'), held(folder, 'run'):
+            pass
+
+
+def test_a_dead_machine_s_claim_lasts_so_many_seconds(folder, quick, monkeypatch, capsys):
+    lost = Claim(folder)
+    assert lost.attempt()
+    lost._ended.set()  # as if it had been killed: no beat, and its claim stays
+    elsewhere(monkeypatch)
+    before = time.monotonic()
+    with held(folder, 'run'):
+        assert 0.5 <= time.monotonic() - before < 2
+    assert 'waiting up to' in capsys.readouterr().err
+
+
+def test_who_was_suspended_too_long_hears_that_it_lost(folder, quick, monkeypatch):
+    suspended = Claim(folder)
+    beat = Claim._beat
+    with monkeypatch.context() as patch:
+        patch.setattr(Claim, '_beat', lambda self: None)
+        assert suspended.attempt()
+    elsewhere(monkeypatch)
+    with held(folder, 'run'):
+        beat(suspended)
+        with pytest.raises(InputError, match='taken by another process'):
+            suspended.check()
+        suspended.release()
+        assert not Claim(folder).attempt(), 'the new holder keeps it'
+
+
+def _hold(folder, ready):
+    assert Claim(folder).attempt()
+    ready.set()
+    time.sleep(60)
+
+
+def test_a_killed_process_of_this_machine_is_known_at_once(tmp_path):
+    context = multiprocessing.get_context('fork')
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(str(tmp_path), ready))
+    process.start()
+    assert ready.wait(30)
+    assert not Claim(tmp_path).attempt()
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    before = time.monotonic()
+    with held(tmp_path, 'run'):
+        assert time.monotonic() - before < 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('content', ['', '{', '[]', '{"pid": "x"}', '\0', json.dumps({'pid': -1})])
+def test_a_claim_of_nonsense_dies_as_well(tmp_path, quick, content):
+    (tmp_path / '.claim-7').write_text(content)
+    with held(tmp_path, 'run'):
+        assert [path.name for path in tmp_path.iterdir()] == ['.claim-8']
