@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,18 +20,18 @@ from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.files import Path
 from bert_jax.hosts import say
 from bert_jax.process import STARTED
-from bert_jax.program import build_program, check_memory, open_mesh
+from bert_jax.program import Program, build_program, check_memory, open_mesh
 from bert_jax.tasks import task_kind
 from bert_jax.tasks.base import Task
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.goodput import Goodput
-from bert_jax.train.loop import Cadence, train
+from bert_jax.train.loop import Alone, Cadence, Held, Run, train
 from bert_jax.train.profile import Profile
 from bert_jax.train.report import Report, count
 from bert_jax.train.run_directory import check_run_directory, describe_run, flat_fields
 from bert_jax.train.shared_folder import check_shared
-from bert_jax.train.state import init_state, num_params
+from bert_jax.train.state import num_params
 from bert_jax.train.warm_start import warm_start
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
@@ -61,6 +61,47 @@ def open_task(config: ConfigDict, labels: tuple[str, ...] | None = None) -> Task
     return task_kind(config.task).open(config, labels)
 
 
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """What a run needs before it begins; runs that differ in seed and rate alone share it.
+
+    Attributes:
+      config: completed.
+      published: of `init_checkpoint`; only a description where nothing will start from it.
+      program: with the task and the mesh.
+    """
+
+    config: ConfigDict
+    published: Any
+    program: Program
+
+
+def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Opened:
+    """Reads what a config names, and builds its program.
+
+    Args:
+      config: as read from the config file and the command line.
+      workdirs: of the runs.
+
+    Raises:
+      InputError: bad configuration or data.
+    """
+    published = None
+    if config.init_checkpoint:
+        # A run that has begun has its parameters, and has kept what else it took from there.
+        all_begun = all(is_begun(workdir) for workdir in workdirs)
+        published = (
+            read_description(workdirs[0]) if all_begun else load_weights(config.init_checkpoint)
+        )
+    config = config_lib.complete(config, published)
+    mesh = open_mesh(config, jax.devices())
+    say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh '
+        + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()))
+
+    keep_compiled(files.as_path(config.data.dir) / 'compiled')
+    return Opened(config, published, build_program(config, mesh, open_task(config)))
+
+
 def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -> dict[str, float]:
     """Trains (or goes on training) a run and evaluates it.
 
@@ -77,20 +118,31 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
       InputError: bad configuration or data.
       Diverged, Stopped: see `train.loop.train`.
     """
-    published = None
-    if config.init_checkpoint:
-        # A run that has begun has its parameters, and has kept what else it took from there.
-        published = (
-            read_description(workdir) if is_begun(workdir) else load_weights(config.init_checkpoint)
-        )
-    config = config_lib.complete(config, published)
-    mesh = open_mesh(config, jax.devices())
-    say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh '
-        + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()))
+    opened = open_run(config, [workdir])
+    alone = Alone(opened.program.train_step)
+    begun = begin(opened, workdir, alone, should_stop, began=STARTED)
+    del opened  # with the weights that it starts from
+    return alone.drive(begun)
 
-    keep_compiled(files.as_path(config.data.dir) / 'compiled')
-    task = open_task(config)
-    program = build_program(config, mesh, task)
+
+def begin(
+    opened: Opened, workdir: Path, held: Held, should_stop: Callable[[int], bool], *, began: float,
+    shared: bool = False, stacked: bool = False,
+) -> Run[dict[str, float]]:
+    """A run as it goes, for whoever drives its program (`train.loop.train`).
+
+    Args:
+      opened: of its config.
+      workdir: see `run`.
+      held: receives the state to start from.
+      should_stop: see `run`.
+      began: when the run did, in seconds since the epoch.
+      shared: its program is not `opened.program.train_step`, and is compiled as it comes.
+      stacked: its batches stay on the host, whole, to be stacked with those of others.
+    """
+    config, program = opened.config, opened.program
+    task, mesh, published = program.task, program.mesh, opened.published
+    del opened
     phases, objective = program.phases, program.objective
     total = sum(phase['steps'] for phase in phases)
     traced = parse_steps(config.train.profile, 'train.profile', total)
@@ -114,7 +166,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
     state = checkpoints.restore(program.state)
     if state is None:
-        state = init_state(objective, program.optimizer, mesh, config.seed)
+        state = program.init(config.seed)
         if published is not None:
             params = warm_start(
                 published, state.params, program.bert, head=task.head, labels=task.labels,
@@ -125,20 +177,22 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
         say(f'resuming at step {int(state.step):,} from {workdir}')
     del published
     start = int(state.step)
-    goodput = Goodput(workdir, hosts.first(), start, STARTED)
+    goodput = Goodput(workdir, hosts.first(), start, began)
     with goodput.during('compile'):
-        needed = check_memory(program, start)
+        needed = 0 if shared else check_memory(program, start)
     if needed:
         say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
     describe_run(workdir, resolved, task.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
         f'{total:,} steps')
+    held.state = state
+    del state
 
     runs = []
     first = 0
     for phase in phases:
-        runs.append(task.phase(objective, program.eval_step, phase, first, mesh))
+        runs.append(task.phase(objective, program.eval_step, phase, first, mesh, on_host=stacked))
         first += phase['steps']
 
     def steps_of(field: str) -> int:
@@ -152,8 +206,8 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
     profile = Profile(traced, workdir, hosts.first())
     best = Best(workdir / 'best', task.metric) if task.keeps_best else None
     try:
-        state, metrics = train(
-            objective, state, program.train_step, runs,
+        metrics = yield from train(
+            objective, held, runs,
             Cadence(
                 steps_of('train.log_every'), steps_of('train.eval_every'),
                 steps_of('train.save_every'),
@@ -161,7 +215,7 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
             checkpoints, report, goodput, profile, best,
             peak_flops=peak * jax.device_count() if peak else None, should_stop=should_stop,
         )
-        step, result = int(state.step), {f'eval/{k}': v for k, v in metrics.items()}
+        step, result = int(held.state.step), {f'eval/{k}': v for k, v in metrics.items()}
         if best is not None:
             result = {f'last/{k}': v for k, v in metrics.items()}
             step, params = best.restore(program.state.params)

@@ -19,7 +19,7 @@ class ScheduleSegment:
 
     start: int
     steps: int
-    learning_rate: float
+    learning_rate: Any  # a number, or a traced one
     warmup: int
 
 

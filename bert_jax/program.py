@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,14 @@ from bert_jax.errors import InputError
 from bert_jax.model.attention_check import settled
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Objective
-from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.optim import Schedule, ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.phases import phases as phases_of
 from bert_jax.sharding import Layout, Mesh, make_mesh
 from bert_jax.tasks.base import Task
 from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory
-from bert_jax.train.state import TrainState, abstract_state
-from bert_jax.train.step import make_eval_step, make_train_step
+from bert_jax.train.members import Numbers
+from bert_jax.train.state import TrainState, abstract_state, make_init
+from bert_jax.train.step import TrainStep, make_eval_step, make_train_step, train_update
 from bert_jax.validation import check_vocabulary, mesh_data, validate
 
 
@@ -57,6 +58,8 @@ class Program:
       accumulation_steps: parts that a batch is computed in.
       train_step: takes the state and a batch.
       eval_step: takes parameters and a batch.
+      init: a fresh state from a seed.
+      update: a run's step from its numbers, for programs that runs share (`train.members`).
     """
 
     task: Task
@@ -69,6 +72,8 @@ class Program:
     accumulation_steps: int
     train_step: CompiledStep
     eval_step: CompiledStep
+    init: Callable[[int], TrainState]
+    update: Callable[[Numbers], TrainStep]
 
 
 def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
@@ -76,21 +81,44 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
     phases = phases_of(config, task.num_examples)
     bert = model_config(config, task.vocab_size, mesh)
     objective = task.objective(bert)
-    schedule = make_schedule(schedule_segments(config, phases), config.optimizer.decay_power)
-    optimizer = make_optimizer(
-        config.optimizer.name, schedule, weight_decay=config.optimizer.weight_decay,
-        b1=config.optimizer.b1, b2=config.optimizer.b2, eps=config.optimizer.eps,
-        frozen=task.frozen,
-    )
+    segments = schedule_segments(config, phases)
+    o = config.optimizer
+
+    def schedule_of(rates: Any) -> Schedule:
+        return make_schedule([
+            dataclasses.replace(segment, learning_rate=rates[i])
+            for i, segment in enumerate(segments)
+        ], o.decay_power)
+
+    def optimizer_of(schedule: Schedule) -> optax.GradientTransformation:
+        return make_optimizer(
+            o.name, schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2, eps=o.eps,
+            frozen=task.frozen,
+        )
+
+    def update(numbers: Numbers) -> TrainStep:
+        schedule = schedule_of(numbers.learning_rates)
+        return train_update(
+            objective, optimizer_of(schedule), schedule, mesh, seed=numbers.seed, **how)
+
+    how = {'clip_norm': o.clip_norm, 'accumulation_steps': config.train.accumulation_steps}
+    schedule = schedule_of([segment.learning_rate for segment in segments])
+    optimizer = optimizer_of(schedule)
     train_step = make_train_step(
-        objective, optimizer, schedule, mesh, seed=config.seed,
-        clip_norm=config.optimizer.clip_norm, accumulation_steps=config.train.accumulation_steps,
-    )
+        objective, optimizer, schedule, mesh, seed=config.seed, **how)
     return Program(
         task, mesh, phases, bert, objective, optimizer, abstract_state(objective, optimizer, mesh),
         config.train.accumulation_steps, CompiledStep(train_step),
-        CompiledStep(make_eval_step(objective, mesh)),
+        CompiledStep(make_eval_step(objective, mesh)), make_init(objective, optimizer, mesh),
+        update,
     )
+
+
+def numbers_of(config: ConfigDict, phases: list[dict[str, Any]]) -> Numbers:
+    """What a run's config says of what members differ in (arrays of the host)."""
+    segments = schedule_segments(config, phases)
+    return Numbers(
+        np.uint32(config.seed), np.array([s.learning_rate for s in segments], np.float32))
 
 
 Call = tuple[CompiledStep, tuple[Any, ...]]  # a step, and its arguments as shapes

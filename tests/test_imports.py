@@ -20,7 +20,7 @@ FLOORS = [
     {'labelled'},
     {'train', 'predict'},
     {'tasks'},
-    {'validation', 'program', 'experiment'},
+    {'validation', 'program', 'experiment', 'group'},
     {'main', 'evaluate', 'convert', 'predict.__main__', 'tools'},
 ]
 

@@ -46,9 +46,16 @@ class Task(Protocol):
         """
 
     def phase(
-        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh
+        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh,
+        *, on_host: bool = False,
     ) -> Phase:
-        """A phase of the run, from its description and first step."""
+        """A phase of the run, from its description and first step.
+
+        With `on_host` its batches are arrays of this host, whole ones for one device.
+        """
+
+    def again(self, config: ConfigDict) -> Task:
+        """The task of another run, whose config differs in seed and rate alone."""
 
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         """Writes what else belongs into the run directory, of the best evaluation.

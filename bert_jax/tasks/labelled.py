@@ -6,6 +6,7 @@ into as few rows as they need; the planner picks the row length and at most four
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,6 +145,14 @@ class LabelledTask:
         }
         self.num_examples: int | None = None if data.train is None else len(data.train)
         self._best: tuple[dict[str, float], list[Outputs]] | None = None
+        # One for all runs of a sweep: it is compiled once.
+        self._engine = functools.cache(
+            lambda mesh, bert: Engine(mesh, token_cost=functools.partial(token_flops, bert)))
+
+    def again(self, config: ConfigDict) -> LabelledTask:
+        task = copy.copy(self)
+        task._config, task._best = config, None
+        return task
 
     def identity(self) -> dict[str, str]:
         found = {'vocabulary': self._vocabulary}
@@ -162,7 +171,8 @@ class LabelledTask:
         return {}
 
     def phase(
-        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh
+        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh,
+        *, on_host: bool = False,
     ) -> Phase:
         del eval_step  # its metrics want the predictions of a whole set
         config, d, train = self._config, self.data, self.data.train
@@ -170,7 +180,7 @@ class LabelledTask:
         batch_size, steps = phase['batch_size'], phase['steps']
         plan = _train_plan(
             train, batch_size, steps, config.seed, objective.config, config.data.packing,
-            Layout(mesh).batch_shards * config.train.accumulation_steps,
+            (1 if on_host else Layout(mesh).batch_shards) * config.train.accumulation_steps,
         )
         say(
             f'{len(train):,} training examples; rows of {plan.row_length} in '
@@ -178,9 +188,9 @@ class LabelledTask:
             f'rows); {100 * plan.padding:.1f} % padding'
         )
 
-        def batches(first_step: int) -> Iterator[dict[str, jax.Array]]:
+        def batches(first_step: int) -> Iterator[Any]:
             for step in range(first_step, steps):
-                yield _device_batch(train, plan, step, mesh)
+                yield _batch(train, plan, step, None if on_host else mesh)
 
         self._predictors = self.predictors(objective, mesh)
 
@@ -214,7 +224,7 @@ class LabelledTask:
 
     def predictors(self, objective: Objective, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
         """From parameters to the outputs of each set: first those that are scored."""
-        engine = Engine(mesh, token_cost=functools.partial(token_flops, objective.config))
+        engine = self._engine(mesh, objective.config)
         return [
             functools.partial(engine.outputs, objective.outputs, units=eval_set.units)
             for eval_set in self._sets
@@ -308,7 +318,10 @@ def _train_plan(
     )
 
 
-def _device_batch(units: Units, plan: Plan, step: int, mesh: Mesh) -> dict[str, jax.Array]:
+def _batch(units: Units, plan: Plan, step: int, mesh: Mesh | None) -> Any:
+    """A step's batch on a mesh, or all of it on the host."""
     num_rows = int(plan.num_rows[step])
+    if mesh is None:
+        return packed_batch(units, plan, step, np.arange(num_rows))
     local = local_rows(mesh, num_rows)
     return to_global(mesh, packed_batch(units, plan, step, local), num_rows, local)

@@ -78,7 +78,8 @@ class PretrainTask:
         }
 
     def phase(
-        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh
+        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh,
+        *, on_host: bool = False,
     ) -> Phase:
         config, data = self._config, self.data
         batch_size, length = phase['batch_size'], phase['max_seq_length']
@@ -93,7 +94,7 @@ class PretrainTask:
                 examples(), batch_size=batch_size, local=local, first_step=first_step,
                 num_steps=phase['steps'] - first_step,
             ):
-                yield to_global(mesh, batch, batch_size, local)
+                yield batch if on_host else to_global(mesh, batch, batch_size, local)
 
         def evaluate_phase(params: Any) -> dict[str, float]:
             size = config.train.eval_batch_size
@@ -113,6 +114,10 @@ class PretrainTask:
             evaluate=evaluate_phase, flops_per_row=objective.flops(length, slots),
             name=f'length {length}, batch {batch_size}',
         )
+
+    def again(self, config: ConfigDict) -> PretrainTask:
+        # Another seed makes other pairs and masks of the same tokens.
+        return self if config.seed == self._config.seed else PretrainTask(config)
 
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         del params, metrics, workdir  # the checkpoints are all there is

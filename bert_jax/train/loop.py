@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +21,10 @@ from bert_jax.train.profile import Profile
 from bert_jax.train.report import Report, count, duration
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import Batch, TrainStep
+
+Result = TypeVar('Result')
+# A run as it goes: yields batches, is sent the metrics of each, returns its result.
+Run = Generator[Batch, dict[str, jax.Array], Result]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,10 +119,40 @@ def _means(objective: Objective, steps: Sequence[dict[str, np.ndarray]]) -> dict
     }
 
 
+class Held(Protocol):
+    """The state of a run, wherever the program that trains it keeps it."""
+
+    state: TrainState
+
+
+class Alone:
+    """A run that has its program to itself.
+
+    Attributes:
+      state: fresh or restored; it is donated to each step.
+    """
+
+    def __init__(self, train_step: TrainStep):
+        self._train_step = train_step
+        self.state: Any = None
+
+    def drive(self, run: Run[Result]) -> Result:
+        """What the run returns, once all batches that it asks for are trained on."""
+        with contextlib.closing(run):
+            try:
+                batch = next(run)
+                while True:
+                    with jax.transfer_guard('disallow'):
+                        self.state, metrics = self._train_step(self.state, batch)
+                    batch = run.send(metrics)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+
+
 def train(
     objective: Objective,
-    state: TrainState,
-    train_step: TrainStep,
+    held: Held,
     phases: Sequence[Phase],
     cadence: Cadence,
     checkpoints: Checkpoints,
@@ -128,16 +163,18 @@ def train(
     *,
     peak_flops: float | None,
     should_stop: Callable[[int], bool],
-) -> tuple[TrainState, dict[str, float]]:
-    """Trains from `state.step` to the end of the last phase.
+) -> Run[dict[str, float]]:
+    """Trains from the state's step to the end of the last phase.
+
+    Yields each batch that is to be trained on, and is sent the metrics of that step: who drives it
+    has the program, for this run alone or for several at once.
 
     At a step where several are due: log, then evaluate, then save, so that a run that starts from
     the checkpoint has the records up to it.
 
     Args:
       objective: gives metrics from sums.
-      state: fresh or restored; it is donated.
-      train_step: from `step.make_train_step`.
+      held: its state, fresh or restored, and later as it is after the last step.
       phases: in order, contiguous from step 0.
       cadence: when to log, evaluate and save.
       checkpoints: where the state is saved.
@@ -149,15 +186,16 @@ def train(
       should_stop: polled with each step; answers alike on all processes.
 
     Returns:
-      The final state and the metrics of the last evaluation.
+      The metrics of the last evaluation.
 
     Raises:
       Diverged: the loss is not finite; nothing after the last good checkpoint is saved.
       Stopped: `should_stop` said so; the state is saved.
     """
-    step = int(state.step)
+    step = int(held.state.step)
     last = phases[-1].end
     metrics: dict[str, float] = {}
+    step_metrics: dict[str, jax.Array] = {}
     first_of_run = True
     for phase in phases:
         if step >= phase.end:
@@ -173,11 +211,10 @@ def train(
             goodput.enter('start' if first_of_run else 'data')
             batch = next(batches)
             with goodput.during('profile'):
-                profile.before(step + 1, state)
+                profile.before(step + 1, step_metrics)
             goodput.enter('step' if compiled else 'compile')
-            with (jax.transfer_guard('disallow'),
-                  jax.profiler.StepTraceAnnotation('train', step_num=step + 1)):
-                state, step_metrics = train_step(state, batch)
+            with jax.profiler.StepTraceAnnotation('train', step_num=step + 1):
+                step_metrics = yield batch
             goodput.enter('step')
             compiled = True
             window.add(step_metrics)
@@ -189,7 +226,7 @@ def train(
                 first_of_run = False
                 timed, timed_step = goodput.now(), step
             with goodput.during('profile'):
-                if said := profile.after(step, state):
+                if said := profile.after(step, step_metrics):
                     report.say(said)
             stopping = should_stop(step)
             ends = step == phase.end
@@ -214,18 +251,18 @@ def train(
             if due(cadence.eval_every) and not soon:
                 window.fetch()
                 with goodput.during('evaluation'):
-                    metrics = phase.evaluate(state.params)
+                    metrics = phase.evaluate(held.state.params)
                     report.write(step, {f'eval/{name}': value for name, value in metrics.items()})
                     report.say(f'step {step:>7,}  held out: ' + '  '.join(
                         f'{name} {value:.4f}' for name, value in metrics.items()))
                     report.draw()
                     if best is not None:
-                        best.offer(step, metrics, state.params)
+                        best.offer(step, metrics, held.state.params)
             if due(cadence.save_every) or stopping:
                 window.fetch()
                 with goodput.during('save'):
                     report.flush()
-                    checkpoints.save(step, state)
+                    checkpoints.save(step, held.state)
                     goodput.mark(step)
             if stopping:
                 if step == last:  # the stop came too late to cut anything off
@@ -233,10 +270,10 @@ def train(
                 raise Stopped(f'stopped at step {step:,}; the state is saved')
     if not metrics:  # nothing was left to train
         with goodput.during('evaluation'):
-            metrics = phases[-1].evaluate(state.params)
+            metrics = phases[-1].evaluate(held.state.params)
             if best is not None:
-                best.offer(step, metrics, state.params)
-    return state, metrics
+                best.offer(step, metrics, held.state.params)
+    return metrics
 
 
 def _log(

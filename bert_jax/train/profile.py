@@ -24,21 +24,21 @@ class Profile:
         self._target: str | None = None  # while it traces
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
-    def before(self, step: int, state: Any) -> None:
-        """Begins, where `step` is the first to trace; `state` is waited for."""
+    def before(self, step: int, last: Any) -> None:
+        """Begins, where `step` is the first to trace; results of the `last` are waited for."""
         if self._steps is None or self._target or not self._steps[0] <= step <= self._steps[1]:
             return
-        jax.block_until_ready(state)
+        jax.block_until_ready(last)
         if in_bucket(self._workdir):  # jax writes to disks only
             self._scratch = tempfile.TemporaryDirectory()
         self._target = self._scratch.name if self._scratch else str(self._workdir)
         jax.profiler.start_trace(self._target)
 
-    def after(self, step: int, state: Any) -> str | None:
+    def after(self, step: int, results: Any) -> str | None:
         """Ends, where `step` was the last to trace; a line that says so."""
         if not self._target or self._steps is None or step < self._steps[1]:
             return None
-        jax.block_until_ready(state)
+        jax.block_until_ready(results)
         return self.close()
 
     def close(self) -> str | None:

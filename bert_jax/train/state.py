@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -44,15 +45,22 @@ def abstract_state(
     )
 
 
-def init_state(
-    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
-) -> TrainState:
-    """A fresh state, computed straight into its shards; it does not depend on the mesh."""
+def make_init(
+    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> Callable[[int], TrainState]:
+    """From a seed to a fresh state; see `init_state`."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
     init = jax.jit(
         lambda s: nn.meta.unbox(_boxed_init(objective, optimizer, s)), out_shardings=shardings
     )
-    return init(jnp.int32(seed))
+    return lambda seed: init(jnp.int32(seed))
+
+
+def init_state(
+    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
+) -> TrainState:
+    """A fresh state, computed straight into its shards; it does not depend on the mesh."""
+    return make_init(objective, optimizer, mesh)(seed)
 
 
 def num_params(state: TrainState) -> int:

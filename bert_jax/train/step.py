@@ -109,6 +109,49 @@ def _in_parts(
     return grads, loss, sums
 
 
+def train_update(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    schedule: Schedule,
+    mesh: Mesh,
+    *,
+    seed: jax.Array | int,
+    clip_norm: float,
+    accumulation_steps: int = 1,
+) -> TrainStep:
+    """The pure (state, batch) -> (state, metrics), to be compiled; see `make_train_step`.
+
+    The rates in `schedule` and the seed may be traced: runs that differ in them alone share a
+    program (`train.members`).
+    """
+    layout = Layout(mesh)
+    shardings = _shardings(objective, optimizer, mesh).params
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        batch_size = next(iter(batch.values())).shape[0]
+        rows_Bx2 = dropout_rows(seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
+        grads, loss, sums = _gradients(
+            objective, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps,
+            mesh, shardings,
+        )
+        norm = optax.tree.norm(grads)
+        if clip_norm:
+            scale = clip_norm / jnp.maximum(norm, clip_norm)
+            grads = jax.tree.map(lambda g: g * scale, grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = dict(sums) | {
+            'loss': loss, 'grad_norm': norm, 'learning_rate': schedule(state.step)
+        }
+        return TrainState(state.step + 1, params, opt_state), metrics
+
+    return train_step
+
+
+def _shardings(objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh) -> Any:
+    return jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
+
+
 def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
@@ -132,30 +175,14 @@ def make_train_step(
       clip_norm: greatest global norm of the gradient of the global batch; 0: not clipped.
       accumulation_steps: parts that a batch is computed in; the result does not change.
     """
-    layout = Layout(mesh)
-
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        batch_size = next(iter(batch.values())).shape[0]
-        rows_Bx2 = dropout_rows(seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
-        grads, loss, sums = _gradients(
-            objective, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps,
-            mesh, kept.params,
-        )
-        norm = optax.tree.norm(grads)
-        if clip_norm:
-            scale = clip_norm / jnp.maximum(norm, clip_norm)
-            grads = jax.tree.map(lambda g: g * scale, grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = dict(sums) | {
-            'loss': loss, 'grad_norm': norm, 'learning_rate': schedule(state.step)
-        }
-        return TrainState(state.step + 1, params, opt_state), metrics
-
-    replicated = NamedSharding(mesh, PartitionSpec())
+    update = train_update(
+        objective, optimizer, schedule, mesh, seed=seed, clip_norm=clip_norm,
+        accumulation_steps=accumulation_steps,
+    )
     # The state leaves as it came: a layout of the compiler's choice would compile step two again.
-    kept = jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(kept, replicated))
+    kept = _shardings(objective, optimizer, mesh)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(update, donate_argnums=0, out_shardings=(kept, replicated))
 
 
 def make_eval_step(objective: Objective, mesh: Mesh) -> EvalStep:
