@@ -1,95 +1,61 @@
 """Runs a grid of settings, each as a run of its own, and picks the best on the dev set.
 
-    python -m bert_jax.tools.sweep --config=configs/glue.py:mrpc --config.init_checkpoint=DIR \\
-        --config.data.source=glue
-    python -m bert_jax.tools.sweep --config=configs/glue.py:rte --restarts=5 --parallel=2 \\
+    python -m bert_jax.tools.sweep --config=configs/sweeps/glue.py:mrpc \\
+        --config.init_checkpoint=DIR --config.data.source=glue
+    python -m bert_jax.tools.sweep --config=configs/glue.py:rte --restarts=5 \\
         --grid optimizer.learning_rate=5e-5,3e-5,2e-5 --grid train.batch_size=16,32 ...
 
-Without --grid the learning rates are the paper's for GLUE: 5e-5, 4e-5, 3e-5 and 2e-5. --restarts=N
-adds the seeds 0 to N-1, the paper's remedy for small data sets. All --config.FIELD=VALUE go to
-every run. Started again, the sweep goes on where it was: finished runs are kept, an interrupted
-one resumes from its checkpoint.
+The files in configs/sweeps name the paper's grids; --grid takes the place of their values of a
+field. --restarts=N adds the seeds 0 to N-1, the paper's remedy for small data sets. All
+--config.FIELD=VALUE go to every run. Started again, the sweep goes on where it was: finished runs
+are kept, an interrupted one resumes from its checkpoint.
 
-Runs are processes side by side: --parallel=P gives each a P-th of the processor cores, and of the
---devices accelerators. The directory receives table.md, results.json, sweep.png, every run with its
-log, and `winner`, a link to the best one (in a bucket, a file with its name). Of the other runs the
-checkpoints are deleted once they are beaten; --keep=K keeps those of the K best, as an ensemble
-wants them, --keep=all those of all.
+Runs that differ in seed and learning rate alone share the process, the weights and data that were
+read, and what was compiled. On accelerators as many as there is room for are trained in one
+program, a share on each device (--together=N: so many); on CPUs, which gain nothing by it, one
+after another. --parallel=P takes P processes, each on a P-th of the processor cores and of the
+--devices accelerators. Any number of machines may run the same command on one folder: each run is
+claimed by one, and taken over if that one dies.
 
-Why one file: the members, their processes and their results are one thing, a sweep's folder.
+The directory receives table.md, results.json, sweep.png, every run with its log, and `winner`, a
+link to the best one (in a bucket, a file with its name). Of the other runs the checkpoints are
+deleted once they are beaten; --keep=K keeps those of the K best, as an ensemble wants them,
+--keep=all those of all.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
-import dataclasses
-import itertools
+import functools
+import io
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.parse
-from typing import Any
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
 
-from bert_jax.config import all_fields, nearest
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path, in_bucket, open_whole, upload, write_whole
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
+
+from absl import logging
+
+from bert_jax import hosts
+from bert_jax.errors import Diverged, InputError, Stopped
+from bert_jax.files import Path, as_path, in_bucket, upload
+from bert_jax.lease import Claim
+from bert_jax.process import use_huge_pages
+from bert_jax.stopping import Guard
+from bert_jax.tools.sweep_folder import Folder
+from bert_jax.tools.sweep_grid import Member, grid_members, member_config, merged, read_sweep
 
 _PR_SET_PDEATHSIG = 1  # of prctl
-_SAFE = ' :+@'  # of the characters that quoting would replace, harmless in a file's name
-_PAPER_GRID = ('optimizer.learning_rate=5e-5,4e-5,3e-5,2e-5',)
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """One run of the sweep: its settings by field, as they are written on the command line."""
-
-    settings: tuple[tuple[str, str], ...]
-
-    @property
-    def name(self) -> str:
-        """Of its folder: a value may be a path, and stays one name."""
-        return ','.join(
-            f'{field}={urllib.parse.quote(value, safe=_SAFE)}' for field, value in self.settings)
-
-    @property
-    def group(self) -> tuple[tuple[str, str], ...]:
-        """Its settings but for the seed."""
-        return tuple(item for item in self.settings if item[0] != 'seed')
-
-
-def grid_members(grid: list[str], restarts: int) -> list[Member]:
-    """All combinations.
-
-    Args:
-      grid: 'FIELD=VALUE,VALUE' each.
-      restarts: seeds 0 to restarts - 1, where above 0.
-
-    Raises:
-      InputError: not in that form, or no field of the config.
-    """
-    known = all_fields()
-    axes = []
-    for entry in grid:
-        field, equals, values = entry.partition('=')
-        if not equals or not all(values.split(',')):
-            raise InputError(f'--grid {entry}: write FIELD=VALUE,VALUE')
-        if len(set(values.split(','))) < len(values.split(',')):
-            raise InputError(f'--grid {entry} has a value twice')
-        if field not in known:
-            raise InputError(f'--grid {field} is not a field: {nearest(field, known)}')
-        axes.append([(field, value) for value in values.split(',')])
-    if restarts:
-        axes.append([('seed', str(seed)) for seed in range(restarts)])
-    names = [axis[0][0] for axis in axes]
-    if len(set(names)) < len(names):
-        raise InputError(f'--grid names a field twice: {", ".join(names)}')
-    return [Member(settings) for settings in itertools.product(*axes)]
+_WAIT_SECONDS = 1.0  # between looks at runs that other processes have
 
 
 def visible_devices(count: int) -> list[str]:
@@ -116,237 +82,203 @@ def _kept(text: str) -> int:
     return int(text)
 
 
-def _begin_child(cores: set[int]) -> None:
-    """In a new run's process: on its share of the cores, and stopped if the sweep is killed."""
-    if cores:
-        os.sched_setaffinity(0, cores)
+def _stop_with_parent() -> None:
+    """In a new process: it is stopped if the one that started it is killed."""
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _words(sweep: dict[str, Any]) -> list[str]:
-    return [f"--config={sweep['config']}", *sweep['settings']]
+def take_share(slot: int, parallel: int, devices: int) -> None:
+    """Limits this process to its share of the machine; before anything looks for devices."""
+    if devices:
+        share = devices // parallel
+        own = ','.join(visible_devices(devices)[slot * share : (slot + 1) * share])
+        os.environ.update({
+            'CUDA_VISIBLE_DEVICES': own, 'TPU_VISIBLE_CHIPS': own,
+            'TPU_CHIPS_PER_PROCESS_BOUNDS': f'1,{share},1', 'TPU_PROCESS_BOUNDS': '1,1,1',
+        })
+    elif parallel > 1:  # they are on one GPU, if there is one: each would take most of its memory
+        os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / parallel:.2f}')
+    if parallel > 1 and sys.platform == 'linux':
+        cores = sorted(os.sched_getaffinity(0))
+        own_cores = cores[slot * len(cores) // parallel : (slot + 1) * len(cores) // parallel]
+        os.sched_setaffinity(0, own_cores or cores)
 
 
-class Sweep:
-    """The members in their directories."""
+class Worker:
+    """Trains members of a sweep, one group of them after another, until nothing is left to do."""
 
-    def __init__(self, options: argparse.Namespace, overrides: list[str], members: list[Member]):
-        self._options, self._overrides, self._members = options, overrides, members
-        self._folder: Path = options.workdir
+    def __init__(self, options: argparse.Namespace, overrides: list[str], folder: Folder,
+                 should_stop: Any):
+        self._options, self._overrides, self._folder = options, overrides, folder
+        self._should_stop = should_stop
         self._logs = tempfile.TemporaryDirectory(prefix='bert_jax_')  # of a sweep in a bucket
-        self._running: dict[int, tuple[Member, subprocess.Popen[str], Any]] = {}
-        self._stopping = False
-        self._failed: set[Member] = set()
+        self._claims: dict[Member, Claim] = {}
+        self._group: Any = None
+        self._shared: Any = None  # settings that all members of the open group have
 
-    def path(self, member: Member) -> Path:
-        return self._folder / 'runs' / member.name
-
-    def _log(self, member: Member) -> Path:
-        """What a run has said, on this machine; for a bucket it is uploaded at the run's end."""
-        if in_bucket(self._folder):
-            return as_path(self._logs.name) / f'{member.name}.txt'
-        return self.path(member) / 'log.txt'
-
-    def result(self, member: Member) -> dict[str, Any] | None:
-        """What a finished member said, with `metric`; None if it is not finished."""
-        path = self.path(member) / 'sweep_result.json'
-        return json.loads(path.read_text(encoding='utf-8')) if path.exists() else None
-
-    def _check_same(self) -> None:
-        """Refuses a directory with runs of another config: their results would pass for ours."""
-        path = self._folder / 'sweep.json'
-        ours = {'config': self._options.config, 'settings': sorted(self._overrides)}
-        if path.exists():
-            theirs = json.loads(path.read_text(encoding='utf-8'))
-            if theirs != ours:
-                raise InputError(
-                    f"{self._folder} holds a sweep of {' '.join(_words(theirs))}, this is one of "
-                    f"{' '.join(_words(ours))}: give another --workdir, or the same settings"
-                )
-        write_whole(path, json.dumps(ours) + '\n')
-
-    def run(self) -> int:
-        """Runs what is not finished; returns the exit status.
+    def work(self) -> bool:
+        """Whether there is nothing left to do; else a stop was asked for.
 
         Raises:
-          InputError: the directory holds another sweep.
+          InputError: a config that cannot work.
         """
-        (self._folder / 'runs').mkdir(parents=True, exist_ok=True)
-        self._check_same()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._stop)
-        todo = [member for member in self._members if self.result(member) is None]
-        done = len(self._members) - len(todo)
-        if done:
-            print(f'{done} of {len(self._members)} runs are finished already', flush=True)
-        started, total = time.monotonic(), len(todo)
-        while (todo or self._running) and not (self._stopping and not self._running):
-            for slot in range(self._options.parallel):
-                if slot not in self._running and todo and not self._stopping:
-                    self._start(slot, todo.pop(0))
-            time.sleep(0.2)
-            for slot, (member, process, log) in list(self._running.items()):
-                if process.poll() is None:
-                    continue
-                log.close()
-                if in_bucket(self._folder):
-                    upload(log.name, self.path(member) / 'log.txt')
-                del self._running[slot]
-                if process.returncode == 2:
-                    self._stopping = True
-                    self._forward()
-                    for _, other, _ in self._running.values():
-                        other.wait()
-                    print(f'error: {self._last_line(member)}', file=sys.stderr)
-                    return 2
-                self._ended(member, process.returncode)
-                finished = total - len(todo) - len(self._running)
-                if not self._stopping and finished:
-                    left = (time.monotonic() - started) / finished * (total - finished)
-                    print(f'  {finished}/{total} runs, eta {left / 60:.0f} min', flush=True)
-        if self._stopping:
-            print('stopped; the same command goes on from here', flush=True)
-            return 143
-        return self._report()
+        started, before = time.monotonic(), len(self._folder.unfinished())
+        while not self._should_stop(0):
+            claimed = self._claim_first()
+            if claimed is not None:
+                self._train(claimed)
+                left = len(self._folder.unfinished())
+                if left and left < before:
+                    seconds = (time.monotonic() - started) / (before - left) * left
+                    print(f'  {before - left}/{before} runs, eta {seconds / 60:.0f} min',
+                          flush=True)
+            elif not self._folder.unfinished() or self._options.helper is not None:
+                return True
+            else:
+                time.sleep(_WAIT_SECONDS)  # others are at them; whose claim dies is taken over
+        return False
 
-    def _start(self, slot: int, member: Member) -> None:
-        path = self.path(member)
+    def _claim_first(self) -> Member | None:
+        """Claims the first member that nobody has, of the open group if there is one."""
+        todo = self._folder.unfinished()
+        todo.sort(key=lambda member: self._key(member) != self._shared)
+        return next((member for member in todo if self._claim(member)), None)
+
+    def _claim(self, member: Member) -> bool:
+        path = self._folder.run(member)
         path.mkdir(parents=True, exist_ok=True)
-        o = self._options
-        environment = dict(os.environ)
-        if o.devices:
-            share = o.devices // o.parallel
-            devices = ','.join(visible_devices(o.devices)[slot * share : (slot + 1) * share])
-            environment |= {
-                'CUDA_VISIBLE_DEVICES': devices, 'TPU_VISIBLE_CHIPS': devices,
-                'TPU_CHIPS_PER_PROCESS_BOUNDS': f'1,{share},1', 'TPU_PROCESS_BOUNDS': '1,1,1',
-            }
-        cores = sorted(os.sched_getaffinity(0))
-        own = set(cores[slot * len(cores) // o.parallel : (slot + 1) * len(cores) // o.parallel])
-        command = [
-            sys.executable, '-m', 'bert_jax.main', f'--config={o.config}', f'--workdir={path}',
-            *self._overrides, '--config.train.keep_checkpoints=1',
-            *(f'--config.{field}={value}' for field, value in member.settings),
-        ]
-        log = open(self._log(member), 'a', encoding='utf-8')  # noqa: SIM115 (closed when it ends)
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, text=True, env=environment,
-            preexec_fn=lambda: _begin_child(own),
+        claim = self._claims.setdefault(member, Claim(path))
+        if not claim.attempt():
+            return False
+        if self._folder.result(member) is None:
+            return True
+        self._release([member])  # another has just finished it
+        return False
+
+    def _release(self, members: Sequence[Member]) -> None:
+        for member in members:
+            self._claims.pop(member).release()
+
+    def _key(self, member: Member) -> Any:
+        from bert_jax.group import NUMBERS
+
+        return member.without(*NUMBERS)
+
+    def _config(self, member: Member) -> Any:
+        return member_config(self._options.config, self._overrides, member)
+
+    def _train(self, first: Member) -> None:
+        """Trains a claimed member, together with others of its group where that is faster."""
+        from bert_jax.group import GroupRun
+
+        claimed = [first]
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._release, claimed)
+            said = io.StringIO()
+            if self._shared != self._key(first):
+                with contextlib.redirect_stdout(said):
+                    self._open_group(first)
+            others = [m for m in self._folder.unfinished()
+                      if m != first and self._key(m) == self._shared]
+            for member in others:
+                if len(claimed) < self._group.size and self._claim(member):
+                    claimed.append(member)
+            logs = {m: stack.enter_context(self._open_log(m)) for m in claimed}
+            logs[first].write(said.getvalue())
+            runs = [
+                GroupRun(self._config(m), self._folder.run(m), logs[m],
+                         functools.partial(self._stop_member, m))
+                for m in claimed
+            ]
+            try:
+                found: Sequence[Any] = self._group.train(runs)
+            except InputError:
+                raise
+            except Exception as error:
+                found = [error] * len(claimed)
+            for member, result in zip(claimed, found, strict=True):
+                self._ended(member, result, logs[member])
+
+    def _open_group(self, member: Member) -> None:
+        from bert_jax.group import Group
+
+        self._group = None  # the former one's memory, before more is taken
+        self._shared = self._key(member)
+        members = [m for m in self._folder.members if self._key(m) == self._shared]
+        unfinished = [self._folder.run(m) for m in members if self._folder.result(m) is None]
+        self._group = Group(self._config(member), unfinished, self._options.together)
+
+    def _stop_member(self, member: Member, step: int) -> bool:
+        self._claims[member].check()
+        return bool(self._should_stop(step))
+
+    @contextlib.contextmanager
+    def _open_log(self, member: Member) -> Iterator[IO[str]]:
+        """What a run says, on this machine; for a bucket it is uploaded at the run's end."""
+        remote = in_bucket(self._folder.path)
+        path: Path = self._folder.run(member) / 'log.txt'
+        local = as_path(self._logs.name) / f'{member.name}.txt' if remote else path
+        with open(local, 'a', encoding='utf-8', buffering=1) as log:
+            yield log
+        if remote:
+            upload(local, path)
+
+    def _ended(self, member: Member, result: Any, log: IO[str]) -> None:
+        if isinstance(result, Stopped):
+            log.write(f'{result}\n')
+        elif isinstance(result, dict):
+            log.write(f'result {json.dumps(result)}\n')
+            metric = f'eval/{self._group.metric}'
+            self._folder.finish(member, metric, result)
+            print(f'{member.name}: {metric} {result[metric]:.4f}', flush=True)
+        else:
+            if not isinstance(result, Diverged):
+                traceback.print_exception(result, file=log)
+            line = ' '.join(f'{type(result).__name__}: {result}'.split())[:300]
+            log.write(f'error: {line}\n')
+            self._folder.fail(member)
+            print(f'{member.name}: failed ({line}); see {self._folder.run(member)}/log.txt',
+                  file=sys.stderr)
+
+
+def _helpers(argv: Sequence[str], count: int) -> list[subprocess.Popen[bytes]]:
+    """Other processes for the same sweep, numbered from 1."""
+    return [
+        subprocess.Popen(
+            [sys.executable, '-m', 'bert_jax.tools.sweep', *argv, f'--helper={slot}'],
+            preexec_fn=_stop_with_parent,
             start_new_session=True,  # Ctrl-C reaches it through us, once
         )
-        self._running[slot] = member, process, log
+        for slot in range(1, count + 1)
+    ]
 
-    def _stop(self, number: int, frame: object) -> None:
-        del number, frame
-        self._stopping = True
-        self._forward()
 
-    def _forward(self) -> None:
-        for _, process, _ in self._running.values():
-            process.terminate()
-
-    def _last_line(self, member: Member) -> str:
-        lines = self._log(member).read_text(encoding='utf-8').splitlines()
-        return next((line for line in reversed(lines) if line.strip()), 'no output').removeprefix(
-            'error: ')
-
-    def _ended(self, member: Member, status: int) -> None:
-        path = self.path(member)
-        if status == 143 or (status < 0 and self._stopping):
-            return
-        line = self._last_line(member)
-        if status or not line.startswith('result '):
-            self._failed.add(member)
-            print(f'{member.name}: failed with status {status} ({line}); see {path}/log.txt',
-                  file=sys.stderr)
-            return
-        config = json.loads((path / 'config.json').read_text(encoding='utf-8'))
-        result = json.loads(line.removeprefix('result '))
-        metric = f"eval/{config['metric']}"
-        write_whole(
-            path / 'sweep_result.json', json.dumps({'metric': metric, **result}) + '\n')
-        print(f'{member.name}: {metric} {result[metric]:.4f}', flush=True)
-        self._keep_the_winner()
-
-    def _ranking(self) -> list[Member]:
-        """The finished members, best first."""
-        results = [(m, r) for m in self._members if (r := self.result(m)) is not None]
-        ranked = sorted(results, key=lambda pair: -pair[1][pair[1]['metric']])
-        return [member for member, _ in ranked]
-
-    def _keep_the_winner(self) -> None:
-        ranking = self._ranking()
-        winner = ranking[0]
-        if in_bucket(self._folder):
-            write_whole(self._folder / 'winner', f'{self.path(winner)}\n')
-        else:
-            link = self._folder / 'winner.tmp'
-            link.unlink(missing_ok=True)
-            os.symlink(f'runs/{winner.name}', link)
-            os.replace(link, self._folder / 'winner')  # the link, not what it names
-        for member in ranking[self._options.keep :]:
-            for name in ('checkpoints', 'best'):
-                (self.path(member) / name).rmtree(missing_ok=True)
-
-    def _report(self) -> int:
-        winner = next(iter(self._ranking()), None)
-        if winner is None:
-            print('error: no run ended well; see their log.txt', file=sys.stderr)
-            return 1
-        best = self.result(winner)
-        assert best is not None
-        metric = best['metric']
-        groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
-        for member in self._members:
-            if (result := self.result(member)) is not None:
-                groups.setdefault(member.group, []).append(result[metric])
-        rows: list[dict[str, Any]] = [{
-            'settings': dict(group), 'runs': len(values), 'mean': statistics.fmean(values),
-            'deviation': statistics.stdev(values) if len(values) > 1 else None,
-            'best': max(values),
-        } for group, values in groups.items()]
-        lines = [f'| settings | runs | mean {metric} | deviation | best |',
-                 '| --- | --- | --- | --- | --- |']
-        for row in rows:
-            settings = ', '.join(f'{k} {v}' for k, v in row['settings'].items()) or 'as configured'
-            deviation = '' if row['deviation'] is None else f"{row['deviation']:.4f}"
-            lines.append(f"| {settings} | {row['runs']} | {row['mean']:.4f} | {deviation} | "
-                         f"{row['best']:.4f} |")
-        lines.append(f'\nbest: {winner.name} ({metric} {best[metric]:.4f})')
-        if self._failed:
-            lines.append(f'failed: {", ".join(sorted(m.name for m in self._failed))}')
-        text = '\n'.join(lines) + '\n'
-        print(text, flush=True)
-        summary = {
-            'metric': metric, 'winner': winner.name, 'best': best[metric], 'groups': rows,
-            'runs': {m.name: self.result(m) for m in self._members},
-        }
-        write_whole(self._folder / 'table.md', text)
-        write_whole(self._folder / 'results.json', json.dumps(summary, indent=1))
-        self._draw(metric, groups)
-        return 1 if self._failed else 0
-
-    def _draw(self, metric: str, groups: dict[tuple[tuple[str, str], ...], list[float]]) -> None:
-        """`sweep.png`: every run, and the mean of each setting."""
-        import matplotlib
-
-        matplotlib.use('Agg')
-        from matplotlib import pyplot as plt
-
-        figure, axis = plt.subplots(figsize=(max(4.0, 1.2 * len(groups)), 3.5))
-        for x, values in enumerate(groups.values()):
-            axis.plot([x] * len(values), values, 'o', color='C0', markersize=4)
-            axis.plot([x - 0.2, x + 0.2], [statistics.fmean(values)] * 2, '-', color='C1')
-        names = ['\n'.join(f"{k.rpartition('.')[2]}\n{v}" for k, v in group) or 'as configured'
-                 for group in groups]
-        axis.set_xticks(range(len(groups)), names, fontsize=8)
-        axis.set_ylabel(metric)
-        axis.grid(alpha=0.3)
-        figure.tight_layout()
-        with open_whole(self._folder / 'sweep.png') as file:
-            figure.savefig(file, dpi=100, format='png')
-        plt.close(figure)
+def _run(options: argparse.Namespace, overrides: list[str], folder: Folder, argv: list[str]) -> int:
+    folder.open(options.config, overrides)
+    done = len(folder.members) - len(folder.unfinished())
+    if done and options.helper is None:
+        print(f'{done} of {len(folder.members)} runs are finished already', flush=True)
+    helpers = _helpers(argv, options.parallel - 1) if options.helper is None else []
+    take_share(options.helper or 0, options.parallel, options.devices)
+    guard = Guard()
+    guard.start()
+    try:
+        hosts.check_accelerators()
+        finished = Worker(options, overrides, folder, guard.should_stop).work()
+    except Stopped:
+        finished = False
+    finally:
+        for helper in helpers:
+            if helper.poll() is None:
+                helper.terminate()
+            helper.wait()
+    if options.helper is not None:
+        return 0 if finished else 143
+    if not finished:
+        print('stopped; the same command goes on from here', flush=True)
+        return 143
+    return folder.report()
 
 
 def main(argv: list[str]) -> int:
@@ -356,34 +288,42 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument('--config', required=True, help='config file, as FILE.py or FILE.py:ARG')
     parser.add_argument('--workdir', help='default: runs/sweep-NAME of the config')
-    parser.add_argument('--grid', action='append', metavar='FIELD=VALUE,VALUE',
+    parser.add_argument('--grid', action='append', default=[], metavar='FIELD=VALUE,VALUE',
                         help='values of a field; repeated: all combinations')
     parser.add_argument('--restarts', type=int, default=0, help='seeds 0 to N-1 of each')
-    parser.add_argument('--parallel', type=int, default=1, help='runs at once')
+    parser.add_argument('--together', type=int, default=None, metavar='N',
+                        help='runs in one program; default: what accelerators have room for')
+    parser.add_argument('--parallel', type=int, default=1, help='processes')
     parser.add_argument('--keep', type=_kept, default=1, metavar='K|all',
                         help='of how many runs, the best ones, the parameters are kept (1)')
     parser.add_argument('--devices', type=int, default=0,
-                        help='accelerators of this machine that the runs at once divide')
+                        help='accelerators of this machine that the processes divide')
+    parser.add_argument('--helper', type=int, help=argparse.SUPPRESS)  # number of a process
     options, overrides = parser.parse_known_args(argv)
+    logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
     try:
         for argument in overrides:
             if not argument.startswith('--config.'):
                 raise InputError(f'{argument} is no option of this program; see --help')
         if options.parallel < 1 or (options.devices and options.devices % options.parallel):
             raise InputError(f'--parallel={options.parallel} must be above 0 and divide --devices')
+        if options.together is not None and options.together < 1:
+            raise InputError(f'--together={options.together} must be above 0')
         visible_devices(options.devices)
-        members = grid_members(list(options.grid or _PAPER_GRID), options.restarts)
+        options.config, grid = read_sweep(options.config)
+        members = grid_members(merged(grid, options.grid), options.restarts)
         if options.workdir is None:
             name, _, argument = options.config.partition(':')
             stem = os.path.basename(name).removesuffix('.py')
             options.workdir = f'runs/sweep-{stem}' + (f'-{argument}' if argument else '')
             print(f'sweep directory: {options.workdir}', flush=True)
-        options.workdir = as_path(options.workdir)
-        return Sweep(options, overrides, members).run()
+        folder = Folder(as_path(options.workdir), members, options.keep)
+        return _run(options, overrides, folder, argv)
     except InputError as error:
-        print(f'error: {error}', file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
 
 if __name__ == '__main__':
+    use_huge_pages()
     sys.exit(main(sys.argv[1:]))

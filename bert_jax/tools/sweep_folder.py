@@ -1,0 +1,165 @@
+"""A sweep's folder: what its runs have come to, which of them is best, and the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import time
+from typing import Any
+
+from bert_jax.errors import InputError
+from bert_jax.files import Path, in_bucket, open_whole, write_whole
+from bert_jax.tools.sweep_grid import Member
+
+Settings = tuple[tuple[str, str], ...]
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else None
+
+
+class Folder:
+    """The directory of a sweep; several processes may write in it.
+
+    Attributes:
+      path: of it.
+      members: all runs of the sweep, in their order.
+    """
+
+    def __init__(self, path: Path, members: list[Member], keep: int):
+        """See `tools.sweep` for `keep`."""
+        self.path, self.members, self._keep = path, members, keep
+        self._opened = time.time()
+
+    def run(self, member: Member) -> Path:
+        """The run directory of a member."""
+        return self.path / 'runs' / member.name
+
+    def open(self, config: str, settings: list[str]) -> None:
+        """Refuses a directory with runs of another config: their results would pass for ours."""
+        (self.path / 'runs').mkdir(parents=True, exist_ok=True)
+        path = self.path / 'sweep.json'
+        ours = {'config': config, 'settings': sorted(settings)}
+        theirs = _read(path)
+        if theirs is not None and theirs != ours:
+            said = [' '.join([f"--config={s['config']}", *s['settings']]) for s in (theirs, ours)]
+            raise InputError(
+                f'{self.path} holds a sweep of {said[0]}, this is one of {said[1]}: give another '
+                '--workdir, or the same settings'
+            )
+        write_whole(path, json.dumps(ours) + '\n')
+
+    def result(self, member: Member) -> dict[str, Any] | None:
+        """What a finished member said, with `metric`; None if it is not finished."""
+        found: dict[str, Any] | None = _read(self.run(member) / 'sweep_result.json')
+        return found
+
+    def failed(self, member: Member) -> bool:
+        """Whether a member failed since this process began; before that, it is tried again."""
+        found = _read(self.run(member) / 'sweep_failed.json')
+        return found is not None and found['time'] >= self._opened
+
+    def unfinished(self) -> list[Member]:
+        """Members that are still to be run, by whomever."""
+        return [m for m in self.members if self.result(m) is None and not self.failed(m)]
+
+    def finish(self, member: Member, metric: str, result: dict[str, float]) -> None:
+        """Notes the result of a member, and keeps what is to be kept."""
+        path = self.run(member) / 'sweep_result.json'
+        write_whole(path, json.dumps({'metric': metric, **result}) + '\n')
+        self._keep_the_best()
+
+    def fail(self, member: Member) -> None:
+        """Notes that a member failed."""
+        path = self.run(member) / 'sweep_failed.json'
+        write_whole(path, json.dumps({'time': time.time()}) + '\n')
+
+    def ranking(self) -> list[Member]:
+        """The finished members, best first."""
+        results = [(m, r) for m in self.members if (r := self.result(m)) is not None]
+        ranked = sorted(results, key=lambda pair: -pair[1][pair[1]['metric']])
+        return [member for member, _ in ranked]
+
+    def _keep_the_best(self) -> None:
+        ranking = self.ranking()
+        winner = ranking[0]
+        if in_bucket(self.path):
+            write_whole(self.path / 'winner', f'{self.run(winner)}\n')
+        else:
+            link = self.path / f'.winner.{os.getpid()}.tmp'
+            link.unlink(missing_ok=True)
+            os.symlink(f'runs/{winner.name}', link)
+            os.replace(link, self.path / 'winner')  # the link, not what it names
+        for member in ranking[self._keep :]:
+            for name in ('checkpoints', 'best'):
+                folder = self.run(member) / name
+                if in_bucket(folder):
+                    folder.rmtree(missing_ok=True)
+                else:  # another process of the sweep may be at it too
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def report(self) -> int:
+        """Prints and writes the table; the exit status of the sweep."""
+        ranking = self.ranking()
+        if not ranking:
+            print('error: no run ended well; see their log.txt', flush=True)
+            return 1
+        self._keep_the_best()
+        results = {m: self.result(m) for m in self.members}
+        best = results[ranking[0]]
+        assert best is not None
+        metric = best['metric']
+        groups: dict[Settings, list[float]] = {}
+        for member, result in results.items():
+            if result is not None:
+                groups.setdefault(member.without('seed'), []).append(result[metric])
+        rows: list[dict[str, Any]] = [{
+            'settings': dict(group), 'runs': len(values), 'mean': statistics.fmean(values),
+            'deviation': statistics.stdev(values) if len(values) > 1 else None,
+            'best': max(values),
+        } for group, values in groups.items()]
+        lines = [f'| settings | runs | mean {metric} | deviation | best |',
+                 '| --- | --- | --- | --- | --- |']
+        for row in rows:
+            settings = ', '.join(f'{k} {v}' for k, v in row['settings'].items()) or 'as configured'
+            deviation = '' if row['deviation'] is None else f"{row['deviation']:.4f}"
+            lines.append(f"| {settings} | {row['runs']} | {row['mean']:.4f} | {deviation} | "
+                         f"{row['best']:.4f} |")
+        lines.append(f'\nbest: {ranking[0].name} ({metric} {best[metric]:.4f})')
+        missing = sorted(m.name for m, result in results.items() if result is None)
+        if missing:
+            lines.append(f'failed: {", ".join(missing)}')
+        text = '\n'.join(lines) + '\n'
+        print(text, flush=True)
+        summary = {
+            'metric': metric, 'winner': ranking[0].name, 'best': best[metric], 'groups': rows,
+            'runs': {m.name: result for m, result in results.items()},
+        }
+        write_whole(self.path / 'table.md', text)
+        write_whole(self.path / 'results.json', json.dumps(summary, indent=1))
+        with open_whole(self.path / 'sweep.png') as file:
+            _draw(file, metric, groups)
+        return 1 if missing else 0
+
+
+def _draw(file: Any, metric: str, groups: dict[Settings, list[float]]) -> None:
+    """Every run, and the mean of each setting."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(max(4.0, 1.2 * len(groups)), 3.5))
+    for x, values in enumerate(groups.values()):
+        axis.plot([x] * len(values), values, 'o', color='C0', markersize=4)
+        axis.plot([x - 0.2, x + 0.2], [statistics.fmean(values)] * 2, '-', color='C1')
+    names = ['\n'.join(f"{k.rpartition('.')[2]}\n{v}" for k, v in group) or 'as configured'
+             for group in groups]
+    axis.set_xticks(range(len(groups)), names, fontsize=8)
+    axis.set_ylabel(metric)
+    axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(file, dpi=100, format='png')
+    plt.close(figure)
