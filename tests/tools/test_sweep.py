@@ -1,32 +1,40 @@
-"""Sweeps: the grid, whole sweeps of tiny runs, and going on after a signal."""
+"""Sweeps: the grid, members in one process and in one program, sharing a folder, going on."""
 
+import argparse
+import contextlib
+import io
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from unittest import mock
 
+import jax
+import numpy as np
 import pytest
 
+from bert_jax import experiment
 from bert_jax.errors import InputError
-from bert_jax.tools.sweep import grid_members, visible_devices
+from bert_jax.files import as_path
+from bert_jax.lease import Claim
+from bert_jax.tools.sweep import Worker, main, visible_devices
+from bert_jax.tools.sweep_folder import Folder
+from bert_jax.tools.sweep_grid import grid_members, member_config, merged, read_sweep
+from bert_jax.train.report import Report
 from tests.conftest import ROOT
 
-TINY = (
-    '--config=configs/tiny_pretrain.py', '--config.task=synthetic', '--config.model.hidden_size=16',
-    '--config.model.num_heads=2', '--config.data.vocab_size=100', '--config.data.max_seq_length=16',
-    '--config.data.max_predictions_per_seq=2', '--config.train.batch_size=4',
-    '--config.train.eval_batch_size=64', '--config.train.eval_every=0',
-    '--config.optimizer.warmup=1',
-)
+GRID = ['optimizer.learning_rate=1e-3,1e-2']
 
 
 def test_the_grid_is_all_combinations():
     members = grid_members(['optimizer.learning_rate=1e-4,2e-4', 'train.batch_size=16,32'], 2)
     assert len(members) == len(set(members)) == 8
     assert members[0].name == 'optimizer.learning_rate=1e-4,train.batch_size=16,seed=0'
-    assert len({member.group for member in members}) == 4
+    assert len({member.without('seed') for member in members}) == 4
 
 
 def test_a_member_stays_in_the_folder_of_its_sweep():
@@ -50,59 +58,210 @@ def test_devices_are_those_that_the_environment_leaves(monkeypatch):
     (['seed=1,,2'], 'FIELD=VALUE'),
     (['seed=1', 'seed=2'], 'twice'),
     (['seed=1,2,1'], 'has a value twice'),
+    ([], 'nothing varies'),
 ])
 def test_a_grid_that_cannot_be_is_refused(grid, message):
     with pytest.raises(InputError, match=message):
         grid_members(grid, 0)
 
 
-def start(workdir, *args):
-    return subprocess.Popen(
-        [sys.executable, '-m', 'bert_jax.tools.sweep', f'--workdir={workdir}', *TINY, *args],
+@pytest.mark.parametrize('name,members,steps', [
+    ('glue.py:rte', 8, {'3 epochs'}), ('squad.py:v2', 18, {'2 epochs', '3 epochs', '4 epochs'}),
+    ('swag.py', 18, {'2 epochs', '3 epochs', '4 epochs'}),
+    ('conll.py', 18, {'2 epochs', '3 epochs', '4 epochs'}),
+])
+def test_grids_of_the_paper(name, members, steps):
+    config, grid = read_sweep(f'{ROOT}/configs/sweeps/{name}')
+    assert config == f'{ROOT}/configs/{name}'
+    from_weights = ['--config.init_checkpoint=DIR']
+    configs = [member_config(config, from_weights, member) for member in grid_members(grid, 0)]
+    assert len(configs) == members
+    assert {c.train.steps for c in configs} == steps
+    assert {c.train.batch_size for c in configs} == {16, 32}
+
+
+def test_settings_of_the_command_line_go_before_those_of_the_file():
+    assert read_sweep(f'{ROOT}/configs/glue.py:rte') == (f'{ROOT}/configs/glue.py:rte', [])
+    assert merged(['a=1,2', 'b=1'], ['b=3', 'c=4']) == ['a=1,2', 'b=3', 'c=4']
+
+
+# Members as they are trained.
+
+WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
+
+
+@pytest.fixture(scope='module')
+def overrides(tmp_path_factory):
+    """Of runs on a tiny task, of one program each."""
+    folder = tmp_path_factory.mktemp('data')
+    rng = random.Random(1)
+    (folder / 'CoLA').mkdir()
+    for split, count in (('train', 32), ('dev', 16)):
+        (folder / 'CoLA' / f'{split}.tsv').write_text(''.join(
+            f"x\t{i % 2}\t\t{' '.join(rng.choices(WORDS, k=5))}\n" for i in range(count)))
+    (folder / 'vocab.txt').write_text(
+        '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS]))
+    return [f'--config.{setting}' for setting in (
+        'model.name=tiny', 'model.num_layers=1', 'model.hidden_size=16', 'model.num_heads=2',
+        'model.intermediate_size=32', f'data.source={folder}',
+        f'data.vocab_file={folder}/vocab.txt', f'data.dir={folder}/cache', 'data.packing=False',
+        'data.max_seq_length=16', 'train.batch_size=8', 'train.steps=4', 'train.eval_every=2',
+        'train.save_every=0', 'train.log_every=1',
+    )]
+
+
+@pytest.fixture(autouse=True, scope='module')
+def no_curves():
+    """Drawing takes longer than these runs."""
+    with mock.patch.object(Report, 'draw'):
+        yield
+
+
+CONFIG = f'{ROOT}/configs/glue.py:cola'
+MEMBERS = grid_members(GRID, 2)
+
+
+@contextlib.contextmanager
+def one_device():
+    """jax as a machine with one device has it."""
+    first = jax.devices()[:1]
+    with contextlib.ExitStack() as patches:
+        for name, value in (('devices', first), ('local_devices', first), ('device_count', 1)):
+            patches.enter_context(mock.patch.object(jax, name, lambda *_, value=value: value))
+        yield
+
+
+class StopAt:
+    """Asks to stop when a step is reached for the so manieth time, and from then on."""
+
+    def __init__(self, step, times):
+        self._step, self._left = step, times
+
+    def __call__(self, step):
+        self._left -= step == self._step
+        return self._left <= 0
+
+
+def work(path, overrides, together=None, keep=1, helper=None, should_stop=lambda step: False):
+    """A process's part in a sweep, in this one."""
+    folder = Folder(as_path(path), MEMBERS, keep)
+    folder.open(CONFIG, overrides)
+    options = argparse.Namespace(config=CONFIG, together=together, helper=helper)
+    finished = Worker(options, overrides, folder, should_stop).work()
+    return finished, folder
+
+
+def losses(run):
+    """(step, loss), (step, score), ... of a run."""
+    records = [json.loads(line) for line in Path(run, 'metrics.jsonl').read_text().splitlines()]
+    return [(r['step'], r.get('train/loss', r.get('eval/matthews'))) for r in records]
+
+
+@pytest.fixture(scope='module')
+def own(tmp_path_factory, overrides):
+    """By member, what it is as a run of its own: the result, and its run directory."""
+    found = {}
+    for member in (MEMBERS[1], MEMBERS[2]):  # that differ in both
+        path = tmp_path_factory.mktemp('own') / 'run'
+        with one_device(), contextlib.redirect_stdout(io.StringIO()):
+            result = experiment.run(
+                member_config(CONFIG, overrides, member), as_path(path), lambda step: False)
+        found[member] = result, path
+    return found
+
+
+def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone(
+    tmp_path, overrides, own, capsys
+):
+    with one_device():
+        finished, folder = work(tmp_path, overrides, keep=2, should_stop=StopAt(3, 2))
+        assert not finished and len(folder.unfinished()) == 3
+        assert losses(folder.run(MEMBERS[1]))[-1][0] == 3
+        first = (folder.run(MEMBERS[0]) / 'sweep_result.json').stat().mtime
+        finished, folder = work(tmp_path, overrides, keep=2)
+        assert finished and not folder.unfinished()
+        assert (folder.run(MEMBERS[0]) / 'sweep_result.json').stat().mtime == first
+    for member, (result, path) in own.items():
+        assert losses(folder.run(member)) == losses(path), 'bit for bit'
+        assert folder.result(member) == {'metric': 'eval/matthews', **result}
+    assert 'resuming at step 3' in (folder.run(MEMBERS[1]) / 'log.txt').read_text()
+    assert 'result {' in (folder.run(MEMBERS[1]) / 'log.txt').read_text()
+    capsys.readouterr()
+
+    assert folder.report() == 0
+    results = json.loads((tmp_path / 'results.json').read_text())
+    values = {name: run['eval/matthews'] for name, run in results['runs'].items()}
+    assert results['best'] == max(values.values()) == values[results['winner']]
+    for group in results['groups']:
+        rate = group['settings']['optimizer.learning_rate']
+        assert group['mean'] == pytest.approx(
+            np.mean([value for name, value in values.items() if f'={rate},' in name]))
+    assert results['winner'] in (tmp_path / 'table.md').read_text() + capsys.readouterr().out
+    assert (tmp_path / 'sweep.png').stat().st_size > 1000
+    assert (tmp_path / 'winner').resolve().name == results['winner']
+    assert len(list(tmp_path.glob('runs/*/best/*'))) == 2, 'beaten runs keep their logs only'
+    with pytest.raises(InputError, match=r'holds a sweep of --config=.*glue\.py:cola'):
+        work(tmp_path, [*overrides, '--config.optimizer.weight_decay=0.1'])
+
+
+def test_members_in_one_program_share_devices_and_go_on_where_they_were(tmp_path, overrides, own):
+    """Four members, each on a device of its own; there are eight."""
+    finished, folder = work(tmp_path, overrides, together=4, should_stop=StopAt(3, 2))
+    assert not finished and len(folder.unfinished()) == 4
+    assert [losses(folder.run(member))[-1][0] for member in MEMBERS] == [4, 3, 3, 3]
+    finished, folder = work(tmp_path, overrides, together=4, keep=4)
+    assert finished
+    for member, (result, path) in own.items():
+        np.testing.assert_allclose(losses(folder.run(member)), losses(path), rtol=2e-5)
+        assert folder.result(member)['eval/matthews'] == pytest.approx(result['eval/matthews'])
+
+
+def test_what_another_process_has_is_left_to_it_until_it_dies(tmp_path, overrides, own):
+    del own  # it has compiled
+    path = tmp_path / 'runs' / MEMBERS[1].name
+    path.mkdir(parents=True)
+    other = Claim(path)
+    assert other.attempt()
+    with one_device():
+        finished, folder = work(tmp_path, overrides, helper=1)
+        assert finished and folder.unfinished() == [MEMBERS[1]]
+        other.release()
+        finished, folder = work(tmp_path, overrides)
+    assert finished and not folder.unfinished()
+
+
+def test_a_run_that_diverges_is_named_and_the_others_go_on(tmp_path, overrides, capsys):
+    members = grid_members(['optimizer.learning_rate=1e38,1e-3'], 0)
+    with one_device(), mock.patch(f'{__name__}.MEMBERS', members):
+        finished, folder = work(tmp_path, [*overrides, '--config.optimizer.warmup=0'])
+        assert finished and folder.report() == 1
+    assert 'learning_rate=1e38: failed (Diverged: step' in capsys.readouterr().err
+    assert folder.ranking()[0].settings == (('optimizer.learning_rate', '1e-3'),)
+
+
+def test_a_config_that_cannot_work_ends_the_sweep_with_its_message(tmp_path, capsys):
+    with mock.patch('bert_jax.tools.sweep.Guard') as guard:
+        guard().should_stop.return_value = False
+        assert main([f'--config={CONFIG}', f'--workdir={tmp_path}', '--restarts=1',
+                     '--config.model.num_heads=3']) == 2
+    assert 'num_heads=3' in capsys.readouterr().err
+
+
+def test_a_signal_stops_all_processes_of_a_sweep(tmp_path, overrides):
+    """As a program, of two processes."""
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'bert_jax.tools.sweep', f'--config={CONFIG}', '--parallel=2',
+         f'--workdir={tmp_path}', '--grid', *GRID, *overrides, '--config.train.steps=100000'],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=1'},
     )
-
-
-def test_a_sweep_stopped_by_a_signal_goes_on_and_reports(tmp_path):
-    workdir = tmp_path / 'sweep'
-    args = ('--config.train.steps=60', '--config.train.save_every=5',
-            '--grid', 'optimizer.learning_rate=1e-3,1e-2', '--restarts=1', '--parallel=2')
-    process = start(workdir, *args)
     deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and not list(workdir.glob('runs/*/checkpoints/5')):
+    runs = [tmp_path / 'runs' / f'optimizer.learning_rate={rate}' for rate in ('1e-3', '1e-2')]
+    while time.monotonic() < deadline and not all((r / 'metrics.jsonl').exists() for r in runs):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 143, err
     assert 'the same command goes on' in out
-    done = {path: path.stat().st_mtime_ns for path in workdir.glob('runs/*/sweep_result.json')}
-    assert len(done) < 2
-
-    out, err = start(workdir, *args).communicate(timeout=480)
-    assert not done or f'{len(done)} of 2 runs are finished already' in out, err
-    other = start(workdir, *args, '--config.optimizer.weight_decay=0.1')
-    assert 'holds a sweep of --config=configs' in other.communicate(timeout=60)[1]
-    assert other.returncode == 2
-    for path, written in done.items():
-        assert path.stat().st_mtime_ns == written, 'a finished run was run again'
-    results = json.loads((workdir / 'results.json').read_text())
-    assert len(results['runs']) == 2 and len(results['groups']) == 2
-    values = {name: run['eval/mlm_accuracy'] for name, run in results['runs'].items()}
-    assert results['best'] == max(values.values()) == values[results['winner']]
-    for group in results['groups']:
-        rate = group['settings']['optimizer.learning_rate']
-        own = [value for name, value in values.items() if f'={rate},' in name]
-        assert [group['mean']] == own
-    assert results['winner'] in (workdir / 'table.md').read_text()
-    assert (workdir / 'sweep.png').stat().st_size > 1000
-    winner = workdir / 'winner'
-    assert winner.resolve().name == results['winner'] and any((winner / 'checkpoints').iterdir())
-    assert len(list(workdir.glob('runs/*/checkpoints'))) == 1, 'beaten runs keep their logs only'
-
-
-def test_a_config_that_cannot_work_ends_the_sweep_with_its_message(tmp_path):
-    process = start(tmp_path, '--config.train.steps=5', '--config.model.num_heads=3')
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 2
-    assert 'num_heads=3' in err
+    assert all('stopped at step' in (run / 'log.txt').read_text() for run in runs)
+    assert not list(tmp_path.glob('runs/*/.claim*'))
