@@ -206,9 +206,9 @@ def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone
 
 def test_members_in_one_program_share_devices_and_go_on_where_they_were(tmp_path, overrides, own):
     """Four members, each on a device of its own; there are eight."""
-    finished, folder = work(tmp_path, overrides, together=4, should_stop=StopAt(3, 2))
+    finished, folder = work(tmp_path, overrides, together=4, should_stop=StopAt(2, 2))
     assert not finished and len(folder.unfinished()) == 4
-    assert [losses(folder.run(member))[-1][0] for member in MEMBERS] == [4, 3, 3, 3]
+    assert [losses(folder.run(member))[-1][0] for member in MEMBERS] == [3, 2, 2, 2]
     finished, folder = work(tmp_path, overrides, together=4, keep=4)
     assert finished
     for member, (result, path) in own.items():
@@ -243,15 +243,22 @@ def test_a_config_that_cannot_work_ends_the_sweep_with_its_message(tmp_path, cap
     with mock.patch('bert_jax.tools.sweep.Guard') as guard:
         guard().should_stop.return_value = False
         assert main([f'--config={CONFIG}', f'--workdir={tmp_path}', '--restarts=1',
-                     '--config.model.num_heads=3']) == 2
+                     '--config.model.name=tiny', '--config.model.num_heads=3']) == 2
     assert 'num_heads=3' in capsys.readouterr().err
 
 
-def test_a_signal_stops_all_processes_of_a_sweep(tmp_path, overrides):
-    """As a program, of two processes."""
+def test_a_signal_stops_all_processes_of_a_sweep(tmp_path):
+    """As a program, of two processes, on random batches."""
+    settings = (
+        'task=synthetic', 'model.num_layers=1', 'model.hidden_size=16', 'model.num_heads=2',
+        'data.vocab_size=100', 'data.max_seq_length=16', 'data.max_predictions_per_seq=2',
+        'train.batch_size=4', 'train.steps=1000000', 'train.eval_every=0', 'train.log_every=1',
+        'train.eval_batch_size=8',
+    )
     process = subprocess.Popen(
-        [sys.executable, '-m', 'bert_jax.tools.sweep', f'--config={CONFIG}', '--parallel=2',
-         f'--workdir={tmp_path}', '--grid', *GRID, *overrides, '--config.train.steps=100000'],
+        [sys.executable, '-m', 'bert_jax.tools.sweep', '--config=configs/tiny_pretrain.py',
+         '--parallel=2', f'--workdir={tmp_path}', '--grid', *GRID,
+         *(f'--config.{setting}' for setting in settings)],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=1'},
     )
