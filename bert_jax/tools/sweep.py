@@ -309,9 +309,14 @@ def main(argv: list[str]) -> int:
             raise InputError(f'--parallel={options.parallel} must be above 0 and divide --devices')
         if options.together is not None and options.together < 1:
             raise InputError(f'--together={options.together} must be above 0')
+        for name in ('restarts', 'devices'):
+            if getattr(options, name) < 0:
+                raise InputError(f'--{name}={getattr(options, name)} must be 0 or above')
         visible_devices(options.devices)
         options.config, grid = read_sweep(options.config)
         members = grid_members(merged(grid, options.grid), options.restarts)
+        for member in members:  # one that cannot work is told of before any is run
+            member_config(options.config, overrides, member)
         if options.workdir is None:
             name, _, argument = options.config.partition(':')
             stem = os.path.basename(name).removesuffix('.py')
