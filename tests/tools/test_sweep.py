@@ -218,9 +218,10 @@ def test_members_in_one_program_share_devices_and_go_on_where_they_were(tmp_path
 
 def test_what_another_process_has_is_left_to_it_until_it_dies(tmp_path, overrides, own):
     del own  # it has compiled
-    path = tmp_path / 'runs' / MEMBERS[1].name
-    path.mkdir(parents=True)
-    other = Claim(path)
+    folder = Folder(as_path(tmp_path), MEMBERS, 1)
+    folder.open(CONFIG, overrides)
+    folder.run(MEMBERS[1]).mkdir()
+    other = Claim(folder.run(MEMBERS[1]))
     assert other.attempt()
     with one_device():
         finished, folder = work(tmp_path, overrides, helper=1)
@@ -230,13 +231,20 @@ def test_what_another_process_has_is_left_to_it_until_it_dies(tmp_path, override
     assert finished and not folder.unfinished()
 
 
-def test_a_run_that_diverges_is_named_and_the_others_go_on(tmp_path, overrides, capsys):
-    members = grid_members(['optimizer.learning_rate=1e38,1e-3'], 0)
-    with one_device(), mock.patch(f'{__name__}.MEMBERS', members):
-        finished, folder = work(tmp_path, [*overrides, '--config.optimizer.warmup=0'])
+def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, overrides, capsys):
+    def begin(opened, *args, **kwargs):
+        if opened.config.optimizer.learning_rate > 0.005:
+            raise RuntimeError('the device is lost')
+        return experiment.begin(opened, *args, **kwargs)
+
+    members = grid_members(['optimizer.learning_rate=1e-2,1e-3'], 0)
+    with (one_device(), mock.patch(f'{__name__}.MEMBERS', members),
+          mock.patch('bert_jax.group.begin', begin)):
+        finished, folder = work(tmp_path, overrides)
         assert finished and folder.report() == 1
-    assert 'learning_rate=1e38: failed (Diverged: step' in capsys.readouterr().err
-    assert folder.ranking()[0].settings == (('optimizer.learning_rate', '1e-3'),)
+    assert 'learning_rate=1e-2: failed (RuntimeError: the device is lost' in capsys.readouterr().err
+    assert 'Traceback' in (folder.run(members[0]) / 'log.txt').read_text()
+    assert folder.ranking() == [members[1]]
 
 
 def test_a_config_that_cannot_work_ends_the_sweep_with_its_message(tmp_path, capsys):
