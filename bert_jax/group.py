@@ -99,7 +99,7 @@ class Group:
                 batch = next(phase.batches(0))
             if together.fits(numbers_of(self._opened.config, program.phases), batch):
                 return together
-            members = max(together.size // 2, 1)
+            members = together.size // 2 if together.size > program.mesh.size else 1
         return None
 
     def train(self, runs: Sequence[GroupRun]) -> list[Result | Diverged | Stopped]:

@@ -122,11 +122,11 @@ MEMBERS = grid_members(GRID, 2)
 
 
 @contextlib.contextmanager
-def one_device():
-    """jax as a machine with one device has it."""
-    first = jax.devices()[:1]
+def few_devices(count):
+    """jax as a machine with so many devices has it."""
+    first = jax.devices()[:count]
     with contextlib.ExitStack() as patches:
-        for name, value in (('devices', first), ('local_devices', first), ('device_count', 1)):
+        for name, value in (('devices', first), ('local_devices', first), ('device_count', count)):
             patches.enter_context(mock.patch.object(jax, name, lambda *_, value=value: value))
         yield
 
@@ -163,7 +163,7 @@ def own(tmp_path_factory, overrides):
     found = {}
     for member in (MEMBERS[1], MEMBERS[2]):  # that differ in both
         path = tmp_path_factory.mktemp('own') / 'run'
-        with one_device(), contextlib.redirect_stdout(io.StringIO()):
+        with few_devices(1), contextlib.redirect_stdout(io.StringIO()):
             result = experiment.run(
                 member_config(CONFIG, overrides, member), as_path(path), lambda step: False)
         found[member] = result, path
@@ -173,7 +173,7 @@ def own(tmp_path_factory, overrides):
 def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone(
     tmp_path, overrides, own, capsys
 ):
-    with one_device():
+    with few_devices(1):
         finished, folder = work(tmp_path, overrides, keep=2, should_stop=StopAt(3, 2))
         assert not finished and len(folder.unfinished()) == 3
         assert losses(folder.run(MEMBERS[1]))[-1][0] == 3
@@ -205,12 +205,13 @@ def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone
 
 
 def test_members_in_one_program_share_devices_and_go_on_where_they_were(tmp_path, overrides, own):
-    """Four members, each on a device of its own; there are eight."""
-    finished, folder = work(tmp_path, overrides, together=4, should_stop=StopAt(2, 2))
-    assert not finished and len(folder.unfinished()) == 4
-    assert [losses(folder.run(member))[-1][0] for member in MEMBERS] == [3, 2, 2, 2]
-    finished, folder = work(tmp_path, overrides, together=4, keep=4)
-    assert finished
+    """Four members on two devices."""
+    with few_devices(2):
+        finished, folder = work(tmp_path, overrides, together=4, should_stop=StopAt(2, 2))
+        assert not finished and len(folder.unfinished()) == 4
+        assert [losses(folder.run(member))[-1][0] for member in MEMBERS] == [3, 2, 2, 2]
+        finished, folder = work(tmp_path, overrides, together=4, keep=4)
+        assert finished
     for member, (result, path) in own.items():
         np.testing.assert_allclose(losses(folder.run(member)), losses(path), rtol=2e-5)
         assert folder.result(member)['eval/matthews'] == pytest.approx(result['eval/matthews'])
@@ -223,7 +224,7 @@ def test_what_another_process_has_is_left_to_it_until_it_dies(tmp_path, override
     folder.run(MEMBERS[1]).mkdir()
     other = Claim(folder.run(MEMBERS[1]))
     assert other.attempt()
-    with one_device():
+    with few_devices(1):
         finished, folder = work(tmp_path, overrides, helper=1)
         assert finished and folder.unfinished() == [MEMBERS[1]]
         other.release()
@@ -238,7 +239,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, overrides, cap
         return experiment.begin(opened, *args, **kwargs)
 
     members = grid_members(['optimizer.learning_rate=1e-2,1e-3'], 0)
-    with (one_device(), mock.patch(f'{__name__}.MEMBERS', members),
+    with (few_devices(1), mock.patch(f'{__name__}.MEMBERS', members),
           mock.patch('bert_jax.group.begin', begin)):
         finished, folder = work(tmp_path, overrides)
         assert finished and folder.report() == 1

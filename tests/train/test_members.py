@@ -1,5 +1,7 @@
 """Runs in one program: each as if it were alone, whatever becomes of the others."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -48,17 +50,22 @@ def a_run(i, held, on, steps=6, fault=None, seen=None):
     return go()
 
 
+@functools.cache
 def alone(i, steps=6):
     step = jax.jit(lambda state, rows: update_on(mesh())(numbers(i))(state, rows))
     held = Alone(step)
     return held.drive(a_run(i, held, mesh(), steps))
 
 
+def together_on(on):
+    return Together(
+        update_on(on), abstract_state(Toy(), optax.sgd(0.1, momentum=0.9), on), on, 3)
+
+
 @pytest.mark.parametrize('devices', [1, 2])
 def test_each_run_is_what_it_is_alone(devices):
     on = mesh(data=devices)
-    state = abstract_state(Toy(), optax.sgd(0.1, momentum=0.9), on)
-    together = Together(update_on(on), state, on, 3)
+    together = together_on(on)
     assert together.size == (3 if devices == 1 else 4)
     slots = [Slot() for _ in range(3)]
     steps = (6, 4, 6)  # one ends before the others
@@ -73,10 +80,16 @@ def test_each_run_is_what_it_is_alone(devices):
                      own, expected)
 
 
+def test_there_is_room_where_the_memory_of_a_device_says_so(monkeypatch):
+    together = together_on(mesh())
+    for limit, fits in ((None, True), (1 << 30, True), (1000, False)):
+        monkeypatch.setattr('bert_jax.train.members.device_memory', lambda _, limit=limit: limit)
+        assert together.fits(numbers(0), batch(0)) is fits
+
+
 def test_a_run_that_fails_or_stops_leaves_the_others_alone():
     on = mesh()
-    together = Together(
-        update_on(on), abstract_state(Toy(), optax.sgd(0.1, momentum=0.9), on), on, 3)
+    together = together_on(on)
     slots = [Slot() for _ in range(3)]
     faults = (Diverged('nan'), None, Stopped('asked'))
     found = together.train(
