@@ -251,8 +251,12 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, overrides, cap
 def test_a_config_that_cannot_work_ends_the_sweep_with_its_message(tmp_path, capsys):
     with mock.patch('bert_jax.tools.sweep.Guard') as guard:
         guard().should_stop.return_value = False
-        assert main([f'--config={CONFIG}', f'--workdir={tmp_path}', '--restarts=1',
-                     '--config.model.name=tiny', '--config.model.num_heads=3']) == 2
+        try:
+            status = main([f'--config={CONFIG}', f'--workdir={tmp_path}', '--restarts=1',
+                           '--config.model.name=tiny', '--config.model.num_heads=3'])
+        except SystemExit as end:
+            status = end.code
+    assert status == 2
     assert 'num_heads=3' in capsys.readouterr().err
 
 
