@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.pairs import Sequences, make_sequences
+from bert_jax.data.pairs import Sequences, joined, make_sequences
 from bert_jax.errors import InputError
 from bert_jax.labelled.packing import Units
 from bert_jax.predict import functions
@@ -17,7 +17,6 @@ from bert_jax.predict.texts import (
     Note,
     Pair,
     Text,
-    joined,
     parts_of,
     refused,
     shown_parts,
@@ -136,7 +135,7 @@ def maker(model: LoadedModel) -> Callable[[list[Tokenized]], tuple[list[Tokenize
     """Units of single texts and pairs, in their order."""
     def make(texts: list[Tokenized]) -> tuple[list[Tokenized], Units]:
         firsts = joined([text.ids[0] for text in texts])
-        limits: Any = {'max_length': model.max_length, **model.special}
+        limits: Any = {'max_length': model.max_length, **model.vocab.ends}
         is_pair = np.array([len(text.ids) == 2 for text in texts])
         if not is_pair.any():
             return texts, Units(make_sequences(firsts, None, **limits))

@@ -24,7 +24,7 @@ def token_features(
     model: LoadedModel, texts: Iterable[Text], layers: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Hidden states of every token; see `Model.features`."""
-    vocab = model.tokenizer.vocab
+    vocab = model.vocab
     wanted = _checked(model, layers)
     make = maker(model)
 

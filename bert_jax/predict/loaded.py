@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_jax.data.pairs import joined
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
 from bert_jax.heads import HEADS
@@ -25,6 +25,7 @@ from bert_jax.predict.sentence_transformers import Pooling, read_pooling
 from bert_jax.sharding import Layout, make_mesh
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
+from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.weights.description import Weights, check_order, check_vocabulary, looks_lowercase
 from bert_jax.weights.names import to_tree
@@ -145,6 +146,11 @@ class LoadedModel:
         return load_tokenizer(self.weights.vocab_file, self.weights.lowercase)
 
     @property
+    def vocab(self) -> Vocab:
+        """The vocabulary of the tokenizer."""
+        return self.tokenizer.vocab
+
+    @property
     def max_length(self) -> int:
         """Tokens of the longest sequence, [CLS] and [SEP] included."""
         positions = self.config.max_position_embeddings
@@ -187,13 +193,4 @@ class LoadedModel:
 
     def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of many texts, as `data.pairs.Encode`."""
-        ids = [self.tokenizer.encode(text) for text in texts]
-        counts = np.fromiter(map(len, ids), np.int64, len(ids))
-        flat = itertools.chain.from_iterable(ids)
-        return np.fromiter(flat, np.int32, int(counts.sum())), counts
-
-    @property
-    def special(self) -> dict[str, int]:
-        """`cls_id` and `sep_id`, as what makes sequences takes them."""
-        vocab = self.tokenizer.vocab
-        return {'cls_id': vocab.cls_id, 'sep_id': vocab.sep_id}
+        return joined([self.tokenizer.encode(text) for text in texts])

@@ -46,7 +46,7 @@ def open_swag(config: ConfigDict, known: tuple[str, ...] | None = None) -> Label
 
     def units(examples: SwagExamples) -> Units:
         assert examples.labels is not None
-        sequences = swag_sequences(examples, t.encode, t.max_length, **t.special)
+        sequences = swag_sequences(examples, t.encode, t.max_length, **t.vocab.ends)
         return Units(sequences, NUM_CHOICES, labels={'labels': examples.labels})
 
     scored = units(dev)

@@ -33,7 +33,7 @@ def text_task(
       prefixes: of the metrics of some splits.
     """
     def units(examples: TextExamples, labelled: bool) -> Units:
-        sequences = text_sequences(examples, t.encode, t.max_length, **t.special)
+        sequences = text_sequences(examples, t.encode, t.max_length, **t.vocab.ends)
         return Units(sequences, labels={'labels': examples.labelled()} if labelled else {})
 
     def eval_set(split: str, examples: TextExamples, labelled: bool) -> EvalSet:
