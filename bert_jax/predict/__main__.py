@@ -101,10 +101,14 @@ _COMMANDS = {
         '"pseudo_perplexity"}}. pseudo_perplexity = exp(-log_probability / num_tokens).',
     ),
     'export': (
-        'the computation as a StableHLO file that JAX alone can run',
+        'the computation as a file that other programs run',
         '--output bert.stablehlo',
-        'Writes FILE and, beside it, the parameters as .npz. They run where only jax, numpy and\n'
-        'flatbuffers are installed, on CPU, CUDA and TPU, for any number of rows and tokens:\n'
+        'Writes what the model computes, of any number of rows and tokens, runs what it has\n'
+        'written on a few rows and compares with its own numbers before it is kept.\n'
+        '--to saved_model: a folder for TensorFlow, signature serving_default.\n'
+        '--to onnx: a file for ONNX Runtime; needs jax2onnx and onnxruntime.\n'
+        '--to stablehlo: FILE and, beside it, the parameters as .npz. They run where only jax,\n'
+        'numpy and flatbuffers are installed, on CPU, CUDA and TPU:\n'
         '\n'
         '    from jax import export; import jax, numpy as np\n'
         '    bert = export.deserialize(bytearray(open("bert.stablehlo", "rb").read()))\n'
@@ -112,9 +116,9 @@ _COMMANDS = {
         '    jax.jit(bert.call)(params, input_ids, input_mask, segment_ids)\n'
         '\n'
         'All inputs are int32 [rows, tokens]. A model with a masked-LM head takes\n'
-        'masked_lm_positions [rows, positions] too. The output is a dict: sequence_output,\n'
+        'masked_lm_positions [rows, positions] too. Outputs by name: sequence_output,\n'
         'pooled_output and the logits of the head.\n'
-        'Prints {"output", "params", "platforms", "inputs", "outputs"}.',
+        'Prints {"output", "inputs", "outputs", "largest_difference", ...}.',
     ),
 }
 
@@ -174,6 +178,9 @@ def _parser() -> argparse.ArgumentParser:
     commands['features'].add_argument('--output', metavar='FILE.npz', help='see above')
     commands['export'].add_argument(
         '--output', required=True, metavar='FILE', help='such as bert.stablehlo')
+    commands['export'].add_argument(
+        '--to', choices=['stablehlo', 'saved_model', 'onnx'], default='stablehlo',
+        help='the format (stablehlo)')
     return parser
 
 
@@ -239,8 +246,9 @@ def main() -> None:
         if args.command == 'export':
             from bert_jax.predict.export import export_model
 
-            model = load(args.model, args.vocab_file, args.dtype)
-            print(json.dumps(export_model(model, as_path(args.output))))
+            dtype = args.dtype or ('float32' if args.to != 'stablehlo' else None)
+            model = load(args.model, args.vocab_file, dtype)
+            print(json.dumps(export_model(model, as_path(args.output), args.to)))
             return
         if args.text_pair and not args.text:
             raise InputError('--text-pair names the second column: name the first with --text')

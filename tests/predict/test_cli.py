@@ -152,6 +152,7 @@ def test_features_to_a_file(run, tmp_path):
     (['features', '--output=no/x.npz', 'a'], b'', '--output=no/x.npz: no: No such file'),
     (['export', '--output=no/x.stablehlo'], b'', 'no/x.stablehlo cannot be written'),
     (['export', '--output=x.npz'], b'', 'end it in .stablehlo'),
+    (['export', '--to=onnx', '--dtype=bfloat16', '--output=x'], b'', 'leave out --dtype=bfloat16'),
     (['classify', 'a'], b'', 'this model serves fill-mask, score, next-sentence, features, export'),
     (['tell', 'a'], b'', "invalid choice: 'tell'"),
 ], ids=str)
