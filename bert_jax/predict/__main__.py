@@ -84,7 +84,7 @@ _COMMANDS = {
         'hidden states of tokens, or one vector a text',
         '--layers=-1,-2,-3,-4 --input texts.txt > features.jsonl',
         'Reads texts or pairs (a TAB or " ||| " between two texts). What is longer than the\n'
-        'model takes is cut.\n'
+        'model takes is cut (with --pool see --windows).\n'
         'Writes what extract_features.py of google-research/bert does: {"linex_index",\n'
         '"features": [{"token", "layers": [{"index", "values"}]}]}, six decimals, [CLS] and\n'
         '[SEP] included; with --pool {"linex_index", "vector"}.\n'
@@ -162,6 +162,11 @@ def _parser() -> argparse.ArgumentParser:
         '--top-k', type=int, default=5, metavar='N', help='words for each [MASK] (5)')
     commands['classify'].add_argument(
         '--pairs', action='store_true', help='arguments are pairs, two and two')
+    for name in ('classify', 'features'):
+        commands[name].add_argument(
+            '--windows', choices=['first', 'mean', 'max'], help='a text that is too long is cut, '
+            'or read in windows whose probabilities or vectors are combined (as its run had it, '
+            'else first)')
     commands['answer'].add_argument(
         '--max-answer-length', type=int, default=30, metavar='N', help='in tokens (30)')
     commands['answer'].add_argument(
@@ -198,8 +203,9 @@ def _results(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[A
             return model.iter_next_sentence(texts.pairs())
         case 'classify':
             if model.weights.head == 'multiple_choice':
-                return model.iter_classify(texts.choices())
-            return model.iter_classify(texts.pairs() if args.pairs else texts.parts())
+                return model.iter_classify(texts.choices(), args.windows)
+            return model.iter_classify(
+                texts.pairs() if args.pairs else texts.parts(), args.windows)
         case 'answer':
             return model.iter_answer(
                 texts.questions(), args.max_answer_length, args.null_threshold)
@@ -208,7 +214,7 @@ def _results(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[A
 
             return lines(
                 model, texts.parts(' ||| '), _layers(args.layers), args.pool, args.output,
-                args.normalize,
+                args.normalize, args.windows,
             )
 
 

@@ -115,11 +115,19 @@ def _saved_model(
     )
     with new_folder(output) as folder:
         tf.saved_model.save(module, str(folder), signatures=module.call)
-        call = tf.saved_model.load(str(folder)).signatures['serving_default']
-        compare(lambda rows: {
-            name: x.numpy()
-            for name, x in call(**{name: tf.constant(x) for name, x in rows.items()}).items()
-        })
+        signature = tf.saved_model.load(str(folder)).signatures['serving_default']
+
+        def call(rows: Rows) -> dict[str, np.ndarray]:
+            try:
+                outputs = signature(**{name: tf.constant(x) for name, x in rows.items()})
+            except tf.errors.InvalidArgumentError as error:
+                raise InputError(
+                    f'TensorFlow {tf.__version__} cannot run what jax {jax.__version__} writes: '
+                    'install a newer TensorFlow or an older jax, or export --to onnx'
+                ) from error
+            return {name: x.numpy() for name, x in outputs.items()}
+
+        compare(call)
     return {'signature': 'serving_default', 'platforms': list(PLATFORMS)}
 
 

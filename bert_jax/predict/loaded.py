@@ -16,6 +16,7 @@ from bert_jax.data.pairs import joined
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
 from bert_jax.heads import HEADS
+from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.model.attention_check import settled
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
@@ -155,6 +156,13 @@ class LoadedModel:
         """Tokens of the longest sequence, [CLS] and [SEP] included."""
         positions = self.config.max_position_embeddings
         return min(positions, self.inference.get('max_seq_length') or positions)
+
+    def windows(self, how: str | None = None) -> str:
+        """How the windows of long texts are combined: as asked for, else as the run had it."""
+        how = how or self.inference.get('windows') or 'first'
+        if how not in WINDOWS:
+            raise InputError(f"windows={how!r} is unknown: {', '.join(WINDOWS)}")
+        return how
 
     def commands(self) -> list[str]:
         """What can be done with this model."""

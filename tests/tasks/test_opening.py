@@ -205,6 +205,25 @@ def test_your_own_labels_are_learnt_and_a_share_is_held_out(tmp_path, capsys):
     assert not overlap, 'equal texts on both sides'
 
 
+def test_long_texts_are_scored_by_their_windows(tmp_path):
+    rows = 'text,label\njohn,good\n' + ' '.join(WORDS) + ',bad\n'
+    source = write(tmp_path / 'own.csv', rows)
+    config = config_of('classification', source, tmp_path, eval_source=source, max_seq_length=8)
+    config.classification.windows = 'max'
+    data = opened(config)
+    assert data.inference == {'windows': 'max'} and len(data.train) == 2
+    dev = data.evaluated[0]
+    assert len(dev.units) == 4  # the second is ten words, six a window
+    logits = np.array([[0, 1], [0, 1], [5, 0], [0, 1]], np.float32)  # one is sure of 'bad'
+    assert data.labels == ('bad', 'good') and dev.score({'logits': logits})['accuracy'] == 1
+    dev.write({'logits': logits}, tmp_path)
+    written = (tmp_path / 'dev_predictions.tsv').read_text()
+    assert written == 'index\tprediction\n0\tgood\n1\tbad\n'
+    config.classification.windows = 'last'
+    with pytest.raises(InputError, match="classification.windows='last' is unknown"):
+        opened(config)
+
+
 def test_a_label_met_in_evaluation_alone_is_an_error_that_stops_nothing(tmp_path, capsys):
     source = write(tmp_path / 'train.csv', CSV)
     dev = write(tmp_path / 'dev.csv', 'text,label\nthe leader,good\njohn,awful\n')
