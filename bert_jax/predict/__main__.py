@@ -155,6 +155,10 @@ def _parser() -> argparse.ArgumentParser:
                 '--input', metavar='FILE', help='of texts, one a line; or a .csv, .tsv or .jsonl')
             command.add_argument(
                 '--text', metavar='COLUMN', help='of such a file that holds the texts (questions)')
+            if name == 'classify':
+                command.add_argument(
+                    '--choices', metavar='COLUMN,COLUMN,...', help='that hold the choices, or the '
+                    'one that holds a list of them')
             command.add_argument(
                 '--text-pair', metavar='COLUMN', help='that holds the second texts (contexts)')
         commands[name] = command
@@ -258,7 +262,11 @@ def main() -> None:
             return
         if args.text_pair and not args.text:
             raise InputError('--text-pair names the second column: name the first with --text')
-        texts = Texts(args.texts, args.input, [x for x in (args.text, args.text_pair) if x])
+        choices = (getattr(args, 'choices', '') or '').split(',')
+        columns = [x for x in (args.text, args.text_pair, *choices) if x]
+        if any(choices) and (args.text_pair or not args.text):
+            raise InputError('--choices go with the column --text, in place of --text-pair')
+        texts = Texts(args.texts, args.input, columns)
         model = load(args.model, args.vocab_file, args.dtype)
         model.note = texts.note
         texts.start()

@@ -217,6 +217,19 @@ def test_columns_by_name(run, tmp_path, name):
     assert ('has no column' if name != 'texts.jsonl' else 'three is missing') in err
 
 
+def test_columns_of_choices(run, tmp_path):
+    _, (expected,), _ = run('classify', 'a b', 'c', 'd', 'e f', model='multiple_choice')
+    csv_file, lines = tmp_path / 'own.csv', tmp_path / 'own.jsonl'
+    csv_file.write_text('x,q,y,z\nc,a b,d,e f\n')
+    lines.write_text(json.dumps({'q': 'a b', 'all': ['c', 'd', 'e f']}))
+    for file, choices in ((csv_file, 'x,y,z'), (lines, 'all')):
+        status, found, _ = run('classify', '--input', file, '--text=q', f'--choices={choices}',
+                               model='multiple_choice')
+        assert status == 0 and found == [expected]
+    status, _, err = run('classify', '--input', lines, '--choices=x', model='multiple_choice')
+    assert status == 2 and '--choices go with the column --text' in err
+
+
 def test_notes_go_to_standard_error(run):
     status, lines, err = run('features', 'a ' * 20, model='base')
     assert status == 0 and len(lines) == 1

@@ -294,6 +294,24 @@ def test_tags_from_json_lines_and_unseen_ones(tmp_path, capsys):
     assert '7 occur in evaluation alone' in capsys.readouterr().out
 
 
+def test_your_own_choices(tmp_path):
+    rows = [f'{word},{WORDS[i - 1]},{WORDS[i - 2]},{"ab"[i % 2]}' for i, word in enumerate(WORDS)]
+    source = write(tmp_path / 'own.csv', '\n'.join(['q,a,b,y', *rows]))
+    config = config_of(
+        'multiple_choice', source, tmp_path, text='q', choices='a, b', label='y', held_out=0.3)
+    data = opened(config)
+    assert data.head == 'multiple_choice' and data.objective == {'num_outputs': 2}
+    dev = data.evaluated[0]
+    assert len(data.train) + len(dev.units) == 10 and dev.units.choices == 2
+    right = np.eye(2)[dev.units.labels['labels']]
+    assert dev.score({'logits': right}) == {'accuracy': 1}
+    only = task_kinds()['multiple_choice'].open(config, ()).data
+    assert only.train is None and len(only.evaluated[0].units) == 10
+    config.data.choices = ''
+    with pytest.raises(InputError, match='name the columns of the choices'):
+        opened(config)
+
+
 def test_boolq(tmp_path):
     rows = [{'question': 'was the leader john', 'passage': 'john smith.', 'idx': i, 'label': i > 0}
             for i in range(2)]
