@@ -61,7 +61,7 @@ def evaluate(config: ConfigDict, model: str, workdir: Path) -> dict[str, float]:
         )
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
-    published = load_weights(model)
+    published = load_weights(model, any_head=True)
     config = complete(config, published)
     with config.unlocked():  # of a training that is not to be
         config.train.steps, config.train.batch_size = 1, jax.device_count()

@@ -61,6 +61,7 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
       InputError: it cannot be written, what writes it is not installed, or what was written does
         not give what the engine does. Then nothing is left.
     """
+    model.need('export')
     config = model.config
     if to != 'stablehlo' and config.dtype != 'float32':
         raise InputError(f'--to {to} is in float32: leave out --dtype={config.dtype}')

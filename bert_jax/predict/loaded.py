@@ -44,9 +44,13 @@ _NEEDS = {
         'a classification, multi-label, regression or multiple-choice head',
     ),
     'answer': (('question_answering',), ('cls/squad',), 'a question-answering head'),
-    'tag': (('token_classification',), ('classifier',), 'a token-classification head'),
+    'tag': (
+        ('token_classification', 'feature_tagger'), ('classifier',), 'a token-classification head'
+    ),
     'features': (tuple(HEADS), (), ''),
-    'export': (tuple(HEADS), (), ''),
+    'export': (
+        tuple(head for head in HEADS if HEADS[head].portable), (), 'a head that other formats have'
+    ),
 }
 
 
@@ -120,7 +124,8 @@ class LoadedModel:
         """The head's own outputs, each sequence being a unit."""
         head = self.weights.head
         fixed = {'multiple_choice': 1, 'question_answering': 2}
-        return OBJECTIVES[head](self.config, fixed.get(head, self.weights.num_labels))
+        more = {'features': self.inference['features']} if head == 'feature_tagger' else {}
+        return OBJECTIVES[head](self.config, fixed.get(head, self.weights.num_labels), **more)
 
     @functools.cached_property
     def pooling(self) -> Pooling:

@@ -120,6 +120,7 @@ def _task(
         frozen='bert' if own.features else '',
         objective={'num_outputs': len(labels)} | (
             {'features': own.features} if own.features else {}),
+        inference={'features': own.features} if own.features else {},
     ))
 
 
