@@ -124,7 +124,14 @@ class LoadedModel:
         """The head's own outputs, each sequence being a unit."""
         head = self.weights.head
         fixed = {'multiple_choice': 1, 'question_answering': 2}
-        more = {'features': self.inference['features']} if head == 'feature_tagger' else {}
+        more = {}
+        if head == 'feature_tagger':
+            if 'features' not in self.inference:  # a run older than the field
+                raise InputError(
+                    f'{self.weights.source}: its config.json has no inference.features: put there '
+                    'what it says of conll.features'
+                )
+            more['features'] = self.inference['features']
         return OBJECTIVES[head](self.config, fixed.get(head, self.weights.num_labels), **more)
 
     @functools.cached_property
