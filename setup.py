@@ -43,6 +43,7 @@ setup(
         ],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda13]'],
+        'onnx': ['jax2onnx>=0.13', 'onnxruntime>=1.24'],  # predict export --to onnx
         'wikidump': ['mwparserfromhell>=0.7.2', 'mwxml>=0.3.8'],  # the source `wikidump:`
         'test': [
             'gcp-storage-emulator>=2024.8', 'hypothesis>=6', 'ipykernel>=6.17',

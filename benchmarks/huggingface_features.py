@@ -3,11 +3,11 @@
     python benchmarks/huggingface_features.py --sentences FILE --vocab_file vocab.txt
 
 Sentences, one a line, to mean-pooled vectors of the last layer, tokenization included. Both
-programs load one folder with the same random BERT-Base weights (speed does not depend on them) and
-compute in float32 on all cores; that their vectors agree is checked. The peer runs batches of
-`--batch_size` sentences padded to their longest, scaled dot-product attention, its fast tokenizer;
-once in the order of the file, once sorted by length, as sentence-transformers does. Ours packs
-them.
+programs load one folder, with the same random BERT-Base weights (speed does not depend on them) or
+with those of --weights, and compute in float32 on all cores; that their vectors agree is checked.
+The peer runs batches of `--batch_size` sentences padded to their longest, scaled dot-product
+attention, its fast tokenizer; once in the order of the file, once sorted by length, as sentence-
+transformers does. Ours packs them.
 
 Each program has a process of its own. Rounds are interleaved (ours, in order, sorted, then
 backwards) and nothing else runs meanwhile; the first call of each, with compilation, is not counted
@@ -19,6 +19,7 @@ Needs `pip install torch==2.13.0 transformers` (the extra `parity` of setup.py).
 import argparse
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -34,7 +35,8 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--sentences', required=True, help='file, one a line')
-    parser.add_argument('--vocab_file', required=True, help="such as bert-base-uncased's")
+    parser.add_argument('--weights', help='Hugging Face folder; default: random weights')
+    parser.add_argument('--vocab_file', help="of random weights, such as bert-base-uncased's")
     parser.add_argument('--num_sentences', type=int, default=400, help='of the file, from its top')
     parser.add_argument('--layers', type=int, default=12)
     parser.add_argument('--hidden', type=int, default=768)
@@ -51,7 +53,10 @@ def read_sentences(args: argparse.Namespace) -> list[str]:
 
 
 def make_model(args: argparse.Namespace, folder: str) -> None:
-    """Random weights in a folder that both programs read."""
+    """The weights in a folder that both programs read."""
+    if args.weights:
+        shutil.copytree(args.weights, folder, dirs_exist_ok=True)
+        return
     import torch
     import transformers
 
@@ -72,7 +77,7 @@ def our_vectors(args: argparse.Namespace):
     from bert_jax.predict import load
 
     model = load(args.model, dtype='float32')
-    return lambda sentences, order: model.vectors(sentences)
+    return lambda sentences, order: model.vectors(sentences, 'mean', normalize=False)
 
 
 def peer_vectors(args: argparse.Namespace):
@@ -92,7 +97,7 @@ def peer_vectors(args: argparse.Namespace):
         indices = list(range(len(sentences)))
         if order == 'sorted':
             indices.sort(key=lambda i: -len(sentences[i]))
-        result = np.empty((len(sentences), args.hidden), np.float32)
+        result = np.empty((len(sentences), model.config.hidden_size), np.float32)
         for start in range(0, len(sentences), args.batch_size):
             part = indices[start : start + args.batch_size]
             batch = tokenizer([sentences[i] for i in part], padding=True, truncation=True,

@@ -126,6 +126,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     # list of them); `eval_source` the file that is scored, empty: the folder's, or `held_out` of
     # your own.
     d.text, d.text_pair, d.label = 'text', '', 'label'  # columns of your own file
+    d.choices = ''  # of multiple choice, between commas
     d.packing = True  # several examples a row; scores do not change
     d.max_malformed = 0.01  # share of unusable rows past which reading is an error
 

@@ -61,11 +61,14 @@ def evaluate(config: ConfigDict, model: str, workdir: Path) -> dict[str, float]:
         )
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
-    published = load_weights(model)
+    published = load_weights(model, any_head=True)
     config = complete(config, published)
     with config.unlocked():  # of a training that is not to be
         config.train.steps, config.train.batch_size = 1, jax.device_count()
         config.train.accumulation_steps = 1
+        own: Any = config.get(config.task)
+        if own is not None and 'windows' in own:
+            own.windows = own.windows or published.inference.get('windows', '')
     mesh = open_mesh(config, jax.devices())
     task: Any = open_task(config, published.labels)
     if task.head != published.head:

@@ -10,7 +10,7 @@ FILES = sorted((ROOT / 'bert_jax').rglob('*.py'))
 
 TENSORFLOW_FILES = {
     'data/corpus.py', 'data/store_part.py', 'data/tokenize.py', 'data/pipeline.py',
-    'data/records.py', 'data/tfds_data.py', 'weights/tf1.py',
+    'data/records.py', 'data/tfds_data.py', 'predict/export_formats.py', 'weights/tf1.py',
 }
 FLOORS = [
     {'errors', 'process', 'files', 'lease', 'hosts', 'stopping', 'chips', 'compilation_cache', 'durations',

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -37,6 +38,12 @@ class Sequences:
     def lengths(self) -> np.ndarray:
         """[n] int64: tokens of each sequence."""
         return np.diff(self.offsets)
+
+
+def joined(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of many texts as `make_sequences` takes them, and as `Encode` gives them."""
+    counts = np.fromiter(map(len, ids), np.int64, len(ids))
+    return np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum())), counts
 
 
 def truncated_lengths(

@@ -1,6 +1,6 @@
-"""Multiple choice: SWAG (Zellers et al., 2018), and CODAH (Chen et al., 2019) in its style.
+"""Multiple choice: SWAG (Zellers et al., 2018), CODAH (Chen et al., 2019) in its style, your own.
 
-A file's ending tells its format:
+Of SWAG and its like, a file's ending tells its format:
 - `.csv`: SWAG's own, with quoting; `sent1` is the context, `sent2` begins all four endings.
 - `.jsonl`: `startphrase` (both in one), `choices` and `answer`.
 - `.tsv`: CODAH's, no header: category, prompt, four endings, answer.
@@ -10,7 +10,7 @@ Where context and beginning come in one string, it is the context and the ending
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class SwagExamples:
     Attributes:
       context: first segments.
       beginnings: what all endings of a question begin with; may be ''.
-      endings: four a question.
+      endings: of each question as many: SWAG's are four.
       labels: [n] int32, the right endings; None: a test split.
       ids: the unnamed first column of SWAG's CSV, or the place in the file from 0.
       num_skipped: malformed rows that were left out.
@@ -54,6 +54,21 @@ class SwagExamples:
 
     def __len__(self) -> int:
         return len(self.context)
+
+    @property
+    def num_choices(self) -> int:
+        """Endings of a question."""
+        return len(self.endings[0])
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> SwagExamples:
+        """Some of the questions."""
+        return dataclasses.replace(
+            self, context=[self.context[i] for i in rows],
+            beginnings=[self.beginnings[i] for i in rows],
+            endings=[self.endings[i] for i in rows],
+            labels=None if self.labels is None else self.labels[rows],
+            ids=[self.ids[i] for i in rows],
+        )
 
 
 def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> SwagExamples:
@@ -142,24 +157,65 @@ def part(examples: SwagExamples, split: str, dev_share: float = DEV_SHARE) -> Sw
     assert split in ('train', 'dev'), split
     keep = [i for i in range(len(examples)) if
             (share_of(examples.context[i]) < dev_share) == (split == 'dev')]
-    return dataclasses.replace(
-        examples,
-        context=[examples.context[i] for i in keep],
-        beginnings=[examples.beginnings[i] for i in keep],
-        endings=[examples.endings[i] for i in keep],
-        labels=None if examples.labels is None else examples.labels[keep],
-        ids=[examples.ids[i] for i in keep],
+    return examples.take(keep)
+
+
+def read_choices(
+    path: str, *, text: str, choices: Sequence[str], label: str, max_malformed: float = 0.01
+) -> SwagExamples:
+    """All questions of your own file.
+
+    Args:
+      path: `.csv` with quoting, `.jsonl`, or TSV without; plain or `.gz`.
+      text: column of what comes before the choices.
+      choices: their columns; or one, of JSON lines, that holds a list of them, as long in each row.
+      label: column that says which is right: the name of its column, or its place from 0.
+      max_malformed: as of `read_swag_file`.
+
+    Raises:
+      InputError: a missing column, an unknown label, too many malformed rows, a file that is empty
+        or cannot be read.
+    """
+    rejects = tabular.Rejects(path, max_malformed)
+    is_jsonl = tabular.format_of(path) == 'jsonl'
+    read = tabular.read_json_lines if is_jsonl else tabular.read_table
+    num = 0 if len(choices) == 1 else len(choices)  # as many as the first row has
+    lines, texts, labels = [], [], []
+    for line, (context, *endings, right) in read(path, [text, *choices, label], rejects):
+        if len(choices) == 1:
+            endings = endings[0] if isinstance(endings[0], list) else endings
+            num = num or len(endings)
+        if not all(isinstance(x, str) for x in (context, *endings)):
+            rejects.add(line, 'a text is not a string')
+        elif len(endings) != num or num < 2:
+            rejects.add(line, f'choices: {len(endings)}, where {max(num, 2)} are wanted')
+        elif not (right := tabular.label_text(right)):
+            rejects.add(line, 'its label is empty')
+        else:
+            lines.append(line)
+            texts.append((context, endings))
+            labels.append(right)
+    num_skipped = rejects.check(len(lines))
+    places = [str(i) for i in range(num)]
+    known = choices if set(labels) <= set(choices) else places
+    return SwagExamples(
+        context=[context for context, _ in texts], beginnings=[''] * len(texts),
+        endings=[endings for _, endings in texts],
+        labels=tabular.label_ids(path, lines, labels, known),
+        ids=tabular.row_ids([None] * len(lines), lines, rejects), num_skipped=num_skipped,
+        source=path,
     )
 
 
 def swag_sequences(
     examples: SwagExamples, encode: Encode, max_length: int, cls_id: int, sep_id: int
 ) -> Sequences:
-    """[CLS] context [SEP] beginning + ending [SEP]: 4n sequences, a question's one after another.
+    """[CLS] context [SEP] beginning + ending [SEP] of each ending, a question's one after another.
 
     As in section 4.4 of the BERT paper.
     """
-    contexts = [context for context in examples.context for _ in range(NUM_CHOICES)]
+    contexts = [context for context in examples.context
+                for _ in range(examples.num_choices)]
     continuations = [
         f'{beginning} {ending}' if beginning else ending
         for beginning, endings in zip(examples.beginnings, examples.endings, strict=True)

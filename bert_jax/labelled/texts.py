@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.errors import InputError
 from bert_jax.labelled import tabular
 
@@ -136,16 +135,6 @@ def read_texts(
         text_b=[cells[1] for cells in texts] if len(columns.texts) == 2 else None,
         labels=convert(path, lines, labels) if convert else None,
         ids=names, num_skipped=num_skipped, source=path,
-    )
-
-
-def text_sequences(
-    examples: TextExamples, encode: Encode, max_length: int, cls_id: int, sep_id: int
-) -> Sequences:
-    """[CLS] A [SEP] or [CLS] A [SEP] B [SEP] of each example, cut to `max_length`."""
-    return make_sequences(
-        encode(examples.text_a), None if examples.text_b is None else encode(examples.text_b),
-        max_length=max_length, cls_id=cls_id, sep_id=sep_id,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def conll_windows(
             span_words[:-1][np.diff(examples.documents, prepend=-1) != 0], span_words[-1]
         )
     spans = np.append(first_W, len(ids_P))[span_words]
-    starts, ends, cores = _tile(spans, max_length - 2)
+    _, starts, ends, cores = tile(spans, max_length - 2)
     # The window that scores a word is the last whose core begins before or at its first piece.
     window_W = np.searchsorted(cores, first_W, side='right') - 1
     used, window_W = np.unique(window_W, return_inverse=True)  # only tails of huge words in others
@@ -102,22 +103,33 @@ def _pieces(
     return ids, counts
 
 
-def _tile(spans: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Windows over spans: (first places, places after the last, places where scoring begins).
+class Tiles(NamedTuple):
+    """Windows [W] over spans: of which, first places, places after the last, where scoring begins.
 
     Scoring in a window goes on to where it begins in the next.
+    """
+
+    span: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    cores: np.ndarray
+
+
+def tile(spans: np.ndarray, size: int | np.ndarray) -> Tiles:
+    """Windows over spans: one of the whole where it fits, else evenly spaced, overlapping by half.
 
     Args:
       spans: bounds of the spans, which follow each other.
-      size: places that a window holds.
+      size: places that a window holds, of all or of each span.
     """
     begins, lengths = spans[:-1], np.diff(spans)
+    size = np.broadcast_to(size, lengths.shape)
     over = np.maximum(lengths - size, 0)
     num = 1 + -(-over // ((size + 1) // 2))
     span = np.repeat(np.arange(len(lengths)), num)
     i = np.arange(len(span)) - np.repeat(np.cumsum(num) - num, num)
     starts = begins[span] + i * over[span] // np.maximum(num[span] - 1, 1)
-    ends = np.minimum(starts + size, spans[1:][span])
+    ends = np.minimum(starts + size[span], spans[1:][span])
     # In the middle of the overlap with the window before.
     middles = (np.roll(ends, 1) + starts) // 2
-    return starts, ends, np.where(i == 0, starts, middles)
+    return Tiles(span, starts, ends, np.where(i == 0, starts, middles))

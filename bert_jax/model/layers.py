@@ -42,13 +42,16 @@ class ModelConfig(BertConfig):
         return init
 
 
-def gelu(x: jax.Array, form: str) -> jax.Array:
+def gelu(x: jax.Array, form: str | Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Gaussian error linear unit.
 
     Args:
       x: any shape.
-      form: 'gelu_tanh', the approximation of google-research/bert, or 'gelu_erf', exact.
+      form: 'gelu_tanh', the approximation of google-research/bert, or 'gelu_erf', exact; or a
+        function that computes it another way, for an export.
     """
+    if callable(form):
+        return form(x)
     if form == 'gelu_erf':
         return x * 0.5 * (1.0 + lax.erf(x * jnp.asarray(math.sqrt(0.5), x.dtype)))
     return jax.nn.gelu(x, approximate=True)

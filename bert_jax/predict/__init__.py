@@ -39,7 +39,7 @@ def load(
 
     folder = as_path(path)
     encoder = transformer_of(folder)
-    weights = load_weights(encoder)
+    weights = load_weights(encoder, any_head=True)
     inference = {**inference_of(encoder), **weights.inference}
     weights = dataclasses.replace(weights, inference=inference)
     if vocab_file is not None:

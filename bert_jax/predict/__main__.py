@@ -84,7 +84,7 @@ _COMMANDS = {
         'hidden states of tokens, or one vector a text',
         '--layers=-1,-2,-3,-4 --input texts.txt > features.jsonl',
         'Reads texts or pairs (a TAB or " ||| " between two texts). What is longer than the\n'
-        'model takes is cut.\n'
+        'model takes is cut (with --pool see --windows).\n'
         'Writes what extract_features.py of google-research/bert does: {"linex_index",\n'
         '"features": [{"token", "layers": [{"index", "values"}]}]}, six decimals, [CLS] and\n'
         '[SEP] included; with --pool {"linex_index", "vector"}.\n'
@@ -101,10 +101,14 @@ _COMMANDS = {
         '"pseudo_perplexity"}}. pseudo_perplexity = exp(-log_probability / num_tokens).',
     ),
     'export': (
-        'the computation as a StableHLO file that JAX alone can run',
+        'the computation as a file that other programs run',
         '--output bert.stablehlo',
-        'Writes FILE and, beside it, the parameters as .npz. They run where only jax, numpy and\n'
-        'flatbuffers are installed, on CPU, CUDA and TPU, for any number of rows and tokens:\n'
+        'Writes what the model computes, of any number of rows and tokens, runs what it has\n'
+        'written on a few rows and compares with its own numbers before it is kept.\n'
+        '--to saved_model: a folder for TensorFlow, signature serving_default.\n'
+        '--to onnx: a file for ONNX Runtime; needs jax2onnx and onnxruntime.\n'
+        '--to stablehlo: FILE and, beside it, the parameters as .npz. They run where only jax,\n'
+        'numpy and flatbuffers are installed, on CPU, CUDA and TPU:\n'
         '\n'
         '    from jax import export; import jax, numpy as np\n'
         '    bert = export.deserialize(bytearray(open("bert.stablehlo", "rb").read()))\n'
@@ -112,9 +116,9 @@ _COMMANDS = {
         '    jax.jit(bert.call)(params, input_ids, input_mask, segment_ids)\n'
         '\n'
         'All inputs are int32 [rows, tokens]. A model with a masked-LM head takes\n'
-        'masked_lm_positions [rows, positions] too. The output is a dict: sequence_output,\n'
+        'masked_lm_positions [rows, positions] too. Outputs by name: sequence_output,\n'
         'pooled_output and the logits of the head.\n'
-        'Prints {"output", "params", "platforms", "inputs", "outputs"}.',
+        'Prints {"output", "inputs", "outputs", "largest_difference", ...}.',
     ),
 }
 
@@ -151,6 +155,10 @@ def _parser() -> argparse.ArgumentParser:
                 '--input', metavar='FILE', help='of texts, one a line; or a .csv, .tsv or .jsonl')
             command.add_argument(
                 '--text', metavar='COLUMN', help='of such a file that holds the texts (questions)')
+            if name == 'classify':
+                command.add_argument(
+                    '--choices', metavar='COLUMN,COLUMN,...', help='that hold the choices, or the '
+                    'one that holds a list of them')
             command.add_argument(
                 '--text-pair', metavar='COLUMN', help='that holds the second texts (contexts)')
         commands[name] = command
@@ -158,6 +166,11 @@ def _parser() -> argparse.ArgumentParser:
         '--top-k', type=int, default=5, metavar='N', help='words for each [MASK] (5)')
     commands['classify'].add_argument(
         '--pairs', action='store_true', help='arguments are pairs, two and two')
+    for name in ('classify', 'features'):
+        commands[name].add_argument(
+            '--windows', choices=['first', 'mean', 'max'], help='a text that is too long is cut, '
+            'or read in windows whose probabilities or vectors are combined (as its run had it, '
+            'else first)')
     commands['answer'].add_argument(
         '--max-answer-length', type=int, default=30, metavar='N', help='in tokens (30)')
     commands['answer'].add_argument(
@@ -174,6 +187,9 @@ def _parser() -> argparse.ArgumentParser:
     commands['features'].add_argument('--output', metavar='FILE.npz', help='see above')
     commands['export'].add_argument(
         '--output', required=True, metavar='FILE', help='such as bert.stablehlo')
+    commands['export'].add_argument(
+        '--to', choices=['stablehlo', 'saved_model', 'onnx'], default='stablehlo',
+        help='the format (stablehlo)')
     return parser
 
 
@@ -191,8 +207,9 @@ def _results(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[A
             return model.iter_next_sentence(texts.pairs())
         case 'classify':
             if model.weights.head == 'multiple_choice':
-                return model.iter_classify(texts.choices())
-            return model.iter_classify(texts.pairs() if args.pairs else texts.parts())
+                return model.iter_classify(texts.choices(), args.windows)
+            return model.iter_classify(
+                texts.pairs() if args.pairs else texts.parts(), args.windows)
         case 'answer':
             return model.iter_answer(
                 texts.questions(), args.max_answer_length, args.null_threshold)
@@ -201,7 +218,7 @@ def _results(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[A
 
             return lines(
                 model, texts.parts(' ||| '), _layers(args.layers), args.pool, args.output,
-                args.normalize,
+                args.normalize, args.windows,
             )
 
 
@@ -239,12 +256,17 @@ def main() -> None:
         if args.command == 'export':
             from bert_jax.predict.export import export_model
 
-            model = load(args.model, args.vocab_file, args.dtype)
-            print(json.dumps(export_model(model, as_path(args.output))))
+            dtype = args.dtype or ('float32' if args.to != 'stablehlo' else None)
+            model = load(args.model, args.vocab_file, dtype)
+            print(json.dumps(export_model(model, as_path(args.output), args.to)))
             return
         if args.text_pair and not args.text:
             raise InputError('--text-pair names the second column: name the first with --text')
-        texts = Texts(args.texts, args.input, [x for x in (args.text, args.text_pair) if x])
+        choices = (getattr(args, 'choices', '') or '').split(',')
+        columns = [x for x in (args.text, args.text_pair, *choices) if x]
+        if any(choices) and (args.text_pair or not args.text):
+            raise InputError('--choices go with the column --text, in place of --text-pair')
+        texts = Texts(args.texts, args.input, columns)
         model = load(args.model, args.vocab_file, args.dtype)
         model.note = texts.note
         texts.start()

@@ -38,7 +38,7 @@ def answer(
     threshold = own.get('null_threshold') if null_threshold is None else null_threshold
     max_length = min(own['max_seq_length'], model.max_length)
     max_question = min(own['max_query_length'], (max_length - 3) // 2)
-    vocab, lowercase = model.tokenizer.vocab, model.weights.lowercase
+    vocab, lowercase = model.vocab, model.weights.lowercase
 
     def read(pair: Any, number: int, note: Note) -> _Asked:
         if isinstance(pair, str) or len(parts := parts_of(pair)) != 2:
@@ -63,7 +63,7 @@ def answer(
             answers=(None,) * len(asked),
         )
         windows = squad_windows(
-            examples, model.encode_all, **model.special, max_length=max_length,
+            examples, model.encode_all, **model.vocab.ends, max_length=max_length,
             doc_stride=own['doc_stride'], max_question_length=max_question, training=False,
         )
         return (examples, windows), Units(windows.sequences)

@@ -102,34 +102,41 @@ class Model(LoadedModel):
 
     def vectors(
         self, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
-        normalize: bool | None = None,
+        normalize: bool | None = None, windows: str | None = None,
     ) -> np.ndarray:
         """One vector a text: [texts, hidden_size] float32; NaN for what is no text.
 
         Args:
-          texts: texts or pairs; longer ones than the model takes are cut.
+          texts: texts or pairs.
           pool: 'mean' or 'max' over all tokens, [CLS] and [SEP] among them, or 'cls', the hidden
             state of [CLS] (before the pooler); default: what the `modules.json` of
             sentence-transformers beside the weights says, else 'mean'.
           layer: as in `features`.
           normalize: whether vectors are brought to length 1; default: likewise, else not.
+          windows: as in `classify`.
         """
-        vectors = list(self.iter_vectors(texts, pool, layer, normalize))
+        vectors = list(self.iter_vectors(texts, pool, layer, normalize, windows))
         return np.stack(vectors) if vectors else np.zeros((0, self.config.hidden_size), np.float32)
 
     def iter_vectors(
         self, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
-        normalize: bool | None = None,
+        normalize: bool | None = None, windows: str | None = None,
     ) -> Iterator[np.ndarray]:
         """`vectors`, one by one: [hidden_size] float32."""
-        return features.text_vectors(self, texts, pool, layer, normalize)
+        return features.text_vectors(self, texts, pool, layer, normalize, windows)
 
-    def classify(self, texts: Iterable[Text]) -> list[dict[str, Any]]:
+    def classify(
+        self, texts: Iterable[Text], windows: str | None = None
+    ) -> list[dict[str, Any]]:
         """Labels of texts or pairs; values (regression); or which end fits (multiple choice).
 
         Args:
           texts: texts or pairs (first, second), as the model was trained on; for multiple choice
             (beginning, end, end, ...).
+          windows: what becomes of a text that is longer than the model takes: 'first', it is cut;
+            'mean' or 'max', it is read in windows that overlap by half (of a pair the longer one
+            is, beside the other), and the mean of their probabilities or values, weighted by
+            tokens, or the largest of each is taken; default: as the run had it, else 'first'.
 
         Returns:
           A text: its 'text', or 'first' and 'second', with 'label', 'probability' and
@@ -137,11 +144,13 @@ class Model(LoadedModel):
           text may have several; or with 'value'; or 'text', 'choices', 'choice' (its place from
           0), 'probability' and 'probabilities'.
         """
-        return list(self.iter_classify(texts))
+        return list(self.iter_classify(texts, windows))
 
-    def iter_classify(self, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
+    def iter_classify(
+        self, texts: Iterable[Text], windows: str | None = None
+    ) -> Iterator[dict[str, Any]]:
         """`classify`, one by one."""
-        return classify(self, texts)
+        return classify(self, texts, windows)
 
     def answer(
         self, questions: Iterable[Pair], max_answer_length: int = 30,

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.pairs import Sequences, make_sequences
+from bert_jax.data.pairs import Sequences, joined
 from bert_jax.errors import InputError
 from bert_jax.labelled.packing import Units
+from bert_jax.labelled.text_windows import TextWindows, text_windows
 from bert_jax.predict import functions
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
@@ -17,7 +18,6 @@ from bert_jax.predict.texts import (
     Note,
     Pair,
     Text,
-    joined,
     parts_of,
     refused,
     shown_parts,
@@ -32,14 +32,17 @@ class Tokenized(NamedTuple):
     ids: list[list[int]]
 
 
+Made = tuple[list[Tokenized], TextWindows]
+
+
 def next_sentence(
     model: LoadedModel, pairs: Iterable[Pair]
 ) -> Iterator[dict[str, Any]]:
     """How likely B follows A; see `Model.next_sentence`."""
     model.need('next-sentence')
 
-    def results(pairs: list[Tokenized], outputs: Outputs) -> Iterator[dict[str, Any]]:
-        for pair, of_pair in zip(pairs, _softmax(outputs['logits']).tolist(), strict=True):
+    def results(made: Made, outputs: Outputs) -> Iterator[dict[str, Any]]:
+        for pair, of_pair in zip(made[0], _softmax(outputs['logits']).tolist(), strict=True):
             yield shown_parts(pair.texts) | {'probability': of_pair[0]}
 
     return stream(
@@ -48,15 +51,21 @@ def next_sentence(
     )
 
 
-def classify(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
+def classify(
+    model: LoadedModel, texts: Iterable[Text], windows: str | None
+) -> Iterator[dict[str, Any]]:
     """Labels of texts or pairs, values, or choices; see `Model.classify`."""
     model.need('classify')
     head, labels = model.weights.head, model.weights.labels
     if head == 'multiple_choice':
+        if windows is not None:
+            raise InputError(f'windows={windows!r}: beginnings and ends are cut, not read in parts')
         return _choose(model, texts)
+    how = model.windows(windows)
 
-    def results(texts: list[Tokenized], outputs: Outputs) -> Iterator[dict[str, Any]]:
-        logits = outputs['logits'].astype(np.float64)
+    def results(made: Made, outputs: Outputs) -> Iterator[dict[str, Any]]:
+        texts, read = made
+        logits = read.combined_logits(head, outputs['logits']).astype(np.float64)
         if head == 'regression':
             for text, value in zip(texts, logits[:, 0].tolist(), strict=True):
                 yield shown_parts(text.texts) | {'value': value}
@@ -75,7 +84,7 @@ def classify(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, An
                 }
 
     return stream(
-        model, texts, read=reader(model, 1, 2), make=maker(model), results=results,
+        model, texts, read=reader(model, 1, 2, how=how), make=maker(model, how), results=results,
         function=model.objective.outputs, refused=refused,
     )
 
@@ -112,7 +121,7 @@ def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any
 
 
 def reader(
-    model: LoadedModel, *allowed: int, empty: bool = False
+    model: LoadedModel, *allowed: int, empty: bool = False, how: str = 'first'
 ) -> Callable[[Any, int, Note], Tokenized]:
     """Tokenizes a text or several that go together; remarks on what will be cut.
 
@@ -120,46 +129,51 @@ def reader(
       model: says how long it may be.
       allowed: how many texts there may be in one.
       empty: whether a text without words is one.
+      how: one of `text_windows.WINDOWS`.
     """
     def read(text: Any, number: int, note: Note) -> Tokenized:
         parts = parts_of(text, *allowed)
         ids = [(model.tokenizer.encode if empty else model.encode)(part) for part in parts]
         total, budget = sum(map(len, ids)), model.max_length - 1 - len(ids)
-        if total > budget:
+        if total > budget and how == 'first':
             note(f'text {number} has {total} tokens, the model takes {budget}: its end is left out')
         return Tokenized(parts, ids)
 
     return read
 
 
-def maker(model: LoadedModel) -> Callable[[list[Tokenized]], tuple[list[Tokenized], Units]]:
+def maker(
+    model: LoadedModel, how: str = 'first'
+) -> Callable[[list[Tokenized]], tuple[Made, Units]]:
     """Units of single texts and pairs, in their order."""
-    def make(texts: list[Tokenized]) -> tuple[list[Tokenized], Units]:
+    def make(texts: list[Tokenized]) -> tuple[Made, Units]:
         firsts = joined([text.ids[0] for text in texts])
-        limits: Any = {'max_length': model.max_length, **model.special}
+        limits: Any = {'max_length': model.max_length, **model.vocab.ends}
         is_pair = np.array([len(text.ids) == 2 for text in texts])
         if not is_pair.any():
-            return texts, Units(make_sequences(firsts, None, **limits))
-        pairs = make_sequences(
-            firsts, joined([text.ids[1] if len(text.ids) == 2 else () for text in texts]), **limits
-        )
-        if is_pair.all():
-            return texts, Units(pairs)
-        return texts, Units(_chosen(make_sequences(firsts, None, **limits), pairs, is_pair))
+            read = text_windows(firsts, None, how, **limits)
+            return (texts, read), Units(read.sequences)
+        seconds = joined([text.ids[1] if len(text.ids) == 2 else () for text in texts])
+        read = text_windows(firsts, seconds, how, **limits)
+        if not is_pair.all():
+            read = _chosen(text_windows(firsts, None, how, **limits), read, is_pair)
+        return (texts, read), Units(read.sequences)
 
     return make
 
 
-def _chosen(first: Sequences, second: Sequences, from_second: np.ndarray) -> Sequences:
-    """Sequence by sequence that of the first or of the second."""
-    both = [
-        (second if b else first, int(i)) for i, b in enumerate(from_second)
-    ]
-    ids = [x.ids[x.offsets[i] : x.offsets[i + 1]] for x, i in both]
-    return Sequences(
-        np.concatenate(ids), np.concatenate([[0], np.cumsum([len(x) for x in ids])]),
-        np.where(from_second, second.first_lengths, first.first_lengths),
+def _chosen(first: TextWindows, second: TextWindows, from_second: np.ndarray) -> TextWindows:
+    """Text by text the windows of the first or of the second."""
+    windows = sorted(
+        (text, i, x.sequences) for x, chosen in ((first, ~from_second), (second, from_second))
+        for i, text in enumerate(x.text.tolist()) if chosen[text]
     )
+    ids = [x.ids[x.offsets[i] : x.offsets[i + 1]] for _, i, x in windows]
+    sequences = Sequences(
+        np.concatenate(ids), np.concatenate([[0], np.cumsum([len(x) for x in ids])]),
+        np.array([x.first_lengths[i] for _, i, x in windows]),
+    )
+    return TextWindows(sequences, np.array([text for text, _, _ in windows]), first.how)
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

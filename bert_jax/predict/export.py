@@ -1,4 +1,7 @@
-"""The computation as a StableHLO file that JAX alone can run (`jax.export`)."""
+"""The computation as a file that other programs run, compared with the engine before it is kept.
+
+    b: rows, s: tokens a row, p: masked positions a row, H: hidden_size, L: labels, V: vocabulary
+"""
 
 from __future__ import annotations
 
@@ -10,81 +13,91 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
-from jax import export
 
+from bert_jax.data.pairs import Sequences
 from bert_jax.errors import InputError
-from bert_jax.files import Path, open_whole
+from bert_jax.files import Path
 from bert_jax.heads import CLASSIFIER, HEADS, SPAN
-from bert_jax.model.attention import gather_positions
+from bert_jax.labelled.packing import Units
 from bert_jax.model.encoder import Bert
+from bert_jax.model.layers import ModelConfig
 from bert_jax.model.task_heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
 )
 from bert_jax.predict import functions
+from bert_jax.predict.engine import Outputs
+from bert_jax.predict.export_formats import FORMATS, Call, Computation, plain_gelu_erf
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.sharding import Layout
 from bert_jax.weights.names import to_tree
 
-PLATFORMS = ('cpu', 'cuda', 'tpu')
+_COMPARED = (16, 5, 11)  # lengths of the rows that are compared
+# What may lie between two ways to compute the same: on CPUs in float32, and wherever products are
+# rounded.
+_ROUNDING, _COARSE = 1e-3, 0.1
 
 
-def export_model(model: LoadedModel, output: Path) -> dict[str, Any]:
-    """Writes the computation to `output` and the parameters beside it, as .npz.
+def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dict[str, Any]:
+    """Writes the computation, runs what was written and compares it with the engine.
 
-    The exported function takes (params, input_ids, input_mask, segment_ids) and, where there is a
-    masked-LM head, masked_lm_positions; all int32 [b, s], the last [b, p], with any b, p and any s
-    that the model has positions for. It returns a dict of `sequence_output` [b, s, H],
-    `pooled_output` [b, H] where there is a pooler, and the logits of the head.
+    It takes input_ids, input_mask, segment_ids and, where there is a masked-LM head,
+    masked_lm_positions; all int32 [b, s], the last [b, p], with any b, p and any s that the model
+    has positions for. It gives by name `sequence_output` [b, s, H], `pooled_output` [b, H] where
+    there is a pooler, and what the head gives, in float32: `logits` [b, L] a row or [b, s, L] a
+    token, `start_logits` and `end_logits` [b, s], `masked_lm_logits` [b, p, V],
+    `next_sentence_logits` [b, 2].
 
-    Parameters are not in the file: as constants of the program they would be compiled into it
-    anew, hundreds of megabytes, for each shape that it is called with.
+    Args:
+      model: of any head.
+      output: the file, or of a SavedModel the folder.
+      to: one of FORMATS.
 
     Returns:
-      {'output', 'params', 'inputs', 'outputs'}: the two files and shapes by name.
+      {'output', 'inputs', 'outputs', 'largest_difference'} and what the format adds.
 
     Raises:
-      InputError: a file cannot be written.
+      InputError: it cannot be written, what writes it is not installed, or what was written does
+        not give what the engine does. Then nothing is left.
     """
-    try:
-        import flatbuffers  # noqa: F401  (jax.export writes and reads files with it)
-    except ImportError:
-        raise InputError('export needs flatbuffers: pip install flatbuffers') from None
-    params_file = output.with_suffix('.npz')
-    if params_file == output:
-        raise InputError(f'--output={output} is what the parameters go to: end it in .stablehlo')
-    b, s, p = export.symbolic_shape('b, s, p', constraints=[f's <= {model.max_length}'])
-    rows = {name: (b, s) for name in ('input_ids', 'input_mask', 'segment_ids')}
+    model.need('export')
+    config = model.config
+    if to != 'stablehlo' and config.dtype != 'float32':
+        raise InputError(f'--to {to} is in float32: leave out --dtype={config.dtype}')
+    # For any platform and one device: nothing that this one alone has.
+    changes: dict[str, Any] = {'attention': 'xla', 'layout': Layout()}
+    if to == 'saved_model' and config.hidden_act == 'gelu_erf':
+        changes['hidden_act'] = plain_gelu_erf
+    inputs = dict.fromkeys(('input_ids', 'input_mask', 'segment_ids'), 'b, s')
     if model.weights.has('cls/predictions'):
-        rows['masked_lm_positions'] = (b, p)
-    flat = flatten_dict(model.params, sep='/')
-    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in flat.items()}
-    exported = export.export(jax.jit(_forward(model)), platforms=PLATFORMS)(
-        shapes, *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in rows.values())
+        inputs['masked_lm_positions'] = 'b, p'
+    computation = Computation(
+        _forward(model, dataclasses.replace(config, **changes)),
+        flatten_dict(model.params, sep='/'), inputs, model.max_length,
     )
-    _write(output, lambda file: file.write(exported.serialize()))
-    _write(params_file, lambda file: np.savez(file, **flat))
-    outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+    found: list[float] = []
+    described = FORMATS[to](
+        computation, output, lambda call: found.append(_compare(model, call)))
     return {
-        'output': str(output), 'params': str(params_file), 'platforms': list(PLATFORMS),
-        'inputs': {name: f'int32{list(shape)}' for name, shape in rows.items()},
-        'outputs': {name: f'{x.dtype}{list(x.shape)}' for name, x in outputs.items()},
+        'output': str(output), **described,
+        'inputs': {name: f'int32[{dims}]' for name, dims in inputs.items()},
+        'outputs': {
+            name: f'{x.dtype}{list(x.shape)}' for name, x in computation.outputs().items()},
+        'largest_difference': found[0],
     }
 
 
-def _forward(model: LoadedModel) -> Any:
+def _forward(model: LoadedModel, config: ModelConfig) -> Any:
     has, head = model.weights.has, HEADS[model.weights.head]
-    # For any platform and one device: nothing that this one alone has.
-    config = dataclasses.replace(model.config, attention='xla', layout=Layout())
     pretraining = functions.Pretraining(config)
-    pooled_head = BertForSequenceClassification(config, model.weights.num_labels)
-    token_head = BertForTokenClassification(config, model.weights.num_labels)
 
     def forward(flat, input_ids, input_mask, segment_ids, positions=None):  # type: ignore[no-untyped-def]
         params = to_tree(flat, padded_vocab_size=None, scan_layers=False)
-        bert = Bert(config, pooled=has('bert/pooler'))
-        out: Any = bert.apply({'params': params['bert']}, input_ids, input_mask, segment_ids)
+        # Looked up, because not every format can say the first s rows of a table.
+        position_ids = jax.lax.broadcasted_iota(jnp.int32, input_ids.shape, 1)
+        out: Any = Bert(config, pooled=has('bert/pooler')).apply(
+            {'params': params['bert']}, input_ids, input_mask, segment_ids, None, position_ids)
         x, pooled = out['sequence_output'], out['pooled_output']
 
         def layer(module: nn.Module, compute: Any, *inputs: jax.Array) -> Any:
@@ -95,27 +108,85 @@ def _forward(model: LoadedModel) -> Any:
         if pooled is not None:
             outputs['pooled_output'] = pooled.astype(jnp.float32)
         if positions is not None:
-            at = gather_positions(x, positions)
+            at = jnp.take_along_axis(x, positions[..., None], axis=1)
             logits = layer(pretraining, functions.Pretraining.predict, at)
             outputs['masked_lm_logits'] = logits[..., : config.vocab_size]
         if has('cls/seq_relationship') and pooled is not None:
             outputs['next_sentence_logits'] = layer(
                 pretraining, lambda module, x: module.cls.seq_relationship(x), pooled)
         elif head.own == (SPAN,):
-            outputs['logits'] = layer(
-                BertForQuestionAnswering(config), lambda module, x: module.cls(x), x)
+            logits = layer(BertForQuestionAnswering(config), lambda module, x: module.cls(x), x)
+            outputs |= {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
         elif head.own == (CLASSIFIER,):
+            kind = BertForSequenceClassification if head.pooled else BertForTokenClassification
             outputs['logits'] = layer(
-                pooled_head if head.pooled else token_head, lambda module, x: module.classifier(x),
+                kind(config, model.weights.num_labels), lambda module, x: module.classifier(x),
                 pooled if head.pooled else x)
         return outputs
 
     return forward
 
 
-def _write(path: Path, write: Any) -> None:
-    try:
-        with open_whole(path) as file:
-            write(file)
-    except OSError as error:
-        raise InputError(f'{path} cannot be written ({error.strerror or error})') from error
+def _compare(model: LoadedModel, call: Call) -> float:
+    """The largest difference between what a file gives and what the engine does.
+
+    Raises:
+      InputError: it is too large.
+    """
+    units, rows = _made_up(model)
+    mask = rows['input_mask'] > 0
+    found = call(rows)
+    if 'masked_lm_logits' in found:
+        logits = found['masked_lm_logits'][:, 0].astype(np.float64)
+        of_targets = np.take_along_axis(logits, units.labels['targets'][:, None], axis=1)[:, 0]
+        found['log_probability'] = of_targets - np.log(np.exp(logits).sum(axis=1))
+    exact = model.config.dtype == 'float32' and model.config.layout.on_cpu
+    largest = 0.0
+    for name, expected in _of_engine(model, units).items():
+        x = found[name][mask] if len(expected) > len(mask) else found[name]
+        difference = float(np.abs(x - expected).max())
+        limit = (_ROUNDING if exact else _COARSE) * max(1.0, float(np.abs(expected).max()))
+        if not difference <= limit:
+            raise InputError(
+                f'what was written gives other {name} than the model, by up to {difference:.3g}, '
+                'and is not kept: try another format with --to'
+            )
+        largest = max(largest, difference)
+    return largest
+
+
+def _made_up(model: LoadedModel) -> tuple[Units, dict[str, np.ndarray]]:
+    """Random tokens, as units and as padded rows."""
+    rng = np.random.default_rng(0)
+    lengths_n = np.minimum(_COMPARED, model.max_length)
+    ids = rng.integers(0, model.config.vocab_size, lengths_n.sum(), np.int32)
+    units = Units(
+        Sequences(ids, np.append(0, np.cumsum(lengths_n)), lengths_n // 2 + 1),
+        labels={'targets': ids[np.cumsum(lengths_n) - 1]},
+        positions={'masked_positions': np.ones(len(lengths_n), np.int64)},
+    )
+    places = np.arange(lengths_n.max())
+    mask = places < lengths_n[:, None]
+    rows = {'input_ids': np.zeros(mask.shape, np.int32), 'input_mask': mask.astype(np.int32)}
+    rows['input_ids'][mask] = ids
+    rows['segment_ids'] = (mask & (places >= (lengths_n // 2 + 1)[:, None])).astype(np.int32)
+    if model.weights.has('cls/predictions'):
+        rows['masked_lm_positions'] = np.ones((len(lengths_n), 1), np.int32)
+    return units, rows
+
+
+def _of_engine(model: LoadedModel, units: Units) -> Outputs:
+    """What the engine gives of the head, or the hidden states where there is none."""
+    def run(function: Any) -> Outputs:
+        return model.engine.outputs(function, model.device_params, units)
+
+    has, config = model.weights.has, model.config
+    if HEADS[model.weights.head].own in ((CLASSIFIER,), (SPAN,)):
+        return run(model.objective.outputs)
+    found: Outputs = {}
+    if has('cls/predictions'):
+        found |= run(functions.masked_lm_log_probability(config))
+    if has('cls/seq_relationship') and has('bert/pooler'):
+        found['next_sentence_logits'] = run(functions.next_sentence(config))['logits']
+    return found or {
+        'sequence_output': run(functions.hidden_states(config, (-1,)))['values'][:, 0]}

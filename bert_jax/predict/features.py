@@ -9,9 +9,8 @@ import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.files import as_path
-from bert_jax.labelled.packing import Units
 from bert_jax.predict import functions
-from bert_jax.predict.classify import Tokenized, maker, reader
+from bert_jax.predict.classify import Made, maker, reader
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.npz import GrowingNpz
@@ -24,26 +23,21 @@ def token_features(
     model: LoadedModel, texts: Iterable[Text], layers: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Hidden states of every token; see `Model.features`."""
-    vocab = model.tokenizer.vocab
+    vocab = model.vocab
     wanted = _checked(model, layers)
-    make = maker(model)
 
-    def results(made: tuple[list[Tokenized], Units], outputs: Outputs) -> Iterator[dict[str, Any]]:
-        texts, units = made
-        bounds = units.sequences.offsets.tolist()
+    def results(made: Made, outputs: Outputs) -> Iterator[dict[str, Any]]:
+        texts, read = made
+        bounds = read.sequences.offsets.tolist()
         for i in range(len(texts)):
             part = slice(bounds[i], bounds[i + 1])
             yield {
-                'tokens': [vocab.tokens[j] for j in units.sequences.ids[part]],
+                'tokens': [vocab.tokens[j] for j in read.sequences.ids[part]],
                 'values': outputs['values'][part],
             }
 
-    def make_both(texts: list[Tokenized]) -> tuple[tuple[list[Tokenized], Units], Units]:
-        made = make(texts)
-        return made, made[1]
-
     return stream(
-        model, texts, read=reader(model, 1, 2, empty=True), make=make_both, results=results,
+        model, texts, read=reader(model, 1, 2, empty=True), make=maker(model), results=results,
         function=functions.hidden_states(model.config, wanted),
         refused=lambda text, reason: {'error': reason},
         values_per_token=len(wanted) * model.config.hidden_size,
@@ -52,7 +46,7 @@ def token_features(
 
 def text_vectors(
     model: LoadedModel, texts: Iterable[Text], pool: str | None, layer: int,
-    normalize: bool | None,
+    normalize: bool | None, windows: str | None = None,
 ) -> Iterator[np.ndarray]:
     """A vector [H] float32 for each text, NaN for what is none; see `Model.vectors`."""
     if pool is None or normalize is None:
@@ -61,8 +55,10 @@ def text_vectors(
     if pool not in POOLS:
         raise InputError(f"pool={pool!r} is unknown: {', '.join(POOLS)}")
 
-    def results(texts: list[Tokenized], outputs: Outputs) -> Iterable[np.ndarray]:
-        found = outputs['vectors']
+    how = model.windows(windows)
+
+    def results(made: Made, outputs: Outputs) -> Iterable[np.ndarray]:
+        found = made[1].combined(outputs['vectors']).astype(np.float32, copy=False)
         if normalize:
             found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
         return (vector.copy() for vector in found)  # those of the whole chunk can go
@@ -73,7 +69,8 @@ def text_vectors(
 
     (wanted,) = _checked(model, [layer])
     return stream(
-        model, texts, read=reader(model, 1, 2, empty=True), make=maker(model), results=results,
+        model, texts, read=reader(model, 1, 2, empty=True, how=how),
+        make=maker(model, how), results=results,
         function=functions.vectors(model.config, wanted, pool), refused=refused,
     )
 
@@ -109,7 +106,7 @@ def as_json(number: int, features: dict[str, Any], layers: Sequence[int]) -> dic
 
 def lines(
     model: LoadedModel, texts: Iterable[Text], layers: Sequence[int], pool: str | None,
-    output: str | None, normalize: bool | None = None,
+    output: str | None, normalize: bool | None = None, windows: str | None = None,
 ) -> Iterator[dict[str, Any] | None]:
     """What the command `features` prints, an object a text; None where a file takes it instead.
 
@@ -119,16 +116,18 @@ def lines(
       layers: as in `token_features`; one where texts are pooled.
       pool: None: all tokens; else as in `text_vectors`.
       output: an .npz to write instead.
-      normalize: as in `text_vectors`.
+      normalize, windows: as in `text_vectors`.
 
     Raises:
       InputError: layers or output are not as they must be.
     """
     if pool and len(layers) != 1:
         raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
+    if windows and not pool:
+        raise InputError(f'--windows={windows} combines vectors: it needs --pool')
     if output is None:
         if pool:
-            vectors = text_vectors(model, texts, pool, layers[0], normalize)
+            vectors = text_vectors(model, texts, pool, layers[0], normalize, windows)
             for number, vector in enumerate(vectors):
                 if np.isnan(vector).any():
                     yield {'linex_index': number, 'error': 'it is no text'}
@@ -145,7 +144,7 @@ def lines(
         offsets = [0]
         tokens: list[str] = []
         if pool:
-            for vector in text_vectors(model, texts, pool, layers[0], normalize):
+            for vector in text_vectors(model, texts, pool, layers[0], normalize, windows):
                 file.add(vector[None])
                 yield None
             return

@@ -110,9 +110,11 @@ class Texts:
                 )
 
     def choices(self) -> Iterator[tuple[str, ...] | InputError]:
-        """All arguments together, or a line with TABs, are a beginning and its ends."""
+        """All arguments together, a line with TABs, or columns, are a beginning and its ends."""
         if self._arguments:
             yield tuple(map(_checked, self._arguments))
+        elif self._columns:
+            yield from self._rows(lists=True)
         else:
             yield from self.parts()
 
@@ -140,12 +142,12 @@ class Texts:
                     f'nor a question, a TAB and a context ({line[:60]!r})'
                 )
 
-    def _rows(self) -> Iterator[tuple[str, ...] | InputError]:
-        """The named columns of each row."""
+    def _rows(self, lists: bool = False) -> Iterator[tuple[str, ...] | InputError]:
+        """The named columns of each row; a list of texts is as many columns, if there may be."""
         lines = (line + '\n' for line in self._read(errors='surrogateescape'))
         if self._name.endswith('.jsonl'):
             for number, line in enumerate(lines, 1):
-                yield self._row(number, *_object(line))
+                yield self._row(number, *_object(line), lists)
             return
         csv.field_size_limit(1 << 30)
         rows = csv.reader(lines) if self._name.endswith('.csv') else csv.reader(
@@ -161,13 +163,16 @@ class Texts:
             yield self._row(rows.line_num, dict(zip(header, cells)), fault)
 
     def _row(
-        self, number: int, row: Mapping[str, Any], fault: str
+        self, number: int, row: Mapping[str, Any], fault: str, lists: bool = False
     ) -> tuple[str, ...] | InputError:
-        cells = [row.get(name) for name in self._columns]
+        cells: list[Any] = []
         try:
-            for name, cell in zip(self._columns, cells, strict=True):
-                if not fault and not isinstance(cell, (str, int, float)):
+            for name in self._columns:
+                cell = row.get(name)
+                some = cell if lists and isinstance(cell, list) else [cell]
+                if not fault and not all(isinstance(x, (str, int, float)) for x in some):
                     fault = f'{name} is {"no text" if name in row else "missing"}'
+                cells += some
             if fault:
                 raise InputError(fault)
             return tuple(_checked(str(cell)) for cell in cells)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,9 +12,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_jax.data.pairs import joined
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
 from bert_jax.heads import HEADS
+from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.model.attention_check import settled
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
@@ -25,6 +26,7 @@ from bert_jax.predict.sentence_transformers import Pooling, read_pooling
 from bert_jax.sharding import Layout, make_mesh
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
+from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.weights.description import Weights, check_order, check_vocabulary, looks_lowercase
 from bert_jax.weights.names import to_tree
@@ -42,9 +44,13 @@ _NEEDS = {
         'a classification, multi-label, regression or multiple-choice head',
     ),
     'answer': (('question_answering',), ('cls/squad',), 'a question-answering head'),
-    'tag': (('token_classification',), ('classifier',), 'a token-classification head'),
+    'tag': (
+        ('token_classification', 'feature_tagger'), ('classifier',), 'a token-classification head'
+    ),
     'features': (tuple(HEADS), (), ''),
-    'export': (tuple(HEADS), (), ''),
+    'export': (
+        tuple(head for head in HEADS if HEADS[head].portable), (), 'a head that other formats have'
+    ),
 }
 
 
@@ -118,7 +124,15 @@ class LoadedModel:
         """The head's own outputs, each sequence being a unit."""
         head = self.weights.head
         fixed = {'multiple_choice': 1, 'question_answering': 2}
-        return OBJECTIVES[head](self.config, fixed.get(head, self.weights.num_labels))
+        more = {}
+        if head == 'feature_tagger':
+            if 'features' not in self.inference:  # a run older than the field
+                raise InputError(
+                    f'{self.weights.source}: its config.json has no inference.features: put there '
+                    'what it says of conll.features'
+                )
+            more['features'] = self.inference['features']
+        return OBJECTIVES[head](self.config, fixed.get(head, self.weights.num_labels), **more)
 
     @functools.cached_property
     def pooling(self) -> Pooling:
@@ -145,10 +159,22 @@ class LoadedModel:
         return load_tokenizer(self.weights.vocab_file, self.weights.lowercase)
 
     @property
+    def vocab(self) -> Vocab:
+        """The vocabulary of the tokenizer."""
+        return self.tokenizer.vocab
+
+    @property
     def max_length(self) -> int:
         """Tokens of the longest sequence, [CLS] and [SEP] included."""
         positions = self.config.max_position_embeddings
         return min(positions, self.inference.get('max_seq_length') or positions)
+
+    def windows(self, how: str | None = None) -> str:
+        """How the windows of long texts are combined: as asked for, else as the run had it."""
+        how = how or self.inference.get('windows') or 'first'
+        if how not in WINDOWS:
+            raise InputError(f"windows={how!r} is unknown: {', '.join(WINDOWS)}")
+        return how
 
     def commands(self) -> list[str]:
         """What can be done with this model."""
@@ -187,13 +213,4 @@ class LoadedModel:
 
     def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of many texts, as `data.pairs.Encode`."""
-        ids = [self.tokenizer.encode(text) for text in texts]
-        counts = np.fromiter(map(len, ids), np.int64, len(ids))
-        flat = itertools.chain.from_iterable(ids)
-        return np.fromiter(flat, np.int32, int(counts.sum())), counts
-
-    @property
-    def special(self) -> dict[str, int]:
-        """`cls_id` and `sep_id`, as what makes sequences takes them."""
-        vocab = self.tokenizer.vocab
-        return {'cls_id': vocab.cls_id, 'sep_id': vocab.sep_id}
+        return joined([self.tokenizer.encode(text) for text in texts])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.pairs import make_sequences
+from bert_jax.data.pairs import joined, make_sequences
 from bert_jax.errors import InputError
 from bert_jax.labelled.packing import Units
 from bert_jax.predict import functions
@@ -18,7 +18,6 @@ from bert_jax.predict.texts import (
     Note,
     Single,
     check_many,
-    joined,
     parts_of,
     refused,
     shown,
@@ -46,7 +45,7 @@ def fill_mask(
     model.need('fill-mask')
     if top_k < 1:
         raise InputError(f'top_k={top_k} must be 1 or more')
-    vocab = model.tokenizer.vocab
+    vocab = model.vocab
 
     def results(texts: list[_Masked], outputs: Outputs) -> Iterator[dict[str, Any]]:
         of_masks = zip(outputs['probabilities'].tolist(), outputs['ids'].tolist(), strict=True)
@@ -82,7 +81,7 @@ def _prompt(model: LoadedModel, text: Any, number: int, note: Note) -> _Masked:
     for i, part in enumerate(text.split(MASK)):
         if i:
             masks.append(len(ids))
-            ids.append(model.tokenizer.vocab.mask_id)
+            ids.append(model.vocab.mask_id)
         ids += model.tokenizer.encode(part)
     if not masks:
         raise InputError(
@@ -112,7 +111,7 @@ def _around(length: int, place: int, size: int) -> int:
 def _units(model: LoadedModel, texts: list[_Masked]) -> tuple[list[_Masked], Units]:
     sequences = make_sequences(
         joined([ids for text in texts for ids in text.ids]), None,
-        max_length=model.max_length, **model.special,
+        max_length=model.max_length, **model.vocab.ends,
     )
     places = np.array([place for text in texts for place in text.places], np.int64)
     targets = np.array([target for text in texts for target in text.targets], np.int32)
@@ -154,7 +153,7 @@ def score(model: LoadedModel, texts: Iterable[Single]) -> Iterator[dict[str, Any
     model.need('score')
     check_many(texts)
     size = model.max_length - 2
-    mask_id = model.tokenizer.vocab.mask_id
+    mask_id = model.vocab.mask_id
 
     def parts() -> Iterator[_Part]:
         for text in texts:

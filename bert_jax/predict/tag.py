@@ -50,7 +50,7 @@ def tag(
         )
         windows = conll_windows(
             examples, model.encode_all, labels, max_length=model.max_length,
-            document_context=False, **model.special, unk_id=model.tokenizer.vocab.unk_id,
+            document_context=False, **model.vocab.ends, unk_id=model.vocab.unk_id,
         )
         return (texts, windows), Units(windows.sequences)
 

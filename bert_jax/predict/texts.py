@@ -5,7 +5,6 @@ A text is read by itself, so that whatever is wrong with one is that one's resul
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -171,10 +170,3 @@ def parts_of(text: Any, *allowed: int) -> list[str]:
         wanted = ' or '.join(('one text', 'two texts')[n - 1] for n in allowed)
         raise InputError(f'it has {len(parts)} parts: {wanted} expected')
     return list(parts)
-
-
-def joined(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of many texts as `data.pairs.make_sequences` takes them."""
-    counts = np.fromiter(map(len, ids), np.int64, len(ids))
-    flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum()))
-    return flat, counts

@@ -31,6 +31,7 @@ from bert_jax.predict.engine import Engine
 from bert_jax.process import loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.text.load import Tokenizer, load_tokenizer
+from bert_jax.text.vocab import Vocab
 from bert_jax.train.loop import Phase
 from bert_jax.train.step import Batch, EvalStep
 
@@ -50,8 +51,8 @@ class Tokenization:
     max_length: int
 
     @property
-    def special(self) -> dict[str, int]:
-        return {'cls_id': self.tokenizer.vocab.cls_id, 'sep_id': self.tokenizer.vocab.sep_id}
+    def vocab(self) -> Vocab:
+        return self.tokenizer.vocab
 
 
 def open_tokenization(config: ConfigDict) -> Tokenization:
@@ -136,7 +137,7 @@ class LabelledTask:
         self._config, self.data = config, data
         self.name: str = config.task
         self.vocab_path: Path | None = tokenization.path
-        self.vocab_size = len(tokenization.tokenizer.vocab)
+        self.vocab_size = len(tokenization.vocab)
         self._vocabulary = tokenization.tokenizer.fingerprint
         self.head, self.labels = data.head, data.labels
         self.metric, self.frozen = data.metric, data.frozen

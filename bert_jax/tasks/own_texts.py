@@ -14,6 +14,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import as_path
 from bert_jax.hosts import say
 from bert_jax.labelled.split import held_out
+from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.labelled.texts import Columns, Convert, LearntNames, TextExamples, numbers, read_texts
 from bert_jax.metrics.labels import METRICS
 from bert_jax.tasks.base import TaskKind, register
@@ -88,9 +89,13 @@ def _task(
                 f'config.{config.task}.metrics={metrics!r}: {name!r} is unknown: '
                 + nearest(name, list(METRICS))
             )
+    windows = config[config.task].windows or 'first'
+    if windows not in WINDOWS:
+        raise InputError(
+            f'config.{config.task}.windows={windows!r} is unknown: {nearest(windows, WINDOWS)}')
     task = text_task(
         config, open_tokenization(config), head=head, labels=labels, metrics=chosen, train=train,
-        evaluated={'dev': dev}, predicted={},
+        evaluated={'dev': dev}, predicted={}, windows=windows,
     )
     units = task.data.train or task.data.evaluated[0].units
     say(f'{len(units):,} examples of {np.median(units.lengths):.0f} tokens (half of them), at most '
@@ -99,13 +104,20 @@ def _task(
     return task
 
 
-_METRICS = ''  # names between commas, the first picks the best evaluation; empty: the usual ones
+_FIELDS = {
+    # Names between commas, the first picks the best evaluation; empty: the usual ones.
+    'metrics': '',
+    # What becomes of a text longer than data.max_seq_length where it is predicted: first, it is
+    # cut, as in training | mean, max: it is read in windows, whose probabilities are combined.
+    # Empty: first; of a model that is only evaluated, as it had it.
+    'windows': '',
+}
 
 register(
     TaskKind('classification', open_classification, 'classification', {
         'multi_label': False,  # any number of labels an example
         'separator': ',',  # between them, where they stand in one cell
-        'metrics': _METRICS,
+        **_FIELDS,
     }),
-    TaskKind('regression', open_regression, 'regression', {'metrics': _METRICS}),
+    TaskKind('regression', open_regression, 'regression', _FIELDS),
 )

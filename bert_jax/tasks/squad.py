@@ -45,7 +45,7 @@ def open_squad(
         examples = _read(config, version, training)
         return examples, squad_windows(
             examples, t.encode, max_length=t.max_length, doc_stride=own['doc_stride'],
-            max_question_length=own['max_query_length'], training=training, **t.special,
+            max_question_length=own['max_query_length'], training=training, **t.vocab.ends,
         )
 
     scorer = _Scorer(*windows(training=False), version, t)
@@ -74,7 +74,7 @@ class _Scorer:
     def _predict(self, outputs: dict[str, np.ndarray]) -> list[Prediction]:
         return predict_answers(
             self.examples, self.windows, outputs['start_logits'], outputs['end_logits'],
-            vocab=self.tokenization.tokenizer.vocab, lowercase=self.tokenization.lowercase,
+            vocab=self.tokenization.vocab, lowercase=self.tokenization.lowercase,
             version=self.version,
         )
 

@@ -1,4 +1,4 @@
-"""SWAG (paper section 4.4): four sequences a question, one vector, softmax over the choices."""
+"""SWAG (paper section 4.4), or your own: a sequence a choice, one vector, softmax over them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import functools
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path, write_whole
+from bert_jax.hosts import say
 from bert_jax.labelled.packing import Units
+from bert_jax.labelled.split import held_out
 from bert_jax.labelled.swag import (
-    NUM_CHOICES,
     SwagExamples,
+    read_choices,
     read_swag,
     read_swag_file,
     swag_sequences,
@@ -42,21 +45,53 @@ def open_swag(config: ConfigDict, known: tuple[str, ...] | None = None) -> Label
         return read_swag(source, split, **kind)
 
     dev = read('dev')
+    return _task(config, read('train') if known is None else None, dev)
+
+
+def open_choices(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
+    """Your own file, columns by name."""
+    d = config.data
+    choices = [name.strip() for name in d.choices.split(',') if name.strip()]
+    if not choices:
+        raise InputError(
+            "config.data.choices='': name the columns of the choices, between commas, or the one "
+            'of JSON lines that holds a list of them'
+        )
+    source = one_source(config, 'a .csv, .tsv or .jsonl file')
+    read = functools.partial(
+        read_choices, text=d.text, choices=choices, label=d.label, max_malformed=d.max_malformed)
+    if known is not None:
+        return _task(config, None, read(str(as_path(d.eval_source or source))))
+    train = read(source)
+    if d.eval_source:
+        return _task(config, train, read(str(as_path(d.eval_source))))
+    out = held_out(train.context, d.held_out, source)
+    train, dev = train.take(np.flatnonzero(~out)), train.take(np.flatnonzero(out))
+    say(f'{len(dev):,} of {len(dev) + len(train):,} questions are held out for evaluation')
+    return _task(config, train, dev)
+
+
+def _task(config: ConfigDict, train: SwagExamples | None, dev: SwagExamples) -> LabelledTask:
+    if train is not None and train.num_choices != dev.num_choices:
+        raise InputError(
+            f'{dev.source} has {dev.num_choices} choices a question, {train.source} '
+            f'{train.num_choices}: there must be as many'
+        )
     t = open_tokenization(config)
 
     def units(examples: SwagExamples) -> Units:
         assert examples.labels is not None
-        sequences = swag_sequences(examples, t.encode, t.max_length, **t.special)
-        return Units(sequences, NUM_CHOICES, labels={'labels': examples.labels})
+        sequences = swag_sequences(examples, t.encode, t.max_length, **t.vocab.ends)
+        return Units(sequences, examples.num_choices, labels={'labels': examples.labels})
 
     scored = units(dev)
     return LabelledTask(config, t, LabelledData(
-        train=units(read('train')) if known is None else None,
+        train=None if train is None else units(train),
         evaluated=(EvalSet(
             '', scored, functools.partial(_score, scored.labels['labels']),
             functools.partial(_write, dev.ids),
         ),),
-        metric='accuracy', head='multiple_choice', objective={'num_outputs': NUM_CHOICES},
+        metric='accuracy', head='multiple_choice', objective={'num_outputs': dev.num_choices},
     ))
 
 
@@ -70,4 +105,4 @@ def _write(ids: list[str], outputs: Outputs, workdir: Path) -> None:
     write_whole(workdir / 'dev_predictions.tsv', '\n'.join(lines) + '\n')
 
 
-register(TaskKind('swag', open_swag))
+register(TaskKind('swag', open_swag), TaskKind('multiple_choice', open_choices))

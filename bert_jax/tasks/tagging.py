@@ -100,7 +100,7 @@ def _task(
     def cut(examples: ConllExamples) -> ConllWindows:
         return conll_windows(
             examples, t.encode, labels, max_length=t.max_length,
-            document_context=own.document_context, unk_id=t.tokenizer.vocab.unk_id, **t.special,
+            document_context=own.document_context, unk_id=t.vocab.unk_id, **t.vocab.ends,
         )
 
     def eval_set(split: str, examples: ConllExamples) -> EvalSet:
@@ -120,6 +120,7 @@ def _task(
         frozen='bert' if own.features else '',
         objective={'num_outputs': len(labels)} | (
             {'features': own.features} if own.features else {}),
+        inference={'features': own.features} if own.features else {},
     ))
 
 

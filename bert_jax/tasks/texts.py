@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.files import Path, write_whole
 from bert_jax.labelled.packing import Units
-from bert_jax.labelled.texts import TextExamples, text_sequences
+from bert_jax.labelled.text_windows import TextWindows, text_windows
+from bert_jax.labelled.texts import TextExamples
 from bert_jax.metrics.labels import METRICS
 from bert_jax.tasks.labelled import EvalSet, LabelledData, LabelledTask, Outputs, Tokenization
 
@@ -19,6 +20,7 @@ def text_task(
     config: ConfigDict, t: Tokenization, *, head: str, labels: Sequence[str],
     metrics: Sequence[str], train: TextExamples | None, evaluated: Mapping[str, TextExamples],
     predicted: Mapping[str, TextExamples], prefixes: Mapping[str, str] | None = None,
+    windows: str = 'first',
 ) -> LabelledTask:
     """A task on texts.
 
@@ -31,31 +33,38 @@ def text_task(
       train: what is trained on, or None.
       evaluated, predicted: by the name of the split, which the file of predictions has.
       prefixes: of the metrics of some splits.
+      windows: one of `text_windows.WINDOWS`, of what is predicted; what is trained on is cut.
     """
-    def units(examples: TextExamples, labelled: bool) -> Units:
-        sequences = text_sequences(examples, t.encode, t.max_length, **t.special)
-        return Units(sequences, labels={'labels': examples.labelled()} if labelled else {})
+    def units(examples: TextExamples, how: str, labelled: bool) -> tuple[TextWindows, Units]:
+        b = None if examples.text_b is None else t.encode(examples.text_b)
+        read = text_windows(
+            t.encode(examples.text_a), b, how, max_length=t.max_length, **t.vocab.ends)
+        labels = {'labels': examples.labelled()[read.text]} if labelled else {}
+        return read, Units(read.sequences, labels=labels)
 
     def eval_set(split: str, examples: TextExamples, labelled: bool) -> EvalSet:
+        read, of_windows = units(examples, windows, labelled)
+        predict = functools.partial(_predictions, head, read)
         return EvalSet(
-            (prefixes or {}).get(split, ''), units(examples, labelled),
-            functools.partial(_score, head, metrics, examples.labelled()) if labelled else None,
+            (prefixes or {}).get(split, ''), of_windows,
+            functools.partial(_score, predict, metrics, examples.labelled()) if labelled else None,
             functools.partial(
-                _write, head, labels, examples.ids, f'{split}_predictions.tsv'),
+                _write, predict, head, labels, examples.ids, f'{split}_predictions.tsv'),
         )
 
     return LabelledTask(config, t, LabelledData(
-        train=None if train is None else units(train, True),
+        train=None if train is None else units(train, 'first', True)[1],
         evaluated=tuple(eval_set(*item, True) for item in evaluated.items()),
         predicted=tuple(eval_set(*item, False) for item in predicted.items()),
         metric=metrics[0], head=head, labels=tuple(labels),
         objective={'num_outputs': len(labels) or 1},
+        inference={} if windows == 'first' else {'windows': windows},
     ))
 
 
-def _predictions(head: str, outputs: Outputs) -> np.ndarray:
+def _predictions(head: str, windows: TextWindows, outputs: Outputs) -> np.ndarray:
     """[n] ids or numbers, or [n, L] marks."""
-    logits = outputs['logits']
+    logits = windows.combined_logits(head, outputs['logits'])
     if head == 'regression':
         return logits[:, 0]
     if head == 'multi_label':
@@ -64,17 +73,19 @@ def _predictions(head: str, outputs: Outputs) -> np.ndarray:
 
 
 def _score(
-    head: str, metrics: Sequence[str], labels: np.ndarray, outputs: Outputs
+    predict: Callable[[Outputs], np.ndarray], metrics: Sequence[str], labels: np.ndarray,
+    outputs: Outputs,
 ) -> dict[str, float]:
-    predictions = _predictions(head, outputs)
+    predictions = predict(outputs)
     return {name: METRICS[name](predictions, labels) for name in metrics}
 
 
 def _write(
-    head: str, labels: Sequence[str], ids: list[str], file: str, outputs: Outputs, folder: Path
+    predict: Callable[[Outputs], np.ndarray], head: str, labels: Sequence[str], ids: list[str],
+    file: str, outputs: Outputs, folder: Path,
 ) -> None:
     """Writes `index` and `prediction` of each example, as `tools.glue_submission` takes them."""
-    predictions = _predictions(head, outputs)
+    predictions = predict(outputs)
     if head == 'regression':
         values = [f'{value:.6f}' for value in predictions]
     elif head == 'multi_label':

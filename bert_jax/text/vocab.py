@@ -58,6 +58,11 @@ class Vocab:
         """The id of `token`; KeyError where the vocabulary lacks it."""
         return self.index[token]
 
+    @property
+    def ends(self) -> dict[str, int]:
+        """`cls_id` and `sep_id`, as what makes sequences takes them."""
+        return {"cls_id": self.cls_id, "sep_id": self.sep_id}
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with any token or its id."""

@@ -113,7 +113,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     means: list[dict[str, np.ndarray]] = []
     started = time.monotonic()
     for number, run in enumerate(runs, 1):
-        published = load_weights(run)
+        published = load_weights(run, any_head=True)
         completed = complete(config, published)
         task = task or open_task(completed)
         bert = model_config(completed, task.vocab_size, mesh)

@@ -30,7 +30,7 @@ class Weights:
       unused: tensors of the files that have no place here.
       source: what was read and where, for messages.
       inference: how the run made its predictions: `max_seq_length`, `doc_stride`,
-        `max_query_length`, `null_threshold`, as far as its task has them.
+        `max_query_length`, `null_threshold`, `windows`, `features`, as far as its task has them.
     """
 
     params: dict[str, np.ndarray]

@@ -16,12 +16,13 @@ _LOOKS = (
 )
 
 
-def load_weights(named: str | os.PathLike[str]) -> Weights:
+def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> Weights:
     """The model at a path, local or in a bucket.
 
     Args:
       named: a run directory of this project, a Hugging Face folder, a TF1 checkpoint's prefix, or
         a folder that holds `bert_model.ckpt.index`.
+      any_head: whether it may be one that stays in its run: to be used as it is, not carried on.
 
     Raises:
       InputError: there is none of them, or something is wrong with it.
@@ -31,7 +32,7 @@ def load_weights(named: str | os.PathLike[str]) -> Weights:
         if (path / 'checkpoints').is_dir():
             from bert_jax.weights.run_directory import read_run
 
-            return read_run(path)
+            return read_run(path, any_head=any_head)
         names = [child.name for child in children(path)]
         if 'bert_model.ckpt.index' in names and not any(n.endswith('.safetensors') for n in names):
             return _read_tf1(path / 'bert_model.ckpt')

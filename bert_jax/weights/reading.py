@@ -142,16 +142,16 @@ def find_head(params: Mapping[str, Any], hint: str, said_by: str) -> str:
     return head
 
 
-def check_head(name: Any, where: Path) -> str:
-    """`name`, refused where it is no head that weights can have."""
+def check_head(name: Any, where: Path, any_head: bool = False) -> str:
+    """`name`, refused where it is no head that weights can have; any that there is, if so."""
     if name not in HEADS:
         raise InputError(
             f"{where}: head={name!r} is unknown: {', '.join(filter(None, HEADS))}"
         )
-    if not HEADS[name].portable:
+    if not (any_head or HEADS[name].portable):
         raise InputError(
-            f'{where}: {HEADS[name].title} stays in its run: it can be trained and scored (its '
-            'predictions lie beside it), not used as weights'
+            f'{where}: {HEADS[name].title} stays in its run: it can be trained, scored by '
+            'bert_jax.evaluate and used by bert_jax.predict, not carried to another'
         )
     return str(name)
 

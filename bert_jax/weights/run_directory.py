@@ -53,10 +53,14 @@ def read_description(workdir: Path) -> Weights:
     return Weights({}, model, '', (), vocab_file, lowercase, (), f'run directory {workdir}')
 
 
-def read_run(named: str | os.PathLike[str]) -> Weights:
+def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weights:
     """The parameters that a run ended with, or those of its best evaluation where it keeps them.
 
     They are in `best/STEP/` or the newest of `checkpoints/STEP/`. Optimizer moments are not read.
+
+    Args:
+      named: the run directory.
+      any_head: as of `load_weights`.
 
     Raises:
       InputError: it is no run directory, has no checkpoint, or one that cannot be read.
@@ -65,12 +69,17 @@ def read_run(named: str | os.PathLike[str]) -> Weights:
     config_file = workdir / 'config.json'
     config = read_json(config_file, 'a run directory holds config.json and checkpoints/')
     model = _model(config, config_file)
-    hint = check_head(config.get('head', ''), config_file)
+    hint = check_head(config.get('head', ''), config_file, any_head)
     step = _newest(workdir)
     params = from_tree(_restore(step / 'default'), model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}
-    _check(params, model, step, config_file)
-    head = find_head(params, hint, f'{config_file} says head {hint!r}')
+    if HEADS[hint].portable:
+        _check(params, model, step, config_file)
+        head = find_head(params, hint, f'{config_file} says head {hint!r}')
+    else:  # the table knows the encoder alone
+        encoder = {name: x for name, x in params.items() if name.startswith('bert/')}
+        _check(encoder, model, step, config_file)
+        head = hint
     labels = tuple(config.get('labels') or ())
     if HEADS[head].labelled:
         num_labels = len(params['classifier/bias'])

@@ -23,6 +23,7 @@ from bert_jax.config import data_config_of
 from bert_jax.errors import InputError, Stopped
 from bert_jax.evaluate import evaluate
 from bert_jax.files import as_path
+from bert_jax.predict import load
 from bert_jax.tools.ensemble import main as ensemble_main
 from bert_jax.train.run_directory import read_run_fields
 from bert_jax.validation import validate
@@ -242,6 +243,19 @@ def test_swag_and_conll_features(pretrained, tmp_path):
         workdir=tmp_path / 'conll_run',
     )
     assert {'eval/f1', 'eval/PER/f1'} <= set(result)
+    written = (tmp_path / 'conll_run' / 'dev_predictions.txt').read_text().strip()
+    cells = [[line.split() for line in x.splitlines()] for x in written.split('\n\n')]
+    sentences, predicted = ([[x[i] for x in of] for of in cells] for i in (0, 2))
+    evaluated = data_config_of(read_run_fields(tmp_path / 'conll_run'))
+    with one_device():
+        again = evaluate(evaluated, str(tmp_path / 'conll_run'), tmp_path / 'again')
+        found = load(tmp_path / 'conll_run').tag(sentences)
+    assert again['eval/f1'] == pytest.approx(result['eval/f1'], abs=1e-6)
+    name = 'dev_predictions.txt'
+    assert (tmp_path / 'again' / name).read_text() == (tmp_path / 'conll_run' / name).read_text()
+    assert [[tag['label'] for tag in x['tags']] for x in found] == predicted
+    with pytest.raises(InputError, match='stays in its run'):
+        load_weights(tmp_path / 'conll_run')
     before = load_weights(pretrained)
     manager = ocp.CheckpointManager((tmp_path / 'conll_run' / 'best').absolute())
     tree = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())

@@ -16,7 +16,6 @@ from bert_jax.labelled.glue import (
     read_glue,
     tfds_split,
 )
-from bert_jax.labelled.texts import text_sequences
 
 CLS, SEP = 1, 2
 
@@ -337,26 +336,6 @@ def test_tensorflow_datasets_has_these_fields_and_labels():
         assert config.label_classes == want
     assert tfds_split('mnli', 'dev_mismatched') == ('glue/mnli', 'validation_mismatched')
     assert tfds_split('rte', 'test') == ('glue/rte', 'test')
-
-
-def encode(texts):
-    """A token a word: its length plus 10."""
-    ids = [[10 + len(word) for word in text.split()] for text in texts]
-    return (
-        np.array([i for text in ids for i in text], np.int32), np.array([len(t) for t in ids])
-    )
-
-
-def test_sequences(tmp_path):
-    put(tmp_path, 'RTE/dev.tsv', HEADER + '0\ta bb\tccc\tentailment\n1\t\td d d d\tentailment\n')
-    sequences = text_sequences(read_glue('rte', str(tmp_path), 'dev'), encode, 6, CLS, SEP)
-    assert np.split(sequences.ids, sequences.offsets[1:-1])[0].tolist() == [
-        CLS, 11, 12, SEP, 13, SEP]
-    assert sequences.lengths.tolist() == [6, 6] and sequences.first_lengths.tolist() == [4, 2]
-    put(tmp_path, 'SST-2/dev.tsv', 'sentence\tlabel\na bb\t1\n')
-    sequences = text_sequences(read_glue('sst2', str(tmp_path), 'dev'), encode, 6, CLS, SEP)
-    assert sequences.ids.tolist() == [CLS, 11, 12, SEP] == sequences.ids[:4].tolist()
-    assert sequences.first_lengths.tolist() == [4]
 
 
 # Rows and labels as the benchmark publishes them (QQP: of the part that is here).

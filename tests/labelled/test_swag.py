@@ -9,6 +9,7 @@ from bert_jax.errors import InputError
 from bert_jax.labelled.swag import (
     SwagExamples,
     part,
+    read_choices,
     read_swag,
     read_swag_file,
     swag_sequences,
@@ -53,6 +54,27 @@ def test_csv_without_labels(tmp_path):
     assert len(examples) == 1 and examples.labels is None
     with pytest.raises(InputError, match=f"{path} has no column 'label'"):
         read_swag_file(path)
+
+
+@pytest.mark.parametrize(('name', 'choices', 'rows'), [
+    ('own.csv', ['a', 'b', 'c'], 'q,a,b,c,y\nWho?,me,you,"it, there",c\nWhy?,so,no,all,a\n'),
+    ('own.tsv', ['a', 'b', 'c'], 'q\ty\tc\tb\ta\nWho?\t2\tit, there\tyou\tme\n'
+                                 'Why?\t0\tall\tno\tso\n'),
+    ('own.jsonl', ['all'], '{"q": "Who?", "all": ["me", "you", "it, there"], "y": 2}\n'
+                           '{"q": "Why?", "all": ["so", "no", "all"], "y": 0}\n'),
+])
+def test_your_own_columns(name, choices, rows, tmp_path):
+    how = {'text': 'q', 'choices': choices, 'label': 'y'}
+    examples = read_choices(put(tmp_path, name, rows), **how)
+    assert examples.context == ['Who?', 'Why?'] and examples.num_choices == 3
+    assert examples.endings == [['me', 'you', 'it, there'], ['so', 'no', 'all']]
+    assert examples.labels.tolist() == [2, 0] and examples.ids == ['0', '1']
+    with pytest.raises(InputError, match="unknown label '7'; known are 0, 1, 2"):
+        read_choices(put(tmp_path, name, rows.replace(',c\n', ',7\n').replace(
+            '"y": 2', '"y": 7').replace('Who?\t2', 'Who?\t7').replace(',a\n', ',0\n')), **how)
+    if name == 'own.jsonl':
+        with pytest.raises(InputError, match='line 2: choices: 2, where 3 are wanted'):
+            read_choices(put(tmp_path, name, rows.replace(', "all"]', ']')), **how, max_malformed=0)
 
 
 def test_json_lines(tmp_path):

@@ -152,6 +152,7 @@ def test_features_to_a_file(run, tmp_path):
     (['features', '--output=no/x.npz', 'a'], b'', '--output=no/x.npz: no: No such file'),
     (['export', '--output=no/x.stablehlo'], b'', 'no/x.stablehlo cannot be written'),
     (['export', '--output=x.npz'], b'', 'end it in .stablehlo'),
+    (['export', '--to=onnx', '--dtype=bfloat16', '--output=x'], b'', 'leave out --dtype=bfloat16'),
     (['classify', 'a'], b'', 'this model serves fill-mask, score, next-sentence, features, export'),
     (['tell', 'a'], b'', "invalid choice: 'tell'"),
 ], ids=str)
@@ -214,6 +215,19 @@ def test_columns_by_name(run, tmp_path, name):
     status, _, err = run('next-sentence', '--input', tmp_path / name, '--text=three')
     assert status == 2
     assert ('has no column' if name != 'texts.jsonl' else 'three is missing') in err
+
+
+def test_columns_of_choices(run, tmp_path):
+    _, (expected,), _ = run('classify', 'a b', 'c', 'd', 'e f', model='multiple_choice')
+    csv_file, lines = tmp_path / 'own.csv', tmp_path / 'own.jsonl'
+    csv_file.write_text('x,q,y,z\nc,a b,d,e f\n')
+    lines.write_text(json.dumps({'q': 'a b', 'all': ['c', 'd', 'e f']}))
+    for file, choices in ((csv_file, 'x,y,z'), (lines, 'all')):
+        status, found, _ = run('classify', '--input', file, '--text=q', f'--choices={choices}',
+                               model='multiple_choice')
+        assert status == 0 and found == [expected]
+    status, _, err = run('classify', '--input', lines, '--choices=x', model='multiple_choice')
+    assert status == 2 and '--choices go with the column --text' in err
 
 
 def test_notes_go_to_standard_error(run):

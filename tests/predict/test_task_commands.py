@@ -40,6 +40,33 @@ def test_classification():
     assert len({round(result['probability'], 4) for result in results}) > 6
 
 
+@pytest.mark.parametrize('windows', ['mean', 'max'])
+def test_windows_of_a_long_text(windows):
+    """A model of 8 tokens a text: fifteen letters are three windows, at 0, 3 and 7."""
+    model, _ = tiny.recorded('classification')
+    text = ' '.join(LETTERS[:15])
+    parts = [' '.join(LETTERS[i : i + 8]) for i in (0, 3, 7)]
+    each = np.array([list(x['probabilities'].values()) for x in model.classify(parts)])
+    expected = each.mean(0) if windows == 'mean' else each.max(0) / each.max(0).sum()
+    short, found, pair = model.classify(['a', text, ('b', text)], windows)
+    np.testing.assert_allclose(list(found['probabilities'].values()), expected, rtol=1e-4)
+    (alone,) = model.classify(['a'])
+    assert short['probability'] == pytest.approx(alone['probability'], rel=1e-4)
+    assert pair['first'] == 'b'
+    with pytest.warns(match='its end is left out'):
+        (cut,) = model.classify([text])
+    assert cut['probability'] == pytest.approx(each[0].max(), rel=1e-4)
+    carried = dataclasses.replace(model.weights, inference={'windows': windows})
+    (again,) = Model(carried, devices=ONE).classify([text])
+    assert again['probability'] == pytest.approx(found['probability'], rel=1e-4)
+
+    each = model.vectors(parts)
+    expected = each.mean(0) if windows == 'mean' else each.max(0)
+    np.testing.assert_allclose(model.vectors([text], windows=windows)[0], expected, atol=1e-5)
+    with pytest.raises(InputError, match="windows='last' is unknown"):
+        model.classify([text], 'last')
+
+
 def test_regression():
     model, _ = tiny.recorded('regression')
     (one,) = model.classify(['a b'])

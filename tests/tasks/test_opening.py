@@ -205,6 +205,25 @@ def test_your_own_labels_are_learnt_and_a_share_is_held_out(tmp_path, capsys):
     assert not overlap, 'equal texts on both sides'
 
 
+def test_long_texts_are_scored_by_their_windows(tmp_path):
+    rows = 'text,label\njohn,good\n' + ' '.join(WORDS) + ',bad\n'
+    source = write(tmp_path / 'own.csv', rows)
+    config = config_of('classification', source, tmp_path, eval_source=source, max_seq_length=8)
+    config.classification.windows = 'max'
+    data = opened(config)
+    assert data.inference == {'windows': 'max'} and len(data.train) == 2
+    dev = data.evaluated[0]
+    assert len(dev.units) == 4  # the second is ten words, six a window
+    logits = np.array([[0, 1], [0, 1], [5, 0], [0, 1]], np.float32)  # one is sure of 'bad'
+    assert data.labels == ('bad', 'good') and dev.score({'logits': logits})['accuracy'] == 1
+    dev.write({'logits': logits}, tmp_path)
+    written = (tmp_path / 'dev_predictions.tsv').read_text()
+    assert written == 'index\tprediction\n0\tgood\n1\tbad\n'
+    config.classification.windows = 'last'
+    with pytest.raises(InputError, match="classification.windows='last' is unknown"):
+        opened(config)
+
+
 def test_a_label_met_in_evaluation_alone_is_an_error_that_stops_nothing(tmp_path, capsys):
     source = write(tmp_path / 'train.csv', CSV)
     dev = write(tmp_path / 'dev.csv', 'text,label\nthe leader,good\njohn,awful\n')
@@ -273,6 +292,24 @@ def test_tags_from_json_lines_and_unseen_ones(tmp_path, capsys):
     scores = data.evaluated[0].score({'logits': np.tile([[1.0, 0.0]], (size, 1))})
     assert scores['accuracy'] == 0.5
     assert '7 occur in evaluation alone' in capsys.readouterr().out
+
+
+def test_your_own_choices(tmp_path):
+    rows = [f'{word},{WORDS[i - 1]},{WORDS[i - 2]},{"ab"[i % 2]}' for i, word in enumerate(WORDS)]
+    source = write(tmp_path / 'own.csv', '\n'.join(['q,a,b,y', *rows]))
+    config = config_of(
+        'multiple_choice', source, tmp_path, text='q', choices='a, b', label='y', held_out=0.3)
+    data = opened(config)
+    assert data.head == 'multiple_choice' and data.objective == {'num_outputs': 2}
+    dev = data.evaluated[0]
+    assert len(data.train) + len(dev.units) == 10 and dev.units.choices == 2
+    right = np.eye(2)[dev.units.labels['labels']]
+    assert dev.score({'logits': right}) == {'accuracy': 1}
+    only = task_kinds()['multiple_choice'].open(config, ()).data
+    assert only.train is None and len(only.evaluated[0].units) == 10
+    config.data.choices = ''
+    with pytest.raises(InputError, match='name the columns of the choices'):
+        opened(config)
 
 
 def test_boolq(tmp_path):

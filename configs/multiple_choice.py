@@ -1,0 +1,29 @@
+"""Your own questions with choices, one of which is right.
+
+    python -m bert_jax.main --config=configs/multiple_choice.py --config.init_checkpoint=DIR \\
+        --config.data.source=train.csv --config.data.eval_source=dev.csv \\
+        --config.data.text=question --config.data.choices=a,b,c,d
+
+CSV, TSV or JSON lines (plain or .gz); the columns are named by data.text, data.choices and
+data.label, which holds the name of the right column or its place from 0. Any number of choices, the
+same in every row; in JSON lines data.choices may be the one field with a list of them. Without an
+evaluation file a tenth is held out (data.held_out), equal questions on one side.
+"""
+
+from bert_jax.config import default_config
+
+
+def get_config():
+    c = default_config('multiple_choice')
+    c.model.name = ''
+    c.data.source = 'train.csv'
+    c.data.held_out = 0.1
+    c.data.max_seq_length = 128
+    c.train.steps = '3 epochs'
+    c.train.batch_size = 16
+    c.train.eval_every = '1 epoch'
+    c.train.save_every = '1 epoch'
+    c.train.log_every = 50
+    c.optimizer.learning_rate = 2e-5
+    c.optimizer.warmup = '10%'
+    return c

@@ -1,0 +1,92 @@
+"""Texts that are too long: windows that hold all of them, and what is made of their outputs."""
+
+import numpy as np
+import pytest
+
+from bert_jax.data.pairs import joined, make_sequences
+from bert_jax.labelled.text_windows import text_windows
+
+CLS, SEP = 2, 3
+LIMITS = {'max_length': 12, 'cls_id': CLS, 'sep_id': SEP}
+
+
+def texts(num, longest, seed):
+    """Each token of each text is another."""
+    lengths = np.random.default_rng(seed).integers(0, longest, num)
+    return [list(range(100 * i + 10, 100 * i + 10 + n)) for i, n in enumerate(lengths)]
+
+
+def parts(windows):
+    """(text, tokens of the first segment, of the second) of each window, without [CLS], [SEP]."""
+    s = windows.sequences
+    for i, text in enumerate(windows.text):
+        ids = s.ids[s.offsets[i] : s.offsets[i + 1]].tolist()
+        n = int(s.first_lengths[i])
+        yield text, ids[1 : n - 1], ids[n:-1]
+
+
+def test_a_text_is_covered_and_neighbours_overlap():
+    found = texts(40, 80, 0)
+    windows = text_windows(joined(found), None, 'mean', **LIMITS)
+    assert windows.sequences.lengths.max() <= 12
+    assert sorted(set(windows.text)) == list(range(40))
+    for i, text in enumerate(found):
+        mine = [first for of, first, _ in parts(windows) if of == i]
+        assert len(mine) == 1 or all(len(x) == 10 for x in mine)
+        assert sorted(set().union(*mine)) == text
+        for x, y in zip(mine, mine[1:]):
+            assert len(set(x) & set(y)) >= 5
+
+
+@pytest.mark.parametrize('seed', [1, 2])
+def test_of_a_pair_the_longer_is_cut_beside_the_shorter(seed):
+    a, b = texts(40, 30, seed), [[1000 + x for x in ids] for ids in texts(40, 30, seed + 10)]
+    windows = text_windows(joined(a), joined(b), 'max', **LIMITS)
+    assert windows.sequences.lengths.max() <= 12
+    for i in range(40):
+        mine = [(x, y) for of, x, y in parts(windows) if of == i]
+        firsts, seconds = zip(*mine)
+        (long, of_long), (short, of_short) = (
+            ((a[i], firsts), (b[i], seconds)) if len(a[i]) > len(b[i])
+            else ((b[i], seconds), (a[i], firsts)))
+        assert sorted(set().union(*of_long)) == long
+        assert all(x == short[:4] for x in of_short) or len(mine) == 1
+
+
+def test_what_fits_and_what_is_cut_are_the_sequences_of_training():
+    a, b = joined(texts(20, 5, 3)), joined(texts(20, 5, 4))
+    for second in (None, b):
+        expected = make_sequences(a, second, **LIMITS)
+        for how in ('first', 'mean'):
+            found = text_windows(a, second, how, **LIMITS)
+            np.testing.assert_array_equal(found.sequences.ids, expected.ids)
+            np.testing.assert_array_equal(found.sequences.first_lengths, expected.first_lengths)
+            values = np.random.default_rng(0).normal(size=(20, 3))
+            assert found.combined_logits('classification', values) is values
+    long = joined(texts(20, 50, 5))
+    cut = text_windows(long, None, 'first', **LIMITS)
+    np.testing.assert_array_equal(cut.sequences.ids, make_sequences(long, None, **LIMITS).ids)
+
+
+@pytest.mark.parametrize('head', ['classification', 'multi_label', 'regression'])
+@pytest.mark.parametrize('how', ['mean', 'max'])
+def test_probabilities_are_combined(head, how):
+    windows = text_windows(joined(texts(10, 60, 6)), None, how, **LIMITS)
+    logits = np.random.default_rng(1).normal(0, 30, (len(windows.text), 3)).astype(np.float32)
+
+    def probabilities(x):
+        x = x.astype(np.float64)
+        if head == 'classification':
+            return np.exp(x - x.max(1, keepdims=True)) / np.exp(
+                x - x.max(1, keepdims=True)).sum(1, keepdims=True)
+        return 1 / (1 + np.exp(-x)) if head == 'multi_label' else x
+
+    each, lengths = probabilities(logits), windows.sequences.lengths
+    found = probabilities(windows.combined_logits(head, logits))
+    for i in range(10):
+        mine = windows.text == i
+        expected = (each[mine].max(0) if how == 'max' else
+                    np.average(each[mine], axis=0, weights=lengths[mine]))
+        if head == 'classification':
+            expected = expected / expected.sum()
+        np.testing.assert_allclose(found[i], expected, rtol=1e-6, atol=1e-12)
