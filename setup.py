@@ -43,7 +43,8 @@ setup(
         ],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda13]'],
-        'onnx': ['jax2onnx>=0.13', 'onnxruntime>=1.24'],  # predict export --to onnx
+        # predict export --to onnx; later ones than 0.13 refuse today's orbax-checkpoint.
+        'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.24'],
         'wikidump': ['mwparserfromhell>=0.7.2', 'mwxml>=0.3.8'],  # the source `wikidump:`
         'test': [
             'gcp-storage-emulator>=2024.8', 'hypothesis>=6', 'ipykernel>=6.17',
