@@ -28,28 +28,49 @@ _BAD_DISK = (errno.EIO, errno.ESTALE, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def told(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]:
     """Ends the program with one line on standard error where the block fails.
+
+    Args:
+      stopped: what is said after Ctrl-C.
+      writing: a file that the block writes, which may be what fills its disk.
 
     Raises:
       SystemExit: 2 where bad input is the cause, 130 after Ctrl-C, 1 of anything else.
     """
     try:
         yield
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a full disk may be told of as late as here
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        _drop_output()
     except (Exception, KeyboardInterrupt) as error:
-        line, status = answer(error)
-        with contextlib.suppress(OSError, ValueError):  # nobody listens any more
-            sys.stdout.flush()
+        line, status = answer(error, writing)
+        if isinstance(error, KeyboardInterrupt):
+            line = stopped
+        _drop_output()
         print(f'error: {line}', file=sys.stderr, flush=True)
         sys.exit(status)
 
 
-def answer(error: BaseException, folder: Path | None = None) -> tuple[str, int]:
+def _drop_output() -> None:
+    """Writes what is left for standard output, or where that cannot be, nowhere."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):  # its reader is gone, its disk full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def answer(
+    error: BaseException, writing: object = None, log_folder: Path | None = None
+) -> tuple[str, int]:
     """(what to say of an exception in one line, exit status).
 
     Args:
       error: that ends the program.
-      folder: that the program writes into: a full disk may be its, and a traceback is kept there.
+      writing: the file or folder that the program writes: a full disk may be its.
+      log_folder: where a traceback is kept, if it can be.
     """
     chain = _chain(error)
     for fault in chain:
@@ -60,10 +81,10 @@ def answer(error: BaseException, folder: Path | None = None) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         return 'stopped', 130
     for fault in chain:
-        if isinstance(fault, OSError) and (said := _of_the_system(fault, folder)):
+        if isinstance(fault, OSError) and (said := _of_the_system(fault, writing)):
             return said
     if any(_NO_SPACE in str(fault) for fault in chain):
-        return _full(folder), 1
+        return _full(writing), 1
     if any(isinstance(fault, MemoryError) or 'RESOURCE_EXHAUSTED' in str(fault) for fault in chain):
         return (
             f'out of memory ({_first_line(chain[0])}): lower the batch size, '
@@ -77,7 +98,7 @@ def answer(error: BaseException, folder: Path | None = None) -> tuple[str, int]:
                 'locale is another', 2
             )
     said = f'{type(error).__name__}: {_first_line(error)}'
-    return f'{said} (this may be a fault of bert_jax; the traceback is in {_keep(error, folder)})', 1
+    return f'{said} (this may be a fault of bert_jax; the traceback is in {_keep(error, log_folder)})', 1
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -90,10 +111,10 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _of_the_system(error: OSError, folder: Path | None) -> tuple[str, int] | None:
+def _of_the_system(error: OSError, writing: object) -> tuple[str, int] | None:
     """Of a fault that the system names with its place, or None."""
     if error.errno in _FULL:
-        return _full(error.filename or folder), 1
+        return _full(error.filename or writing), 1
     if error.filename is None:
         return None
     said = f'{os.fsdecode(error.filename)}: {error.strerror}'

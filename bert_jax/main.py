@@ -24,7 +24,7 @@ from absl import flags, logging
 
 from bert_jax import hosts
 from bert_jax.command_line import define_config, parse_flags
-from bert_jax.errors import InputError, Stopped
+from bert_jax.errors import Diverged, InputError, Stopped
 from bert_jax.faults import answer, told
 from bert_jax.files import as_path
 from bert_jax.process import use_huge_pages
@@ -73,16 +73,23 @@ def main(argv: list[str]) -> None:
         guard.start()
         hosts.check_accelerators()
         from bert_jax import experiment
+        from bert_jax.train.run_directory import opened
 
-        result = experiment.run(config, workdir, guard.should_stop)
+        with opened(workdir) as claim:
+            def should_stop(step: int) -> bool:
+                if claim is not None:
+                    claim.check()
+                return guard.should_stop(step)
+
+            result = experiment.run(config, workdir, should_stop)
         guard.finish()
     except Stopped as stopped:
         sys.stderr.write(f'error: {stopped}\n')
         guard.stopped(str(stopped))
         sys.exit(143)
     except Exception as error:
-        message, status = answer(error, workdir if hosts.first() else None)
-        if status == 1:
+        message, status = answer(error, workdir, workdir if hosts.first() else None)
+        if not isinstance(error, (InputError, Diverged)):
             guard.await_verdict()  # a neighbour's end breaks what the devices were doing together
         with contextlib.suppress(OSError):
             sys.stderr.write(f'error: {message}\n')  # in one piece: other hosts write beside it

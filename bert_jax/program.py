@@ -31,6 +31,9 @@ from bert_jax.train.step import TrainStep, make_eval_step, make_train_step, trai
 from bert_jax.validation import check_vocabulary, mesh_data, validate
 
 
+_MOST_STEPS = 2**31 - 1  # the state counts them in 32 bits
+
+
 def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:
     """The mesh of a completed config on these devices.
 
@@ -79,6 +82,9 @@ class Program:
 def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
     """The program of a completed config on a mesh; nothing is run or allocated."""
     phases = phases_of(config, task.num_examples)
+    if sum(phase['steps'] for phase in phases) > _MOST_STEPS:
+        raise InputError(f"config.train.steps={config.train.steps!r} is {phases[-1]['steps']:,} "
+                         f'steps: {_MOST_STEPS:,} at most are counted')
     bert = model_config(config, task.vocab_size, mesh)
     objective = task.objective(bert)
     segments = schedule_segments(config, phases)

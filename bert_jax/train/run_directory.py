@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
+from bert_jax import hosts
 from bert_jax.bert_config import COMPUTATION, OPTIONS
 from bert_jax.errors import InputError
 from bert_jax.files import Path, check_deletion, write_whole
+from bert_jax.lease import Claim, held
+from bert_jax.outputs import open_folder
 from bert_jax.weights.reading import read_json
 from bert_jax.weights.run_directory import whole_steps
 
@@ -31,6 +36,52 @@ _OF_ANY_RUN: tuple[str, ...] = ('task',)
 _OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
 
 
+@contextlib.contextmanager
+def opened(workdir: Path) -> Iterator[Claim | None]:
+    """The run directory, made where there is none, and held by this run alone while the block runs.
+
+    The first host does this for all; on the others it is None.
+
+    Raises:
+      InputError: it cannot be used, holds something else than a run, or another process is at work
+        in it.
+    """
+    if not hosts.first():
+        yield None
+        return
+    open_folder(workdir, '--workdir', _is_run)
+    for name in ('checkpoints', 'best'):
+        if (workdir / name).exists() and not (workdir / name).is_dir():
+            raise InputError(f'{workdir / name} is no folder: move it away, or give another '
+                             '--workdir')
+    with held(workdir, 'run') as claim:
+        yield claim
+
+
+def _is_run(workdir: Path) -> bool:
+    """Whether a folder is one that a run has begun in."""
+    config_file = workdir / 'config.json'
+    saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
+    if not config_file.exists():
+        if saved:
+            raise InputError(
+                f'{workdir} has checkpoints and no config.json, so nobody knows of what model they '
+                'are: put its config.json back, or give another --workdir'
+            )
+        # What a run leaves that is killed while it starts.
+        return {path.name for path in workdir.iterdir()} <= {'checkpoints', 'goodput.json'}
+    try:
+        config = read_json(config_file, '')
+    except InputError:
+        if saved:  # whose it is, is clear
+            raise InputError(
+                f'{config_file} cannot be read as JSON: put it back as it was, or give another '
+                '--workdir'
+            ) from None
+        return False
+    return isinstance(config.get('task'), str) and isinstance(config.get('model'), dict)
+
+
 def check_run_directory(
     workdir: Path, resolved: dict[str, Any], vocab_path: Path | None, *, comparable: bool
 ) -> None:
@@ -48,10 +99,7 @@ def check_run_directory(
     """
     if jax.process_index():
         return
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f'--workdir={workdir}: {error.strerror or error}') from error
+    workdir.mkdir(parents=True, exist_ok=True)
     check_deletion(workdir)
     path = workdir / 'config.json'
     saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))

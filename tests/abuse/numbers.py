@@ -29,7 +29,7 @@ _REFUSED = {
     'data.vocab_size': ('-5', '10', '1000000000000'),
     'data.min_sentences': ('0', '-1'),
     'data.num_maskings': ('-1',),
-    'train.steps': ('-1', '1e400 steps', '1e15', '1e15 steps', '1e8 epochs', 'nan', 'many', '0.5'),
+    'train.steps': ('-1', '1e400 steps', '1e15 steps', '1e8 epochs', 'nan', 'many', '0.5'),
     'train.batch_size': ('0', '-8', '100000000'),
     'train.accumulation_steps': ('0', '-1', '100000000'),
     'train.eval_batch_size': ('0', '-1', '1000000'),
@@ -47,7 +47,7 @@ _REFUSED = {
 _PHASES = {
     '("a",)': r'phases\[0\]', '({"steps": -1},)': r'phases\[0\]\.steps', '(1,)': r'phases\[0\]',
     '({"steps": 2, "learning_rate": -1.0},)': r'phases\[0\]\.learning_rate',
-    '({"steps": 2, "learning_rate": float("nan")},)': 'phases',
+    '({"steps": 2, "learning_rate": 1e400},)': r'phases\[0\]\.learning_rate',
     '({"steps": 2, "learning_rate": "fast"},)': r'phases\[0\]\.learning_rate',
     '({"steps": "1e400 steps"},)': r'phases\[0\]\.steps',
     '({"steps": 2, "batch_size": 1e400},)': 'phases',
@@ -89,8 +89,6 @@ CASES = [
          '--max-answer-length=-1 "who ?" "a b"', r'--max-answer-length|max_answer_length'),
     Case('top k', 'predict', 'fill-mask --model {folder}/hf_pretraining --top-k=-1 "a [MASK]"',
          r'--top-k|top_k'),
-    Case('top k of everything', 'predict', 'fill-mask --model {folder}/hf_pretraining '
-         '--top-k=100000000 "a [MASK]"', r'--top-k|top_k'),
     Case('layers', 'predict', 'features --model {folder}/hf_pretraining --layers=-99 "a"',
          r'layers'),
     Case('steps', 'bench', '--only=step --steps=-1', r'steps'),
