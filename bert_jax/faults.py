@@ -1,7 +1,7 @@
 """What the doors say of a fault: one line, and the exit status that goes with it.
 
-What a user can mend is told with the place and the remedy. Of anything else, which may be a fault of
-this program, the traceback is kept in a file that the line names.
+What a user can mend is told with the place and the remedy. Of anything else, which may be a fault
+of this program, the traceback is kept in a file that the line names.
 """
 
 from __future__ import annotations
@@ -97,8 +97,10 @@ def answer(
                 f' ({_first_line(fault)}): convert it to UTF-8, and set PYTHONUTF8=1 where the '
                 'locale is another', 2
             )
-    said = f'{type(error).__name__}: {_first_line(error)}'
-    return f'{said} (this may be a fault of bert_jax; the traceback is in {_keep(error, log_folder)})', 1
+    return (
+        f'{type(error).__name__}: {_first_line(error)} (this may be a fault of bert_jax; the '
+        f'traceback is in {_keep(error, log_folder)})', 1
+    )
 
 
 def _chain(error: BaseException) -> list[BaseException]:

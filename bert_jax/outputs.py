@@ -48,13 +48,13 @@ def open_folder(
                 f'{flag}={named}: {error.strerror or error}: name a folder that can be made'
             ) from None
         _check_writable(folder, named, flag)
-    if others := [path.name for path in children(folder) if not is_by_the_way(path)]:
-        if not is_ours(folder):
-            raise InputError(
-                f'{named} holds something else ({", ".join(others[:3])}'
-                + (', ...' if len(others) > 3 else '') + f'): give another {flag}, nothing is '
-                'written over'
-            )
+    others = [path.name for path in children(folder) if not is_by_the_way(path)]
+    if others and not is_ours(folder):
+        raise InputError(
+            f'{named} holds something else ({", ".join(others[:3])}'
+            + (', ...' if len(others) > 3 else '') + f'): give another {flag}, nothing is written '
+            'over'
+        )
     return folder
 
 

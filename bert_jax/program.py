@@ -30,7 +30,6 @@ from bert_jax.train.state import TrainState, abstract_state, make_init
 from bert_jax.train.step import TrainStep, make_eval_step, make_train_step, train_update
 from bert_jax.validation import check_vocabulary, mesh_data, validate
 
-
 _MOST_STEPS = 2**31 - 1  # the state counts them in 32 bits
 
 

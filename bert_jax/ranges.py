@@ -31,11 +31,11 @@ class Range:
         return '' if low and high else str(self)
 
     def __str__(self) -> str:
-        kind = 'a whole number ' if self.whole else ''
+        kind, most = 'a whole number ' if self.whole else '', _shown(self.most)
+        below = ')' in self.open
         if self.least == (1 if self.whole else 0) and (self.whole or '(' in self.open):
-            below = 'below' if ')' in self.open else 'at most'
-            return f'{kind}above 0, {below} {_shown(self.most)}'
-        return f"{kind}from {_shown(self.least)} to {'below ' if ')' in self.open else ''}{_shown(self.most)}"
+            return f"{kind}above 0, {'below' if below else 'at most'} {most}"
+        return f"{kind}from {_shown(self.least)} to {'below ' if below else ''}{most}"
 
 
 def _shown(number: float) -> str:

@@ -54,9 +54,9 @@ def test_of_many_at_one_moment_one_gets_it(folder, time_):
 def test_a_holder_at_work_is_named_at_once(folder):
     with held(folder, 'run'):
         before = time.monotonic()
-        with pytest.raises(InputError, match=f'process {os.getpid()} on .* is at work on this run'):
-            with held(folder, 'run'):
-                pass
+        says = f'process {os.getpid()} on .* is at work on this run'
+        with pytest.raises(InputError, match=says), held(folder, 'run'):
+            pass
         assert time.monotonic() - before < 2
     with held(folder, 'run'):
         pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.checksum import not_finite
 from bert_jax.data.pairs import Encode
 from bert_jax.data.prepared import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute
@@ -196,6 +198,9 @@ class LabelledTask:
 
         def evaluate(params: Any) -> dict[str, float]:
             outputs = [predict(params) for predict in self._predictors[: len(d.evaluated)]]
+            for eval_set, found in zip(d.evaluated, outputs, strict=True):
+                if name := not_finite(found):  # a label would be chosen of NaN as well
+                    return {f'{eval_set.name}{name}': math.nan}
             metrics = self.score(outputs)
             if self._best is None or metrics[self.metric] > self._best[0][self.metric]:
                 self._best = metrics, outputs

@@ -16,7 +16,7 @@ from bert_jax.files import Path, check_deletion, write_whole
 from bert_jax.lease import Claim, held
 from bert_jax.outputs import open_folder
 from bert_jax.weights.reading import read_json
-from bert_jax.weights.run_directory import whole_steps
+from bert_jax.weights.run_directory import digest, whole_steps
 
 # Fields that may change between a run and its continuation without changing what it computes.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
@@ -109,6 +109,8 @@ def check_run_directory(
     new = flat_fields(resolved)
     fixed = _OF_ANY_RUN + _OF_A_DOWNSTREAM_RUN if comparable else _OF_ANY_RUN
     for name in sorted(set(old) | set(new)):
+        if name == 'vocabulary':  # the files are compared below
+            continue
         if name.startswith('identity.'):
             known = name in old and name in new and name != 'identity.vocabulary'
             if known and old[name] != new[name]:
@@ -155,9 +157,11 @@ def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | Non
     """Writes `config.json` and the vocabulary into the run directory."""
     if jax.process_index():
         return
-    write_whole(workdir / 'config.json', json.dumps(resolved, indent=2) + '\n')
     if vocab_path is not None:
-        write_whole(workdir / _vocab_name(vocab_path), vocab_path.read_bytes())
+        content = vocab_path.read_bytes()
+        write_whole(workdir / _vocab_name(vocab_path), content)
+        resolved = resolved | {'vocabulary': digest(content)}
+    write_whole(workdir / 'config.json', json.dumps(resolved, indent=2) + '\n')
 
 
 def _vocab_name(vocab_path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What careless hands find on a disk: a text, runs, published weights, and the words to name them."""
+"""What careless hands find on a disk: a text, runs, published weights; words to name them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _TINY = (
     '--config.data.max_seq_length=16', '--config.data.max_predictions_per_seq=2',
     '--config.data.held_out=0.2', '--config.train.batch_size=8', '--config.train.steps=4',
     '--config.train.eval_batch_size=8', '--config.train.eval_every=0',
-    '--config.train.save_every=2', '--config.train.log_every=1', '--config.train.max_eval_examples=8',
+    '--config.train.save_every=2', '--config.train.log_every=1',
+    '--config.train.max_eval_examples=8',
     '--config.optimizer.warmup=0', '--config.data.dir={folder}/cache',
     '--config.data.local_dir={folder}/cache',
 )

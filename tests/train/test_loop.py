@@ -36,6 +36,16 @@ class Records:
     def flush(self):
         pass
 
+    def has_evaluation(self, step):
+        return ('eval', step) in self.written
+
+    def set_aside(self, step):
+        self.events.append(('aside', step))
+        return f'step {max([s for s in self.saved if s != step], default=None)} is kept'
+
+    def finish(self):
+        self.events.append(('finish', None))
+
     def save(self, step, state):
         self.events.append(('save', step))
         self.saved[step] = jax.device_get(state)
@@ -108,7 +118,7 @@ def test_log_evaluation_and_checkpoint_are_at_their_steps_and_all_at_the_last(
 ):
     records = Run(trainer, cadence).records
     assert [records.steps(kind) for kind in ('log', 'eval', 'save')] == [log, evaluate, save]
-    assert [kind for kind, step in records.events if step == 10] == ['log', 'eval', 'save']
+    assert [kind for kind, step in records.events if step == 10] == ['log', 'save', 'eval']
 
 
 @pytest.mark.parametrize('steps, evaluated', [((40,), [20, 40]), ((41,), [20, 41]),
