@@ -29,7 +29,7 @@ from bert_jax.faults import answer, told
 from bert_jax.files import as_path
 from bert_jax.process import use_huge_pages
 from bert_jax.stopping import Guard
-from bert_jax.validation import validate
+from bert_jax.validation import check_used, validate
 
 
 def _parse(argv: list[str]) -> tuple[Any, str]:
@@ -66,6 +66,7 @@ def main(argv: list[str]) -> None:
         if config is None:
             return
         validate(config)
+        check_used(config)
         workdir = as_path(named)
     guard = Guard()
     try:

@@ -8,7 +8,15 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bert_jax.bert_config import COMPUTATION, OPTIONS
-from bert_jax.config import complete, fields, get_field, is_complete, model_sizes, nearest
+from bert_jax.config import (
+    complete,
+    default_config,
+    fields,
+    get_field,
+    is_complete,
+    model_sizes,
+    nearest,
+)
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
 from bert_jax.model.bilstm import FEATURES
@@ -56,6 +64,35 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'conll.features': ('', *FEATURES), 'tagging.features': ('', *FEATURES),
 }
 _OF_A_PHASE = ('batch_size', 'max_seq_length', 'max_predictions_per_seq', 'learning_rate')
+
+
+# What means nothing to a task of the other kind.
+_OF_PRETRAINING = (
+    'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate', 'data.num_maskings',
+    'data.short_seq_prob', 'data.random_next_prob', 'data.whole_word_mask', 'data.next_sentence',
+    'data.min_sentences', 'data.max_predictions_per_seq',
+)
+_OF_LABELLED_DATA = (
+    'data.text', 'data.text_pair', 'data.label', 'data.packing', 'data.max_malformed',
+)
+
+
+def check_used(config: ConfigDict) -> None:
+    """Refuses what is set and means nothing to the task.
+
+    Raises:
+      InputError: a field of another kind of task is not its default.
+    """
+    check_task(config)
+    phased = task_kinds()[config.task].phased
+    start = default_config(config.task)
+    for path in _OF_LABELLED_DATA if phased else _OF_PRETRAINING:
+        value = get_field(config, path)
+        if value != get_field(start, path):
+            raise InputError(
+                f'config.{path}={value!r} means nothing to config.task={config.task!r}: it is for '
+                + ('downstream tasks' if phased else 'pre-training') + ', leave it out'
+            )
 
 
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:

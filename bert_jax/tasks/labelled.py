@@ -32,7 +32,7 @@ from bert_jax.model.objectives import OBJECTIVES, Objective
 from bert_jax.predict.engine import Engine
 from bert_jax.process import loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
-from bert_jax.text.load import Tokenizer, load_tokenizer
+from bert_jax.text.load import Tokenizer, check_known, load_tokenizer
 from bert_jax.train.loop import Phase
 from bert_jax.train.step import Batch, EvalStep
 
@@ -136,6 +136,11 @@ class LabelledTask:
 
     def __init__(self, config: ConfigDict, tokenization: Tokenization, data: LabelledData):
         self._config, self.data = config, data
+        if data.train is not None:
+            check_known(
+                data.train.sequences.ids, tokenization.tokenizer.vocab,
+                f'config.data.source={config.data.source}', tokenization.path,
+            )
         self.name: str = config.task
         self.vocab_path: Path | None = tokenization.path
         self.vocab_size = len(tokenization.tokenizer.vocab)
