@@ -120,6 +120,8 @@ def _defined_in(path: str) -> dict[str, Any]:
         )
     if os.path.isdir(path):
         raise InputError(f'--config={path} is a directory: name a file in it')
+    if not path.endswith('.py'):
+        raise InputError(f'--config={path} is no Python file: a config file is called NAME.py')
     try:
         with open(path, encoding='utf-8') as file:
             code = compile(file.read(), path, 'exec')

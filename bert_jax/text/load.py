@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
-from bert_jax.text.vocab import Vocab
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
 
@@ -43,7 +43,10 @@ def load_tokenizer(
     """
     if os.fspath(path).endswith(".model"):
         return SentencePieceTokenizer.from_file(path)
-    return WordPieceTokenizer.from_file(path, lowercase)
+    tokenizer = WordPieceTokenizer.from_file(path, lowercase)
+    if len(tokenizer.vocab) <= len(SPECIAL_TOKENS):
+        raise InputError(f"{path}: it holds the special tokens alone: name a whole vocabulary")
+    return tokenizer
 
 
 def check_known(

@@ -14,7 +14,7 @@ from bert_jax.bert_config import COMPUTATION, OPTIONS
 from bert_jax.errors import InputError
 from bert_jax.files import Path, check_deletion, write_whole
 from bert_jax.lease import Claim, held
-from bert_jax.outputs import open_folder
+from bert_jax.outputs import is_by_the_way, open_folder
 from bert_jax.weights.reading import read_json
 from bert_jax.weights.run_directory import digest, whole_steps
 
@@ -34,6 +34,10 @@ _DEFAULTS = {f'model.{option.name}': option.default for option in OPTIONS} | {
 # is short and compared with others, may not.
 _OF_ANY_RUN: tuple[str, ...] = ('task',)
 _OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
+
+
+# What there may be before config.json is.
+_BEGUN = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
 
 
 @contextlib.contextmanager
@@ -69,7 +73,10 @@ def _is_run(workdir: Path) -> bool:
                 'are: put its config.json back, or give another --workdir'
             )
         # What a run leaves that is killed while it starts.
-        return {path.name for path in workdir.iterdir()} <= {'checkpoints', 'goodput.json'}
+        return all(
+            path.name in _BEGUN or path.name.startswith('events.out.') or is_by_the_way(path)
+            for path in workdir.iterdir()
+        )
     try:
         config = read_json(config_file, '')
     except InputError:

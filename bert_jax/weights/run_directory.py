@@ -115,7 +115,10 @@ def _vocabulary(
     workdir: Path, config: dict[str, Any], model: dict[str, Any]
 ) -> tuple[Path | None, bool]:
     """(file, whether text is lower-cased)."""
-    lowercase = bool((config.get('data') or {}).get('lowercase', True))
+    data = config.get('data') or {}
+    if not isinstance(data, dict):
+        raise InputError(f'{workdir}/config.json: the section "data" is {data!r}, no JSON object')
+    lowercase = bool(data.get('lowercase', True))
     names = (workdir / 'vocab.txt', workdir / 'vocab.model')
     vocab_file = next((path for path in names if path.exists()), None)
     if vocab_file is not None:

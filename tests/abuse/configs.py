@@ -10,7 +10,7 @@ def _file(name: str, content: str | bytes, says: str, argument: str = '') -> Cas
 
     return Case(f'{name} of {content[:30]!r}', 'main',
                 ('--config={folder}/' + name + argument, '--workdir={folder}/new'),
-                rf'{name}.*{says}', before=write)
+                rf'(config\.|{name}.*){says}', before=write)
 
 
 _START = 'from bert_jax.config import default_config\ndef get_config():\n    c = default_config()\n'
@@ -36,11 +36,11 @@ CASES = [
     _file('c.py', 'def get_config():\n    pass\n', 'default_config'),
     _file('c.py', 'from ml_collections import ConfigDict\ndef get_config():\n'
           '    return ConfigDict({"task": "pretrain"})\n', 'default_config'),
-    _file('c.py', _START + '    c.phases = ("a",)\n    return c\n', 'phases'),
-    _file('c.py', _START + '    del c.optimizer.eps\n    return c\n', r'optimizer\.eps'),
+    _file('c.py', _START + '    c.phases = ("a",)\n    return c\n', r'phases\[0\]'),
+    _file('c.py', _START + '    del c.optimizer.eps\n    return c\n', r'line 4'),
     _file('c.py', _START + '    c.optimizer.learning_rte = 1\n    return c\n', 'learning_rte'),
     _file('c.py', _START + '    c.train = 3\n    return c\n', 'train'),
-    _file('c.py', 'import sys\nsys.exit(0)\n', 'get_config|exit'),
+    _file('c.py', 'import sys\nsys.exit(0)\n', r'line 2'),
     _file('c.py', 'def get_config():\n    return get_config()\n', 'recursion'),
     Case('an argument that it does not take', 'main',
          '--config=configs/tiny_pretrain.py:foo --workdir={folder}/new',

@@ -29,7 +29,7 @@ CASES = [
     Case('notes for the ensemble', 'ensemble',
          '{folder}/cola --workdir={folder}/notes', r'notes.*--workdir'),
     Case('a file for the ensemble', 'ensemble',
-         '{folder}/cola --workdir={folder}/text.txt', r'text\.txt.*--workdir'),
+         '{folder}/cola --workdir={folder}/text.txt', r'--workdir=.*text\.txt'),
     Case('notes for an evaluation', 'evaluate',
          '{folder}/cola --workdir={folder}/notes', r'notes.*--workdir'),
     Case('a Hugging Face folder for an evaluation', 'evaluate',

@@ -73,7 +73,8 @@ CASES = [
            before=_write('run/metrics.jsonl', change))
       for name, change, status in (
           ('a number', _record('3'), 2), ('a record without a step', _record('{}'), 2),
-          ('a step of words', _record('{"step": "x"}'), 2), ('binary', lambda data: b'\xff\0\n', 2),
+          ('a step of words', _record('{"step": "x"}'), 2),
+          ('binary', lambda data: b'\xff\0\n' + data, 2),
           ('NaN', _record('{"step": 1, "train/loss": "x"}'), 2))),
     *(Case(f'newest checkpoint {name}', 'predict', _PREDICT, r'checkpoints/4.*cannot be read',
            before=_write(_NEWEST, change))
@@ -108,23 +109,24 @@ CASES = [
           ('of too many', _with(num_tokens=10**12)), ('nested', lambda data: b'[' * 100000),
           ('without files', _with(files=3)), ('of another file', _with(files={'../x': {
               'bytes': 3, 'md5': 'x'}})))),
-    *(Case(f'sweep.json: {name}', 'sweep', '--config=configs/glue.py:cola --workdir={folder}/s',
+    *(Case(f'sweep.json: {name}', 'sweep', '--config=configs/tiny_pretrain.py --workdir={folder}/s',
            r'sweep\.json|holds a sweep', before=lambda folder, content=content: (
                (folder / 's' / 'runs').mkdir(parents=True),
                (folder / 's' / 'sweep.json').write_text(content)))
       for name, content in (('empty', ''), ('a list', '[]'), ('a number', '3'),
                             ('half', '{"config": 3}'), ('nested', '[' * 100000))),
     *(Case(f'sweep_result.json: {name}', 'sweep',
-           '--config=configs/glue.py:cola --grid seed=1 --workdir={folder}/s',
+           '--config=configs/tiny_pretrain.py --grid seed=1 --workdir={folder}/s',
            r'sweep_result\.json', before=lambda folder, content=content: (
                (folder / 's' / 'runs' / 'seed=1').mkdir(parents=True),
                (folder / 's' / 'sweep.json').write_text(json.dumps(
-                   {'config': 'configs/glue.py:cola', 'settings': []})),
+                   {'config': 'configs/tiny_pretrain.py', 'settings': []})),
                (folder / 's' / 'runs' / 'seed=1' / 'sweep_result.json').write_text(content)))
       for name, content in (('empty', ''), ('a list', '[]'), ('without its metric',
                             '{"metric": "eval/f1"}'), ('NaN',
                             '{"metric": "eval/f1", "eval/f1": NaN}'))),
-    *(Case(f'best: {name}', 'main', '@glue --workdir={folder}/cola', r'best|metrics',
+    *(Case(f'best: {name}', 'main', '@glue --config.init_checkpoint={things}/run '
+           '--config.data.dir={things}/cache --workdir={folder}/cola', r'cola/best',
            before=_write('cola/best/*/metrics/metrics', change))
       for name, change in (('empty', lambda data: b''), ('a list', lambda data: b'[]'),
                            ('without its metric', lambda data: b'{}'))),

@@ -1,6 +1,5 @@
 """Texts, tables, vocabularies and weights that are not what they should be."""
 
-import contextlib
 import json
 import os
 import struct
@@ -61,7 +60,7 @@ _TWO = ('convert', '{folder}/hf_pretraining {folder}/new --to bert_jax'), (
 
 CASES = [
     _text('empty', '', 'bad.txt.*empty'),
-    _text('white space', ' \n\n \n', 'no text|empty'),
+    _text('white space', ' \n\n \n', 'no words'),
     _text('binary', b'a\0b', 'NUL'),
     _text('latin-1', 'straße'.encode('latin-1'), 'UTF-8'),
     _text('one document', 'one only.', 'too few'),
@@ -105,16 +104,19 @@ CASES = [
          before=_write('v.model', b'nonsense')),
     Case('empty texts', 'main', '--config=configs/classification.py '
          '--config.init_checkpoint={folder}/run --config.data.source={folder}/t.csv '
-         '--config.data.dir={folder}/cache --config.data.max_seq_length=16 --workdir={folder}/new',
-         r't\.csv.*(empty|no text)',
+         '--config.data.eval_source={folder}/t.csv --config.data.dir={folder}/cache '
+         '--config.data.max_seq_length=16 --workdir={folder}/new',
+         r't\.csv.*(empty|no text|unusable)',
          before=_write('t.csv', 'text,label\n' + ',a\n,b\n' * 50)),
     Case('texts of unknown words', 'main', '--config=configs/classification.py '
          '--config.init_checkpoint={folder}/run --config.data.source={folder}/t.csv '
-         '--config.data.dir={folder}/cache --config.data.max_seq_length=16 --workdir={folder}/new',
+         '--config.data.eval_source={folder}/t.csv --config.data.dir={folder}/cache '
+         '--config.data.max_seq_length=16 --workdir={folder}/new',
          r'\[UNK\]', before=_write('t.csv', 'text,label\n' + '漢字漢字,a\n日本,b\n' * 50)),
     Case('a labels of one kind', 'main', '--config=configs/classification.py '
          '--config.init_checkpoint={folder}/run --config.data.source={folder}/t.csv '
-         '--config.data.dir={folder}/cache --config.data.max_seq_length=16 --workdir={folder}/new',
+         '--config.data.eval_source={folder}/t.csv --config.data.dir={folder}/cache '
+         '--config.data.max_seq_length=16 --workdir={folder}/new',
          r't\.csv', before=_write('t.csv', 'text,label\n' + f'{WORDS[0]},a\n' * 50)),
     *(Case(f'weights with {value}', door, args, rf'{_POOLER}|bert/pooler/dense/kernel',
            before=_tensor(_POOLER, _poisoned(value)))
@@ -158,9 +160,3 @@ CASES = [
     Case('no quote', 'bench', ('--only=step', "--peer=python -c 'x"), r'--peer'),
     Case('no such peer', 'bench', '--only=step --peer=/no/such/program', r'--peer'),
 ]
-
-
-@contextlib.contextmanager
-def ascii_locale(folder):
-    with contextlib.ExitStack():
-        yield

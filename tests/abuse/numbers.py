@@ -75,13 +75,13 @@ CASES = [
     for field, value in (
         ('max_query_length', -1), ('max_query_length', 0), ('doc_stride', 0), ('doc_stride', -5))
 ] + [
-    Case('sweep restarts', 'sweep', '--config=configs/glue.py:cola --restarts=-1 '
+    Case('sweep restarts', 'sweep', '--config=configs/tiny_pretrain.py --restarts=-1 '
          '--workdir={folder}/new', r'--restarts=-1'),
-    Case('sweep parallel', 'sweep', '--config=configs/glue.py:cola --parallel=0 '
+    Case('sweep parallel', 'sweep', '--config=configs/tiny_pretrain.py --parallel=0 '
          '--workdir={folder}/new', r'--parallel=0'),
-    Case('sweep devices', 'sweep', '--config=configs/glue.py:cola --devices=-1 '
+    Case('sweep devices', 'sweep', '--config=configs/tiny_pretrain.py --devices=-1 '
          '--workdir={folder}/new', r'--devices=-1'),
-    Case('sweep of NaN', 'sweep', '--config=configs/glue.py:cola --workdir={folder}/new '
+    Case('sweep of NaN', 'sweep', '--config=configs/tiny_pretrain.py --workdir={folder}/new '
          '--grid optimizer.learning_rate=nan,1e-4', r'learning_rate'),
     Case('null threshold', 'predict', 'answer --model {folder}/hf_question_answering '
          '--null-threshold=nan "who ?" "a b"', r'--null-threshold=nan'),
@@ -90,7 +90,7 @@ CASES = [
     Case('top k', 'predict', 'fill-mask --model {folder}/hf_pretraining --top-k=-1 "a [MASK]"',
          r'--top-k|top_k'),
     Case('layers', 'predict', 'features --model {folder}/hf_pretraining --layers=-99 "a"',
-         r'layers'),
+         r'layer -99'),
     Case('steps', 'bench', '--only=step --steps=-1', r'steps'),
     Case('steps of nothing', 'bench', '--only=step --seq=1e99', r'seq'),
 ]

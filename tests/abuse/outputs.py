@@ -3,7 +3,10 @@
 import contextlib
 import errno
 import os
+import subprocess
 from unittest import mock
+
+import pytest
 
 from tests.abuse.doors import Case
 
@@ -20,6 +23,20 @@ def full_disk(folder):
         yield
 
 
+@contextlib.contextmanager
+def small_disk(folder):
+    """`small` is a disk of 16 kB."""
+    (folder / 'small').mkdir()
+    mounted = subprocess.run(
+        ['mount', '-t', 'tmpfs', '-o', 'size=16k', 'none', folder / 'small'], capture_output=True)
+    if mounted.returncode:
+        pytest.skip('disks cannot be mounted here')
+    try:
+        yield
+    finally:
+        subprocess.run(['umount', '--lazy', folder / 'small'], check=True)
+
+
 CASES = [
     Case('a workdir that cannot be made', 'main', f'@synthetic --workdir={_READ_ONLY}/run',
          r'--workdir=/proc/1/run'),
@@ -29,8 +46,18 @@ CASES = [
          '--workdir={folder}/new', r'config\.data\.dir'),
     Case('data.dir is full', 'main', '@text --config.data.dir={folder}/other '
          '--workdir={folder}/new', r'other.*--config\.data\.dir', around=full_disk),
-    Case('a full disk', 'convert', '{folder}/run {folder}/new --to bert_jax', r'new.*full|space',
-         1, around=full_disk),
+    *(Case(f'a full disk, {form}', 'convert', f'{{folder}}/run {{folder}}/small/x --to {form}',
+           r'small/x.*[Nn]o space', around=small_disk)
+      for form in ('huggingface', 'tf1', 'bert_jax')),
+    Case('a full disk', 'main', '@text --workdir={folder}/small/x', r'small/x is full', 1,
+         around=small_disk),
+    Case('a full disk for data', 'main', '@text --config.data.dir={folder}/small/x '
+         '--config.data.local_dir={folder}/small/x --workdir={folder}/new',
+         r'small/x.*config\.data\.dir', around=small_disk),
+    Case('a full disk', 'predict', 'features --model {folder}/hf_pretraining --input '
+         '{folder}/text.txt --output {folder}/small/x.npz', r'small/x\.npz is full', 1, around=small_disk),
+    Case('a full disk for an export', 'predict', 'export --model {folder}/hf_pretraining '
+         '--output {folder}/small/x', r'small/x.*[Nn]o space', around=small_disk),
     Case('to a place that cannot be', 'convert', f'{{folder}}/run {_READ_ONLY}/new --to tf1',
          r'/proc/1/new'),
     Case('below a file', 'convert', '{folder}/run {folder}/text.txt/new --to huggingface',
@@ -60,10 +87,10 @@ CASES = [
     Case('an ensemble of no run', 'ensemble', '{folder}/notes --workdir={folder}/new', r'notes'),
     Case('an evaluation that cannot be written', 'evaluate',
          f'{{folder}}/cola --workdir={_READ_ONLY}/e', r'--workdir=/proc/1/e'),
-    Case('a sweep that is a file', 'sweep', '--config=configs/glue.py:cola '
+    Case('a sweep that is a file', 'sweep', '--config=configs/tiny_pretrain.py '
          '--workdir={folder}/text.txt', r'--workdir=.*text\.txt'),
     Case('a sweep that cannot be written', 'sweep',
-         f'--config=configs/glue.py:cola --workdir={_READ_ONLY}/s', r'--workdir=/proc/1/s'),
+         f'--config=configs/tiny_pretrain.py --workdir={_READ_ONLY}/s', r'--workdir=/proc/1/s'),
     Case('JSON to a folder', 'bench', '--only=step --json={folder}/notes', r'--json=.*notes'),
     Case('JSON to no folder', 'bench', '--only=step --json={folder}/none/x.json',
          r'--json=.*none'),

@@ -29,7 +29,7 @@ def test_an_abuse_is_answered(case, things, tmp_path):
     before = contents(folder)
     args = shlex.split(case.args) if isinstance(case.args, str) else list(case.args)
     with case.around(folder), alarm(60):
-        answer = open_door(case.door, *expand(args, folder), stdin=case.stdin)
+        answer = open_door(case.door, *expand(args, folder, things), stdin=case.stdin)
     check(answer, case.status, case.says)
     after = contents(folder)
     changed = [name for name, digest in before.items() if after.get(name) != digest]

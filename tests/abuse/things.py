@@ -34,10 +34,11 @@ MACROS = {
 }
 
 
-def expand(args: list[str], folder: Path) -> list[str]:
-    """With macros written out and {folder} filled in."""
+def expand(args: list[str], folder: Path, things: Path | None = None) -> list[str]:
+    """With macros written out, {folder} filled in and {things}, what the folder is a copy of."""
     whole = [part for arg in args for part in MACROS.get(arg, (arg,))]
-    return [part.replace('{folder}', str(folder)) for part in whole]
+    return [part.replace('{folder}', str(folder)).replace('{things}', str(things))
+            for part in whole]
 
 
 def sentence(rng: random.Random) -> str:
