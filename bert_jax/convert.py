@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--to', required=True, choices=('huggingface', 'tf1', 'bert_jax'),
                         help='what to write')
     args = parser.parse_args(argv)
-    with told():
+    with told(writing=args.target):
         check_free(as_path(args.target))
         weights = load_weights(args.source)
         print('\n'.join(_describe(weights)), flush=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from bert_jax.errors import Diverged, InputError
 from bert_jax.files import Path, write_whole
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SPACE = 'No space left on device'
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_AS_NAMED = (
@@ -115,7 +115,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def _of_the_system(error: OSError, writing: object) -> tuple[str, int] | None:
     """Of a fault that the system names with its place, or None."""
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return _full(error.filename or writing), 1
     if error.filename is None:
         return None
