@@ -84,7 +84,7 @@ def check_used(config: ConfigDict) -> None:
       InputError: a field of another kind of task is not its default.
     """
     check_task(config)
-    phased = task_kinds()[config.task].phased
+    phased = task_kind(config.task).phased
     start = default_config(config.task)
     for path in _OF_LABELLED_DATA if phased else _OF_PRETRAINING:
         value = get_field(config, path)
