@@ -12,7 +12,7 @@ from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, in_bucket, open_whole, write_whole
-from bert_jax.outputs import open_folder
+from bert_jax.outputs import is_by_the_way, open_folder
 from bert_jax.tools.sweep_grid import Member
 from bert_jax.weights.reading import read_json
 
@@ -35,6 +35,11 @@ def _read(path: Path, **kinds: type) -> Any:
     return found
 
 
+def _is_sweep(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir() if not is_by_the_way(path)}
+    return 'sweep.json' in names or names == {'runs'}
+
+
 class Folder:
     """The directory of a sweep; several processes may write in it.
 
@@ -54,7 +59,7 @@ class Folder:
 
     def open(self, config: str, settings: list[str]) -> None:
         """Refuses a directory with runs of another config: their results would pass for ours."""
-        open_folder(self.path, '--workdir', lambda folder: (folder / 'sweep.json').exists())
+        open_folder(self.path, '--workdir', _is_sweep)
         path = self.path / 'sweep.json'
         ours = {'config': config, 'settings': sorted(settings)}
         theirs = _read(path, config=str, settings=list)

@@ -89,9 +89,9 @@ CASES = [
     Case('an evaluation that cannot be written', 'evaluate',
          f'{{folder}}/cola --workdir={_READ_ONLY}/e', r'--workdir=/proc/1/e'),
     Case('a sweep that is a file', 'sweep', '--config=configs/tiny_pretrain.py '
-         '--workdir={folder}/text.txt', r'--workdir=.*text\.txt'),
+         '--restarts=1 --workdir={folder}/text.txt', r'--workdir=.*text\.txt'),
     Case('a sweep that cannot be written', 'sweep',
-         f'--config=configs/tiny_pretrain.py --workdir={_READ_ONLY}/s', r'--workdir=/proc/1/s'),
+         f'--config=configs/tiny_pretrain.py --restarts=1 --workdir={_READ_ONLY}/s', r'--workdir=/proc/1/s'),
     Case('JSON to a folder', 'bench', '--only=step --json={folder}/notes', r'--json=.*notes'),
     Case('JSON to no folder', 'bench', '--only=step --json={folder}/none/x.json',
          r'--json=.*none'),
