@@ -45,7 +45,7 @@ def open_folder(
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f'{flag}={named}: {error.strerror or error}: name a folder that can be made'
+                f'{flag}={named} cannot be made ({error.strerror or error}): name another place'
             ) from None
         _check_writable(folder, named, flag)
     others = [path.name for path in children(folder) if not is_by_the_way(path)]
@@ -70,6 +70,6 @@ def _check_writable(folder: Path, named: object, flag: str) -> None:
             pass
     except OSError as error:
         raise InputError(
-            f'{flag}={named}: {folder}: {error.strerror or error}: name a place that can be '
-            'written'
+            f'{flag}={named} cannot be written ({folder}: {error.strerror or error}): name another '
+            'place'
         ) from None
