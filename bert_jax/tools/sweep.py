@@ -313,9 +313,6 @@ def main(argv: list[str]) -> int:
                 raise InputError(f'--{name}={getattr(options, name)} must be 0 or above')
         if options.together is not None and options.together < 1:
             raise InputError(f'--together={options.together} must be above 0')
-        for name in ('restarts', 'devices'):
-            if getattr(options, name) < 0:
-                raise InputError(f'--{name}={getattr(options, name)} must be 0 or above')
         visible_devices(options.devices)
         options.config, grid = read_sweep(options.config)
         members = grid_members(merged(grid, options.grid), options.restarts)
@@ -326,9 +323,6 @@ def main(argv: list[str]) -> int:
             stem = os.path.basename(name).removesuffix('.py')
             options.workdir = f'runs/sweep-{stem}' + (f'-{argument}' if argument else '')
             print(f'sweep directory: {options.workdir}', flush=True)
-        if options.helper is None:
-            for member in members:
-                member_config(options.config, overrides, member)
         folder = Folder(as_path(options.workdir), members, options.keep)
         return _run(options, overrides, folder, argv)
 

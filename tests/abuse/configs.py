@@ -71,7 +71,8 @@ CASES = [
          '@synthetic --config.data.text_pair=b --workdir={folder}/new', r'data\.text_pair'),
     Case('masking of a downstream task', 'main',
          '@glue --config.data.masked_lm_prob=0.3 --workdir={folder}/new', r'data\.masked_lm_prob'),
-    Case('no config', 'sweep', '--config=nowhere.py --restarts=1 --workdir={folder}/new', r'nowhere\.py'),
+    Case('no config', 'sweep', '--config=nowhere.py --restarts=1 --workdir={folder}/new',
+         r'nowhere\.py'),
     Case('no config', 'prepare', '--config=nowhere.py', r'nowhere\.py'),
     Case('a folder', 'prepare', '--config=configs', r'configs.*directory'),
     Case('a grid of one field twice', 'sweep', '--config=configs/glue.py:cola '

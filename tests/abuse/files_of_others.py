@@ -49,7 +49,8 @@ CASES = [
          '{folder}/run {folder}/cola --to huggingface', r'cola is there already'),
     Case('convert onto itself', 'convert', '{folder}/run {folder}/run --to tf1', r'there already'),
     Case('a sweep in a run', 'sweep',
-         '--config=configs/tiny_pretrain.py --restarts=1 --workdir={folder}/run', r'run.*--workdir'),
+         '--config=configs/tiny_pretrain.py --restarts=1 --workdir={folder}/run',
+         r'run.*--workdir'),
     Case('a sweep in a Hugging Face folder', 'sweep',
          '--config=configs/tiny_pretrain.py --restarts=1 '
          '--workdir={folder}/hf_pretraining',

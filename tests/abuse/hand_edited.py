@@ -109,7 +109,8 @@ CASES = [
           ('of too many', _with(num_tokens=10**12)), ('nested', lambda data: b'[' * 100000),
           ('without files', _with(files=3)), ('of another file', _with(files={'../x': {
               'bytes': 3, 'md5': 'x'}})))),
-    *(Case(f'sweep.json: {name}', 'sweep', '--config=configs/tiny_pretrain.py --restarts=1 --workdir={folder}/s',
+    *(Case(f'sweep.json: {name}', 'sweep',
+           '--config=configs/tiny_pretrain.py --restarts=1 --workdir={folder}/s',
            r'sweep\.json|holds a sweep', before=lambda folder, content=content: (
                (folder / 's' / 'runs').mkdir(parents=True),
                (folder / 's' / 'sweep.json').write_text(content)))

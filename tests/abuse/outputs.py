@@ -91,7 +91,8 @@ CASES = [
     Case('a sweep that is a file', 'sweep', '--config=configs/tiny_pretrain.py '
          '--restarts=1 --workdir={folder}/text.txt', r'--workdir=.*text\.txt'),
     Case('a sweep that cannot be written', 'sweep',
-         f'--config=configs/tiny_pretrain.py --restarts=1 --workdir={_READ_ONLY}/s', r'--workdir=/proc/1/s'),
+         f'--config=configs/tiny_pretrain.py --restarts=1 --workdir={_READ_ONLY}/s',
+         r'--workdir=/proc/1/s'),
     Case('JSON to a folder', 'bench', '--only=step --json={folder}/notes', r'--json=.*notes'),
     Case('JSON to no folder', 'bench', '--only=step --json={folder}/none/x.json',
          r'--json=.*none'),
