@@ -25,7 +25,7 @@ class Range:
     def fault(self, value: Any) -> str:
         """What a value must be and is not; '' of a good one."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
-            return str(self)
+            return str(self) if self.whole else f'a number {self}'
         low = self.least < value if '(' in self.open else self.least <= value
         high = value < self.most if ')' in self.open else value <= self.most
         return '' if low and high else str(self)
