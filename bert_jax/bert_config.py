@@ -13,12 +13,15 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from bert_jax.ranges import Range, count
+
 Format = Literal['bert_jax', 'huggingface', 'tf1']
 Role = Literal['shape', 'computes', 'trains']
 
-SIZE = 'a whole number above 0'
-NUMBER = 'a number'
-SHARE = 'from 0 to below 1'
+SIZE = count(2**24)
+DEPTH = count(4096)  # each layer is compiled
+SMALL = Range(0, 1, open='()')
+SHARE = Range(0, 1, open=')')
 
 # How a model is computed: choices of `config.model`, the first is the default. They change
 # roundings at the most, so a run may go on with another.
@@ -52,7 +55,7 @@ class Option:
     Attributes:
       name: of the field, here, in `config.model` and in run directories.
       default: what a file means that does not say it; None: every file says it.
-      kind: SIZE, NUMBER, SHARE, or the values that it may have.
+      kind: a range such as SIZE, or the values that it may have.
       role: 'shape': which parameters there are; 'computes': what the same parameters compute;
         'trains': how they are trained. The first two come with a checkpoint.
       huggingface, tf1: how the format says it. None: not at all, so that only a model of the
@@ -61,7 +64,7 @@ class Option:
 
     name: str
     default: Any
-    kind: str | tuple[Any, ...]
+    kind: Range | tuple[Any, ...]
     role: Role
     huggingface: Said | None
     tf1: Said | None
@@ -71,7 +74,7 @@ class Option:
         """Of its values."""
         if isinstance(self.kind, tuple):
             return type(self.kind[0])
-        return int if self.kind == SIZE else float
+        return int if self.kind.whole else float
 
     def said(self, form: Format) -> Said | None:
         """How a format says it; run directories say everything by our names."""
@@ -81,23 +84,18 @@ class Option:
         """What a value must be and is not; '' of a good one."""
         if isinstance(self.kind, tuple):
             return '' if value in self.kind else 'one of ' + ', '.join(map(str, self.kind))
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return self.kind
-        good = {
-            SIZE: isinstance(value, int) and value > 0, NUMBER: True, SHARE: 0 <= value < 1,
-        }[self.kind]
-        return '' if good else self.kind
+        return self.kind.fault(value)
 
 
 def _is(
-    role: Role, kind: str | tuple[Any, ...], huggingface: Said | None, tf1: Said | None
+    role: Role, kind: Range | tuple[Any, ...], huggingface: Said | None, tf1: Said | None
 ) -> dict[str, Any]:
     return {'role': role, 'kind': kind, 'huggingface': huggingface, 'tf1': tf1}
 
 
-def _size(key: str) -> dict[str, Any]:
+def _size(key: str, kind: Range = SIZE) -> dict[str, Any]:
     """A size, which both formats call the same."""
-    return _is('shape', SIZE, Said(key), Said(key))
+    return _is('shape', kind, Said(key), Said(key))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +103,7 @@ class BertConfig:
     """What a model is: sizes, numerics and rates. Hashable, so it is static under jit."""
 
     vocab_size: int = field(metadata=_size('vocab_size'))
-    num_layers: int = field(metadata=_size('num_hidden_layers'))
+    num_layers: int = field(metadata=_size('num_hidden_layers', DEPTH))
     hidden_size: int = field(metadata=_size('hidden_size'))
     num_heads: int = field(metadata=_size('num_attention_heads'))
     intermediate_size: int = field(metadata=_size('intermediate_size'))
@@ -122,11 +120,11 @@ class BertConfig:
         Said('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True),
     ))
     layer_norm_eps: float = field(default=1e-12, metadata=_is(
-        'computes', NUMBER, Said('layer_norm_eps'), Said('layer_norm_eps', ours=True)
+        'computes', SMALL, Said('layer_norm_eps'), Said('layer_norm_eps', ours=True)
     ))
     # Truncated normal, cut at two standard deviations.
     initializer_range: float = field(default=0.02, metadata=_is(
-        'trains', NUMBER, Said('initializer_range'), Said('initializer_range')
+        'trains', SMALL, Said('initializer_range'), Said('initializer_range')
     ))
     hidden_dropout: float = field(default=0.1, metadata=_is(
         'trains', SHARE, Said('hidden_dropout_prob'), Said('hidden_dropout_prob')

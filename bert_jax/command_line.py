@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
+import traceback
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from bert_jax import config as config_lib  # first: it says in a line what is not installed
@@ -15,7 +19,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from bert_jax.errors import InputError
-from bert_jax.phases import PHASE_FIELDS
+from bert_jax.phases import PHASE_FIELDS, check_phases
 
 _FAULTS = (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error)
 
@@ -48,6 +52,7 @@ def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
     Raises:
       InputError: a flag that is unknown or cannot be read.
     """
+    _check_config_file(argv)
     try:
         rest = flag_values(argv)
     except _FAULTS as error:
@@ -56,6 +61,96 @@ def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
     if flag.value is not None:
         _check_overrides(flag.value, flag.override_values)
     return rest
+
+
+def _check_config_file(argv: list[str]) -> None:
+    """Runs the config file once by itself: absl's messages of what is wrong in it are of absl.
+
+    Raises:
+      InputError: there is none, it is no config file, or what it gives is no config.
+    """
+    named = next((value for argument, following in zip(argv, [*argv[1:], ''], strict=True)
+                  for flag, equals, value in [argument.partition('=')]
+                  if flag.lstrip('-') == 'config' and flag.startswith('-')
+                  for value in [value if equals else following]), None)
+    if named is None:
+        return
+    path, colon, argument = named.partition(':')
+    make = _defined_in(path).get('get_config')
+    if not callable(make):
+        raise InputError(f'{path} defines no function get_config(): take a file of configs/ as an '
+                         'example')
+    arguments = (argument,) if colon else ()
+    try:
+        inspect.signature(make).bind(*arguments)
+    except TypeError:
+        raise InputError(
+            f'{path} takes no argument, and {argument!r} is given: --config={path}' if colon else
+            f'{path} needs an argument: --config={path}:ARGUMENT'
+        ) from None
+    config = _in_config_file(path, lambda: make(*arguments))
+    if not isinstance(config, config_lib.ConfigDict):
+        raise InputError(
+            f'{path}: get_config() gives {type(config).__name__}: it is to start from '
+            'bert_jax.config.default_config(), change it and return it'
+        )
+    task = config.get('task')
+    start = config_lib.default_config(task if isinstance(task, str) else 'pretrain')
+    there, wanted = config_lib.fields(config), config_lib.fields(start)
+    for name in (*wanted, *there):
+        if name not in wanted:
+            raise InputError(
+                f'{path}: {name} is not a field: {config_lib.nearest(name, wanted)}')
+        if name not in there:
+            raise InputError(
+                f'{path}: get_config() gives a config without {name}: it is to start from '
+                'bert_jax.config.default_config()'
+            )
+
+
+def _defined_in(path: str) -> dict[str, Any]:
+    """What a config file defines."""
+    if not os.path.exists(path):
+        folder = os.path.dirname(path) or '.'
+        near = [os.path.join(folder, name) for name in sorted(os.listdir(folder))
+                if name.endswith('.py')] if os.path.isdir(folder) else []
+        raise InputError(
+            f'--config={path}: no such file'
+            + (f': {config_lib.nearest(path, near)}' if near else '')
+        )
+    if os.path.isdir(path):
+        raise InputError(f'--config={path} is a directory: name a file in it')
+    if not path.endswith('.py'):
+        raise InputError(f'--config={path} is no Python file: a config file is called NAME.py')
+    try:
+        with open(path, encoding='utf-8') as file:
+            code = compile(file.read(), path, 'exec')
+    except SyntaxError as error:
+        raise InputError(
+            f'--config={path} is no Python: line {error.lineno}: {error.msg}') from None
+    except (UnicodeDecodeError, ValueError):
+        raise InputError(f'--config={path} is no Python file, but binary') from None
+    except OSError as error:
+        raise InputError(f'--config={path}: {error.strerror or error}') from None
+    defined: dict[str, Any] = {'__name__': 'config', '__file__': path}
+    _in_config_file(path, lambda: exec(code, defined))
+    return defined
+
+
+def _in_config_file(path: str, act: Callable[[], Any]) -> Any:
+    """What `act` gives, which runs code of a config file; a fault there is told with its line."""
+    try:
+        return act()
+    except InputError as error:
+        raise InputError(str(error) if path in str(error) else f'{path}: {error}') from None
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+                 if frame.filename == path]
+        said = ' '.join(str(error).split())
+        if isinstance(error, ValueError) and path in said:  # it says so itself
+            raise InputError(said) from None
+        where = f', line {lines[-1]}' if lines else ''
+        raise InputError(f'--config={path}{where}: {type(error).__name__}: {said}') from None
 
 
 def _in_one_line(argv: list[str], error: Exception) -> InputError:
@@ -83,6 +178,7 @@ def _check_overrides(config: config_lib.ConfigDict, overrides: dict[str, Any]) -
     Raises:
       InputError: a field that no phase uses.
     """
+    check_phases(config.phases)
     parts = [dict(phase) for phase in config.phases]
     # A rate and its warm-up go on from phase to phase until one has its own rate.
     schedules = [part for i, part in enumerate(parts) if i == 0 or 'learning_rate' in part]

@@ -10,11 +10,10 @@ status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from bert_jax.bert_config import OPTIONS
-from bert_jax.errors import InputError
+from bert_jax.faults import told
 from bert_jax.files import Path, as_path
 from bert_jax.weights.description import Weights
 from bert_jax.weights.folder import check_free
@@ -53,14 +52,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--to', required=True, choices=('huggingface', 'tf1', 'bert_jax'),
                         help='what to write')
     args = parser.parse_args(argv)
-    try:
+    with told(writing=args.target):
         check_free(as_path(args.target))
         weights = load_weights(args.source)
         print('\n'.join(_describe(weights)), flush=True)
         notes = _write(weights, as_path(args.target), args.to)
-    except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        sys.exit(2)
     print(f'wrote {args.to}: {args.target}')
     for note in notes:
         print(f'note: {note}')

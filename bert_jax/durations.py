@@ -8,6 +8,7 @@ import re
 from bert_jax.errors import InputError
 
 _UNITS = ('%', 'epochs', 'examples', 'steps')
+_MOST = 1e12  # of any unit; what counts steps is exact up to there
 _MAX_TRACED = 100  # a viewer does not open a trace of many more
 
 
@@ -36,6 +37,8 @@ def parse_duration(
             "or '5000 examples'"
         )
     amount = float(match[1])
+    if amount > _MOST:
+        raise InputError(f'config.{field}={value!r} is more than any run: at most {_MOST:,.0f}')
     if unit == '%':
         if total is None:
             raise InputError(f"config.{field}={value!r}: '%' is of train.steps and cannot be here")

@@ -10,7 +10,15 @@ class InputError(ValueError):
 
 
 class Diverged(RuntimeError):
-    """The loss is not finite any more."""
+    """A loss, a parameter or a metric is not finite any more.
+
+    Attributes:
+      step: whose parameters are no good.
+    """
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
 
 
 class Stopped(BaseException):

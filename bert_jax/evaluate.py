@@ -24,10 +24,12 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 from absl import flags
 from ml_collections import ConfigDict
 
-from bert_jax.command_line import define_config, define_overrides, fail, parse_flags
+from bert_jax.command_line import define_config, define_overrides, parse_flags
 from bert_jax.config import complete, data_config_of
 from bert_jax.errors import InputError
+from bert_jax.faults import told
 from bert_jax.files import Path, as_path, write_whole
+from bert_jax.outputs import open_folder
 from bert_jax.process import use_huge_pages
 
 _USAGE = 'name a run or a model: python -m bert_jax.evaluate RUN --config.data.eval_source=FILE'
@@ -61,6 +63,8 @@ def evaluate(config: ConfigDict, model: str, workdir: Path) -> dict[str, float]:
         )
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
+    if jax.process_index() == 0:
+        open_folder(workdir, '--workdir', lambda folder: (folder / 'result.json').exists())
     published = load_weights(model, any_head=True)
     config = complete(config, published)
     with config.unlocked():  # of a training that is not to be
@@ -84,7 +88,6 @@ def evaluate(config: ConfigDict, model: str, workdir: Path) -> dict[str, float]:
     outputs = [predict(params) for predict in task.predictors(objective, mesh)]
     scores = {f'eval/{name}': value for name, value in task.score(outputs).items()}
     if jax.process_index() == 0:
-        workdir.mkdir(parents=True, exist_ok=True)
         task.write(outputs, workdir)
         write_whole(workdir / 'result.json', json.dumps(
             {'model': str(model), 'source': config.data.eval_source or str(config.data.source),
@@ -101,7 +104,7 @@ def main(argv: list[str]) -> None:
     values = flags.FlagValues()
     flags.DEFINE_string('workdir', None, 'Receives the predictions.', flag_values=values)
     models = [argument for argument in argv[1:] if not argument.startswith('-')]
-    try:
+    with told():
         if len(models) != 1:
             raise InputError(_USAGE)
         model = as_path(models[0])
@@ -120,8 +123,6 @@ def main(argv: list[str]) -> None:
         parse_flags(argv, values)
         workdir = values['workdir'].value or f'runs/evaluate-{model.name}'
         scores = evaluate(values['config'].value, models[0], as_path(workdir))
-    except InputError as error:
-        fail(str(error))
     print(f'predictions: {workdir}')
     print('result ' + json.dumps(scores))
 

@@ -182,6 +182,9 @@ def begin(
         needed = 0 if shared else check_memory(program, start)
     if needed:
         say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
+    report = Report(workdir, jax.process_index() == 0, start)
+    profile = Profile(traced, workdir, hosts.first())
+    best = Best(workdir / 'best', task.metric) if task.keeps_best else None
     describe_run(workdir, resolved, task.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
@@ -202,9 +205,6 @@ def begin(
         )
 
     peak = peak_flops(jax.devices()[0].device_kind)
-    report = Report(workdir, jax.process_index() == 0, start)
-    profile = Profile(traced, workdir, hosts.first())
-    best = Best(workdir / 'best', task.metric) if task.keeps_best else None
     try:
         metrics = yield from train(
             objective, held, runs,

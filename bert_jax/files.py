@@ -35,13 +35,16 @@ def as_path(path: str | os.PathLike[str]) -> Path:
     """The path that a user named, local (`~` expanded) or in a bucket, as an `epath.Path`.
 
     Raises:
-      InputError: the bucket cannot be used; it is asked when the first path in it is named.
+      InputError: the bucket cannot be used (it is asked when the first path in it is named), or
+        `~` is nobody's.
     """
     if in_bucket(path):
         scheme, _, rest = os.fspath(path).partition('://')
         if scheme != 'gs':
             raise InputError(f'{os.fspath(path)}: buckets are named as gs://BUCKET/PATH')
         _check_bucket(rest.split('/')[0])
+    if os.fspath(path).startswith('~') and os.path.expanduser(path) == os.fspath(path):
+        raise InputError(f"{os.fspath(path)}: there is no user {os.fspath(path).split('/')[0]}")
     return Path(path).expanduser()
 
 
@@ -126,8 +129,11 @@ def find(pattern: str) -> list[Found]:
     """The files that match a pattern (with `**` at any depth), by name.
 
     A name that exists is meant literally, even if it holds characters of a pattern.
+
+    Raises:
+      InputError: one is a link to nowhere.
     """
-    pattern = os.path.expanduser(pattern)
+    pattern = os.fspath(as_path(pattern)) if pattern.startswith('~') else pattern
     if in_bucket(pattern):
         as_path(pattern)
         system = _file_system()
@@ -138,7 +144,10 @@ def find(pattern: str) -> list[Found]:
             for info in objects.values() if info['type'] == 'file'
         ]
     else:
-        names = [pattern] if os.path.exists(pattern) else globbing.glob(pattern, recursive=True)
+        names = [pattern] if os.path.lexists(pattern) else globbing.glob(pattern, recursive=True)
+        for name in names:
+            if os.path.islink(name) and not os.path.exists(name):
+                raise InputError(f'{name} is a link to {os.readlink(name)}, which is not there')
         found = [Found(name, os.stat(name).st_size, '') for name in names if os.path.isfile(name)]
     return sorted(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -19,6 +20,25 @@ PHASE_FIELDS = {
 }
 
 
+def check_phases(given: Any) -> None:
+    """Refuses what are no phases; what they say is looked at elsewhere.
+
+    Raises:
+      InputError: they are no list of dicts of known fields.
+    """
+    if not isinstance(given, (tuple, list)):
+        raise InputError(f'config.phases={given!r} must be a tuple of phases, such as '
+                         "({'steps': 1000, 'max_seq_length': 128},)")
+    for i, phase in enumerate(given):
+        if not isinstance(phase, Mapping):
+            raise InputError(f"config.phases[{i}]={phase!r} must be a phase, such as "
+                             "{'steps': 1000, 'max_seq_length': 128}")
+        for key in phase:
+            if key not in PHASE_FIELDS:
+                raise InputError(f'config.phases[{i}].{key} is not a field: '
+                                 + nearest(str(key), list(PHASE_FIELDS)))
+
+
 def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str, Any]]:
     """The run's phases with every field filled in, `steps` and `warmup` as numbers of steps.
 
@@ -30,14 +50,10 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
       config: a whole config.
       num_examples: examples an epoch (of the first phase), for durations in epochs.
     """
+    check_phases(config.phases)
     given = [dict(phase) for phase in config.phases] or [{}]
     filled = []
-    for i, phase in enumerate(given):
-        for key in phase:
-            if key not in PHASE_FIELDS:
-                raise InputError(
-                    f'config.phases[{i}].{key} is not a field: {nearest(key, list(PHASE_FIELDS))}'
-                )
+    for phase in given:
         part: dict[str, Any] = {field: phase.get(field) for field in PHASE_FIELDS}
         part['steps'] = phase.get('steps', 0)
         for field in ('batch_size', 'max_seq_length', 'max_predictions_per_seq'):

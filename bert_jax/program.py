@@ -24,11 +24,13 @@ from bert_jax.optim import Schedule, ScheduleSegment, make_optimizer, make_sched
 from bert_jax.phases import phases as phases_of
 from bert_jax.sharding import Layout, Mesh, make_mesh
 from bert_jax.tasks.base import Task
-from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory
+from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory, host_memory
 from bert_jax.train.members import Numbers
 from bert_jax.train.state import TrainState, abstract_state, make_init
 from bert_jax.train.step import TrainStep, make_eval_step, make_train_step, train_update
 from bert_jax.validation import check_vocabulary, mesh_data, validate
+
+_MOST_STEPS = 2**31 - 1  # the state counts them in 32 bits
 
 
 def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:
@@ -79,6 +81,9 @@ class Program:
 def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
     """The program of a completed config on a mesh; nothing is run or allocated."""
     phases = phases_of(config, task.num_examples)
+    if sum(phase['steps'] for phase in phases) > _MOST_STEPS:
+        raise InputError(f"config.train.steps={config.train.steps!r} is {phases[-1]['steps']:,} "
+                         f'steps: {_MOST_STEPS:,} at most are counted')
     bert = model_config(config, task.vocab_size, mesh)
     objective = task.objective(bert)
     segments = schedule_segments(config, phases)
@@ -138,7 +143,7 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
 def check_memory(program: Program, start: int) -> int:
     """Compiles the steps of all phases from `start` on, which the run then uses, and sizes them.
 
-    Where a device does not say how much memory it has (CPUs), nothing is compiled ahead.
+    On CPUs, which share the machine's memory, only a step is compiled ahead that may be too large.
 
     Returns:
       Bytes of a device that the largest needs, or 0 where nothing was compiled.
@@ -147,14 +152,17 @@ def check_memory(program: Program, start: int) -> int:
       InputError: one does not fit.
     """
     limit = device_memory(program.mesh.local_devices[0])
-    end = largest = 0
+    on_host = limit is None
     if limit is None:
-        return largest
+        limit = host_memory() // len(program.mesh.local_devices)
+    end = largest = 0
     for number, phase in enumerate(program.phases):
         end += phase['steps']
         if end <= start:
             continue
         for name, (step, arguments) in phase_calls(program, phase).items():
+            if on_host and _activations(program.bert, arguments[-1], name) < limit / 16:
+                continue
             _, memory = step.compile(*arguments)
             needed = memory.total
             if name == 'evaluation':  # the optimizer's part stays where it is meanwhile
@@ -171,6 +179,14 @@ def check_memory(program: Program, start: int) -> int:
                     + '; bert_jax.tools.preflight tries such changes without the devices'
                 )
     return largest
+
+
+def _activations(bert: ModelConfig, batch: Any, name: str) -> int:
+    """About so many bytes a device are computed of a batch: for training, in every layer."""
+    ids = batch['input_ids']
+    rows, length = ids.sharding.shard_shape(ids.shape)
+    a_token = 8 * bert.hidden_size + 2 * bert.intermediate_size + length * bert.num_heads
+    return 4 * rows * length * a_token * (bert.num_layers if name == 'train' else 1)
 
 
 def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[ScheduleSegment]:

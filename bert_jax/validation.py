@@ -2,35 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from bert_jax.bert_config import COMPUTATION, OPTIONS
-from bert_jax.config import complete, get_field, is_complete, model_sizes, nearest
+from bert_jax.config import (
+    complete,
+    default_config,
+    fields,
+    get_field,
+    is_complete,
+    model_sizes,
+    nearest,
+)
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
-from bert_jax.phases import phases
+from bert_jax.model.bilstm import FEATURES
+from bert_jax.phases import PHASE_FIELDS, check_phases, phases
+from bert_jax.ranges import Range, count
 from bert_jax.sharding import VOCAB_MULTIPLE
 from bert_jax.tasks import task_kind
 
-_CHOICES = {
+_SHARE = Range(0, 1)
+_SWITCH = (False, True)
+_TEXT, _DURATION, _OWN = 'text', 'a duration', 'checked where it is read'
+# What each field may be: a range, the values that it may have, or how it is looked at. Fields of
+# the model are in bert_config.py; that a task's section is here, tests/test_config.py holds.
+FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
+    'task': _OWN, 'seed': count(2**31 - 1, least=0), 'init_checkpoint': _TEXT,
+    'model.name': _TEXT, 'model.vocab_size': count(2**24, least=0),
+    **{f'model.{o.name}': o.kind for o in OPTIONS if o.name != 'vocab_size'},
     **{f'model.{name}': choices for name, choices in COMPUTATION.items()},
-    **{f'model.{o.name}': o.kind for o in OPTIONS if isinstance(o.kind, tuple)},
+    'data.source': _OWN, 'data.eval_source': _TEXT, 'data.held_out': Range(0, 1, open=')'),
+    'data.vocab_file': _TEXT, 'data.add_tokens': _TEXT, 'data.vocab_size': count(2**24, least=16),
+    'data.lowercase': _SWITCH, 'data.dir': _TEXT, 'data.local_dir': _TEXT, 'data.tfds_dir': _TEXT,
+    'data.max_seq_length': count(2**16), 'data.max_predictions_per_seq': count(2**16, least=0),
+    'data.min_sentences': count(10**6), 'data.masked_lm_prob': _SHARE, 'data.mask_rate': _SHARE,
+    'data.random_rate': _SHARE, 'data.num_maskings': count(10**6, least=0),
+    'data.short_seq_prob': _SHARE, 'data.random_next_prob': _SHARE,
+    'data.whole_word_mask': _SWITCH, 'data.next_sentence': _SWITCH, 'data.text': _TEXT,
+    'data.text_pair': _TEXT, 'data.label': _TEXT, 'data.packing': _SWITCH,
+    'data.max_malformed': _SHARE,
+    'train.steps': _DURATION, 'train.batch_size': count(2**22),
+    'train.accumulation_steps': count(2**16), 'train.eval_every': _DURATION,
+    'train.eval_batch_size': count(2**18), 'train.max_eval_examples': count(2**40, least=0),
+    'train.save_every': _DURATION, 'train.keep_checkpoints': count(10**6),
+    'train.log_every': _DURATION, 'train.profile': _OWN,
     'optimizer.name': ('bert_adamw', 'adamw', 'lamb'),
+    'optimizer.learning_rate': Range(0, 1000, open='('), 'optimizer.warmup': _DURATION,
+    'optimizer.decay_power': Range(0, 100), 'optimizer.weight_decay': Range(0, 1000),
+    'optimizer.b1': Range(0, 1, open=')'), 'optimizer.b2': Range(0, 1, open=')'),
+    'optimizer.eps': Range(0, 1), 'optimizer.clip_norm': Range(0, 1e9),
+    'mesh.data': count(2**20, least=-1), 'mesh.fsdp': count(2**20), 'mesh.tensor': count(2**20),
+    'phases': _OWN,
+    'squad.doc_stride': count(2**16), 'squad.max_query_length': count(2**16),
+    'classification.separator': _TEXT, 'classification.multi_label': _SWITCH,
+    'classification.metrics': _OWN, 'regression.metrics': _OWN,
+    'conll.document_context': _SWITCH, 'tagging.document_context': _SWITCH,
+    'conll.features': ('', *FEATURES), 'tagging.features': ('', *FEATURES),
 }
-_POSITIVE = (
-    'train.batch_size', 'train.eval_batch_size', 'train.accumulation_steps',
-    'train.keep_checkpoints', 'optimizer.learning_rate', 'mesh.fsdp', 'mesh.tensor',
-    'data.min_sentences',
+_OF_A_PHASE = ('batch_size', 'max_seq_length', 'max_predictions_per_seq', 'learning_rate')
+
+
+# What means nothing to a task of the other kind.
+_OF_PRETRAINING = (
+    'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate', 'data.num_maskings',
+    'data.short_seq_prob', 'data.random_next_prob', 'data.whole_word_mask', 'data.next_sentence',
+    'data.min_sentences', 'data.max_predictions_per_seq',
 )
-_NOT_NEGATIVE = (
-    'optimizer.clip_norm', 'optimizer.weight_decay', 'optimizer.eps', 'train.max_eval_examples',
-    'data.num_maskings', 'model.vocab_size',
+_OF_LABELLED_DATA = (
+    'data.text', 'data.text_pair', 'data.label', 'data.packing', 'data.max_malformed',
 )
-_DURATIONS = ('train.log_every', 'train.eval_every', 'train.save_every', 'optimizer.warmup')
-_SHARES = (
-    'data.held_out', 'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate',
-    'data.short_seq_prob', 'data.random_next_prob',
-)
+
+
+def check_used(config: ConfigDict) -> None:
+    """Refuses what is set and means nothing to the task.
+
+    Raises:
+      InputError: a field of another kind of task is not its default.
+    """
+    check_task(config)
+    phased = task_kind(config.task).phased
+    start = default_config(config.task)
+    for path in _OF_LABELLED_DATA if phased else _OF_PRETRAINING:
+        value = get_field(config, path)
+        if value != get_field(start, path):
+            raise InputError(
+                f'config.{path}={value!r} means nothing to config.task={config.task!r}: it is for '
+                + ('downstream tasks' if phased else 'pre-training') + ', leave it out'
+            )
 
 
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:
@@ -47,45 +109,10 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     check_task(config)
     if not config.init_checkpoint:
         config = complete(config)
-    for path, choices in _CHOICES.items():
-        value = get_field(config, path)
-        if value is not None and value not in choices:
-            raise InputError(f'config.{path}={value!r} is unknown: {nearest(value, choices)}')
-    for path in _POSITIVE:
-        value = get_field(config, path)
-        if value is not None and not value > 0:
-            raise InputError(f'config.{path}={value} must be above 0')
-    for path in _NOT_NEGATIVE:
-        if get_field(config, path) < 0:
-            raise InputError(f'config.{path}={get_field(config, path)} must be 0 or above')
-    for path in ('optimizer.b1', 'optimizer.b2'):
-        if not 0 <= get_field(config, path) < 1:
-            raise InputError(f'config.{path}={get_field(config, path)} must be from 0 to below 1')
-    if not 0 <= config.seed < 2**31:
-        raise InputError(f'config.seed={config.seed} must be from 0 to 2147483647')
-    for path in _DURATIONS:
-        # Epochs can be counted only once the data is read; for the checks here any number does.
-        epochs = None if path == 'optimizer.warmup' else 10**9
-        parse_duration(
-            get_field(config, path), path, batch_size=1, num_examples=epochs, total=10**9
-        )
+    for path in fields(config):
+        _check_field(config, path)
     parse_steps(config.train.profile, 'train.profile')
-    for i, given in enumerate(config.phases):
-        for field in ('batch_size', 'max_seq_length', 'max_predictions_per_seq'):
-            value = given.get(field, 1)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(
-                    f'config.phases[{i}].{field}={value!r} must be a whole number above 0'
-                )
-    for path in _SHARES:
-        if not 0 <= get_field(config, path) <= 1:
-            raise InputError(f'config.{path}={get_field(config, path)} must be from 0 to 1')
-    for option in OPTIONS:
-        value = config.model[option.name]
-        if option.name == 'vocab_size' or value is None:  # 0 or empty: decided elsewhere
-            continue
-        if fault := option.fault(value):
-            raise InputError(f'config.model.{option.name}={value} must be {fault}')
+    _check_phases(config)
     if config.data.mask_rate + config.data.random_rate > 1 + 1e-9:
         raise InputError(
             f'config.data.mask_rate={config.data.mask_rate} and '
@@ -93,6 +120,44 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
         )
     if is_complete(config):
         _check_model(config, num_devices)
+
+
+def _check_field(config: ConfigDict, path: str) -> None:
+    value, allowed = get_field(config, path), FIELDS.get(path, _OWN)
+    if value is None:  # left to `init_checkpoint`
+        return
+    if isinstance(allowed, Range):
+        if fault := allowed.fault(value):
+            raise InputError(f'config.{path}={value} must be {fault}')
+    elif isinstance(allowed, tuple):
+        if value not in allowed:
+            raise InputError(f'config.{path}={value!r} is unknown: {nearest(value, allowed)}')
+    elif allowed == _TEXT:
+        if not isinstance(value, str) or '\0' in value:
+            raise InputError(f'config.{path}={value!r} must be a text')
+    elif allowed == _DURATION:
+        _check_duration(value, path)
+
+
+def _check_duration(value: Any, path: str) -> None:
+    # Epochs can be counted only once the data is read; for the checks here any number does.
+    epochs = None if path.endswith('warmup') else 10**9
+    total = None if path == 'train.steps' else 10**9
+    parse_duration(value, path, batch_size=1, num_examples=epochs, total=total)
+
+
+def _check_phases(config: ConfigDict) -> None:
+    check_phases(config.phases)
+    for i, given in enumerate(config.phases):
+        for field, value in given.items():
+            path = f'phases[{i}].{field}'
+            if field in _OF_A_PHASE and value is not None:
+                allowed = FIELDS[PHASE_FIELDS[field]]
+                assert isinstance(allowed, Range)
+                if fault := allowed.fault(value):
+                    raise InputError(f'config.{path}={value!r} must be {fault}')
+            elif field in ('steps', 'warmup') and (field == 'steps' or value is not None):
+                _check_duration(value, path)
 
 
 def check_task(config: ConfigDict) -> None:

@@ -14,6 +14,7 @@ from flax import linen as nn
 from bert_jax import experiment
 from bert_jax.config import (
     MODEL_SIZES,
+    all_fields,
     complete,
     default_config,
     fields,
@@ -26,7 +27,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.phases import phases
 from bert_jax.program import schedule_segments
-from bert_jax.validation import mesh_data, validate
+from bert_jax.validation import FIELDS, mesh_data, validate
 
 ROOT = Path(__file__).resolve().parent.parent
 # Arguments that a config file takes, after a colon, besides none.
@@ -140,12 +141,12 @@ BAD = [
     ({'train.accumulation_steps': 3}, 'config.train.accumulation_steps=3 does not divide '
                                       'config.train.batch_size=256'),
     ({'train.accumulation_steps': 64}, 'in 64 parts: the nearest above is 512'),
-    ({'train.accumulation_steps': 0}, 'config.train.accumulation_steps=0 must be above 0'),
+    ({'train.accumulation_steps': 0}, 'config.train.accumulation_steps=0 must be a whole number'),
     ({'phases': ({'steps': 5, 'batch_size': 9},)}, 'config.phases[0].batch_size=9 cannot be split'),
     ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=1 x tensor=1 does not fit 8 devices'),
     ({'mesh.fsdp': 3}, 'does not fit 8 devices'),
     ({'mesh.fsdp': 16}, 'does not fit 8 devices'),
-    ({'mesh.tensor': 0}, 'config.mesh.tensor=0 must be above 0'),
+    ({'mesh.tensor': 0}, 'config.mesh.tensor=0 must be a whole number above 0'),
     ({'mesh.tensor': 8}, 'config.mesh.tensor=8 does not divide config.model.num_heads=12'),
     ({'mesh.fsdp': 8, 'model.hidden_size': 36}, 'config.mesh.fsdp=8 does not divide '
                                                 'config.model.hidden_size=36'),
@@ -181,6 +182,10 @@ BAD = [
 
 def case(values, *marks):
     return ','.join(f'{key}={value}' for key, value in values.items())
+
+
+def test_the_table_says_of_every_field_what_it_may_be():
+    assert set(all_fields()) == set(FIELDS)
 
 
 @pytest.mark.parametrize('values, message', BAD, ids=[case(row[0]) for row in BAD])

@@ -13,9 +13,10 @@ TENSORFLOW_FILES = {
     'data/records.py', 'data/tfds_data.py', 'predict/export_formats.py', 'weights/tf1.py',
 }
 FLOORS = [
-    {'errors', 'process', 'files', 'lease', 'hosts', 'stopping', 'chips', 'compilation_cache',
-     'durations', 'bert_config', 'config', 'phases', 'command_line', 'tensors', 'heads', 'sharding',
-     'optim', 'text', 'metrics', 'data.spec', 'data.stateless'},
+    {'errors', 'process', 'files', 'lease', 'outputs', 'faults', 'hosts', 'stopping', 'chips',
+     'compilation_cache', 'durations', 'ranges', 'bert_config', 'config', 'phases', 'command_line',
+     'tensors', 'checksum', 'heads', 'sharding', 'optim', 'text', 'metrics', 'data.spec',
+     'data.stateless'},
     {'data', 'model', 'weights'},
     {'labelled'},
     {'train', 'predict'},

@@ -54,8 +54,8 @@ def test_of_many_at_one_moment_one_gets_it(folder, time_):
 def test_a_holder_at_work_is_named_at_once(folder):
     with held(folder, 'run'):
         before = time.monotonic()
-        at_work = f'process {os.getpid()} on .* is at work on this run'
-        with pytest.raises(InputError, match=at_work), held(folder, 'run'):
+        says = f'process {os.getpid()} on .* is at work on this run'
+        with pytest.raises(InputError, match=says), held(folder, 'run'):
             pass
         assert time.monotonic() - before < 2
     with held(folder, 'run'):

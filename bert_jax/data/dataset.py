@@ -18,8 +18,9 @@ from bert_jax.data.token_store import TokenStore
 from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.process import loading_tensorflow
-from bert_jax.text.load import load_tokenizer
+from bert_jax.text.load import check_known, load_tokenizer
 
+_LOOKED_AT = 1_000_000  # pieces of a text, to see whether its vocabulary knows them
 # Evaluation rows are drawn with a seed of their own, so that all runs are judged on the same rows.
 _EVAL_SEED = 0x5EED
 
@@ -156,7 +157,9 @@ class TextData:
 
         def open_rows(spec: str) -> Any:
             if spec in texts:
-                return share_store(texts[spec], tokenizer, places, o.progress)
+                store = share_store(texts[spec], tokenizer, places, o.progress)
+                check_known(store.tokens[:_LOOKED_AT], vocab, spec, self.vocab_path)
+                return store
             return RecordFiles.open(spec.removeprefix('tfrecord:'), places.local)
 
         self._sources = [(spec, weight, open_rows(spec)) for spec, weight in o.sources]

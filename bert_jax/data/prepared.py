@@ -24,6 +24,7 @@ from bert_jax.data.identity import new_digest
 from bert_jax.data.token_store import MANIFEST, TokenStore
 from bert_jax.data.transfer import copy_store
 from bert_jax.errors import InputError
+from bert_jax.outputs import open_folder
 from bert_jax.process import loading_tensorflow
 from bert_jax.text.added import add_words
 
@@ -54,13 +55,16 @@ class Places:
           local: config.data.local_dir.
 
         Raises:
-          InputError: `local` is in a bucket.
+          InputError: `local` is in a bucket, or a folder cannot be written.
         """
         if files.in_bucket(local):
             raise InputError(
                 f'config.data.local_dir={local} is in a bucket: name a folder on a disk of each '
                 'host, such as ~/.cache/bert_jax'
             )
+        for field, folder in (('data.dir', shared), ('data.local_dir', local)):
+            if not files.in_bucket(folder) and (field == 'data.dir' or files.in_bucket(shared)):
+                open_folder(folder, f'config.{field}', lambda _: True)
         place = files.as_path(shared)
         machines = set(hosts.exchange('machine', _machine()))
         if files.in_bucket(shared) or len(machines) > 1:

@@ -225,7 +225,7 @@ def _json_lines(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(
                     f'{path}, line {number} is not JSON ({error}): one object a line is wanted, '
                     "as in {\"text\": \"...\"}"

@@ -146,6 +146,8 @@ def read_manifest(path: files.Path) -> dict[str, Any]:
             entries = manifest['files'].values()
             numbers = [manifest['piece_bytes'], *(entry['bytes'] for entry in entries)]
             numbers += [count for _, count in array_types(manifest).values()]
+            if any('/' in name for name in manifest['files']):
+                raise ValueError('a file is not in its folder')
             texts = [manifest['fingerprint'], manifest['source'],
                      *(entry['md5'] for entry in entries)]
             if not (all(type(number) is int and number >= 0 for number in numbers)
@@ -156,7 +158,7 @@ def read_manifest(path: files.Path) -> dict[str, Any]:
         raise InputError(
             f'{path} is not a finished token store (no {MANIFEST}): build it again'
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f'{path / MANIFEST} is damaged ({error}): {remedy(path)}') from None
     if version != FORMAT_VERSION:
         raise InputError(

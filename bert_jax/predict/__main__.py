@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -28,7 +29,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF1 checkpoints are read by TensorFlow
 
 from bert_jax.errors import InputError
+from bert_jax.faults import told
 from bert_jax.files import as_path
+from bert_jax.outputs import check_new_file
 from bert_jax.predict.lines import Texts
 from bert_jax.process import use_huge_pages
 
@@ -247,10 +250,32 @@ def _with_corpus(scores: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     }}
 
 
+def _check(args: argparse.Namespace, output: str | None) -> None:
+    """Refuses before the work what could not be read or written after it."""
+    if sys.stdout is None:
+        raise InputError('standard output is closed: send it to a file or a program')
+    sys.stdout.reconfigure(encoding='utf-8')  # type: ignore[union-attr]
+    threshold = getattr(args, 'null_threshold', None)
+    if threshold is not None and math.isnan(threshold):
+        raise InputError(f'--null-threshold={threshold} must be a number')
+    if output is None:
+        return
+    if args.command == 'features' and not output.endswith('.npz'):
+        raise InputError(f'--output={output} must end in .npz')
+    check_new_file(output, '--output')
+    if args.command == 'export':
+        params_file = as_path(output).with_suffix('.npz')
+        if params_file == as_path(output):
+            raise InputError(
+                f'--output={output} is what the parameters go to: end it in .stablehlo')
+        check_new_file(params_file, '--output, for its parameters')
+
+
 def main() -> None:
     args = _parser().parse_args()
-    sys.stdout.reconfigure(encoding='utf-8')  # type: ignore[union-attr]
-    try:
+    output = getattr(args, 'output', None)
+    with told(writing=output):
+        _check(args, output)
         from bert_jax.predict import load
 
         if args.command == 'export':
@@ -291,11 +316,6 @@ def main() -> None:
             if len(faults) == num_texts:
                 _fail(line)
             print(line, file=sys.stderr)
-    except InputError as error:
-        sys.stdout.flush()
-        _fail(str(error))
-    except BrokenPipeError:  # the reader has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _short(x: Any) -> Any:

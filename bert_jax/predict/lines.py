@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import sys
@@ -51,7 +52,9 @@ class Texts:
             raise InputError(f'give texts or --input={file}, not both')
         self._arguments = list(arguments)
         self._name = file or 'standard input'
-        self._lines: IO[bytes] = sys.stdin.buffer
+        if sys.stdin is None and file is None and not arguments:
+            raise InputError('standard input is closed: give texts, or --input=FILE')
+        self._lines: IO[bytes] = sys.stdin.buffer if sys.stdin else io.BytesIO()
         self._bytes = 0  # of the file, where it is known
         if file is not None:
             try:
@@ -135,8 +138,10 @@ class Texts:
                     question, context = line.split(_TAB)
                 if not isinstance(question, str) or not isinstance(context, str):
                     raise TypeError
-                yield question, context
-            except (ValueError, KeyError, TypeError):
+                yield _checked(question), _checked(context)
+            except InputError as error:
+                yield InputError(f'{self._name}, line {number}: {error}')
+            except (ValueError, KeyError, TypeError, RecursionError):
                 yield InputError(
                     f'{self._name}, line {number} is neither {{"question": ..., "context": ...}} '
                     f'nor a question, a TAB and a context ({line[:60]!r})'
@@ -152,7 +157,7 @@ class Texts:
         csv.field_size_limit(1 << 30)
         rows = csv.reader(lines) if self._name.endswith('.csv') else csv.reader(
             lines, delimiter=_TAB, quoting=csv.QUOTE_NONE)
-        header = next(rows)
+        header = next(rows, [])
         if missing := [name for name in self._columns if name not in header]:
             raise InputError(
                 f"{self._name} has no column {missing[0]!r}: it has {', '.join(header)}"
@@ -252,6 +257,6 @@ def _object(line: str) -> tuple[Mapping[str, Any], str]:
     """(a line's JSON object, what is wrong with it)."""
     try:
         read = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {}, f'no JSON ({error})'
     return (read, '') if isinstance(read, dict) else ({}, f'no JSON object ({line[:40]!r})')

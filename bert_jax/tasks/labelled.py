@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.checksum import not_finite
 from bert_jax.data.pairs import Encode
 from bert_jax.data.prepared import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute
@@ -30,7 +32,7 @@ from bert_jax.model.objectives import OBJECTIVES, Objective
 from bert_jax.predict.engine import Engine
 from bert_jax.process import loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
-from bert_jax.text.load import Tokenizer, load_tokenizer
+from bert_jax.text.load import Tokenizer, check_known, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.loop import Phase
 from bert_jax.train.step import Batch, EvalStep
@@ -135,6 +137,11 @@ class LabelledTask:
 
     def __init__(self, config: ConfigDict, tokenization: Tokenization, data: LabelledData):
         self._config, self.data = config, data
+        if data.train is not None:
+            check_known(
+                data.train.sequences.ids, tokenization.vocab,
+                f'config.data.source={config.data.source}', tokenization.path,
+            )
         self.name: str = config.task
         self.vocab_path: Path | None = tokenization.path
         self.vocab_size = len(tokenization.vocab)
@@ -197,6 +204,9 @@ class LabelledTask:
 
         def evaluate(params: Any) -> dict[str, float]:
             outputs = [predict(params) for predict in self._predictors[: len(d.evaluated)]]
+            for eval_set, found in zip(d.evaluated, outputs, strict=True):
+                if name := not_finite(found):  # a label would be chosen of NaN as well
+                    return {f'{eval_set.name}{name}': math.nan}
             metrics = self.score(outputs)
             if self._best is None or metrics[self.metric] > self._best[0][self.metric]:
                 self._best = metrics, outputs

@@ -21,6 +21,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -33,9 +35,12 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 from absl import flags, logging
 
+from bert_jax import files
 from bert_jax.config import nearest
 from bert_jax.errors import InputError
-from bert_jax.files import absolute, in_bucket, write_whole
+from bert_jax.faults import told
+from bert_jax.files import as_path, write_whole
+from bert_jax.outputs import check_new_file
 from bert_jax.process import use_huge_pages
 from bert_jax.tools import bench_data
 from bert_jax.tools.bench_report import Result, record, table
@@ -181,10 +186,27 @@ def run(f: Any, folder: Path) -> list[Result]:
     return results
 
 
+def _is_benchmark(path: files.Path) -> bool:
+    """Whether a file is what an earlier run has written: that may be written anew."""
+    try:
+        return 'hardware' in json.loads(path.read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _check_peer(peer: str) -> None:
+    try:
+        command = shlex.split(peer)
+    except ValueError as error:
+        raise InputError(f'--peer={peer!r} is no command ({error})') from None
+    if command and shutil.which(command[0]) is None:
+        raise InputError(f'--peer={peer!r} cannot be run: there is no program {command[0]}')
+
+
 def main(argv: Sequence[str]) -> None:
     """Parses flags, runs, prints the table and writes the JSON."""
     f: Any = define_flags()
-    try:
+    with told():
         try:
             rest = f(argv)
         except flags.Error as error:
@@ -194,17 +216,15 @@ def main(argv: Sequence[str]) -> None:
             return
         if len(rest) > 1:
             raise InputError(f'unexpected argument {rest[1]!r}: flags are written --NAME=VALUE')
-        if f.json and not in_bucket(f.json) and not absolute(f.json).parent.is_dir():
-            raise InputError(f'--json={f.json}: its folder does not exist')
+        if f.json and not _is_benchmark(as_path(f.json)):
+            check_new_file(f.json, '--json')
+        _check_peer(f.peer)
         logging.set_verbosity(logging.ERROR)
         with tempfile.TemporaryDirectory(prefix='bert_jax_bench_') as folder:
             results = run(f, Path(folder))
         whole = record(results, f.seed, list(argv)[1:])
         if f.json:
             write_whole(f.json, json.dumps(whole, indent=2) + '\n')
-    except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        sys.exit(2)
     hardware = whole['hardware']
     print(f"\n{hardware['cpu']}, {hardware['cores']} cores; {hardware['num_devices']} x "
           f"{hardware['device_kind']}; jax {whole['versions']['jax']}\n\n{table(results)}")

@@ -28,10 +28,13 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.faults import told
 from bert_jax.files import Path, as_path, write_whole
+from bert_jax.outputs import open_folder
 from bert_jax.process import use_huge_pages
 from bert_jax.tasks import task_kind, task_kinds
 from bert_jax.train.report import duration
+from bert_jax.weights.reading import read_json
 
 # What decides which examples there are, how they are cut, and what is predicted of them.
 _ALIKE = (
@@ -98,6 +101,7 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
 
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
+    open_folder(workdir, '--workdir', _is_ensemble)
     configs = [read_run_fields(run) for run in runs]
     name = configs[0].get('task')
     downstream = [kind.name for kind in task_kinds().values() if not kind.phased]
@@ -130,12 +134,16 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
         left = (time.monotonic() - started) / number * (len(runs) - number)
         scores = '  '.join(f'{name} {x:.4f}' for name, x in task.score(outputs).items())
         print(f'{run}: {scores}  eta {duration(left)}', flush=True)
-    workdir.mkdir(parents=True, exist_ok=True)
     # For tools.glue_submission, which asks a folder for its task.
     write_whole(workdir / 'config.json', json.dumps(
         {'task': config.task, 'ensemble': [str(run) for run in runs]}, indent=2) + '\n')
     task.write(means, workdir)
     return {f'eval/{name}': value for name, value in task.score(means).items()}
+
+
+def _is_ensemble(folder: Path) -> bool:
+    path = folder / 'config.json'
+    return path.exists() and 'ensemble' in read_json(path, 'give another --workdir')
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -146,11 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('runs', metavar='RUN', nargs='+', help='run directories')
     parser.add_argument('--workdir', required=True, help='receives the predictions')
     options = parser.parse_args(arguments)
-    try:
+    with told():
         result = ensemble([as_path(run) for run in options.runs], as_path(options.workdir))
-    except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
     print('result ' + json.dumps(result))
     return 0
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from bert_jax.errors import InputError
+from bert_jax.faults import told
 from bert_jax.labelled.glue_submission import (
     NUM_ROWS,
     TASKS,
@@ -29,6 +30,7 @@ from bert_jax.labelled.glue_submission import (
     same_prediction,
     write_submission,
 )
+from bert_jax.outputs import check_new_file
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,7 +126,7 @@ def check(path: str) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the arguments and does what they say."""
-    try:
+    with told():
         args = parser().parse_args(arguments)
         if args.check and (args.folders or args.wnli_majority or args.fill_missing):
             raise InputError('--check takes a zip file and nothing else')
@@ -133,10 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if args.check:
             good = check(args.zip)
         else:
+            check_new_file(args.zip, 'ZIP')
             good = write(args.zip, args.folders, args.wnli_majority, args.fill_missing)
-    except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
     if not good:
         sys.exit(2)
 

@@ -25,9 +25,10 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 
 from absl import flags, logging
 
-from bert_jax.command_line import define_config, fail, parse_flags
+from bert_jax.command_line import define_config, parse_flags
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
+from bert_jax.faults import told
 
 
 def say(line: str) -> None:
@@ -76,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     f: Any = flags.FlagValues()
     flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
     define_config(f, list(argv))
-    try:
+    with told(stopped='stopped; start again and it goes on where it was'):
         rest = parse_flags(list(argv), f)
         if f.help:
             print(__doc__)
@@ -89,10 +90,6 @@ def main(argv: Sequence[str]) -> None:
                              '--config=configs/base_pretrain.py')
         logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
         prepare(f.config)
-    except InputError as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        fail('stopped; start again and it goes on where it was', 130)
 
 
 if __name__ == '__main__':

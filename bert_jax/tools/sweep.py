@@ -47,6 +47,7 @@ from absl import logging
 
 from bert_jax import hosts
 from bert_jax.errors import Diverged, InputError, Stopped
+from bert_jax.faults import told
 from bert_jax.files import Path, as_path, in_bucket, upload
 from bert_jax.lease import Claim
 from bert_jax.process import use_huge_pages
@@ -301,17 +302,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument('--helper', type=int, help=argparse.SUPPRESS)  # number of a process
     options, overrides = parser.parse_known_args(argv)
     logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
-    try:
+    with told():
         for argument in overrides:
             if not argument.startswith('--config.'):
                 raise InputError(f'{argument} is no option of this program; see --help')
         if options.parallel < 1 or (options.devices and options.devices % options.parallel):
             raise InputError(f'--parallel={options.parallel} must be above 0 and divide --devices')
-        if options.together is not None and options.together < 1:
-            raise InputError(f'--together={options.together} must be above 0')
         for name in ('restarts', 'devices'):
             if getattr(options, name) < 0:
                 raise InputError(f'--{name}={getattr(options, name)} must be 0 or above')
+        if options.together is not None and options.together < 1:
+            raise InputError(f'--together={options.together} must be above 0')
         visible_devices(options.devices)
         options.config, grid = read_sweep(options.config)
         members = grid_members(merged(grid, options.grid), options.restarts)
@@ -324,9 +325,6 @@ def main(argv: list[str]) -> int:
             print(f'sweep directory: {options.workdir}', flush=True)
         folder = Folder(as_path(options.workdir), members, options.keep)
         return _run(options, overrides, folder, argv)
-    except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
 
 
 if __name__ == '__main__':

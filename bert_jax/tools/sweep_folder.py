@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import statistics
@@ -11,13 +12,32 @@ from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, in_bucket, open_whole, write_whole
+from bert_jax.outputs import is_by_the_way, open_folder
 from bert_jax.tools.sweep_grid import Member
+from bert_jax.weights.reading import read_json
 
 Settings = tuple[tuple[str, str], ...]
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else None
+def _read(path: Path, **kinds: type) -> Any:
+    """What a file of ours says, each of these with a value of its kind; None where there is none.
+
+    Raises:
+      InputError: it is something else.
+    """
+    if not path.exists():
+        return None
+    hint = 'put it back as it was, or delete it'
+    found = read_json(path, hint)
+    for name, kind in kinds.items():
+        if not isinstance(found.get(name), kind):
+            raise InputError(f'{path} has {name}={found.get(name)!r}: {hint}')
+    return found
+
+
+def _is_sweep(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir() if not is_by_the_way(path)}
+    return 'sweep.json' in names or names == {'runs'}
 
 
 class Folder:
@@ -39,26 +59,35 @@ class Folder:
 
     def open(self, config: str, settings: list[str]) -> None:
         """Refuses a directory with runs of another config: their results would pass for ours."""
-        (self.path / 'runs').mkdir(parents=True, exist_ok=True)
+        open_folder(self.path, '--workdir', _is_sweep)
         path = self.path / 'sweep.json'
         ours = {'config': config, 'settings': sorted(settings)}
-        theirs = _read(path)
+        theirs = _read(path, config=str, settings=list)
         if theirs is not None and theirs != ours:
-            said = [' '.join([f"--config={s['config']}", *s['settings']]) for s in (theirs, ours)]
+            said = [' '.join([f"--config={s['config']}", *map(str, s['settings'])])
+                    for s in (theirs, ours)]
             raise InputError(
                 f'{self.path} holds a sweep of {said[0]}, this is one of {said[1]}: give another '
                 '--workdir, or the same settings'
             )
-        write_whole(path, json.dumps(ours) + '\n')
+        if theirs is None:
+            write_whole(path, json.dumps(ours) + '\n')
+        (self.path / 'runs').mkdir(exist_ok=True)
 
     def result(self, member: Member) -> dict[str, Any] | None:
         """What a finished member said, with `metric`; None if it is not finished."""
-        found: dict[str, Any] | None = _read(self.run(member) / 'sweep_result.json')
+        path = self.run(member) / 'sweep_result.json'
+        found: dict[str, Any] | None = _read(path, metric=str)
+        if found is not None:
+            value = found.get(found['metric'])
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise InputError(f"{path} has {found['metric']}={value!r}: delete it, and the run "
+                                 'is run again')
         return found
 
     def failed(self, member: Member) -> bool:
         """Whether a member failed since this process began; before that, it is tried again."""
-        found = _read(self.run(member) / 'sweep_failed.json')
+        found = _read(self.run(member) / 'sweep_failed.json', time=float)
         return found is not None and found['time'] >= self._opened
 
     def unfinished(self) -> list[Member]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -23,17 +24,30 @@ class Best:
         Args:
           directory: `best/` of the run.
           metric: name of the metric that is to be high.
+
+        Raises:
+          InputError: what is there cannot be read.
         """
         self._metric = metric
         self._directory = files.absolute(directory)
-        self._manager = ocp.CheckpointManager(
-            self._directory,
-            item_handlers=ocp.StandardCheckpointHandler(),
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=1, create=True, best_fn=lambda metrics: metrics[metric],
-                best_mode='max',
-            ),
-        )
+        try:
+            self._manager = ocp.CheckpointManager(
+                self._directory,
+                item_handlers=ocp.StandardCheckpointHandler(),
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=1, create=True, best_fn=lambda metrics: metrics[metric],
+                    best_mode='max',
+                ),
+            )
+            found = self.metrics()
+            good = found is None or math.isfinite(found[metric])
+        except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError):
+            good = False
+        if not good:
+            raise InputError(
+                f'{self._directory} holds no {metric} that can be read (STEP/metrics/metrics): put '
+                'it back as it was, or move the folder away and the next evaluation is the best'
+            )
 
     def offer(self, step: int, metrics: dict[str, float], params: Any) -> None:
         """Keeps these parameters if they are better than all before (the first, where equal)."""

@@ -5,8 +5,10 @@ A run of several phases would otherwise find out after days that its last phase 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -104,6 +106,14 @@ def device_bytes(tree: Any) -> int:
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
+
+
+def host_memory() -> int:
+    """Bytes that this process can have: of the machine, or of its container."""
+    found = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    with contextlib.suppress(OSError, ValueError), open('/sys/fs/cgroup/memory.max') as file:
+        found = min(found, int(file.read()))  # 'max': no limit
+    return found
 
 
 def device_memory(device: jax.Device) -> int | None:

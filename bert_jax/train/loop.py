@@ -70,7 +70,9 @@ class Cadence:
 class _Window:
     """Metrics of the steps since the last log line, checked for NaN as they are fetched."""
 
-    def __init__(self, first_step: int):
+    def __init__(self, first_step: int, first_of_run: int):
+        """`first_of_run`: the step that the run starts from, here and now."""
+        self._first_of_run = first_of_run
         self._next_step = first_step + 1  # steps are named by the updates done with them
         self._on_device: list[dict[str, jax.Array]] = []
         self.fetched: list[dict[str, np.ndarray]] = []
@@ -90,11 +92,15 @@ class _Window:
         """
         for metrics in jax.device_get(self._on_device):
             if not (np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])):
+                before = self._next_step - 1
                 raise Diverged(
                     f"step {self._next_step}: loss {metrics['loss']}, gradient norm "
-                    f"{metrics['grad_norm']}: stopped. Lower config.optimizer.learning_rate or "
-                    'lengthen config.optimizer.warmup; the last good checkpoint is kept'
-                )
+                    f"{metrics['grad_norm']}: stopped. " + (
+                        'No step was done before, so no learning rate is the cause: look at the '
+                        'parameters that it starts from, and at the data'
+                        if before == self._first_of_run else
+                        'Lower config.optimizer.learning_rate or lengthen config.optimizer.warmup'
+                    ), before)
             self._next_step += 1
             self.fetched.append(metrics)
         self._on_device.clear()
@@ -170,7 +176,8 @@ def train(
     has the program, for this run alone or for several at once.
 
     At a step where several are due: log, then evaluate, then save, so that a run that starts from
-    the checkpoint has the records up to it.
+    the checkpoint has the records up to it. At the last one the state is saved first: whatever
+    becomes of the evaluation, what was trained is there.
 
     Args:
       objective: gives metrics from sums.
@@ -189,21 +196,61 @@ def train(
       The metrics of the last evaluation.
 
     Raises:
-      Diverged: the loss is not finite; nothing after the last good checkpoint is saved.
+      Diverged: a loss, a parameter or a metric is not finite; what is kept is good.
       Stopped: `should_stop` said so; the state is saved.
     """
-    step = int(held.state.step)
+    try:
+        metrics = yield from _train(
+            objective, held, phases, cadence, checkpoints, report, goodput, profile, best,
+            peak_flops, should_stop,
+        )
+    except Diverged as error:
+        kept = checkpoints.set_aside(error.step)
+        raise Diverged(f'{error}; {kept}', error.step) from None
+    checkpoints.finish()
+    return metrics
+
+
+def _train(
+    objective: Objective, held: Held, phases: Sequence[Phase], cadence: Cadence,
+    checkpoints: Checkpoints, report: Report, goodput: Goodput, profile: Profile,
+    best: Best | None, peak_flops: float | None, should_stop: Callable[[int], bool],
+) -> Run[dict[str, float]]:
+    start = step = int(held.state.step)
     last = phases[-1].end
     metrics: dict[str, float] = {}
     step_metrics: dict[str, jax.Array] = {}
     first_of_run = True
+
+    def evaluate(phase: Phase) -> dict[str, float]:
+        with goodput.during('evaluation'):
+            metrics = phase.evaluate(held.state.params)
+            for name, value in metrics.items():
+                if not math.isfinite(value):
+                    raise Diverged(f'step {step}: the evaluation gives {name} {value}: stopped. '
+                                   'Lower config.optimizer.learning_rate', step)
+            if not report.has_evaluation(step):  # else all was done before
+                report.write(step, {f'eval/{name}': value for name, value in metrics.items()})
+                report.say(f'step {step:>7,}  held out: ' + '  '.join(
+                    f'{name} {value:.4f}' for name, value in metrics.items()))
+                report.draw()
+            if best is not None:
+                best.offer(step, metrics, held.state.params)
+        return metrics
+
+    def save() -> None:
+        with goodput.during('save'):
+            report.flush()
+            checkpoints.save(step, held.state)
+            goodput.mark(step)
+
     for phase in phases:
         if step >= phase.end:
             continue
         if step == phase.start:
             report.say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
         batches = phase.batches(step - phase.start)
-        window, pace = _Window(step), Pace(goodput.clock)
+        window, pace = _Window(step, start), Pace(goodput.clock)
         begun = time.perf_counter()
         timed, timed_step = goodput.now(), step  # from where on the next line's speed is counted
         compiled = False
@@ -248,31 +295,21 @@ def train(
                     report.say(slow)
                 timed, timed_step = now, step
             soon = step != last and last - step < cadence.eval_every / 10
+            saving = due(cadence.save_every) or stopping
+            if saving or due(cadence.eval_every):
+                window.fetch()
+            if saving and step == last:
+                save()
             if due(cadence.eval_every) and not soon:
-                window.fetch()
-                with goodput.during('evaluation'):
-                    metrics = phase.evaluate(held.state.params)
-                    report.write(step, {f'eval/{name}': value for name, value in metrics.items()})
-                    report.say(f'step {step:>7,}  held out: ' + '  '.join(
-                        f'{name} {value:.4f}' for name, value in metrics.items()))
-                    report.draw()
-                    if best is not None:
-                        best.offer(step, metrics, held.state.params)
-            if due(cadence.save_every) or stopping:
-                window.fetch()
-                with goodput.during('save'):
-                    report.flush()
-                    checkpoints.save(step, held.state)
-                    goodput.mark(step)
+                metrics = evaluate(phase)
+            if saving and step != last:
+                save()
             if stopping:
                 if step == last:  # the stop came too late to cut anything off
                     break
                 raise Stopped(f'stopped at step {step:,}; the state is saved')
     if not metrics:  # nothing was left to train
-        with goodput.during('evaluation'):
-            metrics = phases[-1].evaluate(held.state.params)
-            if best is not None:
-                best.offer(step, metrics, held.state.params)
+        metrics = evaluate(phases[-1])
     return metrics
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from bert_jax.errors import InputError
 from bert_jax.files import Path, in_bucket, open_whole, write_whole
 from bert_jax.train.uploads import Uploads
 
@@ -29,6 +30,17 @@ def count(number: float) -> str:
 _NOT_DRAWN = ('mlm_perplexity', 'tokens_per_second', 'data_wait')
 
 
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, or None where it is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    good = isinstance(record, dict) and type(record.get('step')) is int and all(
+        type(value) in (int, float) for value in record.values())
+    return record if good else None
+
+
 class Report:
     """Writes the records of one run; on processes other than the first it does nothing.
 
@@ -48,11 +60,16 @@ class Report:
             return
         path = workdir / 'metrics.jsonl'
         if path.exists():
-            for line in path.read_text(encoding='utf-8').splitlines():
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:
+            lines = path.read_bytes().splitlines()
+            for number, line in enumerate(lines, 1):
+                record = _record(line)
+                if record is None and number == len(lines):
                     break  # the line that a killed process was writing
+                if record is None:
+                    raise InputError(
+                        f'{path}, line {number} is no record of a step: put it right, or move the '
+                        'file away and the curves begin anew'
+                    )
                 if record['step'] <= start_step:
                     self.records.append(record)
         self._uploads = Uploads(workdir) if in_bucket(workdir) else None
@@ -71,12 +88,17 @@ class Report:
             return
         record = {'step': step, **{name: float(value) for name, value in metrics.items()}}
         self.records.append(record)
-        self._file.write(json.dumps(record) + '\n')
+        self._file.write(json.dumps(record, allow_nan=False) + '\n')
         self._file.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
         if self._uploads is not None:
             self._uploads.start()
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether the records have an evaluation of a step."""
+        return any(record['step'] == step and any(name.startswith('eval/') for name in record)
+                   for record in self.records)
 
     def flush(self) -> None:
         """Returns when all records are where they belong."""

@@ -17,13 +17,12 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax import files, hosts
+from bert_jax.checksum import CHECKSUMS, checksums, leaf_name
 from bert_jax.errors import InputError
-from bert_jax.train.checksum import checksums
 from bert_jax.train.replicas import holds_first, on_first, spread
 from bert_jax.train.restack import as_saved, restack
 
 _T = TypeVar('_T')
-CHECKSUMS = 'checksums'  # beside the trees that are saved
 _ITEM = 'default'  # orbax's name of what a checkpoint holds
 # What TensorStore's faults begin with where bytes are missing or are no checkpoint's; a fault
 # without a code is an invalid argument to it, such as a description that is no JSON. Any other code
@@ -106,7 +105,7 @@ def on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
 
 def leaves(tree: Any) -> dict[str, Any]:
     """Leaves by their path, 'params/bert/pooler/dense/kernel'."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def first_line(error: BaseException) -> str:
@@ -147,7 +146,7 @@ def _load(folder: Any, wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax
     """This process's shards. Orbax wants a tree of the saved one's structure, whatever ours is."""
     tree, _ = _description(folder)
     target = jax.tree_util.tree_map_with_path(
-        lambda path, x: wanted[_name(path)] if _is_array(x) else x, tree, is_leaf=_is_array
+        lambda path, x: wanted[leaf_name(path)] if _is_array(x) else x, tree, is_leaf=_is_array
     )
     handler = ocp.StandardCheckpointHandler()
     try:
@@ -166,16 +165,11 @@ def _description(folder: Any) -> tuple[Any, dict[str, Any]]:
     if tree is None:
         raise Damaged('it has no description')
     found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_array)
-    return tree, {_name(path): x for path, x in found if _is_array(x)}
+    return tree, {leaf_name(path): x for path, x in found if _is_array(x)}
 
 
 def _is_array(x: Any) -> bool:
     return hasattr(x, 'shape') and hasattr(x, 'dtype')
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return '/'.join(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key))))
-                    for key in path)
 
 
 def _verify(arrays: dict[str, jax.Array], written: np.ndarray) -> None:

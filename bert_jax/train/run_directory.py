@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
+from bert_jax import hosts
 from bert_jax.bert_config import COMPUTATION, OPTIONS
 from bert_jax.errors import InputError
 from bert_jax.files import Path, check_deletion, write_whole
+from bert_jax.lease import Claim, held
+from bert_jax.outputs import is_by_the_way, open_folder
 from bert_jax.weights.reading import read_json
-from bert_jax.weights.run_directory import whole_steps
+from bert_jax.weights.run_directory import digest, whole_steps
 
 # Fields that may change between a run and its continuation without changing what it computes.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
@@ -31,6 +36,59 @@ _OF_ANY_RUN: tuple[str, ...] = ('task',)
 _OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
 
 
+# What there may be before config.json is.
+_BEGUN = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
+
+
+@contextlib.contextmanager
+def opened(workdir: Path) -> Iterator[Claim | None]:
+    """The run directory, made where there is none, and held by this run alone while the block runs.
+
+    The first host does this for all; on the others it is None.
+
+    Raises:
+      InputError: it cannot be used, holds something else than a run, or another process is at work
+        in it.
+    """
+    if not hosts.first():
+        yield None
+        return
+    open_folder(workdir, '--workdir', _is_run)
+    for name in ('checkpoints', 'best'):
+        if (workdir / name).exists() and not (workdir / name).is_dir():
+            raise InputError(f'{workdir / name} is no folder: move it away, or give another '
+                             '--workdir')
+    with held(workdir, 'run') as claim:
+        yield claim
+
+
+def _is_run(workdir: Path) -> bool:
+    """Whether a folder is one that a run has begun in."""
+    config_file = workdir / 'config.json'
+    saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
+    if not config_file.exists():
+        if saved:
+            raise InputError(
+                f'{workdir} has checkpoints and no config.json, so nobody knows of what model they '
+                'are: put its config.json back, or give another --workdir'
+            )
+        # What a run leaves that is killed while it starts.
+        return all(
+            path.name in _BEGUN or path.name.startswith('events.out.') or is_by_the_way(path)
+            for path in workdir.iterdir()
+        )
+    try:
+        config = read_json(config_file, '')
+    except InputError:
+        if saved:  # whose it is, is clear
+            raise InputError(
+                f'{config_file} cannot be read as JSON: put it back as it was, or give another '
+                '--workdir'
+            ) from None
+        return False
+    return isinstance(config.get('task'), str) and isinstance(config.get('model'), dict)
+
+
 def check_run_directory(
     workdir: Path, resolved: dict[str, Any], vocab_path: Path | None, *, comparable: bool
 ) -> None:
@@ -48,10 +106,7 @@ def check_run_directory(
     """
     if jax.process_index():
         return
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f'--workdir={workdir}: {error.strerror or error}') from error
+    workdir.mkdir(parents=True, exist_ok=True)
     check_deletion(workdir)
     path = workdir / 'config.json'
     saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
@@ -61,6 +116,8 @@ def check_run_directory(
     new = flat_fields(resolved)
     fixed = _OF_ANY_RUN + _OF_A_DOWNSTREAM_RUN if comparable else _OF_ANY_RUN
     for name in sorted(set(old) | set(new)):
+        if name == 'vocabulary':  # the files are compared below
+            continue
         if name.startswith('identity.'):
             known = name in old and name in new and name != 'identity.vocabulary'
             if known and old[name] != new[name]:
@@ -107,9 +164,11 @@ def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | Non
     """Writes `config.json` and the vocabulary into the run directory."""
     if jax.process_index():
         return
-    write_whole(workdir / 'config.json', json.dumps(resolved, indent=2) + '\n')
     if vocab_path is not None:
-        write_whole(workdir / _vocab_name(vocab_path), vocab_path.read_bytes())
+        content = vocab_path.read_bytes()
+        write_whole(workdir / _vocab_name(vocab_path), content)
+        resolved = resolved | {'vocabulary': digest(content)}
+    write_whole(workdir / 'config.json', json.dumps(resolved, indent=2) + '\n')
 
 
 def _vocab_name(vocab_path: Path) -> str:

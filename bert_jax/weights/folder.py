@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.errors import InputError
+from bert_jax.faults import FULL
 from bert_jax.files import Path, as_path, children, in_bucket, upload
 
 
@@ -22,6 +23,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     Raises:
       InputError: `target` holds something already, or cannot be written.
+      OSError: its disk is full.
     """
     check_free(target)
     try:
@@ -39,6 +41,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         finally:
             beside.rmtree(missing_ok=True)
     except OSError as error:
+        if error.errno in FULL or 'No space left' in str(error):
+            raise  # the doors say which disk is full
         raise InputError(f'{target} cannot be written: {error.strerror or error}') from error
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.checksum import is_finite
 from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.heads import HEADS, PARTS, POOLER, part_of
@@ -28,7 +29,7 @@ def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding='utf-8'))
     except FileNotFoundError:
         raise InputError(f'{path} is missing: {wanted_for}') from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f'{path} cannot be read as JSON ({error}): {wanted_for}') from None
     if not isinstance(value, dict):
         raise InputError(f'{path} holds no JSON object: {wanted_for}')
@@ -65,7 +66,8 @@ def take_params(
       (`Weights.params`, names of tensors that were not taken).
 
     Raises:
-      InputError: a tensor is missing, or its shape is not what the config says.
+      InputError: a tensor is missing, its shape is not what the config says, or a number in it is
+        not finite.
     """
     _check_layers(form, shapes, model, where, config_file)
     table = tensors(model)
@@ -88,9 +90,21 @@ def take_params(
     used: set[str] = set()
     for tensor in wanted:
         names = tensor.file_names(form)
-        params[tensor.name] = tensor.from_files(form, [read(name) for name in names], sizes)
+        stored = [read(name) for name in names]
+        for name, x in zip(names, stored, strict=True):
+            check_finite(name, x, where)
+        params[tensor.name] = tensor.from_files(form, stored, sizes)
         used.update(names)
     return params, tuple(sorted(set(shapes) - used))
+
+
+def check_finite(name: str, x: np.ndarray, where: object) -> None:
+    """Refuses a tensor with NaN or infinity: of it everything would be NaN."""
+    if not is_finite(x):
+        raise InputError(
+            f'{where}: {name} holds NaN or infinity, so nothing can be computed with it: take '
+            'weights from before they diverged, or copy them again'
+        )
 
 
 def _check_layers(

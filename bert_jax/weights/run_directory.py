@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bert_jax.bert_config import COMPUTATION, OPTIONS
+from bert_jax.checksum import CHECKSUMS, checksum, leaf_name
 from bert_jax.errors import InputError
 from bert_jax.files import Path, absolute, as_path, children, in_bucket
 from bert_jax.heads import HEADS, part_of
@@ -22,6 +24,7 @@ from bert_jax.weights.folder import new_folder, write_json
 from bert_jax.weights.model_fields import read_model
 from bert_jax.weights.names import from_tree, sizes_of, tensors, to_tree
 from bert_jax.weights.reading import (
+    check_finite,
     check_head,
     check_labels,
     find_head,
@@ -73,6 +76,8 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     step = _newest(workdir)
     params = from_tree(_restore(step / 'default'), model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}
+    for name, x in params.items():
+        check_finite(name, x, step)
     if HEADS[hint].portable:
         _check(params, model, step, config_file)
         head = find_head(params, hint, f'{config_file} says head {hint!r}')
@@ -95,6 +100,11 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     )
 
 
+def digest(content: bytes) -> str:
+    """What `config.json` says of the vocabulary's content."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
 def _model(config: dict[str, Any], config_file: Path) -> dict[str, Any]:
     """See `Weights.model`."""
     section = config.get('model')
@@ -114,10 +124,19 @@ def _vocabulary(
     workdir: Path, config: dict[str, Any], model: dict[str, Any]
 ) -> tuple[Path | None, bool]:
     """(file, whether text is lower-cased)."""
-    lowercase = bool((config.get('data') or {}).get('lowercase', True))
+    data = config.get('data') or {}
+    if not isinstance(data, dict):
+        raise InputError(f'{workdir}/config.json: the section "data" is {data!r}, no JSON object')
+    lowercase = bool(data.get('lowercase', True))
     names = (workdir / 'vocab.txt', workdir / 'vocab.model')
     vocab_file = next((path for path in names if path.exists()), None)
     if vocab_file is not None:
+        said = config.get('vocabulary')
+        if said is not None and said != digest(vocab_file.read_bytes()):
+            raise InputError(
+                f'{vocab_file} is not the vocabulary that the run was trained with (its content is '
+                'another than config.json says): put that one back'
+            )
         num_tokens = len(read_vocabulary(vocab_file, lowercase))
         if num_tokens > model['vocab_size']:  # fewer are allowed: model.vocab_size may be set
             raise InputError(
@@ -153,16 +172,19 @@ def _restore(path: Path) -> dict[str, Any]:
     handler = ocp.PyTreeCheckpointHandler()
     reader = ocp.Checkpointer(handler)
     try:
-        saved = handler.metadata(absolute(path))
-        wanted = {'params': jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.tree['params'],
+        saved = handler.metadata(absolute(path)).tree
+        names = sorted(map(leaf_name, _paths(saved)))
+        wanted = {key: jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved[key],
             is_leaf=lambda x: hasattr(x, 'shape'),
-        )}
+        ) for key in ('params', CHECKSUMS) if key in saved}
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        return reader.restore(absolute(path), args=ocp.args.PyTreeRestore(
+        found = reader.restore(absolute(path), args=ocp.args.PyTreeRestore(
             item=wanted, restore_args=as_numpy,
             partial_restore=True,  # the moments are twice the parameters
-        ))['params']
+        ))
+        _verify(found, [name for name in names if name != CHECKSUMS])
+        return found['params']
     except Exception as error:  # of many types; what is there stays as it is
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
@@ -171,6 +193,21 @@ def _restore(path: Path) -> dict[str, Any]:
         ) from error
     finally:
         reader.close()
+
+
+def _paths(tree: Any) -> list[Any]:
+    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
+    return [path for path, _ in found]
+
+
+def _verify(found: dict[str, Any], names: list[str]) -> None:
+    """Compares parameters with the checksums that were saved with them, where there are some."""
+    if CHECKSUMS not in found:
+        return
+    written = dict(zip(names, np.asarray(found[CHECKSUMS]).tolist(), strict=True))
+    for path, x in jax.tree_util.tree_leaves_with_path({'params': found['params']}):
+        if int(checksum(np.asarray(x))) != written[leaf_name(path)]:
+            raise ValueError(f'{leaf_name(path)} is not what was saved')
 
 
 def _check(
@@ -210,7 +247,9 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
     num_rows = weights.model['vocab_size']
     padded = -(-num_rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     with new_folder(as_path(workdir)) as beside:
+        vocabulary = b'' if weights.vocab_file is None else weights.vocab_file.read_bytes()
         write_json(beside / 'config.json', {
+            'vocabulary': digest(vocabulary) if vocabulary else None,
             'head': weights.head, 'labels': list(weights.labels),
             'model': weights.model | {'scan_layers': False},
             'data': {'lowercase': weights.lowercase},
@@ -218,7 +257,7 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
         })
         if weights.vocab_file is not None:
             suffix = '.model' if weights.vocab_file.suffix == '.model' else '.txt'
-            (beside / f'vocab{suffix}').write_bytes(weights.vocab_file.read_bytes())
+            (beside / f'vocab{suffix}').write_bytes(vocabulary)
         tree = to_tree(weights.params, padded_vocab_size=padded, scan_layers=False)
         (beside / 'checkpoints' / '0').mkdir(parents=True)
         # Random numbers do not get smaller, and compressing them takes time and memory.

@@ -13,7 +13,7 @@ import tensorstore
 from toy import Toy, mesh
 
 from bert_jax import files
-from bert_jax.errors import InputError
+from bert_jax.errors import Diverged, InputError
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.restore import Damaged, read
 from bert_jax.train.state import abstract_state, init_state
@@ -61,6 +61,36 @@ def test_a_state_comes_back_on_any_mesh(tmp_path, state, axes):
                  jax.device_get(state))
     for x, a in zip(jax.tree.leaves(found), jax.tree.leaves(target), strict=True):
         assert x.dtype == a.dtype and x.sharding.is_equivalent_to(a.sharding, x.ndim)
+
+
+def test_of_a_run_that_keeps_one_the_one_before_goes_when_the_newest_is_good(tmp_path, state):
+    checkpoints = Checkpoints(tmp_path, 1)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state)
+    checkpoints.finish()
+    checkpoints.close()
+    assert [path.name for path in tmp_path.iterdir()] == ['3']
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(4, state)
+    assert checkpoints.set_aside(4) == 'the last good checkpoint, of step 3, is kept'
+    assert checkpoints.set_aside(5) == 'the last good checkpoint, of step 3, is kept'
+    assert checkpoints.set_aside(3) == 'there is no good checkpoint'
+    checkpoints.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['3.diverged', '4.diverged']
+    assert restore(tmp_path, abstract()) is None
+
+
+@pytest.mark.parametrize('part', ['params', 'opt_state'])
+def test_what_is_not_finite_is_not_saved(tmp_path, state, part):
+    def poisoned(x):
+        return x.at[(0,) * x.ndim].set(np.nan) if x.dtype == np.float32 else x
+
+    bad = state.replace(**{part: jax.tree.map(poisoned, getattr(state, part))})
+    checkpoints = Checkpoints(tmp_path, 2)
+    with pytest.raises(Diverged, match=f'step 7: {part}/.* is not finite'):
+        checkpoints.save(7, bad)
+    checkpoints.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_checkpoints_there_is_nothing_to_restore(tmp_path):

@@ -36,6 +36,16 @@ class Records:
     def flush(self):
         pass
 
+    def has_evaluation(self, step):
+        return ('eval', step) in self.written
+
+    def set_aside(self, step):
+        self.events.append(('aside', step))
+        return f'step {max([s for s in self.saved if s != step], default=None)} is kept'
+
+    def finish(self):
+        self.events.append(('finish', None))
+
     def save(self, step, state):
         self.events.append(('save', step))
         self.saved[step] = jax.device_get(state)
@@ -55,8 +65,9 @@ class Run:
     """One call of `train` over phases of so many steps; `bad` is a batch with NaN."""
 
     def __init__(self, trainer, cadence=(0, 0, 0), steps=(10,), state=None, stop_at=None,
-                 bad=None, peak_flops=None, goodput=None, profile=None):
+                 bad=None, peak_flops=None, goodput=None, profile=None, score=None):
         task, step, fresh = trainer
+        self.score = score
         self.records, self.asked, self.evaluated = Records(), [], []
         phases = []
         for i, count in enumerate(steps):
@@ -88,6 +99,8 @@ class Run:
 
         def evaluate(params):
             self.evaluated.append(number)
+            if self.score is not None:
+                return {'mse': self.score}
             return {'mse': float(np.square(params['dense']['kernel']).sum())}
 
         return Phase(start, steps, size, batches, evaluate, 600.0, f'phase {number}')
@@ -108,7 +121,7 @@ def test_log_evaluation_and_checkpoint_are_at_their_steps_and_all_at_the_last(
 ):
     records = Run(trainer, cadence).records
     assert [records.steps(kind) for kind in ('log', 'eval', 'save')] == [log, evaluate, save]
-    assert [kind for kind, step in records.events if step == 10] == ['log', 'eval', 'save']
+    assert [kind for kind, step in records.events if step == 10] == ['log', 'save', 'eval']
 
 
 @pytest.mark.parametrize('steps, evaluated', [((40,), [20, 40]), ((41,), [20, 41]),
@@ -164,6 +177,27 @@ def test_divergence_saves_and_records_nothing_after_it(trainer, cadence, saved, 
     assert run.records.steps('save') == saved and run.records.steps('log') == logged
     for state in run.records.saved.values():
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize('bad, cadence, aside', [
+    (5, (0, 0, 2), 5),  # found in the sixth step: of the fifth's parameters
+    (4, (0, 0, 4), 4), (0, (0, 0, 0), 0),
+])
+def test_a_checkpoint_whose_next_step_diverges_is_no_good(trainer, bad, cadence, aside):
+    run = Run(trainer, cadence, bad=bad)
+    assert run.records.events[-1] == ('aside', aside)
+    kept = max((step for step in run.records.saved if step != aside), default=None)
+    assert str(run.error).endswith(f'step {kept} is kept')
+    assert ('No step was done before' in str(run.error)) == (bad == 0)
+
+
+@pytest.mark.parametrize('score', [np.nan, np.inf])
+def test_an_evaluation_that_is_not_finite_is_divergence(trainer, score):
+    run = Run(trainer, (0, 4, 2), score=score)
+    assert str(run.error).startswith(f'step 4: the evaluation gives mse {score}')
+    assert run.records.events == [('save', 2), ('aside', 4)]
+    run = Run(trainer, score=score)  # the last evaluation comes after the last save
+    assert run.records.events == [('log', 10), ('save', 10), ('aside', 10)]
 
 
 @pytest.mark.parametrize('bad, steps', [(5, (10,)), (0, (10,)), (6, (4, 6))])

@@ -91,7 +91,7 @@ def test_a_run_that_fails_or_stops_leaves_the_others_alone():
     on = mesh()
     together = together_on(on)
     slots = [Slot() for _ in range(3)]
-    faults = (Diverged('nan'), None, Stopped('asked'))
+    faults = (Diverged('nan', 1), None, Stopped('asked'))
     found = together.train(
         [a_run(i, slots[i], on, fault=faults[i]) for i in range(3)], slots,
         [numbers(i) for i in range(3)])

@@ -1,4 +1,4 @@
-"""Checksums of arrays.
+"""What tells whether arrays are what they were: checksums, and whether every number is finite.
 
 A file format's checksums cover what it wrote, where it has any; these cover the way from the
 devices and back. They are sums of integers, so they depend neither on a mesh nor on an order.
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+CHECKSUMS = 'checksums'  # what they are called beside the trees that are saved
 _BLOCK = 1 << 18  # elements that stay in a CPU's cache
 
 
@@ -23,7 +24,7 @@ def checksums(arrays: Mapping[str, jax.Array]) -> np.ndarray:
     Computed where the arrays lie; on CPUs without compiling anything.
     """
     sums = [
-        _on_host(np.asarray(x)) if _is_of_a_cpu(x) else _on_device(x)
+        checksum(np.asarray(x)) if _is_of_a_cpu(x) else _on_device(x)
         for x in (arrays[name] for name in sorted(arrays))
     ]
     return np.array(jax.device_get(sums), np.uint32)
@@ -33,7 +34,8 @@ def _is_of_a_cpu(x: jax.Array) -> bool:
     return x.is_fully_addressable and x.addressable_shards[0].device.platform == 'cpu'
 
 
-def _on_host(x: np.ndarray) -> np.uint32:
+def checksum(x: np.ndarray) -> np.uint32:
+    """That of an array on the host."""
     bits = np.ascontiguousarray(x).reshape(-1).view(f'uint{8 * x.dtype.itemsize}')
     total = 0
     for start in range(0, bits.size, _BLOCK):
@@ -41,6 +43,36 @@ def _on_host(x: np.ndarray) -> np.uint32:
         index = np.arange(start, start + block.size).astype(np.uint32)
         total += int(_mixed(block, index).sum(dtype=np.uint64))
     return np.uint32(total & 0xFFFFFFFF)
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """The name of a tree's leaf by its path, 'params/bert/pooler/dense/kernel'."""
+    return '/'.join(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key))))
+                    for key in path)
+
+
+def not_finite(arrays: Mapping[str, Any]) -> str | None:
+    """The first array, by name, that holds NaN or infinity; of numpy's or of a device."""
+    found = {
+        name: _is_finite_on_device(x) if isinstance(x, jax.Array) and not _is_of_a_cpu(x)
+        else is_finite(np.asarray(x))
+        for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)
+    }
+    return next((name for name, good in jax.device_get(found).items() if not good), None)
+
+
+def is_finite(x: np.ndarray) -> bool:
+    """Whether no element is NaN or infinite."""
+    with np.errstate(all='ignore'):
+        # One pass without an array of the same size; the sum of good ones may overflow.
+        if np.isfinite(np.add.reduce(x, axis=None, dtype=np.result_type(x.dtype, np.float32))):
+            return True
+    return bool(np.isfinite(x).all())
+
+
+@jax.jit
+def _is_finite_on_device(x: jax.Array) -> jax.Array:
+    return jnp.isfinite(x).all()
 
 
 @jax.jit

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from toy import mesh
 
-from bert_jax.train import checksum
-from bert_jax.train.checksum import checksums
+from bert_jax import checksum
+from bert_jax.checksum import checksums, is_finite, not_finite
+from bert_jax.sharding import make_mesh
 
 X = np.random.default_rng(0).standard_normal((16, 24)).astype(np.float32)
 
@@ -19,7 +19,7 @@ def one(x):
 
 def test_host_and_device_and_every_layout_agree():
     spec = PartitionSpec('fsdp', 'tensor')
-    split = jax.device_put(X, NamedSharding(mesh(2, 2, 2), spec))
+    split = jax.device_put(X, NamedSharding(make_mesh(2, 2, 2), spec))
     assert one(X) == int(checksum._on_device(X)) == int(checksum._on_device(split)) == one(split)
 
 
@@ -55,3 +55,18 @@ def test_every_change_is_noticed():
     assert one(-np.zeros(3, np.float32)) != one(np.zeros(3, np.float32))
     first, second = checksums({'b': jnp.ones(3), 'a': jnp.zeros(3)})
     assert (first, second) == (one(np.zeros(3, np.float32)), one(np.ones(3, np.float32)))
+
+
+@pytest.mark.parametrize('dtype', [np.float32, np.float16, jnp.bfloat16])
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+def test_one_number_that_is_not_finite_is_found(dtype, value):
+    x = X.astype(dtype)
+    large = np.full(9, np.finfo(np.float32).max if dtype is np.float32 else 6e4, dtype)
+    assert is_finite(x) and is_finite(large), 'finite, though its sum is not'
+    bad = x.copy()
+    bad[3, 5] = value
+    assert not is_finite(bad)
+    assert not_finite({'a': jnp.asarray(x), 'count': jnp.zeros(2, jnp.int32)}) is None
+    for whole in (bad, jnp.asarray(bad)):
+        assert not_finite({'a': x, 'b': whole}) == 'b'
+    assert not bool(checksum._is_finite_on_device(jnp.asarray(bad)))

@@ -1,0 +1,140 @@
+"""Files of a run, a store or a sweep that somebody's editor or disk has changed."""
+
+import json
+import os
+import re
+import shutil
+
+from tests.abuse.doors import Case
+
+
+def _write(pattern, change):
+    """Changes the files that match: `change` takes and gives bytes."""
+    def write(folder):
+        paths = [path for path in folder.glob(pattern) if path.is_file()]
+        assert paths, pattern
+        for path in paths:
+            path.write_bytes(change(path.read_bytes()))
+    return write
+
+
+def _garbage(data):
+    return bytes((byte * 7 + 13) % 256 for byte in data)
+
+
+def _flipped(data):
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1:]
+
+
+def _cut_vocabulary(data):
+    return b'\n'.join(data.split(b'\n')[:-7]) + b'\n'
+
+
+def _record(line):
+    return lambda data: line.encode() + b'\n' + data
+
+
+def _with(**fields):
+    def change(data):
+        return json.dumps(json.loads(data) | fields).encode()
+    return change
+
+
+_RUN = '@text --workdir={folder}/run --config.train.steps=6'
+_PREDICT = 'fill-mask --model {folder}/run "a [MASK]"'
+_STORE = '@text --workdir={folder}/new'
+_NEWEST = 'run/checkpoints/4/**/d/*'
+
+
+def _without_older(then):
+    def before(folder):
+        shutil.rmtree(folder / 'run' / 'checkpoints' / '2')
+        then(folder)
+    return before
+
+
+_CONFIGS = {
+    'empty': lambda data: b'', 'no JSON': lambda data: b'{', 'a list': lambda data: b'[]',
+    'nested': lambda data: b'[' * 100000, 'binary': lambda data: b'\xff\0',
+    'a model of numbers': _with(model=3), 'no model': _with(model={}),
+    'another size': lambda data: re.sub(rb'"hidden_size": 16', b'"hidden_size": 32', data),
+    'a task of numbers': _with(task=3), 'data of numbers': _with(data=3),
+    'a negative epsilon': lambda data: re.sub(
+        rb'"layer_norm_eps": [-0-9e.]+', b'"layer_norm_eps": -1', data),
+}
+
+CASES = [
+    *(Case(f'config.json: {name}', door, args, r'config\.json|holds a run with',
+           before=_write('run/config.json', change))
+      for name, change in _CONFIGS.items() for door, args in (('main', _RUN), ('predict', _PREDICT))
+      if (name, door) not in (('a task of numbers', 'predict'), ('data of numbers', 'main'))),
+    *(Case(f'metrics.jsonl: {name}', 'main', _RUN, r'metrics\.jsonl', status,
+           before=_write('run/metrics.jsonl', change))
+      for name, change, status in (
+          ('a number', _record('3'), 2), ('a record without a step', _record('{}'), 2),
+          ('a step of words', _record('{"step": "x"}'), 2),
+          ('binary', lambda data: b'\xff\0\n' + data, 2),
+          ('NaN', _record('{"step": 1, "train/loss": "x"}'), 2))),
+    *(Case(f'newest checkpoint {name}', 'predict', _PREDICT, r'checkpoints/4.*cannot be read',
+           before=_write(_NEWEST, change))
+      for name, change in (('of garbage', _garbage), ('flipped', _flipped),
+                           ('cut', lambda data: data[:len(data) // 2]),
+                           ('empty', lambda data: b''))),
+    *(Case(f'only checkpoint {name}', 'main', _RUN, r'no checkpoint that can be read',
+           before=_without_older(_write(_NEWEST, change)))
+      for name, change in (('of garbage', _garbage), ('flipped', _flipped),
+                           ('cut', lambda data: data[:len(data) // 2]))),
+    *(Case(f'newest checkpoint {name}', 'convert', '{folder}/run {folder}/new --to huggingface',
+           r'checkpoints/4.*cannot be read', before=_write(_NEWEST, change))
+      for name, change in (('of garbage', _garbage), ('flipped', _flipped))),
+    *(Case('vocab.txt: lines gone', door, args, r'vocab', before=_write(
+        'run/vocab.txt', _cut_vocabulary))
+      for door, args in (('main', _RUN), ('predict', _PREDICT),
+                         ('convert', '{folder}/run {folder}/new --to huggingface'))),
+    Case('vocab.txt: lines swapped', 'predict', _PREDICT, r'vocab', before=_write(
+        'run/vocab.txt', lambda data: b'\n'.join(
+            data.split(b'\n')[:5] + data.split(b'\n')[5:-1][::-1]) + b'\n')),
+    Case('a cached vocabulary cut', 'main', _STORE, r'vocabularies/.*damaged',
+         before=_write('cache/vocabularies/*.txt', _cut_vocabulary)),
+    *(Case(f'store: {name} {what}', 'main', _STORE, rf'{name}.*damaged',
+           before=_write(f'cache/stores/*/{name}*', change))
+      for name in ('tokens', 'sentence_offsets', 'document_offsets', 'documents')
+      for what, change in (('of garbage', _garbage), ('flipped', _flipped))),
+    *(Case(f'store: manifest {name}', 'main', _STORE, r'manifest|format version',
+           before=_write('cache/stores/*/manifest.json', change))
+      for name, change in (
+          ('empty', lambda data: b''), ('a list', lambda data: b'[]'),
+          ('of another version', _with(format_version=99)), ('negative', _with(num_tokens=-1)),
+          ('of too many', _with(num_tokens=10**12)), ('nested', lambda data: b'[' * 100000),
+          ('without files', _with(files=3)), ('of another file', _with(files={'../x': {
+              'bytes': 3, 'md5': 'x'}})))),
+    *(Case(f'sweep.json: {name}', 'sweep',
+           '--config=configs/tiny_pretrain.py --restarts=1 --workdir={folder}/s',
+           r'sweep\.json|holds a sweep', before=lambda folder, content=content: (
+               (folder / 's' / 'runs').mkdir(parents=True),
+               (folder / 's' / 'sweep.json').write_text(content)))
+      for name, content in (('empty', ''), ('a list', '[]'), ('a number', '3'),
+                            ('half', '{"config": 3}'), ('nested', '[' * 100000))),
+    *(Case(f'sweep_result.json: {name}', 'sweep',
+           '--config=configs/tiny_pretrain.py --grid seed=1 --workdir={folder}/s',
+           r'sweep_result\.json', before=lambda folder, content=content: (
+               (folder / 's' / 'runs' / 'seed=1').mkdir(parents=True),
+               (folder / 's' / 'sweep.json').write_text(json.dumps(
+                   {'config': 'configs/tiny_pretrain.py', 'settings': []})),
+               (folder / 's' / 'runs' / 'seed=1' / 'sweep_result.json').write_text(content)))
+      for name, content in (('empty', ''), ('a list', '[]'), ('without its metric',
+                            '{"metric": "eval/f1"}'), ('NaN',
+                            '{"metric": "eval/f1", "eval/f1": NaN}'))),
+    *(Case(f'best: {name}', 'main', '@glue --config.init_checkpoint={things}/run '
+           '--config.data.dir={things}/cache --workdir={folder}/cola', r'cola/best',
+           before=_write('cola/best/*/metrics/metrics', change))
+      for name, change in (('empty', lambda data: b''), ('a list', lambda data: b'[]'),
+                           ('without its metric', lambda data: b'{}'))),
+    Case('a run without checkpoints', 'predict', _PREDICT, r'no checkpoint',
+         before=lambda folder: (shutil.rmtree(folder / 'run' / 'checkpoints'),
+                                (folder / 'run' / 'checkpoints').mkdir())),
+    Case('a link to nowhere as checkpoints', 'main', _RUN, r'checkpoints',
+         before=lambda folder: (shutil.rmtree(folder / 'run' / 'checkpoints'),
+                                os.symlink('nowhere', folder / 'run' / 'checkpoints'))),
+]

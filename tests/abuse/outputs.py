@@ -1,0 +1,103 @@
+"""Places that cannot be written: said before the work."""
+
+import contextlib
+import errno
+import os
+import subprocess
+from unittest import mock
+
+import pytest
+
+from tests.abuse.doors import Case
+
+_READ_ONLY = '/proc/1'  # where nothing can be made, even by root
+
+
+@contextlib.contextmanager
+def full_disk(folder):
+    """Nothing more fits on any disk."""
+    def refuse(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with mock.patch('os.fsync', refuse):
+        yield
+
+
+@contextlib.contextmanager
+def small_disk(folder):
+    """`small` is a disk of 16 kB."""
+    (folder / 'small').mkdir()
+    mounted = subprocess.run(
+        ['mount', '-t', 'tmpfs', '-o', 'size=16k', 'none', folder / 'small'], capture_output=True)
+    if mounted.returncode:
+        pytest.skip('disks cannot be mounted here')
+    try:
+        yield
+    finally:
+        subprocess.run(['umount', '--lazy', folder / 'small'], check=True)
+
+
+CASES = [
+    Case('a workdir that cannot be made', 'main', f'@synthetic --workdir={_READ_ONLY}/run',
+         r'--workdir=/proc/1/run'),
+    Case('data.dir is a file', 'main', '@text --config.data.dir={folder}/notes/important.txt '
+         '--workdir={folder}/new', r'config\.data\.dir'),
+    Case('data.dir cannot be made', 'main', f'@text --config.data.dir={_READ_ONLY}/cache '
+         '--workdir={folder}/new', r'config\.data\.dir'),
+    Case('data.dir is full', 'main', '@text --config.data.dir={folder}/other '
+         '--workdir={folder}/new', r'other.*--config\.data\.dir', around=full_disk),
+    *(Case(f'a full disk, {form}', 'convert', f'{{folder}}/run {{folder}}/small/x --to {form}',
+           r'small/x is full', 1, around=small_disk)
+      for form in ('huggingface', 'tf1', 'bert_jax')),
+    Case('a full disk', 'main', '@text --workdir={folder}/small/x', r'small/x is full', 1,
+         around=small_disk),
+    Case('a full disk for data', 'main', '@text --config.data.dir={folder}/small/x '
+         '--config.data.local_dir={folder}/small/x --workdir={folder}/new',
+         r'small/x.*config\.data\.dir', around=small_disk),
+    Case('a full disk', 'predict', 'features --model {folder}/hf_pretraining --input '
+         '{folder}/text.txt --output {folder}/small/x.npz', r'small/x\.npz is full', 1,
+         around=small_disk),
+    Case('a full disk for an export', 'predict', 'export --model {folder}/hf_pretraining '
+         '--output {folder}/small/x', r'small/x.*[Nn]o space', around=small_disk),
+    Case('to a place that cannot be', 'convert', f'{{folder}}/run {_READ_ONLY}/new --to tf1',
+         r'/proc/1/new'),
+    Case('below a file', 'convert', '{folder}/run {folder}/text.txt/new --to huggingface',
+         r'text\.txt'),
+    Case('features to a folder', 'predict',
+         'features --model {folder}/hf_pretraining --output {folder}/notes a', r'notes'),
+    Case('features to a folder of that name', 'predict',
+         'features --model {folder}/hf_pretraining --output {folder}/v.npz a', r'v\.npz',
+         before=lambda folder: (folder / 'v.npz').mkdir()),
+    Case('features to no folder', 'predict',
+         'features --model {folder}/hf_pretraining --output {folder}/none/v.npz a', r'none'),
+    Case('features to a place that cannot be', 'predict',
+         f'features --model {{folder}}/hf_pretraining --output {_READ_ONLY}/v.npz a', r'/proc/1'),
+    Case('features to a full disk', 'predict',
+         'features --model {folder}/hf_pretraining --output {folder}/v.npz a', r'full|space', 1,
+         around=full_disk),
+    Case('export to a folder', 'predict',
+         'export --model {folder}/hf_pretraining --output {folder}/notes', r'notes'),
+    Case('export to no folder', 'predict',
+         'export --model {folder}/hf_pretraining --output {folder}/none/v', r'none'),
+    Case('export to a place that cannot be', 'predict',
+         f'export --model {{folder}}/hf_pretraining --output {_READ_ONLY}/v', r'/proc/1'),
+    Case('export onto its parameters', 'predict',
+         'export --model {folder}/hf_pretraining --output {folder}/v.npz', r'v\.npz'),
+    Case('an ensemble that cannot be written', 'ensemble',
+         f'{{folder}}/cola --workdir={_READ_ONLY}/e', r'--workdir=/proc/1/e'),
+    Case('an ensemble of no run', 'ensemble', '{folder}/notes --workdir={folder}/new', r'notes'),
+    Case('an evaluation that cannot be written', 'evaluate',
+         f'{{folder}}/cola --workdir={_READ_ONLY}/e', r'--workdir=/proc/1/e'),
+    Case('a sweep that is a file', 'sweep', '--config=configs/tiny_pretrain.py '
+         '--restarts=1 --workdir={folder}/text.txt', r'--workdir=.*text\.txt'),
+    Case('a sweep that cannot be written', 'sweep',
+         f'--config=configs/tiny_pretrain.py --restarts=1 --workdir={_READ_ONLY}/s',
+         r'--workdir=/proc/1/s'),
+    Case('JSON to a folder', 'bench', '--only=step --json={folder}/notes', r'--json=.*notes'),
+    Case('JSON to no folder', 'bench', '--only=step --json={folder}/none/x.json',
+         r'--json=.*none'),
+    Case('JSON to a place that cannot be', 'bench', f'--only=step --json={_READ_ONLY}/x.json',
+         r'--json=/proc/1/x\.json'),
+    Case('a zip in no folder', 'submission', '{folder}/none/z.zip --fill-missing', r'none'),
+    Case('a zip that is a folder', 'submission', '{folder}/notes --fill-missing', r'notes'),
+]
