@@ -19,6 +19,7 @@ from bert_jax.config import (
 )
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
+from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.model.bilstm import FEATURES
 from bert_jax.phases import PHASE_FIELDS, check_phases, phases
 from bert_jax.ranges import Range, count
@@ -43,7 +44,7 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'data.random_rate': _SHARE, 'data.num_maskings': count(10**6, least=0),
     'data.short_seq_prob': _SHARE, 'data.random_next_prob': _SHARE,
     'data.whole_word_mask': _SWITCH, 'data.next_sentence': _SWITCH, 'data.text': _TEXT,
-    'data.text_pair': _TEXT, 'data.label': _TEXT, 'data.packing': _SWITCH,
+    'data.text_pair': _TEXT, 'data.choices': _TEXT, 'data.label': _TEXT, 'data.packing': _SWITCH,
     'data.max_malformed': _SHARE,
     'train.steps': _DURATION, 'train.batch_size': count(2**22),
     'train.accumulation_steps': count(2**16), 'train.eval_every': _DURATION,
@@ -60,6 +61,7 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'squad.doc_stride': count(2**16), 'squad.max_query_length': count(2**16),
     'classification.separator': _TEXT, 'classification.multi_label': _SWITCH,
     'classification.metrics': _OWN, 'regression.metrics': _OWN,
+    'classification.windows': ('', *WINDOWS), 'regression.windows': ('', *WINDOWS),
     'conll.document_context': _SWITCH, 'tagging.document_context': _SWITCH,
     'conll.features': ('', *FEATURES), 'tagging.features': ('', *FEATURES),
 }
@@ -73,7 +75,8 @@ _OF_PRETRAINING = (
     'data.min_sentences', 'data.max_predictions_per_seq',
 )
 _OF_LABELLED_DATA = (
-    'data.text', 'data.text_pair', 'data.label', 'data.packing', 'data.max_malformed',
+    'data.text', 'data.text_pair', 'data.choices', 'data.label', 'data.packing',
+    'data.max_malformed',
 )
 
 
