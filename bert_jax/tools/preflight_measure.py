@@ -128,14 +128,12 @@ def _times(
     batch = record['batch_size']
     cycles = 0.0
     scopes: collections.Counter[tuple[str, str]] = collections.Counter()
-    unknown = []
+    unknown: collections.Counter[tuple[str, str, int]] = collections.Counter()
     for instruction, estimate in text.timed():
         if estimate is None:
-            estimate = kernel_cycles(text, instruction, chip, attention_dropout)
-            unknown.append({
-                'name': instruction.name, 'of': short_name(instruction.op_name),
-                'count': instruction.times, 'cycles': estimate,
-            })
+            estimate, how = kernel_cycles(text, instruction, chip, attention_dropout)
+            of = short_name(instruction.op_name) or instruction.name
+            unknown[of, how, estimate] += instruction.times
         cycles += instruction.times * estimate
         scopes[scope_of(instruction.op_name)] += instruction.times * estimate
     collectives = text.collectives()
@@ -151,7 +149,10 @@ def _times(
             {'scope': scope, 'pass': pass_, 'cycles_per_sequence': total * chips / batch}
             for (scope, pass_), total in scopes.most_common()
         ],
-        'without_estimate': unknown,
+        'without_estimate': [
+            {'of': of, 'by': how, 'count': count, 'cycles': each}
+            for (of, how, each), count in unknown.items()
+        ],
         'flops_per_sequence': flops,
         'flops_ratio': flops / record['formula_flops_per_sequence'],
         'collectives': collectives,
@@ -181,20 +182,22 @@ def _attention_kernel(instruction: Instruction) -> str:
                  if name in instruction.name or name in instruction.op_name), '')
 
 
-def kernel_cycles(text: CompiledText, instruction: Instruction, chip: Chip, rate: float) -> int:
-    """Cycles of what the compiler has no estimate of.
+def kernel_cycles(
+    text: CompiledText, instruction: Instruction, chip: Chip, rate: float
+) -> tuple[int, str]:
+    """Cycles of what the compiler has no estimate of, and what they were counted by.
 
     Of the attention kernel by its schedule, or by its bytes over the memory's bandwidth where that
     is more; of anything else by its bytes, which is a floor.
     """
-    cycles = round(text.bytes_moved(instruction) / chip.bandwidth * chip.clock)
+    moved = round(text.bytes_moved(instruction) / chip.bandwidth * chip.clock)
     name = _attention_kernel(instruction)
     if not name:
-        return cycles
+        return moved, 'bytes'
     rows, length, width = text.operand(instruction, 0).shape
     marks = text.operand(instruction, 3 if name == 'attention_forward' else 5).shape[1]
     found = attention_cycles(chip.name, rows, length, width // 3, rate if marks > 1 else 0.0)
-    return max(cycles, found[name])
+    return max((moved, 'bytes'), (found[name], 'schedule'))
 
 
 def smallest_change(

@@ -67,7 +67,7 @@ _ROWS: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ('FLOPs compiled / formula', lambda p: f"{p['flops_ratio']:.3f}"),
     ('kcycles a sequence', lambda p: f"{p['cycles_per_sequence'] / 1e3:,.0f}"),
     ('  at the peak', lambda p: f"{p['floor_cycles_per_sequence'] / 1e3:,.0f}"),
-    ('  without estimate', lambda p: str(len(p['without_estimate']))),
+    ('  without estimate', lambda p: str(sum(k['count'] for k in p['without_estimate']))),
     ('MB of messages a step', lambda p: f"{p['collective_bytes'] / 1e6:,.0f}"),
     ('ms a step: compute', lambda p: f"{1e3 * p['seconds']['compute']:,.1f}"),
     ('  messages', lambda p: f"{1e3 * p['seconds']['collectives']:,.1f}"),
@@ -91,8 +91,8 @@ def _scopes(phase: Record) -> str:
         for scope, row in rows
     )])
     for kernel in phase['without_estimate']:
-        text += (f"\nwithout estimate: {kernel['name']} of {kernel['of'] or '?'}, "
-                 f"{kernel['count']} times {kernel['cycles']:,} cycles by its bytes")
+        text += (f"\nwithout estimate: {kernel['of']}, {kernel['count']} times "
+                 f"{kernel['cycles']:,} cycles by its {kernel['by']}")
     return text
 
 
