@@ -72,7 +72,8 @@ def test_a_phase_that_does_not_fit_is_told_at_the_start(program, monkeypatch, th
     steps = {16: Step(100), 64: Step(180)}
 
     def calls(program, phase):
-        return {'train': (steps[phase['max_seq_length']], ())}
+        _, arguments = phase_calls(program, phase)['train']
+        return {'train': (steps[phase['max_seq_length']], arguments)}
 
     monkeypatch.setattr(program_lib, 'device_memory', lambda device: there)
     monkeypatch.setattr(program_lib, 'phase_calls', calls)
@@ -83,6 +84,17 @@ def test_a_phase_that_does_not_fit_is_told_at_the_start(program, monkeypatch, th
     largest = check_memory(program, start)
     assert largest == (180 if there == 200 else 0)
     assert [step.compiled for step in steps.values()] == ([1, 1] if there == 200 else [0, 0])
+
+
+def test_a_step_that_a_cpu_may_have_no_room_for_is_compiled_ahead(program, monkeypatch):
+    step = Step(100)
+    calls = {'train': (step, phase_calls(program, program.phases[0])['train'][1])}
+    monkeypatch.setattr(program_lib, 'phase_calls', lambda *_: calls)
+    monkeypatch.setattr(program_lib, 'device_memory', lambda device: None)
+    monkeypatch.setattr(program_lib, 'host_memory', lambda: 2 * 99)  # of two devices
+    with pytest.raises(InputError, match='phase 1 .*train needs'):
+        check_memory(program, 0)
+    assert step.compiled == 1
 
 
 def test_the_optimizer_s_memory_is_there_during_evaluation(program, monkeypatch):

@@ -9,10 +9,8 @@ import runpy
 import urllib.parse
 
 from absl import flags
-from ml_collections import ConfigDict
-
 from bert_jax.command_line import define_config, parse_flags
-from bert_jax.config import all_fields, nearest
+from bert_jax.config import ConfigDict, all_fields, nearest
 from bert_jax.errors import InputError
 from bert_jax.validation import validate
 

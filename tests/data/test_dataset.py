@@ -185,7 +185,8 @@ def test_the_same_documents_in_two_sources_do_not_leak(folder):
 
 
 def test_text_of_its_own_for_evaluation(folder):
-    data = _open(folder, 'a.txt', eval_source='b.txt')
+    vocab_file = str(_open(folder, ('a.txt', 1.0), ('b.txt', 1.0)).vocab_path)
+    data = _open(folder, 'a.txt', eval_source='b.txt', vocab_file=vocab_file)
     seen = _grams(_segments(data.training(S, P).rows(np.arange(
         3 * data.training(S, P).num_examples))))
     assert all(grams & seen for grams in _corpus_grams(data, folder / 'a.txt'))  # all of it

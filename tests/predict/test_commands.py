@@ -326,8 +326,8 @@ def test_vocabulary_beside_or_named(tmp_path):
         load(tmp_path / 'model').fill_mask(['[MASK]'])
     named = load(tmp_path / 'model', source / 'vocab.txt').fill_mask(['a [MASK] c'])
     assert named == load(source).fill_mask(['a [MASK] c'])
-    (tmp_path / 'short.txt').write_text('\n'.join(tiny.VOCAB[:5]))
-    with pytest.raises(InputError, match='has 5 tokens, the embedding has 40 rows'):
+    (tmp_path / 'short.txt').write_text('\n'.join(tiny.VOCAB[:7]))
+    with pytest.raises(InputError, match='has 7 tokens, the embedding has 40 rows'):
         load(tmp_path / 'model', tmp_path / 'short.txt')
 
 

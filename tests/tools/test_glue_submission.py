@@ -194,8 +194,8 @@ def test_wnli_majority_is_said_and_optional(tmp_path, capsys):
     folder = run_directory(
         tmp_path / 'wnli', 'wnli', {'test_predictions.tsv': content('WNLI.tsv')}
     )
-    path = tmp_path / 'submission.zip'
     for flags, value in ([], '1'), (['--wnli-majority'], '0'):
+        path = tmp_path / f'submission{value}.zip'
         glue_submission.main([str(path), folder, '--fill-missing', *flags])
         assert ('all 0: the majority' in capsys.readouterr().out) == (value == '0')
         with zipfile.ZipFile(path) as archive:

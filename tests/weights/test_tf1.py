@@ -139,7 +139,7 @@ BAD = {
     'head': (say(head='parser'), ["head='parser'"]),
     'another head': (say(head='question_answering'), ['question_answering', 'contradicts']),
     'vocabulary': (lambda folder: (folder / 'vocab.txt').write_text(
-        '[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n'), ['has 5 tokens', 'has 40 rows']),
+        '[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n'), ['has 6 tokens', 'has 40 rows']),
 }
 
 
