@@ -57,7 +57,6 @@ def our_trainer(args: argparse.Namespace) -> Train:
     from bert_jax import config as config_lib
     from bert_jax import experiment
     from bert_jax.program import build_program, open_mesh
-    from bert_jax.train.state import init_state
     from bert_jax.train.warm_start import warm_start
     from bert_jax.weights.load import load_weights
 
@@ -70,15 +69,16 @@ def our_trainer(args: argparse.Namespace) -> Train:
     published = load_weights(args.model)
     config = config_lib.complete(config, published)
     mesh = open_mesh(config, jax.devices())
-    job = experiment.open_job(config)
-    program = build_program(config, mesh, job)
-    state = init_state(program.task, program.optimizer, mesh, config.seed)
+    task = experiment.open_task(config)
+    program = build_program(config, mesh, task)
+    state = program.init(config.seed)
     state = dataclasses.replace(
         state, params=warm_start(
-            published, state.params, program.bert, head=job.head, labels=job.labels))
-    phase = job.phase(program.task, program.phases[0], 0, mesh)
-    assert job.num_examples
-    steps = args.steps or job.num_examples // phase.batch_size
+            published, state.params, program.bert, head=task.head, labels=task.labels,
+            vocab_file=task.vocab_path))
+    phase = task.phase(program.objective, program.eval_step, program.phases[0], 0, mesh)
+    assert task.num_examples
+    steps = args.steps or task.num_examples // phase.batch_size
     shapes = {b['input_ids'].shape: b for b in itertools.islice(phase.batches(0), steps)}
     for batch in shapes.values():  # compiles
         state, _ = program.train_step(state, batch)
