@@ -9,6 +9,7 @@ import runpy
 import urllib.parse
 
 from absl import flags
+
 from bert_jax.command_line import define_config, parse_flags
 from bert_jax.config import ConfigDict, all_fields, nearest
 from bert_jax.errors import InputError
