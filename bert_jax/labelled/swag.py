@@ -197,7 +197,9 @@ def read_choices(
             labels.append(right)
     num_skipped = rejects.check(len(lines))
     places = [str(i) for i in range(num)]
-    known = choices if set(labels) <= set(choices) else places
+    # Columns may be called 1, 2, 3: then a number is a name, whatever numbers this file has.
+    by_name = set(choices) & set(places) or set(labels) <= set(choices)
+    known = choices if by_name else places
     return SwagExamples(
         context=[context for context, _ in texts], beginnings=[''] * len(texts),
         endings=[endings for _, endings in texts],

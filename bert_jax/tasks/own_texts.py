@@ -98,9 +98,9 @@ def _task(
         evaluated={'dev': dev}, predicted={}, windows=windows,
     )
     units = task.data.train or task.data.evaluated[0].units
-    say(f'{len(units):,} examples of {np.median(units.lengths):.0f} tokens (half of them), at most '
-        f'{units.lengths.max()}; {units.sequences.num_cut:,} are cut at '
-        f'config.data.max_seq_length={config.data.max_seq_length}')
+    say(f'{len(dev if train is None else train):,} examples of {np.median(units.lengths):.0f} '
+        f'tokens (half of them), at most {units.lengths.max()}; {units.sequences.num_cut:,} are '
+        f'cut at config.data.max_seq_length={config.data.max_seq_length}')
     return task
 
 

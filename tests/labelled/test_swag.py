@@ -77,6 +77,15 @@ def test_your_own_columns(name, choices, rows, tmp_path):
             read_choices(put(tmp_path, name, rows.replace(', "all"]', ']')), **how, max_malformed=0)
 
 
+def test_columns_called_by_numbers(tmp_path):
+    """A number is the name of a column there, also in a file where all labels could be places."""
+    content = 'q,1,2,3,y\nWho?,me,you,it,1\nWhy?,so,no,all,2\n'
+    how = {'text': 'q', 'choices': ('1', '2', '3'), 'label': 'y'}
+    assert read_choices(put(tmp_path, 'own.csv', content), **how).labels.tolist() == [0, 1]
+    with pytest.raises(InputError, match="unknown label '0'; known are 1, 2, 3"):
+        read_choices(put(tmp_path, 'places.csv', content.replace('it,1', 'it,0')), **how)
+
+
 def test_json_lines(tmp_path):
     records = [
         {'startphrase': 'He sat. He', 'choices': ['a', 'b', 'c', 'd'], 'answer': 1},
