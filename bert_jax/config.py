@@ -154,8 +154,10 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     o.clip_norm = 1.0  # global gradient norm; 0: no clipping
 
     c.mesh = x = ConfigDict()
-    x.data = -1  # batch split; -1: all devices that are left
-    x.fsdp = 1  # batch and parameters split
+    # The batch, masters and moments are split over data x fsdp devices. Gradients are summed over
+    # fsdp first: neighbours. -1: the devices that are left, fsdp an axis of the torus.
+    x.data = -1
+    x.fsdp = -1
     x.tensor = 1  # heads, intermediate and vocabulary split
 
     # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; what a phase

@@ -80,7 +80,7 @@ class Group:
         )
         if together is None:
             together = 1 if Layout(mesh).on_cpu else len(workdirs)
-        if mesh.shape['fsdp'] * mesh.shape['tensor'] > 1:
+        if mesh.shape['tensor'] > 1:
             together = 1  # a run takes several devices
         self._together = self._fitting(min(together, len(workdirs)))
         self.size = 1 if self._together is None else min(self._together.size, len(workdirs))

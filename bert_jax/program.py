@@ -22,13 +22,13 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Objective
 from bert_jax.optim import Schedule, ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.phases import phases as phases_of
-from bert_jax.sharding import Layout, Mesh, make_mesh
+from bert_jax.sharding import Layout, Mesh, make_mesh, mesh_sizes
 from bert_jax.tasks.base import Task
 from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory, host_memory
 from bert_jax.train.members import Numbers
 from bert_jax.train.state import TrainState, abstract_state, make_init
 from bert_jax.train.step import TrainStep, make_eval_step, make_train_step, train_update
-from bert_jax.validation import check_vocabulary, mesh_data, validate
+from bert_jax.validation import check_vocabulary, validate
 
 _MOST_STEPS = 2**31 - 1  # the state counts them in 32 bits
 
@@ -40,9 +40,8 @@ def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:
       InputError: the config cannot work, or not on so many devices.
     """
     validate(config, len(devices))
-    return make_mesh(
-        mesh_data(config, len(devices)), config.mesh.fsdp, config.mesh.tensor, devices
-    )
+    m = config.mesh
+    return make_mesh(*mesh_sizes(m.data, m.fsdp, m.tensor, devices), devices)
 
 
 @dataclasses.dataclass(frozen=True)

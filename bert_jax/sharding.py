@@ -22,13 +22,16 @@ from bert_jax.errors import InputError
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
+# Gradients are summed over these, one after the other: neighbours on a torus's axis first.
+UPDATE_AXES = ('fsdp', 'data')
+# Smaller parameters stay whole: the message would cost more than the update.
+LEAST_SPLIT = 1 << 14
 # The word table is padded to a multiple: TPU lanes, and splits over the tensor axis.
 VOCAB_MULTIPLE = 128
 
 # Logical axis -> mesh axes. Names that are not here stay whole.
 RULES: tuple[tuple[str, tuple[str, ...] | str | None], ...] = (
     ('batch', BATCH_AXES),
-    ('embed', 'fsdp'),  # hidden_size of a parameter: masters and moments are split, see train.step
     ('vocab', 'tensor'),
     ('heads', 'tensor'),
     ('mlp', 'tensor'),  # intermediate_size
@@ -54,6 +57,33 @@ def make_mesh(
     )
 
 
+def mesh_sizes(
+    data: int, fsdp: int, tensor: int, devices: Sequence[Any]
+) -> tuple[int, int, int]:
+    """The sizes of a mesh's axes where `data` or `fsdp` may be -1: what is left.
+
+    Where both are, fsdp is neighbours: chips along the longest axis of a slice's torus, which sum
+    in a ring of their own (four at least: in a square of two they are all neighbours), or the
+    devices of a host. They are a divisor of those that a slice has.
+    """
+    rest = len(devices) // tensor
+    if data == fsdp == -1:
+        if devices[0].platform == 'tpu':
+            near = max(4, *(1 + max(axis) for axis in zip(*(d.coords for d in devices))))
+        else:
+            near = sum(d.process_index == devices[0].process_index for d in devices)
+        of_slice = rest // _num_slices(devices)
+        fsdp = max(n for n in range(1, near + 1) if of_slice % n == 0)
+    if data == -1:
+        data = rest // fsdp
+    return data, rest // data if fsdp == -1 else fsdp, tensor
+
+
+def _num_slices(devices: Sequence[Any]) -> int:
+    """Slices of TPUs, which a slow network joins; 1 elsewhere."""
+    return len({getattr(d, 'slice_index', 0) for d in devices if d.platform == 'tpu'}) or 1
+
+
 def arrange_devices(shape: tuple[int, int, int], devices: Sequence[Any]) -> np.ndarray:
     """Devices in the order of a mesh, neighbours on its axes being neighbours on the torus.
 
@@ -64,7 +94,7 @@ def arrange_devices(shape: tuple[int, int, int], devices: Sequence[Any]) -> np.n
     Raises:
       InputError: the data axis cannot span the slices.
     """
-    slices = len({getattr(d, 'slice_index', 0) for d in devices if d.platform == 'tpu'}) or 1
+    slices = _num_slices(devices)
     if slices == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     data, fsdp, tensor = shape
@@ -113,6 +143,11 @@ class Layout:
             return 1
         return math.prod(self.mesh.shape[name] for name in BATCH_AXES)
 
+    @property
+    def tensor_shards(self) -> int:
+        """Parts that heads, intermediate and vocabulary are split into."""
+        return 1 if self.mesh is None else self.mesh.shape['tensor']
+
     def __call__(self, x: jax.Array, *logical_axes: str | None) -> jax.Array:
         """`x` with one logical axis name (or None) a dim."""
         if self.mesh is None or not self._constrains:
@@ -125,10 +160,40 @@ class Layout:
 def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
     """NamedShardings of a tree whose leaves carry flax's logical partitioning metadata.
 
-    Leaves without metadata (counters) are replicated.
+    The tensor axis splits what the names say. Masters and moments are split over the axes of the
+    batch as well, so that a device updates its own part alone (Xu et al., 2020, "Automatic
+    Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `train.step` gathers
+    and reduces. Leaves without metadata (counters) are replicated.
     """
     specs = nn.get_partition_spec(boxed_tree)
-    return nn.logical_to_mesh_sharding(specs, mesh, RULES)
+    shardings = nn.logical_to_mesh_sharding(specs, mesh, RULES)
+    return jax.tree.map(
+        lambda x, sharding: NamedSharding(mesh, _split_update(mesh, x.shape, sharding.spec)),
+        nn.meta.unbox(boxed_tree), shardings,
+    )
+
+
+def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:
+    """`spec` with the axes of the batch at the first dims that they divide.
+
+    The first dims, because pieces of the last two are pieces of a chip's tiles.
+    """
+    if len(shape) < 2 or math.prod(shape) < LEAST_SPLIT:
+        return spec
+    parts: list[tuple[str, ...]] = [
+        (axes,) if isinstance(axes, str) else tuple(axes or ())
+        for axes in (*spec, *(None,) * (len(shape) - len(spec)))
+    ]
+    # Between slices sums are sent, and no parameters.
+    for axis in UPDATE_AXES if _num_slices(mesh.devices.flat) == 1 else UPDATE_AXES[:1]:
+        for dim, size in enumerate(shape):
+            whole = math.prod(mesh.shape[name] for name in (*parts[dim], axis))
+            if mesh.shape[axis] > 1 and size % whole == 0:
+                # Before `tensor`, which the compiler handles within what a device of these has.
+                parts[dim] = (*(n for n in parts[dim] if n in BATCH_AXES), axis,
+                              *(n for n in parts[dim] if n not in BATCH_AXES))
+                break
+    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in parts))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,7 +57,7 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'optimizer.decay_power': Range(0, 100), 'optimizer.weight_decay': Range(0, 1000),
     'optimizer.b1': Range(0, 1, open=')'), 'optimizer.b2': Range(0, 1, open=')'),
     'optimizer.eps': Range(0, 1), 'optimizer.clip_norm': Range(0, 1e9),
-    'mesh.data': count(2**20, least=-1), 'mesh.fsdp': count(2**20), 'mesh.tensor': count(2**20),
+    'mesh.data': count(2**20, least=-1), 'mesh.fsdp': count(2**20, least=-1), 'mesh.tensor': count(2**20),
     'phases': _OWN,
     'squad.doc_stride': count(2**16), 'squad.max_query_length': count(2**16),
     'classification.separator': _TEXT, 'classification.multi_label': _SWITCH,
@@ -121,6 +122,8 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
             f'config.data.mask_rate={config.data.mask_rate} and '
             f'config.data.random_rate={config.data.random_rate} add up to more than 1'
         )
+    if num_devices is not None:
+        _check_mesh(config, num_devices)
     if is_complete(config):
         _check_model(config, num_devices)
 
@@ -226,11 +229,6 @@ def _check_model(config: ConfigDict, num_devices: int | None) -> None:
                 )
         if config.model.vocab_size:
             check_vocabulary(config.model.vocab_size, tensor)
-        if sizes['hidden_size'] % config.mesh.fsdp:
-            raise InputError(
-                f'config.mesh.fsdp={config.mesh.fsdp} does not divide '
-                f"config.model.hidden_size={sizes['hidden_size']}"
-            )
 
 
 def check_vocabulary(vocab_size: int, tensor: int) -> None:
@@ -250,29 +248,23 @@ def check_vocabulary(vocab_size: int, tensor: int) -> None:
 def _check_batch(
     config: ConfigDict, where: str, field: str, batch: int, num_devices: int, parts: int
 ) -> None:
-    data = mesh_data(config, num_devices)
-    shards = data * config.mesh.fsdp * parts
+    devices = num_devices // config.mesh.tensor
+    shards = devices * parts
     if batch % shards:
         up = -(-batch // shards) * shards
         raise InputError(
-            f'config.{where}{field}={batch} cannot be split over mesh data={data} x '
-            f'fsdp={config.mesh.fsdp}' + (f' in {parts} parts' if parts > 1 else '')
-            + f': the nearest above is {up}'
+            f'config.{where}{field}={batch} cannot be split over data x fsdp = {devices} devices'
+            + (f' in {parts} parts' if parts > 1 else '') + f': the nearest above is {up}'
         )
 
 
-def mesh_data(config: ConfigDict, num_devices: int) -> int:
-    """Size of the mesh's data axis: `mesh.data`, or what `fsdp` and `tensor` leave of the devices.
-
-    Raises:
-      InputError: the mesh does not fit the devices.
-    """
-    fixed = config.mesh.fsdp * config.mesh.tensor
-    data = num_devices // fixed if config.mesh.data == -1 else config.mesh.data
-    if data < 1 or data * fixed != num_devices:
+def _check_mesh(config: ConfigDict, num_devices: int) -> None:
+    mesh = config.mesh
+    fixed = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.tensor) if size != -1)
+    rest = -1 in (mesh.data, mesh.fsdp)
+    if not fixed or (num_devices % fixed if rest else num_devices != fixed):
         raise InputError(
-            f'config.mesh data={config.mesh.data} x fsdp={config.mesh.fsdp} x '
-            f'tensor={config.mesh.tensor} does not fit {num_devices} devices: their product must '
-            'be the number of devices (data=-1 takes what is left)'
+            f'config.mesh data={mesh.data} x fsdp={mesh.fsdp} x tensor={mesh.tensor} does not fit '
+            f'{num_devices} devices: their product must be the number of devices (-1 takes what is '
+            'left)'
         )
-    return data

@@ -27,7 +27,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.phases import phases
 from bert_jax.program import schedule_segments
-from bert_jax.validation import FIELDS, mesh_data, validate
+from bert_jax.validation import FIELDS, validate
 
 ROOT = Path(__file__).resolve().parent.parent
 # Arguments that a config file takes, after a colon, besides none.
@@ -135,21 +135,20 @@ BAD = [
     ({'optimizer.learning_rate': 0.0}, 'config.optimizer.learning_rate=0.0 must be above 0'),
     ({'optimizer.learning_rate': float('nan')}, 'config.optimizer.learning_rate=nan'),
     # Batches and meshes, with eight devices.
-    ({'train.batch_size': 100}, 'config.train.batch_size=100 cannot be split over mesh data=8 x '
-                                'fsdp=1: the nearest above is 104'),
+    ({'train.batch_size': 100}, 'config.train.batch_size=100 cannot be split over data x fsdp = 8 '
+                                'devices: the nearest above is 104'),
     ({'train.eval_batch_size': 12}, 'config.train.eval_batch_size=12 cannot be split'),
     ({'train.accumulation_steps': 3}, 'config.train.accumulation_steps=3 does not divide '
                                       'config.train.batch_size=256'),
     ({'train.accumulation_steps': 64}, 'in 64 parts: the nearest above is 512'),
     ({'train.accumulation_steps': 0}, 'config.train.accumulation_steps=0 must be a whole number'),
     ({'phases': ({'steps': 5, 'batch_size': 9},)}, 'config.phases[0].batch_size=9 cannot be split'),
-    ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=1 x tensor=1 does not fit 8 devices'),
+    ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=-1 x tensor=1 does not fit 8 devices'),
+    ({'mesh.data': 0}, 'does not fit 8 devices'),
     ({'mesh.fsdp': 3}, 'does not fit 8 devices'),
     ({'mesh.fsdp': 16}, 'does not fit 8 devices'),
     ({'mesh.tensor': 0}, 'config.mesh.tensor=0 must be a whole number above 0'),
     ({'mesh.tensor': 8}, 'config.mesh.tensor=8 does not divide config.model.num_heads=12'),
-    ({'mesh.fsdp': 8, 'model.hidden_size': 36}, 'config.mesh.fsdp=8 does not divide '
-                                                'config.model.hidden_size=36'),
     # Durations.
     ({'train.steps': 0}, 'config.train.steps is not set'),
     ({'train.steps': '10%'}, "config.train.steps='10%': '%' is of train.steps"),
@@ -202,15 +201,6 @@ def test_the_vocabulary_must_split_over_the_tensor_axis():
                       'train.eval_batch_size': 3})
     with pytest.raises(InputError, match='config.mesh.tensor=3'):
         validate(config, num_devices=3)
-
-
-@pytest.mark.parametrize('axes, num_devices, data', [
-    ((-1, 1, 1), 8, 8), ((-1, 2, 2), 8, 2), ((2, 2, 2), 8, 2), ((-1, 8, 1), 8, 1),
-    ((-1, 1, 1), 1, 1),
-])
-def test_the_data_axis_takes_what_is_left(axes, num_devices, data):
-    config = changed({f'mesh.{name}': size for name, size in zip(('data', 'fsdp', 'tensor'), axes)})
-    assert mesh_data(config, num_devices) == data
 
 
 @pytest.mark.parametrize('value, steps', [

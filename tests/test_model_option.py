@@ -45,14 +45,14 @@ for form in ('huggingface', 'tf1'):
         write_model(model, form, 'a run')
     except InputError as error:
         print(error)
-qkv = jax.random.normal(jax.random.key(0), (1, 6, 3, 2, 64))
+qkv, zeros = jax.random.normal(jax.random.key(0), (1, 6, 3, 2, 64)), jnp.zeros((3, 2, 64))
 at = [[4, 1]]
 for causal in (True, False):
     c = ModelConfig(**model | {'causal': causal})
     ones, other = jnp.ones((1, 6), int), qkv.at[:, 4:].add(1)
-    a, b = (attend(x, ones, None, 0, config=c) for x in (qkv, other))
+    a, b = (attend(x, zeros, ones, None, 0, config=c) for x in (qkv, other))
     print([bool((a[0, i] == b[0, i]).all()) for i in range(6)])
-    few = attend(qkv, ones, None, 0, config=c, wanted_BxP=jnp.array(at))
+    few = attend(qkv, zeros, ones, None, 0, config=c, wanted_BxP=jnp.array(at))
     assert jnp.allclose(few[0], a[0, jnp.array(at[0])], atol=1e-6)
 """
 

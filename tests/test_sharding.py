@@ -19,6 +19,7 @@ from bert_jax.sharding import (
     arrange_devices,
     local_rows,
     make_mesh,
+    mesh_sizes,
     rows_of,
     to_global,
 )
@@ -39,25 +40,28 @@ def test_a_mesh_has_auto_axes_and_takes_every_device(axes):
 
 @pytest.mark.parametrize('scan', [False, True])
 def test_parameters_and_moments_are_split_as_the_rules_say(scan):
-    task = Pretraining(ModelConfig(vocab_size=300, num_layers=2, hidden_size=32, num_heads=4,
-                                  intermediate_size=64, scan_layers=scan))
+    task = Pretraining(ModelConfig(vocab_size=300, num_layers=3, hidden_size=128, num_heads=4,
+                                  intermediate_size=256, scan_layers=scan))
     state = abstract_state(task, optax.adam(1e-3), make_mesh(2, 2, 2))
     layers, prefix = ('layer', (None,)) if scan else ('layer_1', ())
+    both = ('fsdp', 'data')
     expected = {
-        ('embeddings', 'word_embeddings'): ('tensor', 'fsdp'),
-        ('embeddings', 'position_embeddings'): (None, 'fsdp'),
+        ('embeddings', 'word_embeddings'): ((*both, 'tensor'), None),
+        ('embeddings', 'position_embeddings'): (both, None),
+        ('embeddings', 'token_type_embeddings'): (None, None),  # small
         ('embeddings', 'LayerNorm', 'scale'): (None,),
         ('encoder', layers, 'attention', 'self', 'qkv', 'kernel'):
-            (*prefix, 'fsdp', None, 'tensor', None),
+            (*prefix, both, None, 'tensor', None),
         ('encoder', layers, 'attention', 'self', 'qkv', 'bias'): (*prefix, None, 'tensor', None),
+        # 4 heads: over two axes, and then their dims.
         ('encoder', layers, 'attention', 'output', 'dense', 'kernel'):
-            (*prefix, 'tensor', None, 'fsdp'),
+            (*prefix, ('fsdp', 'tensor'), 'data', None),
         ('encoder', layers, 'attention', 'output', 'dense', 'bias'): (*prefix, None),
-        ('encoder', layers, 'intermediate', 'dense', 'kernel'): (*prefix, 'fsdp', 'tensor'),
+        ('encoder', layers, 'intermediate', 'dense', 'kernel'): (*prefix, both, 'tensor'),
         ('encoder', layers, 'intermediate', 'dense', 'bias'): (*prefix, 'tensor'),
-        ('encoder', layers, 'output', 'dense', 'kernel'): (*prefix, 'tensor', 'fsdp'),
+        ('encoder', layers, 'output', 'dense', 'kernel'): (*prefix, (*both, 'tensor'), None),
         ('encoder', layers, 'output', 'LayerNorm', 'bias'): (*prefix, None),
-        ('pooler', 'dense', 'kernel'): ('fsdp', None),
+        ('pooler', 'dense', 'kernel'): (both, None),
     }
     for tree in (state.params, state.opt_state[0].mu, state.opt_state[0].nu):
         for path, axes in expected.items():
@@ -187,6 +191,24 @@ def test_every_slice_takes_every_mesh_and_hosts_share_out_the_rows(kind, topolog
                 copies[sorted(rows)] += 1
             # Every row is on a host, and on several only where its heads are split over hosts.
             assert copies.min() >= 1 and copies.max() <= shape[2]
+
+
+@pytest.mark.parametrize('kind, topology, num_slices, asked, sizes', [
+    # Both left to us: fsdp is an axis of the torus.
+    ('TPU v5 lite', '4x4', 1, (-1, -1, 1), (4, 4, 1)),
+    ('TPU v5 lite', '16x16', 1, (-1, -1, 1), (16, 16, 1)),
+    ('TPU v5 lite', '16x16', 2, (-1, -1, 1), (32, 16, 1)),
+    ('TPU v5 lite', '4x8', 1, (-1, -1, 2), (2, 8, 2)),
+    ('TPU v5 lite', '2x2', 1, (-1, -1, 1), (1, 4, 1)),
+    ('TPU v5 lite', '2x2', 1, (-1, -1, 2), (1, 2, 2)),
+    ('TPU v4', '4x4x4', 1, (-1, -1, 1), (16, 4, 1)),
+    # Or one, or none.
+    ('TPU v4', '4x4x4', 1, (-1, 8, 2), (4, 8, 2)),
+    ('TPU v4', '4x4x4', 1, (2, -1, 2), (2, 16, 2)),
+    ('TPU v4', '4x4x4', 1, (2, 32, 1), (2, 32, 1)),
+])
+def test_axes_of_minus_one_take_what_is_left(kind, topology, num_slices, asked, sizes):
+    assert mesh_sizes(*asked, slices_of(kind, topology, num_slices)) == sizes
 
 
 @pytest.mark.parametrize('kind, name', [

@@ -24,20 +24,22 @@ from bert_jax.model.attention_kernel import kernel_attention, refusal
 from bert_jax.model.layers import Dense, ModelConfig
 
 MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
-_KERNEL_FROM = 256  # tokens of a row, from which on a TPU's kernel is chosen by 'auto'
+_KERNEL_FROM = 128  # tokens of a row, from which on a TPU's kernel is chosen by 'auto'
 
 
 class Implementation(Protocol):
     """See `attend`."""
 
     def __call__(
-        self, qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
-        layer: jax.Array | int, *, config: ModelConfig, wanted_BxP: jax.Array | None,
+        self, qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, segments_BxS: jax.Array,
+        rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
+        wanted_BxP: jax.Array | None,
     ) -> jax.Array: ...
 
 
 def attend(
     qkv_BxSx3xNxD: jax.Array,
+    bias_3xNxD: jax.Array,
     segments_BxS: jax.Array,
     rows_Bx2: jax.Array | None,
     layer: jax.Array | int,
@@ -48,7 +50,8 @@ def attend(
     """Context vectors [B, S, N, D], or [B, P, N, D]: softmax(q k / sqrt(D)) v, with dropout.
 
     Args:
-      qkv_BxSx3xNxD: queries, keys and values, in the compute dtype.
+      qkv_BxSx3xNxD: queries, keys and values without bias, in the compute dtype.
+      bias_3xNxD: of them, float32.
       segments_BxS: number of the sequence that a token belongs to; 0 is padding. A token sees those
         of its own number. So padding sees padding: what comes out there is never used.
       rows_Bx2: keys of dropout on the probabilities, or None.
@@ -60,7 +63,8 @@ def attend(
     if wanted_BxP is not None:  # a query or a few a sequence: no work for a kernel
         name = 'xla'
     return IMPLEMENTATIONS[name](
-        qkv_BxSx3xNxD, segments_BxS, rows_Bx2, layer, config=config, wanted_BxP=wanted_BxP
+        qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer, config=config,
+        wanted_BxP=wanted_BxP,
     )
 
 
@@ -78,30 +82,30 @@ def choose(config: ModelConfig, length: int) -> str:
 
 
 def _refusal(config: ModelConfig, length: int) -> str | None:
-    mesh = config.layout.mesh
-    shards = 1 if mesh is None else mesh.shape['tensor']
-    return refusal(
-        config.layout.platform, config.dtype, length, config.num_heads // shards, config.head_dim
-    )
+    heads = config.num_heads // config.layout.tensor_shards
+    return refusal(config.layout.platform, config.dtype, length, heads, config.head_dim)
 
 
 def _kernel(
-    qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
-    layer: jax.Array | int, *, config: ModelConfig, wanted_BxP: jax.Array | None,
+    qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, segments_BxS: jax.Array,
+    rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
+    wanted_BxP: jax.Array | None,
 ) -> jax.Array:
     """One kernel of a TPU; see `attention_kernel`."""
     assert wanted_BxP is None
     return kernel_attention(
-        qkv_BxSx3xNxD, segments_BxS, rows_Bx2, layer, rate=config.attention_dropout,
-        mesh=config.layout.mesh,
+        qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
+        rate=config.attention_dropout, mesh=config.layout.mesh,
     )
 
 
 def _xla(
-    qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
-    layer: jax.Array | int, *, config: ModelConfig, wanted_BxP: jax.Array | None,
+    qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, segments_BxS: jax.Array,
+    rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
+    wanted_BxP: jax.Array | None,
 ) -> jax.Array:
     """In plain operations, which XLA fuses; scores and their softmax are float32."""
+    qkv_BxSx3xNxD = qkv_BxSx3xNxD + bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
     q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = (qkv_BxSx3xNxD[:, :, i] for i in range(3))
     queries_BxQ = segments_BxS
     if wanted_BxP is not None:
@@ -152,9 +156,10 @@ class SelfAttention(nn.Module):
         wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
         c = self.config
-        qkv = Dense(
+        project = Dense(
             c, (c.hidden_size,), (3, c.num_heads, c.head_dim), ('embed',), (None, 'heads', None),
             name='qkv',
-        )(x_BxSxH)
+        )
+        qkv, bias = project.apart(x_BxSxH)
         qkv = c.layout(qkv, 'batch', None, None, 'heads', None)
-        return attend(qkv, segments_BxS, rows_Bx2, layer, config=c, wanted_BxP=wanted_BxP)
+        return attend(qkv, bias, segments_BxS, rows_Bx2, layer, config=c, wanted_BxP=wanted_BxP)

@@ -60,6 +60,7 @@ def disagreement(
     segments = np.ones((2, _LENGTH), np.int32)
     segments[0, 120:], segments[1, 150:] = 2, 0
     d_context = d_context * (segments > 0)[:, :, None, None]
+    bias = jnp.asarray(rng.normal(size=shape[2:]), jnp.float32)
     rows = drop.dropout_rows(0, 1, jnp.arange(2))
     config = ModelConfig(
         vocab_size=8, num_layers=1, hidden_size=num_heads * HEAD_DIM, num_heads=num_heads,
@@ -67,13 +68,15 @@ def disagreement(
     )
 
     def both(attend: Callable[..., jax.Array]) -> list[np.ndarray]:
-        def run(qkv: jax.Array, d_context: jax.Array) -> tuple[jax.Array, jax.Array]:
-            context, pull = jax.vjp(lambda x: attend(x, segments, rows, 0), qkv)
-            return context, pull(d_context)[0]
+        def run(
+            qkv: jax.Array, bias: jax.Array, d_context: jax.Array
+        ) -> tuple[jax.Array, ...]:
+            context, pull = jax.vjp(lambda x, b: attend(x, b, segments, rows, 0), qkv, bias)
+            return context, *pull(d_context)
 
-        context, d_qkv = jax.device_get(jax.jit(run)(qkv, d_context))
+        context, d_qkv, d_bias = jax.device_get(jax.jit(run)(qkv, bias, d_context))
         real = segments > 0
-        return [context[real].astype(np.float64), d_qkv[real].astype(np.float64)]
+        return [x.astype(np.float64) for x in (context[real], d_qkv[real], d_bias)]
 
     plain = functools.partial(IMPLEMENTATIONS['xla'], config=config, wanted_BxP=None)
     found, wanted = both(functools.partial(kernel, rate=_RATE)), both(plain)

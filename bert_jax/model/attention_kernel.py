@@ -10,11 +10,14 @@ softmax are rows of lanes, found by additions of whole registers and not by the 
 moves data between lanes. Context and gradients come out as [head_dim, S], at half the matrix
 unit's work, and are turned once for two heads.
 
+The projection's bias is added here, so that its gradient is summed where the gradient of what it
+was added to is at hand: to sum that array once more costs as much as the projection.
+
 Why one file: forward and backward share the blocks, the order of work and the masks, and neither
 can be checked without the other.
 
     B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim,
-    M: marks of a token (its segment; its place for dropout), P: pairs of heads
+    M: marks of a token (its segment; its place for dropout), P: pairs of heads, G: groups of rows
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from jax.sharding import PartitionSpec as Spec
 from bert_jax.model import dropout as drop
 from bert_jax.sharding import BATCH_AXES
 
-LANES = 128
+LANES, SUBLANES = 128, 8  # of a tile
 HEAD_DIM = 64
 # Whole rows are held on the chip, and 16 MB are what all kinds have.
 MAX_LENGTH = 512
@@ -69,13 +72,15 @@ def refusal(
 
 
 def kernel_attention(
-    qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
-    layer: jax.Array | int, *, rate: float, mesh: Mesh | None = None, interpret: bool = False,
+    qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, segments_BxS: jax.Array,
+    rows_Bx2: jax.Array | None, layer: jax.Array | int, *, rate: float, mesh: Mesh | None = None,
+    interpret: bool = False,
 ) -> jax.Array:
     """Context vectors [B, S, N, D].
 
     Args:
-      qkv_BxSx3xNxD: queries, keys and values.
+      qkv_BxSx3xNxD: queries, keys and values, without bias.
+      bias_3xNxD: of them, float32.
       segments_BxS: number of the sequence that a token belongs to, 0 is padding. Tokens attend
         to those of their own number.
       rows_Bx2: keys from `dropout_rows`, or None: no dropout.
@@ -104,15 +109,17 @@ def kernel_attention(
         heads = 'tensor' if 'tensor' in axes else None
         attend = jax.shard_map(
             attend, mesh=jax.sharding.get_abstract_mesh() if taken else mesh,
-            in_specs=(Spec(batch, None, None, heads), Spec(batch), Spec(batch, heads)),
+            in_specs=(
+                Spec(batch, None, None, heads), Spec(None, heads), Spec(batch), Spec(batch, heads)
+            ),
             out_specs=Spec(batch, None, heads), axis_names=set(axes), check_vma=False,
         )
-    return attend(qkv_BxSx3xNxD, jnp.stack(marks, axis=1), lines_BxNxS)
+    return attend(qkv_BxSx3xNxD, bias_3xNxD, jnp.stack(marks, axis=1), lines_BxNxS)
 
 
 def _on_one_device(
-    qkv_BxSx3xNxD: jax.Array, marks_BxMxS: jax.Array, lines_BxNxS: jax.Array | None, *,
-    rate: float, interpret: bool,
+    qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, marks_BxMxS: jax.Array,
+    lines_BxNxS: jax.Array | None, *, rate: float, interpret: bool,
 ) -> jax.Array:
     batch, length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape
     qkv_BxSx3H = qkv_BxSx3xNxD.reshape(batch, length, -1)
@@ -124,26 +131,30 @@ def _on_one_device(
         lines_BxNxS = None if lines_BxNxS is None else jnp.pad(lines_BxNxS, pad)
     if lines_BxNxS is not None:
         lines_BxNxS = lines_BxNxS.reshape(batch, num_heads // 2, 2, -1)
-    context_BxSxH = _attention(qkv_BxSx3H, marks_BxMxS, lines_BxNxS, rate, interpret)
+    context_BxSxH = _attention(
+        qkv_BxSx3H, bias_3xNxD.reshape(-1), marks_BxMxS, lines_BxNxS, rate, interpret
+    )
     return context_BxSxH[:, :length].reshape(batch, length, num_heads, head_dim)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _attention(
-    qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None, rate: float,
-    interpret: bool,
+    qkv_BxSx3H: jax.Array, bias_3H: jax.Array, marks_BxMxS: jax.Array,
+    lines_BxPx2xS: jax.Array | None, rate: float, interpret: bool,
 ) -> jax.Array:
-    return _forward(qkv_BxSx3H, marks_BxMxS, lines_BxPx2xS, rate, interpret)[0]
+    return _forward_rule(qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxPx2xS, rate, interpret)[0]
 
 
-def _forward_rule(qkv, marks, lines, rate, interpret):  # type: ignore[no-untyped-def]
+def _forward_rule(qkv, bias, marks, lines, rate, interpret):  # type: ignore[no-untyped-def]
+    qkv = qkv + bias.astype(qkv.dtype)
     context_BxSxH, lse_BxPx2xS = _forward(qkv, marks, lines, rate, interpret)
     return context_BxSxH, (qkv, marks, lines, lse_BxPx2xS)
 
 
 def _backward_rule(rate, interpret, residuals, d_context):  # type: ignore[no-untyped-def]
     qkv, marks, lines, lse = residuals
-    return _backward(qkv, marks, lines, lse, d_context, rate, interpret), None, None
+    d_qkv, d_bias_Gx8x3H = _backward(qkv, marks, lines, lse, d_context, rate, interpret)
+    return d_qkv, jnp.sum(d_bias_Gx8x3H, axis=(0, 1)), None, None
 
 
 _attention.defvjp(_forward_rule, _backward_rule)
@@ -177,8 +188,11 @@ def _forward(
 def _backward(
     qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None,
     lse_BxPx2xS: jax.Array, d_context_BxSxH: jax.Array, rate: float, interpret: bool,
-) -> jax.Array:
-    """Gradient [B, S, 3H] of the projection's output."""
+) -> tuple[jax.Array, jax.Array]:
+    """Gradient [B, S, 3H] of the projection's output, and parts [G, 8, 3H] of its sum.
+
+    A part is of every eighth token of the rows of a step of the grid.
+    """
     batch, length, hidden3 = qkv_BxSx3H.shape
     shapes = _Shapes(batch, length, hidden3 // 3, _BACKWARD_SCORES)
     lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
@@ -191,8 +205,14 @@ def _backward(
             *[shapes.of_pair] * len(lines),
         ],
         # Whole rows, that stay until the last pair of heads is written.
-        out_specs=pl.BlockSpec((shapes.rows, length, hidden3), lambda i, j: (i, 0, 0)),
-        out_shape=jax.ShapeDtypeStruct(qkv_BxSx3H.shape, qkv_BxSx3H.dtype),
+        out_specs=[
+            pl.BlockSpec((shapes.rows, length, hidden3), lambda i, j: (i, 0, 0)),
+            pl.BlockSpec((1, SUBLANES, hidden3), lambda i, j: (i, 0, 0)),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct(qkv_BxSx3H.shape, qkv_BxSx3H.dtype),
+            jax.ShapeDtypeStruct((shapes.grid[0], SUBLANES, hidden3), jnp.float32),
+        ],
         scratch_shapes=shapes.scratch,
         compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
         interpret=interpret,
@@ -310,7 +330,7 @@ def _backward_kernel(
     q_ref: Any, k_ref: Any, v_ref: Any, do_ref: Any, lse_ref: Any, marks_ref: Any,
     *refs: Any, rate: float,
 ) -> None:
-    *lines_ref, d_ref, bias, places = refs
+    *lines_ref, d_ref, sums_ref, bias, places = refs
     _prepare(marks_ref, bias, places)
     dtype = q_ref.dtype
     length = q_ref.shape[1]
@@ -362,7 +382,12 @@ def _backward_kernel(
         pairs = d_ref.shape[2] // (3 * LANES)
         pair = which * pairs + pl.program_id(1) * (q_ref.shape[2] // LANES) + u.pair
         lanes = pl.ds(pl.multiple_of(pair * LANES, LANES), LANES)
-        d_ref[u.row, part, lanes] = x_LxS.astype(dtype).T
+        x_SxL = x_LxS.astype(dtype).T
+        d_ref[u.row, part, lanes] = x_SxL
+        sum_8xL = jnp.sum(x_SxL.astype(jnp.float32).reshape(-1, SUBLANES, LANES), axis=0)
+        if u.row or part.start:
+            sum_8xL += sums_ref[0, :, lanes]
+        sums_ref[0, :, lanes] = sum_8xL
 
     _overlap(_units(q_ref.shape, 256), [products, softmax, gradients])
 

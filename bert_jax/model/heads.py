@@ -103,11 +103,9 @@ MlmOutput = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def masked_lm_logits(output: MlmOutput) -> jax.Array:
-    """Logits [B, P, V] float32 of the masked positions; padding rows of V are at -1e30."""
-    hidden_BxPxH, table_VxH, bias_V = output
-    logits = jnp.einsum(
-        'BPH,VH->BPV', hidden_BxPxH, table_VxH, preferred_element_type=jnp.float32
-    )
+    """Logits [..., V] float32 of hidden [..., H]; padding rows of V are at -1e30."""
+    hidden, table_VxH, bias_V = output
+    logits = jnp.einsum('...H,VH->...V', hidden, table_VxH, preferred_element_type=jnp.float32)
     return logits + bias_V
 
 
@@ -163,39 +161,42 @@ def _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, with_gr
     batch, slots, _ = hidden_BxPxH.shape
 
     def part(carry, chunk):
-        hidden, labels, weights = chunk  # [B, p, H], [B, p], [B, p]
-        logits = layout(masked_lm_logits((hidden, table_VxH, bias_V)), 'batch', None, 'vocab')
-        loss, correct = cross_entropy(logits, labels)
-        sums = (jnp.sum(loss * weights), jnp.sum(correct * weights))
+        hidden_MxH, labels_M, weights_M = chunk  # M: B * P / chunks
+        logits_MxV = layout(masked_lm_logits((hidden_MxH, table_VxH, bias_V)), 'batch', 'vocab')
+        loss_M, correct_M = cross_entropy(logits_MxV, labels_M)
+        sums = (jnp.sum(loss_M * weights_M), jnp.sum(correct_M * weights_M))
         if not with_gradients:
             return jax.tree.map(jnp.add, carry, sums), None
-        label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)
-        log_z = loss[..., None] + label_logit
-        classes = lax.broadcasted_iota(labels.dtype, logits.shape, 2)
-        d_logits = jnp.exp(logits - log_z) - (classes == labels[..., None]).astype(jnp.float32)
-        d_logits = d_logits * weights[..., None]
-        d_bias = jnp.sum(d_logits, axis=(0, 1))
-        d_logits = d_logits.astype(hidden.dtype)
-        d_hidden = jnp.einsum('BPV,VH->BPH', d_logits, table_VxH)
+        label_logit = jnp.take_along_axis(logits_MxV, labels_M[:, None], axis=-1)
+        log_z = loss_M[:, None] + label_logit
+        classes = lax.broadcasted_iota(labels_M.dtype, logits_MxV.shape, 1)
+        right_MxV = (classes == labels_M[:, None]).astype(jnp.float32)
+        d_logits = (jnp.exp(logits_MxV - log_z) - right_MxV) * weights_M[:, None]
+        d_bias = jnp.sum(d_logits, axis=0)
+        d_logits = d_logits.astype(hidden_MxH.dtype)
+        d_hidden_MxH = jnp.einsum('MV,VH->MH', d_logits, table_VxH)
         d_table = jnp.einsum(
-            'BPV,BPH->VH', d_logits, hidden, preferred_element_type=jnp.float32
+            'MV,MH->VH', d_logits, hidden_MxH, preferred_element_type=jnp.float32
         )
-        return jax.tree.map(jnp.add, carry, (*sums, d_table, d_bias)), d_hidden
+        return jax.tree.map(jnp.add, carry, (*sums, d_table, d_bias)), d_hidden_MxH
 
+    # Rows and slots as one dim: 20 slots would be padded to whole tiles of a TPU.
     def split(x):
-        return x.reshape(batch, chunks, slots // chunks, *x.shape[2:]).swapaxes(0, 1)
+        x = x.reshape(batch, chunks, slots // chunks, *x.shape[2:]).swapaxes(0, 1)
+        return x.reshape(chunks, batch * slots // chunks, *x.shape[3:])
 
     zero = jnp.zeros((), jnp.float32)
     start: tuple[jax.Array, ...] = (zero, zero)
     if with_gradients:
         start += (jnp.zeros(table_VxH.shape, jnp.float32), jnp.zeros(bias_V.shape, jnp.float32))
-    inputs = (hidden_BxPxH, labels_BxP, weights_BxP)
+    inputs = jax.tree.map(split, (hidden_BxPxH, labels_BxP, weights_BxP))
     if chunks == 1:
-        carry, d_hidden = part(start, inputs)
+        carry, d_hidden = part(start, jax.tree.map(lambda x: x[0], inputs))
     else:
-        carry, d_hidden = lax.scan(part, start, jax.tree.map(split, inputs))
-        if with_gradients:
-            d_hidden = d_hidden.swapaxes(0, 1).reshape(hidden_BxPxH.shape)
+        carry, d_hidden = lax.scan(part, start, inputs)
+    if with_gradients:
+        d_hidden = d_hidden.reshape(chunks, batch, slots // chunks, -1)
+        d_hidden = d_hidden.swapaxes(0, 1).reshape(hidden_BxPxH.shape)
     sums = carry[:2]
     return sums, (d_hidden, *carry[2:]) if with_gradients else None
 

@@ -66,26 +66,36 @@ class Dense(nn.Module):
     in_axes: tuple[str | None, ...]
     out_axes: tuple[str | None, ...]
 
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        dtype = self.config.dtype
-        kernel = self.param(
+    def setup(self) -> None:
+        self.kernel = self.param(
             'kernel',
             partitioned(self.config.kernel_init(), *self.in_axes, *self.out_axes),
             self.in_dims + self.out_dims,
         )
-        # A bias along the hidden size stays whole: too small to be worth gathering.
-        bias_axes = tuple(None if name == 'embed' else name for name in self.out_axes)
-        bias = self.param('bias', partitioned(nn.initializers.zeros, *bias_axes), self.out_dims)
-        n = len(self.in_dims)
+        self.bias = self.param(
+            'bias', partitioned(nn.initializers.zeros, *self.out_axes), self.out_dims
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y, bias = self.apart(x)
+        return y + bias.astype(y.dtype)
+
+    def apart(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The product [..., out dims], and the bias, which is still to be added."""
+        layout, dtype = self.config.layout, self.config.dtype
+        kernel, n = self.kernel.astype(dtype), len(self.in_dims)
         rows = x.shape[: x.ndim - n]
-        if self.config.layout.on_cpu:
+        if layout.tensor_shards == 1:
+            # One dim of features: TPUs pad the last two to tiles, 12 heads of 64 to 16 of 128.
+            kernel = kernel.reshape(math.prod(self.in_dims), math.prod(self.out_dims))
+            x, n = x.reshape(*rows, -1), 1
+        if layout.on_cpu:
             # One dim of rows: with two, a CPU computes the gradient of the kernel from transposed
             # copies (a quarter of its time). On a TPU it would keep gelu out of its product.
-            x = x.reshape(-1, *self.in_dims)
+            x = x.reshape(-1, *kernel.shape[:n])
         contract = (tuple(range(x.ndim - n, x.ndim)), tuple(range(n)))
-        y = lax.dot_general(x.astype(dtype), kernel.astype(dtype), (contract, ((), ())))
-        return (y + bias.astype(dtype)).reshape(*rows, *self.out_dims)
+        y = lax.dot_general(x.astype(dtype), kernel, (contract, ((), ())))
+        return y.reshape(*rows, *self.out_dims), self.bias
 
 
 class LayerNorm(nn.Module):

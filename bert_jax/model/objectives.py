@@ -99,6 +99,11 @@ class Objective(Protocol):
         ...
 
 
+def _any_shape(config: ModelConfig) -> ModelConfig:
+    """The same parameters, from an input of any shape: a kernel's rows are split over a mesh."""
+    return dataclasses.replace(config, attention='xla')
+
+
 @dataclasses.dataclass(frozen=True)
 class Pretraining:
     """The mean MLM loss over masked positions plus the mean NSP loss over rows (section 3.1).
@@ -115,7 +120,7 @@ class Pretraining:
     def init(self, rng: jax.Array) -> Params:
         ones_1x8 = jnp.ones((1, 8), jnp.int32)
         positions = jnp.zeros((1, 1), jnp.int32)
-        model = BertForPreTraining(self.config)
+        model = BertForPreTraining(_any_shape(self.config))
         return model.init(rng, ones_1x8, ones_1x8, ones_1x8, positions)['params']
 
     def totals(self, batch: Batch) -> Sums:
@@ -202,7 +207,8 @@ class _Packed:
 
     def init(self, rng: jax.Array) -> Params:
         ones_1x8 = jnp.ones((1, 8), jnp.int32)
-        return self._model.init(rng, {
+        model = dataclasses.replace(self, config=_any_shape(self.config))._model
+        return model.init(rng, {
             'input_ids': ones_1x8, 'input_mask': ones_1x8, 'segment_ids': ones_1x8,
             'position_ids': ones_1x8, 'cls_positions': jnp.zeros((1, 1), jnp.int32),
         })['params']

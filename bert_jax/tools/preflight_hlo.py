@@ -32,7 +32,7 @@ _NO_BUFFER = ('parameter', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'co
 # Of the first part that an instruction's name contains: its scope.
 _SCOPES = (
     ('optimizer', 'optimizer'), ('predictions', 'head'), ('seq_relationship', 'head'),
-    ('pooler', 'head'), ('BPS,', 'head'), ('BPV', 'head'), ('BPH', 'head'),
+    ('pooler', 'head'), ('BPS,', 'head'), ('MV,', 'head'), ('H,VH', 'head'),
     ('take_along_axis', 'head'), ('embeddings', 'embeddings'), ('LayerNorm', 'layer norm'),
     ('self/qkv', 'qkv'), ('attention/self', 'attention'), ('attention/output', 'attention output'),
     ('intermediate', 'intermediate'), ('/output/', 'output'), ('features/', 'model, other'),
@@ -58,7 +58,12 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line. `times` is how often a step runs it; `fused`: inside of another instruction."""
+    """One line.
+
+    Attributes:
+      times: how often a step runs it.
+      fused: the computation of another instruction that it is in, or ''.
+    """
 
     name: str
     opcode: str
@@ -66,7 +71,7 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     times: int
-    fused: bool
+    fused: str
 
     @property
     def op_name(self) -> str:
@@ -103,7 +108,7 @@ class CompiledText:
         found = []
         for name in reversed(bodies):  # callers come after what they call
             for line in bodies[name] if times[name] else ():
-                parsed = _parse(line, times[name], name in fused)
+                parsed = _parse(line, times[name], name if name in fused else '')
                 if parsed is None:
                     continue
                 found.append(parsed)
@@ -129,7 +134,8 @@ class CompiledText:
 
     def bytes_moved(self, instruction: Instruction) -> int:
         """Of its operands and results."""
-        operands = (self._by_name.get(name) for name in instruction.operands)
+        # A kernel is given an array once for each part of it that its steps take.
+        operands = (self._by_name.get(name) for name in set(instruction.operands))
         return instruction.bytes + sum(o.bytes for o in operands if o is not None)
 
     def product_flops(self) -> int:
@@ -169,6 +175,8 @@ class CompiledText:
         seen = set()
         for i in self.instructions:
             kind = i.opcode.removesuffix('-start')
+            if kind == 'all-reduce' and i.fused.startswith('all-reduce-scatter'):
+                kind = 'reduce-scatter'  # of which it is made
             if kind not in COLLECTIVES:
                 continue
             # A message that overlaps with work is a chain of instructions on one channel. (Only
@@ -213,7 +221,7 @@ class CompiledText:
         ]
 
 
-def _parse(line: str, times: int, fused: bool) -> Instruction | None:
+def _parse(line: str, times: int, fused: str) -> Instruction | None:
     match = re.match(r'\s+(?:ROOT )?%?([\w.-]+) = ', line)
     if not match:
         return None

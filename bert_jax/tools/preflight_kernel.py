@@ -78,16 +78,18 @@ def _compile(topology: str, rows: int, length: int, hidden: int, rate: float) ->
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=device)
 
     def both(
-        qkv: jax.Array, segments: jax.Array, keys: jax.Array, gradient: jax.Array
+        qkv: jax.Array, bias: jax.Array, segments: jax.Array, keys: jax.Array, gradient: jax.Array
     ) -> tuple[jax.Array, ...]:
-        context, back = jax.vjp(
-            lambda x: kernel_attention(x, segments, keys if rate else None, 0, rate=rate), qkv
-        )
+        def attend(qkv: jax.Array, bias: jax.Array) -> jax.Array:
+            return kernel_attention(qkv, bias, segments, keys if rate else None, 0, rate=rate)
+
+        context, back = jax.vjp(attend, qkv, bias)
         return context, *back(gradient)
 
     heads = (hidden // HEAD_DIM, HEAD_DIM)
     jax.jit(both).lower(
-        given((rows, length, 3, *heads), 'bfloat16'), given((rows, length), 'int32'),
+        given((rows, length, 3, *heads), 'bfloat16'), given((3, *heads), 'float32'),
+        given((rows, length), 'int32'),
         given((rows, 2), 'uint32'), given((rows, length, *heads), 'bfloat16'),
     ).compile()
 

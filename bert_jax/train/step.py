@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.model.dropout import dropout_rows
 from bert_jax.model.objectives import Objective, Params, Sums
 from bert_jax.optim import Schedule
-from bert_jax.sharding import BATCH_AXES, Layout
+from bert_jax.sharding import BATCH_AXES, UPDATE_AXES, Layout
 from bert_jax.train.state import TrainState, abstract_state
 
 Batch = Mapping[str, jax.Array]
@@ -53,10 +53,13 @@ def _gradients(
 
     def reduce(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         scattered: tuple[str, ...] = ()
-        for dim, axes in enumerate(axes_by_dim(sharding, batch_axes=True)):
-            if axes:
-                x = jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
-                scattered += axes
+        split = axes_by_dim(sharding, batch_axes=True)
+        # An axis at a time: over two axes of a torus at once, TPUs would sum whole arrays.
+        for axis in UPDATE_AXES:
+            for dim, axes in enumerate(split):
+                if axis in axes:
+                    x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
+                    scattered += (axis,)
         rest = (name for name in BATCH_AXES if name not in scattered and mesh.shape[name] > 1)
         return jax.lax.psum(x, tuple(rest))
 

@@ -40,7 +40,7 @@ _REFUSED = {
     'train.keep_checkpoints': ('0', '-1'),
     'train.profile': ('1..1000', 'x', '-1..2'),
     'mesh.data': ('0', '-2', '3'),
-    'mesh.fsdp': ('0', '-1', '3'),
+    'mesh.fsdp': ('0', '-2', '3'),
     'mesh.tensor': ('0', '7'),
     'seed': ('-1', '99999999999999999999'),
 }

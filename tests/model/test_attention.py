@@ -22,6 +22,7 @@ SEGMENTS = np.array([
     [1] * 7 + [0] * 5,
 ], np.int32)
 QKV = np.random.default_rng(0).normal(size=(B, S, 3, N, D)).astype(np.float32)
+BIAS = np.random.default_rng(1).integers(-4, 5, QKV.shape[2:]) / np.float32(4)  # sums are exact
 WANTED = np.array([[0, 5, 9], [11, 0, 0], [6, 2, 1]], np.int32)
 
 
@@ -35,7 +36,7 @@ def config(name):
 def attention(request):
     """`attend`, jitted, of each implementation."""
     return jax.jit(lambda qkv, segments, rows=None, wanted=None: attend(
-        qkv, segments, rows, 0, config=config(request.param), wanted_BxP=wanted))
+        qkv - BIAS, BIAS, segments, rows, 0, config=config(request.param), wanted_BxP=wanted))
 
 
 def alone(qkv_Sx3xNxD):

@@ -15,8 +15,9 @@ LAYER = 3
 kernel = functools.partial(kernel_attention, interpret=True)
 
 
-def plain(qkv, segments, rows, layer, *, rate):
+def plain(qkv, bias, segments, rows, layer, *, rate):
     """Attention as XLA does it; scores and probabilities in float32."""
+    qkv = qkv + bias.astype(qkv.dtype)
     q, k, v = (qkv[:, :, i].astype(jnp.float32) for i in range(3))
     scores = jnp.einsum('bqnd,bknd->bnqk', q, k) / 8
     same = segments[:, None, :, None] == segments[:, None, None, :]
@@ -28,6 +29,7 @@ def plain(qkv, segments, rows, layer, *, rate):
 def inputs(batch, length, heads, dtype=jnp.float32, packed=False, seed=0):
     rng = np.random.default_rng(seed)
     qkv = jnp.asarray(2 * rng.standard_normal((batch, length, 3, heads, 64)), dtype)
+    bias = jnp.asarray(rng.standard_normal((3, heads, 64)), jnp.float32)
     d_out = jnp.asarray(rng.standard_normal((batch, length, heads, 64)), dtype)
     place = np.arange(length)
     if packed:  # sequences 1, 2, 3 of different lengths, then padding
@@ -37,16 +39,16 @@ def inputs(batch, length, heads, dtype=jnp.float32, packed=False, seed=0):
     else:
         segments = place < rng.integers(length // 2, length, (batch, 1))
     rows = drop.dropout_rows(1, 2, jnp.arange(5, 5 + batch))
-    return qkv, jnp.asarray(segments, jnp.int32), rows, d_out
+    return qkv, bias, jnp.asarray(segments, jnp.int32), rows, d_out
 
 
 # Half the time to compile.
 @functools.partial(
-    jax.jit, static_argnums=(0, 5), compiler_options={'xla_backend_optimization_level': 0}
+    jax.jit, static_argnums=(0, 6), compiler_options={'xla_backend_optimization_level': 0}
 )
-def with_gradient(attend, qkv, segments, rows, d_out, rate):
-    out, vjp = jax.vjp(lambda x: attend(x, segments, rows, LAYER, rate=rate), qkv)
-    return out, vjp(d_out)[0]
+def with_gradient(attend, qkv, bias, segments, rows, d_out, rate):
+    out, vjp = jax.vjp(lambda x, b: attend(x, b, segments, rows, LAYER, rate=rate), qkv, bias)
+    return out, *vjp(d_out)
 
 
 @pytest.mark.parametrize('dtype, batch, length, heads, packed, rate', [
@@ -62,8 +64,9 @@ def test_values_and_gradients_are_those_of_plain_attention(
     *args, d_out = inputs(batch, length, heads, dtype, packed)
     found = with_gradient(kernel, *args, d_out, rate)
     expected = with_gradient(plain, *args, d_out, rate)
+    assert [x.dtype for x in found] == [dtype, dtype, 'float32']
     for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype == dtype
+        assert a.dtype == b.dtype
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         tolerance = 1e-5 if dtype == 'float32' else 0.01  # two units in bfloat16's last place
         assert np.abs(a - b).max() < tolerance * np.abs(b).max()
@@ -80,7 +83,8 @@ def test_masks_are_those_of_dropout_bit_for_bit_forward_and_backward():
         values = jnp.broadcast_to(jnp.eye(length)[None, :, None, part], (1, length, 2, 64))
         qkv = jnp.stack([jnp.zeros_like(values), jnp.zeros_like(values), values], axis=2)
         segments = jnp.ones((1, length), jnp.int32)
-        out, d_qkv = with_gradient(kernel, qkv, segments, rows, values, rate)
+        bias = jnp.zeros((3, 2, 64))
+        out, d_qkv, _ = with_gradient(kernel, qkv, bias, segments, rows, values, rate)
         np.testing.assert_array_equal(out.transpose(0, 2, 1, 3) > 0, mask[..., part])
         np.testing.assert_array_equal(d_qkv[:, :, 2].transpose(0, 2, 3, 1) > 0, mask[:, :, part])
 
@@ -92,10 +96,15 @@ def test_rows_and_heads_split_over_devices_change_nothing(data, tensor, inside):
     mesh = make_mesh(data, 1, tensor, jax.devices()[: data * tensor])
     split = functools.partial(kernel_attention, mesh=mesh, interpret=True)
     if inside:
+        def of_own_rows(*args):
+            out, d_qkv, d_bias = with_gradient.__wrapped__(split, *args, 0.2)
+            return out, d_qkv, jax.lax.psum(d_bias, ('data', 'fsdp'))
+
         rows = jax.sharding.PartitionSpec(('data', 'fsdp'))
         run = jax.jit(jax.shard_map(
-            lambda *a: with_gradient.__wrapped__(split, *a, 0.2), mesh=mesh, in_specs=(rows,) * 4,
-            out_specs=rows, axis_names={'data', 'fsdp'}, check_vma=False,
+            of_own_rows, mesh=mesh, in_specs=(rows, jax.sharding.PartitionSpec(), *(rows,) * 3),
+            out_specs=(rows, rows, jax.sharding.PartitionSpec()), axis_names={'data', 'fsdp'},
+            check_vma=False,
         ))
         found = run(*args, d_out)
     else:
@@ -106,10 +115,10 @@ def test_rows_and_heads_split_over_devices_change_nothing(data, tensor, inside):
 
 
 def test_large_scores_overflow_nothing():
-    qkv, segments, rows, d_out = inputs(1, 128, 2)
+    qkv, *args = inputs(1, 128, 2)
     qkv = qkv.at[:, :, :2].multiply(30)  # scores in the thousands
-    found = with_gradient(kernel, qkv, segments, rows, d_out, 0.1)
-    expected = with_gradient(plain, qkv, segments, rows, d_out, 0.1)
+    found = with_gradient(kernel, qkv, *args, 0.1)
+    expected = with_gradient(plain, qkv, *args, 0.1)
     for a, b in zip(found, expected, strict=True):
         assert np.abs(a - b).max() < 0.02 * np.abs(b).max()
 

@@ -88,7 +88,7 @@ def test_a_reduction_over_devices_is_found():
      + '/output/dense/dot_general', ('output', 'backward')),
     ('jit(train_step)/transpose(jvp(BertForPreTraining))/checkpoint/rematted_computation/'
      'intermediate/mul', ('intermediate', 'forward again')),
-    ('jit(train_step)/jvp(BPH,VH->BPV)/dot_general', ('head', 'forward')),
+    ('jit(train_step)/jvp(...H,VH->...V)/dot_general', ('head', 'forward')),
     ('jit(train_step)/add', ('optimizer', 'update')),
     ('', ('optimizer', 'update')),
 ])
@@ -121,4 +121,22 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 }
 """)
     kernel = next(i for i in text.instructions if i.name == 'k')
-    assert text.bytes_moved(kernel) == 7 * 32
+    assert kernel.operands == ('a',) * 6
+    assert text.bytes_moved(kernel) == 2 * 32, 'each step takes another part of an operand'
+
+
+def test_a_sum_that_is_scattered_at_once_is_no_all_reduce():
+    text = CompiledText("""
+%all-reduce-scatter (x: f32[16,8]) -> f32[4,8] {
+  %x = f32[16,8]{1,0} parameter(0)
+  %sum = f32[16,8]{1,0} all-reduce(%x), channel_id=1, to_apply=%add
+  ROOT %part = f32[4,8]{1,0} dynamic-slice(%sum, %x), dynamic_slice_sizes={4,8}
+}
+
+ENTRY %main (a: f32[16,8]) -> f32[4,8] {
+  %a = f32[16,8]{1,0} parameter(0)
+  ROOT %f = f32[4,8]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter
+}
+""")
+    (found,) = text.collectives()
+    assert (found['kind'], found['bytes']) == ('reduce-scatter', 16 * 8 * 4)
