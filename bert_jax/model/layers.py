@@ -109,7 +109,10 @@ class LayerNorm(nn.Module):
         scale = self.param('scale', partitioned(nn.initializers.ones, None), shape)
         bias = self.param('bias', partitioned(nn.initializers.zeros, None), shape)
         x = x.astype(jnp.float32)
+        # Both moments in one pass, the one that makes `x`. Of its differences to the mean, the
+        # variance would take a pass more, and its gradient two. Float32 has the digits for it:
+        # these means are small beside the deviations.
         mean = jnp.mean(x, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
-        y = (x - mean) * lax.rsqrt(variance + self.config.layer_norm_eps)
+        variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True) - jnp.square(mean)
+        y = (x - mean) * lax.rsqrt(jnp.maximum(variance, 0.0) + self.config.layer_norm_eps)
         return (y * scale + bias).astype(self.config.dtype)
