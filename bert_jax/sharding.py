@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -79,7 +79,7 @@ def mesh_sizes(
     return data, rest // data if fsdp == -1 else fsdp, tensor
 
 
-def _num_slices(devices: Sequence[Any]) -> int:
+def _num_slices(devices: Iterable[Any]) -> int:
     """Slices of TPUs, which a slow network joins; 1 elsewhere."""
     return len({getattr(d, 'slice_index', 0) for d in devices if d.platform == 'tpu'}) or 1
 

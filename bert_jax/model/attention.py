@@ -120,7 +120,7 @@ def _xla(
     scores = scores * (1.0 / math.sqrt(config.head_dim)) + bias_Bx1xQxK
     probs_BxNxQxK = jax.nn.softmax(scores, axis=-1).astype(config.dtype)
     probs_BxNxQxK = drop.dropout(
-        probs_BxNxQxK, config.attention_dropout, rows_Bx2, drop.ATTENTION_PROBS, layer
+        probs_BxNxQxK, config.attention_dropout, rows_Bx2, drop.ATTENTION_PROBS, layer, wanted_BxP
     )
     return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxKxNxD)
 

@@ -52,11 +52,13 @@ def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array
 
 
 def places(
-    rows_Bx2: jax.Array, sizes: tuple[int, ...], site: int, layer: jax.Array | int = 0
+    rows_Bx2: jax.Array, sizes: tuple[int, ...], site: int, layer: jax.Array | int = 0,
+    lines_BxL: jax.Array | None = None,
 ) -> list[jax.Array]:
     """Where the elements of dims of these `sizes` are, for `kept`: int32 [B, size] a dim.
 
-    An element's place is `(last-but-one ^ others) + last` of its indices' entries.
+    An element's place is `(last-but-one ^ others) + last` of its indices' entries. `lines` are the
+    indices along the second of the dims, where they are not 0, 1, 2, ...
     """
     place = _mix(jnp.asarray(layer).astype(_U) * _U(_M4) + _U(site * 0x632BE5AB & 0xFFFFFFFF))
     key0 = _mix(rows_Bx2[:, :1] ^ place)
@@ -65,7 +67,10 @@ def places(
     for dim, size in enumerate(sizes):
         # The second key goes in between the rounds: with one 32-bit key, two rows could draw
         # shifted copies of the same sequence.
-        h = (jnp.arange(size, dtype=_U) + _U(dim << 30)) * _U(_GOLDEN) + key0
+        index = jnp.arange(size, dtype=_U)
+        if dim == 1 and lines_BxL is not None:
+            index = lines_BxL.astype(_U)
+        h = (index + _U(dim << 30)) * _U(_GOLDEN) + key0
         h = (h ^ (h >> 16)) * _U(_M1)
         h = (h ^ (h >> 15) ^ key1) * _U(_M2)
         hashed.append(lax.bitcast_convert_type(h ^ (h >> 16), jnp.int32))
@@ -80,7 +85,8 @@ def kept(place: jax.Array, rate: float) -> jax.Array:
 
 
 def dropout(
-    x: jax.Array, rate: float, rows_Bx2: jax.Array | None, site: int, layer: jax.Array | int = 0
+    x: jax.Array, rate: float, rows_Bx2: jax.Array | None, site: int, layer: jax.Array | int = 0,
+    lines_BxL: jax.Array | None = None,
 ) -> jax.Array:
     """`x` with a share `rate` of its elements zeroed and the rest scaled by 1 / (1 - rate).
 
@@ -90,13 +96,15 @@ def dropout(
       rows_Bx2: keys from `dropout_rows`, or None: return `x` unchanged.
       site: one of the constants above.
       layer: index of the encoder layer; may be traced (scanned layers).
+      lines_BxL: which lines of a larger array those of `x` are: its masks are then that one's.
     """
     if rows_Bx2 is None or rate == 0.0:
         return x
     *others, lines, columns = (1,) * (3 - x.ndim) + x.shape[1:]
     sizes = (columns, lines, math.prod(others))
     # Computed apart: in the fusion of `x` they would be hashed again for each element.
-    column, line, other = lax.optimization_barrier(places(rows_Bx2, sizes, site, layer))
+    column, line, other = lax.optimization_barrier(
+        places(rows_Bx2, sizes, site, layer, lines_BxL))
     other = other.reshape(-1, *others, 1, 1)
     line = line.reshape(-1, *(1 for _ in others), lines, 1)
     column = column.reshape(-1, *(1 for _ in others), 1, columns)

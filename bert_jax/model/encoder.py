@@ -77,7 +77,8 @@ class AttentionOutput(nn.Module):
 
     @nn.compact
     def __call__(
-        self, context_BxSxNxD: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: Any
+        self, context_BxSxNxD: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: Any,
+        wanted_BxP: jax.Array | None,
     ) -> jax.Array:
         c = self.config
         y = Dense(
@@ -85,7 +86,7 @@ class AttentionOutput(nn.Module):
             name='dense',
         )(context_BxSxNxD)
         y = c.layout(y, 'batch', None, None)
-        y = drop.dropout(y, c.hidden_dropout, rows, drop.ATTENTION_OUTPUT, layer)
+        y = drop.dropout(y, c.hidden_dropout, rows, drop.ATTENTION_OUTPUT, layer, wanted_BxP)
         return LayerNorm(c, name='LayerNorm')(x_BxSxH + y)
 
 
@@ -103,7 +104,8 @@ class Attention(nn.Module):
         context = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
         if wanted_BxP is not None:
             x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
-        return AttentionOutput(self.config, name='output')(context, x_BxSxH, rows, layer)
+        return AttentionOutput(self.config, name='output')(
+            context, x_BxSxH, rows, layer, wanted_BxP)
 
 
 class Intermediate(nn.Module):
@@ -127,14 +129,15 @@ class Output(nn.Module):
 
     @nn.compact
     def __call__(
-        self, y_BxSxI: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: Any
+        self, y_BxSxI: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: Any,
+        wanted_BxP: jax.Array | None,
     ) -> jax.Array:
         c = self.config
         y = Dense(
             c, (c.intermediate_size,), (c.hidden_size,), ('mlp',), ('embed',), name='dense'
         )(y_BxSxI)
         y = c.layout(y, 'batch', None, None)
-        y = drop.dropout(y, c.hidden_dropout, rows, drop.FFN_OUTPUT, layer)
+        y = drop.dropout(y, c.hidden_dropout, rows, drop.FFN_OUTPUT, layer, wanted_BxP)
         return LayerNorm(c, name='LayerNorm')(x_BxSxH + y)
 
 
@@ -154,7 +157,7 @@ class Layer(nn.Module):
         c = self.config
         x_BxSxH = Attention(c, name='attention')(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
         y_BxSxI = Intermediate(c, name='intermediate')(x_BxSxH)
-        return Output(c, name='output')(y_BxSxI, x_BxSxH, rows, layer), None
+        return Output(c, name='output')(y_BxSxI, x_BxSxH, rows, layer, wanted_BxP), None
 
 
 class Encoder(nn.Module):
@@ -250,9 +253,9 @@ class Bert(nn.Module):
           cls_positions_BxK: where the [CLS] of each packed sequence is; `pooled_output` is then
             [B, K, H].
           wanted_BxP: the positions at which the last layer's output is needed, where that is not
-            all of them. `sequence_output` is then [B, P, H], the same numbers, and
-            `cls_positions` count among these. The last layer attends from there alone and leaves
-            out three quarters of its work at the other positions.
+            all of them. `sequence_output` is then [B, P, H], the same numbers with the same
+            dropout, and `cls_positions` count among these. The last layer attends from there alone
+            and leaves out three quarters of its work at the other positions.
         """
         embedded_BxSxH = self.embeddings(
             input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS

@@ -67,12 +67,17 @@ class PretrainingHeads(nn.Module):
 class BertForPreTraining(nn.Module):
     """Encoder with masked-LM and next-sentence heads.
 
+    Args:
+      everywhere: whether `sequence_output` is of all positions. Else it is of [CLS] and of the
+        masked ones, which the losses need, and the last layer is computed there alone.
+
     Returns a dict: `nsp_logits` [B, 2] float32; what `masked_lm_logits` and `masked_lm_loss` take
     as `output`: `mlm_output`, (hidden [B, P, H], word embeddings [V, H], bias [V]); and all that
     `Bert` returns.
     """
 
     config: ModelConfig
+    everywhere: bool = True
 
     def setup(self) -> None:
         self.bert = Bert(self.config)
@@ -87,8 +92,14 @@ class BertForPreTraining(nn.Module):
         rows_Bx2: jax.Array | None = None,
     ) -> dict[str, Any]:
         c = self.config
-        outputs = self.bert(input_ids_BxS, input_mask_BxS, segment_ids_BxS, rows_Bx2)
-        masked_BxPxH = gather_positions(outputs['sequence_output'], masked_lm_positions_BxP)
+        inputs = (input_ids_BxS, input_mask_BxS, segment_ids_BxS, rows_Bx2)
+        if self.everywhere:
+            outputs = self.bert(*inputs)
+            masked_BxPxH = gather_positions(outputs['sequence_output'], masked_lm_positions_BxP)
+        else:
+            wanted = jnp.pad(masked_lm_positions_BxP, ((0, 0), (1, 0)))  # [CLS], then the masked
+            outputs = self.bert(*inputs, wanted_BxP=wanted)
+            masked_BxPxH = outputs['sequence_output'][:, 1:]
         hidden_BxPxH, bias_V = self.cls.predictions(masked_BxPxH)
         table_VxH = c.layout(
             self.bert.embeddings.word_embeddings.astype(c.dtype), 'vocab', None

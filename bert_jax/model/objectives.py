@@ -132,7 +132,12 @@ class Pretraining:
     def outputs(
         self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
     ) -> dict[str, Any]:
-        outputs: Any = BertForPreTraining(self.config).apply(
+        return self._outputs(params, batch, rows_Bx2, everywhere=True)
+
+    def _outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None, *, everywhere: bool
+    ) -> dict[str, Any]:
+        outputs: Any = BertForPreTraining(self.config, everywhere).apply(
             {'params': params},
             batch['input_ids'], batch['input_mask'], batch['segment_ids'],
             batch['masked_lm_positions'], rows_Bx2,
@@ -142,7 +147,7 @@ class Pretraining:
     def loss(
         self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
     ) -> tuple[jax.Array, Sums]:
-        outputs = self.outputs(params, batch, rows_Bx2)
+        outputs = self._outputs(params, batch, rows_Bx2, everywhere=False)
         weights_BxP = batch['masked_lm_weights']
         c = self.config
         num_rows, num_slots = weights_BxP.shape

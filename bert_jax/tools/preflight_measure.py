@@ -246,6 +246,6 @@ def _changes(
         for more in (factor, factor * 2):
             if rows / more >= 1 and (given or more > 1):
                 yield given | ({'train.accumulation_steps': parts * more} if more > 1 else {})
-    for fsdp in (2, 4, 8):
-        if config.mesh.fsdp * fsdp <= program.mesh.size:
-            yield {'mesh.fsdp': config.mesh.fsdp * fsdp, 'model.remat': 'full'}
+    for tensor in (2, 4, 8):
+        if config.mesh.tensor * tensor <= program.mesh.size:
+            yield {'mesh.tensor': config.mesh.tensor * tensor, 'model.remat': 'full'}

@@ -151,7 +151,7 @@ def test_wanted_positions_give_the_rows_and_gradients_of_the_whole_output(
     params, batch, scan, packed
 ):
     wanted = np.array([[0, 5, 5], [2, 0, 0], [15, 1, 3], [0, 1, 2]])
-    inputs = [batch['ids'], batch['mask'], batch['segments'], None]
+    inputs = [batch['ids'], batch['mask'], batch['segments'], ROWS]
     if packed:
         inputs[1] = np.where(np.arange(16) < 7, 1, 2)[None].repeat(4, 0)
         inputs.append(np.where(np.arange(16) < 7, np.arange(16), np.arange(16) - 7)[None]
@@ -172,6 +172,21 @@ def test_wanted_positions_give_the_rows_and_gradients_of_the_whole_output(
     np.testing.assert_allclose(few, whole, atol=2e-6)
     assert pooled.shape == (4, CONFIG.hidden_size)
     assert_close(grads, whole_grads)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_pretraining_needs_the_last_layer_at_cls_and_the_masked_positions_alone(
+    params, batch, scan
+):
+    def heads(everywhere):
+        model = BertForPreTraining(config(scan_layers=scan), everywhere)
+        out = jit(lambda p: model.apply({'params': p}, batch['ids'], batch['mask'],
+                                        batch['segments'], batch['positions'], ROWS))(
+            stacked(params) if scan else params)
+        return out['mlm_output'][0], out['nsp_logits']
+
+    for found, expected in zip(heads(False), heads(True), strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def test_scanned_and_unrolled_layers_are_the_same_model_with_dropout_on(
@@ -197,9 +212,9 @@ def test_dropout_is_where_the_original_has_it(params, batch, monkeypatch):
     calls = []
     real = drop.dropout
 
-    def spy(x, rate, rows, site, layer=0):
+    def spy(x, rate, rows, site, layer=0, lines=None):
         calls.append((site, layer, rate, x.shape))
-        return real(x, rate, rows, site, layer)
+        return real(x, rate, rows, site, layer, lines)
 
     monkeypatch.setattr(drop, 'dropout', spy)
     jax.eval_shape(lambda p: loss(CONFIG, p, batch), params)
