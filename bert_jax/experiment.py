@@ -185,6 +185,8 @@ def begin(
     report = Report(workdir, jax.process_index() == 0, start)
     profile = Profile(traced, workdir, hosts.first())
     best = Best(workdir / 'best', task.metric) if task.keeps_best else None
+    if best is not None and best.metrics() is not None:
+        best.restore(program.state.params)  # what cannot be read is told before the work
     describe_run(workdir, resolved, task.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 from bert_jax.errors import Diverged, InputError
 from bert_jax.files import Path, write_whole
@@ -38,6 +40,7 @@ def told(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]
     Raises:
       SystemExit: 2 where bad input is the cause, 130 after Ctrl-C, 1 of anything else.
     """
+    _leave_unsaid()
     try:
         yield
         if sys.stdout is not None:
@@ -51,6 +54,19 @@ def told(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]
         _drop_output()
         print(f'error: {line}', file=sys.stderr, flush=True)
         sys.exit(status)
+
+
+def _leave_unsaid() -> None:
+    """Orbax leaves tasks behind where a file of a checkpoint cannot be read. What becomes of them
+    when they are collected would be told with tracebacks, after the line that says it."""
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _unless_of_a_closed_loop
+
+
+def _unless_of_a_closed_loop(unraisable: Any) -> None:
+    if 'Event loop is closed' not in str(unraisable.exc_value):
+        sys.__unraisablehook__(unraisable)
 
 
 def _drop_output() -> None:
