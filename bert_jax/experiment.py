@@ -152,14 +152,12 @@ def begin(
         'inference': dict(task.inference),
     }
     resolved['model']['attention'] = program.bert.attention  # all hosts' chips have to agree
-    if task.keeps_best:  # a run that is compared with others: its examples are part of it
-        resolved['identity'] = task.identity()
-    if hosts.count() > 1:  # one host need not go through its data for this
-        hosts.agree('the run', versions() | task.identity() | flat_fields(
-            {name: value for name, value in resolved.items() if name != 'data'}
-            # Where files lie may differ; what is in them is compared by `identity`.
-            | {'data': {k: v for k, v in resolved['data'].items() if k not in _PLACES}}
-        ))
+    resolved['identity'] = task.identity()
+    hosts.agree('the run', versions() | flat_fields(
+        {name: value for name, value in resolved.items() if name != 'data'}
+        # Where files lie may differ; what is in them is compared by `identity`.
+        | {'data': {k: v for k, v in resolved['data'].items() if k not in _PLACES}}
+    ))
     check_run_directory(workdir, resolved, task.vocab_path, comparable=task.keeps_best)
     check_shared(workdir)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import sys
@@ -42,9 +43,9 @@ def told(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]
     """
     _leave_unsaid()
     try:
+        _check_streams()
         yield
-        if sys.stdout is not None:
-            sys.stdout.flush()  # a full disk may be told of as late as here
+        sys.stdout.flush()  # a full disk may be told of as late as here
     except BrokenPipeError:  # the reader has seen enough, as `head` does
         _drop_output()
     except (Exception, KeyboardInterrupt) as error:
@@ -54,6 +55,32 @@ def told(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]
         _drop_output()
         print(f'error: {line}', file=sys.stderr, flush=True)
         sys.exit(status)
+
+
+def _check_streams() -> None:
+    """Refuses what could not be said or understood.
+
+    A stream that is closed leaves its number to the first file that is opened, into which libraries
+    would then write what they tell: so somebody has to have it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it takes the lowest number that is free: this one
+    if sys.stderr is None:
+        sys.stderr = open(2, 'w', closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        raise InputError('standard output is closed: send it to a file or a program')
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='backslashreplace')
+    encoding = sys.getfilesystemencoding()
+    for argument in sys.argv:
+        if encoding != 'utf-8' and not argument.isascii():
+            raise InputError(
+                f'{argument!r} cannot be read, as the locale is of {encoding}: set PYTHONUTF8=1 or '
+                'LC_ALL=C.UTF-8'
+            )
 
 
 def _leave_unsaid() -> None:
@@ -71,11 +98,16 @@ def _unless_of_a_closed_loop(unraisable: Any) -> None:
 
 def _drop_output() -> None:
     """Writes what is left for standard output, or where that cannot be, nowhere."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except (OSError, ValueError):  # its reader is gone, its disk full
+    if sys.stdout is not None and _fault_of_output():  # its reader is gone, its disk full
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _fault_of_output() -> Exception | None:
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        return error
+    return None
 
 
 def answer(
@@ -132,7 +164,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 def _of_the_system(error: OSError, writing: object) -> tuple[str, int] | None:
     """Of a fault that the system names with its place, or None."""
     if error.errno in FULL:
-        return _full(error.filename or writing), 1
+        output = getattr(_fault_of_output(), 'errno', None) in FULL
+        return _full(error.filename or ('standard output' if output else writing)), 1
     if error.filename is None:
         return None
     said = f'{os.fsdecode(error.filename)}: {error.strerror}'

@@ -27,8 +27,9 @@ def use_huge_pages() -> None:
     if sys.platform != 'linux' or 'GLIBC_TUNABLES' in os.environ:
         return
     os.environ['GLIBC_TUNABLES'] = _HUGE_PAGES
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     os.execv(sys.executable, sys.orig_argv)
 
 

@@ -42,7 +42,7 @@ class Best:
                 ),
             )
             found = self.metrics()
-            good = found is None or math.isfinite(found[metric])
+            good = found is None or metric in found and all(map(math.isfinite, found.values()))
         except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError):
             good = False
         if not good:

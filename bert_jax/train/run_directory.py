@@ -116,10 +116,14 @@ def check_run_directory(
         if name.startswith('identity.'):
             known = name in old and name in new and name != 'identity.vocabulary'
             if known and old[name] != new[name]:
+                what = name.removeprefix('identity.')
+                if not comparable:  # it may go on with more text
+                    print(f'warning: the run was trained on other data so far: {what} was '
+                          f'{old[name]}, now {new[name]}')
+                    continue
                 raise InputError(
-                    f"{workdir} holds a run on other data (its {name.removeprefix('identity.')} "
-                    'are not these): give another --workdir; bert_jax.evaluate scores a finished '
-                    'run on other data'
+                    f'{workdir} holds a run on other data (its {what} are not these): give another '
+                    '--workdir; bert_jax.evaluate scores a finished run on other data'
                 )
             continue
         before = old.get(name, _DEFAULTS.get(name))
