@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import logging
 import os
 import sys
 import tempfile
 import traceback
+import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.errors import Diverged, InputError
 from bert_jax.files import Path, write_whole
+from bert_jax.process import check_streams
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SPACE = 'No space left on device'
@@ -43,7 +45,7 @@ def told(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]
     """
     _leave_unsaid()
     try:
-        _check_streams()
+        check_streams()
         yield
         sys.stdout.flush()  # a full disk may be told of as late as here
     except BrokenPipeError:  # the reader has seen enough, as `head` does
@@ -57,54 +59,31 @@ def told(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]
         sys.exit(status)
 
 
-def _check_streams() -> None:
-    """Refuses what could not be said or understood.
-
-    A stream that is closed leaves its number to the first file that is opened, into which libraries
-    would then write what they tell: so somebody has to have it.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it takes the lowest number that is free: this one
-    if sys.stderr is None:
-        sys.stderr = open(2, 'w', closefd=False)  # noqa: SIM115
-    if sys.stdout is None:
-        raise InputError('standard output is closed: send it to a file or a program')
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors='backslashreplace')
-    encoding = sys.getfilesystemencoding()
-    for argument in sys.argv:
-        if encoding != 'utf-8' and not argument.isascii():
-            raise InputError(
-                f'{argument!r} cannot be read, as the locale is of {encoding}: set PYTHONUTF8=1 or '
-                'LC_ALL=C.UTF-8'
-            )
-
-
 def _leave_unsaid() -> None:
     """Orbax leaves tasks behind where a file of a checkpoint cannot be read. What becomes of them
     when they are collected would be told with tracebacks, after the line that says it."""
     logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+    warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
     if sys.unraisablehook is sys.__unraisablehook__:
-        sys.unraisablehook = _unless_of_a_closed_loop
+        sys.unraisablehook = _unless_of_a_task
 
 
-def _unless_of_a_closed_loop(unraisable: Any) -> None:
-    if 'Event loop is closed' not in str(unraisable.exc_value):
+def _unless_of_a_task(unraisable: Any) -> None:
+    of_a_task = isinstance(unraisable.object, types.CoroutineType)
+    if not of_a_task and 'Event loop is closed' not in str(unraisable.exc_value):
         sys.__unraisablehook__(unraisable)
 
 
 def _drop_output() -> None:
     """Writes what is left for standard output, or where that cannot be, nowhere."""
-    if sys.stdout is not None and _fault_of_output():  # its reader is gone, its disk full
+    if _fault_of_output():  # its reader is gone, its disk full
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fault_of_output() -> Exception | None:
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (OSError, ValueError) as error:
         return error
     return None
