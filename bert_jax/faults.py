@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.errors import Diverged, InputError
+from bert_jax.errors import Diverged, InputError, Stopped
 from bert_jax.files import Path, write_whole
 from bert_jax.process import check_streams
 
@@ -69,8 +69,10 @@ def _leave_unsaid() -> None:
 
 
 def _unless_of_a_task(unraisable: Any) -> None:
-    of_a_task = isinstance(unraisable.object, types.CoroutineType)
-    if not of_a_task and 'Event loop is closed' not in str(unraisable.exc_value):
+    """Nor is it news that a stop was asked for where nothing can be raised: see `stopping`."""
+    left = isinstance(unraisable.object, types.CoroutineType) or isinstance(
+        unraisable.exc_value, Stopped)
+    if not left and 'Event loop is closed' not in str(unraisable.exc_value):
         sys.__unraisablehook__(unraisable)
 
 
