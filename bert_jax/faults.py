@@ -69,7 +69,8 @@ def _leave_unsaid() -> None:
 
 
 def _unless_of_a_task(unraisable: Any) -> None:
-    """Nor is it news that a stop was asked for where nothing can be raised: see `stopping`."""
+    """Tells faults that Python cannot raise, but for what tasks leave, and for a stop asked for in
+    such a place, which comes after the first step (see `stopping`)."""
     left = isinstance(unraisable.object, types.CoroutineType) or isinstance(
         unraisable.exc_value, Stopped)
     if not left and 'Event loop is closed' not in str(unraisable.exc_value):
