@@ -18,20 +18,31 @@ CHECKSUMS = 'checksums'  # what they are called beside the trees that are saved
 _BLOCK = 1 << 18  # elements that stay in a CPU's cache
 
 
-def checksums(arrays: Mapping[str, jax.Array]) -> np.ndarray:
+def saved_tree(tree: dict[str, Any]) -> dict[str, Any]:
+    """What is saved of a dict of trees: they, and their checksums."""
+    return tree | {CHECKSUMS: checksums(leaves(tree))}
+
+
+def leaves(tree: Any) -> dict[str, Any]:
+    """Leaves by their path, 'params/bert/pooler/dense/kernel'."""
+    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
     """Uint32, one an array, in the order of their names. Every change of one element changes it.
 
     Computed where the arrays lie; on CPUs without compiling anything.
     """
     sums = [
-        checksum(np.asarray(x)) if _is_of_a_cpu(x) else _on_device(x)
+        checksum(np.asarray(x)) if _is_on_host(x) else _on_device(x)
         for x in (arrays[name] for name in sorted(arrays))
     ]
     return np.array(jax.device_get(sums), np.uint32)
 
 
-def _is_of_a_cpu(x: jax.Array) -> bool:
-    return x.is_fully_addressable and x.addressable_shards[0].device.platform == 'cpu'
+def _is_on_host(x: Any) -> bool:
+    return not isinstance(x, jax.Array) or (
+        x.is_fully_addressable and x.addressable_shards[0].device.platform == 'cpu')
 
 
 def checksum(x: np.ndarray) -> np.uint32:
@@ -54,8 +65,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 def not_finite(arrays: Mapping[str, Any]) -> str | None:
     """The first array, by name, that holds NaN or infinity; of numpy's or of a device."""
     found = {
-        name: _is_finite_on_device(x) if isinstance(x, jax.Array) and not _is_of_a_cpu(x)
-        else is_finite(np.asarray(x))
+        name: is_finite(np.asarray(x)) if _is_on_host(x) else _is_finite_on_device(x)
         for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)
     }
     return next((name for name, good in jax.device_get(found).items() if not good), None)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from bert_jax import config as config_lib  # first: it says in a line what is not installed
 
@@ -191,9 +190,3 @@ def _check_overrides(config: config_lib.ConfigDict, overrides: dict[str, Any]) -
                 f"this config say their own {field}: set '--config.phases[0].{field}=...' "
                 'and so on'
             )
-
-
-def fail(message: str, status: int = 2) -> NoReturn:
-    """Ends the program with one line on standard error."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    sys.exit(status)

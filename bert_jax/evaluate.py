@@ -123,8 +123,8 @@ def main(argv: list[str]) -> None:
         parse_flags(argv, values)
         workdir = values['workdir'].value or f'runs/evaluate-{model.name}'
         scores = evaluate(values['config'].value, models[0], as_path(workdir))
-    print(f'predictions: {workdir}')
-    print('result ' + json.dumps(scores))
+        print(f'predictions: {workdir}')
+        print('result ' + json.dumps(scores))
 
 
 if __name__ == '__main__':

@@ -152,14 +152,12 @@ def begin(
         'inference': dict(task.inference),
     }
     resolved['model']['attention'] = program.bert.attention  # all hosts' chips have to agree
-    if task.keeps_best:  # a run that is compared with others: its examples are part of it
-        resolved['identity'] = task.identity()
-    if hosts.count() > 1:  # one host need not go through its data for this
-        hosts.agree('the run', versions() | task.identity() | flat_fields(
-            {name: value for name, value in resolved.items() if name != 'data'}
-            # Where files lie may differ; what is in them is compared by `identity`.
-            | {'data': {k: v for k, v in resolved['data'].items() if k not in _PLACES}}
-        ))
+    resolved['identity'] = task.identity()
+    hosts.agree('the run', versions() | flat_fields(
+        {name: value for name, value in resolved.items() if name != 'data'}
+        # Where files lie may differ; what is in them is compared by `identity`.
+        | {'data': {k: v for k, v in resolved['data'].items() if k not in _PLACES}}
+    ))
     check_run_directory(workdir, resolved, task.vocab_path, comparable=task.keeps_best)
     check_shared(workdir)
 
@@ -185,6 +183,8 @@ def begin(
     report = Report(workdir, jax.process_index() == 0, start)
     profile = Profile(traced, workdir, hosts.first())
     best = Best(workdir / 'best', task.metric) if task.keeps_best else None
+    if best is not None and best.metrics() is not None:
+        best.restore(program.state.params)  # what cannot be read is told before the work
     describe_run(workdir, resolved, task.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "

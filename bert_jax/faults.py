@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import sys
 import tempfile
 import traceback
+import types
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
-from bert_jax.errors import Diverged, InputError
+from bert_jax.errors import Diverged, InputError, Stopped
 from bert_jax.files import Path, write_whole
+from bert_jax.process import check_streams
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SPACE = 'No space left on device'
@@ -38,10 +43,11 @@ def told(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]
     Raises:
       SystemExit: 2 where bad input is the cause, 130 after Ctrl-C, 1 of anything else.
     """
+    _leave_unsaid()
     try:
+        check_streams()
         yield
-        if sys.stdout is not None:
-            sys.stdout.flush()  # a full disk may be told of as late as here
+        sys.stdout.flush()  # a full disk may be told of as late as here
     except BrokenPipeError:  # the reader has seen enough, as `head` does
         _drop_output()
     except (Exception, KeyboardInterrupt) as error:
@@ -53,13 +59,37 @@ def told(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]
         sys.exit(status)
 
 
+def _leave_unsaid() -> None:
+    """Orbax leaves tasks behind where a file of a checkpoint cannot be read. What becomes of them
+    when they are collected would be told with tracebacks, after the line that says it."""
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+    warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _unless_of_a_task
+
+
+def _unless_of_a_task(unraisable: Any) -> None:
+    """Tells faults that Python cannot raise, but for what tasks leave, and for a stop asked for in
+    such a place, which comes after the first step (see `stopping`)."""
+    left = isinstance(unraisable.object, types.CoroutineType) or isinstance(
+        unraisable.exc_value, Stopped)
+    if not left and 'Event loop is closed' not in str(unraisable.exc_value):
+        sys.__unraisablehook__(unraisable)
+
+
 def _drop_output() -> None:
     """Writes what is left for standard output, or where that cannot be, nowhere."""
+    if _fault_of_output():  # its reader is gone, its disk full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _fault_of_output() -> Exception | None:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except (OSError, ValueError):  # its reader is gone, its disk full
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except (OSError, ValueError) as error:
+        return error
+    return None
 
 
 def answer(
@@ -116,7 +146,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 def _of_the_system(error: OSError, writing: object) -> tuple[str, int] | None:
     """Of a fault that the system names with its place, or None."""
     if error.errno in FULL:
-        return _full(error.filename or writing), 1
+        output = getattr(_fault_of_output(), 'errno', None) in FULL
+        return _full(error.filename or ('standard output' if output else writing)), 1
     if error.filename is None:
         return None
     said = f'{os.fsdecode(error.filename)}: {error.strerror}'

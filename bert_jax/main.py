@@ -96,7 +96,8 @@ def main(argv: list[str]) -> None:
             sys.stderr.write(f'error: {message}\n')  # in one piece: other hosts write beside it
         guard.fail(message, status)
         sys.exit(status)
-    hosts.say('result ' + json.dumps(result))
+    with told():
+        hosts.say('result ' + json.dumps(result))
 
 
 if __name__ == '__main__':

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import platform
 import sys
@@ -27,9 +28,39 @@ def use_huge_pages() -> None:
     if sys.platform != 'linux' or 'GLIBC_TUNABLES' in os.environ:
         return
     os.environ['GLIBC_TUNABLES'] = _HUGE_PAGES
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     os.execv(sys.executable, sys.orig_argv)
+
+
+def check_streams() -> None:
+    """Refuses to work where nothing could be said, or arguments not be read.
+
+    A stream that is closed leaves its number to the first file that is opened, into which libraries
+    would then write what they tell: so somebody has to have it.
+
+    Raises:
+      InputError: standard output is closed, or an argument is not of the locale's encoding.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it takes the lowest number that is free: this one
+    if sys.stderr is None:
+        sys.stderr = open(2, 'w', closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        raise InputError('standard output is closed: send it to a file or a program')
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='backslashreplace')
+    encoding = sys.getfilesystemencoding()
+    for argument in sys.argv:
+        if encoding != 'utf-8' and not argument.isascii():
+            raise InputError(
+                f'{argument!r} cannot be read, as the locale is of {encoding}: set PYTHONUTF8=1 or '
+                'LC_ALL=C.UTF-8'
+            )
 
 
 @contextlib.contextmanager

@@ -58,9 +58,10 @@ class Guard:
     def _handle(self, number: int, frame: object) -> None:
         del frame
         signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
-        if self._step is None:
-            raise Stopped(_BEFORE)
         self._asked = True
+        if self._step is None:
+            # Where that is swallowed (a callback of the garbage collector), the first step ends it.
+            raise Stopped(_BEFORE)
 
     def _end_where_deaf(self, reading: int) -> None:
         """Before the first step nothing needs saving: ends it if the main thread hears nothing.

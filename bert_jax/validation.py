@@ -70,34 +70,38 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
 _OF_A_PHASE = ('batch_size', 'max_seq_length', 'max_predictions_per_seq', 'learning_rate')
 
 
-# What means nothing to a task of the other kind.
+# Fields that not every task reads, and for what they are. A kind of task names those of its own
+# files that it reads.
 _OF_PRETRAINING = (
     'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate', 'data.num_maskings',
     'data.short_seq_prob', 'data.random_next_prob', 'data.whole_word_mask', 'data.next_sentence',
-    'data.min_sentences', 'data.max_predictions_per_seq',
+    'data.min_sentences', 'data.max_predictions_per_seq', 'data.vocab_size',
+    'train.eval_batch_size', 'train.max_eval_examples',
 )
-_OF_LABELLED_DATA = (
-    'data.text', 'data.text_pair', 'data.choices', 'data.label', 'data.packing',
-    'data.max_malformed',
-)
+_OF_LABELLED_DATA = ('data.packing', 'data.max_malformed')
+_OF_OWN_FILES = ('data.text', 'data.text_pair', 'data.choices', 'data.label', 'data.held_out')
 
 
 def check_used(config: ConfigDict) -> None:
     """Refuses what is set and means nothing to the task.
 
     Raises:
-      InputError: a field of another kind of task is not its default.
+      InputError: a field that the task does not read is not its default.
     """
     check_task(config)
-    phased = task_kind(config.task).phased
-    start = default_config(config.task)
-    for path in _OF_LABELLED_DATA if phased else _OF_PRETRAINING:
-        value = get_field(config, path)
-        if value != get_field(start, path):
-            raise InputError(
-                f'config.{path}={value!r} means nothing to config.task={config.task!r}: it is for '
-                + ('downstream tasks' if phased else 'pre-training') + ', leave it out'
-            )
+    kind, start = task_kind(config.task), default_config(config.task)
+    for paths, used, others in (
+        (_OF_PRETRAINING, kind.phased, 'pre-training'),
+        (_OF_LABELLED_DATA, not kind.phased, 'downstream tasks'),
+        (_OF_OWN_FILES, False, 'tasks on files of your own that have it'),
+    ):
+        for path in paths:
+            value = get_field(config, path)
+            if not used and path not in kind.reads and value != get_field(start, path):
+                raise InputError(
+                    f'config.{path}={value!r} means nothing to config.task={config.task!r}: it is '
+                    f'for {others}, leave it out'
+                )
 
 
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:

@@ -15,7 +15,7 @@ TENSORFLOW_FILES = {
 FLOORS = [
     {'errors', 'process', 'files', 'lease', 'outputs', 'faults', 'hosts', 'stopping', 'chips',
      'compilation_cache', 'durations', 'ranges', 'bert_config', 'config', 'phases', 'command_line',
-     'tensors', 'checksum', 'heads', 'sharding', 'optim', 'text', 'metrics', 'data.spec',
+     'tensors', 'checksum', 'sealed', 'heads', 'sharding', 'optim', 'text', 'metrics', 'data.spec',
      'data.stateless'},
     {'data', 'model', 'weights'},
     {'labelled'},

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.errors import Stopped
+from bert_jax.stopping import Guard
+
 LOCAL_HOSTS = Path(__file__).resolve().parent.parent / 'launch' / 'local_hosts.sh'
 
 # Each host prints its process id, then steps; the slow host is behind the others.
@@ -99,6 +102,13 @@ def test_a_signal_before_the_first_step_ends_all_at_once():
     _, errors = run.end()
     assert time.monotonic() - started < 20
     assert 'stopped before the first step' in errors
+
+
+def test_a_signal_that_nobody_hears_before_the_first_step_is_obeyed_after_it():
+    guard = Guard()
+    with pytest.raises(Stopped):  # as it may come in a place where nothing can be raised
+        guard._handle(signal.SIGTERM, None)
+    assert guard.should_stop(1)
 
 
 def test_what_must_be_equal_is_compared_and_named_on_every_host():

@@ -252,8 +252,6 @@ def _with_corpus(scores: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _check(args: argparse.Namespace, output: str | None) -> None:
     """Refuses before the work what could not be read or written after it."""
-    if sys.stdout is None:
-        raise InputError('standard output is closed: send it to a file or a program')
     sys.stdout.reconfigure(encoding='utf-8')  # type: ignore[union-attr]
     threshold = getattr(args, 'null_threshold', None)
     if threshold is not None and math.isnan(threshold):

@@ -76,6 +76,7 @@ class TaskKind:
       section: name of its own section of the config; empty: it has none.
       fields: defaults of the section.
       phased: whether the run may have several phases, of rows with masked positions.
+      reads: which fields that say what is where in files of your own.
     """
 
     name: str
@@ -83,6 +84,7 @@ class TaskKind:
     section: str = ''
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     phased: bool = False
+    reads: tuple[str, ...] = ()
 
 
 KINDS: dict[str, TaskKind] = {}

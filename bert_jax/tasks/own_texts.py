@@ -113,11 +113,13 @@ _FIELDS = {
     'windows': '',
 }
 
+_READS = ('data.text', 'data.text_pair', 'data.label', 'data.held_out')
+
 register(
     TaskKind('classification', open_classification, 'classification', {
         'multi_label': False,  # any number of labels an example
         'separator': ',',  # between them, where they stand in one cell
         **_FIELDS,
-    }),
-    TaskKind('regression', open_regression, 'regression', _FIELDS),
+    }, reads=_READS),
+    TaskKind('regression', open_regression, 'regression', _FIELDS, reads=_READS),
 )

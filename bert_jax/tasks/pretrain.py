@@ -177,6 +177,6 @@ def open_data(config: ConfigDict) -> Data:
 
 
 register(
-    TaskKind('pretrain', PretrainTask, phased=True),
-    TaskKind('synthetic', PretrainTask, phased=True),
+    TaskKind('pretrain', PretrainTask, phased=True, reads=('data.held_out',)),
+    TaskKind('synthetic', PretrainTask, phased=True, reads=('data.held_out',)),
 )

@@ -105,4 +105,8 @@ def _write(ids: list[str], outputs: Outputs, workdir: Path) -> None:
     write_whole(workdir / 'dev_predictions.tsv', '\n'.join(lines) + '\n')
 
 
-register(TaskKind('swag', open_swag), TaskKind('multiple_choice', open_choices))
+register(
+    TaskKind('swag', open_swag),
+    TaskKind('multiple_choice', open_choices,
+             reads=('data.text', 'data.choices', 'data.label', 'data.held_out')),
+)

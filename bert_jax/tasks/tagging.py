@@ -194,5 +194,6 @@ def _read_conll(config: ConfigDict, split: str) -> ConllExamples | None:
 
 register(
     TaskKind('conll', open_conll, 'conll', _FIELDS),
-    TaskKind('tagging', open_tagging, 'tagging', _FIELDS),
+    TaskKind('tagging', open_tagging, 'tagging', _FIELDS,
+             reads=('data.text', 'data.label', 'data.held_out')),
 )

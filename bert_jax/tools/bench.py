@@ -225,9 +225,9 @@ def main(argv: Sequence[str]) -> None:
         whole = record(results, f.seed, list(argv)[1:])
         if f.json:
             write_whole(f.json, json.dumps(whole, indent=2) + '\n')
-    hardware = whole['hardware']
-    print(f"\n{hardware['cpu']}, {hardware['cores']} cores; {hardware['num_devices']} x "
-          f"{hardware['device_kind']}; jax {whole['versions']['jax']}\n\n{table(results)}")
+        hardware = whole['hardware']
+        print(f"\n{hardware['cpu']}, {hardware['cores']} cores; {hardware['num_devices']} x "
+              f"{hardware['device_kind']}; jax {whole['versions']['jax']}\n\n{table(results)}")
 
 
 if __name__ == '__main__':

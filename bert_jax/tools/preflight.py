@@ -28,9 +28,12 @@ from typing import Any
 
 from absl import flags, logging
 
-from bert_jax.command_line import define_config, fail, parse_flags
+from bert_jax.command_line import define_config, parse_flags
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
+from bert_jax.faults import told
+from bert_jax.files import Path, as_path, write_whole
+from bert_jax.outputs import check_new_file
 from bert_jax.tools.preflight_topology import open_topology
 
 
@@ -132,6 +135,14 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def _is_record(path: Path) -> bool:
+    """Whether a file is what an earlier run has written: that may be written anew."""
+    try:
+        return 'phases' in json.loads(path.read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def main(argv: Sequence[str]) -> None:
     """Parses flags, compiles, prints the tables and writes the JSON."""
     # Before jax is loaded: nothing runs here, and a TPU that is there is left alone.
@@ -140,7 +151,7 @@ def main(argv: Sequence[str]) -> None:
     os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     f: Any = define_flags(list(argv))
-    try:
+    with told():
         rest = parse_flags(list(argv), f)
         if f.help:
             print(__doc__)
@@ -150,9 +161,10 @@ def main(argv: Sequence[str]) -> None:
         if f.config is None:
             raise InputError('--config is missing: name a config file of pre-training')
         logging.set_verbosity(logging.ERROR)
-        from bert_jax.files import as_path, write_whole
         from bert_jax.tools.preflight_report import differences, tables
 
+        if f.json and not _is_record(as_path(f.json)):
+            check_new_file(f.json, '--json')
         before = None
         if f.against:
             try:
@@ -163,11 +175,9 @@ def main(argv: Sequence[str]) -> None:
         record |= check(f.config, f.topology)
         if f.json:
             write_whole(f.json, json.dumps(record, indent=1) + '\n')
-    except InputError as error:
-        fail(str(error))
-    say('\n' + tables(record))
-    if before is not None:
-        say('\n' + differences(before, record))
+        say('\n' + tables(record))
+        if before is not None:
+            say('\n' + differences(before, record))
     sys.exit(0 if record['fits'] else 1)
 
 

@@ -13,7 +13,7 @@ from absl import flags
 from bert_jax.command_line import define_config, parse_flags
 from bert_jax.config import ConfigDict, all_fields, nearest
 from bert_jax.errors import InputError
-from bert_jax.validation import validate
+from bert_jax.validation import check_used, validate
 
 _SAFE = ' :+@'  # of the characters that quoting would replace, harmless in a file's name
 
@@ -117,4 +117,5 @@ def member_config(config: str, overrides: list[str], member: Member) -> ConfigDi
         raise InputError(f'{rest[1]} is no option of this program; see --help')
     found: ConfigDict = values['config'].value
     validate(found)
+    check_used(found)
     return found

@@ -8,8 +8,10 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from bert_jax import files
+from bert_jax.checksum import saved_tree
 from bert_jax.errors import InputError
-from bert_jax.train.restore import Damaged, read, saved_tree
+from bert_jax.sealed import sealed, unsealed
+from bert_jax.train.restore import Damaged, read
 
 
 class Best:
@@ -40,7 +42,7 @@ class Best:
                 ),
             )
             found = self.metrics()
-            good = found is None or math.isfinite(found[metric])
+            good = found is None or metric in found and all(map(math.isfinite, found.values()))
         except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError):
             good = False
         if not good:
@@ -54,13 +56,14 @@ class Best:
         best = self.metrics()
         if best is None or metrics[self._metric] > best[self._metric]:
             saved = ocp.args.StandardSave(saved_tree({'params': params}))
-            self._manager.save(step, args=saved, metrics=metrics)
+            self._manager.save(step, args=saved, metrics=sealed(metrics))
             self._manager.wait_until_finished()  # `params` are donated to the next step
 
     def metrics(self) -> dict[str, float] | None:
         """Metrics of the best evaluation, or None before the first."""
         step = self._manager.best_step()
-        return None if step is None else dict(self._manager.metrics(step))
+        return None if step is None else unsealed(
+            self._manager.metrics(step), self._directory / str(step) / 'metrics')
 
     def restore(self, abstract_params: Any) -> tuple[int, Any]:
         """(step, parameters) of the best evaluation.

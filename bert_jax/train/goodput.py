@@ -63,10 +63,11 @@ class Goodput:
             return None
         try:
             old = json.loads(self._path.read_text())
-        except ValueError:
-            old = None
+            known = _is_ours(old)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            known = False
         # It only reports: a file that is not as it should be is no reason to stop a run.
-        return old if isinstance(old, dict) and old.keys() == _FIELDS else None
+        return old if known else None
 
     def enter(self, cause: str) -> None:
         """From now on the time goes to `cause`: 'step', or one of those above."""
@@ -124,6 +125,13 @@ class Goodput:
         away = f'; {duration(self._away)} not running' if self._away >= 1 else ''
         return (f"goodput {100 * self._share('step'):.1f}% of "
                 f"{duration(sum(self.seconds.values()))} ({', '.join(parts)}){away}")
+
+
+def _is_ours(old: Any) -> bool:
+    """Whether a file says what is written here."""
+    numbers = [old['away'], old['at'], *old['seconds'].values(), *old['marks'].values()]
+    return old.keys() == _FIELDS and all(map(str.isdecimal, old['marks'])) and all(
+        type(number) in (int, float) and -1e18 < number < 1e18 for number in numbers)
 
 
 class Pace:

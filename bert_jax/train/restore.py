@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax import files, hosts
-from bert_jax.checksum import CHECKSUMS, checksums, leaf_name
+from bert_jax.checksum import CHECKSUMS, checksums, leaf_name, leaves
 from bert_jax.errors import InputError
 from bert_jax.train.replicas import holds_first, on_first, spread
 from bert_jax.train.restack import as_saved, restack
@@ -35,11 +35,6 @@ _MISREAD = (KeyError, TypeError, AttributeError, IndexError, NotImplementedError
 
 class Damaged(Exception):
     """A checkpoint's description or bytes are missing, or are not what was written."""
-
-
-def saved_tree(tree: dict[str, Any]) -> dict[str, Any]:
-    """What is saved of a dict of trees: they, and their checksums."""
-    return tree | {CHECKSUMS: checksums(leaves(tree))}
 
 
 def read(folder: Any, abstract: Any) -> Any:
@@ -101,11 +96,6 @@ def on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
         if kind == 'damaged':
             raise Damaged(line) from fault
     return result  # type: ignore[return-value]
-
-
-def leaves(tree: Any) -> dict[str, Any]:
-    """Leaves by their path, 'params/bert/pooler/dense/kernel'."""
-    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def first_line(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import Path, check_deletion, write_whole
 from bert_jax.lease import Claim, held
 from bert_jax.outputs import is_by_the_way, open_folder
-from bert_jax.weights.reading import read_json
-from bert_jax.weights.run_directory import digest, whole_steps
+from bert_jax.weights.run_directory import digest, read_config, whole_steps, write_config
 
 # Fields that may change between a run and its continuation without changing what it computes.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
@@ -78,13 +76,10 @@ def _is_run(workdir: Path) -> bool:
             for path in workdir.iterdir()
         )
     try:
-        config = read_json(config_file, '')
+        config = read_config(workdir, 'put it back as it was, or give another --workdir')
     except InputError:
         if saved:  # whose it is, is clear
-            raise InputError(
-                f'{config_file} cannot be read as JSON: put it back as it was, or give another '
-                '--workdir'
-            ) from None
+            raise
         return False
     return isinstance(config.get('task'), str) and isinstance(config.get('model'), dict)
 
@@ -121,10 +116,14 @@ def check_run_directory(
         if name.startswith('identity.'):
             known = name in old and name in new and name != 'identity.vocabulary'
             if known and old[name] != new[name]:
+                what = name.removeprefix('identity.')
+                if not comparable:  # it may go on with more text
+                    print(f'warning: the run was trained on other data so far: {what} was '
+                          f'{old[name]}, now {new[name]}')
+                    continue
                 raise InputError(
-                    f"{workdir} holds a run on other data (its {name.removeprefix('identity.')} "
-                    'are not these): give another --workdir; bert_jax.evaluate scores a finished '
-                    'run on other data'
+                    f'{workdir} holds a run on other data (its {what} are not these): give another '
+                    '--workdir; bert_jax.evaluate scores a finished run on other data'
                 )
             continue
         before = old.get(name, _DEFAULTS.get(name))
@@ -157,7 +156,7 @@ def read_run_fields(workdir: Path) -> dict[str, Any]:
       InputError: there is none, or it is no JSON object.
     """
     hint = 'choose the directory of a run, or for a new run another --workdir'
-    return flat_fields(read_json(workdir / 'config.json', hint))
+    return flat_fields(read_config(workdir, hint))
 
 
 def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | None) -> None:
@@ -168,7 +167,7 @@ def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | Non
         content = vocab_path.read_bytes()
         write_whole(workdir / _vocab_name(vocab_path), content)
         resolved = resolved | {'vocabulary': digest(content)}
-    write_whole(workdir / 'config.json', json.dumps(resolved, indent=2) + '\n')
+    write_config(workdir, resolved)
 
 
 def _vocab_name(vocab_path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from typing import Any
 
@@ -11,16 +12,17 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bert_jax.bert_config import COMPUTATION, OPTIONS
-from bert_jax.checksum import CHECKSUMS, checksum, leaf_name
+from bert_jax.checksum import CHECKSUMS, checksum, leaf_name, leaves, saved_tree
 from bert_jax.errors import InputError
-from bert_jax.files import Path, absolute, as_path, children, in_bucket
+from bert_jax.files import Path, absolute, as_path, children, in_bucket, write_whole
 from bert_jax.heads import HEADS, part_of
+from bert_jax.sealed import sealed, unsealed
 from bert_jax.sharding import VOCAB_MULTIPLE
 from bert_jax.weights.description import (
     Weights,
     read_vocabulary,
 )
-from bert_jax.weights.folder import new_folder, write_json
+from bert_jax.weights.folder import new_folder
 from bert_jax.weights.model_fields import read_model
 from bert_jax.weights.names import from_tree, sizes_of, tensors, to_tree
 from bert_jax.weights.reading import (
@@ -50,7 +52,7 @@ def read_description(workdir: Path) -> Weights:
       InputError: it is no run directory.
     """
     config_file = workdir / 'config.json'
-    config = read_json(config_file, 'a run directory holds config.json and checkpoints/')
+    config = read_config(workdir)
     model = _model(config, config_file)
     vocab_file, lowercase = _vocabulary(workdir, config, model)
     return Weights({}, model, '', (), vocab_file, lowercase, (), f'run directory {workdir}')
@@ -70,7 +72,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     """
     workdir = as_path(named)
     config_file = workdir / 'config.json'
-    config = read_json(config_file, 'a run directory holds config.json and checkpoints/')
+    config = read_config(workdir)
     model = _model(config, config_file)
     hint = check_head(config.get('head', ''), config_file, any_head)
     step = _newest(workdir)
@@ -98,6 +100,23 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
         + (' (its best evaluation)' if step.parent.name == 'best' else ''),
         read_inference(config, 'inference', config_file),
     )
+
+
+def read_config(
+    workdir: Path, hint: str = 'a run directory holds config.json and checkpoints/'
+) -> dict[str, Any]:
+    """What `config.json` says.
+
+    Raises:
+      InputError: there is none, it is no JSON object, or not the one that the run wrote.
+    """
+    path = workdir / 'config.json'
+    return unsealed(read_json(path, hint), path)
+
+
+def write_config(workdir: Path, fields: dict[str, Any]) -> None:
+    """Writes `config.json`."""
+    write_whole(workdir / 'config.json', json.dumps(sealed(fields), indent=2) + '\n')
 
 
 def digest(content: bytes) -> str:
@@ -205,9 +224,9 @@ def _verify(found: dict[str, Any], names: list[str]) -> None:
     if CHECKSUMS not in found:
         return
     written = dict(zip(names, np.asarray(found[CHECKSUMS]).tolist(), strict=True))
-    for path, x in jax.tree_util.tree_leaves_with_path({'params': found['params']}):
-        if int(checksum(np.asarray(x))) != written[leaf_name(path)]:
-            raise ValueError(f'{leaf_name(path)} is not what was saved')
+    for name, x in leaves({'params': found['params']}).items():
+        if int(checksum(np.asarray(x))) != written[name]:
+            raise ValueError(f'{name} is not what was saved')
 
 
 def _check(
@@ -248,7 +267,7 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
     padded = -(-num_rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     with new_folder(as_path(workdir)) as beside:
         vocabulary = b'' if weights.vocab_file is None else weights.vocab_file.read_bytes()
-        write_json(beside / 'config.json', {
+        write_config(beside, {
             'vocabulary': digest(vocabulary) if vocabulary else None,
             'head': weights.head, 'labels': list(weights.labels),
             'model': weights.model | {'scan_layers': False},
@@ -264,7 +283,7 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
         writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         writer.save(
             absolute(beside / 'checkpoints' / '0' / 'default'),
-            args=ocp.args.PyTreeSave({'params': tree}),
+            args=ocp.args.PyTreeSave(saved_tree({'params': tree})),
         )
         writer.close()
         if in_bucket(workdir):

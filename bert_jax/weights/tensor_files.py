@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
+import json
+import struct
 from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (with it, numpy knows bfloat16)
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from bert_jax.checksum import checksum
 from bert_jax.errors import InputError
 from bert_jax.files import Path, children, local_copy
 from bert_jax.weights.folder import write_json
@@ -20,6 +21,7 @@ from bert_jax.weights.reading import read_json
 
 _DTYPES = ('F32', 'F16', 'BF16')
 _INDEX = 'model.safetensors.index.json'
+_CHECKSUM = 'bert_jax.checksum '  # and the name of a tensor: of the metadata of what we wrote
 SHARD_BYTES = 5_000_000_000  # as transformers' `save_pretrained` has had it for long
 
 
@@ -39,12 +41,17 @@ class StoredTensor:
         """The array as stored.
 
         Raises:
-          InputError: of a type that float32 cannot hold.
+          InputError: of a type that float32 cannot hold, or not what this program wrote.
         """
         dtype = self.file.get_slice(self.name).get_dtype()
         if dtype not in _DTYPES:
             raise InputError(f'{self.path}: {self.name} is of type {dtype}: save it as float32')
-        return self.file.get_tensor(self.name)
+        x = self.file.get_tensor(self.name)
+        said = (self.file.metadata() or {}).get(_CHECKSUM + self.name)
+        if said is not None and said != str(checksum(x)):
+            raise InputError(f'{self.path} is damaged ({self.name} is not what was written): copy '
+                             'it again')
+        return x
 
 
 def open_tensors(
@@ -130,10 +137,17 @@ def write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def _save(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    path.touch()
-    mode = os.stat(path).st_mode
-    try:
-        save_file(tensors, path, metadata={'format': 'pt'})
-    except SafetensorError as error:  # a full disk
-        raise OSError(str(error)) from error
-    os.chmod(path, mode)  # the library leaves it to its owner alone
+    """One file, the same bytes each time: the library writes metadata in any order."""
+    header: dict[str, Any] = {'__metadata__': {'format': 'pt'} | {
+        _CHECKSUM + name: str(checksum(x)) for name, x in tensors.items()}}
+    end = 0
+    for name, x in tensors.items():
+        assert x.dtype == np.float32, name
+        header[name] = {
+            'dtype': 'F32', 'shape': x.shape, 'data_offsets': [end, end := end + x.nbytes]}
+    text = json.dumps(header, separators=(',', ':')).encode()
+    text += b' ' * (-len(text) % 8)
+    with path.open('wb') as file:
+        file.write(struct.pack('<Q', len(text)) + text)
+        for x in tensors.values():
+            file.write(np.ascontiguousarray(x, '<f4').data)

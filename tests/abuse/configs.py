@@ -71,6 +71,15 @@ CASES = [
          '@synthetic --config.data.text_pair=b --workdir={folder}/new', r'data\.text_pair'),
     Case('masking of a downstream task', 'main',
          '@glue --config.data.masked_lm_prob=0.3 --workdir={folder}/new', r'data\.masked_lm_prob'),
+    *(Case(f'{field} of a benchmark', 'main', f'@glue --config.{field}={value} '
+           '--workdir={folder}/new', rf'{field}.*means nothing')
+      for field, value in (
+          ('train.eval_batch_size', 8), ('train.max_eval_examples', 3), ('data.vocab_size', 99),
+          ('data.label', 'y'), ('data.held_out', 0.5))),
+    Case('no config', 'preflight', '--topology=v5e:2x2', r'--config is missing'),
+    Case('a slice that is none', 'preflight', '@synthetic --topology=3', r'topology'),
+    Case('a folder to compare with', 'preflight', '@synthetic --topology=v5e:2x2 '
+         '--against={folder}/notes', r'--against=.*notes'),
     Case('no config', 'sweep', '--config=nowhere.py --restarts=1 --workdir={folder}/new',
          r'nowhere\.py'),
     Case('no config', 'prepare', '--config=nowhere.py', r'nowhere\.py'),

@@ -5,6 +5,9 @@ import os
 import re
 import shutil
 
+from bert_jax.weights.huggingface import write_huggingface
+from bert_jax.weights.load import load_weights
+from bert_jax.weights.run_directory import write_run
 from tests.abuse.doors import Case
 
 
@@ -37,8 +40,36 @@ def _record(line):
 
 def _with(**fields):
     def change(data):
-        return json.dumps(json.loads(data) | fields).encode()
+        return json.dumps(json.loads(_opened(data)) | fields).encode()
     return change
+
+
+def _opened(data):
+    """Without its digest: whatever else it says is looked at."""
+    return re.sub(rb',\s*"digest": "\w+"', b'', data)
+
+
+def _value(pattern, value):
+    """Another value in the place of one, as a disk might have it."""
+    def change(data):
+        changed = re.sub(pattern, value, data)
+        assert changed != data, data
+        return changed
+    return change
+
+
+def _zeroed(data):
+    """Without what stands in the middle."""
+    return data[:len(data) // 3] + bytes(len(data) // 3) + data[2 * (len(data) // 3):]
+
+
+def _written(form, then):
+    """`run` as another format has it, in `written`."""
+    def before(folder):
+        weights = load_weights(folder / 'run')
+        (write_run if form == 'bert_jax' else write_huggingface)(folder / 'written', weights)
+        then(folder)
+    return before
 
 
 _RUN = '@text --workdir={folder}/run --config.train.steps=6'
@@ -58,10 +89,12 @@ _CONFIGS = {
     'empty': lambda data: b'', 'no JSON': lambda data: b'{', 'a list': lambda data: b'[]',
     'nested': lambda data: b'[' * 100000, 'binary': lambda data: b'\xff\0',
     'a model of numbers': _with(model=3), 'no model': _with(model={}),
-    'another size': lambda data: re.sub(rb'"hidden_size": 16', b'"hidden_size": 32', data),
+    'another size': lambda data: re.sub(
+        rb'"hidden_size": 16', b'"hidden_size": 32', _opened(data)),
     'a task of numbers': _with(task=3), 'data of numbers': _with(data=3),
     'a negative epsilon': lambda data: re.sub(
-        rb'"layer_norm_eps": [-0-9e.]+', b'"layer_norm_eps": -1', data),
+        rb'"layer_norm_eps": [-0-9e.]+', b'"layer_norm_eps": -1', _opened(data)),
+    'another epsilon': _value(rb'"layer_norm_eps": [-0-9e.]+', b'"layer_norm_eps": 0.001'),
 }
 
 CASES = [
@@ -130,7 +163,16 @@ CASES = [
            '--config.data.dir={things}/cache --workdir={folder}/cola', r'cola/best',
            before=_write('cola/best/*/metrics/metrics', change))
       for name, change in (('empty', lambda data: b''), ('a list', lambda data: b'[]'),
-                           ('without its metric', lambda data: b'{}'))),
+                           ('without its metric', lambda data: b'{}'),
+                           ('another value', _value(rb'": [-0-9.e]+', b'": 0.875')),
+                           ('a word for a value', _value(rb'digest', b'digesx')))),
+    *(Case(f'{form}: numbers gone', 'convert', '{folder}/written {folder}/new --to tf1',
+           r'written.*is not what was (saved|written)', before=_written(form, _write(
+               'written/' + pattern, _zeroed)))
+      for form, pattern in (('huggingface', '*.safetensors'),
+                            ('bert_jax', 'checkpoints/0/default/ocdbt.process_0/d/*'))),
+    Case('the text replaced', 'main', _RUN, r'holds a run with (another vocab|model\.vocab)',
+         before=_write('text.txt', lambda data: data.upper() + b'\n\nA text of more words.')),
     Case('a run without checkpoints', 'predict', _PREDICT, r'no checkpoint',
          before=lambda folder: (shutil.rmtree(folder / 'run' / 'checkpoints'),
                                 (folder / 'run' / 'checkpoints').mkdir())),

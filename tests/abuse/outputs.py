@@ -98,6 +98,8 @@ CASES = [
          r'--json=.*none'),
     Case('JSON to a place that cannot be', 'bench', f'--only=step --json={_READ_ONLY}/x.json',
          r'--json=/proc/1/x\.json'),
+    Case('JSON over a file', 'preflight', '@synthetic --topology=v5e:2x2 '
+         '--json={folder}/notes/important.txt', r'important\.txt is there already'),
     Case('a zip in no folder', 'submission', '{folder}/none/z.zip --fill-missing', r'none'),
     Case('a zip that is a folder', 'submission', '{folder}/notes --fill-missing', r'notes'),
 ]

@@ -24,6 +24,7 @@ from bert_jax.errors import InputError, Stopped
 from bert_jax.evaluate import evaluate
 from bert_jax.files import as_path
 from bert_jax.predict import load
+from bert_jax.sealed import unsealed
 from bert_jax.tools.ensemble import main as ensemble_main
 from bert_jax.train.run_directory import read_run_fields
 from bert_jax.validation import validate
@@ -172,7 +173,9 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, tmp_pa
     assert json.loads((tmp_path / 'out' / 'config.json').read_text())['task'] == 'squad_v1'
 
     config = tmp_path / '1' / 'config.json'
-    config.write_text(config.read_text().replace('"doc_stride": 128', '"doc_stride": 64'))
+    said = unsealed(json.loads(config.read_text()), config)
+    said['squad']['doc_stride'] = 64
+    config.write_text(json.dumps(said))
     with pytest.raises(SystemExit, match='2'):
         ensemble('0', '1')
     refused = capsys.readouterr().err

@@ -76,7 +76,13 @@ def test_the_file_is_not_written_all_the_time(tmp_path):
     assert 20 <= len(written) <= 25
 
 
-@pytest.mark.parametrize('content', ['', '{"seconds": {', 'null', '{}', '{"seconds": 3}'])
+@pytest.mark.parametrize('content', [
+    '', '{"seconds": {', 'null', '{}', '{"seconds": 3}',
+    '{"seconds": {"step": null}, "away": 0, "at": 0, "marks": {}}',
+    '{"seconds": {}, "away": 0, "at": NaN, "marks": {}}',
+    '{"seconds": {}, "away": 0, "at": 0, "marks": 3.5}',
+    '{"seconds": {}, "away": 0, "at": 0, "marks": {"x": 1}}',
+])
 def test_a_damaged_file_does_not_stop_a_run(tmp_path, content):
     (tmp_path / 'goodput.json').write_text(content)
     goodput = Goodput(tmp_path, True, 10, 0.0, Clock(5.0))

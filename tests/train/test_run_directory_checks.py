@@ -45,6 +45,16 @@ def test_what_makes_it_another_run_is_refused(workdir, task, name, value, refuse
     assert (workdir / 'config.json').read_text() == before
 
 
+def test_another_text_under_the_same_name_is_told(workdir, capsys):
+    describe_run(workdir, FIELDS | {'identity': {'content of x': 'aa', 'vocabulary': 'v'}}, None)
+    now = FIELDS | {'identity': {'content of x': 'bb', 'vocabulary': 'w'}}
+    check_run_directory(workdir, now, None, comparable=False)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith('warning: ') and 'content of x was aa, now bb' in line
+    with pytest.raises(InputError, match='other data.*content of x'):
+        check_run_directory(workdir, now, None, comparable=True)
+
+
 def test_a_run_goes_on_with_a_newer_version_of_this_project(workdir, capsys):
     """Fields that came and went since it began, at what they meant then."""
     model = FIELDS['model'] | {'gone': ''}

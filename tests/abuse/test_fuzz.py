@@ -1,0 +1,22 @@
+"""A sample of the cases of `fuzz`, of those that cost little."""
+
+import shutil
+
+from tests.abuse.fuzz import TARGETS, Fuzz, convert_run, shared_programs
+
+_CASES = 48
+
+
+def test_damage_is_found_or_does_no_harm(things, tmp_path):
+    folder = tmp_path / 'things'
+    shutil.copytree(things, folder)
+    convert_run(folder)
+    fuzz = Fuzz(folder, tmp_path / 'case', [
+        target for target in TARGETS if target.door in ('convert', 'data', 'predict')])
+    came = []
+    with shared_programs():
+        for number in range(_CASES):
+            target, damage, outcome, answer = fuzz.case(0, number)
+            assert not outcome.startswith('HARM'), f'{target.name}: {damage}: {outcome} {answer}'
+            came.append(outcome)
+    assert {'same result', 'refused'} <= set(came)

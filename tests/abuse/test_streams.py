@@ -1,0 +1,48 @@
+"""Standard streams that are closed or full, and a locale that is not UTF-8: of whole processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+_MODEL = 'tests/fixtures/huggingface/pretraining'
+_ASCII = {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0', 'PYTHONIOENCODING': 'ascii'}
+
+
+@pytest.mark.parametrize('command, status, says, environment', [
+    (f'predict features --model {_MODEL} <&-', 2, 'standard input is closed', {}),
+    (f'predict features --model {_MODEL} a >&-', 2, 'standard output is closed', {}),
+    (f'convert {_MODEL} {{folder}}/new --to bert_jax >&- 2>&-', 2, '', {}),
+    (f'convert {_MODEL} {{folder}}/new --to bert_jax >/dev/full', 1, 'standard output is full', {}),
+    (f'predict features --model {_MODEL} straße', 2, 'ascii: set PYTHONUTF8=1', _ASCII),
+    (f'convert {_MODEL} {{folder}}/straße --to bert_jax', 2, 'ascii: set PYTHONUTF8=1', _ASCII),
+], ids=lambda value: value.partition(' --model')[0] if isinstance(value, str) else '')
+def test_a_stream_that_cannot_be_used_is_told(command, status, says, environment, tmp_path):
+    if '/dev/full' in command and not os.path.exists('/dev/full'):
+        pytest.skip('there is no /dev/full here')
+    ended = subprocess.run(
+        f'{sys.executable} -m bert_jax.{command}'.replace('{folder}', str(tmp_path)).encode(),
+        shell=True, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, timeout=60,
+        env={k: v for k, v in os.environ.items() if k != 'PYTHONUNBUFFERED'} | environment)
+    said = ended.stderr.decode()
+    assert ended.returncode == status and 'Traceback' not in said, said
+    lines = [line for line in said.splitlines() if line.startswith('error:')]
+    assert re.search(says, '\n'.join(lines)) and len(lines) == bool(says), said
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_languages_pass_through_an_ascii_locale():
+    ended = subprocess.run(
+        [sys.executable, '-m', 'bert_jax.predict', 'fill-mask', '--model', _MODEL], cwd=ROOT,
+        input='日本語 straße [MASK]\n'.encode(), capture_output=True, timeout=60,
+        env=os.environ | _ASCII)
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert json.loads(ended.stdout)['text'] == '日本語 straße [MASK]'
+    assert '日本語 straße'.encode() in ended.stdout
