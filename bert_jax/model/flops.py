@@ -17,11 +17,14 @@ def token_flops(config: ModelConfig, row_length: int) -> float:
 
 
 def train_flops(config: ModelConfig, seq_length: int, num_predictions: int) -> float:
-    """FLOPs of training on one sequence: three times the forward pass.
+    """FLOPs of training on one sequence: three times the forward pass, as far as it is needed.
 
-    As `token_flops` counts; the optimizer and rematerialisation are left out, and the vocabulary
-    is counted unpadded.
+    As `token_flops` counts, but the last layer has queries at [CLS] and the predicted positions
+    alone. The optimizer and rematerialisation are left out, and the vocabulary is counted
+    unpadded.
     """
-    c, s, p = config, seq_length, num_predictions
-    head = p * (2 * c.hidden_size**2 + 2 * c.hidden_size * c.vocab_size)
-    return 3.0 * (s * token_flops(c, s) + head + 2 * c.hidden_size**2 + 4 * c.hidden_size)
+    c, s, p, h = config, seq_length, num_predictions, config.hidden_size
+    before = s * token_flops(c, s) * (c.num_layers - 1) / c.num_layers
+    last = s * 6 * h**2 + (p + 1) * (2 * h**2 + 4 * h * c.intermediate_size + 4 * s * h)
+    head = p * (2 * h**2 + 2 * h * c.vocab_size)
+    return 3.0 * (before + last + head + 2 * h**2 + 4 * h)

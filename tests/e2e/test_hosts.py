@@ -19,8 +19,9 @@ MESHES = [
     ({'data': 4, 'fsdp': 1, 'tensor': 2}, True),
 ]
 MODEL = {
-    'model.name': '', 'model.num_layers': 1, 'model.hidden_size': 32, 'model.num_heads': 2,
-    'model.intermediate_size': 64, 'train.log_every': 1, 'train.batch_size': 16,
+    # Large enough that masters and moments are split.
+    'model.name': '', 'model.num_layers': 1, 'model.hidden_size': 64, 'model.num_heads': 2,
+    'model.intermediate_size': 256, 'train.log_every': 1, 'train.batch_size': 16,
 }
 PRETRAINING = MODEL | {
     'task': 'synthetic', 'data.vocab_size': 300, 'data.max_seq_length': 32,
