@@ -1,8 +1,8 @@
 """Copies of the state: one replica reads it from the disk, the others get it over the network.
 
-The mesh's data axis counts replicas; nothing of the state is split over it. Reading a checkpoint
-once, whatever their number, spares a bucket thousands of readers, and the devices' network is the
-faster one.
+The mesh's data axis counts replicas. Reading a checkpoint once, whatever their number, spares a bucket
+thousands of readers, and the devices' network is the faster one. What is split over that axis as well
+is split last, when it has come.
 """
 
 from __future__ import annotations
@@ -53,7 +53,12 @@ def _first(mesh: Mesh) -> Mesh:
 
 
 def _spread(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
-    mesh, spec = like.sharding.mesh, like.sharding.spec
+    mesh = like.sharding.mesh
+    spec = PartitionSpec(*(
+        tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ())
+              if axis != _REPLICAS)
+        for axes in like.sharding.spec
+    ))
     held = {} if x is None else {shard.device: shard.data for shard in x.addressable_shards}
     del x
     if like.sharding.is_fully_addressable:  # one process: its devices copy, nothing is compiled
@@ -62,7 +67,9 @@ def _spread(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
             jax.device_put(held[origin], device)
             for origin, device in zip(origins.flat, mesh.devices.flat, strict=True)
         ]
-        return jax.make_array_from_single_device_arrays(like.shape, like.sharding, parts)
+        whole = jax.make_array_from_single_device_arrays(
+            like.shape, NamedSharding(mesh, spec), parts)
+        return jax.device_put(whole, like.sharding)
     # One slice a replica: the first holds the values, the others zeros. Their sum is the values.
     shape = (mesh.shape[_REPLICAS], *like.shape)
     slices = NamedSharding(mesh, PartitionSpec(_REPLICAS, *spec))

@@ -1,7 +1,5 @@
 """The state is born sharded, and is the same numbers on any mesh."""
 
-from unittest import mock
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +16,6 @@ OPTIMIZER = optax.adam(1e-3)
     ((8, 1, 1), (1, 16), (16,)), ((2, 2, 2), (2, 8), (8,)), ((1, 8, 1), (1, 16), (16,)),
     ((4, 1, 2), (2, 8), (8,)),
 ])
-@mock.patch('bert_jax.sharding.LEAST_SPLIT', 1)
 def test_parameters_and_moments_are_born_as_shards_and_do_not_depend_on_the_mesh(
     axes, kernel, bias
 ):

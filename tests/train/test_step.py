@@ -42,7 +42,6 @@ def bert_batches():
 class Run:
     """Five steps of a small BERT with dropout on a mesh, from fresh or from given parameters."""
 
-    @mock.patch('bert_jax.sharding.LEAST_SPLIT', 1)
     def __init__(self, axes, parts, params=None):
         on = mesh(*axes)
         # The limit makes 1, 2 or 3 parts of the logits, by how the batch is split.

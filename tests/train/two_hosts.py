@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 
-from bert_jax import hosts
+from bert_jax import hosts, sharding
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.sharding import make_mesh
@@ -120,6 +120,7 @@ def warm(mesh):
 
 
 def main(folder):
+    sharding.LEAST_SPLIT = 1
     hosts.connect()
     own = folder / f'host{hosts.index()}'
     own.mkdir()
