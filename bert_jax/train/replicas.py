@@ -1,8 +1,8 @@
 """Copies of the state: one replica reads it from the disk, the others get it over the network.
 
-The mesh's data axis counts replicas. Reading a checkpoint once, whatever their number, spares a bucket
-thousands of readers, and the devices' network is the faster one. What is split over that axis as well
-is split last, when it has come.
+The mesh's data axis counts replicas. Reading a checkpoint once, whatever their number, spares a
+bucket thousands of readers, and the devices' network is the faster one. What is split over that
+axis as well is split last, when it has come.
 """
 
 from __future__ import annotations
