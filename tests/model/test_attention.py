@@ -13,7 +13,8 @@ from bert_jax.errors import InputError
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import IMPLEMENTATIONS, attend, choose
 from bert_jax.model.layers import ModelConfig
-from bert_jax.sharding import Layout
+from bert_jax.model.objectives import Pretraining
+from bert_jax.sharding import Layout, make_mesh
 
 B, S, N, D = 3, 12, 2, 4
 SEGMENTS = np.array([
@@ -93,6 +94,15 @@ def on(platform, **changes):
 ])
 def test_what_computes_attention(platform, length, asked, chosen):
     assert choose(on(platform, attention=asked), length) == chosen
+
+
+def test_parameters_are_made_without_the_kernel(monkeypatch):
+    """It splits rows over the mesh, and the input that shapes come from has one row."""
+    monkeypatch.setattr('bert_jax.model.attention.refusal', lambda *_: None)
+    mesh = make_mesh(8, 1, 1)
+    asked = dataclasses.replace(config('kernel'), layout=Layout(mesh))
+    params = jax.eval_shape(Pretraining(asked).init, jax.random.key(0))
+    assert set(params) == {'bert', 'cls'}
 
 
 def test_a_kernel_that_cannot_serve_is_refused_where_it_is_asked_for():
