@@ -20,7 +20,8 @@ TINY = [
     '--vocab_size=200', '--steps=2', '--warmup=1', '--repeats=2',
 ]
 FLOPS = 3 * (
-    2 * 16 * (24 * 128**2 + 4 * 16 * 128)  # layers, tokens
+    16 * (24 * 128**2 + 4 * 16 * 128)  # the first layer, at all 16 tokens
+    + 16 * 6 * 128**2 + 4 * (18 * 128**2 + 4 * 16 * 128)  # the last: q, k, v, then [CLS] and three
     + 3 * (2 * 128**2 + 2 * 128 * 200) + 2 * 128**2 + 4 * 128  # predictions, pooler, NSP
 )
 PEER = '''

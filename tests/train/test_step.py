@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 from toy import Toy, batch, mesh, sgd_step
 
 from bert_jax.data.synthetic import SyntheticExamples
@@ -222,7 +221,7 @@ def test_metrics_are_those_of_the_step_before_its_update():
 
 def test_the_state_is_donated_and_counts_its_steps():
     optimizer, step = sgd_step(Toy(), mesh(8))
-    state = jax.device_put(toy_state(optimizer), NamedSharding(mesh(8), PartitionSpec()))
+    state = init_state(Toy(), optimizer, mesh(8), 0)
     after, _ = step(state, to_global(mesh(8), batch(0), 8, range(8)))
     assert after.step == 1
     assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
