@@ -133,6 +133,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     c.train = t = ConfigDict()
     t.steps = _free(0)  # 0: the sum of the phases' steps
     t.batch_size = 256  # sequences a step, over all devices
+    t.packed_rows = 0  # rows that a step's sequences share in pre-training; 0: a row each
     t.accumulation_steps = 1  # a step's batch is computed in this many parts
     t.eval_every = _free(0)  # 0: only at the end, where there always is one
     t.eval_batch_size = 256  # of pre-training; downstream sets are packed into batches

@@ -16,6 +16,7 @@ PHASE_FIELDS = {
     'steps': 'train.steps', 'batch_size': 'train.batch_size',
     'max_seq_length': 'data.max_seq_length',
     'max_predictions_per_seq': 'data.max_predictions_per_seq',
+    'packed_rows': 'train.packed_rows',
     'learning_rate': 'optimizer.learning_rate', 'warmup': 'optimizer.warmup',
 }
 
@@ -56,7 +57,7 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
     for phase in given:
         part: dict[str, Any] = {field: phase.get(field) for field in PHASE_FIELDS}
         part['steps'] = phase.get('steps', 0)
-        for field in ('batch_size', 'max_seq_length', 'max_predictions_per_seq'):
+        for field in ('batch_size', 'max_seq_length', 'max_predictions_per_seq', 'packed_rows'):
             part[field] = phase.get(field, get_field(config, PHASE_FIELDS[field]))
         filled.append(part)
 

@@ -48,6 +48,7 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'data.text_pair': _TEXT, 'data.choices': _TEXT, 'data.label': _TEXT, 'data.packing': _SWITCH,
     'data.max_malformed': _SHARE,
     'train.steps': _DURATION, 'train.batch_size': count(2**22),
+    'train.packed_rows': count(2**22, least=0),
     'train.accumulation_steps': count(2**16), 'train.eval_every': _DURATION,
     'train.eval_batch_size': count(2**18), 'train.max_eval_examples': count(2**40, least=0),
     'train.save_every': _DURATION, 'train.keep_checkpoints': count(10**6),
@@ -67,7 +68,9 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'conll.document_context': _SWITCH, 'tagging.document_context': _SWITCH,
     'conll.features': ('', *FEATURES), 'tagging.features': ('', *FEATURES),
 }
-_OF_A_PHASE = ('batch_size', 'max_seq_length', 'max_predictions_per_seq', 'learning_rate')
+_OF_A_PHASE = (
+    'batch_size', 'packed_rows', 'max_seq_length', 'max_predictions_per_seq', 'learning_rate',
+)
 
 
 # Fields that not every task reads, and for what they are. A kind of task names those of its own
@@ -76,7 +79,7 @@ _OF_PRETRAINING = (
     'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate', 'data.num_maskings',
     'data.short_seq_prob', 'data.random_next_prob', 'data.whole_word_mask', 'data.next_sentence',
     'data.min_sentences', 'data.max_predictions_per_seq', 'data.vocab_size',
-    'train.eval_batch_size', 'train.max_eval_examples',
+    'train.packed_rows', 'train.eval_batch_size', 'train.max_eval_examples',
 )
 _OF_LABELLED_DATA = ('data.packing', 'data.max_malformed')
 _OF_OWN_FILES = ('data.text', 'data.text_pair', 'data.choices', 'data.label', 'data.held_out')
@@ -214,13 +217,21 @@ def _check_model(config: ConfigDict, num_devices: int | None) -> None:
                 f"config.{data}max_predictions_per_seq={phase['max_predictions_per_seq']} must be "
                 f'from 1 to max_seq_length - 2 = {length - 2}'
             )
-        if batch % config.train.accumulation_steps:
+        rows, field = batch, 'batch_size'
+        if phase['packed_rows']:
+            rows, field = phase['packed_rows'], 'packed_rows'
+            if rows > batch:
+                raise InputError(
+                    f"config.{where or 'train.'}packed_rows={rows} are more than the sequences of "
+                    f'a step, batch_size={batch}: set it to 0 for a row each'
+                )
+        if rows % config.train.accumulation_steps:
             raise InputError(
                 f'config.train.accumulation_steps={config.train.accumulation_steps} does not '
-                f"divide config.{where or 'train.'}batch_size={batch}"
+                f"divide config.{where or 'train.'}{field}={rows}"
             )
         if num_devices is not None:
-            _check_batch(config, where or 'train.', 'batch_size', batch, num_devices,
+            _check_batch(config, where or 'train.', field, rows, num_devices,
                          config.train.accumulation_steps)
     if num_devices is not None:
         if pretraining:

@@ -143,6 +143,12 @@ BAD = [
     ({'train.accumulation_steps': 64}, 'in 64 parts: the nearest above is 512'),
     ({'train.accumulation_steps': 0}, 'config.train.accumulation_steps=0 must be a whole number'),
     ({'phases': ({'steps': 5, 'batch_size': 9},)}, 'config.phases[0].batch_size=9 cannot be split'),
+    ({'train.packed_rows': 100}, 'config.train.packed_rows=100 cannot be split over'),
+    ({'train.packed_rows': 264}, 'config.train.packed_rows=264 are more than the sequences'),
+    ({'phases': ({'steps': 5}, {'steps': 5, 'packed_rows': 9})},
+     'config.phases[1].packed_rows=9 cannot be split'),
+    ({'train.packed_rows': 16, 'train.accumulation_steps': 32},
+     'config.train.accumulation_steps=32 does not divide config.train.packed_rows=16'),
     ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=-1 x tensor=1 does not fit 8 devices'),
     ({'mesh.data': 0}, 'does not fit 8 devices'),
     ({'mesh.fsdp': 3}, 'does not fit 8 devices'),
@@ -271,7 +277,8 @@ def test_a_phase_takes_what_it_leaves_out_from_train_and_data():
     })
     one, two = phases(config)
     assert one == {'steps': 5, 'batch_size': 64, 'max_seq_length': 96,
-                   'max_predictions_per_seq': 14, 'learning_rate': None, 'warmup': None}
+                   'max_predictions_per_seq': 14, 'packed_rows': 0, 'learning_rate': None,
+                   'warmup': None}
     assert two == one | {'steps': 20, 'max_seq_length': 200, 'learning_rate': 0.5, 'warmup': 2}
 
 

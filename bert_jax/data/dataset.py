@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bert_jax import files, hosts
-from bert_jax.data.examples import Examples, Mixture, RecordExamples, eval_batch
+from bert_jax.data.examples import Examples, Mixture, RecordExamples, Rows, eval_batch
 from bert_jax.data.prepared import Places, share_added_words, share_store, share_vocabulary
 from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
 from bert_jax.data.synthetic import SyntheticExamples, plain_batches
@@ -39,7 +39,7 @@ class Data(Protocol):
     def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples: ...
 
     def train_batches(
-        self, examples: Examples, *, batch_size: int, local: np.ndarray, first_step: int,
+        self, examples: Rows, *, batch_size: int, local: np.ndarray, first_step: int,
         num_steps: int,
     ) -> Iterator[dict[str, np.ndarray]]: ...
 
@@ -73,7 +73,7 @@ class SyntheticData:
         )
 
     def train_batches(
-        self, examples: Examples, *, batch_size: int, local: np.ndarray, first_step: int,
+        self, examples: Rows, *, batch_size: int, local: np.ndarray, first_step: int,
         num_steps: int,
     ) -> Iterator[dict[str, np.ndarray]]:
         return plain_batches(examples, batch_size, local, range(first_step, first_step + num_steps))
@@ -263,7 +263,7 @@ class TextData:
         return parts[0] if len(parts) == 1 else Mixture(parts, [1.0] * len(parts), _EVAL_SEED)
 
     def train_batches(
-        self, examples: Examples, *, batch_size: int, local: np.ndarray, first_step: int,
+        self, examples: Rows, *, batch_size: int, local: np.ndarray, first_step: int,
         num_steps: int,
     ) -> Iterator[dict[str, np.ndarray]]:
         from bert_jax.data import pipeline

@@ -14,18 +14,27 @@ from bert_jax.errors import InputError
 _MIXTURE_BLOCK = 1000  # rows over which a mixture keeps its weights exactly
 
 
-class Examples(Protocol):
-    """Rows that are functions of an index.
+class Rows(Protocol):
+    """Rows that are functions of an index: `rows` numbers those of a whole run."""
+
+    spec: BatchSpec
+
+    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+class Examples(Rows, Protocol):
+    """Sequences that are functions of an index, a row each.
 
     `rows` numbers the rows of a whole run, shuffled and epoch after epoch; `frozen_rows` the
     `num_frozen` rows of one fixed pass, for evaluation.
     """
 
-    spec: BatchSpec
     num_examples: int  # an epoch
     num_frozen: int
 
-    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
+    def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens [n] of these `rows`, and how many prediction slots they use at most."""
+        ...
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
 
@@ -84,6 +93,12 @@ class RecordExamples:
             order[here] = permute(place[here], self.num_examples, key)
         return self.frozen_rows(order)
 
+    def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise InputError(
+            'config.train.packed_rows is for text: how long ready-made records are is known only '
+            'when they are read; leave it at 0'
+        )
+
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         batch = dict(self._records.read(np.asarray(row_ids, np.int64)))
         missing = self._slots - self._records.max_predictions_per_seq
@@ -120,6 +135,18 @@ class Mixture:
         self.num_frozen = int(self._frozen_starts[-1])
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        return self._collect(*self._drawn(row_ids), frozen=False)
+
+    def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        which, inner = self._drawn(row_ids)
+        sizes = np.empty((2, len(which)), np.int64)
+        for i in np.unique(which):
+            here = which == i
+            sizes[:, here] = self._parts[i].sizes(inner[here])
+        return sizes[0], sizes[1]
+
+    def _drawn(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each row, which of the sets it comes from and its number there."""
         row_ids = np.asarray(row_ids, np.int64)
         blocks = row_ids // _MIXTURE_BLOCK
         slot = np.empty_like(row_ids)
@@ -128,8 +155,7 @@ class Mixture:
             key = int(hash64(self._seed, 0x313, int(block)))
             slot[here] = permute(row_ids[here] - block * _MIXTURE_BLOCK, _MIXTURE_BLOCK, key)
         which = np.searchsorted(self._starts, slot, side='right') - 1
-        inner = blocks * self._counts[which] + slot - self._starts[which]
-        return self._collect(which, inner, frozen=False)
+        return which, blocks * self._counts[which] + slot - self._starts[which]
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """The frozen rows of all sets, shuffled together once and for all."""

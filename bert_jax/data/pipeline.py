@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from bert_jax.data.examples import Examples, eval_batch
+from bert_jax.data.examples import Examples, Rows, eval_batch
 from bert_jax.data.spec import BatchSpec
 
 _ROWS_A_CALL = 2048  # rows made in one call: numpy's cost a call is then small
@@ -24,7 +24,7 @@ def hide_accelerators() -> None:
 
 
 def train_batches(
-    examples: Examples, *, batch_size: int, local: np.ndarray, first_step: int, num_steps: int
+    examples: Rows, *, batch_size: int, local: np.ndarray, first_step: int, num_steps: int
 ) -> Iterator[dict[str, np.ndarray]]:
     """Batches of the steps first_step .. first_step + num_steps - 1.
 

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 
-from bert_jax.data.masking import MaskingRates, mask_rows
+from bert_jax.data.masking import MaskingRates, mask_rows, num_to_predict
 from bert_jax.data.plans import EpochPlans
 from bert_jax.data.spec import BatchSpec, pretrain_spec
 from bert_jax.data.stateless import below, coin_flips, hash64, permute
@@ -99,7 +100,8 @@ class PretrainExamples:
         )
         self._store, self._recipe, self._special, self._seed = store, recipe, special, seed
         self._offsets = np.asarray(store.sentence_offsets)  # a memmap's own indexing is slower
-        self._max_tokens = recipe.max_seq_length - (3 if recipe.next_sentence else 2)
+        self._num_special = 3 if recipe.next_sentence else 2
+        self._max_tokens = recipe.max_seq_length - self._num_special
         self._plans = EpochPlans(
             self._offsets, first, last, seed=seed,
             max_tokens=self._max_tokens, short_seq_prob=recipe.short_seq_prob,
@@ -117,8 +119,30 @@ class PretrainExamples:
           Features of `spec`, [n, ...].
         """
         row_ids = np.asarray(row_ids, np.int64)
+        batch: dict[str, np.ndarray] = {
+            name: np.empty((len(row_ids), *f.shape), f.dtype) for name, f in self.spec.items()
+        }
+        for here, epoch, index in self._chunks(row_ids):
+            part = self._make(epoch, index)
+            if len(here) == len(row_ids):
+                return part
+            for name, x in part.items():
+                batch[name][here] = x
+        return batch
+
+    def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens [n] of these rows, and how many prediction slots they use at most."""
+        row_ids = np.asarray(row_ids, np.int64)
+        lengths = np.empty(len(row_ids), np.int64)
+        for here, epoch, index in self._chunks(row_ids):
+            _, a_length, _, b_length, _ = self._segments(epoch, index)
+            lengths[here] = a_length + b_length + self._num_special
+        slots = self._recipe.max_predictions_per_seq
+        return lengths, num_to_predict(lengths, self._recipe.masking.masked_lm_prob, slots)
+
+    def _chunks(self, row_ids: np.ndarray) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+        """By epoch: which of the rows are of it, and the chunks of which drawn epoch they are."""
         epochs = row_ids // self.num_examples
-        batch: dict[str, np.ndarray] = {}
         for epoch in np.unique(epochs):
             here = np.flatnonzero(epochs == epoch)
             place = row_ids[here] - epoch * self.num_examples
@@ -127,15 +151,10 @@ class PretrainExamples:
             # Epochs differ a little in their number of chunks: of a longer one the last few are
             # left out, of a shorter one the first few come twice.
             order = hash64(self._seed, int(epoch), _ORDER)
-            part = self._make(drawn, permute(place % size, size, int(order)))
             # The plan after this one, ahead of time; by now the one before is not read any more.
             if (place >= self.num_examples // 4).any():
                 self._plans.prepare(self._drawn(int(epoch) + 1))
-            if len(here) == len(row_ids):
-                return part
-            for name, x in part.items():
-                batch.setdefault(name, np.empty((len(row_ids), *x.shape[1:]), x.dtype))[here] = x
-        return batch
+            yield here, drawn, permute(place % size, size, int(order))
 
     def _drawn(self, epoch: int) -> int:
         """The epoch whose chunks, pairs and masks an epoch has."""
@@ -189,8 +208,7 @@ class PretrainExamples:
         recipe, special = self._recipe, self._special
         n, width = len(index), recipe.max_seq_length
         a_begin, a_length, b_begin, b_length, is_random = self._segments(epoch, index)
-        has_b = int(recipe.next_sentence)
-        lengths = a_length + b_length + 2 + has_b
+        lengths = a_length + b_length + self._num_special
         column = np.arange(width, dtype=np.int32)[None, :]
         a_end = (a_length + 1).astype(np.int32)[:, None]  # column of the first [SEP]
         end = (lengths - 1).astype(np.int32)[:, None]  # column of the last [SEP]

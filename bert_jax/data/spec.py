@@ -39,6 +39,23 @@ def pretrain_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpe
     }
 
 
+def packed_pretrain_spec(
+    max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int
+) -> BatchSpec:
+    """As `pretrain_spec`, of rows that up to `pairs_a_row` pairs share.
+
+    `input_mask` numbers the pairs from 1, `position_ids` begin at 0 with each, `cls_positions` says
+    where each begins. The prediction slots are the row's.
+    """
+    spec, k = dict(pretrain_spec(max_seq_length, max_predictions_per_seq)), (pairs_a_row,)
+    return spec | {
+        'position_ids': Feature((max_seq_length,), np.int32),
+        'cls_positions': Feature(k, np.int32),
+        'next_sentence_labels': Feature(k, np.int32),
+        'example_weights': Feature(k, np.float32),
+    }
+
+
 def empty_rows(spec: BatchSpec, num_rows: int) -> dict[str, np.ndarray]:
     """Rows of zeros: no example, no weight."""
     return {name: np.zeros((num_rows, *f.shape), f.dtype) for name, f in spec.items()}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bert_jax.data.examples import Examples
+from bert_jax.data.examples import Rows
 from bert_jax.data.spec import pretrain_spec
 
 
@@ -26,6 +26,11 @@ class SyntheticExamples:
         """The rows of these ids [n]; equal ids modulo `num_examples` give equal rows."""
         rows = [self._row(int(i) % self.num_examples) for i in row_ids]
         return {name: np.stack([row[name] for row in rows]) for name in self.spec}
+
+    def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """All are full."""
+        (length,), (slots,) = self.spec['input_ids'].shape, self.spec['masked_lm_ids'].shape
+        return np.full(len(row_ids), length), np.full(len(row_ids), slots)
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """As `rows`."""
@@ -48,7 +53,7 @@ class SyntheticExamples:
 
 
 def plain_batches(
-    examples: Examples, batch_size: int, local: np.ndarray, steps: range
+    examples: Rows, batch_size: int, local: np.ndarray, steps: range
 ) -> Iterator[dict[str, np.ndarray]]:
     """Like `pipeline.train_batches`, without TensorFlow and without making anything ahead."""
     for step in steps:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from bert_jax.data.packing import pack
 from bert_jax.data.pairs import Sequences
 
 MAX_SHAPES = 4
@@ -59,34 +60,6 @@ class Units:
                 digest.update(f'{name} {x.dtype} {x.shape}'.encode())
                 digest.update(np.ascontiguousarray(x).tobytes())
         return digest.hexdigest()
-
-
-def pack(lengths_GxU: np.ndarray, row_length: int) -> np.ndarray:
-    """Rows [G, U] of the units of each group: best fit, longest first; all groups side by side.
-
-    Args:
-      lengths_GxU: tokens of each unit, none above `row_length`; 0 is no unit (its row is -1).
-      row_length: tokens a row holds.
-    """
-    num_groups, size = lengths_GxU.shape
-    order = np.argsort(-lengths_GxU, axis=1, kind='stable')
-    groups = np.arange(num_groups)
-    rows = np.full(lengths_GxU.shape, -1, np.int32)
-    # Room left in each row; rows are opened one by one, so that an unopened one fits worst.
-    free = np.full((num_groups, min(size, 8)), row_length, np.int64)
-    for i in range(size):
-        unit = order[:, i]
-        length = lengths_GxU[groups, unit]
-        left = free - length[:, None]
-        best = np.argmin(np.where(left >= 0, left, row_length + 1), axis=1)
-        while (full := (left[groups, best] < 0)).any():
-            free = np.pad(free, ((0, 0), (0, 8)), constant_values=row_length)
-            left = free - length[:, None]
-            best = np.where(full, free.shape[1] - 8, best)
-        real = length > 0
-        rows[groups[real], unit[real]] = best[real]
-        free[groups[real], best[real]] -= length[real]
-    return rows
 
 
 @dataclasses.dataclass(frozen=True)

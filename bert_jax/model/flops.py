@@ -16,15 +16,17 @@ def token_flops(config: ModelConfig, row_length: int) -> float:
     return float(c.num_layers * (per_layer + 4 * row_length * c.hidden_size))
 
 
-def train_flops(config: ModelConfig, seq_length: int, num_predictions: int) -> float:
-    """FLOPs of training on one sequence: three times the forward pass, as far as it is needed.
+def train_flops(
+    config: ModelConfig, seq_length: int, num_predictions: int, num_cls: int = 1
+) -> float:
+    """FLOPs of training on one row: three times the forward pass, as far as it is needed.
 
-    As `token_flops` counts, but the last layer has queries at [CLS] and the predicted positions
-    alone. The optimizer and rematerialisation are left out, and the vocabulary is counted
-    unpadded.
+    The row holds `num_cls` sequences. As `token_flops` counts, but the last layer has queries at
+    [CLS] and the predicted positions alone. The optimizer and rematerialisation are left out, and
+    the vocabulary is counted unpadded.
     """
     c, s, p, h = config, seq_length, num_predictions, config.hidden_size
     before = s * token_flops(c, s) * (c.num_layers - 1) / c.num_layers
-    last = s * 6 * h**2 + (p + 1) * (2 * h**2 + 4 * h * c.intermediate_size + 4 * s * h)
+    last = s * 6 * h**2 + (p + num_cls) * (2 * h**2 + 4 * h * c.intermediate_size + 4 * s * h)
     head = p * (2 * h**2 + 2 * h * c.vocab_size)
-    return 3.0 * (before + last + head + 2 * h**2 + 4 * h)
+    return 3.0 * (before + last + head + num_cls * (2 * h**2 + 4 * h))

@@ -1,6 +1,7 @@
 """Pre-training heads and losses (paper section 3.1).
 
-    B: batch rows, S: sequence, P: masked positions a row, H: hidden_size, V: padded vocabulary
+    B: batch rows, S: sequence, P: masked positions a row, K: sequences a row, H: hidden_size,
+    V: padded vocabulary
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ class BertForPreTraining(nn.Module):
       everywhere: whether `sequence_output` is of all positions. Else it is of [CLS] and of the
         masked ones, which the losses need, and the last layer is computed there alone.
 
-    Returns a dict: `nsp_logits` [B, 2] float32; what `masked_lm_logits` and `masked_lm_loss` take
-    as `output`: `mlm_output`, (hidden [B, P, H], word embeddings [V, H], bias [V]); and all that
-    `Bert` returns.
+    Returns a dict: `nsp_logits` [B, 2] float32, or [B, K, 2] of packed rows (see `Bert`); what
+    `masked_lm_logits` and `masked_lm_loss` take as `output`: `mlm_output`, (hidden [B, P, H], word
+    embeddings [V, H], bias [V]); and all that `Bert` returns.
     """
 
     config: ModelConfig
@@ -90,16 +91,22 @@ class BertForPreTraining(nn.Module):
         segment_ids_BxS: jax.Array,
         masked_lm_positions_BxP: jax.Array,
         rows_Bx2: jax.Array | None = None,
+        position_ids_BxS: jax.Array | None = None,
+        cls_positions_BxK: jax.Array | None = None,
     ) -> dict[str, Any]:
         c = self.config
-        inputs = (input_ids_BxS, input_mask_BxS, segment_ids_BxS, rows_Bx2)
+        inputs = (input_ids_BxS, input_mask_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
         if self.everywhere:
-            outputs = self.bert(*inputs)
+            outputs = self.bert(*inputs, cls_positions_BxK)
             masked_BxPxH = gather_positions(outputs['sequence_output'], masked_lm_positions_BxP)
         else:
-            wanted = jnp.pad(masked_lm_positions_BxP, ((0, 0), (1, 0)))  # [CLS], then the masked
-            outputs = self.bert(*inputs, wanted_BxP=wanted)
-            masked_BxPxH = outputs['sequence_output'][:, 1:]
+            among_BxK, first_BxK = None, jnp.zeros((len(input_ids_BxS), 1), jnp.int32)
+            if cls_positions_BxK is not None:
+                first_BxK = cls_positions_BxK
+                among_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
+            wanted = jnp.concatenate([first_BxK, masked_lm_positions_BxP], axis=1)
+            outputs = self.bert(*inputs, among_BxK, wanted)
+            masked_BxPxH = outputs['sequence_output'][:, first_BxK.shape[1]:]
         hidden_BxPxH, bias_V = self.cls.predictions(masked_BxPxH)
         table_VxH = c.layout(
             self.bert.embeddings.word_embeddings.astype(c.dtype), 'vocab', None

@@ -106,7 +106,7 @@ def _any_shape(config: ModelConfig) -> ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Pretraining:
-    """The mean MLM loss over masked positions plus the mean NSP loss over rows (section 3.1).
+    """The mean MLM loss over masked positions plus the mean NSP loss over pairs (section 3.1).
 
     Both means are over the global batch. (google-research/bert on TPUs averages per core first,
     which weights positions by how many others their core holds.)
@@ -141,6 +141,7 @@ class Pretraining:
             {'params': params},
             batch['input_ids'], batch['input_mask'], batch['segment_ids'],
             batch['masked_lm_positions'], rows_Bx2,
+            batch.get('position_ids'), batch.get('cls_positions'),
         )
         return outputs
 
@@ -163,16 +164,14 @@ class Pretraining:
             'mlm_correct': mlm_correct,
             'mlm_count': jnp.sum(weights_BxP),
             'rows': jnp.sum(batch['example_weights']),
-            'tokens': jnp.sum(batch['input_mask'].astype(jnp.float32)),
+            'tokens': jnp.sum((batch['input_mask'] > 0).astype(jnp.float32)),
         }
         loss = sums['mlm_loss'] / totals['masked']
         if self.next_sentence:
-            weights_B = batch['example_weights']
-            nsp_B, nsp_correct_B = cross_entropy(
-                outputs['nsp_logits'], batch['next_sentence_labels']
-            )
-            sums['nsp_loss'] = jnp.sum(nsp_B * weights_B)
-            sums['nsp_correct'] = jnp.sum(nsp_correct_B * weights_B)
+            weights = batch['example_weights']  # [B], or [B, K] of packed rows
+            losses, correct = cross_entropy(outputs['nsp_logits'], batch['next_sentence_labels'])
+            sums['nsp_loss'] = jnp.sum(losses * weights)
+            sums['nsp_correct'] = jnp.sum(correct * weights)
             loss = loss + sums['nsp_loss'] / totals['rows']
         return loss, sums
 
@@ -189,9 +188,11 @@ class Pretraining:
             metrics['nsp_accuracy'] = sums['nsp_correct'] / rows
         return metrics
 
-    def flops(self, max_seq_length: int, max_predictions_per_seq: int) -> float:
+    def flops(
+        self, max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int = 1
+    ) -> float:
         """FLOPs of training on one row."""
-        return train_flops(self.config, max_seq_length, max_predictions_per_seq)
+        return train_flops(self.config, max_seq_length, max_predictions_per_seq, pairs_a_row)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,11 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
+from bert_jax.data.examples import Rows
 from bert_jax.data.masking import MaskingRates
+from bert_jax.data.packed_pretrain import PackedExamples, packed_spec
 from bert_jax.data.pretrain import Recipe
-from bert_jax.data.spec import pretrain_spec
+from bert_jax.data.spec import BatchSpec, pretrain_spec
 from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.model.layers import ModelConfig
@@ -64,17 +66,19 @@ class PretrainTask:
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
         sharding = batch_sharding(mesh)
-        spec = pretrain_spec(phase['max_seq_length'], phase['max_predictions_per_seq'])
+        lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
 
-        def shapes(rows: int) -> dict[str, Any]:
+        def shapes(spec: BatchSpec, rows: int) -> dict[str, Any]:
             return {
                 name: jax.ShapeDtypeStruct((rows, *feature.shape), feature.dtype, sharding=sharding)
                 for name, feature in spec.items()
             }
 
+        plain = pretrain_spec(*lengths)
         return {
-            'train': shapes(phase['batch_size']),
-            'evaluation': shapes(self._config.train.eval_batch_size),
+            'train': shapes(packed_spec(*lengths), phase['packed_rows'])
+            if phase['packed_rows'] else shapes(plain, phase['batch_size']),
+            'evaluation': shapes(plain, self._config.train.eval_batch_size),
         }
 
     def phase(
@@ -84,17 +88,27 @@ class PretrainTask:
         config, data = self._config, self.data
         batch_size, length = phase['batch_size'], phase['max_seq_length']
         slots = phase['max_predictions_per_seq']
+        num_rows = phase['packed_rows'] or batch_size
+
         # Made when first asked for: planning the epochs of a phase that is over would be wasted.
-        examples = functools.cache(lambda: data.training(length, slots))
+        @functools.cache
+        def examples() -> Rows:
+            unpacked = data.training(length, slots)
+            if not phase['packed_rows']:
+                return unpacked
+            return PackedExamples(unpacked, batch_size, num_rows)
+
+        if phase['packed_rows']:
+            examples()  # too few rows are refused before the first step of all
         held_out = functools.cache(lambda: data.held_out(length, slots))
 
         def batches(first_step: int) -> Iterator[Any]:
-            local = local_rows(mesh, batch_size)
+            local = local_rows(mesh, num_rows)
             for batch in data.train_batches(
-                examples(), batch_size=batch_size, local=local, first_step=first_step,
+                examples(), batch_size=num_rows, local=local, first_step=first_step,
                 num_steps=phase['steps'] - first_step,
             ):
-                yield batch if on_host else to_global(mesh, batch, batch_size, local)
+                yield batch if on_host else to_global(mesh, batch, num_rows, local)
 
         def evaluate_phase(params: Any) -> dict[str, float]:
             size = config.train.eval_batch_size
@@ -111,8 +125,9 @@ class PretrainTask:
 
         return Phase(
             start=first, steps=phase['steps'], batch_size=batch_size, batches=batches,
-            evaluate=evaluate_phase, flops_per_row=objective.flops(length, slots),
-            name=f'length {length}, batch {batch_size}',
+            evaluate=evaluate_phase, flops_per_row=step_flops(objective, phase) / batch_size,
+            name=f'length {length}, batch {batch_size}'
+            + (f' in {num_rows} rows' if phase['packed_rows'] else ''),
         )
 
     def again(self, config: ConfigDict) -> PretrainTask:
@@ -122,6 +137,15 @@ class PretrainTask:
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         del params, metrics, workdir  # the checkpoints are all there is
         return {}
+
+
+def step_flops(objective: Pretraining, phase: Mapping[str, Any]) -> float:
+    """FLOPs of a training step of a phase, by the formula."""
+    lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
+    if not phase['packed_rows']:
+        return phase['batch_size'] * objective.flops(*lengths)
+    (pairs_a_row,) = packed_spec(*lengths)['cls_positions'].shape
+    return phase['packed_rows'] * objective.flops(*lengths, pairs_a_row)
 
 
 def weighted_sources(source: Any) -> list[tuple[str, float]]:

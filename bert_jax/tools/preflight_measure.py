@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from bert_jax.chips import Chip
 from bert_jax.errors import InputError
-from bert_jax.model.flops import train_flops
+from bert_jax.model.objectives import Pretraining
 from bert_jax.program import Program, build_program, open_mesh, phase_calls
-from bert_jax.tasks.pretrain import PretrainTask
+from bert_jax.tasks.pretrain import PretrainTask, step_flops
 from bert_jax.tools.preflight_hlo import CompiledText, Instruction, scope_of, short_name
 from bert_jax.tools.preflight_kernel import attention_cycles
 from bert_jax.train.compiled import Memory, device_bytes
@@ -35,16 +35,14 @@ def measure_phase(program: Program, number: int, chip: Chip, say: Say) -> dict[s
     phase, mesh = program.phases[number], program.mesh
     calls = phase_calls(program, phase)
     parts = program.accumulation_steps
-    rows = phase['batch_size'] / mesh.size
+    rows = phase['packed_rows'] or phase['batch_size']
     name = f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})"
     compiled, memory, seconds = _compile(program, calls, 'train', name, say)
     _, held_out, eval_seconds = _compile(program, calls, 'evaluation', name, say)
-    flops = train_flops(
-        program.bert, phase['max_seq_length'], phase['max_predictions_per_seq']
-    )
+    flops = step_flops(Pretraining(program.bert), phase) / phase['batch_size']
     record = phase | {
-        'name': name, 'accumulation_steps': parts, 'rows_per_chip': rows,
-        'rows_at_once': phase['batch_size'] / (mesh.shape['data'] * mesh.shape['fsdp'] * parts),
+        'name': name, 'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
+        'rows_at_once': rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts),
         'formula_flops_per_sequence': flops,
         'floor_cycles_per_sequence': flops / chip.cycle_flops,
         'cycles_per_sequence': None, 'collectives': [], 'compile_seconds': seconds + eval_seconds,

@@ -31,6 +31,7 @@ _REFUSED = {
     'data.num_maskings': ('-1',),
     'train.steps': ('-1', '1e400 steps', '1e15 steps', '1e8 epochs', 'nan', 'many', '0.5'),
     'train.batch_size': ('0', '-8', '100000000'),
+    'train.packed_rows': ('-1', '3', '1000000'),
     'train.accumulation_steps': ('0', '-1', '100000000'),
     'train.eval_batch_size': ('0', '-1', '1000000'),
     'train.max_eval_examples': ('-1',),

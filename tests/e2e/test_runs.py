@@ -207,14 +207,15 @@ def test_two_processes_train_as_one(one_device, tmp_path):
 def test_phases_switch_in_one_run(run_main, corpus, tmp_path):
     phases = (
         "({'steps': 6},"  # what a phase does not say is the run's
-        " {'steps': 4, 'max_seq_length': 64, 'max_predictions_per_seq': 10, 'batch_size': 8})"
+        " {'steps': 4, 'max_seq_length': 128, 'max_predictions_per_seq': 20, 'batch_size': 16,"
+        " 'packed_rows': 15})"
     )
     process = run_main(
         *TINY, *corpus, f'--config.phases={phases}', '--config.train.steps=0',
         '--config.train.log_every=2', f'--workdir={tmp_path}',
     )
     assert 'phase length 32, batch 16: steps 0 to 6' in process.stdout
-    assert 'phase length 64, batch 8: steps 6 to 10' in process.stdout
+    assert 'phase length 128, batch 16 in 15 rows: steps 6 to 10' in process.stdout
     assert result(process)['step'] == 10
 
 

@@ -3,9 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.data.packing import pack
 from bert_jax.data.pairs import Sequences
 from bert_jax.labelled.packed import packed_batch, unpack
-from bert_jax.labelled.packing import Units, pack, pack_whole, plan_once, plan_steps
+from bert_jax.labelled.packing import Units, pack_whole, plan_once, plan_steps
 
 
 def flat_cost(row_length):
