@@ -29,7 +29,7 @@ COMPUTATION: Mapping[str, tuple[Any, ...]] = {
     'dtype': ('auto', 'float32', 'bfloat16'),
     'scan_layers': (False, True),
     'remat': ('none', 'dots', 'full'),
-    'attention': ('auto', 'xla', 'kernel'),
+    'attention': ('auto', 'xla', 'kernel', 'cudnn'),
 }
 
 

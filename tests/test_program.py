@@ -115,31 +115,39 @@ def test_a_batch_that_the_devices_cannot_split_is_refused():
         open_mesh(complete(config), jax.devices()[:8])
 
 
-@pytest.fixture
-def tpu(monkeypatch):
-    """jax as on a TPU, as far as it says so."""
-    monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+@pytest.fixture(params=['tpu', 'gpu'])
+def chip(request, monkeypatch):
+    """jax as on a chip, as far as it says so; a function that scales its fused attention."""
+    fused = {
+        'tpu': functools.partial(kernel_attention, interpret=True),
+        'gpu': lambda *args, implementation, **kwargs: attention_on_gpu(
+            *args, **kwargs, implementation='xla'),
+    }[request.param]
+    attention_on_gpu = jax.nn.dot_product_attention
+
+    def put(scale):
+        where = {'tpu': (attention_check, 'kernel_attention'),
+                 'gpu': (jax.nn, 'dot_product_attention')}[request.param]
+        monkeypatch.setattr(*where, lambda *args, **kwargs: scale * fused(*args, **kwargs))
+
+    monkeypatch.setattr(jax, 'default_backend', lambda: request.param)
     attention_check.fault.cache_clear()
-    yield
+    yield put
     attention_check.fault.cache_clear()
 
 
 @pytest.mark.parametrize('scale, attention', [(1.0, 'auto'), (1.1, 'xla')])
-def test_a_kernel_that_a_chip_does_not_compute_right_is_not_used(
-    scale, attention, tpu, monkeypatch, capsys
+def test_fused_attention_that_a_chip_does_not_compute_right_is_not_used(
+    scale, attention, chip, capsys
 ):
-    def kernel(*args, **kwargs):
-        return scale * kernel_attention(*args, **kwargs, interpret=True)
-
-    found = functools.partial(attention_check.disagreement, kernel=kernel)
-    monkeypatch.setattr(attention_check, 'disagreement', found)
+    chip(scale)
     assert attention_check.settled('auto') == attention
     said = capsys.readouterr().out
     assert ('differs from XLA by' in said) == (attention == 'xla')
 
 
-def test_a_kernel_that_does_not_compile_is_not_used(tpu, monkeypatch, capsys):
-    def refuse():
+def test_fused_attention_that_does_not_compile_is_not_used(chip, monkeypatch, capsys):
+    def refuse(*_):
         raise RuntimeError('Mosaic failed\nand more')
 
     monkeypatch.setattr(attention_check, 'disagreement', refuse)

@@ -59,7 +59,8 @@ def attend(
       config: chooses the implementation.
       wanted_BxP: the queries that are wanted, where not all are.
     """
-    name = choose(config, qkv_BxSx3xNxD.shape[1])
+    drops = rows_Bx2 is not None and config.attention_dropout > 0
+    name = choose(config, qkv_BxSx3xNxD.shape[1], drops)
     if wanted_BxP is not None:  # a query or a few a sequence: no work for a kernel
         name = 'xla'
     return IMPLEMENTATIONS[name](
@@ -68,22 +69,44 @@ def attend(
     )
 
 
-def choose(config: ModelConfig, length: int) -> str:
-    """Which of `IMPLEMENTATIONS` computes rows of `length` tokens.
+def choose(config: ModelConfig, length: int, drops: bool) -> str:
+    """Which of `IMPLEMENTATIONS` computes rows of `length` tokens, with dropout or without.
 
     Raises:
       InputError: the config asks for one that cannot.
     """
-    if config.attention == 'auto':
-        return 'xla' if length < _KERNEL_FROM or _refusal(config, length) else 'kernel'
-    if config.attention == 'kernel' and (why := _refusal(config, length)):
-        raise InputError(f"config.model.attention='kernel' cannot be: {why}; choose auto or xla")
-    return config.attention
+    name = config.attention
+    if name == 'auto':
+        if length >= _KERNEL_FROM and not _kernel_refusal(config, length):
+            return 'kernel'
+        return 'xla' if drops or _cudnn_refusal(config, length) else 'cudnn'
+    refusal_of = {'kernel': _kernel_refusal, 'cudnn': _cudnn_refusal}.get(name)
+    if refusal_of is not None and (why := refusal_of(config, length)):
+        raise InputError(f"config.model.attention={name!r} cannot be: {why}; choose auto or xla")
+    if name == 'cudnn' and drops:
+        raise InputError(
+            "config.model.attention='cudnn' cannot be: it has no dropout, and "
+            f'config.model.attention_dropout={config.attention_dropout}; choose auto, which takes '
+            'it for evaluation, or set the dropout to 0'
+        )
+    return name
 
 
-def _refusal(config: ModelConfig, length: int) -> str | None:
+def _kernel_refusal(config: ModelConfig, length: int) -> str | None:
     heads = config.num_heads // config.layout.tensor_shards
     return refusal(config.layout.platform, config.dtype, length, heads, config.head_dim)
+
+
+def _cudnn_refusal(config: ModelConfig, length: int) -> str | None:
+    if config.layout.platform != 'gpu':
+        return f'it is for GPUs, and this is a {config.layout.platform}'
+    if config.dtype != 'bfloat16':
+        return f'it is for bfloat16, and this is {config.dtype}'
+    if config.head_dim % 8 or config.head_dim > 128:
+        return f'its heads have a multiple of 8 dims up to 128, and these have {config.head_dim}'
+    if length % 2:
+        return f'its rows have an even number of tokens, and these have {length}'
+    return None
 
 
 def _kernel(
@@ -125,8 +148,24 @@ def _xla(
     return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxKxNxD)
 
 
+def _cudnn(
+    qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, segments_BxS: jax.Array,
+    rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
+    wanted_BxP: jax.Array | None,
+) -> jax.Array:
+    """The fused attention of NVIDIA's cuDNN. Its dropout is not to be had from jax."""
+    del rows_Bx2, layer, config
+    assert wanted_BxP is None
+    qkv_BxSx3xNxD = qkv_BxSx3xNxD + bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
+    q_BxSxNxD, k_BxSxNxD, v_BxSxNxD = (qkv_BxSx3xNxD[:, :, i] for i in range(3))
+    seen_Bx1xSxS = (segments_BxS[:, :, None] == segments_BxS[:, None, :])[:, None]
+    return jax.nn.dot_product_attention(
+        q_BxSxNxD, k_BxSxNxD, v_BxSxNxD, mask=seen_Bx1xSxS, implementation='cudnn'
+    )
+
+
 # By the names of `model.attention`; see `choose` for 'auto'.
-IMPLEMENTATIONS: Mapping[str, Implementation] = {'xla': _xla, 'kernel': _kernel}
+IMPLEMENTATIONS: Mapping[str, Implementation] = {'xla': _xla, 'kernel': _kernel, 'cudnn': _cudnn}
 
 
 def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Whether the attention kernel computes on a chip what XLA computes there.
+"""Whether fused attention computes on a chip what XLA computes there.
 
-The kernel's tests interpret it, and the compiler's word is no measurement: so a run on a TPU asks
-the chip itself, once, before it relies on the kernel.
+The TPU kernel's tests interpret it, and cuDNN is another's program: so a run asks the chip itself,
+once, before it relies on either.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ from bert_jax.model.attention_kernel import HEAD_DIM, kernel_attention
 from bert_jax.model.layers import ModelConfig
 
 TOLERANCE = 0.03  # of the largest element: bfloat16 keeps 8 bits, and sums are in another order
-_LENGTH = 200  # no multiple of the kernel's tiles
+_LENGTH = 200  # no multiple of a kernel's tiles
 _RATE = 0.1
+_FUSED = {'tpu': 'kernel', 'gpu': 'cudnn'}  # what 'auto' may choose, by platform
 
 
 @functools.cache
 def fault() -> str:
-    """Why the kernel is not to be used on this chip; '' where it is right, or there is no TPU."""
-    if jax.default_backend() != 'tpu':
-        return ''
+    """Why fused attention is not to be used on this chip; '' where it is right, or has none."""
     try:
-        found = disagreement()
+        match _FUSED.get(jax.default_backend()):
+            case 'kernel':
+                found = disagreement(functools.partial(kernel_attention, rate=_RATE), _RATE)
+            case 'cudnn':
+                found = disagreement(_implementation('cudnn', 0.0), 0.0)
+            case _:
+                return ''
     except Exception as error:  # of the compiler, of many types
         return str(error).strip().partition('\n')[0][:200] or type(error).__name__
     if found <= TOLERANCE:
@@ -39,19 +44,33 @@ def fault() -> str:
 
 
 def settled(attention: str) -> str:
-    """`model.attention` for this chip: 'auto' becomes 'xla' where the kernel has a fault."""
+    """`model.attention` for this chip: 'auto' becomes 'xla' where its fused one has a fault."""
     if attention != 'auto' or not (why := fault()):
         return attention
-    say(f'note: attention is computed by XLA, the kernel fails on this chip ({why})')
+    name = _FUSED[jax.default_backend()]
+    say(f'note: attention is computed by XLA, {name!r} fails on this chip ({why})')
     return 'xla'
 
 
+def _implementation(name: str, rate: float, num_heads: int = 2) -> Callable[..., jax.Array]:
+    config = ModelConfig(
+        vocab_size=8, num_layers=1, hidden_size=num_heads * HEAD_DIM, num_heads=num_heads,
+        intermediate_size=8, attention_dropout=rate, dtype='bfloat16',
+    )
+    return functools.partial(IMPLEMENTATIONS[name], config=config, wanted_BxP=None)
+
+
 def disagreement(
-    num_heads: int = 2, kernel: Callable[..., jax.Array] = kernel_attention
+    fused: Callable[..., jax.Array], rate: float, num_heads: int = 2
 ) -> float:
     """The largest difference of values and gradients, as a share of their largest element.
 
-    Two rows on one device, one of two sequences and one with padding, dropout on.
+    Two rows on one device, one of two sequences and one with padding.
+
+    Args:
+      fused: takes qkv, its bias, segments, rows and the layer, as `attend`.
+      rate: of dropout.
+      num_heads: of 64 dims.
     """
     rng = np.random.default_rng(0)
     shape = (2, _LENGTH, 3, num_heads, HEAD_DIM)
@@ -62,10 +81,6 @@ def disagreement(
     d_context = d_context * (segments > 0)[:, :, None, None]
     bias = jnp.asarray(rng.normal(size=shape[2:]), jnp.float32)
     rows = drop.dropout_rows(0, 1, jnp.arange(2))
-    config = ModelConfig(
-        vocab_size=8, num_layers=1, hidden_size=num_heads * HEAD_DIM, num_heads=num_heads,
-        intermediate_size=8, attention_dropout=_RATE, dtype='bfloat16',
-    )
 
     def both(attend: Callable[..., jax.Array]) -> list[np.ndarray]:
         def run(
@@ -78,8 +93,7 @@ def disagreement(
         real = segments > 0
         return [x.astype(np.float64) for x in (context[real], d_qkv[real], d_bias)]
 
-    plain = functools.partial(IMPLEMENTATIONS['xla'], config=config, wanted_BxP=None)
-    found, wanted = both(functools.partial(kernel, rate=_RATE)), both(plain)
+    found, wanted = both(fused), both(_implementation('xla', rate, num_heads))
     return max(
         float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, wanted, strict=True)
     )

@@ -32,8 +32,8 @@ def config(name):
                        intermediate_size=8, attention=name, attention_dropout=0.5)
 
 
-# The kernel, which is for TPUs, has tests of its own.
-@pytest.fixture(scope='module', params=[*(set(IMPLEMENTATIONS) - {'kernel'}), 'auto'])
+# The kernel, which is for TPUs, has tests of its own; cuDNN is for GPUs.
+@pytest.fixture(scope='module', params=[*(set(IMPLEMENTATIONS) - {'kernel', 'cudnn'}), 'auto'])
 def attention(request):
     """`attend`, jitted, of each implementation."""
     return jax.jit(lambda qkv, segments, rows=None, wanted=None: attend(
@@ -87,13 +87,27 @@ def on(platform, **changes):
         config('auto'), hidden_size=128, layout=Layout(mesh), dtype='bfloat16', **changes)
 
 
-@pytest.mark.parametrize('platform, length, asked, chosen', [
-    ('tpu', 512, 'auto', 'kernel'), ('tpu', 64, 'auto', 'xla'), ('tpu', 64, 'kernel', 'kernel'),
-    ('tpu', 512, 'xla', 'xla'), ('cpu', 512, 'auto', 'xla'), ('gpu', 512, 'auto', 'xla'),
-    ('tpu', 1024, 'auto', 'xla'),
+@pytest.mark.parametrize('platform, length, drops, asked, chosen', [
+    ('tpu', 512, True, 'auto', 'kernel'), ('tpu', 64, True, 'auto', 'xla'),
+    ('tpu', 64, True, 'kernel', 'kernel'), ('tpu', 512, False, 'xla', 'xla'),
+    ('cpu', 512, False, 'auto', 'xla'), ('gpu', 512, True, 'auto', 'xla'),
+    ('gpu', 512, False, 'auto', 'cudnn'), ('gpu', 64, False, 'auto', 'cudnn'),
+    ('gpu', 63, False, 'auto', 'xla'), ('gpu', 64, False, 'cudnn', 'cudnn'),
+    ('tpu', 1024, True, 'auto', 'xla'),
 ])
-def test_what_computes_attention(platform, length, asked, chosen):
-    assert choose(on(platform, attention=asked), length) == chosen
+def test_what_computes_attention(platform, length, drops, asked, chosen):
+    assert choose(on(platform, attention=asked), length, drops) == chosen
+
+
+def test_sequences_are_kept_apart_with_cudnn(monkeypatch):
+    """Its mask; the product is XLA's here."""
+    product = jax.nn.dot_product_attention
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', lambda *args, implementation, **kwargs:
+                        product(*args, **kwargs, implementation='xla'))
+    arguments = (QKV - BIAS, BIAS, SEGMENTS, None, 0)
+    found = IMPLEMENTATIONS['cudnn'](*arguments, config=config('auto'), wanted_BxP=None)
+    wanted = IMPLEMENTATIONS['xla'](*arguments, config=config('auto'), wanted_BxP=None)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 def test_parameters_are_made_without_the_kernel(monkeypatch):
@@ -105,6 +119,10 @@ def test_parameters_are_made_without_the_kernel(monkeypatch):
     assert set(params) == {'bert', 'cls'}
 
 
-def test_a_kernel_that_cannot_serve_is_refused_where_it_is_asked_for():
-    with pytest.raises(InputError, match="attention='kernel' cannot be: it is for TPUs"):
-        choose(on('cpu', attention='kernel'), 128)
+@pytest.mark.parametrize('platform, asked, why', [
+    ('cpu', 'kernel', 'it is for TPUs'), ('cpu', 'cudnn', 'it is for GPUs'),
+    ('gpu', 'cudnn', 'it has no dropout, and config.model.attention_dropout=0.5'),
+])
+def test_what_cannot_serve_is_refused_where_it_is_asked_for(platform, asked, why):
+    with pytest.raises(InputError, match=f'attention={asked!r} cannot be: {why}'):
+        choose(on(platform, attention=asked), 128, True)
