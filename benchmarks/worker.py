@@ -31,6 +31,8 @@ class Worker:
         environment = os.environ | {
             'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'HF_HUB_OFFLINE': '1',
             'TRANSFORMERS_VERBOSITY': 'error', 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
+        if name == 'ours':
+            environment['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'  # as README says
         self._log = Path(folder, f'{name}.txt')
         with self._log.open('w') as errors:
             self._process = subprocess.Popen(
@@ -66,10 +68,6 @@ def serve(name: str, prepare: Callable[[], Callable[[str], Any]]) -> None:
       name: 'ours' or 'peer'.
       prepare: makes what answers.
     """
-    if name == 'ours':
-        from bert_jax.process import use_huge_pages
-
-        use_huge_pages()  # as the command line does
     started = time.perf_counter()
     out = os.fdopen(os.dup(1), 'w')  # what libraries say goes to standard error
     os.dup2(2, 1)

@@ -30,7 +30,6 @@ from bert_jax.errors import InputError
 from bert_jax.faults import told
 from bert_jax.files import Path, as_path, write_whole
 from bert_jax.outputs import open_folder
-from bert_jax.process import use_huge_pages
 
 _USAGE = 'name a run or a model: python -m bert_jax.evaluate RUN --config.data.eval_source=FILE'
 
@@ -128,5 +127,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    use_huge_pages()
     main(sys.argv)

@@ -19,7 +19,7 @@ from bert_jax.compilation_cache import keep_compiled
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.files import Path
 from bert_jax.hosts import say
-from bert_jax.process import STARTED
+from bert_jax.process import STARTED, huge_pages_note
 from bert_jax.program import Program, build_program, check_memory, open_mesh
 from bert_jax.tasks import task_kind
 from bert_jax.tasks.base import Task
@@ -97,6 +97,8 @@ def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Opened:
     mesh = open_mesh(config, jax.devices())
     say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh '
         + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()))
+    if jax.default_backend() == 'cpu' and (note := huge_pages_note()):
+        say(note)
 
     keep_compiled(files.as_path(config.data.dir) / 'compiled')
     return Opened(config, published, build_program(config, mesh, open_task(config)))

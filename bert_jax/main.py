@@ -27,7 +27,6 @@ from bert_jax.command_line import define_config, parse_flags
 from bert_jax.errors import Diverged, InputError, Stopped
 from bert_jax.faults import answer, told
 from bert_jax.files import as_path
-from bert_jax.process import use_huge_pages
 from bert_jax.stopping import Guard
 from bert_jax.validation import check_used, validate
 
@@ -101,5 +100,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    use_huge_pages()
     main(sys.argv)

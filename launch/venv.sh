@@ -26,7 +26,11 @@ _bert_jax_platform() {
 
 platform=${BERT_JAX_PLATFORM:-$(_bert_jax_platform)}
 case $platform in
-  cpu) extra=() ;;
+  cpu)
+    extra=()
+    # Huge pages for malloc: XLA on CPUs takes and returns its buffers at every step.
+    export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
+    ;;
   tpu | cuda) extra=(-e ".[$platform]") ;;
   *)
     echo "error: BERT_JAX_PLATFORM=$platform: choose cpu, tpu or cuda" >&2

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.process import loading_tensorflow
+from bert_jax.process import huge_pages_note, loading_tensorflow
 from tests.conftest import ROOT
 
 
@@ -15,6 +15,16 @@ def test_tensorflow_that_is_missing_is_told_with_its_remedy(monkeypatch):
     told = r'^reading needs tensorflow_text, which is not installed: .* --no-deps .*text==2'
     with pytest.raises(InputError, match=told), loading_tensorflow('reading'):
         import tensorflow_text  # noqa: F401
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='of the C library of Linux')
+@pytest.mark.parametrize('settled', [False, True])
+def test_huge_pages_are_mentioned_where_nobody_has_chosen(settled, monkeypatch):
+    if settled:
+        monkeypatch.setenv('GLIBC_TUNABLES', '')
+    else:
+        monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
+    assert ('glibc.malloc.hugetlb=1' in huge_pages_note()) != settled
 
 
 def test_another_missing_module_is_a_fault_of_ours():

@@ -33,7 +33,6 @@ from bert_jax.faults import told
 from bert_jax.files import as_path
 from bert_jax.outputs import check_new_file
 from bert_jax.predict.lines import Texts
-from bert_jax.process import use_huge_pages
 
 if TYPE_CHECKING:
     from bert_jax.predict.api import Model
@@ -328,5 +327,4 @@ def _short(x: Any) -> Any:
 
 
 if __name__ == '__main__':
-    use_huge_pages()
     main()

@@ -41,7 +41,6 @@ from bert_jax.errors import InputError
 from bert_jax.faults import told
 from bert_jax.files import as_path, write_whole
 from bert_jax.outputs import check_new_file
-from bert_jax.process import use_huge_pages
 from bert_jax.tools import bench_data
 from bert_jax.tools.bench_report import Result, record, table
 
@@ -231,7 +230,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-    use_huge_pages()  # as `main` does
     # As an exception, so that child processes and the scratch directory go as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main(sys.argv)

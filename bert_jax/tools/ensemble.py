@@ -31,7 +31,6 @@ from bert_jax.errors import InputError
 from bert_jax.faults import told
 from bert_jax.files import Path, as_path, write_whole
 from bert_jax.outputs import open_folder
-from bert_jax.process import use_huge_pages
 from bert_jax.tasks import task_kind, task_kinds
 from bert_jax.train.report import duration
 from bert_jax.weights.reading import read_json
@@ -161,5 +160,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
-    use_huge_pages()
     sys.exit(main())

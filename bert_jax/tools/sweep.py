@@ -50,7 +50,6 @@ from bert_jax.errors import Diverged, InputError, Stopped
 from bert_jax.faults import told
 from bert_jax.files import Path, as_path, in_bucket, upload
 from bert_jax.lease import Claim
-from bert_jax.process import use_huge_pages
 from bert_jax.stopping import Guard
 from bert_jax.tools.sweep_folder import Folder
 from bert_jax.tools.sweep_grid import Member, grid_members, member_config, merged, read_sweep
@@ -328,5 +327,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    use_huge_pages()
     sys.exit(main(sys.argv[1:]))
