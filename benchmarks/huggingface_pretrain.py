@@ -1,105 +1,110 @@
-"""The peer of the step benchmark: Hugging Face's PyTorch BERT on the same work.
+"""A peer of the step benchmark: Hugging Face's PyTorch BERT on the same work.
 
     python -m bert_jax.tools.bench --only=step \\
         --peer='PEER_VENV/bin/python benchmarks/huggingface_pretrain.py'
-    PEER_VENV/bin/python benchmarks/huggingface_pretrain.py --steps=10
+    PEER_VENV/bin/python benchmarks/huggingface_pretrain.py --steps=10 --variant=tuned
 
 Needs `pip install torch==2.13.0 transformers` (the extra `parity` of setup.py), best in a virtual
-environment of its own. CPU only; one thread a core.
+environment of its own. On a GPU where there is one; on CPUs one thread a core.
 
 The work is that of bert_jax's train step: masked LM and next sentence prediction with dropout,
 gradient clipping and AdamW in float32 (`--dtype=bfloat16`: autocast). The peer gets its best
 options: scaled dot-product attention, fused AdamW, and, as all tokens are real, no attention mask,
-which would keep the fastest attention from being used. It prints one JSON line.
+which would keep the fastest attention from being used. `--variant=compiled` is the same under
+torch.compile, `tuned` also computes the masked LM's head at the masked positions alone. It prints
+one JSON line.
 """
 
 import argparse
 import contextlib
-import json
 import os
-import time
 
 import torch
 import transformers
+from peer import measure, parse_arguments
 
 _NUM_BATCHES = 4  # different ones, taken in turn
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The sizes; the defaults are BERT-Base as bert_jax.tools.bench runs it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('--layers', type=int, default=12)
-    parser.add_argument('--hidden', type=int, default=768)
-    parser.add_argument('--heads', type=int, help='default: hidden / 64')
-    parser.add_argument('--vocab_size', type=int, default=30522)
-    parser.add_argument('--batch_size', type=int, default=8)
-    parser.add_argument('--seq', type=int, default=128)
-    parser.add_argument('--predictions', type=int, default=20)
-    parser.add_argument('--dtype', choices=['float32', 'bfloat16'], default='float32')
-    parser.add_argument('--warmup', type=int, default=2)
-    parser.add_argument('--steps', type=int, default=10)
-    return parser.parse_args()
-
-
-def make_model(args: argparse.Namespace) -> torch.nn.Module:
+def make_model(args: argparse.Namespace) -> transformers.BertForPreTraining:
     """BertForPreTraining in training mode, dropout 0.1 as by default."""
     config = transformers.BertConfig(
         vocab_size=args.vocab_size, hidden_size=args.hidden, num_hidden_layers=args.layers,
-        num_attention_heads=args.heads or max(1, args.hidden // 64),
-        intermediate_size=4 * args.hidden, max_position_embeddings=max(512, args.seq),
+        num_attention_heads=args.heads, intermediate_size=4 * args.hidden,
+        max_position_embeddings=max(512, args.seq),
     )
     model = transformers.AutoModelForPreTraining.from_config(config, attn_implementation='sdpa')
     assert isinstance(model, transformers.BertForPreTraining)
     return model.train()
 
 
-def make_batch(args: argparse.Namespace) -> dict[str, torch.Tensor]:
+def make_batch(args: argparse.Namespace, device: str) -> dict[str, torch.Tensor]:
     """Random full-length rows with `predictions` masked positions each."""
     shape = (args.batch_size, args.seq)
     ids = torch.randint(args.vocab_size, shape)
     positions = torch.rand(shape).argsort(1)[:, : args.predictions]
     labels = torch.full(shape, -100).scatter(1, positions, ids.gather(1, positions))
     segments = (torch.arange(args.seq) > args.seq // 2).long().expand(shape).contiguous()
-    return {
+    batch = {
         'input_ids': ids, 'token_type_ids': segments, 'labels': labels,
-        'next_sentence_label': torch.randint(2, (args.batch_size,)),
+        'next_sentence_label': torch.randint(2, (args.batch_size,)), 'positions': positions,
     }
+    return {name: x.to(device) for name, x in batch.items()}
+
+
+def loss_everywhere(
+    model: transformers.BertForPreTraining, batch: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """As the model has it: logits at all positions."""
+    return model(**{name: x for name, x in batch.items() if name != 'positions'}).loss
+
+
+def loss_where_masked(
+    model: transformers.BertForPreTraining, batch: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """The same loss, with logits at the masked positions alone."""
+    states, pooled = model.bert(batch['input_ids'], token_type_ids=batch['token_type_ids'])[:2]
+    positions = batch['positions']
+    states = states.gather(1, positions[:, :, None].expand(-1, -1, states.shape[-1]))
+    logits, next_logits = model.cls(states, pooled)
+    entropy = torch.nn.functional.cross_entropy
+    return entropy(
+        logits.flatten(0, 1).float(), batch['labels'].gather(1, positions).flatten()
+    ) + entropy(next_logits.float(), batch['next_sentence_label'])
 
 
 def main() -> None:
-    args = parse_arguments()
+    args = parse_arguments(__doc__, ('stock', 'compiled', 'tuned'))
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
     pinned = hasattr(os, 'sched_getaffinity')
     torch.set_num_threads(len(os.sched_getaffinity(0)) if pinned else os.cpu_count() or 1)
     torch.manual_seed(0)
-    model = make_model(args)
+    torch.set_float32_matmul_precision('high')
+    model = make_model(args).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    batches = [make_batch(args) for _ in range(_NUM_BATCHES)]
+    batches = [make_batch(args, device) for _ in range(_NUM_BATCHES)]
+    compute = loss_where_masked if args.variant == 'tuned' else loss_everywhere
+    if args.variant != 'stock':
+        compute = torch.compile(compute)
 
     def train(steps: int) -> float:
         for i in range(steps):
-            with (torch.autocast('cpu', torch.bfloat16) if args.dtype == 'bfloat16'
+            with (torch.autocast(device, torch.bfloat16) if args.dtype == 'bfloat16'
                   else contextlib.nullcontext()):
-                loss = model(**batches[i % _NUM_BATCHES]).loss
+                loss = compute(model, batches[i % _NUM_BATCHES])
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        return loss.item()  # waits for the device
 
-    train(max(1, args.warmup))
-    started = time.perf_counter()
-    loss = train(args.steps)
-    seconds = time.perf_counter() - started
-    print(json.dumps({
-        'sequences_per_second': args.steps * args.batch_size / seconds,
-        'loss': loss,
+    measure(args, train, {
         'parameters': sum(p.numel() for p in model.parameters()),
-        'threads': torch.get_num_threads(),
+        'variant': args.variant, 'device': torch.cuda.get_device_name() if device == 'cuda' else
+        f'{torch.get_num_threads()} threads',
         'attention': model.config._attn_implementation,
         'versions': {'torch': torch.__version__, 'transformers': transformers.__version__},
-    }))
+    })
 
 
 if __name__ == '__main__':
