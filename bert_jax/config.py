@@ -144,10 +144,11 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     t.profile = ''  # '100..110': a trace of these steps, for TensorBoard's profile plugin
 
     c.optimizer = o = ConfigDict()
-    o.name = 'bert_adamw'  # bert_adamw (no bias correction) | adamw (optax) | lamb
+    o.name = 'bert_adamw'  # bert_adamw (no bias correction) | adamw (optax) | lamb | muon
     o.learning_rate = 1e-4
     o.warmup = _free('1%')
     o.decay_power = 1.0  # polynomial decay to 0; 1 is linear
+    o.layer_decay = 1.0  # the last layer has this share of the rate, the one before its square, ...
     o.weight_decay = 0.01  # not on biases and LayerNorm
     o.b1 = 0.9
     o.b2 = 0.999

@@ -1,4 +1,4 @@
-"""Learning-rate schedules and the optimizers: BERT's Adam, optax's AdamW, LAMB."""
+"""Learning-rate schedules and the optimizers: BERT's Adam, optax's AdamW and Muon, LAMB."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+import optax.contrib
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -131,27 +133,91 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+def _muon_dims(path: Sequence[Any], _: Any) -> Any:
+    """The dims in and out of a matrix of the encoder's layers, which Muon is for, or None.
+
+    Those that are left are of matrices side by side: q, k and v, and the layers where scanned.
+    """
+    names = path_names(path)
+    if 'encoder' not in names or names[-1] != 'kernel':
+        return None
+    if 'qkv' in names:  # [hidden, 3, heads, head_dim]
+        return optax.contrib.MuonDimensionNumbers(-4, (-2, -1))
+    if 'attention' in names:  # [heads, head_dim, hidden]
+        return optax.contrib.MuonDimensionNumbers((-3, -2), -1)
+    return optax.contrib.MuonDimensionNumbers(-2, -1)
+
+
+def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """Muon (Jordan, 2024) for the matrices of the layers, Adam for all else.
+
+    Muon's updates are scaled to the size of Adam's (Liu et al., 2025, section 2.2), so that one
+    rate and one weight decay serve both.
+    """
+    return optax.contrib.muon(
+        -1.0, eps=eps, adam_b1=b1, adam_b2=b2, consistent_rms=0.2,  # the rate comes later
+        muon_weight_dimension_numbers=lambda params: jax.tree_util.tree_map_with_path(
+            _muon_dims, params),
+    )
+
+
+def _layers(names: Sequence[str], x: jax.Array) -> list[int]:
+    """The layers that a parameter is of: all where they are stacked for scanning; [-1]: of none."""
+    if 'layer' in names:
+        return list(range(x.shape[0]))
+    return [int(name[6:]) for name in names if name.startswith('layer_')] or [-1]
+
+
+def scale_by_depth(decay: float) -> optax.GradientTransformation:
+    """Updates the smaller the further a layer is from the head, for fine-tuning.
+
+    By `decay` for the last layer, `decay**2` for the one before, and so on down to the embeddings;
+    the pooler and the head keep theirs (Howard and Ruder, 2018; Clark et al., 2020).
+    """
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        leaves = jax.tree_util.tree_leaves_with_path(updates)
+        num_layers = max(_layers(path_names(path), x)[-1] + 1 for path, x in leaves)
+
+        def scaled(path: Sequence[Any], x: jax.Array) -> jax.Array:
+            names = path_names(path)
+            layers = _layers(names, x)
+            if layers == [-1]:
+                return x * decay ** (num_layers + 1) if 'embeddings' in names else x
+            factors = np.array([decay ** (num_layers - i) for i in layers], x.dtype)
+            return x * factors.reshape(-1, *(1,) * (x.ndim - 1))
+
+        return jax.tree_util.tree_map_with_path(scaled, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
 def make_optimizer(
     name: str, schedule: Schedule, *, weight_decay: float, b1: float, b2: float, eps: float,
-    frozen: str = '',
+    layer_decay: float = 1.0, frozen: str = '',
 ) -> optax.GradientTransformation:
     """The optimizer, without clipping, which the train step does where it has the norm at hand.
 
     Args:
-      name: 'bert_adamw' (the original's), 'adamw' (with bias correction), 'lamb'.
+      name: 'bert_adamw' (the original's), 'adamw' (with bias correction), 'lamb', 'muon'.
       schedule: learning rate by step.
       weight_decay: added to the update before the learning rate (decoupled), see `decays`.
       b1, b2, eps: of Adam.
+      layer_decay: see `scale_by_depth`; 1 for one rate everywhere.
       frozen: top-level part of the parameters that is left as it is, without moments.
     """
     parts = {
         'bert_adamw': [scale_by_bert_adam(b1, b2, eps)],
         'adamw': [optax.scale_by_adam(b1, b2, eps)],
         'lamb': [optax.scale_by_adam(b1, b2, eps)],
+        'muon': [scale_by_muon(b1, b2, eps)],
     }[name]
     parts = [*parts, optax.add_decayed_weights(weight_decay, decay_mask)]
     if name == 'lamb':
         parts.append(scale_by_layer_trust_ratio())
+    if layer_decay != 1.0:
+        parts.append(scale_by_depth(layer_decay))
     optimizer = optax.chain(*parts, optax.scale_by_learning_rate(schedule))
     if not frozen:
         return optimizer

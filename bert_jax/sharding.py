@@ -165,6 +165,11 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
     Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `train.step` gathers
     and reduces. Leaves without metadata (counters) are replicated.
     """
+    # Where an optimizer has masked a parameter out, flax's box of it is empty.
+    boxed_tree = jax.tree.map(
+        lambda x: x if jax.tree.leaves(x) else nn.meta.unbox(x), boxed_tree,
+        is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata),
+    )
     specs = nn.get_partition_spec(boxed_tree)
     shardings = nn.logical_to_mesh_sharding(specs, mesh, RULES)
     return jax.tree.map(

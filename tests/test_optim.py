@@ -182,3 +182,72 @@ def test_a_frozen_part_stays_and_has_no_moments():
     assert {x.shape for x in jax.tree.leaves(state) if x.ndim} == {(2,)}
     updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
     assert not updates['bert']['kernel'].any() and updates['classifier']['kernel'].all()
+
+
+def orthogonalized(x):
+    """Five steps of Newton-Schulz with Jordan's coefficients on a matrix, by the books."""
+    x = x / np.linalg.norm(x)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+def test_muon_orthogonalizes_the_matrices_of_layers_and_adam_does_the_rest():
+    params = random_tree(model_params(), 0)
+    grads = random_tree(params, 1)
+    after = updated('muon', params, [grads])
+
+    def moved(*names):
+        """(gradient, update without weight decay) of a parameter."""
+        w, g, new = (functools.reduce(lambda tree, key: tree[key], names, tree)
+                     for tree in (params, grads, after))
+        decay = 0.01 * (names[-1] != 'bias')
+        return np.asarray(g, np.float64), np.asarray((w - new) / 1e-2 - decay * w, np.float64)
+
+    layer = ('bert', 'encoder', 'layer_1')
+    g, u = moved(*layer, 'intermediate', 'dense', 'kernel')
+    np.testing.assert_allclose(u, 0.2 * np.sqrt(12) * orthogonalized(g), atol=1e-3)
+    g, u = moved(*layer, 'attention', 'output', 'dense', 'kernel')  # [heads, head_dim, hidden]
+    np.testing.assert_allclose(
+        u.reshape(8, 8), 0.2 * np.sqrt(8) * orthogonalized(g.reshape(8, 8)), atol=1e-3)
+    g, u = moved(*layer, 'attention', 'self', 'qkv', 'kernel')
+    for i in range(3):
+        np.testing.assert_allclose(u[:, i].reshape(8, 8), 0.2 * np.sqrt(8) * orthogonalized(
+            g[:, i].reshape(8, 8)), atol=1e-3)
+    for names in [(*layer, 'output', 'dense', 'bias'), ('bert', 'embeddings', 'word_embeddings'),
+                  ('bert', 'pooler', 'dense', 'kernel')]:
+        g, u = moved(*names)  # Nesterov's momentum at the first step
+        expected = (0.9 * 0.1 / (1 - 0.9**2) + 1) * g / (np.abs(g) + 1e-6)
+        np.testing.assert_allclose(u, expected, atol=1e-3, err_msg=str(names))
+
+
+def test_muon_is_the_same_for_stacked_layers():
+    params = random_tree(model_params(), 0)
+    gradients = [random_tree(params, seed) for seed in (1, 2)]
+    scanned = updated('muon', stacked(params), [stacked(g) for g in gradients])
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+                 scanned, stacked(updated('muon', params, gradients)))
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_rates_fall_with_the_distance_from_the_head(scan):
+    params = random_tree(model_params(scan), 0)
+    grads = random_tree(params, 1)
+
+    @functools.partial(jit, static_argnums=0)
+    def move(layer_decay):
+        optimizer = make_optimizer('adamw', lambda step: 1.0, layer_decay=layer_decay, **ADAM)
+        return optimizer.update(grads, optimizer.init(params), params)[0]
+
+    moves = [move(1.0), move(0.5)]
+    ratios = {'/'.join(path_names(path)): np.unique(x) for path, x in
+              jax.tree_util.tree_leaves_with_path(jax.tree.map(
+                  lambda a, b: np.round(np.asarray(b / a), 5), *moves))}
+    for name, found in ratios.items():
+        if 'encoder/layer/' in name:
+            assert found.tolist() == [0.25, 0.5], name
+        else:
+            expected = (0.5 if 'layer_1' in name else 0.25 if 'layer_0' in name else
+                        0.125 if 'embeddings/' in name else 1.0)
+            assert found.tolist() == [expected], name

@@ -6,6 +6,7 @@ _REFUSED = {
     # field: values, each refused by its name
     'optimizer.weight_decay': ('nan', 'inf', '-1'),
     'optimizer.clip_norm': ('nan', 'inf', '-1'),
+    'optimizer.layer_decay': ('nan', '0', '1.5'),
     'optimizer.eps': ('nan', 'inf', '-1e-6', '1e9'),
     'optimizer.learning_rate': ('nan', 'inf', '-1', '0', '1e400'),
     'optimizer.decay_power': ('-1', 'nan', 'inf'),

@@ -42,3 +42,14 @@ def test_step_starts_at_0_and_seeds_differ():
     assert one.step == 0 and one.step.dtype == jnp.int32
     assert not np.allclose(one.params['dense']['kernel'], two.params['dense']['kernel'])
     assert num_params(one) == 8 * 16 + 16
+
+
+def test_parameters_that_an_optimizer_has_masked_out_have_no_moments():
+    def labels(params):
+        return jax.tree.map(lambda x: 'sgd' if x.ndim == 2 else 'adam', params)
+
+    optimizer = optax.partition({'sgd': optax.sgd(0.1), 'adam': optax.adam(0.1)}, labels)
+    on = mesh(2, 2, 2)
+    state = init_state(Toy(), optimizer, on, 0)
+    assert jax.tree.structure(state) == jax.tree.structure(abstract_state(Toy(), optimizer, on))
+    assert [x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim] == [(16,), (16,)]
