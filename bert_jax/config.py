@@ -148,6 +148,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     o.learning_rate = 1e-4
     o.warmup = _free('1%')
     o.decay_power = 1.0  # polynomial decay to 0; 1 is linear
+    o.decay_from = 'start'  # start: as if there were no warm-up, the original's | peak: after it
     o.layer_decay = 1.0  # the last layer has this share of the rate, the one before its square, ...
     o.weight_decay = 0.01  # not on biases and LayerNorm
     o.b1 = 0.9

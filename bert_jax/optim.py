@@ -25,7 +25,9 @@ class ScheduleSegment:
     warmup: int
 
 
-def make_schedule(segments: Sequence[ScheduleSegment], power: float = 1.0) -> Schedule:
+def make_schedule(
+    segments: Sequence[ScheduleSegment], power: float = 1.0, decay_from: str = 'start'
+) -> Schedule:
     """The learning rate at a step.
 
     As in google-research/bert: within a segment the decay counts from its first step, not from
@@ -36,11 +38,13 @@ def make_schedule(segments: Sequence[ScheduleSegment], power: float = 1.0) -> Sc
     Args:
       segments: in order; each holds from its start to the next one's start.
       power: of the polynomial; 1 is linear, 0.5 is NVIDIA's for LAMB.
+      decay_from: 'start', or 'peak': from the end of the warm-up, without a jump (a triangle).
     """
 
     def segment_rate(segment: ScheduleSegment, step: jax.Array) -> jax.Array:
         t = step.astype(jnp.float32) - segment.start
-        left = jnp.clip(1.0 - t / segment.steps, 0.0, 1.0)
+        first = segment.warmup if decay_from == 'peak' else 0
+        left = jnp.clip(1.0 - (t - first) / max(segment.steps - first, 1), 0.0, 1.0)
         decayed = segment.learning_rate * left**power
         warming = segment.learning_rate * t / max(segment.warmup, 1)
         return jnp.where(t < segment.warmup, warming, decayed)

@@ -56,6 +56,7 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'optimizer.name': ('bert_adamw', 'adamw', 'lamb', 'muon'),
     'optimizer.layer_decay': Range(0, 1, open='('),
     'optimizer.learning_rate': Range(0, 1000, open='('), 'optimizer.warmup': _DURATION,
+    'optimizer.decay_from': ('start', 'peak'),
     'optimizer.decay_power': Range(0, 100), 'optimizer.weight_decay': Range(0, 1000),
     'optimizer.b1': Range(0, 1, open=')'), 'optimizer.b2': Range(0, 1, open=')'),
     'optimizer.eps': Range(0, 1), 'optimizer.clip_norm': Range(0, 1e9),

@@ -40,6 +40,12 @@ def test_power_one_half_is_a_square_root_decay(step, rate):
     assert float(schedule(step)) == pytest.approx(rate, rel=1e-6)
 
 
+@pytest.mark.parametrize('step, rate', [(0, 0.0), (25, 0.5), (50, 1.0), (75, 0.5), (100, 0.0)])
+def test_decay_from_the_peak_makes_a_triangle(step, rate):
+    schedule = make_schedule([ScheduleSegment(0, 100, 1.0, 50)], decay_from='peak')
+    assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
+
+
 def test_without_warmup_the_first_step_has_the_full_rate():
     assert float(make_schedule([ScheduleSegment(0, 4, 1.0, 0)])(0)) == 1.0
 
