@@ -158,6 +158,14 @@ def held(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
         claim.release()
 
 
+def holder(folder: str | os.PathLike[str]) -> str:
+    """Who may be at work in a folder, by one look at it: of a process of another machine that was
+    killed nobody knows at once. Empty: nobody is."""
+    claim = Claim(folder)
+    claims = claim._claims()
+    return '' if not claims or claim._is_dead(claims[max(claims)]) else claim.holder
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding='utf-8')

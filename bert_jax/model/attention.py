@@ -129,7 +129,24 @@ def _xla(
 ) -> jax.Array:
     """In plain operations, which XLA fuses; scores and their softmax are float32."""
     qkv_BxSx3xNxD = qkv_BxSx3xNxD + bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
-    q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = (qkv_BxSx3xNxD[:, :, i] for i in range(3))
+    probs_BxNxQxK = probabilities(
+        qkv_BxSx3xNxD, segments_BxS, config=config, wanted_BxP=wanted_BxP).astype(config.dtype)
+    probs_BxNxQxK = drop.dropout(
+        probs_BxNxQxK, config.attention_dropout, rows_Bx2, drop.ATTENTION_PROBS, layer, wanted_BxP
+    )
+    return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, qkv_BxSx3xNxD[:, :, 2])
+
+
+def probabilities(
+    qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, *, config: ModelConfig,
+    wanted_BxP: jax.Array | None = None,
+) -> jax.Array:
+    """softmax(q k / sqrt(D)) [B, N, Q, K] float32, before dropout; see `attend`.
+
+    Args:
+      qkv_BxSx3xNxD: with bias.
+    """
+    q_BxQxNxD, k_BxKxNxD = qkv_BxSx3xNxD[:, :, 0], qkv_BxSx3xNxD[:, :, 1]
     queries_BxQ = segments_BxS
     if wanted_BxP is not None:
         q_BxQxNxD = gather_positions(q_BxQxNxD, wanted_BxP)
@@ -141,11 +158,7 @@ def _xla(
         'BQND,BKND->BNQK', q_BxQxNxD, k_BxKxNxD, preferred_element_type=jnp.float32
     )
     scores = scores * (1.0 / math.sqrt(config.head_dim)) + bias_Bx1xQxK
-    probs_BxNxQxK = jax.nn.softmax(scores, axis=-1).astype(config.dtype)
-    probs_BxNxQxK = drop.dropout(
-        probs_BxNxQxK, config.attention_dropout, rows_Bx2, drop.ATTENTION_PROBS, layer, wanted_BxP
-    )
-    return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxKxNxD)
+    return jax.nn.softmax(scores, axis=-1)
 
 
 def _cudnn(

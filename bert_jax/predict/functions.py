@@ -24,7 +24,8 @@ from bert_jax.predict.engine import Function
 Batch = dict[str, jax.Array]
 
 
-def _inputs(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Array]:
+def inputs(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Array]:
+    """The encoder's arguments."""
     return (batch['input_ids'], batch['input_mask'], batch['segment_ids'], None,
             batch['position_ids'])
 
@@ -41,7 +42,7 @@ class Pretraining(nn.Module):
 
     def masked_lm(self, batch: Batch) -> jax.Array:
         """Logits [R, K, V] at `masked_positions`, where alone the last layer is computed."""
-        x: Any = self.bert(*_inputs(batch), wanted_BxP=batch['masked_positions'])
+        x: Any = self.bert(*inputs(batch), wanted_BxP=batch['masked_positions'])
         return self.predict(x['sequence_output'])
 
     def predict(self, x_RxKxH: jax.Array) -> jax.Array:
@@ -54,7 +55,7 @@ class Pretraining(nn.Module):
         """Logits [R, K, 2]: it follows, it does not. The last layer is computed at [CLS] alone."""
         cls_RxK = batch['cls_positions']
         among_RxK = jnp.broadcast_to(jnp.arange(cls_RxK.shape[1]), cls_RxK.shape)
-        x: Any = self.bert(*_inputs(batch), cls_positions_BxK=among_RxK, wanted_BxP=cls_RxK)
+        x: Any = self.bert(*inputs(batch), cls_positions_BxK=among_RxK, wanted_BxP=cls_RxK)
         return self.cls.seq_relationship(x['pooled_output']).astype(jnp.float32)
 
 
@@ -147,6 +148,6 @@ def vectors(config: ModelConfig, layer: int, pool: str) -> Function:
 def _states(
     config: ModelConfig, params: Any, batch: Batch, layers: tuple[int, ...]
 ) -> list[jax.Array]:
-    outputs: Any = Bert(config, pooled=False).apply({'params': params['bert']}, *_inputs(batch))
+    outputs: Any = Bert(config, pooled=False).apply({'params': params['bert']}, *inputs(batch))
     states = (outputs['embedding_output'], *outputs['layers'])
     return [states[i] for i in layers]

@@ -41,6 +41,29 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if good else None
 
 
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records in a metrics.jsonl, without the line that a killed process was writing.
+
+    Raises:
+      InputError: another line is none.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines()
+    records = []
+    for number, line in enumerate(lines, 1):
+        record = _record(line)
+        if record is None and number == len(lines):
+            break
+        if record is None:
+            raise InputError(
+                f'{path}, line {number} is no record of a step: put it right, or move the '
+                'file away and the curves begin anew'
+            )
+        records.append(record)
+    return records
+
+
 class Report:
     """Writes the records of one run; on processes other than the first it does nothing.
 
@@ -59,19 +82,7 @@ class Report:
         if not active:
             return
         path = workdir / 'metrics.jsonl'
-        if path.exists():
-            lines = path.read_bytes().splitlines()
-            for number, line in enumerate(lines, 1):
-                record = _record(line)
-                if record is None and number == len(lines):
-                    break  # the line that a killed process was writing
-                if record is None:
-                    raise InputError(
-                        f'{path}, line {number} is no record of a step: put it right, or move the '
-                        'file away and the curves begin anew'
-                    )
-                if record['step'] <= start_step:
-                    self.records.append(record)
+        self.records = [r for r in read_records(path) if r['step'] <= start_step]
         self._uploads = Uploads(workdir) if in_bucket(workdir) else None
         self._folder = workdir if self._uploads is None else self._uploads.folder
         path = self._folder / path.name

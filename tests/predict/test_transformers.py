@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tiny
 
+from bert_jax.predict.attention import attention
+
 torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
 transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
 
@@ -51,6 +53,20 @@ def test_features():
         n = int(encoded['attention_mask'][i].sum())
         np.testing.assert_allclose(
             result['values'][:, 0], outputs.last_hidden_state[i, :n], rtol=1e-4, atol=1e-5)
+
+
+def test_attention_probabilities():
+    model, _ = tiny.recorded('masked_lm')
+    peer = transformers.BertForMaskedLM.from_pretrained(
+        tiny.RECORDED / 'masked_lm', attn_implementation='eager').eval()
+    tokenizer = transformers.BertTokenizer.from_pretrained(tiny.RECORDED / 'masked_lm')
+    encoded = tokenizer('a ten. q', return_tensors='pt')
+    with torch.no_grad():
+        expected = peer(**encoded, output_attentions=True).attentions
+    found = attention(model, 'a ten. q')
+    assert found['tokens'] == tokenizer.convert_ids_to_tokens(encoded['input_ids'][0])
+    np.testing.assert_allclose(
+        found['probabilities'], torch.stack(expected)[:, 0], rtol=1e-4, atol=1e-6)
 
 
 def test_classification_of_pairs():

@@ -1,0 +1,82 @@
+"""Who looks at whom: the attention probabilities of a text, for pictures of them.
+
+    R: rows, S: row length, N: heads, D: head_dim, n: tokens of the text
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from bert_jax.errors import InputError
+from bert_jax.model.attention import probabilities
+from bert_jax.model.encoder import Bert
+from bert_jax.model.layers import ModelConfig
+from bert_jax.predict.classify import Made, maker, reader
+from bert_jax.predict.engine import Function, Outputs
+from bert_jax.predict.functions import inputs
+from bert_jax.predict.loaded import LoadedModel
+from bert_jax.predict.texts import stream
+
+
+def attention(model: LoadedModel, text: str) -> dict[str, Any]:
+    """The probabilities of every layer and head.
+
+    Args:
+      model: of any head.
+      text: one; of a longer one than the model takes, the end is left out.
+
+    Returns:
+      {'tokens': n strings, [CLS] and [SEP] among them, 'probabilities': [layers, N, n, n] float32,
+      from a token (the last but one dim) to those that it sees}.
+
+    Raises:
+      InputError: the text cannot be read.
+    """
+    def results(made: Made, outputs: Outputs) -> list[dict[str, Any]]:
+        ids = made[1].sequences.ids.tolist()  # the only text, so it begins where its row begins
+        found = outputs['probabilities'][..., : len(ids)]
+        return [{
+            'tokens': [model.vocab.tokens[i] for i in ids],
+            'probabilities': np.moveaxis(found, 0, 2).astype(np.float32),
+        }]
+
+    def refused(text: Any, reason: str) -> Any:
+        raise InputError(f'{text!r:.60}: {reason}')
+
+    (answer,) = stream(
+        model, [text], read=reader(model, 1), make=maker(model), results=results, refused=refused,
+        function=_all_probabilities(model.config),
+    )
+    found: dict[str, Any] = answer
+    return found
+
+
+@functools.cache
+def _all_probabilities(config: ModelConfig) -> Function:
+    """`probabilities` [R, S, layers, N, S], computed again from what each layer's queries and keys
+    are: the kernels that compute attention keep none."""
+    def is_projection(module: nn.Module, method: str) -> bool:
+        return module.name == 'qkv' and method == 'apart'
+
+    def function(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        _, kept = Bert(config, pooled=False).apply(
+            {'params': params['bert']}, *inputs(batch), capture_intermediates=is_projection)
+        layers = kept['intermediates']['encoder']
+        found = []
+        for i in range(config.num_layers):
+            ((qkv_RxSx3xNxD, bias_3xNxD),) = (
+                layers[f'layer_{i}']['attention']['self']['qkv']['apart'])
+            found.append(probabilities(
+                qkv_RxSx3xNxD + bias_3xNxD.astype(qkv_RxSx3xNxD.dtype), batch['input_mask'],
+                config=config,
+            ))
+        probabilities_RxLxNxSxS = jnp.stack(found, axis=1)
+        return {'probabilities': jnp.moveaxis(probabilities_RxLxNxSxS, 3, 1)}
+
+    return function

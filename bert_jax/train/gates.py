@@ -1,0 +1,2 @@
+"""Gates."""
+MEANINGS: dict[str, str] = {}

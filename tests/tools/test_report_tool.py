@@ -1,0 +1,119 @@
+"""tools.report: one page of runs in every state, and what is refused."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+
+from bert_jax.tools import report
+from bert_jax.tools.report_run import read_run
+from bert_jax.weights.run_directory import read_config, write_config, write_run
+from tests.predict import tiny
+
+PHASES = [{'steps': 4, 'batch_size': 2, 'max_seq_length': 8, 'max_predictions_per_seq': 2},
+          {'steps': 4, 'batch_size': 1, 'max_seq_length': 16, 'max_predictions_per_seq': 4}]
+
+
+def records(steps):
+    """A log line a step, of rows three quarters full, and an evaluation every two."""
+    for step in range(1, steps + 1):
+        length = 6 if step <= 4 else 12
+        yield {'step': step, 'train/loss': 9 - step, 'train/mlm_accuracy': step / 10,
+               'train/sequences_per_second': 10.0, 'train/tokens_per_second': 10.0 * length,
+               'train/data_wait': 0.5, 'train/goodput': 0.25, 'time/step': step, 'time/data': step}
+        if step % 2 == 0:
+            yield {'step': step, 'eval/mlm_accuracy': step / 20}
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    """`whole`, a finished run; `killed`, with another seed and before its first checkpoint; `bare`,
+    before its first record."""
+    folder = tmp_path_factory.mktemp('runs')
+    weights = tiny.pretraining_weights(folder)
+    for name, steps, seed in (('whole', 8, 0), ('killed', 5, 1), ('bare', 0, 2)):
+        run = folder / name
+        write_run(run, weights)
+        fields = {k: v for k, v in read_config(run).items() if k != 'digest'}
+        fields |= {'task': 'pretrain', 'seed': seed, 'phases': PHASES, 'train': {'steps': 8},
+                   'metric': 'mlm_accuracy'}
+        write_config(run, fields)
+        (run / 'metrics.jsonl').write_text(
+            ''.join(json.dumps(r) + '\n' for r in records(steps)) + '{"ste')
+        if name != 'whole':
+            (run / 'checkpoints' / '0').rename(folder / f'checkpoint of {name}')
+    return folder
+
+
+def page_of(runs, *names, text='the red cat sees a bird.'):
+    output = runs / ('-'.join(names) + '.html')
+    report.main([*(str(runs / name) for name in names), '--output', str(output), '--text', text])
+    page = output.read_text(encoding='utf-8')
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    return page, json.loads(data)
+
+
+def test_the_page(runs, capsys):
+    page, data = page_of(runs, 'whole', 'killed', 'bare', text='the <i>cat</i> sees a bird.')
+    said = capsys.readouterr().out
+    assert 'whole: finished: 8 steps in 0:16\n' in said
+    assert 'killed: step 5 of 8 in 0:10, stopped; no masked words' in said
+    assert 'bare: step 0 of 8, no record; no records' in said and 'no checkpoint' in said
+    # Nothing is asked of a network, and no text is taken for markup.
+    assert not re.search(r'(src|href)="(?!#)|url\(|@import', page)
+    assert set(re.findall(r'https?://[^\'"]*', page)) == {'http://www.w3.org/2000/svg'}
+    assert '&lt;i&gt;' in page and '<i>' not in page
+    assert data['runs'] == ['whole', 'killed', 'bare']
+    loss, accuracy = data['charts'][''][:2]
+    assert [s['run'] for s in loss['series']] == [0, 1]
+    assert [(s['run'], s['held_out']) for s in accuracy['series']] == [
+        (0, False), (0, True), (1, False), (1, True)]
+    assert len(data['charts']['How it ran']) == 4
+    of_settings = page.split('id="settings"')[1].split('</section>')[0]
+    assert re.findall(r'<th scope="row">(.*?)</th>', of_settings) == ['seed']
+    # The sentence, by the weights of the runs that have some.
+    heads = data['attention'][0]
+    assert (heads['layers'], heads['heads']) == (3, 4) and data['attention'][2] is None
+    tokens = heads['tokens']
+    assert tokens[0] == '[CLS]' and tokens[-2:] == ['.', '[SEP]']
+    values = np.frombuffer(base64.b64decode(heads['values']), np.uint8)
+    sums = values.reshape(3, 4, len(tokens), len(tokens)).sum(-1)
+    assert np.abs(sums.astype(int) - 255).max() <= len(tokens)
+    assert page.count('<span class="guess') > 10 and 'class="guess true"' in page
+
+
+def test_the_work_so_far(runs):
+    run = read_run(runs / 'whole', 'whole')
+    points = np.array(run.curves()['train/loss'])
+    # Rows of 8 and of 16 tokens, three quarters of them full.
+    np.testing.assert_allclose(
+        points[:, 1], [12, 24, 36, 48, 60, 72, 84, 96])
+    a_step = np.diff(points[:, 2], prepend=0)
+    assert len(set(np.round(a_step[:4]))) == 1 and len(set(np.round(a_step[4:]))) == 1
+    # By hand (docstring of `train_flops`): two layers whole, the third at [CLS] and two positions.
+    h, i, s, p, v = 32, 64, 8, 2, 20
+    forward = 2 * s * (8 * h * h + 4 * h * i + 4 * s * h)
+    forward += s * 6 * h * h + (p + 1) * (2 * h * h + 4 * h * i + 4 * s * h)
+    forward += p * (2 * h * h + 2 * h * v) + 2 * h * h + 4 * h
+    assert a_step[0] == pytest.approx(2 * 3 * forward)
+    assert run.results()['evaluation'] == 'last, step 8'
+    assert run.results()['mlm_accuracy'] == '0.4000'
+
+
+@pytest.mark.parametrize(('arguments', 'words'), [
+    (['whole', 'whole'], ['named twice']),
+    (['whole', 'nothing'], ['nothing', 'no run directory']),
+    (['whole', '--text=the [MASK] cat'], ['--text', '[MASK]']),
+    (['whole', '--text=,'], ['--text', '0 words']),
+    (['whole', '--output=vocab.txt'], ['vocab.txt is there already']),
+])
+def test_refused_in_one_line(runs, arguments, words, capsys, monkeypatch):
+    monkeypatch.chdir(runs)
+    with pytest.raises(SystemExit) as end:
+        report.main(['--output=new.html', *arguments])
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.count('\n') == 1
+    assert all(word in err for word in words)
+    assert not (runs / 'new.html').exists()
