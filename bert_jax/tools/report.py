@@ -24,7 +24,6 @@ from bert_jax.errors import InputError
 from bert_jax.faults import told
 from bert_jax.files import as_path, write_whole
 from bert_jax.outputs import check_new_file
-from bert_jax.process import use_huge_pages
 
 _TEXT = 'The old town lies on the river, and the king lived in the castle for many years.'
 
@@ -111,5 +110,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
-    use_huge_pages()
     sys.exit(main())

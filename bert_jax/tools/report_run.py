@@ -12,8 +12,10 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.lease import holder
-from bert_jax.model.flops import token_flops, train_flops
+from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
+from bert_jax.model.objectives import Pretraining
+from bert_jax.tasks.pretrain import step_flops
 from bert_jax.train.report import count, duration, read_records
 from bert_jax.train.run_directory import read_run_fields
 from bert_jax.weights.run_directory import read_description, whole_steps
@@ -66,20 +68,20 @@ class RunRecords:
                 continue
             step = record['step']
             phase = next((p for p in phases if step <= p['end']), phases[-1])
-            rows = (step - steps[-1]) * phase['batch_size']
-            length = phase['max_seq_length']
+            rows, length = phase['batch_size'], phase['max_seq_length']
             if record.get('train/sequences_per_second') and record.get('train/tokens_per_second'):
                 share = (record['train/tokens_per_second']
                          / record['train/sequences_per_second'] / length)
-            steps.append(step)
-            tokens.append(tokens[-1] + rows * length * share)
             if model is None:
-                a_row = 0.0
+                a_step = 0.0
             elif self.fields.get('head') == 'pretraining':
-                a_row = train_flops(model, length, phase['max_predictions_per_seq'])
+                a_step = step_flops(Pretraining(model), {'packed_rows': 0} | phase)
             else:  # rows are packed, and the heads are too small to count
-                a_row = 3 * length * share * token_flops(model, length)
-            flops.append(flops[-1] + rows * a_row)
+                a_step = 3 * rows * length * share * token_flops(model, length)
+            more = step - steps[-1]
+            steps.append(step)
+            tokens.append(tokens[-1] + more * rows * length * share)
+            flops.append(flops[-1] + more * a_step)
         return steps, tokens, flops
 
     def _phases(self) -> list[dict[str, Any]]:
@@ -149,9 +151,9 @@ def read_run(folder: Path, name: str) -> RunRecords:
     """
     has_config = (folder / 'config.json').exists()
     records = read_records(folder / 'metrics.jsonl')
-    if not has_config and not records:
-        raise InputError(f'{folder} is no run directory: it has neither a config.json nor a '
-                         'metrics.jsonl with records')
+    if not has_config and not (folder / 'metrics.jsonl').exists():
+        raise InputError(
+            f'{folder} is no run directory: it has neither config.json nor metrics.jsonl')
     fields = read_run_fields(folder) if has_config else {}
     missing = []
     if not has_config:
@@ -174,7 +176,7 @@ def _state(folder: Path, fields: Mapping[str, Any], records: Sequence[Record]) -
     where = f'step {step:,} of {total:,}' if total else f'step {step:,}'
     if who := holder(folder):
         return f'{where}{took}, going on ({who})'
-    return f'{where}{took}, stopped' if records else f'{where}, no record'
+    return f'{where}{took}, stopped'
 
 
 def _seconds(records: Sequence[Record]) -> dict[str, float]:

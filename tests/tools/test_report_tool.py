@@ -60,7 +60,7 @@ def test_the_page(runs, capsys):
     said = capsys.readouterr().out
     assert 'whole: finished: 8 steps in 0:16\n' in said
     assert 'killed: step 5 of 8 in 0:10, stopped; no masked words' in said
-    assert 'bare: step 0 of 8, no record; no records' in said and 'no checkpoint' in said
+    assert 'bare: step 0 of 8, stopped; no records' in said and 'no checkpoint' in said
     # Nothing is asked of a network, and no text is taken for markup.
     assert not re.search(r'(src|href)="(?!#)|url\(|@import', page)
     assert set(re.findall(r'https?://[^\'"]*', page)) == {'http://www.w3.org/2000/svg'}
@@ -104,7 +104,7 @@ def test_the_work_so_far(runs):
 
 @pytest.mark.parametrize(('arguments', 'words'), [
     (['whole', 'whole'], ['named twice']),
-    (['whole', 'nothing'], ['nothing', 'no run directory']),
+    (['whole', 'checkpoint of bare'], ['checkpoint of bare', 'no run directory']),
     (['whole', '--text=the [MASK] cat'], ['--text', '[MASK]']),
     (['whole', '--text=,'], ['--text', '0 words']),
     (['whole', '--output=vocab.txt'], ['vocab.txt is there already']),
