@@ -141,6 +141,13 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     t.save_every = _free(0)  # 0: only at the end
     t.keep_checkpoints = 2
     t.log_every = _free(100)
+    t.skip_steps = ()  # of pre-training: they train on rows behind the last of their phase instead
+    # A former run of this recipe (its directory or its metrics.jsonl): accuracies by step that are
+    # far from its are told.
+    t.reference = ''
+    # Labelled texts (columns as below `data`): at each evaluation of pre-training a logistic
+    # regression on the mean of the last layer is fitted to half of them, and scored on the others.
+    t.probe = ''
     t.profile = ''  # '100..110': a trace of these steps, for TensorBoard's profile plugin
 
     c.optimizer = o = ConfigDict()

@@ -36,6 +36,8 @@ from bert_jax.train.warm_start import warm_start
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
 
+# Steps by which the longest runs have left guessing by frequency (at the paper's batch).
+_SETTLED = 20_000
 _PLACES = ('vocab_file', 'add_tokens', 'dir', 'local_dir', 'tfds_dir')
 
 
@@ -178,6 +180,17 @@ def begin(
     del published
     start = int(state.step)
     goodput = Goodput(workdir, hosts.first(), start, began)
+
+    def steps_of(field: str) -> int:
+        return parse_duration(
+            config_lib.get_field(config, field), field, batch_size=phases[0]['batch_size'],
+            num_examples=task.num_examples, total=total,
+        )
+
+    gates = task.gates(
+        objective, phases, fresh=start == 0 and not config.init_checkpoint,
+        settled=max(min(total // 10, _SETTLED), steps_of('optimizer.warmup')),
+    )
     with goodput.during('compile'):
         needed = 0 if shared else check_memory(program, start)
     if needed:
@@ -200,12 +213,6 @@ def begin(
         runs.append(task.phase(objective, program.eval_step, phase, first, mesh, on_host=stacked))
         first += phase['steps']
 
-    def steps_of(field: str) -> int:
-        return parse_duration(
-            config_lib.get_field(config, field), field, batch_size=phases[0]['batch_size'],
-            num_examples=task.num_examples, total=total,
-        )
-
     peak = peak_flops(jax.devices()[0].device_kind)
     try:
         metrics = yield from train(
@@ -214,7 +221,7 @@ def begin(
                 steps_of('train.log_every'), steps_of('train.eval_every'),
                 steps_of('train.save_every'),
             ),
-            checkpoints, report, goodput, profile, best,
+            checkpoints, report, goodput, profile, best, gates,
             peak_flops=peak * jax.device_count() if peak else None, should_stop=should_stop,
         )
         step, result = int(held.state.step), {f'eval/{k}': v for k, v in metrics.items()}

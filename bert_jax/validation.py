@@ -52,7 +52,8 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'train.accumulation_steps': count(2**16), 'train.eval_every': _DURATION,
     'train.eval_batch_size': count(2**18), 'train.max_eval_examples': count(2**40, least=0),
     'train.save_every': _DURATION, 'train.keep_checkpoints': count(10**6),
-    'train.log_every': _DURATION, 'train.profile': _OWN,
+    'train.log_every': _DURATION, 'train.profile': _OWN, 'train.skip_steps': _OWN,
+    'train.reference': _TEXT, 'train.probe': _TEXT,
     'optimizer.name': ('bert_adamw', 'adamw', 'lamb', 'muon'),
     'optimizer.layer_decay': Range(0, 1, open='('),
     'optimizer.learning_rate': Range(0, 1000, open='('), 'optimizer.warmup': _DURATION,
@@ -82,6 +83,7 @@ _OF_PRETRAINING = (
     'data.short_seq_prob', 'data.random_next_prob', 'data.whole_word_mask', 'data.next_sentence',
     'data.min_sentences', 'data.max_predictions_per_seq', 'data.vocab_size',
     'train.packed_rows', 'train.eval_batch_size', 'train.max_eval_examples',
+    'train.skip_steps', 'train.reference', 'train.probe',
 )
 _OF_LABELLED_DATA = ('data.packing', 'data.max_malformed')
 _OF_OWN_FILES = ('data.text', 'data.text_pair', 'data.choices', 'data.label', 'data.held_out')
@@ -126,6 +128,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     for path in fields(config):
         _check_field(config, path)
     parse_steps(config.train.profile, 'train.profile')
+    _check_skipped(config.train.skip_steps)
     _check_phases(config)
     if config.data.mask_rate + config.data.random_rate > 1 + 1e-9:
         raise InputError(
@@ -160,6 +163,13 @@ def _check_duration(value: Any, path: str) -> None:
     epochs = None if path.endswith('warmup') else 10**9
     total = None if path == 'train.steps' else 10**9
     parse_duration(value, path, batch_size=1, num_examples=epochs, total=total)
+
+
+def _check_skipped(steps: Any) -> None:
+    if not (isinstance(steps, (tuple, list)) and len({*map(str, steps)}) == len(steps)
+            and all(type(step) is int and step > 0 for step in steps)):
+        raise InputError(f'config.train.skip_steps={steps!r} must be a tuple of different steps, '
+                         'counted from 1, such as (1234,)')
 
 
 def _check_phases(config: ConfigDict) -> None:

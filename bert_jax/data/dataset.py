@@ -13,6 +13,7 @@ from bert_jax import files, hosts
 from bert_jax.data.examples import Examples, Mixture, RecordExamples, Rows, eval_batch
 from bert_jax.data.prepared import Places, share_added_words, share_store, share_vocabulary
 from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
+from bert_jax.data.repeats import frequency_loss, repeated_share
 from bert_jax.data.synthetic import SyntheticExamples, plain_batches
 from bert_jax.data.token_store import TokenStore
 from bert_jax.errors import InputError
@@ -33,6 +34,10 @@ class Data(Protocol):
 
     def identity(self) -> dict[str, str]:
         """What all hosts must have read alike, by name."""
+
+    def looks(self) -> tuple[float | None, float]:
+        """Of the text that is trained on, as far as it can be seen: the masked-LM loss of guessing
+        by frequency, and the share of its sentences that are repeats."""
 
     def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples: ...
 
@@ -58,6 +63,9 @@ class SyntheticData:
 
     def identity(self) -> dict[str, str]:
         return {}
+
+    def looks(self) -> tuple[float | None, float]:
+        return None, 0.0
 
     def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
         return SyntheticExamples(
@@ -207,6 +215,13 @@ class TextData:
                 held_out = self._documents(rows, held_out=True)
                 found[f'held-out documents of {spec}'] = str(len(held_out))
         return found
+
+    def looks(self) -> tuple[float | None, float]:
+        texts = [(store, weight) for spec, weight, store in self._sources if not is_records(spec)]
+        shares = [repeated_share(store, self._documents(store, held_out=False))
+                  for store, _ in texts]
+        whole = len(texts) == len(self._sources)
+        return frequency_loss(texts, self.vocab_size) if whole else None, max(shares, default=0.0)
 
     def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
         parts: list[Examples] = []

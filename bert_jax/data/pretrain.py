@@ -140,6 +140,14 @@ class PretrainExamples:
         slots = self._recipe.max_predictions_per_seq
         return lengths, num_to_predict(lengths, self._recipe.masking.masked_lm_prob, slots)
 
+    def documents(self, row_ids: np.ndarray) -> np.ndarray:
+        """The documents [n] of the store that the rows (their segments A) are from."""
+        found = np.empty(len(row_ids), np.int64)
+        for here, epoch, index in self._chunks(np.asarray(row_ids, np.int64)):
+            sentence = np.searchsorted(self._offsets, self._segments(epoch, index)[0], 'right') - 1
+            found[here] = np.searchsorted(self._store.document_offsets, sentence, 'right') - 1
+        return found
+
     def _chunks(self, row_ids: np.ndarray) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
         """By epoch: which of the rows are of it, and the chunks of which drawn epoch they are."""
         epochs = row_ids // self.num_examples

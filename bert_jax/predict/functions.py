@@ -117,7 +117,7 @@ def vectors(config: ModelConfig, layer: int, pool: str) -> Function:
     """`vectors` [R, K, H] float32 of each unit.
 
     Args:
-      config: with unrolled layers.
+      config: with unrolled layers, unless the layer is the last.
       layer: as in `hidden_states`.
       pool: 'mean' or 'max' over all tokens, [CLS] and [SEP] among them, or 'cls'.
     """
@@ -149,5 +149,6 @@ def _states(
     config: ModelConfig, params: Any, batch: Batch, layers: tuple[int, ...]
 ) -> list[jax.Array]:
     outputs: Any = Bert(config, pooled=False).apply({'params': params['bert']}, *inputs(batch))
-    states = (outputs['embedding_output'], *outputs['layers'])
+    # Of scanned layers the last one alone comes out.
+    states = (outputs['embedding_output'], *(outputs['layers'] or [outputs['sequence_output']]))
     return [states[i] for i in layers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ml_collections import ConfigDict
@@ -12,6 +12,7 @@ from bert_jax.files import Path
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Objective
 from bert_jax.sharding import Mesh
+from bert_jax.train.gates import Gates
 from bert_jax.train.loop import Phase
 from bert_jax.train.step import Batch, EvalStep
 
@@ -52,6 +53,18 @@ class Task(Protocol):
         """A phase of the run, from its description and first step.
 
         With `on_host` its batches are arrays of this host, whole ones for one device.
+        """
+
+    def gates(
+        self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
+    ) -> Gates | None:
+        """What looks whether the run goes wrong, if its task has such.
+
+        Args:
+          objective: of the run.
+          phases: of the run.
+          fresh: whether it starts here and now, from random parameters.
+          settled: step by which a run has learnt something.
         """
 
     def again(self, config: ConfigDict) -> Task:

@@ -220,6 +220,11 @@ class LabelledTask:
             name=f'{config.task}, batch {batch_size}',
         )
 
+    def gates(
+        self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
+    ) -> None:
+        del objective, phases, fresh, settled  # it is short, and has its scores soon
+
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         """Writes the predictions of all sets."""
         # Those of the scored sets are at hand, unless the best evaluation was before a restart.

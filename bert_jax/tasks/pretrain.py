@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
 from bert_jax.data.examples import Rows
 from bert_jax.data.masking import MaskingRates
 from bert_jax.data.packed_pretrain import PackedExamples, packed_spec
-from bert_jax.data.pretrain import Recipe
+from bert_jax.data.pretrain import PretrainExamples, Recipe
 from bert_jax.data.spec import BatchSpec, pretrain_spec
 from bert_jax.errors import InputError
-from bert_jax.files import Path
+from bert_jax.files import Path, as_path
+from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
+from bert_jax.predict.engine import Engine
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.tasks.base import TaskKind, register
+from bert_jax.tasks.probe import open_probe
 from bert_jax.train.evaluate import evaluate
+from bert_jax.train.gates import Gates
 from bert_jax.train.loop import Phase
+from bert_jax.train.report import read_records
 from bert_jax.train.step import Batch, EvalStep
+
+_NAMED = 8  # documents of a step
 
 
 class PretrainTask:
@@ -43,6 +52,9 @@ class PretrainTask:
         self.data = open_data(config)
         self.vocab_size: int = self.data.vocab_size
         self.vocab_path: Path | None = self.data.vocab_path
+        self._examples = functools.cache(self.data.training)  # by phases, for whoever asks first
+        self._probe = open_probe(config, self.vocab_path) if config.train.probe else None
+        self._curve = read_curve(config.train.reference) if config.train.reference else []
 
     @property
     def num_examples(self) -> int | None:
@@ -53,7 +65,7 @@ class PretrainTask:
         if not any('epoch' in str(value) for value in durations):
             return None
         first = dict(c.phases[0]) if c.phases else {}
-        return self.data.training(
+        return self._examples(
             first.get('max_seq_length', c.data.max_seq_length),
             first.get('max_predictions_per_seq', c.data.max_predictions_per_seq),
         ).num_examples
@@ -93,7 +105,7 @@ class PretrainTask:
         # Made when first asked for: planning the epochs of a phase that is over would be wasted.
         @functools.cache
         def examples() -> Rows:
-            unpacked = data.training(length, slots)
+            unpacked = self._examples(length, slots)
             if not phase['packed_rows']:
                 return unpacked
             return PackedExamples(unpacked, batch_size, num_rows)
@@ -104,11 +116,16 @@ class PretrainTask:
 
         def batches(first_step: int) -> Iterator[Any]:
             local = local_rows(mesh, num_rows)
-            for batch in data.train_batches(
-                examples(), batch_size=num_rows, local=local, first_step=first_step,
-                num_steps=phase['steps'] - first_step,
-            ):
-                yield batch if on_host else to_global(mesh, batch, num_rows, local)
+            for begin, num_steps in stretches(first_step, phase['steps'], self._skipped(first)):
+                for batch in data.train_batches(
+                    examples(), batch_size=num_rows, local=local, first_step=begin,
+                    num_steps=num_steps,
+                ):
+                    yield batch if on_host else to_global(mesh, batch, num_rows, local)
+
+        probe = None if self._probe is None else self._probe.scorer(
+            Engine(mesh, token_cost=functools.partial(token_flops, objective.config)),
+            objective.config)
 
         def evaluate_phase(params: Any) -> dict[str, float]:
             size = config.train.eval_batch_size
@@ -117,11 +134,12 @@ class PretrainTask:
             num = rows.num_frozen
             if config.train.max_eval_examples:
                 num = min(num, config.train.max_eval_examples)
-            return evaluate(objective, eval_step, params, (
+            metrics = evaluate(objective, eval_step, params, (
                 to_global(mesh, batch, size, local)
                 for batch in data.eval_batches(
                     rows, batch_size=size, local=local, num_examples=num)
             ))
+            return metrics if probe is None else metrics | probe(params)
 
         return Phase(
             start=first, steps=phase['steps'], batch_size=batch_size, batches=batches,
@@ -130,6 +148,43 @@ class PretrainTask:
             + (f' in {num_rows} rows' if phase['packed_rows'] else ''),
         )
 
+    def _skipped(self, first: int) -> list[int]:
+        """`train.skip_steps` as steps (from 0) of the phase that begins at `first`, or of a later
+        one."""
+        return sorted(step - 1 - first for step in self._config.train.skip_steps if step > first)
+
+    def gates(
+        self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
+    ) -> Gates:
+        by_frequency, repeated = self.data.looks()
+        guessing = math.log(objective.config.vocab_size)
+        if self._config.data.next_sentence:
+            guessing += math.log(2)
+        return Gates(
+            chance=guessing if fresh else None, by_frequency=by_frequency, settled=settled,
+            curve=self._curve, repeated=repeated if fresh else 0.0,
+            rows_of=functools.partial(self._rows_of, phases),
+        )
+
+    def _rows_of(self, phases: Sequence[dict[str, Any]], step: int) -> str:
+        """Names what a step was trained on."""
+        first = 0
+        for phase in phases:
+            if step <= first + phase['steps']:
+                break
+            first += phase['steps']
+        examples = self._examples(phase['max_seq_length'], phase['max_predictions_per_seq'])
+        (batch, _), *_ = stretches(step - 1 - first, phase['steps'], self._skipped(first))
+        rows = np.arange(batch * phase['batch_size'], (batch + 1) * phase['batch_size'])
+        epochs, places = rows // examples.num_examples, rows % examples.num_examples
+        said = (f'row {places[0]:,} of epoch {epochs[0]} to row {places[-1]:,} of epoch '
+                f'{epochs[-1]}')
+        if isinstance(examples, PretrainExamples):
+            found = np.unique(examples.documents(rows)).tolist()
+            said += f", of documents {', '.join(map(str, found[:_NAMED]))}" + (
+                ', ...' if len(found) > _NAMED else '')
+        return said + '; '
+
     def again(self, config: ConfigDict) -> PretrainTask:
         # Another seed makes other pairs and masks of the same tokens.
         return self if config.seed == self._config.seed else PretrainTask(config)
@@ -137,6 +192,42 @@ class PretrainTask:
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         del params, metrics, workdir  # the checkpoints are all there is
         return {}
+
+
+def stretches(first: int, steps: int, skipped: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first batch, how many follow each other) of the steps `first` .. `steps` - 1 of a phase.
+
+    A skipped step has one of the batches behind the last of the phase, so that all others stay
+    what they are.
+
+    Args:
+      first: the first that is wanted, from 0.
+      steps: of the phase.
+      skipped: ascending.
+    """
+    for i, step in enumerate(skipped):
+        if first <= step < steps:
+            if first < step:
+                yield first, step - first
+            yield steps + i, 1
+            first = step + 1
+    if first < steps:
+        yield first, steps - first
+
+
+def read_curve(named: str) -> list[dict[str, Any]]:
+    """The records of `train.reference`.
+
+    Raises:
+      InputError: there are none with an accuracy.
+    """
+    path = as_path(named)
+    path = path / 'metrics.jsonl' if path.is_dir() else path
+    records = read_records(path)
+    if not any(name.endswith('accuracy') for record in records for name in record):
+        raise InputError(f'config.train.reference={named}: {path} has no accuracies to compare '
+                         'with: name a run directory, or the metrics.jsonl of one')
+    return records
 
 
 def step_flops(objective: Pretraining, phase: Mapping[str, Any]) -> float:
@@ -201,6 +292,7 @@ def open_data(config: ConfigDict) -> Data:
 
 
 register(
-    TaskKind('pretrain', PretrainTask, phased=True, reads=('data.held_out',)),
+    TaskKind('pretrain', PretrainTask, phased=True, reads=(
+        'data.held_out', 'data.text', 'data.text_pair', 'data.label')),
     TaskKind('synthetic', PretrainTask, phased=True, reads=('data.held_out',)),
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 from bert_jax.files import as_path
 from bert_jax.tools.report_run import Point, RunRecords, differences
+from bert_jax.train.gates import MEANINGS
 from bert_jax.train.report import duration
 
 _AXES = ('steps', 'tokens', 'FLOPs')
@@ -42,6 +43,7 @@ def page(runs: Sequence[RunRecords], examples: Sequence[Examples], text: str) ->
     curves = [run.curves() for run in runs]
     sections = [
         ('runs', 'Runs', _runs(runs)),
+        ('gates', 'Warnings', _gates(runs)),
         ('results', 'Results', _table(runs, [run.results() for run in runs])),
         ('curves', 'Curves', _curves_intro(runs) if any(curves) else ''),
         ('speed', 'Speed and time', _table(runs, [run.speed() for run in runs]) + _times(runs)),
@@ -123,6 +125,17 @@ def _runs(runs: Sequence[RunRecords]) -> str:
             parts.append('<ul class="note">' + ''.join(
                 f'<li>{escape(line)}</li>' for line in run.missing) + '</ul>')
     return '\n'.join(parts)
+
+
+def _gates(runs: Sequence[RunRecords]) -> str:
+    rows = []
+    for i, run in enumerate(runs):
+        for name, steps in run.gates().items():
+            times = f'step {steps[0]:,}' + (
+                f' and {len(steps) - 1} more, the last at {steps[-1]:,}' if steps[1:] else '')
+            rows.append(f'<li>{_key(i)}{escape(run.name)}, {times}: <b>{escape(name)}</b>, '
+                        f"{escape(MEANINGS.get(name, ''))}</li>")
+    return f"<ul class=\"spoken\">{''.join(rows)}</ul>" if rows else ''
 
 
 def _curves_intro(runs: Sequence[RunRecords]) -> str:

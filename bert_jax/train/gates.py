@@ -1,2 +1,197 @@
-"""Gates."""
-MEANINGS: dict[str, str] = {}
+"""Gates: tell early, while a run goes on, that something is wrong with it.
+
+They look at what the loop fetches anyway, and stop nothing: a line on standard error and a record
+`gate/NAME` in metrics.jsonl, whose value is what was looked at.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MEANINGS: Mapping[str, str] = {
+    'first_loss': 'the loss of the first step is not that of guessing',
+    'plateau': 'the masked-LM loss stays where guessing by frequency has it',
+    'leak': 'masked words are guessed better than words can be',
+    'below_curve': 'an accuracy is below that of the run which this one is compared with',
+    'above_curve': 'an accuracy is above that of the run which this one is compared with',
+    'loss_spike': 'the loss of a step is far above those before it',
+    'gradient_spike': 'the gradient of a step is far above those before it',
+    'repeats': 'much of the text is there more than once',
+}
+_HISTORY, _FEWEST = 100, 20  # steps that a spike is seen against
+_GRADIENT_SPIKE = 5.0  # times the median
+# Above the median loss: mean absolute differences to it (six are 4.8 deviations), and at least.
+_LOSS_SPIKE, _LEAST_LOSS_SPIKE = 6.0, 0.2
+_FIRST_LOSS = 0.5  # from chance; fresh parameters of Large are 0.2 off
+_PLATEAU = 0.1  # below the loss of guessing by frequency
+# Masked-LM accuracy: BERT-Large ends near 0.7, and none is at 0.5 in its first tenth.
+_TOO_GOOD, _TOO_GOOD_EARLY = 0.85, 0.5
+# An accuracy is out of the band by a share of what was expected, and at least.
+_BELOW, _ABOVE, _LEAST_OFF = 0.2, 0.3, 0.03
+_IN_A_ROW = 2  # log lines, each of a few batches only
+_REPEATED = 0.2  # of the sentences
+
+
+class Alarm(NamedTuple):
+    """What a gate says.
+
+    Attributes:
+      name: one of `MEANINGS`.
+      step: that it is about.
+      value: what was looked at.
+      line: for standard error.
+    """
+
+    name: str
+    step: int
+    value: float
+    line: str
+
+
+class Gates:
+    """All gates of a pre-training run."""
+
+    def __init__(
+        self, *, chance: float | None = None, by_frequency: float | None = None, settled: int = 0,
+        curve: Sequence[Mapping[str, Any]] = (), repeated: float = 0.0,
+        rows_of: Callable[[int], str] = lambda step: '',
+    ):
+        """Takes what is known beforehand.
+
+        Args:
+          chance: loss of the first step by guessing; None: the parameters are not fresh, or it was
+            before.
+          by_frequency: masked-LM loss of guessing by frequency, where that is known.
+          settled: step by which a run has left it.
+          curve: records of a run that this one should be like.
+          repeated: share of the sentences that are there more than once.
+          rows_of: names the rows of a step.
+        """
+        self._chance, self._by_frequency, self._settled = chance, by_frequency, settled
+        self._fresh = chance is not None
+        self._curve = {
+            name: np.array([(r['step'], r[name]) for r in curve if name in r]).T
+            for name in {name for record in curve for name in record}
+            if name.endswith('accuracy') and not name.startswith('gate/')
+        }
+        self._repeated, self._rows_of = repeated, rows_of
+        self._losses: deque[float] = deque(maxlen=_HISTORY)
+        self._norms: deque[float] = deque(maxlen=_HISTORY)
+        self._out: dict[str, int] = {}  # records in a row that were out of the curve's band
+        self._said: set[str] = set()  # alarms that stay as long as what they are about
+
+    def trained(
+        self, step: int, steps: Sequence[Mapping[str, Any]], means: Mapping[str, float]
+    ) -> list[Alarm]:
+        """What a log line gives rise to.
+
+        Args:
+          step: the last of its steps.
+          steps: metrics of each, in order.
+          means: of all of them.
+        """
+        first = step - len(steps) + 1
+        found = [*self._start(first, steps), *self._spikes(first, steps)]
+        loss = means.get('mlm_loss')
+        if self._by_frequency is not None and loss is not None and step >= self._settled:
+            found += self._lasting(
+                'plateau', loss > self._by_frequency - _PLATEAU, step, loss,
+                f'masked-LM loss {loss:.2f}, and guessing by frequency has '
+                f'{self._by_frequency:.2f}: it learns nothing from the context yet. Lower the '
+                'rate, lengthen the warm-up, and see whether labels belong to their rows')
+        return [*found, *self._measured('train', step, means)]
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+        """What an evaluation gives rise to."""
+        return self._measured('eval', step, metrics)
+
+    def _start(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:
+        found = []
+        if self._repeated > _REPEATED:
+            share, self._repeated = self._repeated, 0.0
+            found.append(Alarm(
+                'repeats', first, share,
+                f'{share:.0%} of the sentences of ten tokens or more are repeats: is a part of '
+                'the text there twice?'))
+        if self._chance is not None and steps:
+            loss, chance = float(steps[0]['loss']), self._chance
+            self._chance = None
+            if abs(loss - chance) > _FIRST_LOSS:
+                found.append(Alarm(
+                    'first_loss', first, loss,
+                    f'the loss of step {first} is {loss:.2f}, by guessing it is {chance:.2f}: '
+                    + ('look at model.initializer_range' if loss > chance
+                       else 'the rows give their answers away')))
+        return found
+
+    def _spikes(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:
+        """The worst step of each kind."""
+        worst: dict[str, tuple[float, Alarm]] = {}
+
+        def note(name: str, step: int, value: float, usual: float, excess: float) -> None:
+            line = (f"{name.replace('_spike', '')} {value:.3g} at step {step:,}, usually "
+                    f'{usual:.3g}: {self._rows_of(step)}config.train.skip_steps=({step},) trains '
+                    'on others in their place')
+            if name not in worst or worst[name][0] < excess:
+                worst[name] = excess, Alarm(name, step, value, line)
+
+        for step, metrics in enumerate(steps, first):
+            loss, norm = float(metrics['loss']), float(metrics['grad_norm'])
+            if len(self._norms) >= _FEWEST:
+                usual = statistics.median(self._norms)
+                if norm > _GRADIENT_SPIKE * usual:
+                    note('gradient_spike', step, norm, usual, norm / max(usual, 1e-30))
+                usual = statistics.median(self._losses)
+                spread = statistics.fmean(abs(x - usual) for x in self._losses)
+                if loss > usual + max(_LOSS_SPIKE * spread, _LEAST_LOSS_SPIKE):
+                    note('loss_spike', step, loss, usual, loss - usual)
+            self._losses.append(loss)
+            self._norms.append(norm)
+        return [alarm for _, alarm in worst.values()]
+
+    def _measured(self, kind: str, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+        found: list[Alarm] = []
+        accuracy = metrics.get('mlm_accuracy')
+        if accuracy is not None:
+            early = self._fresh and step < self._settled
+            found += self._lasting(
+                'leak', accuracy > (_TOO_GOOD_EARLY if early else _TOO_GOOD), step, accuracy,
+                f'masked-LM accuracy {accuracy:.1%}: no words are as easy to guess; do the rows '
+                'still hold what is masked, or held-out documents stand in the training text?')
+        for name, value in metrics.items():
+            found += self._compared(f'{kind}/{name}', step, value)
+        return found
+
+    def _compared(self, name: str, step: int, value: float) -> list[Alarm]:
+        """With the curve, between its first and its last step."""
+        if name not in self._curve or not (
+                self._curve[name][0][0] <= step <= self._curve[name][0][-1]):
+            return []
+        expected = float(np.interp(step, *self._curve[name]))
+        below = value < expected - max(_BELOW * expected, _LEAST_OFF)
+        above = value > expected + max(_ABOVE * expected, _LEAST_OFF)
+        row = self._out[name] = self._out.get(name, 0) + 1 if below or above else 0
+        enough = row >= (_IN_A_ROW if name.startswith('train/') else 1)
+        line = f'{name} {value:.3f}, and the run that it is compared with had {expected:.3f} here'
+        return [
+            *self._lasting('below_curve', below and enough, step, value, line, name),
+            *self._lasting('above_curve', above and enough, step, value, line, name),
+        ]
+
+    def _lasting(
+        self, name: str, speaks: bool, step: int, value: float, line: str, about: str = ''
+    ) -> list[Alarm]:
+        """An alarm of a state: once, until the state is over."""
+        key = name + about
+        if not speaks:
+            self._said.discard(key)
+            return []
+        if key in self._said:
+            return []
+        self._said.add(key)
+        return [Alarm(name, step, value, f'step {step:,}: {line}')]

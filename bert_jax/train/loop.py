@@ -10,17 +10,18 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
-import numpy as np
 
 from bert_jax.errors import Diverged, Stopped
 from bert_jax.model.objectives import Objective
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.gates import Gates
 from bert_jax.train.goodput import Goodput, Pace
 from bert_jax.train.profile import Profile
 from bert_jax.train.report import Report, count, duration
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import Batch, TrainStep
+from bert_jax.train.window import Window, means
 
 Result = TypeVar('Result')
 # A run as it goes: yields batches, is sent the metrics of each, returns its result.
@@ -67,64 +68,6 @@ class Cadence:
     save_every: int
 
 
-class _Window:
-    """Metrics of the steps since the last log line, checked for NaN as they are fetched."""
-
-    def __init__(self, first_step: int, first_of_run: int):
-        """`first_of_run`: the step that the run starts from, here and now."""
-        self._first_of_run = first_of_run
-        self._next_step = first_step + 1  # steps are named by the updates done with them
-        self._on_device: list[dict[str, jax.Array]] = []
-        self.fetched: list[dict[str, np.ndarray]] = []
-
-    def add(self, metrics: dict[str, jax.Array]) -> None:
-        self._on_device.append(metrics)
-        # At most two steps in flight: hundreds of unsynchronised ones abort on virtual CPU
-        # devices, and more than two gain nothing.
-        if len(self._on_device) > 2:
-            jax.block_until_ready(self._on_device[-3]['loss'])
-
-    def fetch(self) -> None:
-        """Waits for all steps.
-
-        Raises:
-          Diverged: at the first step whose loss or gradient is not finite.
-        """
-        for metrics in jax.device_get(self._on_device):
-            if not (np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])):
-                before = self._next_step - 1
-                raise Diverged(
-                    f"step {self._next_step}: loss {metrics['loss']}, gradient norm "
-                    f"{metrics['grad_norm']}: stopped. " + (
-                        'No step was done before, so no learning rate is the cause: look at the '
-                        'parameters that it starts from, and at the data'
-                        if before == self._first_of_run else
-                        'Lower config.optimizer.learning_rate or lengthen config.optimizer.warmup'
-                    ), before)
-            self._next_step += 1
-            self.fetched.append(metrics)
-        self._on_device.clear()
-
-    def take(self) -> list[dict[str, np.ndarray]]:
-        self.fetch()
-        fetched, self.fetched = self.fetched, []
-        return fetched
-
-
-def _means(objective: Objective, steps: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
-    """Metrics over several steps: sums through `score`, the step's own as they are."""
-    own = ('loss', 'grad_norm', 'learning_rate')
-    sums = {
-        name: float(sum(np.float64(s[name]) for s in steps)) for name in steps[0] if name not in own
-    }
-    return {
-        'loss': float(np.mean([s['loss'] for s in steps])),
-        **objective.score(sums),
-        'grad_norm': float(np.mean([s['grad_norm'] for s in steps])),
-        'learning_rate': float(steps[-1]['learning_rate']),
-    }
-
-
 class Held(Protocol):
     """The state of a run, wherever the program that trains it keeps it."""
 
@@ -166,6 +109,7 @@ def train(
     goodput: Goodput,
     profile: Profile,
     best: Best | None = None,
+    gates: Gates | None = None,
     *,
     peak_flops: float | None,
     should_stop: Callable[[int], bool],
@@ -189,6 +133,7 @@ def train(
       goodput: is told what the time goes into.
       profile: traces some steps.
       best: keeps the parameters of the best evaluation, where that is wanted.
+      gates: see every step's metrics, where the run has some.
       peak_flops: of all devices together, where known, for MFU.
       should_stop: polled with each step; answers alike on all processes.
 
@@ -201,7 +146,7 @@ def train(
     """
     try:
         metrics = yield from _train(
-            objective, held, phases, cadence, checkpoints, report, goodput, profile, best,
+            objective, held, phases, cadence, checkpoints, report, goodput, profile, best, gates,
             peak_flops, should_stop,
         )
     except Diverged as error:
@@ -214,7 +159,8 @@ def train(
 def _train(
     objective: Objective, held: Held, phases: Sequence[Phase], cadence: Cadence,
     checkpoints: Checkpoints, report: Report, goodput: Goodput, profile: Profile,
-    best: Best | None, peak_flops: float | None, should_stop: Callable[[int], bool],
+    best: Best | None, gates: Gates | None, peak_flops: float | None,
+    should_stop: Callable[[int], bool],
 ) -> Run[dict[str, float]]:
     start = step = int(held.state.step)
     last = phases[-1].end
@@ -233,6 +179,8 @@ def _train(
                 report.write(step, {f'eval/{name}': value for name, value in metrics.items()})
                 report.say(f'step {step:>7,}  held out: ' + '  '.join(
                     f'{name} {value:.4f}' for name, value in metrics.items()))
+                if gates is not None:
+                    report.tell(gates.evaluated(step, metrics))
                 report.draw()
             if best is not None:
                 best.offer(step, metrics, held.state.params)
@@ -250,7 +198,7 @@ def _train(
         if step == phase.start:
             report.say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
         batches = phase.batches(step - phase.start)
-        window, pace = _Window(step, start), Pace(goodput.clock)
+        window, pace = Window(step, start), Pace(goodput.clock)
         begun = time.perf_counter()
         timed, timed_step = goodput.now(), step  # from where on the next line's speed is counted
         compiled = False
@@ -286,10 +234,12 @@ def _train(
                 now = goodput.now()
                 waited = now['data'] - timed['data']
                 seconds = max(now['step'] - timed['step'] + waited, 1e-9)
-                _log(
+                logged = _log(
                     objective, report, phase, step, last, steps, step - timed_step, seconds, waited,
                     peak_flops, goodput,
                 )
+                if gates is not None:
+                    report.tell(gates.trained(step, steps, logged))
                 if step > timed_step and (slow := pace.add(
                         step, step - timed_step, seconds, waited)):
                     report.say(slow)
@@ -316,8 +266,8 @@ def _train(
 def _log(
     objective: Objective, report: Report, phase: Phase, step: int, last: int, steps: list[Any],
     timed_steps: int, seconds: float, waited: float, peak_flops: float | None, goodput: Goodput,
-) -> None:
-    metrics = _means(objective, steps)
+) -> dict[str, float]:
+    metrics = means(objective, steps)
     if timed_steps:
         per_second = timed_steps * phase.batch_size / seconds
         tokens = sum(float(s.get('tokens', 0)) for s in steps) / len(steps) * timed_steps / seconds
@@ -347,3 +297,4 @@ def _log(
         left = (last - step) * seconds / timed_steps
         parts += [f"wait {100 * metrics['data_wait']:.0f}%", f'eta {duration(math.ceil(left))}']
     report.say('  '.join(parts))
+    return metrics

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, in_bucket, open_whole, write_whole
+from bert_jax.train.gates import Alarm
 from bert_jax.train.uploads import Uploads
 
 
@@ -120,6 +122,13 @@ class Report:
         """Prints a line."""
         if self._active:
             print(line, flush=True)
+
+    def tell(self, alarms: Sequence[Alarm]) -> None:
+        """Writes what gates say as records, and prints it on standard error."""
+        for alarm in alarms:
+            self.write(alarm.step, {f'gate/{alarm.name}': alarm.value})
+            if self._active:
+                print(f'warning: {alarm.line}', file=sys.stderr, flush=True)
 
     def draw(self) -> None:
         """Draws `curves.png`: one panel a metric, training and held-out together."""

@@ -1,0 +1,101 @@
+"""The gates: what each says of runs that go wrong, and that a good one is left alone."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bert_jax.train.gates import MEANINGS, Gates
+
+VOCAB, BY_FREQUENCY = 8000, 7.0
+CHANCE = math.log(VOCAB) + math.log(2)
+
+
+def good(step):
+    """Metrics of a step of a run that learns."""
+    noise = math.sin(step) / 20
+    mlm = 5.0 + 4.0 * math.exp(-step / 100) + noise
+    return {'loss': CHANCE if step == 1 else mlm + 0.6, 'grad_norm': 1.5 + noise, 'mlm_loss': mlm,
+            'mlm_accuracy': 0.4 * (1 - math.exp(-step / 300)), 'nsp_accuracy': 0.7 + noise}
+
+
+CURVE = [{'step': step, **{f'{kind}/{name}': value for name, value in good(step).items()}}
+         for step in range(20, 1001, 20) for kind in ('train', 'eval')]
+
+
+def said(measured, last=1000, chance=CHANCE, **more):
+    """[(name, step)] of what the gates say; a log line every 20 steps, an evaluation every 100."""
+    gates = Gates(chance=chance, by_frequency=BY_FREQUENCY, settled=200, curve=CURVE, **more)
+    alarms = []
+    for end in range(20, last + 1, 20):
+        steps = [measured(step) for step in range(end - 19, end + 1)]
+        means = {name: float(np.mean([s[name] for s in steps])) for name in steps[0]}
+        alarms += gates.trained(end, steps, means)
+        if end % 100 == 0:
+            alarms += gates.evaluated(end, measured(end))
+    assert {alarm.name for alarm in alarms} <= MEANINGS.keys()
+    return [(alarm.name, alarm.step) for alarm in alarms]
+
+
+def at(wrong, **changed):
+    """A good run but for one step, or all from one on."""
+    return lambda step: good(step) | (
+        changed if step == wrong or wrong < 0 and step >= -wrong else {})
+
+
+def guessing(step):
+    return good(step) | {'mlm_loss': BY_FREQUENCY + 0.05, 'mlm_accuracy': 0.06}
+
+
+@pytest.mark.parametrize(('measured', 'expected'), [
+    (good, []),
+    (at(1, loss=CHANCE + 3), [('first_loss', 1)]),
+    (at(1, loss=CHANCE - 3), [('first_loss', 1)]),
+    # Labels that are not their rows': it cannot leave guessing, and falls behind the curve.
+    (guessing, [('below_curve', 100), ('below_curve', 100), ('plateau', 200)]),
+    # Rows that say what is masked.
+    (at(-41, mlm_accuracy=0.97), [
+        ('leak', 60), ('above_curve', 80), ('above_curve', 100)]),
+    (at(-701, mlm_accuracy=0.97), [('leak', 720), ('above_curve', 740), ('above_curve', 800)]),
+    (at(-41, nsp_accuracy=0.5), [('below_curve', 80), ('below_curve', 100)]),
+    (at(333, grad_norm=40.0), [('gradient_spike', 333)]),
+    (at(333, loss=9.0), [('loss_spike', 333)]),
+    (at(10, grad_norm=40.0, loss=20.0), []),  # a run begins as it likes
+])
+def test_what_is_said(measured, expected):
+    assert said(measured) == expected
+
+
+def test_a_rate_far_too_high():
+    """It leaps, and then learns nothing any more."""
+    def measured(step):
+        return good(step) if step < 50 else guessing(step) | {'grad_norm': 30.0, 'loss': 12.0}
+
+    alarms = said(measured)
+    assert [name for name, step in alarms if step < 60] == ['gradient_spike', 'loss_spike']
+    assert ('plateau', 200) in alarms
+
+
+def test_a_state_is_told_again_once_it_was_over():
+    def measured(step):
+        return guessing(step) if step <= 300 or 600 < step <= 700 else good(step)
+
+    assert [step for name, step in said(measured) if name == 'plateau'] == [200, 620]
+
+
+def test_a_run_that_does_not_begin_here_is_not_asked_for_its_first_loss():
+    assert said(at(1, loss=1.0), chance=None) == []
+
+
+def test_a_spike_names_its_rows_and_how_to_skip_them():
+    gates = Gates(rows_of=lambda step: f'rows of {step}; ')
+    steps = [{'loss': 5.0, 'grad_norm': 1.0 if step != 31 else 9.0} for step in range(1, 41)]
+    steps[35]['grad_norm'] = 8.0  # only the worst of a line is told
+    (alarm,) = gates.trained(40, steps, {})
+    assert (alarm.name, alarm.step, alarm.value) == ('gradient_spike', 31, 9.0)
+    assert 'rows of 31; config.train.skip_steps=(31,)' in alarm.line
+
+
+def test_repeats_are_told_at_the_start():
+    assert said(good, repeated=0.34) == [('repeats', 1)]
+    assert said(good, repeated=0.1) == []
