@@ -36,8 +36,9 @@ from bert_jax.train.warm_start import warm_start
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
 
-# Steps by which the longest runs have left guessing by frequency (at the paper's batch).
-_SETTLED = 20_000
+# Steps by which a run has left guessing by frequency: a quarter of its own, of the longest (at the
+# paper's batch) and the shortest so many.
+_SETTLED, _SETTLED_LEAST = 20_000, 1_000
 _PLACES = ('vocab_file', 'add_tokens', 'dir', 'local_dir', 'tfds_dir')
 
 
@@ -189,7 +190,8 @@ def begin(
 
     gates = task.gates(
         objective, phases, fresh=start == 0 and not config.init_checkpoint,
-        settled=max(min(total // 10, _SETTLED), steps_of('optimizer.warmup')),
+        settled=max(
+            min(total // 4, _SETTLED), _SETTLED_LEAST, steps_of('optimizer.warmup')),
     )
     with goodput.during('compile'):
         needed = 0 if shared else check_memory(program, start)

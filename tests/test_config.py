@@ -171,6 +171,8 @@ BAD = [
     ({'train.profile': '100'}, "config.train.profile='100': write the first and the last step"),
     ({'train.profile': '9..8'}, "config.train.profile='9..8': write the first and the last"),
     ({'train.profile': '0..8'}, "config.train.profile='0..8': write the first and the last"),
+    ({'train.skip_steps': (3, 3)}, 'config.train.skip_steps=(3, 3) must be a tuple of different'),
+    ({'train.skip_steps': (0,)}, 'config.train.skip_steps=(0,) must be a tuple'),
     ({'train.profile': '1..101'}, "config.train.profile='1..101': write the first and the last"),
     ({'optimizer.warmup': 'long'}, "config.optimizer.warmup='long' is not a duration"),
     ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),

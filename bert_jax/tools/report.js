@@ -29,7 +29,7 @@ function short(x) {
 
 function ticks(low, high) {
   const raw = (high - low) / 4, unit = 10 ** Math.floor(Math.log10(raw));
-  const step = unit * [1, 2, 5, 10].find(n => n * unit >= raw);
+  const step = unit * [1, 2, 2.5, 5, 10].find(n => n * unit >= raw);
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
   return found;

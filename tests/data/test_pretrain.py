@@ -292,6 +292,13 @@ def test_frozen_rows_stay(corpus):
     _assert_same(examples.frozen_rows(ids[11:30]), {k: v[11:30] for k, v in before.items()})
 
 
+def test_rows_know_the_document_that_they_are_from(corpus):
+    examples = _examples(corpus)
+    ids = np.arange(3 * examples.num_examples // 2)[::-7]  # of two epochs
+    starts = [pair.a[0] for pair in _pairs(examples.rows(ids))]
+    assert examples.documents(ids).tolist() == corpus.document_of[starts].tolist()
+
+
 def test_only_the_named_documents_are_read(corpus):
     documents = np.arange(3, 120, 4)
     for a, b, _ in _pairs(_epoch(_examples(corpus, documents), 2)):

@@ -89,12 +89,17 @@ def wait_for(process, text):
 
 def test_a_run_from_text_to_result(run_main, corpus, tmp_path):
     workdir = tmp_path / 'run'
-    args = (*TINY, *corpus, '--config.train.steps=30', f'--workdir={workdir}')
+    (tmp_path / 'probe.csv').write_text('text,label\n' + ''.join(
+        f'{word},{word[0]}\n' for word in WORDS))
+    args = (*TINY, *corpus, '--config.train.steps=30', f'--workdir={workdir}',
+            f'--config.train.probe={tmp_path}/probe.csv')
     metrics = result(run_main(*args))
     assert metrics['step'] == 30
     assert metrics['eval/mlm_perplexity'] == pytest.approx(np.exp(metrics['eval/mlm_loss']))
     assert 0 <= metrics['eval/mlm_accuracy'] <= 1
     assert 0 <= metrics['eval/nsp_accuracy'] <= 1
+    assert 0 <= metrics['eval/probe_accuracy'] <= 1
+    assert not records(workdir, 'gate/')
     steps = [r['step'] for r in records(workdir, 'train/')]
     assert steps == [5, 10, 15, 20, 25, 30]
     config = json.loads((workdir / 'config.json').read_text())
@@ -220,13 +225,18 @@ def test_phases_switch_in_one_run(run_main, corpus, tmp_path):
 
 
 def test_warm_start_takes_the_parameters_alone_and_other_models_are_refused(run_main, tmp_path):
-    first = (*SYNTHETIC, '--config.train.steps=3', f'--workdir={tmp_path}/first')
-    run_main(*first)
+    first = (*SYNTHETIC, '--config.train.steps=3', f'--workdir={tmp_path}/first',
+             '--config.model.initializer_range=0.5')
+    process = run_main(*first)
+    # A loss that is not that of guessing is told; one from a checkpoint may be any.
+    assert 'warning: the loss of step 1 is ' in process.stderr
+    assert [r['step'] for r in records(tmp_path / 'first', 'gate/first_loss')] == [1]
     second = (*SYNTHETIC, f'--workdir={tmp_path}/second', '--config.train.steps=1',
               '--config.optimizer.warmup=1',
               '--config.optimizer.name=lamb', f'--config.init_checkpoint={tmp_path}/first')
     process = run_main(*second)
     assert f'parameters from run directory {tmp_path}/first, step 3' in process.stdout
+    assert 'warning: the loss' not in process.stderr
     # A first step of a warm-up has learning rate 0, so these are the first run's parameters.
     (_, start), (_, end) = saved(tmp_path / 'first'), saved(tmp_path / 'second')
     for name in start:
