@@ -35,9 +35,11 @@ class Data(Protocol):
     def identity(self) -> dict[str, str]:
         """What all hosts must have read alike, by name."""
 
-    def looks(self) -> tuple[float | None, float]:
-        """Of the text that is trained on, as far as it can be seen: the masked-LM loss of guessing
-        by frequency, and the share of its sentences that are repeats."""
+    def frequency_loss(self) -> float | None:
+        """Masked-LM loss of guessing by frequency, where that can be known."""
+
+    def repeated_share(self) -> float:
+        """Share of the sentences of the text that is trained on which are repeats."""
 
     def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples: ...
 
@@ -64,8 +66,11 @@ class SyntheticData:
     def identity(self) -> dict[str, str]:
         return {}
 
-    def looks(self) -> tuple[float | None, float]:
-        return None, 0.0
+    def frequency_loss(self) -> float | None:
+        return None
+
+    def repeated_share(self) -> float:
+        return 0.0
 
     def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
         return SyntheticExamples(
@@ -216,12 +221,15 @@ class TextData:
                 found[f'held-out documents of {spec}'] = str(len(held_out))
         return found
 
-    def looks(self) -> tuple[float | None, float]:
-        texts = [(store, weight) for spec, weight, store in self._sources if not is_records(spec)]
-        shares = [repeated_share(store, self._documents(store, held_out=False))
-                  for store, _ in texts]
-        whole = len(texts) == len(self._sources)
-        return frequency_loss(texts, self.vocab_size) if whole else None, max(shares, default=0.0)
+    def frequency_loss(self) -> float | None:
+        if any(is_records(spec) for spec, _, _ in self._sources):
+            return None
+        return frequency_loss(
+            [(store, weight) for _, weight, store in self._sources], self.vocab_size)
+
+    def repeated_share(self) -> float:
+        return max((repeated_share(store, self._documents(store, held_out=False))
+                    for spec, _, store in self._sources if not is_records(spec)), default=0.0)
 
     def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
         parts: list[Examples] = []

@@ -156,13 +156,13 @@ class PretrainTask:
     def gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
     ) -> Gates:
-        by_frequency, repeated = self.data.looks()
         guessing = math.log(objective.config.vocab_size)
         if self._config.data.next_sentence:
             guessing += math.log(2)
         return Gates(
-            chance=guessing if fresh else None, by_frequency=by_frequency, settled=settled,
-            curve=self._curve, repeated=repeated if fresh else 0.0,
+            chance=guessing if fresh else None, by_frequency=self.data.frequency_loss(),
+            settled=settled, curve=self._curve,
+            repeated=self.data.repeated_share() if fresh else 0.0,
             rows_of=functools.partial(self._rows_of, phases),
         )
 

@@ -30,6 +30,8 @@ CASES = [
          '{folder}/cola --workdir={folder}/notes', r'notes.*--workdir'),
     Case('a file for the ensemble', 'ensemble',
          '{folder}/cola --workdir={folder}/text.txt', r'--workdir=.*text\.txt'),
+    Case('notes for a report', 'report', '{folder}/notes --output {folder}/new.html',
+         r'notes is no run directory'),
     Case('notes for an evaluation', 'evaluate',
          '{folder}/cola --workdir={folder}/notes', r'notes.*--workdir'),
     Case('a Hugging Face folder for an evaluation', 'evaluate',

@@ -9,6 +9,7 @@ import pytest
 
 from bert_jax.tools import report
 from bert_jax.tools.report_run import read_run
+from bert_jax.train.gates import MEANINGS
 from bert_jax.weights.run_directory import read_config, write_config, write_run
 from tests.predict import tiny
 
@@ -25,6 +26,8 @@ def records(steps):
                'train/data_wait': 0.5, 'train/goodput': 0.25, 'time/step': step, 'time/data': step}
         if step % 2 == 0:
             yield {'step': step, 'eval/mlm_accuracy': step / 20}
+        if step in (3, 4):
+            yield {'step': step, 'gate/loss_spike': 9.0}
 
 
 @pytest.fixture(scope='module')
@@ -71,6 +74,9 @@ def test_the_page(runs, capsys):
     assert [(s['run'], s['held_out']) for s in accuracy['series']] == [
         (0, False), (0, True), (1, False), (1, True)]
     assert len(data['charts']['How it ran']) == 4
+    of_gates = page.split('id="gates"')[1].split('</section>')[0]
+    assert of_gates.count('<li>') == 2 and MEANINGS['loss_spike'] in of_gates
+    assert 'step 3 and 1 more, the last at 4' in of_gates
     of_settings = page.split('id="settings"')[1].split('</section>')[0]
     assert re.findall(r'<th scope="row">(.*?)</th>', of_settings) == ['seed']
     # The sentence, by the weights of the runs that have some.
