@@ -79,7 +79,8 @@ def test_a_run_of_any_mesh(tmp_path, scan_layers, axes):
     for name, x in expected.items():
         assert type(weights.params[name]) is np.ndarray
         np.testing.assert_array_equal(weights.params[name], x, err_msg=name)
-    assert weights.model == MODEL | {'classifier_dropout': 0.1}
+    younger = {'classifier_dropout': 0.1, 'causal': False, 'bilstm': False}
+    assert weights.model == MODEL | younger
     assert weights.head == 'pretraining' and weights.labels == ()
     assert weights.vocab_file == tmp_path / 'vocab.txt' and weights.lowercase is False
     assert weights.source.endswith('step 3')
