@@ -88,9 +88,12 @@ def test_a_run_of_any_mesh(tmp_path, scan_layers, axes):
 
 def test_the_newest_checkpoint_is_read(tmp_path):
     states = {step: state_of(False, (8, 1, 1), seed=step) for step in (2, 10)}
-    weights = load_weights(run_of(tmp_path, states))
-    words = states[10].params['bert']['embeddings']['word_embeddings'][:40]
-    np.testing.assert_array_equal(weights.params['bert/embeddings/word_embeddings'], words)
+    run = run_of(tmp_path, states)
+    for named, step in ((run, 10), (run / 'checkpoints' / '2', 2)):  # or the one that is named
+        weights = load_weights(named)
+        words = states[step].params['bert']['embeddings']['word_embeddings'][:40]
+        np.testing.assert_array_equal(weights.params['bert/embeddings/word_embeddings'], words)
+        assert weights.source.endswith(f'step {step}')
 
 
 def test_the_best_evaluation_is_read_where_it_is_kept(run, one):
