@@ -7,6 +7,7 @@ after that, so that two tables, or two calls with other seeds, that need the sam
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import sys
@@ -197,13 +198,19 @@ def _part(
     """A part; `sizes` None: those of its own config."""
     overrides = tuple(f'--config.{setting}' for setting in settings)
     file = str(CONFIGS / config)
-    resolved = member_config(file, list(overrides), Member(()))
-    known = json.dumps(identity(resolved, root), sort_keys=True)
-    name = f'{resolved.task}-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
+    resolved, name = _resolved(file, overrides, root)
     return Part(
         title, kind, file, overrides, tuple(members), root / 'parts' / name, resolved, start,
         config_lib.model_sizes(resolved) if sizes is None else sizes, keep,
     )
+
+
+@functools.cache
+def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[ConfigDict, str]:
+    """(The config of a part, its folder's name); a table asks for them after every part."""
+    resolved = member_config(file, list(overrides), Member(()))
+    known = json.dumps(identity(resolved, root), sort_keys=True)
+    return resolved, f'{resolved.task}-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
 
 
 def identity(config: ConfigDict, root: Path) -> dict[str, Any]:
