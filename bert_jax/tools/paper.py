@@ -46,7 +46,6 @@ from bert_jax.errors import InputError, Stopped
 from bert_jax.faults import told
 from bert_jax.files import as_path
 from bert_jax.outputs import is_by_the_way, open_folder
-from bert_jax.process import use_huge_pages
 from bert_jax.stopping import Guard
 from bert_jax.tools.paper_parts import CONFIGS, Options, Part, parts_of
 from bert_jax.tools.paper_tables import COLUMNS, TABLES
@@ -178,5 +177,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-    use_huge_pages()
     sys.exit(main(sys.argv[1:]))

@@ -86,7 +86,7 @@ def pretraining_batch():
     rng = np.random.default_rng(1)
     return {name: jnp.asarray(x) for name, x in {
         'input_ids': rng.integers(4, 50, (3, 10)), 'segment_ids': np.zeros((3, 10), np.int32),
-        'input_mask': (np.arange(10) < np.array([[10], [6], [0]])).astype(np.int32),
+        'input_mask': np.array([[1] * 10, [1] * 6 + [0] * 4, [1] * 4 + [2] * 5 + [0]]),
         'masked_lm_positions': np.array([[3, 7], [2, 0], [0, 0]]),
         'masked_lm_ids': rng.integers(4, 50, (3, 2)),
         'masked_lm_weights': np.array([[1, 1], [1, 0], [0, 0]], np.float32),
@@ -112,10 +112,11 @@ def test_a_left_to_right_model_predicts_every_next_token_of_the_unmasked_row():
     log_p = said - np.log(np.exp(said).sum(-1, keepdims=True))
     expected = -sum(
         log_p[row, at, original[row, at + 1]]
-        for row, length in ((0, 10), (1, 6)) for at in range(length - 1))
+        for row, first, end in ((0, 0, 10), (1, 0, 6), (2, 0, 4), (2, 4, 9))  # the last two packed
+        for at in range(first, end - 1))
     loss, sums = jit(lambda: objective.loss(params, batch, objective.totals(batch), None))()
-    assert float(sums['mlm_count']) == 9 + 5
-    np.testing.assert_allclose([sums['mlm_loss'], loss], [expected, expected / 14], rtol=1e-5)
+    assert float(sums['mlm_count']) == 9 + 5 + 3 + 4
+    np.testing.assert_allclose([sums['mlm_loss'], loss], [expected, expected / 21], rtol=1e-5)
     row = objective.flops(10, 2)
     assert row > Pretraining(CONFIG, next_sentence=False).flops(10, 2)
 
