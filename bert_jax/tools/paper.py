@@ -20,7 +20,7 @@ task's fine-tuning:
 Every part is a sweep in DIRECTORY/parts (tools.sweep), named after the config that its runs resolve
 to: tables share what they have in common, and more --seeds or another table add to what is there.
 The same command goes on where it was stopped, and any number of machines may run it on one folder.
-After each part the table's .md, .json and .png are written anew.
+After each part the table's .md and .json are written anew, at the end its .png.
 
 A pre-training here is one process. What runs on a slice of several hosts is started with
 bert_jax.main and given with --weights NAME=RUN. At the paper's scale the command first says what
@@ -143,8 +143,8 @@ def _run(table: str, options: Options, parts: list[Part]) -> int:
             print(f'error: {part.title}: {error}', file=sys.stderr, flush=True)
         if folder.unfinished() or any(folder.failed(member) for member in part.members):
             failed.setdefault(part.title, f'see log.txt in {part.path}/runs')
-        write_table(table, options, failed)
-    text, whole = write_table(table, options, failed)
+        write_table(table, options, failed, draw=False)
+    text, whole = write_table(table, options, failed, draw=True)
     print(text, flush=True)
     return 0 if whole and not failed else 1
 

@@ -27,13 +27,16 @@ from bert_jax.tools.paper_tables import COLUMNS, TABLES, Row, Table
 from bert_jax.tools.sweep_folder import Settings
 
 
-def write_table(name: str, options: Options, failed: dict[str, str]) -> tuple[str, bool]:
+def write_table(
+    name: str, options: Options, failed: dict[str, str], draw: bool
+) -> tuple[str, bool]:
     """Writes table NAME's files into the directory of the parts, as far as its runs are there.
 
     Args:
       name: of TABLES.
       options: of the command.
       failed: parts that could not be run, and why.
+      draw: whether the picture is drawn too.
 
     Returns:
       (The Markdown, whether every cell has a figure of ours).
@@ -70,8 +73,9 @@ def write_table(name: str, options: Options, failed: dict[str, str]) -> tuple[st
     stem = f'table{name}' if name.isdigit() else f'figure_{name}'
     write_whole(options.root / f'{stem}.json', json.dumps(record, indent=1) + '\n')
     write_whole(options.root / f'{stem}.md', text)
-    with open_whole(options.root / f'{stem}.png') as file:
-        _draw(file, record)
+    if draw:
+        with open_whole(options.root / f'{stem}.png') as file:
+            _draw(file, record)
     return text, all('mean' in cell for found in cells.values() for cell in found.values())
 
 

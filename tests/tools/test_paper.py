@@ -8,11 +8,12 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.files import as_path
-from bert_jax.tools import paper, paper_cost
+from bert_jax.tools import paper, paper_cost, paper_report
 from bert_jax.tools.paper_parts import Options, columns_of, parts_of, rows_of
 from bert_jax.tools.paper_report import _order
 from bert_jax.tools.paper_tables import COLUMNS, TABLES, TASKS
 from bert_jax.train.report import Report
+from tests.tools.test_sweep import few_devices
 
 
 def options(root, **more):
@@ -218,7 +219,7 @@ def test_a_chain_of_real_runs(tmp_path, monkeypatch, capsys):
         (tmp_path / 'glue' / 'CoLA' / f'{split}.tsv').write_text(''.join(
             f"x\t{i % 2}\t\t{' '.join(rng.choices(words, k=5))}\n" for i in range(count)))
     both = [f'data.dir={tmp_path}/cache', 'data.max_seq_length=16', 'train.batch_size=8',
-            'train.steps=4', 'train.eval_every=0']
+            'train.steps=4', 'train.eval_every=0', 'train.save_every=0']
     command = [
         '3', f'--workdir={tmp_path}/paper', f'--data={tmp_path}', '--columns=cola', '--seeds=1',
         *(f'--pretrain={setting}' for setting in (
@@ -228,7 +229,7 @@ def test_a_chain_of_real_runs(tmp_path, monkeypatch, capsys):
         *(f'--finetune={setting}' for setting in (
             *both, 'data.packing=False', 'optimizer.learning_rate=1e-3')),
     ]
-    with mock.patch.object(Report, 'draw'):
+    with mock.patch.object(Report, 'draw'), few_devices(1):
         assert paper.main(command) == 0
     record = json.loads((tmp_path / 'paper' / 'table3.json').read_text())
     (cell,) = record['cells']['cola'].values()
@@ -237,5 +238,6 @@ def test_a_chain_of_real_runs(tmp_path, monkeypatch, capsys):
     log = next(tmp_path.glob('paper/parts/cola-*/runs/*/log.txt')).read_text()
     assert 'pretrain-' in log, 'it starts from the part before'
     capsys.readouterr()
-    with mock.patch.object(paper, 'Worker', side_effect=AssertionError('all is there')):
+    with mock.patch.object(paper, 'Worker', side_effect=AssertionError('all is there')), \
+            mock.patch.object(paper_report, '_draw'):
         assert paper.main(command) == 0
