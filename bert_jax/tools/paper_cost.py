@@ -29,10 +29,12 @@ def print_cost(parts: Sequence[Part], root: Path, topology: str) -> float:
     the compiler's estimate has there.
 
     Raises:
-      InputError: a pre-training does not fit the topology.
+      InputError: there is no such topology, or a pre-training does not fit it.
     """
     total, efficiency = 0.0, _EFFICIENCY
-    chip = next(chip for chip in CHIPS if chip.name == topology.partition(':')[0])
+    chip = next((chip for chip in CHIPS if chip.name == topology.partition(':')[0]), None)
+    if chip is None:
+        raise InputError(f'--topology={topology}: write a slice such as v5e:4x4')
     for part in parts:
         left = len(part.folder.unfinished())
         if not left:

@@ -26,7 +26,7 @@ MODULES = {
     'evaluate': 'bert_jax.evaluate', 'sweep': 'bert_jax.tools.sweep',
     'ensemble': 'bert_jax.tools.ensemble', 'submission': 'bert_jax.tools.glue_submission',
     'bench': 'bert_jax.tools.bench', 'prepare': 'bert_jax.tools.prepare',
-    'preflight': 'bert_jax.tools.preflight',
+    'preflight': 'bert_jax.tools.preflight', 'paper': 'bert_jax.tools.paper',
 }
 TAKES_PROGRAM_NAME = ('main', 'evaluate', 'bench', 'prepare', 'preflight')
 
