@@ -119,6 +119,11 @@ class BertConfig:
         }),
         Said('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True),
     ))
+    # A token sees those before it and itself alone: left-to-right, the paper's ablation (5.1).
+    causal: bool = field(default=False, metadata=_is('computes', (False, True), None, None))
+    # One BiLSTM between the encoder and the head of a downstream task (the same section), of half
+    # of hidden_size in each direction.
+    bilstm: bool = field(default=False, metadata=_is('shape', (False, True), None, None))
     layer_norm_eps: float = field(default=1e-12, metadata=_is(
         'computes', SMALL, Said('layer_norm_eps'), Said('layer_norm_eps', ours=True)
     ))

@@ -53,7 +53,8 @@ MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
 _DECIDED = tuple(o for o in OPTIONS if o.role != 'trains' and o.name != 'vocab_size')
 _SIZES = tuple(o.name for o in _DECIDED if o.default is None)
 _NUMERICS = {o.name: o.default for o in _DECIDED if o.default is not None}
-_RESIZED = ('max_position_embeddings',)  # a table that may be cut, or go on with fresh rows
+# A table that may be cut, or go on with fresh rows; and what fine-tuning may add afresh.
+_RESIZED = ('max_position_embeddings', 'bilstm')
 
 
 def _free(default: Any = None) -> config_dict.FieldReference:
@@ -120,7 +121,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     d.num_maskings = 0  # 0: new pairs and masks every epoch; 10: ten in turn, as the original
     d.short_seq_prob = 0.1
     d.random_next_prob = 0.5
-    d.whole_word_mask = False
+    d.masking = 'pieces'  # what is masked together: pieces | words | ngrams | spans
     d.next_sentence = True  # False: one segment a row and no NSP loss
     # Downstream tasks. `source` is the folder of the benchmark, or your own file (for SQuAD also a
     # list of them); `eval_source` the file that is scored, empty: the folder's, or `held_out` of

@@ -1,7 +1,7 @@
 """A parameter of the model: its names here and in files, its dims, and the way between the two.
 
     V: vocabulary, P: positions, T: segment types, H: hidden_size, I: intermediate_size,
-    N: heads, D: head_dim, L: labels; 2 and 3 are themselves
+    N: heads, D: head_dim, U: half of hidden_size, L: labels; 2, 3 and 4 are themselves
 """
 
 from __future__ import annotations

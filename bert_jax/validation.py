@@ -18,6 +18,7 @@ from bert_jax.config import (
     model_sizes,
     nearest,
 )
+from bert_jax.data.masking import MASKINGS
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
 from bert_jax.labelled.text_windows import WINDOWS
@@ -44,7 +45,7 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'data.min_sentences': count(10**6), 'data.masked_lm_prob': _SHARE, 'data.mask_rate': _SHARE,
     'data.random_rate': _SHARE, 'data.num_maskings': count(10**6, least=0),
     'data.short_seq_prob': _SHARE, 'data.random_next_prob': _SHARE,
-    'data.whole_word_mask': _SWITCH, 'data.next_sentence': _SWITCH, 'data.text': _TEXT,
+    'data.masking': MASKINGS, 'data.next_sentence': _SWITCH, 'data.text': _TEXT,
     'data.text_pair': _TEXT, 'data.choices': _TEXT, 'data.label': _TEXT, 'data.packing': _SWITCH,
     'data.max_malformed': _SHARE,
     'train.steps': _DURATION, 'train.batch_size': count(2**22),
@@ -80,12 +81,12 @@ _OF_A_PHASE = (
 # files that it reads.
 _OF_PRETRAINING = (
     'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate', 'data.num_maskings',
-    'data.short_seq_prob', 'data.random_next_prob', 'data.whole_word_mask', 'data.next_sentence',
+    'data.short_seq_prob', 'data.random_next_prob', 'data.masking', 'data.next_sentence',
     'data.min_sentences', 'data.max_predictions_per_seq', 'data.vocab_size',
     'train.packed_rows', 'train.eval_batch_size', 'train.max_eval_examples',
     'train.skip_steps', 'train.reference', 'train.probe',
 )
-_OF_LABELLED_DATA = ('data.packing', 'data.max_malformed')
+_OF_LABELLED_DATA = ('data.packing', 'data.max_malformed', 'model.bilstm')
 _OF_OWN_FILES = ('data.text', 'data.text_pair', 'data.choices', 'data.label', 'data.held_out')
 
 

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Arguments that a config file takes, after a colon, besides none.
 ARGUMENTS = {
     'large_pretrain': ['lamb'], 'glue': ['stsb'], 'squad': ['v2'],
-    'conll': ['documents', 'features'],
+    'conll': ['documents', 'features'], 'ablations': ['ltr,tiny'],
 }
 NAMES = [
     path.stem + (f':{argument}' if argument else '')
@@ -90,7 +90,32 @@ def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
     assert text == golden.read_text()
 
 
+@pytest.mark.parametrize(('name', 'expected'), [
+    ('base', {}), ('no_nsp', {'data.next_sentence': False}),
+    ('ltr', {'data.next_sentence': False, 'model.causal': True}),
+    ('3/768/12', {'model.num_layers': 3, 'model.hidden_size': 768, 'model.num_heads': 12}),
+    ('80/10/10', {}), ('100/0/0', {'data.mask_rate': 1.0, 'data.random_rate': 0.0}),
+    ('80/0/20', {'data.random_rate': 0.2}), ('80/20/0', {'data.random_rate': 0.0}),
+    ('0/20/80', {'data.mask_rate': 0.0, 'data.random_rate': 0.8}),
+    ('0/0/100', {'data.mask_rate': 0.0, 'data.random_rate': 1.0}),
+    ('spans', {'data.masking': 'spans'}), ('ngrams', {'data.masking': 'ngrams'}),
+])
+@pytest.mark.parametrize('scale', ['', ',tiny'])
+def test_an_ablation_is_base_but_for_one_thing(name, expected, scale):
+    config, base = load(f'ablations:{name}{scale}'), load(f'ablations:base{scale}')
+    different = {path: get_field(config, path) for path in fields(config)
+                 if get_field(config, path) != get_field(base, path)}
+    assert different == expected
+    validate(config)
+    paper = load('base_pretrain')
+    if name == 'base' and not scale:  # but for when it evaluates and saves
+        assert {path for path in fields(base) if get_field(base, path) != get_field(paper, path)
+                } == {'train.eval_every', 'train.save_every', 'train.keep_checkpoints'}
+
+
 def test_an_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match='mask_all is unknown: choose base, no_nsp, ltr, 3/768/12'):
+        load('ablations:mask_all')
     with pytest.raises(ValueError, match='lamp is unknown: choose paper or lamb'):
         load('large_pretrain:lamp')
 

@@ -11,6 +11,16 @@ import numpy as np
 
 from bert_jax.data.stateless import below, hash32_rows, hash64, uniform
 
+# What is masked together: a piece, a word (google-research/bert's whole-word masking), so many
+# words in a row.
+MASKINGS = ('pieces', 'words', 'ngrams', 'spans')
+# Shares of the lengths in words, from 1: n-grams as in ALBERT (Lan et al., 2019, equation 1), spans
+# as in SpanBERT (Joshi et al., 2019, section 3.1: geometric with p = 0.2, at most 10, mean 3.8).
+_LENGTHS = {
+    'ngrams': 1 / np.arange(1, 4),
+    'spans': 0.2 * 0.8 ** np.arange(10),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class MaskingRates:
@@ -19,7 +29,7 @@ class MaskingRates:
     masked_lm_prob: float = 0.15
     mask_rate: float = 0.8
     random_rate: float = 0.1
-    whole_word_mask: bool = False
+    masking: str = 'pieces'  # one of MASKINGS
 
 
 def num_to_predict(lengths: np.ndarray, masked_lm_prob: float, slots: int) -> np.ndarray:
@@ -45,10 +55,12 @@ def mask_rows(
 ) -> dict[str, np.ndarray]:
     """Masks `input_ids` in place and returns the labels.
 
-    The positions are a uniform choice among the candidates; with `whole_word_mask` words (a piece
+    The positions are a uniform choice among the candidates. With `masking='words'` words (a piece
     and the continuation pieces after it) are taken in random order, leaving out any that would
-    exceed the count. Each masked position becomes [MASK], or a piece drawn from the whole
-    vocabulary, or stays, at the given rates.
+    exceed the count; with 'ngrams' and 'spans' the row is cut into runs of words of random lengths,
+    and the words are taken run by run, so that the last run may be taken in part. The count is the
+    same for all. Each masked position becomes [MASK], or a piece drawn from the whole vocabulary,
+    or stays, at the given rates; of a span all positions do the same, as in SpanBERT.
 
     Args:
       input_ids: [n, S] int32, changed in place.
@@ -76,11 +88,14 @@ def mask_rows(
     keys = hash32_rows(hash64(row_keys, 1), width)
     keys &= ~bits
     keys |= columns
-    if rates.whole_word_mask:
-        keys = _whole_word_keys(keys, input_ids, candidates, wanted, is_continuation, bits)
-    keys[~candidates] = 0xFFFFFFFF
-    if rates.whole_word_mask:
+    if rates.masking != 'pieces':
+        word = _words(input_ids, candidates, is_continuation)
+        run = word
+        if rates.masking in _LENGTHS:
+            run = _runs(word, candidates, row_keys, _LENGTHS[rates.masking])
+        keys = _word_keys(keys, word, run, candidates, wanted, bits)
         wanted = np.minimum(wanted, (keys != 0xFFFFFFFF).sum(axis=1))
+    keys[~candidates] = 0xFFFFFFFF
     chosen = np.sort(np.partition(keys, slots - 1, axis=1)[:, :slots], axis=1)
     used = np.arange(slots) < wanted[:, None]
     positions = np.where(used, (chosen & bits).astype(np.int64), width)
@@ -90,6 +105,9 @@ def mask_rows(
 
     draws = hash64(hash64(row_keys, 2)[:, None], np.arange(slots)[None, :])
     share = uniform(draws)
+    if rates.masking == 'spans':
+        share = uniform(hash64(
+            hash64(row_keys, 4)[:, None], np.take_along_axis(run, safe, axis=1)))
     random_ids = below(hash64(draws, 3), vocab_size).astype(np.int32)
     replacement = np.where(
         share < rates.mask_rate, np.int32(mask_id),
@@ -108,24 +126,66 @@ def mask_rows(
     return result
 
 
-def _whole_word_keys(
+def _words(
+    input_ids: np.ndarray, candidates: np.ndarray, is_continuation: np.ndarray
+) -> np.ndarray:
+    """The word [n, S] that a position is of, from 0 along the row; at others the one before."""
+    starts = candidates & ~is_continuation[input_ids] | _segment_starts(candidates)
+    return np.cumsum(starts, axis=1) - 1
+
+
+def _segment_starts(candidates: np.ndarray) -> np.ndarray:
+    """[n, S]: right after [CLS] or [SEP]."""
+    return candidates & ~np.pad(candidates, ((0, 0), (1, 0)))[:, :-1]
+
+
+def _runs(
+    word: np.ndarray, candidates: np.ndarray, row_keys: np.ndarray, shares: np.ndarray
+) -> np.ndarray:
+    """The run [n, S] that a position is of: one after another, of lengths in these shares of words.
+
+    All runs are as likely to be chosen, whatever their length, so the chosen ones have these
+    lengths too, but for those that the end of a segment cuts.
+    """
+    width = word.shape[1]
+    draws = uniform(hash64(hash64(row_keys, 5)[:, None], np.arange(width)[None, :]))
+    lengths = 1 + np.searchsorted(np.cumsum(shares / shares.sum())[:-1], draws, 'right')
+    firsts = np.cumsum(lengths, axis=1)  # words that later runs begin with
+    begins = np.zeros((len(row_keys), width), np.int64)
+    rows, columns = np.nonzero(firsts < width)
+    begins[rows, firsts[rows, columns]] = 1
+    rows, columns = np.nonzero(_segment_starts(candidates))
+    begins[rows, word[rows, columns]] = 1
+    run_of_word = np.cumsum(begins, axis=1) - 1
+    return np.take_along_axis(run_of_word, np.maximum(word, 0), axis=1)
+
+
+def _word_keys(
     keys: np.ndarray,
-    input_ids: np.ndarray,
+    word: np.ndarray,
+    run: np.ndarray,
     candidates: np.ndarray,
     wanted: np.ndarray,
-    is_continuation: np.ndarray,
     bits: np.uint32,
 ) -> np.ndarray:
-    """Sort keys [n, S] in which whole words that fit the count come first, all others last."""
+    """Sort keys [n, S] in which whole words that fit the count come first, all others last.
+
+    Args:
+      keys: [n, S] random, the position in the low bits.
+      word: of each position.
+      run: of each position; the words of a run are taken one after another.
+      candidates, wanted: as in `mask_rows`.
+      bits: the low ones.
+    """
     n, width = keys.shape
-    starts = candidates & ~is_continuation[input_ids]
-    starts |= candidates & ~np.pad(candidates, ((0, 0), (1, 0)))[:, :-1]  # after [CLS] or [SEP]
-    # Words numbered from 0 along each row; positions that are not candidates count in no word.
-    word = np.cumsum(starts, axis=1) - 1
+    columns = np.arange(width, dtype=np.uint32)
     rows = np.broadcast_to(np.arange(n)[:, None], keys.shape)
     sizes = np.zeros((n, width), np.int64)
     np.add.at(sizes, (rows[candidates], word[candidates]), 1)
-    order = np.argsort(np.where(sizes > 0, keys, 0xFFFFFFFF), axis=1, kind='stable')
+    run_of_word = np.zeros((n, width), np.int64)
+    run_of_word[rows[candidates], word[candidates]] = run[candidates]
+    drawn = (np.take_along_axis(keys, run_of_word, axis=1) & ~bits) | columns
+    order = np.argsort(np.where(sizes > 0, drawn, 0xFFFFFFFF), axis=1, kind='stable')
     ordered_sizes = np.take_along_axis(sizes, order, axis=1)
     taken = np.zeros((n, width), bool)
     total = np.zeros(n, np.int64)
@@ -137,5 +197,4 @@ def _whole_word_keys(
         if ((total >= wanted) | (size == 0)).all():
             break
     picked = candidates & taken[rows, np.maximum(word, 0)]
-    columns = np.arange(width, dtype=np.uint32)
     return np.where(picked, (keys & ~bits) | columns, np.uint32(0xFFFFFFFF))

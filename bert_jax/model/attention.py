@@ -24,6 +24,7 @@ from bert_jax.model.attention_kernel import kernel_attention, refusal
 from bert_jax.model.layers import Dense, ModelConfig
 
 MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
+_NOT_CAUSAL = 'it has no left-to-right attention'
 _KERNEL_FROM = 128  # tokens of a row, from which on a TPU's kernel is chosen by 'auto'
 
 
@@ -93,11 +94,15 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
 
 
 def _kernel_refusal(config: ModelConfig, length: int) -> str | None:
+    if config.causal:
+        return _NOT_CAUSAL
     heads = config.num_heads // config.layout.tensor_shards
     return refusal(config.layout.platform, config.dtype, length, heads, config.head_dim)
 
 
 def _cudnn_refusal(config: ModelConfig, length: int) -> str | None:
+    if config.causal:
+        return _NOT_CAUSAL
     if config.layout.platform != 'gpu':
         return f'it is for GPUs, and this is a {config.layout.platform}'
     if config.dtype != 'bfloat16':
@@ -153,6 +158,10 @@ def probabilities(
         queries_BxQ = jnp.take_along_axis(segments_BxS, wanted_BxP, axis=1)
     # exp(-10000) is 0 in every precision: a sequence is not touched by its neighbours.
     seen_BxQxK = queries_BxQ[:, :, None] == segments_BxS[:, None, :]
+    if config.causal:  # packed sequences follow each other, so the order in the row is theirs
+        places_S = jnp.arange(segments_BxS.shape[1])
+        places_BxQ = places_S[None] if wanted_BxP is None else wanted_BxP
+        seen_BxQxK &= places_BxQ[:, :, None] >= places_S
     bias_Bx1xQxK = jnp.where(seen_BxQxK, 0.0, MASKED_SCORE)[:, None]
     scores = jnp.einsum(
         'BQND,BKND->BNQK', q_BxQxNxD, k_BxKxNxD, preferred_element_type=jnp.float32

@@ -89,14 +89,18 @@ class BertForPreTraining(nn.Module):
         input_ids_BxS: jax.Array,
         input_mask_BxS: jax.Array,
         segment_ids_BxS: jax.Array,
-        masked_lm_positions_BxP: jax.Array,
+        masked_lm_positions_BxP: jax.Array | None,
         rows_Bx2: jax.Array | None = None,
         position_ids_BxS: jax.Array | None = None,
         cls_positions_BxK: jax.Array | None = None,
     ) -> dict[str, Any]:
+        """See the class; without positions, `mlm_output` is of all of them in order."""
         c = self.config
         inputs = (input_ids_BxS, input_mask_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
-        if self.everywhere:
+        if masked_lm_positions_BxP is None:
+            outputs = self.bert(*inputs, cls_positions_BxK)
+            masked_BxPxH = outputs['sequence_output']
+        elif self.everywhere:
             outputs = self.bert(*inputs, cls_positions_BxK)
             masked_BxPxH = gather_positions(outputs['sequence_output'], masked_lm_positions_BxP)
         else:

@@ -110,11 +110,16 @@ class Pretraining:
 
     Both means are over the global batch. (google-research/bert on TPUs averages per core first,
     which weights positions by how many others their core holds.)
+
+    A left-to-right model (`causal`, section 5.1) has the loss of a language model instead of the
+    MLM's: at every position that of the next token, [SEP] too, in rows as they were before masking.
     """
 
     config: ModelConfig
     next_sentence: bool = True
-    shown: ClassVar[Mapping[str, str]] = {'mlm_accuracy': 'mlm', 'nsp_accuracy': 'nsp'}
+    shown: ClassVar[Mapping[str, str]] = {
+        'mlm_accuracy': 'mlm', 'lm_accuracy': 'lm', 'nsp_accuracy': 'nsp',
+    }
     cls_only: ClassVar[bool] = False
 
     def init(self, rng: jax.Array) -> Params:
@@ -123,9 +128,25 @@ class Pretraining:
         model = BertForPreTraining(_any_shape(self.config))
         return model.init(rng, ones_1x8, ones_1x8, ones_1x8, positions)['params']
 
+    def _predicted(self, batch: Batch) -> tuple[jax.Array, ...]:
+        """(Ids [B, S] that are read, labels [B, P], their weights [B, P])."""
+        labels_BxP, weights_BxP = batch['masked_lm_ids'], batch['masked_lm_weights']
+        if not self.config.causal:
+            return batch['input_ids'], labels_BxP, weights_BxP
+        numbers_BxS = batch['input_mask']
+        rows, width = numbers_BxS.shape
+        masked_BxP = jnp.where(weights_BxP > 0, batch['masked_lm_positions'], width)
+        ids_BxS = batch['input_ids'].at[jnp.arange(rows)[:, None], masked_BxP].set(
+            labels_BxP, mode='drop')
+        same = (numbers_BxS[:, 1:] == numbers_BxS[:, :-1]) & (numbers_BxS[:, 1:] > 0)
+        return (
+            ids_BxS, jnp.roll(ids_BxS, -1, axis=1),
+            jnp.pad(same.astype(jnp.float32), ((0, 0), (0, 1))),
+        )
+
     def totals(self, batch: Batch) -> Sums:
         return {
-            'masked': jnp.maximum(jnp.sum(batch['masked_lm_weights']), 1.0),
+            'masked': jnp.maximum(jnp.sum(self._predicted(batch)[2]), 1.0),
             'rows': jnp.maximum(jnp.sum(batch['example_weights']), 1.0),
         }
 
@@ -139,8 +160,8 @@ class Pretraining:
     ) -> dict[str, Any]:
         outputs: Any = BertForPreTraining(self.config, everywhere).apply(
             {'params': params},
-            batch['input_ids'], batch['input_mask'], batch['segment_ids'],
-            batch['masked_lm_positions'], rows_Bx2,
+            self._predicted(batch)[0], batch['input_mask'], batch['segment_ids'],
+            None if self.config.causal else batch['masked_lm_positions'], rows_Bx2,
             batch.get('position_ids'), batch.get('cls_positions'),
         )
         return outputs
@@ -149,7 +170,7 @@ class Pretraining:
         self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
     ) -> tuple[jax.Array, Sums]:
         outputs = self._outputs(params, batch, rows_Bx2, everywhere=False)
-        weights_BxP = batch['masked_lm_weights']
+        _, labels_BxP, weights_BxP = self._predicted(batch)
         c = self.config
         num_rows, num_slots = weights_BxP.shape
         chunks = mlm_chunks(
@@ -157,7 +178,7 @@ class Pretraining:
             CHUNK_BYTES_ON_CPU if c.layout.on_cpu else CHUNK_BYTES,
         )
         mlm_loss, mlm_correct = masked_lm_loss(
-            outputs['mlm_output'], batch['masked_lm_ids'], weights_BxP, chunks, c.layout
+            outputs['mlm_output'], labels_BxP, weights_BxP, chunks, c.layout
         )
         sums = {
             'mlm_loss': mlm_loss,
@@ -178,10 +199,11 @@ class Pretraining:
     def score(self, sums: Mapping[str, float]) -> dict[str, float]:
         masked, rows = max(sums['mlm_count'], 1.0), max(sums['rows'], 1.0)
         mlm_loss = sums['mlm_loss'] / masked
+        name = 'lm' if self.config.causal else 'mlm'
         metrics = {
-            'mlm_loss': mlm_loss,
-            'mlm_perplexity': math.exp(min(mlm_loss, 700.0)),
-            'mlm_accuracy': sums['mlm_correct'] / masked,
+            f'{name}_loss': mlm_loss,
+            f'{name}_perplexity': math.exp(min(mlm_loss, 700.0)),
+            f'{name}_accuracy': sums['mlm_correct'] / masked,
         }
         if self.next_sentence:
             metrics['nsp_loss'] = sums['nsp_loss'] / rows
@@ -192,7 +214,8 @@ class Pretraining:
         self, max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int = 1
     ) -> float:
         """FLOPs of training on one row."""
-        return train_flops(self.config, max_seq_length, max_predictions_per_seq, pairs_a_row)
+        predicted = max_seq_length if self.config.causal else max_predictions_per_seq
+        return train_flops(self.config, max_seq_length, predicted, pairs_a_row)
 
 
 @dataclasses.dataclass(frozen=True)

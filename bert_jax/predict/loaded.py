@@ -52,6 +52,9 @@ _NEEDS = {
         tuple(head for head in HEADS if HEADS[head].portable), (), 'a head that other formats have'
     ),
 }
+# What an ablation's model (`causal`, `bilstm`) cannot do: a masked word is guessed from both sides,
+# and what is exported is put together from the encoder and the plain heads.
+_PLAIN_ONLY = ('fill-mask', 'score', 'next-sentence', 'export')
 
 
 def with_vocabulary(weights: Weights, vocab_file: str) -> Weights:
@@ -178,15 +181,23 @@ class LoadedModel:
 
     def commands(self) -> list[str]:
         """What can be done with this model."""
+        plain = not (self.config.causal or self.config.bilstm)
         return [
             command for command, (heads, parts, _) in _NEEDS.items()
             if self.weights.head in heads and all(map(self.weights.has, parts))
+            and (plain or command not in _PLAIN_ONLY)
         ]
 
     def need(self, command: str) -> None:
         """Refuses what the model has no head for, with an InputError."""
         fits = self.commands()
         if command not in fits:
+            for name in ('causal', 'bilstm'):
+                if getattr(self.config, name) and command in _PLAIN_ONLY:
+                    raise InputError(
+                        f'{self.weights.source} is a model with {name}=True, which {command} does '
+                        f'not know: it serves {", ".join(fits)}'
+                    )
             head = HEADS[self.weights.head].title
             if self.weights.head == 'pretraining':
                 head = ' and '.join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.tasks.base import KINDS, TaskKind
 
 
+@functools.cache
 def task_kinds() -> Mapping[str, TaskKind]:
     """All tasks by name."""
     for module in pkgutil.iter_modules(__path__):

@@ -40,14 +40,19 @@ class PretrainTask:
 
     head = 'pretraining'
     labels: tuple[str, ...] = ()
-    metric = 'mlm_accuracy'
     frozen = ''
     keeps_best = False
     inference: Mapping[str, Any] = {}
 
     def __init__(self, config: ConfigDict, labels: tuple[str, ...] | None = None):
         del labels  # its data is opened alike for training and for evaluation
+        if config.model.causal and config.data.next_sentence:
+            raise InputError(
+                'config.model.causal=True with config.data.next_sentence=True: [CLS] sees nothing '
+                'of a row that is read from the left, set config.data.next_sentence=False'
+            )
         self._config = config
+        self.metric = 'lm_accuracy' if config.model.causal else 'mlm_accuracy'
         self.name: str = config.task
         self.data = open_data(config)
         self.vocab_size: int = self.data.vocab_size
@@ -283,7 +288,7 @@ def open_data(config: ConfigDict) -> Data:
             next_sentence=d.next_sentence, min_sentences=d.min_sentences,
             num_maskings=d.num_maskings,
             masking=MaskingRates(
-                d.masked_lm_prob, d.mask_rate, d.random_rate, d.whole_word_mask
+                d.masked_lm_prob, d.mask_rate, d.random_rate, d.masking
             ),
         ),
         max_positions=config.model.max_position_embeddings, seed=config.seed,

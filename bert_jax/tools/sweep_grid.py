@@ -108,7 +108,7 @@ def member_config(config: str, overrides: list[str], member: Member) -> ConfigDi
     Raises:
       InputError: there is no such file or field, or a value cannot be.
     """
-    argv = ['sweep', f'--config={config}', *overrides, '--config.train.keep_checkpoints=1',
+    argv = ['sweep', f'--config={config}', '--config.train.keep_checkpoints=1', *overrides,
             *(f'--config.{field}={value}' for field, value in member.settings)]
     values = flags.FlagValues()
     define_config(values, argv)

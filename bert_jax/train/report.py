@@ -29,7 +29,7 @@ def count(number: float) -> str:
 
 
 # Told in other panels, or of no interest as a curve.
-_NOT_DRAWN = ('mlm_perplexity', 'tokens_per_second', 'data_wait')
+_NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity', 'tokens_per_second', 'data_wait')
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -20,8 +20,8 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
     """The model at a path, local or in a bucket.
 
     Args:
-      named: a run directory of this project, a Hugging Face folder, a TF1 checkpoint's prefix, or
-        a folder that holds `bert_model.ckpt.index`.
+      named: a run directory of this project, or one of its `checkpoints/STEP`; a Hugging Face
+        folder, a TF1 checkpoint's prefix, or a folder that holds `bert_model.ckpt.index`.
       any_head: whether it may be one that stays in its run: to be used as it is, not carried on.
 
     Raises:
@@ -29,7 +29,8 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
     """
     path = as_path(named)
     if path.is_dir():
-        if (path / 'checkpoints').is_dir():
+        of_a_run = path.parent.name == 'checkpoints' and path.name.isdigit()
+        if of_a_run or (path / 'checkpoints').is_dir():
             from bert_jax.weights.run_directory import read_run
 
             return read_run(path, any_head=any_head)

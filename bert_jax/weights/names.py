@@ -59,6 +59,10 @@ _LAYERS = (
     Tensor(_LAYER + 'output/LayerNorm/bias', _LAYER + 'output/LayerNorm/beta',
            _HF_LAYER + 'output.LayerNorm.bias', 'H'),
 )
+# Of a model with `bilstm`, which no other format knows.
+_BILSTM = tuple(Tensor(name, name, name, dims) for name, dims in (
+    ('bilstm/kernel', 'H,24U'), ('bilstm/recurrent_kernel', '2U,4U'), ('bilstm/bias', '24U'),
+))
 # Arrays with a row for each token of the vocabulary, which the model pads.
 VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias')
 
@@ -69,7 +73,8 @@ def tensors(model: Mapping[str, Any]) -> list[Tensor]:
         Tensor(*(field.replace('{i}', str(i)) for field in tensor))
         for i in range(model['num_layers']) for tensor in _LAYERS
     ]
-    return [*_EMBEDDINGS, *layers, *(tensor for part in PARTS for tensor in part.tensors)]
+    bilstm = _BILSTM if model.get('bilstm') else ()
+    return [*_EMBEDDINGS, *layers, *bilstm, *(tensor for part in PARTS for tensor in part.tensors)]
 
 
 def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
@@ -77,7 +82,8 @@ def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
     return {
         'V': model['vocab_size'], 'P': model['max_position_embeddings'],
         'T': model['type_vocab_size'], 'H': model['hidden_size'], 'I': model['intermediate_size'],
-        'N': model['num_heads'], 'D': model['hidden_size'] // model['num_heads'], 'L': num_labels,
+        'N': model['num_heads'], 'D': model['hidden_size'] // model['num_heads'],
+        'U': model['hidden_size'] // 2, 'L': num_labels,
     }
 
 

@@ -64,18 +64,20 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     They are in `best/STEP/` or the newest of `checkpoints/STEP/`. Optimizer moments are not read.
 
     Args:
-      named: the run directory.
+      named: the run directory, or a `checkpoints/STEP` of it.
       any_head: as of `load_weights`.
 
     Raises:
       InputError: it is no run directory, has no checkpoint, or one that cannot be read.
     """
-    workdir = as_path(named)
+    workdir, step = as_path(named), None
+    if workdir.parent.name == 'checkpoints' and workdir.name.isdigit():
+        workdir, step = workdir.parent.parent, workdir
     config_file = workdir / 'config.json'
     config = read_config(workdir)
     model = _model(config, config_file)
     hint = check_head(config.get('head', ''), config_file, any_head)
-    step = _newest(workdir)
+    step = step or _newest(workdir)
     params = from_tree(_restore(step / 'default'), model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}
     for name, x in params.items():

@@ -88,4 +88,11 @@ CASES = [
          '--grid seed=1,1 --workdir={folder}/new', r'twice'),
     Case('a grid of an impossible value', 'sweep', '--config=configs/glue.py:cola '
          '--grid train.batch_size=many --workdir={folder}/new', r'batch_size'),
+    Case('a table of an impossible value', 'paper', '5 --pretrain train.batch_size=many '
+         '--workdir={folder}/new', r'batch_size'),
+    Case('left-to-right with the next sentence', 'main',
+         '@synthetic --config.model.causal=True --workdir={folder}/new', r'data\.next_sentence'),
+    Case('a BiLSTM in pre-training', 'main',
+         '@synthetic --config.model.bilstm=True --workdir={folder}/new',
+         r'model\.bilstm.*means nothing'),
 ]

@@ -27,6 +27,7 @@ MODULES = {
     'ensemble': 'bert_jax.tools.ensemble', 'submission': 'bert_jax.tools.glue_submission',
     'bench': 'bert_jax.tools.bench', 'prepare': 'bert_jax.tools.prepare',
     'preflight': 'bert_jax.tools.preflight', 'report': 'bert_jax.tools.report',
+    'paper': 'bert_jax.tools.paper',
 }
 TAKES_PROGRAM_NAME = ('main', 'evaluate', 'bench', 'prepare', 'preflight')
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.masking import MaskingRates, mask_rows, num_to_predict
+from bert_jax.data.masking import MASKINGS, MaskingRates, mask_rows, num_to_predict
 from bert_jax.data.stateless import hash64
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
@@ -81,9 +81,9 @@ def test_count_is_pythons():
 
 
 @settings(deadline=None)
-@given(batches, st.booleans())
-def test_labels_restore_the_row(batch, whole_word_mask):
-    ids, candidates, lengths, keys, slots, rates = _made(batch, whole_word_mask=whole_word_mask)
+@given(batches, st.sampled_from(MASKINGS))
+def test_labels_restore_the_row(batch, masking):
+    ids, candidates, lengths, keys, slots, rates = _made(batch, masking=masking)
     masked, positions, labels, weights = _mask(ids, candidates, lengths, keys, slots, rates=rates)
     assert positions.shape == labels.shape == weights.shape == (len(ids), slots)
     assert (positions.dtype, labels.dtype, weights.dtype) == (np.int32, np.int32, np.float32)
@@ -98,15 +98,15 @@ def test_labels_restore_the_row(batch, whole_word_mask):
         restored = masked[i].copy()
         restored[used] = labels[i, :count]
         assert np.array_equal(restored, ids[i])
-        if not whole_word_mask:
+        if masking == 'pieces':
             wanted = min(slots, max(1, round(int(lengths[i]) * rates.masked_lm_prob)))
             assert count == min(wanted, candidates[i].sum())
 
 
 @settings(deadline=None)
-@given(batches, st.booleans(), st.data())
-def test_rows_do_not_depend_on_their_neighbours(batch, whole_word_mask, data):
-    ids, candidates, lengths, keys, slots, rates = _made(batch, whole_word_mask=whole_word_mask)
+@given(batches, st.sampled_from(MASKINGS), st.data())
+def test_rows_do_not_depend_on_their_neighbours(batch, masking, data):
+    ids, candidates, lengths, keys, slots, rates = _made(batch, masking=masking)
     whole = _mask(ids, candidates, lengths, keys, slots, rates=rates)
     some = data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, max_size=8))
     part = _mask(ids[some], candidates[some], lengths[some], keys[some], slots, rates=rates)
@@ -126,9 +126,9 @@ def _words(ids, candidates):
 
 
 @settings(deadline=None)
-@given(batches)
-def test_whole_words_are_masked_whole_within_the_budget(batch):
-    ids, candidates, lengths, keys, slots, rates = _made(batch, whole_word_mask=True)
+@given(batches, st.sampled_from(['words', 'ngrams', 'spans']))
+def test_words_are_masked_whole_within_the_budget(batch, masking):
+    ids, candidates, lengths, keys, slots, rates = _made(batch, masking=masking)
     _, positions, _, weights = _mask(ids, candidates, lengths, keys, slots, rates=rates)
     for i in range(len(ids)):
         budget = min(slots, max(1, round(int(lengths[i]) * rates.masked_lm_prob)))
@@ -147,7 +147,7 @@ def test_whole_words_are_chosen_evenly_and_replaced_piece_by_piece():
     text = [CLS, *[start, more] * 5, SEP, *[start, more] * 5, SEP]  # ten words of two pieces
     ids = np.tile(np.array(text, np.int32), (n, 1))
     masked, positions, _, weights = _mask(
-        ids, ids >= FIRST, [len(text)] * n, slots=4, masked_lm_prob=0.5, whole_word_mask=True)
+        ids, ids >= FIRST, [len(text)] * n, slots=4, masked_lm_prob=0.5, masking='words')
     assert weights.sum() == 4 * n
     chosen = np.bincount(positions.ravel(), minlength=len(text))
     assert chosen[ids[0] < FIRST].sum() == 0
@@ -156,16 +156,54 @@ def test_whole_words_are_chosen_evenly_and_replaced_piece_by_piece():
     assert (is_mask[:, 0] & is_mask[:, 1]).mean() == pytest.approx(0.64, abs=0.02)
 
 
+@pytest.mark.parametrize(('masking', 'shares'), [
+    ('ngrams', [6 / 11, 3 / 11, 2 / 11]),  # 1/n, normalised
+    ('spans', [0.2 * 0.8 ** n / (1 - 0.8 ** 10) for n in range(10)]),
+])
+def test_runs_of_words_have_the_lengths_of_their_papers(masking, shares):
+    n, width, budget = 400, 2002, 60
+    ids = np.full((n, width), FIRST, np.int32)  # one word a piece
+    ids[:, 0], ids[:, -1] = CLS, SEP
+    more = {'slots': budget, 'vocab_size': 10**6, 'masking': masking}
+    masked, positions, *_ = _mask(ids, ids >= FIRST, [width] * n, **more)
+    assert (np.diff(positions) > 0).all()  # the whole budget, in every row
+    # A maximal run of masked positions: mostly one draw, for few of many are chosen.
+    breaks = np.diff(positions, axis=1) > 1
+    ends = np.flatnonzero(np.pad(breaks, ((0, 0), (0, 1)), constant_values=True).ravel())
+    lengths = np.bincount(np.diff(ends, prepend=-1), minlength=len(shares) + 1)
+    found = lengths[1: len(shares) + 1] / lengths.sum()
+    assert found == pytest.approx(shares, abs=0.03)
+    where = np.bincount(positions.ravel() // 100, minlength=20)[:20]  # anywhere alike
+    assert where == pytest.approx([n * budget / 20] * 20, rel=0.15)
+    # Of a span all positions do the same, of n-grams each by itself.
+    same = masked[np.arange(n)[:, None], positions] == MASK
+    inside = ~breaks
+    agree = (same[:, 1:] == same[:, :-1])[inside].mean()
+    expected = 1 if masking == 'spans' else 0.8 ** 2 + 0.2 ** 2
+    assert agree == pytest.approx(expected, abs=0.06)
+
+
+def test_spans_end_with_their_segment():
+    n = 500
+    text = [CLS, *[FIRST] * 6, SEP, *[FIRST] * 6, SEP]
+    ids = np.tile(np.array(text, np.int32), (n, 1))
+    masked, positions, *_ = _mask(
+        ids, ids >= FIRST, [len(text)] * n, masked_lm_prob=0.8, slots=12, masking='spans')
+    assert (np.sort(positions) == np.flatnonzero(ids[0] >= FIRST)).all()  # all there is
+    kinds = masked[:, [6, 8]] == MASK  # each side of the first [SEP]
+    assert (kinds[:, 0] & kinds[:, 1]).mean() == pytest.approx(0.64, abs=0.07)
+
+
 def test_a_word_too_long_for_the_budget_is_left_out():
     ids = np.array([[CLS, FIRST, *[V - 1] * 5, FIRST, SEP, V - 1, SEP]], np.int32)
     ids = np.tile(ids, (200, 1))
     *_, positions, _, weights = _mask(
-        ids, ids >= FIRST, [11] * 200, masked_lm_prob=0.3, whole_word_mask=True)
+        ids, ids >= FIRST, [11] * 200, masked_lm_prob=0.3, masking='words')
     # Three may be masked; the long word does not fit. What follows a [SEP] is a word of its own.
     assert set(positions[weights > 0].tolist()) == {7, 9} and (weights.sum(axis=1) == 2).all()
     only = ids[:, :7].copy()
     only[:, 6] = SEP
-    *_, weights = _mask(only, only >= FIRST, [7] * 200, whole_word_mask=True)
+    *_, weights = _mask(only, only >= FIRST, [7] * 200, masking='words')
     assert weights.sum() == 0
 
 

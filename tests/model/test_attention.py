@@ -126,3 +126,10 @@ def test_parameters_are_made_without_the_kernel(monkeypatch):
 def test_what_cannot_serve_is_refused_where_it_is_asked_for(platform, asked, why):
     with pytest.raises(InputError, match=f'attention={asked!r} cannot be: {why}'):
         choose(on(platform, attention=asked), 128, True)
+
+
+def test_no_kernel_is_for_left_to_right_models():
+    for platform, asked in (('tpu', 'kernel'), ('gpu', 'cudnn')):
+        assert choose(on(platform, causal=True), 512, False) == 'xla'
+        with pytest.raises(InputError, match=f'attention={asked!r} cannot be: it has no left-to'):
+            choose(on(platform, causal=True, attention=asked), 512, False)

@@ -1,17 +1,22 @@
 """Against transformers itself: random models there and back, a published encoder, tokenizers."""
 
+import dataclasses
 import logging
 import random
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from run_model import INPUTS, outputs, real
 
+from bert_jax.model.layers import ModelConfig
+from bert_jax.model.objectives import Pretraining
 from bert_jax.text.load import load_tokenizer
 from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.load import load_weights
-from bert_jax.weights.names import sizes_of, tensors
+from bert_jax.weights.names import sizes_of, tensors, to_tree
 from bert_jax.weights.run_directory import write_run
 from bert_jax.weights.tf1 import write_tf1
 
@@ -163,6 +168,43 @@ def test_a_random_model_there_and_back(seed, tmp_path):
     assert_same_weights(weights, load_weights(tmp_path / 'tf1'))
     write_run(tmp_path / 'run', weights)
     assert_same_weights(weights, load_weights(tmp_path / 'run'))
+
+
+def test_a_left_to_right_model_and_its_loss(tmp_path):
+    model = random_model(1)
+    model.save_pretrained(tmp_path)
+    weights = load_weights(tmp_path)
+    decoder = transformers.BertLMHeadModel(transformers.BertConfig(
+        **model.config.to_dict() | {'is_decoder': True}))
+    decoder.load_state_dict(model.state_dict(), strict=False)
+    inputs = random_inputs(model.config, 'BertForPreTraining', 1)
+    masked = inputs['attention_mask'] == 1
+    with torch.no_grad():
+        said = decoder.eval()(
+            **{name: torch.tensor(inputs[name]) for name in INPUTS},
+            labels=torch.tensor(np.where(masked, inputs['input_ids'], -100)))
+    weights = dataclasses.replace(weights, model=weights.model | {'causal': True})
+    found = outputs(weights, inputs)['prediction_logits']
+    np.testing.assert_allclose(found[masked], said.logits.numpy()[masked], rtol=0, atol=1e-5)
+
+    config = ModelConfig(**weights.model)
+    batch = {
+        'input_ids': np.where(np.arange(11) == 4, 0, inputs['input_ids']),  # masked for an MLM
+        'input_mask': inputs['attention_mask'], 'segment_ids': inputs['token_type_ids'],
+        'masked_lm_positions': np.array([[4, 0]] * 3), 'example_weights': np.ones(3, np.float32),
+        'masked_lm_ids': np.pad(inputs['input_ids'][:, 4:5], ((0, 0), (0, 1))),
+        'masked_lm_weights': np.array([[1, 0]] * 3, np.float32),
+        'next_sentence_labels': np.zeros(3, np.int32),
+    }
+    batch = {name: jnp.asarray(x) for name, x in batch.items()}
+    params = to_tree(
+        weights.params, padded_vocab_size=config.padded_vocab_size, scan_layers=False)
+    objective = Pretraining(config, next_sentence=False)
+    loss, sums = jax.jit(lambda p, b: objective.loss(p, b, objective.totals(b), None))(
+        params, batch)
+    assert float(loss) == pytest.approx(float(said.loss), rel=1e-5)
+    assert float(sums['mlm_count']) == masked[:, 1:].sum()
+    assert set(objective.score(sums)) == {'lm_loss', 'lm_perplexity', 'lm_accuracy'}
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16', 'float32'])

@@ -79,7 +79,8 @@ def test_a_run_of_any_mesh(tmp_path, scan_layers, axes):
     for name, x in expected.items():
         assert type(weights.params[name]) is np.ndarray
         np.testing.assert_array_equal(weights.params[name], x, err_msg=name)
-    assert weights.model == MODEL | {'classifier_dropout': 0.1}
+    younger = {'classifier_dropout': 0.1, 'causal': False, 'bilstm': False}
+    assert weights.model == MODEL | younger
     assert weights.head == 'pretraining' and weights.labels == ()
     assert weights.vocab_file == tmp_path / 'vocab.txt' and weights.lowercase is False
     assert weights.source.endswith('step 3')
@@ -87,9 +88,12 @@ def test_a_run_of_any_mesh(tmp_path, scan_layers, axes):
 
 def test_the_newest_checkpoint_is_read(tmp_path):
     states = {step: state_of(False, (8, 1, 1), seed=step) for step in (2, 10)}
-    weights = load_weights(run_of(tmp_path, states))
-    words = states[10].params['bert']['embeddings']['word_embeddings'][:40]
-    np.testing.assert_array_equal(weights.params['bert/embeddings/word_embeddings'], words)
+    run = run_of(tmp_path, states)
+    for named, step in ((run, 10), (run / 'checkpoints' / '2', 2)):  # or the one that is named
+        weights = load_weights(named)
+        words = states[step].params['bert']['embeddings']['word_embeddings'][:40]
+        np.testing.assert_array_equal(weights.params['bert/embeddings/word_embeddings'], words)
+        assert weights.source.endswith(f'step {step}')
 
 
 def test_the_best_evaluation_is_read_where_it_is_kept(run, one):

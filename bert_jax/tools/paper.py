@@ -1,0 +1,180 @@
+"""Runs a table of the paper: pre-trains, fine-tunes, picks on dev, writes it beside the paper's.
+
+    python -m bert_jax.tools.paper 5 --scale=tiny --data=DATA
+    python -m bert_jax.tools.paper 1 --scale=paper --data=DATA --weights base=bert-base-uncased \\
+        --weights 24/1024/16=bert-large-uncased
+    python -m bert_jax.tools.paper 8 --scale=tiny --list
+
+TABLE is 1 (GLUE), 2 and 3 (SQuAD 1.1 and 2.0), 4 (SWAG), 5 to 8, or c1 (figure 5, appendix C.1);
+tools/paper_tables.py has their rows and the paper's figures. DATA is the folder of glue/, squad/,
+swag/ and conll2003/, laid out as configs/*.py say. Pre-training is configs/ablations.py:NAME; at
+the tiny scale a model and text that two cores can do.
+
+--pretrain FIELD=VALUE sets a field of all pre-training, --finetune [TASK:]FIELD=VALUE of all or one
+task's fine-tuning:
+
+    ... --pretrain data.source='wiki/*.txt.gz' --pretrain data.vocab_file=vocab.txt \\
+        --pretrain model.name=mini --pretrain train.steps=50000 \\
+        --finetune sst2:train.steps='3 epochs'
+
+Every part is a sweep in DIRECTORY/parts (tools.sweep), named after the config that its runs resolve
+to: tables share what they have in common, and more --seeds or another table add to what is there.
+The same command goes on where it was stopped, and any number of machines may run it on one folder.
+After each part the table's .md and .json are written anew, at the end its .png.
+
+A pre-training here is one process. What runs on a slice of several hosts is started with
+bert_jax.main and given with --weights NAME=RUN. At the paper's scale the command first says what
+the rest will cost on TPUs (tools.preflight), and goes no further without --yes.
+
+Exit status: 0 the table is whole, 1 a part failed, 2 bad input, 143 stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
+
+from absl import logging
+
+from bert_jax import hosts
+from bert_jax.errors import InputError, Stopped
+from bert_jax.faults import told
+from bert_jax.files import as_path
+from bert_jax.outputs import is_by_the_way, open_folder
+from bert_jax.stopping import Guard
+from bert_jax.tools.paper_parts import CONFIGS, Options, Part, parts_of
+from bert_jax.tools.paper_tables import COLUMNS, TABLES
+from bert_jax.tools.sweep import Worker
+from bert_jax.train.report import duration
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog='python -m bert_jax.tools.paper', description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('table', choices=list(TABLES), metavar='TABLE')
+    parser.add_argument('--scale', choices=('tiny', 'paper'), default='tiny')
+    parser.add_argument('--data', default='.', help='folder of glue/, squad/, swag/, conll2003/')
+    parser.add_argument('--workdir', help='default: runs/paper-SCALE')
+    parser.add_argument('--pretrain', action='append', default=[], metavar='FIELD=VALUE')
+    parser.add_argument('--finetune', action='append', default=[], metavar='[TASK:]FIELD=VALUE')
+    parser.add_argument('--weights', action='append', default=[], metavar='NAME=PATH',
+                        help='take these in the place of pre-training NAME')
+    parser.add_argument('--seeds', type=int, help='of pre-training; default: 2 tiny, 1 paper')
+    parser.add_argument('--restarts', type=int, default=0,
+                        help='seeds of fine-tuning; default: 1 tiny, else as the paper')
+    parser.add_argument('--columns', default='', help=f'some of {",".join(COLUMNS)}')
+    parser.add_argument('--topology', default='v5e:4x4', help='that costs are reckoned for')
+    parser.add_argument('--yes', action='store_true', help='begin, whatever it costs')
+    parser.add_argument('--list', action='store_true', help='only say what would be run')
+    return parser.parse_args(argv)
+
+
+def _options(given: argparse.Namespace) -> Options:
+    for flag in ('pretrain', 'finetune', 'weights'):
+        for text in getattr(given, flag):
+            if '=' not in text:
+                raise InputError(f'--{flag} {text}: write NAME=VALUE')
+    tiny = given.scale == 'tiny'
+    seeds = given.seeds if given.seeds is not None else 2 if tiny else 1
+    if seeds < 1 or given.restarts < 0:
+        raise InputError(f'--seeds={seeds} --restarts={given.restarts}: at least 1 and 0')
+    columns = tuple(name for name in given.columns.split(',') if name)
+    for name in columns:
+        if name not in COLUMNS:
+            raise InputError(f'--columns={name} is unknown: choose from {", ".join(COLUMNS)}')
+    if not CONFIGS.is_dir():
+        raise InputError(f'{CONFIGS} is not there: this command runs from a clone')
+    return Options(
+        tiny=tiny, root=as_path(given.workdir or f'runs/paper-{given.scale}'), data=given.data,
+        pretrain=tuple(given.pretrain), finetune=tuple(given.finetune),
+        weights=dict(text.split('=', 1) for text in given.weights), seeds=seeds,
+        restarts=given.restarts or int(tiny), columns=columns,
+    )
+
+
+def _left(parts: Sequence[Part]) -> str:
+    """How long the rest will take, by what runs of the same kind took."""
+    seconds: dict[str, list[float]] = {}
+    for part in parts:
+        seconds.setdefault(part.kind, []).extend(part.seconds())
+    total, unknown = 0.0, 0
+    for part in parts:
+        runs, known = len(part.folder.unfinished()), seconds[part.kind]
+        total += runs * sum(known) / len(known) if known else 0.0
+        unknown += 0 if known else runs
+    return f'eta {duration(total)}' + (f' and {unknown} runs not yet timed' if unknown else '')
+
+
+def _run(table: str, options: Options, parts: list[Part]) -> int:
+    from bert_jax.tools.paper_report import write_table
+
+    guard = Guard()
+    guard.start()
+    hosts.check_accelerators()
+    failed: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        folder = part.folder
+        left = len(folder.unfinished())
+        if not left:
+            continue
+        if part.start is not None and not part.start.exists():
+            failed[part.title] = f'{part.start} is not there'
+            continue
+        print(f'[{number}/{len(parts)}] {time.strftime("%H:%M")} {part.title}: {left} runs in '
+              f'{part.path}; {_left(parts)}', flush=True)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            folder.open(part.path.name, [])
+            work = argparse.Namespace(config=part.config, together=None, helper=None)
+            if not Worker(work, list(part.overrides), folder, guard.should_stop).work():
+                raise Stopped('')
+        except Stopped:
+            print('stopped; the same command goes on from here', flush=True)
+            return 143
+        except InputError as error:  # of this part; the others may do
+            failed[part.title] = str(error)
+            print(f'error: {part.title}: {error}', file=sys.stderr, flush=True)
+        if folder.unfinished() or any(folder.failed(member) for member in part.members):
+            failed.setdefault(part.title, f'see log.txt in {part.path}/runs')
+        write_table(table, options, failed, draw=False)
+    text, whole = write_table(table, options, failed, draw=True)
+    print(text, flush=True)
+    return 0 if whole and not failed else 1
+
+
+def _is_ours(folder: os.PathLike[str]) -> bool:
+    return 'parts' in {path.name for path in as_path(folder).iterdir() if not is_by_the_way(path)}
+
+
+def main(argv: Sequence[str]) -> int:
+    given = _parse(argv)
+    logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
+    with told():
+        options = _options(given)
+        parts = parts_of(TABLES[given.table], options)
+        if given.list:
+            for part in parts:
+                left = len(part.folder.unfinished())
+                print(f'{part.title}: {left} of {len(part.members)} runs left, {part.path}\n'
+                      f"    --config={part.config} {' '.join(part.overrides)}")
+            return 0
+        open_folder(options.root, '--workdir', _is_ours)
+        (options.root / 'parts').mkdir(exist_ok=True)
+        if not options.tiny:
+            from bert_jax.tools.paper_cost import print_cost
+
+            hours = print_cost(parts, options.root, given.topology)
+            if hours > 1 and not given.yes:
+                raise InputError(f'about {hours:,.0f} chip-hours: add --yes to begin')
+        return _run(given.table, options, parts)
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,246 @@
+"""A table of the paper beside ours: Markdown, JSON and a picture, from what the parts came to."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import math
+import os
+import platform
+import statistics
+from typing import Any
+
+from bert_jax.experiment import versions
+from bert_jax.files import open_whole, write_whole
+from bert_jax.tools.paper_parts import (
+    Options,
+    Part,
+    columns_of,
+    finetuning,
+    parts_of,
+    pretraining,
+    rows_of,
+    seeds_of,
+)
+from bert_jax.tools.paper_tables import COLUMNS, TABLES, Row, Table
+from bert_jax.tools.sweep_folder import Settings
+
+
+def write_table(
+    name: str, options: Options, failed: dict[str, str], draw: bool
+) -> tuple[str, bool]:
+    """Writes table NAME's files into the directory of the parts, as far as its runs are there.
+
+    Args:
+      name: of TABLES.
+      options: of the command.
+      failed: parts that could not be run, and why.
+      draw: whether the picture is drawn too.
+
+    Returns:
+      (The Markdown, whether every cell has a figure of ours).
+    """
+    table = TABLES[name]
+    rows, columns = rows_of(table, options), columns_of(table, options)
+    cells = {
+        column: {row.title: found for row in rows
+                 if (found := _cell(row, column, table, options)) is not None}
+        for column in columns
+    }
+    parts = parts_of(table, options)
+    record = {
+        'table': name, 'title': table.title, 'scale': 'tiny' if options.tiny else 'paper',
+        'source': 'Devlin et al. (2018), arXiv 1810.04805v2',
+        'date': datetime.date.today().isoformat(), 'hardware': hardware(),
+        'versions': versions(), 'seeds': options.seeds,
+        'restarts': options.restarts or table.restarts,
+        'hours': sum(sum(part.seconds()) for part in parts) / 3600,
+        'settings': {'pretrain': options.pretrain, 'finetune': options.finetune,
+                     'weights': dict(options.weights)},
+        'runs': {
+            'finished': sum(len(part.members) - len(part.folder.unfinished()) for part in parts),
+            'all': sum(len(part.members) for part in parts),
+        },
+        'columns': {column: {'title': COLUMNS[column].title, 'metric': COLUMNS[column].metric,
+                             'band': COLUMNS[column].band} for column in columns},
+        'rows': [row.title for row in rows], 'cells': cells,
+        'order': {column: order for column in columns
+                  if (order := _order(cells[column])) is not None},
+        'failed': failed, 'note': table.note,
+    }
+    text = _markdown(record)
+    stem = f'table{name}' if name.isdigit() else f'figure_{name}'
+    write_whole(options.root / f'{stem}.json', json.dumps(record, indent=1) + '\n')
+    write_whole(options.root / f'{stem}.md', text)
+    if draw:
+        with open_whole(options.root / f'{stem}.png') as file:
+            _draw(file, record)
+    return text, all('mean' in cell for found in cells.values() for cell in found.values())
+
+
+def hardware() -> str:
+    """What this process computes on."""
+    import jax
+
+    devices = f'{jax.device_count()} x {jax.devices()[0].device_kind}'
+    if jax.default_backend() != 'cpu':
+        return devices
+    names = {platform.machine()}
+    if os.path.exists('/proc/cpuinfo'):
+        with open('/proc/cpuinfo', encoding='utf-8') as file:
+            said = {line.partition(':')[2].strip() for line in file if 'model name' in line}
+            names = said or names
+    return f"{os.cpu_count()} cores of {', '.join(sorted(names))}"
+
+
+def _cell(row: Row, column: str, table: Table, options: Options) -> dict[str, Any] | None:
+    """A row's figure in a column; None where it has none there."""
+    what = COLUMNS[column]
+    if row.only and column not in row.only:
+        return None
+    if not what.task:
+        part = pretraining(row, options)
+        parts = [part] if part is not None else []
+    else:
+        parts = [finetuning(row, what.task, seed, table, options)
+                 for seed in seeds_of(row, options)]
+    if not parts:
+        return None
+    paper = row.figures.get(column)
+    cell: dict[str, Any] = {'paper': paper, 'parts': [part.path.name for part in parts]}
+    found = _chosen(parts, what.metric)
+    if found is None:
+        return cell
+    settings, values = found
+    if not what.lower and not what.task.startswith('squad'):  # whose scores are per cent already
+        values = [100 * value for value in values]
+    mean = statistics.fmean(values)
+    short = None if paper is None else (mean - paper if what.lower else paper - mean)
+    return cell | {
+        'mean': mean, 'deviation': statistics.stdev(values) if len(values) > 1 else None,
+        'runs': len(values), 'values': values, 'settings': dict(settings),
+        'passes': None if short is None or options.tiny else short <= what.band,
+    }
+
+
+def _chosen(parts: list[Part], metric: str) -> tuple[Settings, list[float]] | None:
+    """The settings that are best on the dev set, and the metric of all runs with them."""
+    groups: dict[Settings, list[tuple[float, float]]] = {}
+    for part in parts:
+        folder = part.folder
+        for member in part.members:
+            result = folder.result(member)
+            if result is not None and metric in result:  # of test sets only where they are
+                groups.setdefault(member.without('seed'), []).append(
+                    (result[result['metric']], result[metric]))
+    if not groups:
+        return None
+    best = max(groups, key=lambda settings: statistics.fmean(x for x, _ in groups[settings]))
+    return best, [value for _, value in groups[best]]
+
+
+def _order(cells: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """How often two rows stand as in the paper; pairs nearer than their error are undecided."""
+    count = {'same': 0, 'opposite': 0, 'undecided': 0}
+    opposite = []
+    known = {row: cell for row, cell in cells.items()
+             if 'mean' in cell and cell['paper'] is not None}
+    for (a, ours), (b, theirs) in itertools.combinations(known.items(), 2):
+        expected, found = ours['paper'] - theirs['paper'], ours['mean'] - theirs['mean']
+        if not expected:
+            continue
+        error = math.sqrt(sum((cell['deviation'] or 0.0) ** 2 / cell['runs']
+                              for cell in (ours, theirs)))
+        kind = 'undecided' if abs(found) <= error else (
+            'same' if found * expected > 0 else 'opposite')
+        count[kind] += 1
+        if kind == 'opposite':
+            opposite.append(f'{a} / {b}')
+    return count | {'pairs_opposite': opposite} if sum(count.values()) else None
+
+
+def _markdown(record: dict[str, Any]) -> str:
+    columns = record['columns']
+    lines = [
+        f"# {record['title']}, {record['scale']} scale", '',
+        '| | ' + ' | '.join(column['title'] for column in columns.values()) + ' |',
+        '|---' * (len(columns) + 1) + '|',
+    ]
+    for row in record['rows']:
+        texts = [_text(record['cells'][column].get(row)) for column in columns]
+        lines.append(f'| {row} | ' + ' | '.join(texts) + ' |')
+    lines += ['', 'Ours: the mean over runs with the settings that are best on the dev set, its '
+                  'standard deviation, how many runs; in brackets the paper.']
+    if record['scale'] == 'paper':
+        lines.append('pass: at most so far behind the paper: ' + ', '.join(
+            f"{column['title']} {column['band']}" for column in columns.values()) + '.')
+    else:
+        lines.append('A tiny model is not to reach the paper; what may hold is the order of rows.')
+    for column, order in record['order'].items():
+        line = (f"{columns[column]['title']}: of the paper's pairs of rows {order['same']} stand "
+                f"the same way, {order['opposite']} the other way, {order['undecided']} are nearer "
+                'than the error of their difference')
+        lines.append(f"- {line}" + (
+            f" (other way: {'; '.join(order['pairs_opposite'])})" if order['opposite'] else ''))
+    if record['note']:
+        lines += ['', record['note']]
+    runs, settings = record['runs'], record['settings']
+    lines += ['', f"{record['date']}; {record['hardware']}; "
+              + ', '.join(f"{name.removeprefix('version of ')} {version}"
+                          for name, version in record['versions'].items())
+              + f"; {record['seeds']} seeds of pre-training, {record['restarts']} of fine-tuning; "
+              f"{runs['finished']} of {runs['all']} runs, {record['hours']:.2f} hours."]
+    if said := [*settings['pretrain'], *settings['finetune'],
+                *(f'{name}={path}' for name, path in settings['weights'].items())]:
+        lines.append('Settings: ' + ', '.join(f'`{one}`' for one in said) + '.')
+    lines += [f'Failed: {title}: {why}' for title, why in record['failed'].items()]
+    return '\n'.join(lines) + '\n'
+
+
+def _text(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return ''
+    paper = '' if cell['paper'] is None else f" ({cell['paper']:g})"
+    if 'mean' not in cell:
+        return f'–{paper}'
+    deviation = '' if cell['deviation'] is None else f" ± {cell['deviation']:.2f}"
+    judged = {None: '', True: ' pass', False: ' **below**'}[cell['passes']]
+    return f"{cell['mean']:.2f}{deviation} n={cell['runs']}{paper}{judged}"
+
+
+def _draw(file: Any, record: dict[str, Any]) -> None:
+    """A panel a column: ours with every run and its deviation, the paper's beside it."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot as plt
+
+    columns, rows = record['columns'], record['rows']
+    height = 1.2 + 0.35 * len(rows)
+    figure, axes = plt.subplots(
+        1, len(columns), figsize=(2.5 + 2.6 * len(columns), height), squeeze=False, sharey=True)
+    places = {row: -i for i, row in enumerate(rows)}
+    for axis, (name, column) in zip(axes.flat, columns.items(), strict=True):
+        for row, cell in record['cells'][name].items():
+            if 'mean' in cell:
+                axis.errorbar(cell['mean'], places[row], xerr=cell['deviation'] or 0.0, fmt='o',
+                              color='C0', capsize=3, markersize=5)
+                axis.plot(cell['values'], [places[row]] * cell['runs'], '.', color='C0', alpha=0.4)
+        paper = {row: cell['paper'] for row, cell in record['cells'][name].items()
+                 if cell['paper'] is not None}
+        # A tiny model's figures lie elsewhere: what is compared is the order.
+        other = axis.twiny() if record['scale'] == 'tiny' and paper else axis
+        other.plot(list(paper.values()), [places[row] for row in paper], 'D', color='C1',
+                   markersize=5, alpha=0.8)
+        if other is not axis:
+            other.tick_params(axis='x', labelcolor='C1', labelsize=7)
+        axis.tick_params(axis='x', labelcolor='C0', labelsize=7)
+        axis.set_title(column['title'], fontsize=10)
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_yticks(list(places.values()), list(places), fontsize=8)
+    axes[0, 0].set_ylim(-len(rows) + 0.4, 0.6)
+    figure.suptitle(f"{record['title']}: ours (blue), the paper's (orange)", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110, format='png')
+    plt.close(figure)

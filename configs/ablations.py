@@ -1,0 +1,87 @@
+"""Pre-training of every row of the paper's section 5 and appendix C: Base, but for one thing.
+
+    python -m bert_jax.main --config=configs/ablations.py:no_nsp --config.data.vocab_file=vocab.txt
+    python -m bert_jax.main --config=configs/ablations.py:no_nsp,tiny
+
+`NAME,tiny` is the same difference in a model for two CPU cores (2 layers of 128, 2,500 steps, text
+that comes with Python). `python -m bert_jax.tools.paper TABLE` runs whole tables of these.
+
+| NAME | row |
+|---|---|
+| `base` | the first row of tables 5 and 8; as configs/base_pretrain.py |
+| `no_nsp` | table 5, No NSP |
+| `ltr` | table 5, LTR & No NSP; and + BiLSTM, which is added in fine-tuning |
+| `3/768/12` to `24/1024/16` | table 6: layers, hidden size, heads; `2/128/2` to `4/256/4` tiny |
+| `100/0/0`, `80/0/20`, `80/20/0`, `0/20/80`, `0/0/100` | table 8: masked, the same, random |
+| `words`, `ngrams`, `spans` | not in the paper: what is masked together |
+
+*No NSP* has no loss of the next sentence and no second segment: a row is consecutive sentences of
+one document. The paper says no more; Liu et al. (2019, RoBERTa, section 4.2) suspect that its
+authors kept the pairs and left out the loss alone. The vector of segment B and the pooler are then
+first trained in fine-tuning.
+
+*LTR* is left-to-right attention and the loss of a language model at every position of the unmasked
+row (`model.causal`), which fine-tuning inherits from the checkpoint: the paper found that taking
+the constraint away there hurts. A sequence is classified by its last token. The row *+ BiLSTM* is
+fine-tuned from it with --config.model.bilstm=True, with any config of a task.
+
+Table 7 needs Base alone: configs/conll.py:documents fine-tunes it, configs/conll.py:features with
+--config.conll.features=embeddings, second_to_last, last, weighted_sum_last_four, concat_last_four
+or weighted_sum_all are its six rows. So does figure 5 (C.1, training steps):
+--config.init_checkpoint=RUN/checkpoints/STEP starts from any step that `base` and `ltr` keep.
+"""
+
+from bert_jax.config import default_config
+
+SIZES = ('3/768/12', '6/768/3', '6/768/12', '12/768/12', '12/1024/16', '24/1024/16')
+TINY_SIZES = ('2/128/2', '4/128/2', '2/256/4', '4/256/4')
+MIXES = ('80/10/10', '100/0/0', '80/0/20', '80/20/0', '0/20/80', '0/0/100')
+MASKINGS = ('words', 'ngrams', 'spans')
+
+
+def get_config(named: str = 'base'):
+    name, _, scale = named.partition(',')
+    c = default_config()
+    if scale == '':
+        c.model.name = 'base'
+        c.data.source = 'tfds:wikipedia/20230601.en'
+        c.data.held_out = 0.001
+        c.data.vocab_size = 30522
+        c.phases = (
+            dict(steps=900_000, max_seq_length=128, max_predictions_per_seq=20),
+            dict(steps=100_000, max_seq_length=512, max_predictions_per_seq=80),
+        )
+        c.train.batch_size = 256
+        c.train.max_eval_examples = 10_240
+        c.optimizer.learning_rate = 1e-4
+        c.optimizer.warmup = '1%'
+    elif scale == 'tiny':
+        c.model.name = 'tiny'
+        c.data.held_out = 0.02
+        c.train.steps = 2500
+        c.train.batch_size = 32
+        c.train.max_eval_examples = 1024
+        c.optimizer.learning_rate = 1e-3
+        c.optimizer.warmup = '10%'
+    else:
+        raise ValueError(f'configs/ablations.py:{named} is unknown: after the comma goes tiny')
+    c.train.eval_every = c.train.save_every = '10%'
+    c.train.keep_checkpoints = 10  # figure 5 is fine-tuned from all of them
+    if name in ('no_nsp', 'ltr'):
+        c.data.next_sentence = False
+        if name == 'ltr':
+            c.model.causal = True
+    elif name in MIXES:
+        masked, _, drawn = (int(share) / 100 for share in name.split('/'))
+        c.data.mask_rate, c.data.random_rate = masked, drawn
+    elif name in SIZES + TINY_SIZES:
+        layers, hidden, heads = map(int, name.split('/'))
+        c.model.num_layers, c.model.hidden_size, c.model.num_heads = layers, hidden, heads
+    elif name in MASKINGS:
+        c.data.masking = name
+    elif name != 'base':
+        raise ValueError(
+            f'configs/ablations.py:{name} is unknown: choose base, no_nsp, ltr, '
+            + ', '.join(SIZES + MIXES + MASKINGS)
+        )
+    return c

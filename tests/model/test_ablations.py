@@ -1,0 +1,171 @@
+"""The ablations of section 5.1: no next sentence, left-to-right attention, a BiLSTM on top.
+
+(Left-to-right logits and their loss beside transformers': tests/weights/test_parity.py.)
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from bert_jax.model.encoder import Bert
+from bert_jax.model.layers import ModelConfig
+from bert_jax.model.objectives import OBJECTIVES, Pretraining
+
+CONFIG = ModelConfig(
+    vocab_size=50, num_layers=2, hidden_size=8, num_heads=2, intermediate_size=8,
+    max_position_embeddings=16,
+)
+CAUSAL = dataclasses.replace(CONFIG, causal=True)
+jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
+
+# Two sequences in one row, and the same ones alone.
+LENGTHS = (5, 7)
+IDS = np.random.default_rng(0).integers(4, 50, sum(LENGTHS))
+
+
+def packed(ids=IDS):
+    """A row of 14 with both sequences."""
+    numbers = np.repeat([1, 2, 0], [*LENGTHS, 2])
+    positions = np.concatenate([np.arange(5), np.arange(7), np.zeros(2, int)])
+    return {
+        'input_ids': jnp.asarray(np.pad(ids, (0, 2))[None]),
+        'input_mask': jnp.asarray(numbers[None]),
+        'segment_ids': jnp.zeros((1, 14), jnp.int32), 'position_ids': jnp.asarray(positions[None]),
+        'cls_positions': jnp.array([[0, 5]]),
+    }
+
+
+def alone(number):
+    """One of them in a row of 9, as a model without packing takes it."""
+    ids = np.split(IDS, [5])[number]
+    row = np.pad(ids, (0, 9 - len(ids)))[None]
+    return {
+        'input_ids': jnp.asarray(row), 'input_mask': jnp.asarray((row > 0).astype(np.int32)),
+        'segment_ids': jnp.zeros((1, 9), jnp.int32),
+    }
+
+
+def params_of(objective):
+    """Random ones; to initialise them would be compiled for longer than the tests run."""
+    rng = np.random.default_rng(2)
+    shapes = nn.meta.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32), shapes)
+
+
+def test_a_later_token_changes_no_earlier_output():
+    params = params_of(Pretraining(CAUSAL))['bert']
+    later = IDS.copy()
+    later[8] = 7
+
+    @jit
+    def run():
+        return [
+            Bert(CAUSAL).apply(
+                {'params': params}, batch['input_ids'], batch['input_mask'], batch['segment_ids'],
+                None, batch['position_ids'], wanted_BxP=at)
+            for batch, at in ((packed(), None), (packed(later), None), (packed(), some))
+        ]
+
+    some = jnp.array([[9, 3, 11]])
+    before, after, wanted = run()
+    for a, b in zip((*before['layers'], before['embedding_output']),
+                    (*after['layers'], after['embedding_output']), strict=True):
+        np.testing.assert_array_equal(a[0, :8], b[0, :8])
+    same = (before['layers'][-1] == after['layers'][-1]).all(axis=-1)[0]
+    assert same.tolist() == [True] * 8 + [False] * 4 + [True] * 2  # its sequence goes on to 12
+    np.testing.assert_allclose(
+        wanted['sequence_output'], before['sequence_output'][:, some[0]], atol=1e-5)
+
+
+def pretraining_batch():
+    rng = np.random.default_rng(1)
+    return {name: jnp.asarray(x) for name, x in {
+        'input_ids': rng.integers(4, 50, (3, 10)), 'segment_ids': np.zeros((3, 10), np.int32),
+        'input_mask': np.array([[1] * 10, [1] * 6 + [0] * 4, [1] * 4 + [2] * 5 + [0]]),
+        'masked_lm_positions': np.array([[3, 7], [2, 0], [0, 0]]),
+        'masked_lm_ids': rng.integers(4, 50, (3, 2)),
+        'masked_lm_weights': np.array([[1, 1], [1, 0], [0, 0]], np.float32),
+        'next_sentence_labels': np.array([1, 0, 0]),
+        'example_weights': np.array([1, 1, 0], np.float32),
+    }.items()}
+
+
+def test_a_left_to_right_model_predicts_every_next_token_of_the_unmasked_row():
+    objective, batch = Pretraining(CAUSAL, next_sentence=False), pretraining_batch()
+    params = params_of(objective)
+    original = np.array(batch['input_ids'])
+    for row, slot in ((0, 0), (0, 1), (1, 0)):
+        original[row, batch['masked_lm_positions'][row, slot]] = batch['masked_lm_ids'][row, slot]
+
+    @jit
+    def logits(ids):
+        unmasked = batch | {'input_ids': ids, 'masked_lm_weights': jnp.zeros((3, 2))}
+        hidden, table, bias = objective.outputs(params, unmasked)['mlm_output']
+        return (hidden @ table.T + bias)[..., :50]
+
+    said = np.asarray(logits(jnp.asarray(original)), np.float64)
+    log_p = said - np.log(np.exp(said).sum(-1, keepdims=True))
+    expected = -sum(
+        log_p[row, at, original[row, at + 1]]
+        for row, first, end in ((0, 0, 10), (1, 0, 6), (2, 0, 4), (2, 4, 9))  # the last two packed
+        for at in range(first, end - 1))
+    loss, sums = jit(lambda: objective.loss(params, batch, objective.totals(batch), None))()
+    assert float(sums['mlm_count']) == 9 + 5 + 3 + 4
+    np.testing.assert_allclose([sums['mlm_loss'], loss], [expected, expected / 21], rtol=1e-5)
+    row = objective.flops(10, 2)
+    assert row > Pretraining(CONFIG, next_sentence=False).flops(10, 2)
+
+
+def test_without_the_next_sentence_there_is_no_gradient_of_it():
+    batch = pretraining_batch()
+    params = params_of(Pretraining(CONFIG))
+
+    def gradient(objective):
+        return jax.grad(
+            lambda p: objective.loss(p, batch, objective.totals(batch), None)[0])(params)
+
+    both = jit(lambda: [
+        gradient(Pretraining(CONFIG, next_sentence=said)) for said in (True, False)])()
+    found = [
+        {name: max(float(jnp.abs(x).max()) for x in jax.tree.leaves(part))
+         for name, part in (('next', grad['cls']['seq_relationship']),
+                            ('pooler', grad['bert']['pooler']),
+                            ('predictions', grad['cls']['predictions']))}
+        for grad in both
+    ]
+    assert min(found[0].values()) > 0
+    assert found[1]['next'] == found[1]['pooler'] == 0 < found[1]['predictions']
+
+
+@pytest.mark.parametrize(('head', 'causal', 'bilstm'), [
+    ('classification', True, False), ('classification', True, True),
+    ('question_answering', False, True), ('token_classification', True, False),
+])
+def test_a_packed_sequence_is_computed_as_if_alone(head, causal, bilstm):
+    config = dataclasses.replace(CONFIG, num_layers=1, causal=causal, bilstm=bilstm)
+    objective = OBJECTIVES[head](config, 2 if head == 'question_answering' else 3)
+    params = params_of(objective)
+    assert ('bilstm' in params) == bilstm
+    last = IDS.copy()
+    last[4] = 7 if IDS[4] != 7 else 8
+    batches = packed(), packed(last), alone(0), alone(1)
+    outputs = jit(lambda: [objective.outputs(params, batch) for batch in batches])()
+    for name, together in outputs[0].items():
+        changed, *own = (found[name][0] for found in outputs[1:])
+        for number, at in enumerate((slice(0, 5), slice(5, 12))):
+            np.testing.assert_allclose(
+                together[0, number if head == 'classification' else at],
+                own[number] if head == 'classification' else own[number][: at.stop - at.start],
+                atol=2e-5)
+        # The last token of the first sequence is another: an answer about the whole of it differs,
+        # and of a left-to-right model nothing before it.
+        moved = np.abs(np.asarray(together[0] - changed)) > 1e-5
+        assert moved[0 if head == 'classification' else 4].any()
+        if head != 'classification':
+            assert moved[0].any() == (bilstm or not causal)
+        assert not moved[1 if head == 'classification' else 5:].any()

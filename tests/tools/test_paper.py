@@ -1,0 +1,243 @@
+"""The paper's tables: their parts and what they share, the chain, its table, what it refuses."""
+
+import json
+import random
+from unittest import mock
+
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.files import as_path
+from bert_jax.tools import paper, paper_cost, paper_report
+from bert_jax.tools.paper_parts import Options, columns_of, parts_of, rows_of
+from bert_jax.tools.paper_report import _order
+from bert_jax.tools.paper_tables import COLUMNS, TABLES, TASKS
+from bert_jax.train.report import Report
+from tests.tools.test_sweep import few_devices
+
+
+def options(root, **more):
+    return Options(**{'tiny': True, 'root': as_path(root), 'data': 'data', 'restarts': 1} | more)
+
+
+def titles(parts):
+    return [part.title for part in parts]
+
+
+@pytest.mark.parametrize('name', TABLES)
+def test_a_table_is_made_of_what_there_is(name):
+    table = TABLES[name]
+    for column in (*table.columns, *table.tiny):
+        assert COLUMNS[column].task in ('', *TASKS)
+    for row in table.rows:
+        assert set(row.figures) <= set(table.columns) and set(row.only) <= set(table.columns)
+        assert len({row.title for row in table.rows}) == len(table.rows)
+    for tiny in (True, False):
+        where = options('runs', tiny=tiny)
+        assert rows_of(table, where) and columns_of(table, where)
+
+
+def test_equal_parts_are_shared_and_others_are_not(tmp_path):
+    where = options(tmp_path, columns=('mrpc',))
+    five = parts_of(TABLES['5'], where)
+    assert titles(five) == [
+        'pre-training base', 'mrpc from Base, seed 0', 'pre-training no_nsp',
+        'mrpc from No NSP, seed 0', 'pre-training ltr', 'mrpc from LTR & No NSP, seed 0',
+        'mrpc from + BiLSTM, seed 0', 'mrpc from not pre-trained, seed 0',
+    ]
+    assert len({part.path for part in five}) == 8
+    bilstm, scratch = five[-2:]
+    assert bilstm.resolved.model.bilstm and bilstm.start == five[4].folder.run(five[4].members[0])
+    assert scratch.resolved.model.num_layers == 2 and not scratch.resolved.init_checkpoint
+    eight = parts_of(TABLES['8'], where)
+    assert {part.path for part in five} & {part.path for part in eight} == {
+        five[0].path, five[1].path}
+    six = parts_of(TABLES['6'], where)  # where Base has another name
+    assert six[0].title == 'pre-training 2/128/2' and six[:2] != five[:2]
+    assert [part.path for part in six[:2]] == [part.path for part in five[:2]]
+    # More seeds and rates are more members of the same parts; other settings are other parts.
+    more = parts_of(TABLES['5'], options(tmp_path, columns=('mrpc',), seeds=2, restarts=2))
+    assert more[0].path == five[0].path and len(more[0].members) == 2
+    assert {part.path for part in five} < {part.path for part in more}
+    other = parts_of(TABLES['5'], options(
+        tmp_path, columns=('mrpc',), pretrain=('train.steps=7',)))
+    assert not {part.path for part in five[:-1]} & {part.path for part in other}
+    moved = parts_of(TABLES['5'], options(tmp_path / 'x', columns=('mrpc',)))
+    assert [part.path.name for part in moved] == [part.path.name for part in five]
+
+
+def test_what_settings_reach(tmp_path):
+    found = parts_of(TABLES['5'], options(
+        tmp_path, columns=('mrpc', 'ner'), data='there',
+        finetune=('train.batch_size=8', 'ner:train.steps=9', 'train.steps=2 epochs')))
+    mrpc, ner = (next(part for part in found if part.kind == kind).resolved
+                 for kind in ('mrpc', 'ner'))
+    assert (mrpc.train.batch_size, mrpc.train.steps) == (8, '2 epochs')
+    assert mrpc.data.source == 'there/glue' and ner.data.source == 'there/conll2003'
+    steps = parts_of(TABLES['c1'], options(tmp_path, columns=('mrpc',)))
+    assert str(steps[1].start).endswith('/runs/seed=0/checkpoints/250')
+    given = options(tmp_path, columns=('mrpc',), weights={'base': 'bert'}, seeds=3)
+    assert titles(parts_of(TABLES['1'], given))[:2] == [
+        'mrpc from BERT-Base, seed 0', 'pre-training 4/256/4']
+    with pytest.raises(InputError, match="--weights base=...: the row .* needs its pre-training"):
+        parts_of(TABLES['c1'], given)
+
+
+class Quick:
+    """In the place of a sweep's worker: results at once, in the order of the pre-trained models."""
+
+    trained: list = []
+    stop_after = 10**6
+    broken = ''
+
+    def __init__(self, work, overrides, folder, should_stop):
+        self._config, self._overrides, self._folder = work.config, overrides, folder
+
+    def work(self):
+        for member in self._folder.unfinished():
+            if len(self.trained) >= self.stop_after:
+                return False
+            if self.broken and self.broken in self._config:
+                raise InputError('config.data.source is not there')
+            self.trained.append((self._folder.path.name, member.name))
+            run = self._folder.run(member)
+            (run / 'checkpoints' / '250').mkdir(parents=True)
+            (run / 'vocab.txt').touch()
+            (run / 'goodput.json').write_text('{"seconds": {"step": 1800.0, "start": 1800.0}}')
+            ltr = 'ltr' in self._config or 'bilstm' in ' '.join(self._overrides)
+            score = 0.6 if ltr else 0.7
+            score += 0.1 * ('3e-4' in member.name) + 0.02 * ('seed=1' in member.name)
+            self._folder.finish(member, 'eval/f1', {
+                'eval/f1': score, 'eval/accuracy': score / 2, 'eval/mlm_perplexity': 9.0})
+        return True
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(paper, 'Worker', Quick)
+    monkeypatch.setattr(paper, 'Guard', mock.Mock())
+    for name, value in (('trained', []), ('stop_after', 10**6), ('broken', '')):
+        monkeypatch.setattr(Quick, name, value)
+    return Quick
+
+
+def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
+    command = ['5', f'--workdir={tmp_path}', '--columns=mrpc,ppl', '--seeds=1', '--restarts=2']
+    quick.stop_after = 4
+    assert paper.main(command) == 143
+    assert '[2/8]' in capsys.readouterr().out
+    quick.stop_after = 10**6
+    assert paper.main([*command, '--list']) == 0
+    assert 'mrpc from Base, seed 0: 1 of 4 runs left' in capsys.readouterr().out
+    assert paper.main(command) == 0
+    out = capsys.readouterr().out
+    assert len(quick.trained) == len(set(quick.trained)) == 3 + 5 * 4, 'nothing twice'
+    assert 'eta 16:00:00 and 2 runs not yet timed' in out
+    record = json.loads((tmp_path / 'table5.json').read_text())
+    base = record['cells']['mrpc']['Base']
+    assert base['settings'] == {'optimizer.learning_rate': '3e-4'} and base['runs'] == 2
+    assert base['values'] == pytest.approx([40, 41]) and base['mean'] == pytest.approx(40.5)
+    assert base['paper'] == 86.7 and base['deviation'] == pytest.approx(0.5 ** 0.5)
+    assert record['cells']['ppl']['Base']['mean'] == 9.0
+    assert record['hours'] == 23 and record['runs'] == {'finished': 23, 'all': 23}
+    text = (tmp_path / 'table5.md').read_text()
+    assert text.strip() in out
+    assert '| Base | 40.50 ± 0.71 n=2 (86.7) | 9.00 n=1 |' in text
+    assert (tmp_path / 'table5.png').stat().st_size > 1000
+    assert paper.main(['8', *command[1:3], '--seeds=1', '--restarts=2']) == 0
+    assert len(quick.trained) == 23 + 5 * (1 + 4), 'what table 5 has is there'
+
+
+def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys):
+    quick.broken = 'no_nsp'
+    assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 1
+    found = capsys.readouterr()
+    assert 'error: pre-training no_nsp: config.data.source is not there' in found.err
+    assert '| No NSP | – (86.5) |' in found.out and '| Base | 40.00 n=1 (86.7) |' in found.out
+    assert 'Failed: mrpc from No NSP, seed 0' in found.out
+    quick.broken = ''
+    assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 0
+
+
+def test_what_costs_is_said_first(tmp_path, quick, monkeypatch, capsys):
+    def preflight(part, root, topology):
+        phase = {'floor_cycles_per_sequence': 1.0, 'cycles_per_sequence': 2.0}
+        return {'chip_hours': 72.0, 'phases': [phase]}
+
+    monkeypatch.setattr(paper_cost, '_preflight', preflight)
+    command = ['2', '--scale=paper', f'--workdir={tmp_path}']
+    with pytest.raises(SystemExit) as ended:
+        paper.main(command)
+    assert ended.value.code == 2 and not quick.trained
+    said = capsys.readouterr()
+    assert 'pre-training base: 1 run(s), 72.0 chip-hours' in said.out
+    # 3 epochs of 87,599 rows of 384 tokens, 3 passes, at half of v5e's 197 TFLOP/s.
+    flops = 3 * 87_584 * 3 * 384 * 12 * (24 * 768**2 + 4 * 384 * 768)
+    hours = flops / (0.5 * 197e12) / 3600
+    assert f'squad_v1 from BERT-Base (single), seed 0: 1 run(s), {hours:.1f} chip' in said.out
+    assert 'chip-hours: add --yes to begin' in said.err
+    assert paper.main([*command, '--yes']) == 1  # these results have no exact match
+    assert len(quick.trained) == 4
+
+
+def test_pairs_of_rows_stand_as_in_the_paper_or_not():
+    def cell(paper, mean, deviation):
+        return {'paper': paper, 'mean': mean, 'deviation': deviation, 'runs': 4}
+
+    assert _order({'a': cell(80, 50, 1.0), 'b': cell(70, 40, 1.0), 'c': cell(75, 40.5, 1.0),
+                   'd': cell(60, 60, None), 'e': {'paper': 90}, 'f': cell(None, 1, 1)}) == {
+        'same': 2, 'opposite': 3, 'undecided': 1,
+        'pairs_opposite': ['a / d', 'b / d', 'c / d'],
+    }
+    assert _order({'a': cell(80, 50, 1.0)}) is None
+
+
+@pytest.mark.parametrize(('arguments', 'said'), [
+    (['5', '--columns=mrcp'], '--columns=mrcp is unknown'),
+    (['5', '--pretrain', 'train.steps'], '--pretrain train.steps: write NAME=VALUE'),
+    (['5', '--pretrain', 'train.stepz=3'], 'train.stepz'),
+    (['5', '--seeds=0'], '--seeds=0'),
+])
+def test_bad_arguments_are_told_in_a_line(arguments, said, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        paper.main([*arguments, f'--workdir={tmp_path}'])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_chain_of_real_runs(tmp_path, monkeypatch, capsys):
+    """Table 3 has one row: it is pre-trained, and fine-tuned from that on a file of CoLA's form."""
+    monkeypatch.setattr(paper, 'Guard', lambda: mock.Mock(should_stop=lambda step: False))
+    words = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
+    rng = random.Random(1)
+    (tmp_path / 'vocab.txt').write_text(
+        '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *words]))
+    (tmp_path / 'text.txt').write_text('\n\n'.join(
+        '\n'.join(' '.join(rng.choices(words, k=8)) + '.' for _ in range(6)) for _ in range(60)))
+    (tmp_path / 'glue' / 'CoLA').mkdir(parents=True)
+    for split, count in (('train', 32), ('dev', 16)):
+        (tmp_path / 'glue' / 'CoLA' / f'{split}.tsv').write_text(''.join(
+            f"x\t{i % 2}\t\t{' '.join(rng.choices(words, k=5))}\n" for i in range(count)))
+    both = [f'data.dir={tmp_path}/cache', 'data.max_seq_length=16', 'train.batch_size=8',
+            'train.steps=4', 'train.eval_every=0', 'train.save_every=0']
+    command = [
+        '3', f'--workdir={tmp_path}/paper', f'--data={tmp_path}', '--columns=cola', '--seeds=1',
+        *(f'--pretrain={setting}' for setting in (
+            *both, f'data.source={tmp_path}/text.txt', f'data.vocab_file={tmp_path}/vocab.txt',
+            'data.max_predictions_per_seq=3', 'data.held_out=0.2', 'train.eval_batch_size=8',
+            'model.num_layers=1', 'model.hidden_size=16', 'model.num_heads=2')),
+        *(f'--finetune={setting}' for setting in (
+            *both, 'data.packing=False', 'optimizer.learning_rate=1e-3')),
+    ]
+    with mock.patch.object(Report, 'draw'), few_devices(1):
+        assert paper.main(command) == 0
+    record = json.loads((tmp_path / 'paper' / 'table3.json').read_text())
+    (cell,) = record['cells']['cola'].values()
+    assert -100 <= cell['mean'] <= 100 and cell['runs'] == 1
+    assert record['hardware'] and record['hours'] > 0
+    log = next(tmp_path.glob('paper/parts/cola-*/runs/*/log.txt')).read_text()
+    assert 'pretrain-' in log, 'it starts from the part before'
+    capsys.readouterr()
+    with mock.patch.object(paper, 'Worker', side_effect=AssertionError('all is there')), \
+            mock.patch.object(paper_report, '_draw'):
+        assert paper.main(command) == 0
