@@ -19,6 +19,7 @@ from bert_jax.config import (
     default_config,
     fields,
     get_field,
+    model_fields,
     model_sizes,
 )
 from bert_jax.durations import parse_duration, parse_steps
@@ -27,6 +28,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.phases import phases
 from bert_jax.program import schedule_segments
+from bert_jax.tasks.pretrain import step_flops
 from bert_jax.validation import FIELDS, validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ARGUMENTS = {
     'large_pretrain': ['lamb'], 'glue': ['stsb'], 'squad': ['v2'],
     'conll': ['documents', 'features'], 'ablations': ['ltr,tiny'],
+    'efficient_pretrain': ['muon,tiny'],
 }
 NAMES = [
     path.stem + (f':{argument}' if argument else '')
@@ -113,7 +116,23 @@ def test_an_ablation_is_base_but_for_one_thing(name, expected, scale):
                 } == {'train.eval_every', 'train.save_every', 'train.keep_checkpoints'}
 
 
+@pytest.mark.parametrize('scale', ['', ',tiny'])
+def test_an_efficient_recipe_has_half_the_flops(scale):
+    def flops(name):
+        config = load(name + scale)
+        validate(config)
+        bert = ModelConfig(**model_fields(complete(config), config.data.vocab_size))
+        return sum(phase['steps'] * step_flops(Pretraining(bert), phase)
+                   for phase in phases(config))
+
+    whole = flops('ablations:base')
+    for name in ('none', 'masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'all'):
+        assert flops(f'efficient_pretrain:{name}') == pytest.approx(whole / 2, rel=0.01), name
+
+
 def test_an_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match='faster is unknown: choose none, all, masking'):
+        load('efficient_pretrain:faster')
     with pytest.raises(ValueError, match='mask_all is unknown: choose base, no_nsp, ltr, 3/768/12'):
         load('ablations:mask_all')
     with pytest.raises(ValueError, match='lamp is unknown: choose paper or lamb'):

@@ -5,8 +5,9 @@
         --weights 24/1024/16=bert-large-uncased
     python -m bert_jax.tools.paper 8 --scale=tiny --list
 
-TABLE is 1 (GLUE), 2 and 3 (SQuAD 1.1 and 2.0), 4 (SWAG), 5 to 8, or c1 (figure 5, appendix C.1);
-tools/paper_tables.py has their rows and the paper's figures. DATA is the folder of glue/, squad/,
+TABLE is 1 (GLUE), 2 and 3 (SQuAD 1.1 and 2.0), 4 (SWAG), 5 to 8, c1 (figure 5, appendix C.1), or
+efficient, which is ours: other recipes of half the FLOPs. tools/paper_tables.py has their rows and
+the paper's figures. DATA is the folder of glue/, squad/,
 swag/ and conll2003/, laid out as configs/*.py say. Pre-training is configs/ablations.py:NAME; at
 the tiny scale a model and text that two cores can do.
 

@@ -124,7 +124,7 @@ def _pretraining(name: str, options: Options) -> Part:
     kept = 10 if name in _KEEPS_STEPS else 2
     return _part(
         f'pre-training {name}', f'pre-training {name}',
-        f"ablations.py:{name}{',tiny' if options.tiny else ''}",
+        ('' if '.py:' in name else 'ablations.py:') + name + (',tiny' if options.tiny else ''),
         (*options.pretrain, f'train.keep_checkpoints={kept}'),
         grid_members([], options.seeds), None, None, sys.maxsize, options.root,
     )

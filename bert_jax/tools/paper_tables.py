@@ -107,7 +107,7 @@ class Row:
 
     Attributes:
       title: of the row.
-      pretraining: NAME of configs/ablations.py.
+      pretraining: NAME of configs/ablations.py, or FILE.py:NAME.
       figures: of the paper, by column.
       finetuning: settings of its downstream runs.
       tiny: the NAME at the tiny scale, where it is another; None: it has no such row.
@@ -244,5 +244,15 @@ TABLES: Mapping[str, Table] = {
         ), ('mnli',), ('mrpc', 'sst2'),
         note='The paper draws the curve and says: a million steps are almost 1.0 better on MNLI '
              'than half of them, and the masked LM is ahead of left-to-right almost at once.',
+    ),
+    'efficient': Table(
+        'Half the compute: the ingredients of configs/efficient_pretrain.py', (
+            Row("the paper's recipe", 'base'),
+            *(Row(title, f'efficient_pretrain.py:{name}') for title, name in (
+                ('half of its steps', 'none'), ('30 % masked', 'masking'),
+                ('no dropout', 'dropout'), ('triangle, higher rate', 'rate'), ('Muon', 'muon'),
+                ('short rows first', 'lengths'), ('small batches first', 'ramp'), ('all', 'all'))),
+        ), ('mnli', 'qnli', 'mrpc', 'sst2', 'squad_v1', 'ner'), ('mrpc', 'sst2', 'ner'),
+        note="Not of the paper. Each but the first row has half of its FLOPs.",
     ),
 }

@@ -1,0 +1,84 @@
+"""For half the compute: the paper's model and weights, ingredients of later recipes.
+
+    python -m bert_jax.tools.paper efficient --scale=tiny --data=DATA    # each judged downstream
+    python -m bert_jax.main --config=configs/efficient_pretrain.py:all --config.data.vocab_file=...
+
+Every NAME has half the FLOPs of `configs/ablations.py:base`, and `NAME,tiny` half of `base,tiny`:
+
+| NAME | beside `none`, which is the paper's recipe for half as many steps |
+|---|---|
+| `masking` | 30 % of the tokens are masked (Wettig et al., 2022) |
+| `dropout` | none in pre-training (Geiping and Goldstein, 2022); fine-tuning keeps its own |
+| `rate` | a triangle: up for half of the steps to a higher rate, then down (the same) |
+| `muon` | Muon for the matrices of the layers (Jordan, 2024; Liu et al., 2025) |
+| `lengths` | the first 30 % of the FLOPs on rows of 64 tokens |
+| `ramp` | the first 30 % of the FLOPs in batches of a quarter |
+| `all` | all of these |
+
+What packing saves depends on the text: set `packed_rows` of a phase (README). Published figures are
+hints for models and budgets of their own; which ingredients hold here, the table has to show.
+"""
+
+from bert_jax.config import default_config
+
+INGREDIENTS = ('masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp')
+# FLOPs of a sequence by (length, predictions), in those of (128, 20): bert_jax/model/flops.py.
+COSTS = {
+    '': {(64, 10): 0.494, (64, 20): 0.521, (128, 20): 1.0, (128, 39): 1.051,
+         (512, 80): 4.303, (512, 154): 4.504},
+    'tiny': {(64, 10): 0.481, (64, 20): 0.681, (128, 20): 1.0, (128, 39): 1.385},
+}
+_SLOTS = {False: {64: 10, 128: 20, 512: 80}, True: {64: 20, 128: 39, 512: 154}}  # at 30 %
+_EARLY = 0.3
+
+
+def get_config(named: str = 'all'):
+    name, _, scale = named.partition(',')
+    if name not in ('none', 'all', *INGREDIENTS) or scale not in COSTS:
+        raise ValueError(
+            f'configs/efficient_pretrain.py:{named} is unknown: choose none, all, '
+            + ', '.join(INGREDIENTS) + ', and after a comma perhaps tiny'
+        )
+    used = INGREDIENTS if name == 'all' else (name,)
+    c = default_config()
+    if scale == 'tiny':
+        c.model.name = 'tiny'
+        c.data.held_out = 0.02
+        c.train.batch_size = 32
+        c.train.max_eval_examples = 1024
+        c.optimizer.learning_rate = 2e-3 if 'rate' in used else 1e-3
+        c.optimizer.warmup = '10%'
+        parts = [(1250, 128)]  # (FLOPs in sequences of (128, 20), length)
+    else:
+        c.model.name = 'base'
+        c.data.source = 'tfds:wikipedia/20230601.en'
+        c.data.held_out = 0.001
+        c.data.vocab_size = 30522
+        c.train.batch_size = 256
+        c.train.max_eval_examples = 10_240
+        c.optimizer.learning_rate = 4e-4 if 'rate' in used else 1e-4
+        c.optimizer.warmup = '1%'
+        parts = [(450_000, 128), (50_000 * COSTS[''][512, 80], 512)]
+    batch = c.train.batch_size
+    first, length = parts[0]
+    if 'lengths' in used or 'ramp' in used:
+        early = 64 if 'lengths' in used else length
+        parts[:1] = [(_EARLY * first, early), ((1 - _EARLY) * first, length)]
+    phases = []
+    for i, (flops, length) in enumerate(parts):
+        slots = _SLOTS['masking' in used][length]
+        small = 4 if 'ramp' in used and i == 0 else 1
+        phases.append(dict(
+            steps=round(flops * small / COSTS[scale][length, slots]), max_seq_length=length,
+            max_predictions_per_seq=slots, batch_size=batch // small))
+    c.phases = tuple(phases)
+    c.train.eval_every = c.train.save_every = '10%'
+    if 'masking' in used:
+        c.data.masked_lm_prob = 0.3
+    if 'dropout' in used:
+        c.model.hidden_dropout = c.model.attention_dropout = 0.0
+    if 'rate' in used:
+        c.optimizer.warmup, c.optimizer.decay_from = '50%', 'peak'
+    if 'muon' in used:
+        c.optimizer.name = 'muon'
+    return c
