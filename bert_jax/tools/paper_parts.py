@@ -27,8 +27,8 @@ from bert_jax.train.run_directory import flat_fields
 CONFIGS = as_path(__file__).parent.parent.parent / 'configs'
 # What does not change what a run comes to.
 _BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.log_every',
-           'train.keep_checkpoints', 'train.profile', 'data.dir', 'data.local_dir',
-           'data.tfds_dir', 'mesh.')
+           'train.keep_checkpoints', 'train.profile', 'train.probe', 'train.reference', 'data.dir',
+           'data.local_dir', 'data.tfds_dir', 'mesh.')
 # Figure 5 is fine-tuned from the checkpoints of Base, which has several names, and of LTR.
 _KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')
 
