@@ -7,6 +7,7 @@ from pathlib import Path
 os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+os.environ.setdefault('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=1')  # as the launch scripts do
 # Most of the time goes into compiling models that are too small to be worth optimizing.
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:

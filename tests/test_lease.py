@@ -76,7 +76,7 @@ def test_a_dead_machine_s_claim_lasts_so_many_seconds(folder, quick, monkeypatch
     elsewhere(monkeypatch)
     before = time.monotonic()
     with held(folder, 'run'):
-        assert 0.5 <= time.monotonic() - before < 2
+        assert 0.5 <= time.monotonic() - before < 20
     assert 'waiting up to' in capsys.readouterr().err
 
 
