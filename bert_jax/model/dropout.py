@@ -12,6 +12,7 @@ draw independently as far as any pair, or four in the corners of a rectangle, ca
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -51,6 +52,9 @@ def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array
     return jnp.stack([low_B, high_B], axis=-1)
 
 
+# Traced once a shape, not in each layer, where its many small operations took seconds; `inline`
+# leaves no trace of it in the program.
+@functools.partial(jax.jit, static_argnames=('sizes', 'site'), inline=True)
 def places(
     rows_Bx2: jax.Array, sizes: tuple[int, ...], site: int, layer: jax.Array | int = 0,
     lines_BxL: jax.Array | None = None,

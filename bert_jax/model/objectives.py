@@ -66,6 +66,9 @@ class Objective(Protocol):
     @property
     def cls_only(self) -> bool: ...
 
+    def __hash__(self) -> int:  # equal ones have the same parameters
+        ...
+
     def init(self, rng: jax.Array) -> Params:
         """Parameters with flax's partitioning metadata."""
         ...

@@ -66,6 +66,17 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def _summary_writer() -> Any:
+    """tensorboardX's, which would load PyTorch where that is installed: seconds, for nothing."""
+    hidden = sys.modules.setdefault('torch', None) is None  # type: ignore[arg-type]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hidden:
+            del sys.modules['torch']
+    return SummaryWriter
+
+
 class Report:
     """Writes the records of one run; on processes other than the first it does nothing.
 
@@ -91,8 +102,7 @@ class Report:
         write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
         self.flush()
         self._file = path.open('a')
-        from tensorboardX import SummaryWriter
-
+        SummaryWriter = _summary_writer()
         self._events = SummaryWriter(str(self._folder), purge_step=start_step + 1, flush_secs=30)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,10 +26,12 @@ class TrainState:
     opt_state: Any
 
 
-def _boxed_init(
-    objective: Objective, optimizer: optax.GradientTransformation, seed: jax.Array
-) -> TrainState:
-    params = objective.init(jax.random.key(seed))
+@functools.lru_cache(maxsize=8)  # tracing all layers takes seconds
+def _boxed_shapes(objective: Objective) -> Any:
+    return jax.eval_shape(lambda: objective.init(jax.random.key(0)))
+
+
+def _boxed_state(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
@@ -36,8 +39,7 @@ def abstract_state(
     objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
     """Shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct leaves); nothing is run."""
-    seed = jax.ShapeDtypeStruct((), jnp.int32)
-    boxed = jax.eval_shape(lambda s: _boxed_init(objective, optimizer, s), seed)
+    boxed = jax.eval_shape(lambda p: _boxed_state(p, optimizer), _boxed_shapes(objective))
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         nn.meta.unbox(boxed),
@@ -50,10 +52,12 @@ def make_init(
 ) -> Callable[[int], TrainState]:
     """From a seed to a fresh state; see `init_state`."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
-    init = jax.jit(
-        lambda s: nn.meta.unbox(_boxed_init(objective, optimizer, s)), out_shardings=shardings
-    )
-    return lambda seed: init(jnp.int32(seed))
+
+    def init(seed: jax.Array) -> TrainState:
+        return nn.meta.unbox(_boxed_state(objective.init(jax.random.key(seed)), optimizer))
+
+    jitted = jax.jit(init, out_shardings=shardings)
+    return lambda seed: jitted(jnp.int32(seed))
 
 
 def init_state(

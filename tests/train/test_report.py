@@ -1,12 +1,15 @@
 """What a run writes: records cut back on resume, curves, events, lines."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from bert_jax import files
 from bert_jax.train import uploads
 from bert_jax.train.report import Report, count, duration
+from tests.conftest import ROOT
 
 
 def read(workdir):
@@ -48,6 +51,15 @@ def test_curves_and_events_are_written(tmp_path):
     for name in (b'train/mlm_loss', b'train/learning_rate', b'eval/mlm_loss'):
         assert name in events.read_bytes()
     assert not list(tmp_path.glob('*.tmp'))
+
+
+def test_pytorch_is_not_loaded_for_the_events(tmp_path):
+    pytest.importorskip('torch')
+    code = (f'import sys; from bert_jax.train.report import Report; from pathlib import Path; '
+            f'report = Report(Path({str(tmp_path)!r}), True, 0); '
+            'report.write(1, {"train/loss": 1.0}); report.close(); '
+            'assert "torch" not in sys.modules; import torch; torch.ones(1)')
+    subprocess.run([sys.executable, '-c', code], check=True, cwd=ROOT)
 
 
 def test_curves_hold_what_was_recorded_before_a_resume(tmp_path, monkeypatch):
