@@ -21,13 +21,13 @@ import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_text as tf_text
 
 from bert_jax.data.pairs import Encode
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, basic_tokens
+from bert_jax.tf import tf
 
 # Lower-casing and NFD turn no code point into more than nine bytes of UTF-8 (a Hangul syllable), so
 # that a word of more than 200 bytes has at least 23 characters.

@@ -11,6 +11,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import Path, in_bucket, open_whole, write_whole
 from bert_jax.train.gates import Alarm
 from bert_jax.train.uploads import Uploads
+from bert_jax.without import without
 
 
 def duration(seconds: float) -> str:
@@ -66,17 +67,6 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _summary_writer() -> Any:
-    """tensorboardX's, which would load PyTorch where that is installed: seconds, for nothing."""
-    hidden = sys.modules.setdefault('torch', None) is None  # type: ignore[arg-type]
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
-        if hidden:
-            del sys.modules['torch']
-    return SummaryWriter
-
-
 class Report:
     """Writes the records of one run; on processes other than the first it does nothing.
 
@@ -91,6 +81,7 @@ class Report:
         again.
         """
         self._active = active
+        self._drawn = 0  # records
         self.records: list[dict[str, Any]] = []
         if not active:
             return
@@ -102,7 +93,9 @@ class Report:
         write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
         self.flush()
         self._file = path.open('a')
-        SummaryWriter = _summary_writer()
+        with without('torch'):
+            from tensorboardX import SummaryWriter
+
         self._events = SummaryWriter(str(self._folder), purge_step=start_step + 1, flush_secs=30)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -141,9 +134,13 @@ class Report:
                 print(f'warning: {alarm.line}', file=sys.stderr, flush=True)
 
     def draw(self) -> None:
-        """Draws `curves.png`: one panel a metric, training and held-out together."""
-        if not self._active:
+        """Draws `curves.png`, if there is more to draw than last time.
+
+        It has one panel a metric, training and held-out together.
+        """
+        if not self._active or self._drawn == len(self.records):
             return
+        self._drawn = len(self.records)
         import matplotlib
 
         matplotlib.use('Agg')
