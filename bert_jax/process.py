@@ -8,7 +8,9 @@ import os
 import platform
 import sys
 import time
+import types
 from collections.abc import Iterator
+from typing import Any
 
 from bert_jax.errors import InputError
 
@@ -77,6 +79,23 @@ def quiet_stderr() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without(package: str, *, empty: bool = False) -> Iterator[None]:
+    """Within it, a package that is not loaded yet cannot be found, or is `empty`.
+
+    For imports that would load it for seconds, and to no use here, wherever it is installed.
+    """
+    modules: dict[str, Any] = sys.modules
+    loaded = package in modules
+    if not loaded:
+        modules[package] = types.ModuleType(package) if empty else None
+    try:
+        yield
+    finally:
+        if not loaded:
+            del modules[package]
+
+
+@contextlib.contextmanager
 def loading_tensorflow(purpose: str) -> Iterator[None]:
     """For imports of TensorFlow and what comes with it: quiet, and told in a line where it lacks.
 
@@ -85,6 +104,8 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
     """
     try:
         with quiet_stderr():
+            with without('keras'):  # a third of TensorFlow's import
+                import tensorflow  # noqa: F401
             yield
     except ModuleNotFoundError as error:
         missing = str(error.name).partition('.')[0]

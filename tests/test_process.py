@@ -1,12 +1,13 @@
-"""What is not installed is told in one line."""
+"""What is not installed is told in one line, and what is not used is not loaded."""
 
+import importlib.util
 import subprocess
 import sys
 
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.process import huge_pages_note, loading_tensorflow
+from bert_jax.process import huge_pages_note, loading_tensorflow, without
 from tests.conftest import ROOT
 
 
@@ -40,3 +41,37 @@ def test_a_door_without_its_requirements(door):
     assert process.returncode == 1
     assert process.stderr.startswith('error: ml_collections is not installed: python -m pip ')
     assert process.stderr.count('\n') == 1
+
+
+def test_a_package_is_hidden_and_comes_back():
+    assert 'wave' not in sys.modules
+    with without('wave'), pytest.raises(ImportError):
+        import wave
+    import wave
+
+    with without('wave'), without('wave', empty=True):
+        import wave as loaded
+    assert loaded is wave is sys.modules['wave']
+
+
+@pytest.mark.parametrize('package, code, after', [
+    ('torch', """
+from pathlib import Path
+from bert_jax.train.report import Report
+report = Report(Path(sys.argv[1]), True, 0)
+report.write(1, {'train/loss': 1.0})
+report.close()
+""", ''),
+    # Whoever asks TensorFlow for Keras still gets it.
+    ('keras', """
+from bert_jax.process import loading_tensorflow
+with loading_tensorflow('reading'):
+    import tensorflow as tf
+    import bert_jax.data.pipeline
+    import bert_jax.data.tokenize
+""", 'tf.keras.layers.Dense'),
+])
+def test_a_run_does_not_load_what_it_does_not_use(tmp_path, package, code, after):
+    assert importlib.util.find_spec(package) or pytest.skip(f'{package} is not installed')
+    code = f'import sys\n{code}\nassert {package!r} not in sys.modules\n{after}'
+    subprocess.run([sys.executable, '-c', code, str(tmp_path)], check=True, cwd=ROOT)

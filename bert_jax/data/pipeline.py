@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import tensorflow as tf
 
 from bert_jax.data.examples import Examples, Rows, eval_batch
 from bert_jax.data.spec import BatchSpec
-from bert_jax.tf import tf
 
 _ROWS_A_CALL = 2048  # rows made in one call: numpy's cost a call is then small
 _PREFETCH_BATCHES = 8

@@ -21,11 +21,11 @@ from typing import Any
 from bert_jax import files, hosts
 from bert_jax.data import disk
 from bert_jax.data.identity import new_digest
+from bert_jax.data.store import build_store, store_fingerprint
 from bert_jax.data.token_store import MANIFEST, TokenStore
 from bert_jax.data.transfer import copy_store
 from bert_jax.errors import InputError
 from bert_jax.outputs import open_folder
-from bert_jax.process import loading_tensorflow
 from bert_jax.text.added import add_words
 
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
@@ -94,9 +94,6 @@ def share_store(source: Any, tokenizer: Any, places: Places, progress: bool) -> 
       InputError: whatever building raises, a damaged store, or `data.dir` is not shared.
     """
     def prepare() -> str:
-        with loading_tensorflow(source.spec):
-            from bert_jax.data.store import build_store, store_fingerprint
-
         name = store_fingerprint(source, tokenizer)
         if not (places.local / 'stores' / name).exists() and (
                 places.shared / 'stores' / name / MANIFEST).exists():

@@ -28,10 +28,10 @@ from bert_jax.data.corpus import Source
 from bert_jax.data.identity import digests
 from bert_jax.data.pieces import PieceWriter
 from bert_jax.data.progress import Progress
-from bert_jax.data.store_part import PartBuilder, token_dtype
 from bert_jax.data.store_workers import Part
-from bert_jax.data.token_store import FORMAT_VERSION, MANIFEST, TokenStore
+from bert_jax.data.token_store import FORMAT_VERSION, MANIFEST, TokenStore, token_dtype
 from bert_jax.errors import InputError
+from bert_jax.process import loading_tensorflow
 
 _SPLITTER_VERSION = 1  # raise it when `split_sentences` changes: stores of old rules are not ours
 _PART_BYTES = 256 << 20  # of text at least, where units are smaller
@@ -143,6 +143,9 @@ class _Build:
                 self._source, self._tokenizer, parts, num_processes, num_threads, self._report
             )
             return
+        with loading_tensorflow(self._source.spec):  # nobody else here needs it
+            from bert_jax.data.store_part import PartBuilder
+
         builder = PartBuilder(self._source, self._tokenizer, num_threads)
         for part in parts:
             yield builder.build(part, functools.partial(self._report, part))

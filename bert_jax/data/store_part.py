@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
+import tensorflow as tf
 
 from bert_jax import files
 from bert_jax.data.corpus import Source, Unit
 from bert_jax.data.store_workers import Part
+from bert_jax.data.token_store import token_dtype
 from bert_jax.data.tokenize import FastTokenizer, split_sentences
-from bert_jax.tf import tf
 
 _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 10_000
@@ -112,11 +113,6 @@ class PartBuilder:
         yield from data.prefetch(2).as_numpy_iterator()
         if failure:
             raise failure[0]
-
-
-def token_dtype(tokenizer: Any) -> np.dtype:
-    """16 bits a token where they are enough."""
-    return np.dtype('<u2' if len(tokenizer.vocab) < 65_536 else '<u4')
 
 
 class _Growing:

@@ -28,9 +28,8 @@ def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str
     data = prepared_builder(f'tfds:{name}', name, data_dir).as_dataset(
         split=split, shuffle_files=False
     )
+    import tensorflow as tf
     import tensorflow_datasets as tfds
-
-    from bert_jax.tf import tf
 
     if not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(data.element_spec)):
         yield from tfds.as_numpy(data)

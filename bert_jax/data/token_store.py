@@ -24,6 +24,11 @@ FORMAT_VERSION = 2
 MANIFEST = 'manifest.json'
 
 
+def token_dtype(tokenizer: Any) -> np.dtype:
+    """16 bits a token where they are enough."""
+    return np.dtype('<u2' if len(tokenizer.vocab) < 65_536 else '<u4')
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenStore:
     """Token ids with the bounds of sentences and documents. No sentence or document is empty.

@@ -21,13 +21,16 @@ import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow_text as tf_text
+import tensorflow as tf
 
 from bert_jax.data.pairs import Encode
+from bert_jax.process import without
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, basic_tokens
-from bert_jax.tf import tf
+
+with without('tensorflow_text.python.keras', empty=True):  # layers: all of Keras
+    import tensorflow_text as tf_text
 
 # Lower-casing and NFD turn no code point into more than nine bytes of UTF-8 (a Hangul syllable), so
 # that a word of more than 200 bytes has at least 23 characters.

@@ -96,9 +96,8 @@ def _saved_model(
 ) -> dict[str, Any]:
     """A folder with the signature `serving_default`, for TensorFlow alone, on any platform."""
     with loading_tensorflow('export --to saved_model'):
+        import tensorflow as tf
         from jax.experimental import jax2tf
-
-        from bert_jax.tf import tf
 
     for kind in ('GPU', 'TPU'):  # which jax has
         tf.config.set_visible_devices([], kind)

@@ -9,9 +9,9 @@ from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.files import Path, in_bucket, open_whole, write_whole
+from bert_jax.process import without
 from bert_jax.train.gates import Alarm
 from bert_jax.train.uploads import Uploads
-from bert_jax.without import without
 
 
 def duration(seconds: float) -> str:
@@ -93,7 +93,7 @@ class Report:
         write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
         self.flush()
         self._file = path.open('a')
-        with without('torch'):
+        with without('torch'), without('google.cloud.storage'):
             from tensorboardX import SummaryWriter
 
         self._events = SummaryWriter(str(self._folder), purge_step=start_step + 1, flush_secs=30)

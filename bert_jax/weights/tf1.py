@@ -106,7 +106,7 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
 def _tensorflow(purpose: str) -> Any:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     with loading_tensorflow(purpose):
-        from bert_jax.tf import tf
+        import tensorflow as tf
 
         with contextlib.suppress(RuntimeError):  # raised where TensorFlow has been in use already
             tf.config.set_visible_devices([], 'GPU')
