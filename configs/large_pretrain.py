@@ -5,16 +5,15 @@
 
 Paper (Appendix A.2): 256 sequences a step, 1M steps, Adam 1e-4, warm-up 10k, linear decay, weight
 decay 0.01; 90 % of the steps at length 128, then 10 % at 512. Four days on 64 TPU v2 chips. As it
-stands it is for 64 chips, four rows each (v5e 8x8, v4 or v5p 4x4x4); on 16 (v5e 4x4) add
---config.train.accumulation_steps=4.
+stands it is for 16 chips of 16 GB or more (v5e 4x4: 16 rows each, 2.8 and then 6.0 GB); 64 (v4 or v5p
+4x4x4: four rows each) are sooner done at more chip-hours, and larger slices mostly wait for memory.
 
 `:lamb` (You et al., 2019, with NVIDIA's published figures): 7,038 steps of 65,536 sequences of 128
 at 6e-3, then 1,563 of 32,768 of 512 at 4e-3, each with its own warm-up (28.43 % and 12.8 %) and
 square-root decay. 76 minutes on 1,024 TPU v3 chips in the LAMB paper. As it stands it is for 256
-chips of 16 GB or more (v5e or v6e 16x16), in 32 parts: 8 rows a chip at once at 128, then 4 at 512.
-On v5e 16x16 that compiles to 8.3 and 11.4 GB a chip, and 442 chip-hours in all (docs/preflight.md);
-the paper's on v5e 8x8 to 6.4 and 8.0 GB. 64 chips of v4 (4x4x4) are reckoned to need 64 parts: ask
-bert_jax.tools.preflight before renting others.
+chips of 16 GB or more (v5e or v6e 16x16), in 16 parts: 16 rows a chip at once at 128, then 8 at 512
+(4.9 and 6.1 GB on v5e). Fewer chips take more parts: 64 on v4 4x4x4, 256 on v5e 4x4.
+docs/preflight.md has what all of this comes to.
 """
 
 from bert_jax.config import default_config
