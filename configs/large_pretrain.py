@@ -5,8 +5,9 @@
 
 Paper (Appendix A.2): 256 sequences a step, 1M steps, Adam 1e-4, warm-up 10k, linear decay, weight
 decay 0.01; 90 % of the steps at length 128, then 10 % at 512. Four days on 64 TPU v2 chips. As it
-stands it is for 16 chips of 16 GB or more (v5e 4x4: 16 rows each, 2.8 and then 6.0 GB); 64 (v4 or v5p
-4x4x4: four rows each) are sooner done at more chip-hours, and larger slices mostly wait for memory.
+stands it is for 16 chips of 16 GB or more (v5e 4x4: 16 rows each, 2.8 and then 6.0 GB); 64 (v4 or
+v5p 4x4x4: four rows each) are sooner done at more chip-hours, and larger slices mostly wait for
+memory.
 
 `:lamb` (You et al., 2019, with NVIDIA's published figures): 7,038 steps of 65,536 sequences of 128
 at 6e-3, then 1,563 of 32,768 of 512 at 4e-3, each with its own warm-up (28.43 % and 12.8 %) and
