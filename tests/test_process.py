@@ -43,15 +43,18 @@ def test_a_door_without_its_requirements(door):
     assert process.stderr.count('\n') == 1
 
 
-def test_a_package_is_hidden_and_comes_back():
-    assert 'wave' not in sys.modules
-    with without('wave'), pytest.raises(ImportError):
-        import wave
-    import wave
-
-    with without('wave'), without('wave', empty=True):
-        import wave as loaded
-    assert loaded is wave is sys.modules['wave']
+def test_a_package_is_hidden_and_comes_back(tmp_path, monkeypatch):
+    (tmp_path / 'of_no_use.py').write_text('loaded = True\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    with without('of_no_use'), pytest.raises(ImportError):
+        importlib.import_module('of_no_use')
+    with without('of_no_use', empty=True):
+        assert not hasattr(importlib.import_module('of_no_use'), 'loaded')
+    module = importlib.import_module('of_no_use')
+    assert module.loaded
+    with without('of_no_use'), without('of_no_use', empty=True):  # it is loaded: too late
+        assert importlib.import_module('of_no_use') is module
+    del sys.modules['of_no_use']
 
 
 @pytest.mark.parametrize('package, code, after', [
