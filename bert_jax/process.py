@@ -104,7 +104,8 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
     """
     try:
         with quiet_stderr():
-            with without('keras'):  # a third of TensorFlow's import
+            # Keras is a third of its import. What lacks is told below, by whoever needs it.
+            with without('keras'), contextlib.suppress(ModuleNotFoundError):
                 import tensorflow  # noqa: F401
             yield
     except ModuleNotFoundError as error:
