@@ -6,7 +6,7 @@ devices and back. They are sums of integers, so they depend neither on a mesh no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
     Computed where the arrays lie; on CPUs without compiling anything.
     """
     sums = [
-        checksum(np.asarray(x)) if _is_on_host(x) else _on_device(x)
+        checksum(np.asarray(x)) if _is_on_host(x) else _alone(_on_device, x)
         for x in (arrays[name] for name in sorted(arrays))
     ]
     return np.array(jax.device_get(sums), np.uint32)
@@ -43,6 +43,17 @@ def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
 def _is_on_host(x: Any) -> bool:
     return not isinstance(x, jax.Array) or (
         x.is_fully_addressable and x.addressable_shards[0].device.platform == 'cpu')
+
+
+def _alone(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """What a function computes of an array on devices, before anything else is begun on CPUs.
+
+    CPUs start small programs in any order: each host would wait in a sum that another is not in.
+    """
+    found = function(x)
+    if x.addressable_shards[0].device.platform == 'cpu':
+        found.block_until_ready()
+    return found
 
 
 def checksum(x: np.ndarray) -> np.uint32:
@@ -65,7 +76,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 def not_finite(arrays: Mapping[str, Any]) -> str | None:
     """The first array, by name, that holds NaN or infinity; of numpy's or of a device."""
     found = {
-        name: is_finite(np.asarray(x)) if _is_on_host(x) else _is_finite_on_device(x)
+        name: is_finite(np.asarray(x)) if _is_on_host(x) else _alone(_is_finite_on_device, x)
         for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)
     }
     return next((name for name, good in jax.device_get(found).items() if not good), None)
