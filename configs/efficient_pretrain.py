@@ -11,8 +11,8 @@ Every NAME has half the FLOPs of `configs/ablations.py:base`, and `NAME,tiny` ha
 | `dropout` | none in pre-training (Geiping and Goldstein, 2022); fine-tuning keeps its own |
 | `rate` | a triangle: up for half of the steps to a higher rate, then down (the same) |
 | `muon` | Muon for the matrices of the layers (Jordan, 2024; Liu et al., 2025) |
-| `lengths` | the first 30 % of the FLOPs on rows of 64 tokens |
-| `ramp` | the first 30 % of the FLOPs in batches of a quarter |
+| `lengths` | the first 30 % of phase 1's FLOPs on rows of half the length |
+| `ramp` | the first 30 % of phase 1's FLOPs in batches of a quarter |
 | `all` | all of these |
 
 What packing saves depends on the text: set `packed_rows` of a phase (README). Published figures are
@@ -22,13 +22,15 @@ hints for models and budgets of their own; which ingredients hold here, the tabl
 from bert_jax.config import default_config
 
 INGREDIENTS = ('masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp')
-# FLOPs of a sequence by (length, predictions), in those of (128, 20): bert_jax/model/flops.py.
+# FLOPs of a sequence by (length, predictions), in those of the paper's phase 1: model/flops.py.
 COSTS = {
     '': {(64, 10): 0.494, (64, 20): 0.521, (128, 20): 1.0, (128, 39): 1.051,
          (512, 80): 4.303, (512, 154): 4.504},
-    'tiny': {(64, 10): 0.481, (64, 20): 0.681, (128, 20): 1.0, (128, 39): 1.385},
+    'tiny': {(32, 5): 0.492, (32, 10): 0.699, (64, 10): 1.0, (64, 20): 1.415,
+             (128, 20): 2.078, (128, 39): 2.878},
 }
-_SLOTS = {False: {64: 10, 128: 20, 512: 80}, True: {64: 20, 128: 39, 512: 154}}  # at 30 %
+_SLOTS = {  # of 15 % and of 30 %
+    False: {32: 5, 64: 10, 128: 20, 512: 80}, True: {32: 10, 64: 20, 128: 39, 512: 154}}
 _EARLY = 0.3
 
 
@@ -48,7 +50,7 @@ def get_config(named: str = 'all'):
         c.train.max_eval_examples = 1024
         c.optimizer.learning_rate = 2e-3 if 'rate' in used else 1e-3
         c.optimizer.warmup = '10%'
-        parts = [(1250, 128)]  # (FLOPs in sequences of (128, 20), length)
+        parts = [(1800, 64), (200 * COSTS['tiny'][128, 20], 128)]  # (FLOPs as in COSTS, length)
     else:
         c.model.name = 'base'
         c.data.source = 'tfds:wikipedia/20230601.en'
@@ -62,7 +64,7 @@ def get_config(named: str = 'all'):
     batch = c.train.batch_size
     first, length = parts[0]
     if 'lengths' in used or 'ramp' in used:
-        early = 64 if 'lengths' in used else length
+        early = length // 2 if 'lengths' in used else length
         parts[:1] = [(_EARLY * first, early), ((1 - _EARLY) * first, length)]
     phases = []
     for i, (flops, length) in enumerate(parts):
