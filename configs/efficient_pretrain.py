@@ -13,7 +13,9 @@ Every NAME has half the FLOPs of `configs/ablations.py:base`, and `NAME,tiny` ha
 | `muon` | Muon for the matrices of the layers (Jordan, 2024; Liu et al., 2025) |
 | `lengths` | the first 30 % of phase 1's FLOPs on rows of half the length |
 | `ramp` | the first 30 % of phase 1's FLOPs in batches of a quarter |
-| `all` | all of these |
+| `clipping` | the gradient's norm clipped at 0.5 (Geiping and Goldstein, 2022) |
+| `no_nsp` | no next sentence (Liu et al., 2019); it has hurt small models |
+| `all` | all of these but `no_nsp` |
 
 What packing saves depends on the text: set `packed_rows` of a phase (README). Published figures are
 hints for models and budgets of their own; which ingredients hold here, the table has to show.
@@ -21,7 +23,7 @@ hints for models and budgets of their own; which ingredients hold here, the tabl
 
 from bert_jax.config import default_config
 
-INGREDIENTS = ('masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp')
+INGREDIENTS = ('masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping')
 # FLOPs of a sequence by (length, predictions), in those of the paper's phase 1: model/flops.py.
 COSTS = {
     '': {(64, 10): 0.494, (64, 20): 0.521, (128, 20): 1.0, (128, 39): 1.051,
@@ -36,10 +38,10 @@ _EARLY = 0.3
 
 def get_config(named: str = 'all'):
     name, _, scale = named.partition(',')
-    if name not in ('none', 'all', *INGREDIENTS) or scale not in COSTS:
+    if name not in ('none', 'no_nsp', 'all', *INGREDIENTS) or scale not in COSTS:
         raise ValueError(
             f'configs/efficient_pretrain.py:{named} is unknown: choose none, all, '
-            + ', '.join(INGREDIENTS) + ', and after a comma perhaps tiny'
+            + ', '.join(INGREDIENTS + ('no_nsp',)) + ', and after a comma perhaps tiny'
         )
     used = INGREDIENTS if name == 'all' else (name,)
     c = default_config()
@@ -83,4 +85,8 @@ def get_config(named: str = 'all'):
         c.optimizer.warmup, c.optimizer.decay_from = '50%', 'peak'
     if 'muon' in used:
         c.optimizer.name = 'muon'
+    if 'clipping' in used:
+        c.optimizer.clip_norm = 0.5
+    if name == 'no_nsp':
+        c.data.next_sentence = False
     return c

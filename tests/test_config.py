@@ -126,7 +126,8 @@ def test_an_efficient_recipe_has_half_the_flops(scale):
                    for phase in phases(config))
 
     whole = flops('ablations:base')
-    for name in ('none', 'masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'all'):
+    for name in ('none', 'masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping',
+                 'no_nsp', 'all'):
         assert flops(f'efficient_pretrain:{name}') == pytest.approx(whole / 2, rel=0.01), name
 
 

@@ -251,7 +251,8 @@ TABLES: Mapping[str, Table] = {
             *(Row(title, f'efficient_pretrain.py:{name}') for title, name in (
                 ('half of its steps', 'none'), ('30 % masked', 'masking'),
                 ('no dropout', 'dropout'), ('triangle, higher rate', 'rate'), ('Muon', 'muon'),
-                ('short rows first', 'lengths'), ('small batches first', 'ramp'), ('all', 'all'))),
+                ('short rows first', 'lengths'), ('small batches first', 'ramp'),
+                ('clipped at 0.5', 'clipping'), ('No NSP', 'no_nsp'), ('all but No NSP', 'all'))),
         ), ('mnli', 'qnli', 'mrpc', 'sst2', 'squad_v1', 'ner'), ('mrpc', 'sst2', 'ner'),
         note="Not of the paper. Each but the first row has half of its FLOPs.",
     ),
