@@ -20,7 +20,7 @@ _AXES = ('steps', 'tokens', 'FLOPs')
 _NUM_COLOURS, _DASHES = 8, ('', '7 3', '2 3', '9 3 2 3')  # as report.css and report.js have them
 # Curves of how the run went, not of what it learnt; and what is another of them by a formula.
 _OF_SPEED = ('sequences_per_second', 'tokens_per_second', 'data_wait', 'mfu', 'goodput')
-_NOT_DRAWN = ('mlm_perplexity',)
+_NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity')
 
 
 @dataclasses.dataclass(frozen=True)

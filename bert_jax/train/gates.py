@@ -15,8 +15,8 @@ import numpy as np
 
 MEANINGS: Mapping[str, str] = {
     'first_loss': 'the loss of the first step is not that of guessing',
-    'plateau': 'the masked-LM loss stays where guessing by frequency has it',
-    'leak': 'masked words are guessed better than words can be',
+    'plateau': 'the language-model loss stays where guessing by frequency has it',
+    'leak': 'words are guessed better than words can be',
     'below_curve': 'an accuracy is below that of the run which this one is compared with',
     'above_curve': 'an accuracy is above that of the run which this one is compared with',
     'loss_spike': 'the loss of a step is far above those before it',
@@ -29,7 +29,7 @@ _GRADIENT_SPIKE = 5.0  # times the median
 _LOSS_SPIKE, _LEAST_LOSS_SPIKE = 6.0, 0.2
 _FIRST_LOSS = 0.5  # from chance; fresh parameters of Large are 0.2 off
 _PLATEAU = 0.1  # below the loss of guessing by frequency
-# Masked-LM accuracy: BERT-Large ends near 0.7, and none is at 0.5 in its first tenth.
+# Accuracy: of masked words BERT-Large ends near 0.7, and none is at 0.5 in its first tenth.
 _TOO_GOOD, _TOO_GOOD_EARLY = 0.85, 0.5
 # An accuracy is out of the band by a share of what was expected, and at least.
 _BELOW, _ABOVE, _LEAST_OFF = 0.2, 0.3, 0.03
@@ -66,7 +66,7 @@ class Gates:
         Args:
           chance: loss of the first step by guessing; None: the parameters are not fresh, or it was
             before.
-          by_frequency: masked-LM loss of guessing by frequency, where that is known.
+          by_frequency: language-model loss of guessing by frequency, where that is known.
           settled: step by which a run has left it.
           curve: records of a run that this one should be like.
           repeated: share of the sentences that are there more than once.
@@ -97,11 +97,11 @@ class Gates:
         """
         first = step - len(steps) + 1
         found = [*self._start(first, steps), *self._spikes(first, steps)]
-        loss = means.get('mlm_loss')
+        loss = _language_model(means, 'loss')
         if self._by_frequency is not None and loss is not None and step >= self._settled:
             found += self._lasting(
                 'plateau', loss > self._by_frequency - _PLATEAU, step, loss,
-                f'masked-LM loss {loss:.2f}, and guessing by frequency has '
+                f'language-model loss {loss:.2f}, and guessing by frequency has '
                 f'{self._by_frequency:.2f}: it learns nothing from the context yet. Lower the '
                 'rate, lengthen the warm-up, and see whether labels belong to their rows')
         return [*found, *self._measured('train', step, means)]
@@ -156,13 +156,13 @@ class Gates:
 
     def _measured(self, kind: str, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         found: list[Alarm] = []
-        accuracy = metrics.get('mlm_accuracy')
+        accuracy = _language_model(metrics, 'accuracy')
         if accuracy is not None:
             early = self._fresh and step < self._settled
             found += self._lasting(
                 'leak', accuracy > (_TOO_GOOD_EARLY if early else _TOO_GOOD), step, accuracy,
-                f'masked-LM accuracy {accuracy:.1%}: no words are as easy to guess; do the rows '
-                'still hold what is masked, or held-out documents stand in the training text?')
+                f'language-model accuracy {accuracy:.1%}: no words are as easy to guess; do the '
+                'rows still hold what is asked, or held-out documents stand in the training text?')
         for name, value in metrics.items():
             found += self._compared(f'{kind}/{name}', step, value)
         return found
@@ -195,3 +195,8 @@ class Gates:
             return []
         self._said.add(key)
         return [Alarm(name, step, value, f'step {step:,}: {line}')]
+
+
+def _language_model(metrics: Mapping[str, float], what: str) -> float | None:
+    """Of masked words, or of the next word in a model that is read from the left."""
+    return metrics.get(f'mlm_{what}', metrics.get(f'lm_{what}'))

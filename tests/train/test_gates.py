@@ -66,6 +66,14 @@ def test_what_is_said(measured, expected):
     assert said(measured) == expected
 
 
+def test_a_model_read_from_the_left_is_watched_too():
+    def constant(loss, accuracy):
+        return lambda step: {'loss': loss, 'grad_norm': 1.5, 'lm_loss': loss, 'lm_accuracy': accuracy}
+
+    assert said(constant(BY_FREQUENCY, 0.06), chance=None) == [('plateau', 200)]
+    assert said(constant(1.0, 0.97), chance=None) == [('leak', 20)]
+
+
 def test_a_rate_far_too_high():
     """It leaps, and then learns nothing any more."""
     def measured(step):
