@@ -3,10 +3,10 @@
     python -m bert_jax.main --config=configs/ablations.py:no_nsp --config.data.vocab_file=vocab.txt
     python -m bert_jax.main --config=configs/ablations.py:no_nsp,tiny
 
-`NAME,tiny` is the same difference in a model for two CPU cores (2 layers of 128; 3,600 steps on rows
-of 64 tokens and 400 of 128; text that comes with Python, its own vocabulary of 8,000 pieces, of which
-the head is three times as quick as of 30,522). `python -m bert_jax.tools.paper TABLE` runs whole
-tables of these.
+`NAME,tiny` is the same difference in a model for two CPU cores: 2 layers of 128, 3,600 steps on rows
+of 64 tokens and 400 on rows of 128, text that comes with Python, and a vocabulary of its own of
+8,000 pieces, as most of such a model's FLOPs are those of the word table.
+`python -m bert_jax.tools.paper TABLE` runs whole tables of these.
 
 | NAME | row |
 |---|---|

@@ -68,7 +68,8 @@ def test_what_is_said(measured, expected):
 
 def test_a_model_read_from_the_left_is_watched_too():
     def constant(loss, accuracy):
-        return lambda step: {'loss': loss, 'grad_norm': 1.5, 'lm_loss': loss, 'lm_accuracy': accuracy}
+        return lambda step: {
+            'loss': loss, 'grad_norm': 1.5, 'lm_loss': loss, 'lm_accuracy': accuracy}
 
     assert said(constant(BY_FREQUENCY, 0.06), chance=None) == [('plateau', 200)]
     assert said(constant(1.0, 0.97), chance=None) == [('leak', 20)]
