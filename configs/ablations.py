@@ -3,9 +3,9 @@
     python -m bert_jax.main --config=configs/ablations.py:no_nsp --config.data.vocab_file=vocab.txt
     python -m bert_jax.main --config=configs/ablations.py:no_nsp,tiny
 
-`NAME,tiny` is the same difference in a model for two CPU cores: 2 layers of 128, 3,600 steps on rows
-of 64 tokens and 400 on rows of 128, text that comes with Python, and a vocabulary of its own of
-8,000 pieces, as most of such a model's FLOPs are those of the word table.
+`NAME,tiny` is the same difference in a model for two CPU cores: 2 layers of 128, 3,600 steps on
+rows of 64 tokens and 400 on rows of 128, text that comes with Python, and a vocabulary of its own
+of 8,000 pieces (with 30,522, two thirds of the FLOPs would be the word table's).
 `python -m bert_jax.tools.paper TABLE` runs whole tables of these.
 
 | NAME | row |
