@@ -20,8 +20,8 @@ task's fine-tuning:
 
 Every part is a sweep in DIRECTORY/parts (tools.sweep), named after the config that its runs resolve
 to: tables share what they have in common, and more --seeds or another table add to what is there.
-The same command goes on where it was stopped, and any number of machines may run it on one folder.
-After each part the table's .md and .json are written anew, at the end its .png.
+The same command goes on where it was stopped, and any number of machines may run it on one folder:
+what one is at holds up only what needs it. After each part the table's .md and .json are written anew, at the end its .png.
 
 A pre-training here is one process. What runs on a slice of several hosts is started with
 bert_jax.main and given with --weights NAME=RUN. At the paper's scale the command first says what
@@ -45,13 +45,15 @@ from absl import logging
 from bert_jax import hosts
 from bert_jax.errors import InputError, Stopped
 from bert_jax.faults import told
-from bert_jax.files import as_path
+from bert_jax.files import Path, as_path
 from bert_jax.outputs import is_by_the_way, open_folder
 from bert_jax.stopping import Guard
 from bert_jax.tools.paper_parts import CONFIGS, Options, Part, parts_of
 from bert_jax.tools.paper_tables import COLUMNS, TABLES
 from bert_jax.tools.sweep import Worker
 from bert_jax.train.report import duration
+
+_WAIT_SECONDS = 10.0  # between looks at what other machines are at
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -119,32 +121,55 @@ def _run(table: str, options: Options, parts: list[Part]) -> int:
     guard = Guard()
     guard.start()
     hosts.check_accelerators()
-    failed: dict[str, str] = {}
-    for number, part in enumerate(parts, 1):
-        folder = part.folder
-        left = len(folder.unfinished())
-        if not left:
-            continue
-        if part.start is not None and not part.start.exists():
-            failed[part.title] = f'{part.start} is not there'
-            continue
-        print(f'[{number}/{len(parts)}] {time.strftime("%H:%M")} {part.title}: {left} runs in '
-              f'{part.path}; {_left(parts)}', flush=True)
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            folder.open(part.path.name, [])
-            work = argparse.Namespace(config=part.config, together=None, helper=None)
-            if not Worker(work, list(part.overrides), folder, guard.should_stop).work():
-                raise Stopped('')
-        except Stopped:
+    failed: dict[str, str] = {}  # by the part's title
+    titles = {part.path: part.title for part in parts}
+    # Kept from pass to pass: a failure counts from here on, and a claim is dead after a while.
+    folders = {part.path: part.folder for part in parts}
+    workers: dict[Path, Worker] = {}
+    while True:
+        waiting = False  # for what other machines are at
+        for number, part in enumerate(parts, 1):
+            folder = folders[part.path]
+            left = len(folder.unfinished())
+            if not left or part.title in failed:
+                continue
+            if part.before is not None:
+                path, member = part.before
+                trained = folders[path].result(member) is not None
+                if not trained and titles[path] not in failed:
+                    waiting = True
+                    continue
+                if not (trained and part.start and part.start.exists()):
+                    failed[part.title] = f'{part.start} is not there'
+                    continue
+            try:
+                if part.path not in workers:
+                    print(f'[{number}/{len(parts)}] {time.strftime("%H:%M")} {part.title}: {left} '
+                          f'runs in {part.path}; {_left(parts)}', flush=True)
+                    folder.path.mkdir(parents=True, exist_ok=True)
+                    folder.open(part.path.name, [])
+                    work = argparse.Namespace(config=part.config, together=None, helper=0)
+                    workers[part.path] = Worker(
+                        work, list(part.overrides), folder, guard.should_stop)
+                if not workers[part.path].work():
+                    raise Stopped('')
+            except Stopped:
+                print('stopped; the same command goes on from here', flush=True)
+                return 143
+            except InputError as error:  # of this part; the others may do
+                failed[part.title] = str(error)
+                print(f'error: {part.title}: {error}', file=sys.stderr, flush=True)
+            if any(folder.failed(member) for member in part.members):
+                failed.setdefault(part.title, f'see log.txt in {part.path}/runs')
+            waiting |= bool(folder.unfinished()) and part.title not in failed
+            if len(folder.unfinished()) < left:
+                write_table(table, options, failed, draw=False)
+        if not waiting:
+            break
+        if guard.should_stop(0):
             print('stopped; the same command goes on from here', flush=True)
             return 143
-        except InputError as error:  # of this part; the others may do
-            failed[part.title] = str(error)
-            print(f'error: {part.title}: {error}', file=sys.stderr, flush=True)
-        if folder.unfinished() or any(folder.failed(member) for member in part.members):
-            failed.setdefault(part.title, f'see log.txt in {part.path}/runs')
-        write_table(table, options, failed, draw=False)
+        time.sleep(_WAIT_SECONDS)
     text, whole = write_table(table, options, failed, draw=True)
     print(text, flush=True)
     return 0 if whole and not failed else 1

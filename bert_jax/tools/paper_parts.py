@@ -72,6 +72,7 @@ class Part:
       path: its folder.
       resolved: the config of its members, but for what they differ in.
       start: a checkpoint, or a file, that has to be there before; or None.
+      before: (its part's `path`, member) of the pre-training that `start` is of; or None.
       sizes: of the model, as `config.model_sizes`.
       keep: of how many runs, the best, the checkpoints are kept.
     """
@@ -84,6 +85,7 @@ class Part:
     path: Path
     resolved: ConfigDict
     start: Path | None
+    before: tuple[Path, Member] | None
     sizes: Mapping[str, int]
     keep: int
 
@@ -126,7 +128,7 @@ def _pretraining(name: str, options: Options) -> Part:
         f'pre-training {name}', f'pre-training {name}',
         ('' if '.py:' in name else 'ablations.py:') + name + (',tiny' if options.tiny else ''),
         (*options.pretrain, f'train.keep_checkpoints={kept}'),
-        grid_members([], options.seeds), None, None, sys.maxsize, options.root,
+        grid_members([], options.seeds), None, None, None, sys.maxsize, options.root,
     )
 
 
@@ -165,7 +167,8 @@ def finetuning(row: Row, task: str, seed: int, table: Table, options: Options) -
         TINY_GRID if options.tiny else what.grid)
     return _part(
         f'{task} from {row.title}, seed {seed}', task, what.config, tuple(settings),
-        grid_members(grid, options.restarts or table.restarts), start, before.sizes, 1,
+        grid_members(grid, options.restarts or table.restarts), start,
+        None if start is None else (before.path, before.members[seed]), before.sizes, 1,
         options.root,
     )
 
@@ -193,7 +196,8 @@ def seeds_of(row: Row, options: Options) -> range:
 
 def _part(
     title: str, kind: str, config: str, settings: tuple[str, ...], members: list[Member],
-    start: Path | None, sizes: Mapping[str, int] | None, keep: int, root: Path,
+    start: Path | None, before: tuple[Path, Member] | None, sizes: Mapping[str, int] | None,
+    keep: int, root: Path,
 ) -> Part:
     """A part; `sizes` None: those of its own config."""
     overrides = tuple(f'--config.{setting}' for setting in settings)
@@ -201,7 +205,7 @@ def _part(
     resolved, name = _resolved(file, overrides, root)
     return Part(
         title, kind, file, overrides, tuple(members), root / 'parts' / name, resolved, start,
-        config_lib.model_sizes(resolved) if sizes is None else sizes, keep,
+        before, config_lib.model_sizes(resolved) if sizes is None else sizes, keep,
     )
 
 

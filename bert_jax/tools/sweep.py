@@ -118,7 +118,7 @@ class Worker:
         self._shared: Any = None  # settings that all members of the open group have
 
     def work(self) -> bool:
-        """Whether there is nothing left to do; else a stop was asked for.
+        """Whether nothing is left to do (a helper: that nobody has); else a stop was asked for.
 
         Raises:
           InputError: a config that cannot work.
@@ -134,6 +134,7 @@ class Worker:
                     print(f'  {before - left}/{before} runs, eta {seconds / 60:.0f} min',
                           flush=True)
             elif not self._folder.unfinished() or self._options.helper is not None:
+                self._group = self._shared = None  # its memory
                 return True
             else:
                 time.sleep(_WAIT_SECONDS)  # others are at them; whose claim dies is taken over

@@ -75,7 +75,7 @@ def test_what_settings_reach(tmp_path):
     assert (mrpc.train.batch_size, mrpc.train.steps) == (8, '2 epochs')
     assert mrpc.data.source == 'there/glue' and ner.data.source == 'there/conll2003'
     steps = parts_of(TABLES['c1'], options(tmp_path, columns=('mrpc',)))
-    assert str(steps[1].start).endswith('/runs/seed=0/checkpoints/250')
+    assert str(steps[1].start).endswith('/runs/seed=0/checkpoints/400')
     given = options(tmp_path, columns=('mrpc',), weights={'base': 'bert'}, seeds=3)
     assert titles(parts_of(TABLES['1'], given))[:2] == [
         'mrpc from BERT-Base, seed 0', 'pre-training 4/256/4']
@@ -89,11 +89,16 @@ class Quick:
     trained: list = []
     stop_after = 10**6
     broken = ''
+    elsewhere: list = []  # configs that another machine is at, each for one look
 
     def __init__(self, work, overrides, folder, should_stop):
         self._config, self._overrides, self._folder = work.config, overrides, folder
 
     def work(self):
+        busy = next((name for name in self.elsewhere if name in self._config), None)
+        if busy is not None:
+            self.elsewhere.remove(busy)
+            return True
         for member in self._folder.unfinished():
             if len(self.trained) >= self.stop_after:
                 return False
@@ -101,7 +106,7 @@ class Quick:
                 raise InputError('config.data.source is not there')
             self.trained.append((self._folder.path.name, member.name))
             run = self._folder.run(member)
-            (run / 'checkpoints' / '250').mkdir(parents=True)
+            (run / 'checkpoints' / '400').mkdir(parents=True)
             (run / 'vocab.txt').touch()
             (run / 'goodput.json').write_text('{"seconds": {"step": 1800.0, "start": 1800.0}}')
             ltr = 'ltr' in self._config or 'bilstm' in ' '.join(self._overrides)
@@ -115,8 +120,11 @@ class Quick:
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(paper, 'Worker', Quick)
-    monkeypatch.setattr(paper, 'Guard', mock.Mock())
-    for name, value in (('trained', []), ('stop_after', 10**6), ('broken', '')):
+    monkeypatch.setattr(
+        paper, 'Guard', lambda: mock.Mock(should_stop=lambda step: False))
+    monkeypatch.setattr(paper, '_WAIT_SECONDS', 0)
+    for name, value in (
+            ('trained', []), ('stop_after', 10**6), ('broken', ''), ('elsewhere', [])):
         monkeypatch.setattr(Quick, name, value)
     return Quick
 
@@ -157,6 +165,15 @@ def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys):
     assert 'Failed: mrpc from No NSP, seed 0' in found.out
     quick.broken = ''
     assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 0
+
+
+def test_what_another_machine_is_at_holds_up_only_what_needs_it(tmp_path, quick, capsys):
+    quick.elsewhere = ['ablations.py:base', 'ablations.py:base']
+    assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 0
+    kinds = [folder.partition('-')[0] for folder, _ in quick.trained]
+    assert kinds[:2] == ['pretrain', 'mrpc'], 'another row is pre-trained and fine-tuned meanwhile'
+    assert len(quick.trained) == len(set(quick.trained)) == 3 + 5 * 2
+    assert capsys.readouterr().out.count('pre-training base: 1 runs') == 1
 
 
 def test_what_costs_is_said_first(tmp_path, quick, monkeypatch, capsys):
@@ -218,16 +235,18 @@ def test_a_chain_of_real_runs(tmp_path, monkeypatch, capsys):
     for split, count in (('train', 32), ('dev', 16)):
         (tmp_path / 'glue' / 'CoLA' / f'{split}.tsv').write_text(''.join(
             f"x\t{i % 2}\t\t{' '.join(rng.choices(words, k=5))}\n" for i in range(count)))
-    both = [f'data.dir={tmp_path}/cache', 'data.max_seq_length=16', 'train.batch_size=8',
-            'train.steps=4', 'train.eval_every=0', 'train.save_every=0']
+    both = [f'data.dir={tmp_path}/cache', 'train.batch_size=8', 'train.steps=4',
+            'train.eval_every=0', 'train.save_every=0']
     command = [
         '3', f'--workdir={tmp_path}/paper', f'--data={tmp_path}', '--columns=cola', '--seeds=1',
         *(f'--pretrain={setting}' for setting in (
             *both, f'data.source={tmp_path}/text.txt', f'data.vocab_file={tmp_path}/vocab.txt',
-            'data.max_predictions_per_seq=3', 'data.held_out=0.2', 'train.eval_batch_size=8',
+            *(f'phases[{i}].{field}' for i in range(2)
+              for field in ('max_seq_length=16', 'max_predictions_per_seq=3')),
+            'data.held_out=0.2', 'train.eval_batch_size=8',
             'model.num_layers=1', 'model.hidden_size=16', 'model.num_heads=2')),
         *(f'--finetune={setting}' for setting in (
-            *both, 'data.packing=False', 'optimizer.learning_rate=1e-3')),
+            *both, 'data.max_seq_length=16', 'data.packing=False', 'optimizer.learning_rate=1e-3')),
     ]
     with mock.patch.object(Report, 'draw'), few_devices(1):
         assert paper.main(command) == 0
