@@ -21,7 +21,8 @@ task's fine-tuning:
 Every part is a sweep in DIRECTORY/parts (tools.sweep), named after the config that its runs resolve
 to: tables share what they have in common, and more --seeds or another table add to what is there.
 The same command goes on where it was stopped, and any number of machines may run it on one folder:
-what one is at holds up only what needs it. After each part the table's .md and .json are written anew, at the end its .png.
+what one is at holds up only what needs it. After each part the table's .md and .json are written
+anew, at the end its .png.
 
 A pre-training here is one process. What runs on a slice of several hosts is started with
 bert_jax.main and given with --weights NAME=RUN. At the paper's scale the command first says what
