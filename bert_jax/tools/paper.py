@@ -137,7 +137,7 @@ def _run(table: str, options: Options, parts: list[Part]) -> int:
             if part.before is not None:
                 path, member = part.before
                 trained = folders[path].result(member) is not None
-                if not trained and titles[path] not in failed:
+                if not (trained or titles[path] in failed or folders[path].failed(member)):
                     waiting = True
                     continue
                 if not (trained and part.start and part.start.exists()):
@@ -160,8 +160,6 @@ def _run(table: str, options: Options, parts: list[Part]) -> int:
             except InputError as error:  # of this part; the others may do
                 failed[part.title] = str(error)
                 print(f'error: {part.title}: {error}', file=sys.stderr, flush=True)
-            if any(folder.failed(member) for member in part.members):
-                failed.setdefault(part.title, f'see log.txt in {part.path}/runs')
             waiting |= bool(folder.unfinished()) and part.title not in failed
             if len(folder.unfinished()) < left:
                 write_table(table, options, failed, draw=False)
@@ -171,6 +169,9 @@ def _run(table: str, options: Options, parts: list[Part]) -> int:
             print('stopped; the same command goes on from here', flush=True)
             return 143
         time.sleep(_WAIT_SECONDS)
+    for part in parts:  # here or on another machine
+        if any(folders[part.path].failed(member) for member in part.members):
+            failed.setdefault(part.title, f'see log.txt in {part.path}/runs')
     text, whole = write_table(table, options, failed, draw=True)
     print(text, flush=True)
     return 0 if whole and not failed else 1

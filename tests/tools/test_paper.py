@@ -90,6 +90,7 @@ class Quick:
     stop_after = 10**6
     broken = ''
     elsewhere: list = []  # configs that another machine is at, each for one look
+    fails_there = False  # at its last look
 
     def __init__(self, work, overrides, folder, should_stop):
         self._config, self._overrides, self._folder = work.config, overrides, folder
@@ -98,6 +99,10 @@ class Quick:
         busy = next((name for name in self.elsewhere if name in self._config), None)
         if busy is not None:
             self.elsewhere.remove(busy)
+            if self.fails_there and not self.elsewhere:
+                (member,) = self._folder.members
+                self._folder.run(member).mkdir(parents=True)
+                self._folder.fail(member)
             return True
         for member in self._folder.unfinished():
             if len(self.trained) >= self.stop_after:
@@ -124,7 +129,8 @@ def quick(monkeypatch):
         paper, 'Guard', lambda: mock.Mock(should_stop=lambda step: False))
     monkeypatch.setattr(paper, '_WAIT_SECONDS', 0)
     for name, value in (
-            ('trained', []), ('stop_after', 10**6), ('broken', ''), ('elsewhere', [])):
+            ('trained', []), ('stop_after', 10**6), ('broken', ''), ('elsewhere', []),
+            ('fails_there', False)):
         monkeypatch.setattr(Quick, name, value)
     return Quick
 
@@ -174,6 +180,14 @@ def test_what_another_machine_is_at_holds_up_only_what_needs_it(tmp_path, quick,
     assert kinds[:2] == ['pretrain', 'mrpc'], 'another row is pre-trained and fine-tuned meanwhile'
     assert len(quick.trained) == len(set(quick.trained)) == 3 + 5 * 2
     assert capsys.readouterr().out.count('pre-training base: 1 runs') == 1
+
+
+def test_what_fails_on_another_machine_is_not_waited_for(tmp_path, quick, capsys):
+    quick.elsewhere, quick.fails_there = ['ablations.py:base'], True
+    assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 1
+    out = capsys.readouterr().out
+    assert 'Failed: pre-training base: see log.txt' in out and '| Base | – (86.7) |' in out
+    assert 'Failed: mrpc from Base, seed 0' in out and '| No NSP | 40.00' in out
 
 
 def test_what_costs_is_said_first(tmp_path, quick, monkeypatch, capsys):
