@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -164,11 +165,12 @@ class PretrainTask:
         guessing = math.log(objective.config.vocab_size)
         if self._config.data.next_sentence:
             guessing += math.log(2)
+        ends = itertools.accumulate(phase['steps'] for phase in phases)
         return Gates(
             chance=guessing if fresh else None, by_frequency=self.data.frequency_loss(),
             settled=settled, curve=self._curve,
             repeated=self.data.repeated_share() if fresh else 0.0,
-            rows_of=functools.partial(self._rows_of, phases),
+            phases=[1, *(end + 1 for end in ends)], rows_of=functools.partial(self._rows_of, phases),
         )
 
     def _rows_of(self, phases: Sequence[dict[str, Any]], step: int) -> str:

@@ -59,7 +59,7 @@ class Gates:
     def __init__(
         self, *, chance: float | None = None, by_frequency: float | None = None, settled: int = 0,
         curve: Sequence[Mapping[str, Any]] = (), repeated: float = 0.0,
-        rows_of: Callable[[int], str] = lambda step: '',
+        phases: Sequence[int] = (), rows_of: Callable[[int], str] = lambda step: '',
     ):
         """Takes what is known beforehand.
 
@@ -70,6 +70,7 @@ class Gates:
           settled: step by which a run has left it.
           curve: records of a run that this one should be like.
           repeated: share of the sentences that are there more than once.
+          phases: first step of each; what came before is no measure for its losses.
           rows_of: names the rows of a step.
         """
         self._chance, self._by_frequency, self._settled = chance, by_frequency, settled
@@ -79,7 +80,7 @@ class Gates:
             for name in {name for record in curve for name in record}
             if name.endswith('accuracy') and not name.startswith('gate/')
         }
-        self._repeated, self._rows_of = repeated, rows_of
+        self._repeated, self._phases, self._rows_of = repeated, phases, rows_of
         self._losses: deque[float] = deque(maxlen=_HISTORY)
         self._norms: deque[float] = deque(maxlen=_HISTORY)
         self._out: dict[str, int] = {}  # records in a row that were out of the curve's band
@@ -141,6 +142,9 @@ class Gates:
                 worst[name] = excess, Alarm(name, step, value, line)
 
         for step, metrics in enumerate(steps, first):
+            if step in self._phases:
+                self._losses.clear()
+                self._norms.clear()
             loss, norm = float(metrics['loss']), float(metrics['grad_norm'])
             if len(self._norms) >= _FEWEST:
                 usual = statistics.median(self._norms)

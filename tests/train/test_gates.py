@@ -105,6 +105,14 @@ def test_a_spike_names_its_rows_and_how_to_skip_them():
     assert 'rows of 31; config.train.skip_steps=(31,)' in alarm.line
 
 
+def test_a_phase_of_longer_rows_is_no_spike():
+    def measured(step):
+        return good(step) | ({'loss': 6.5, 'grad_norm': 9.0} if step > 500 else {})
+
+    assert {'loss_spike', 'gradient_spike'} <= {name for name, _ in said(measured)}
+    assert said(measured, phases=[1, 501]) == []
+
+
 def test_repeats_are_told_at_the_start():
     assert said(good, repeated=0.34) == [('repeats', 1)]
     assert said(good, repeated=0.1) == []
