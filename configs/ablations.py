@@ -3,9 +3,11 @@
     python -m bert_jax.main --config=configs/ablations.py:no_nsp --config.data.vocab_file=vocab.txt
     python -m bert_jax.main --config=configs/ablations.py:no_nsp,tiny
 
-`NAME,tiny` is the same difference in a model for two CPU cores: 2 layers of 128, 3,600 steps on
-rows of 64 tokens and 400 on rows of 128, text that comes with Python, and a vocabulary of its own
-of 8,000 pieces (with 30,522, two thirds of the FLOPs would be the word table's).
+`NAME,tiny` is the same difference in a model that leaves guessing by frequency within minutes of a
+CPU core: 2 layers of 128 with a vocabulary of its own of 8,000 pieces, 4,000 steps on rows of 32
+tokens and 400 on rows of 128, text that comes with Python. Muon, no dropout and first weights as
+large as Base's are for their width: with the paper's Adam, dropout and 0.02, as many steps on
+Wikipedia end at a masked-word loss of 6.34 (guessing by frequency: 6.9), with these below 5.4.
 `python -m bert_jax.tools.paper TABLE` runs whole tables of these.
 
 | NAME | row |
@@ -61,12 +63,15 @@ def get_config(named: str = 'base'):
         c.model.name = 'tiny'
         c.data.held_out = 0.02
         c.phases = (
-            dict(steps=3600, max_seq_length=64, max_predictions_per_seq=10),
+            dict(steps=4000, max_seq_length=32, max_predictions_per_seq=5),
             dict(steps=400, max_seq_length=128, max_predictions_per_seq=20),
         )
+        c.model.initializer_range = 0.05  # 0.02 * sqrt(768 / 128)
+        c.model.hidden_dropout = c.model.attention_dropout = 0.0
         c.train.batch_size = 32
         c.train.max_eval_examples = 1024
-        c.optimizer.learning_rate = 1e-3
+        c.optimizer.name = 'muon'
+        c.optimizer.learning_rate = 2e-3
         c.optimizer.warmup = '10%'
     else:
         raise ValueError(f'configs/ablations.py:{named} is unknown: after the comma goes tiny')

@@ -3,7 +3,9 @@
     python -m bert_jax.tools.paper efficient --scale=tiny --data=DATA    # each judged downstream
     python -m bert_jax.main --config=configs/efficient_pretrain.py:all --config.data.vocab_file=...
 
-Every NAME has half the FLOPs of `configs/ablations.py:base`, and `NAME,tiny` half of `base,tiny`:
+Every NAME has half the FLOPs of `paper`, which is the paper's recipe, as `configs/ablations.py:base`
+has it; `NAME,tiny` is the same for two CPU cores. `paper,tiny` keeps the paper's optimizer, dropout
+and rows of two lengths, and is not `base,tiny` there.
 
 | NAME | beside `none`, which is the paper's recipe for half as many steps |
 |---|---|
@@ -38,9 +40,9 @@ _EARLY = 0.3
 
 def get_config(named: str = 'all'):
     name, _, scale = named.partition(',')
-    if name not in ('none', 'no_nsp', 'all', *INGREDIENTS) or scale not in COSTS:
+    if name not in ('paper', 'none', 'no_nsp', 'all', *INGREDIENTS) or scale not in COSTS:
         raise ValueError(
-            f'configs/efficient_pretrain.py:{named} is unknown: choose none, all, '
+            f'configs/efficient_pretrain.py:{named} is unknown: choose paper, none, all, '
             + ', '.join(INGREDIENTS + ('no_nsp',)) + ', and after a comma perhaps tiny'
         )
     used = INGREDIENTS if name == 'all' else (name,)
@@ -63,6 +65,8 @@ def get_config(named: str = 'all'):
         c.optimizer.learning_rate = 4e-4 if 'rate' in used else 1e-4
         c.optimizer.warmup = '1%'
         parts = [(450_000, 128), (50_000 * COSTS[''][512, 80], 512)]
+    if name == 'paper':
+        parts = [(2 * flops, length) for flops, length in parts]
     batch = c.train.batch_size
     first, length = parts[0]
     if 'lengths' in used or 'ramp' in used:

@@ -149,6 +149,7 @@ def finetuning(row: Row, task: str, seed: int, table: Table, options: Options) -
             start = run / 'vocab.txt'
             settings += [f'model.{name}={size}' for name, size in before.sizes.items()]
             settings.append(f'data.vocab_file={start}')
+            settings.append(f'model.initializer_range={before.resolved.model.initializer_range}')
         else:
             steps = sum(phase['steps'] for phase in phases(before.resolved))
             at = f'checkpoints/{round(steps * row.share)}'

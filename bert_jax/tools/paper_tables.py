@@ -247,7 +247,7 @@ TABLES: Mapping[str, Table] = {
     ),
     'efficient': Table(
         'Half the compute: the ingredients of configs/efficient_pretrain.py', (
-            Row("the paper's recipe", 'base'),
+            Row("the paper's recipe", 'efficient_pretrain.py:paper'),
             *(Row(title, f'efficient_pretrain.py:{name}') for title, name in (
                 ('half of its steps', 'none'), ('30 % masked', 'masking'),
                 ('no dropout', 'dropout'), ('triangle, higher rate', 'rate'), ('Muon', 'muon'),
