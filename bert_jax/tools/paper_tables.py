@@ -37,8 +37,9 @@ class Task:
 _RATES = ('optimizer.learning_rate=5e-5,4e-5,3e-5,2e-5',)  # of section 4.1
 _NER = ('optimizer.learning_rate=5e-5,3e-5,2e-5',)  # of appendix A.3
 _SENTENCES = ('conll.document_context=False', 'data.max_seq_length=128', 'train.batch_size=32')
-# Of the rates that google-research/bert names for its miniatures.
-TINY_GRID = ('optimizer.learning_rate=3e-4,1e-4',)
+# The highest rate that google-research/bert names for its miniatures, and one above, which taggers
+# do better with; 1e-4 left them far behind.
+TINY_GRID = ('optimizer.learning_rate=1e-3,3e-4',)
 
 TASKS: Mapping[str, Task] = {
     **{name: Task(f'glue.py:{name}', 'glue', _RATES, examples, 128, tiny=tiny)
