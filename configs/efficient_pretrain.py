@@ -3,9 +3,9 @@
     python -m bert_jax.tools.paper efficient --scale=tiny --data=DATA    # each judged downstream
     python -m bert_jax.main --config=configs/efficient_pretrain.py:all --config.data.vocab_file=...
 
-Every NAME has half the FLOPs of `paper`, which is the paper's recipe, as `configs/ablations.py:base`
-has it; `NAME,tiny` is the same for two CPU cores. `paper,tiny` keeps the paper's optimizer, dropout
-and rows of two lengths, and is not `base,tiny` there.
+Every NAME has half the FLOPs of `paper`, which is the recipe of `configs/ablations.py:base`.
+`NAME,tiny` is the same for two CPU cores: `none,tiny` has the model, rows and steps of `base,tiny`
+there, and the optimizer and dropout of the paper.
 
 | NAME | beside `none`, which is the paper's recipe for half as many steps |
 |---|---|
@@ -30,11 +30,12 @@ INGREDIENTS = ('masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clippin
 COSTS = {
     '': {(64, 10): 0.494, (64, 20): 0.521, (128, 20): 1.0, (128, 39): 1.051,
          (512, 80): 4.303, (512, 154): 4.504},
-    'tiny': {(32, 5): 0.492, (32, 10): 0.699, (64, 10): 1.0, (64, 20): 1.415,
-             (128, 20): 2.078, (128, 39): 2.878},
+    'tiny': {(16, 3): 0.542, (16, 5): 0.709, (32, 5): 1.0, (32, 10): 1.419, (64, 10): 2.031,
+             (64, 20): 2.874, (128, 20): 4.22, (128, 39): 5.844},
 }
 _SLOTS = {  # of 15 % and of 30 %
-    False: {32: 5, 64: 10, 128: 20, 512: 80}, True: {32: 10, 64: 20, 128: 39, 512: 154}}
+    False: {16: 3, 32: 5, 64: 10, 128: 20, 512: 80},
+    True: {16: 5, 32: 10, 64: 20, 128: 39, 512: 154}}
 _EARLY = 0.3
 
 
@@ -52,9 +53,10 @@ def get_config(named: str = 'all'):
         c.data.held_out = 0.02
         c.train.batch_size = 32
         c.train.max_eval_examples = 1024
-        c.optimizer.learning_rate = 2e-3 if 'rate' in used else 1e-3
+        c.optimizer.learning_rate = 3e-3 if 'rate' in used else 2e-3
         c.optimizer.warmup = '10%'
-        parts = [(1800, 64), (200 * COSTS['tiny'][128, 20], 128)]  # (FLOPs as in COSTS, length)
+        c.model.initializer_range = 0.05  # as configs/ablations.py has it for this width
+        parts = [(4000, 32), (500 * COSTS['tiny'][64, 10], 64), (400 * COSTS['tiny'][128, 20], 128)]
     else:
         c.model.name = 'base'
         c.data.source = 'tfds:wikipedia/20230601.en'
@@ -65,7 +67,7 @@ def get_config(named: str = 'all'):
         c.optimizer.learning_rate = 4e-4 if 'rate' in used else 1e-4
         c.optimizer.warmup = '1%'
         parts = [(450_000, 128), (50_000 * COSTS[''][512, 80], 512)]
-    if name == 'paper':
+    if name == 'paper':  # parts: (FLOPs as in COSTS, length)
         parts = [(2 * flops, length) for flops, length in parts]
     batch = c.train.batch_size
     first, length = parts[0]
@@ -79,6 +81,8 @@ def get_config(named: str = 'all'):
         phases.append(dict(
             steps=round(flops * small / COSTS[scale][length, slots]), max_seq_length=length,
             max_predictions_per_seq=slots, batch_size=batch // small))
+        if scale == 'tiny' and length > 32:  # as in configs/ablations.py
+            phases[-1] |= dict(learning_rate=c.optimizer.learning_rate / 2, warmup='10%')
     c.phases = tuple(phases)
     c.train.eval_every = c.train.save_every = '10%'
     if 'masking' in used:

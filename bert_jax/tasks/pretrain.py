@@ -170,7 +170,8 @@ class PretrainTask:
             chance=guessing if fresh else None, by_frequency=self.data.frequency_loss(),
             settled=settled, curve=self._curve,
             repeated=self.data.repeated_share() if fresh else 0.0,
-            phases=[1, *(end + 1 for end in ends)], rows_of=functools.partial(self._rows_of, phases),
+            phases=[end + 1 for end in ends],
+            rows_of=functools.partial(self._rows_of, phases),
         )
 
     def _rows_of(self, phases: Sequence[dict[str, Any]], step: int) -> str:

@@ -70,7 +70,7 @@ class Gates:
           settled: step by which a run has left it.
           curve: records of a run that this one should be like.
           repeated: share of the sentences that are there more than once.
-          phases: first step of each; what came before is no measure for its losses.
+          phases: first steps of those that begin later; what came before is no measure for them.
           rows_of: names the rows of a step.
         """
         self._chance, self._by_frequency, self._settled = chance, by_frequency, settled
