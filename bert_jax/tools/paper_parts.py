@@ -166,9 +166,12 @@ def finetuning(row: Row, task: str, seed: int, table: Table, options: Options) -
             settings.append(rest)
     grid = [] if task == 'ner_features' or not what.grid else list(
         TINY_GRID if options.tiny else what.grid)
+    restarts = options.restarts or table.restarts
+    if row.scratch:
+        restarts *= options.seeds  # in the place of seeds of the pre-training
     return _part(
         f'{task} from {row.title}, seed {seed}', task, what.config, tuple(settings),
-        grid_members(grid, options.restarts or table.restarts), start,
+        grid_members(grid, restarts), start,
         None if start is None else (before.path, before.members[seed]), before.sizes, 1,
         options.root,
     )
@@ -191,8 +194,8 @@ def parts_of(table: Table, options: Options) -> list[Part]:
 
 
 def seeds_of(row: Row, options: Options) -> range:
-    """Of the pre-training; given weights are one."""
-    return range(1 if row.pretraining in options.weights else options.seeds)
+    """Of the pre-training; given weights are one, and so is none."""
+    return range(1 if row.scratch or row.pretraining in options.weights else options.seeds)
 
 
 def _part(

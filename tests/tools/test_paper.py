@@ -59,6 +59,8 @@ def test_equal_parts_are_shared_and_others_are_not(tmp_path):
     more = parts_of(TABLES['5'], options(tmp_path, columns=('mrpc',), seeds=2, restarts=2))
     assert more[0].path == five[0].path and len(more[0].members) == 2
     assert {part.path for part in five} < {part.path for part in more}
+    (untrained,) = (part for part in more if 'not pre-trained' in part.title)
+    assert len({member.without() for member in untrained.members}) == 2 * 2 * 2, 'none twice'
     other = parts_of(TABLES['5'], options(
         tmp_path, columns=('mrpc',), pretrain=('train.steps=7',)))
     assert not {part.path for part in five[:-1]} & {part.path for part in other}
