@@ -21,7 +21,7 @@ const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 function short(x) {
   if (x === 0) return '0';
   const size = Math.abs(x);
-  if (size >= 1e15 || size < 1e-3) return x.toExponential(1).replace('e+', 'e');
+  if (size >= 1e15 || size < 1e-4) return x.toExponential(1).replace('e+', 'e');
   for (const [unit, name] of [[1e12, 'T'], [1e9, 'G'], [1e6, 'M'], [1e4, 'k']])
     if (size >= unit) return +(x / (name === 'k' ? 1e3 : unit)).toPrecision(3) + name;
   return String(+x.toPrecision(4));
