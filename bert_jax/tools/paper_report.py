@@ -147,18 +147,23 @@ def _chosen(parts: list[Part], what: Column) -> tuple[Settings, list[float]] | N
 
 
 def _order(cells: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """How often two rows stand as in the paper; pairs nearer than their error are undecided."""
+    """How often two rows stand as in the paper; pairs within two standard errors are undecided.
+
+    The deviation is that of all rows together: of one row's two seeds it would be a matter of luck.
+    """
     count = {'same': 0, 'opposite': 0, 'undecided': 0}
     opposite = []
     known = {row: cell for row, cell in cells.items()
              if 'mean' in cell and cell['paper'] is not None}
+    several = [cell for cell in cells.values() if cell.get('deviation') is not None]
+    variance = sum((cell['runs'] - 1) * cell['deviation'] ** 2 for cell in several) / max(
+        sum(cell['runs'] - 1 for cell in several), 1)
     for (a, ours), (b, theirs) in itertools.combinations(known.items(), 2):
         expected, found = ours['paper'] - theirs['paper'], ours['mean'] - theirs['mean']
         if not expected:
             continue
-        error = math.sqrt(sum((cell['deviation'] or 0.0) ** 2 / cell['runs']
-                              for cell in (ours, theirs)))
-        kind = 'undecided' if abs(found) <= error else (
+        error = math.sqrt(variance * (1 / ours['runs'] + 1 / theirs['runs']))
+        kind = 'undecided' if abs(found) <= 2 * error else (
             'same' if found * expected > 0 else 'opposite')
         count[kind] += 1
         if kind == 'opposite':
@@ -185,8 +190,8 @@ def _markdown(record: dict[str, Any]) -> str:
         lines.append('A tiny model is not to reach the paper; what may hold is the order of rows.')
     for column, order in record['order'].items():
         line = (f"{columns[column]['title']}: of the paper's pairs of rows {order['same']} stand "
-                f"the same way, {order['opposite']} the other way, {order['undecided']} are nearer "
-                'than the error of their difference')
+                f"the same way, {order['opposite']} the other way, {order['undecided']} are within "
+                'two standard errors')
         lines.append(f"- {line}" + (
             f" (other way: {'; '.join(order['pairs_opposite'])})" if order['opposite'] else ''))
     if record['note']:

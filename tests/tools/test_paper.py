@@ -217,7 +217,7 @@ def test_pairs_of_rows_stand_as_in_the_paper_or_not():
     def cell(paper, mean, deviation):
         return {'paper': paper, 'mean': mean, 'deviation': deviation, 'runs': 4}
 
-    assert _order({'a': cell(80, 50, 1.0), 'b': cell(70, 40, 1.0), 'c': cell(75, 40.5, 1.0),
+    assert _order({'a': cell(80, 50, 1.0), 'b': cell(70, 40, 1.0), 'c': cell(75, 41, 0.0),
                    'd': cell(60, 60, None), 'e': {'paper': 90}, 'f': cell(None, 1, 1)}) == {
         'same': 2, 'opposite': 3, 'undecided': 1,
         'pairs_opposite': ['a / d', 'b / d', 'c / d'],
