@@ -97,7 +97,7 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
     def optimizer_of(schedule: Schedule) -> optax.GradientTransformation:
         return make_optimizer(
             o.name, schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2, eps=o.eps,
-            layer_decay=o.layer_decay, frozen=task.frozen,
+            layer_decay=o.layer_decay, frozen=task.frozen, mesh=mesh,
         )
 
     def update(numbers: Numbers) -> TrainStep:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.experimental import mesh_utils
@@ -147,6 +148,15 @@ class Layout:
     def tensor_shards(self) -> int:
         """Parts that heads, intermediate and vocabulary are split into."""
         return 1 if self.mesh is None else self.mesh.shape['tensor']
+
+    def dealt(self, x: jax.Array) -> jax.Array:
+        """`x` [N, ...] split along N over the axes of the batch; zeros at its end fill them up."""
+        if self.mesh is None or not self._constrains:
+            return x
+        missing = -len(x) % self.batch_shards
+        x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
+        return jax.lax.with_sharding_constraint(
+            x, NamedSharding(self.mesh, PartitionSpec(UPDATE_AXES)))
 
     def __call__(self, x: jax.Array, *logical_axes: str | None) -> jax.Array:
         """`x` with one logical axis name (or None) a dim."""

@@ -1,6 +1,7 @@
 """Schedules and optimizers against their formulas, written out in NumPy."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.optim import (
@@ -17,6 +19,8 @@ from bert_jax.optim import (
     make_schedule,
     path_names,
 )
+from bert_jax.sharding import make_mesh
+from bert_jax.train.state import abstract_state
 
 ADAM = {'weight_decay': 0.01, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
@@ -257,3 +261,33 @@ def test_rates_fall_with_the_distance_from_the_head(scan):
             expected = (0.5 if 'layer_1' in name else 0.25 if 'layer_0' in name else
                         0.125 if 'embeddings/' in name else 1.0)
             assert found.tolist() == [expected], name
+
+
+@pytest.mark.parametrize('axes, scanned, share', [
+    ((1, 1, 1), False, 1), ((8, 1, 1), False, 0.2), ((2, 4, 1), True, 0.2), ((2, 2, 2), False, 0.2),
+])
+def test_muon_deals_its_matrices_out_to_the_devices(axes, scanned, share):
+    config = ModelConfig(vocab_size=64, num_layers=4, hidden_size=64, num_heads=4,
+                         intermediate_size=256, max_position_embeddings=16, scan_layers=scanned)
+    on = make_mesh(*axes, jax.devices()[:math.prod(axes)])
+
+    def of(mesh):
+        schedule = make_schedule([ScheduleSegment(0, 10, 1.0, 0)])
+        optimizer = make_optimizer('muon', schedule, mesh=mesh, **ADAM)
+        return optimizer, abstract_state(Pretraining(config), optimizer, on)
+
+    optimizer, state = of(on)
+    shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
+    dealt = jax.jit(optimizer.update, out_shardings=shardings).lower(
+        state.params, state.opt_state, state.params).compile()
+    # 16 square matrices are two to a device, 4 and 4 oblong ones go to half of them. Element by
+    # element there is something to do too.
+    assert dealt.cost_analysis()['flops'] == pytest.approx(share * muon_flops(config), rel=0.15)
+
+    params = random_tree(state.params, 0)
+    grads = random_tree(params, 1)
+    optimizer, _ = of(None)
+    expected, _ = optimizer.update(grads, optimizer.init(params), params)
+    found, _ = dealt(*(jax.device_put(x, to) for x, to in zip(
+        (grads, optimizer.init(params), params), (*shardings, shardings[0]))))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-4), found, expected)

@@ -30,3 +30,15 @@ def train_flops(
     last = s * 6 * h**2 + (p + num_cls) * (2 * h**2 + 4 * h * c.intermediate_size + 4 * s * h)
     head = p * (2 * h**2 + 2 * h * c.vocab_size)
     return 3.0 * (before + last + head + num_cls * (2 * h**2 + 4 * h))
+
+
+def muon_flops(config: ModelConfig) -> float:
+    """FLOPs of Muon's five Newton-Schulz iterations at a step, on the matrices of all layers.
+
+    On one of m x n, m <= n, an iteration takes 4 m^2 n + 2 m^3. They do not depend on the batch: at
+    an intermediate size of 4 h, a step's are those of training the layers on some 4 h tokens. MFU
+    leaves them out, as all of an optimizer; a comparison of recipes must not.
+    """
+    h, i = config.hidden_size, config.intermediate_size
+    m, n = min(h, i), max(h, i)
+    return 5.0 * config.num_layers * (4 * 6 * h**3 + 2 * (4 * m**2 * n + 2 * m**3))
