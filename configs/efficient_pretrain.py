@@ -12,7 +12,7 @@ there, and the optimizer and dropout of the paper.
 | `masking` | 30 % of the tokens are masked (Wettig et al., 2022) |
 | `dropout` | none in pre-training (Geiping and Goldstein, 2022); fine-tuning keeps its own |
 | `rate` | a triangle: up for half of the steps to a higher rate, then down (the same) |
-| `muon` | Muon for the matrices of the layers (Jordan, 2024; Liu et al., 2025) |
+| `muon` | Muon for the matrices of the layers (Jordan, 2024; Liu et al., 2025), its FLOPs counted |
 | `lengths` | the first 30 % of phase 1's FLOPs on rows of half the length |
 | `ramp` | the first 30 % of phase 1's FLOPs in batches of a quarter |
 | `clipping` | the gradient's norm clipped at 0.5 (Geiping and Goldstein, 2022) |
@@ -33,6 +33,8 @@ COSTS = {
     'tiny': {(16, 3): 0.542, (16, 5): 0.709, (32, 5): 1.0, (32, 10): 1.419, (64, 10): 2.031,
              (64, 20): 2.874, (128, 20): 4.22, (128, 39): 5.844},
 }
+# FLOPs of Muon at a step, in the same.
+MUON_COSTS = {'': 24.6, 'tiny': 14.7}
 _SLOTS = {  # of 15 % and of 30 %
     False: {16: 3, 32: 5, 64: 10, 128: 20, 512: 80},
     True: {16: 5, 32: 10, 64: 20, 128: 39, 512: 154}}
@@ -78,9 +80,11 @@ def get_config(named: str = 'all'):
     for i, (flops, length) in enumerate(parts):
         slots = _SLOTS['masking' in used][length]
         small = 4 if 'ramp' in used and i == 0 else 1
-        phases.append(dict(
-            steps=round(flops * small / COSTS[scale][length, slots]), max_seq_length=length,
-            max_predictions_per_seq=slots, batch_size=batch // small))
+        a_step = COSTS[scale][length, slots] / small
+        if 'muon' in used:
+            a_step += MUON_COSTS[scale] / batch
+        phases.append(dict(steps=round(flops / a_step), max_seq_length=length,
+                           max_predictions_per_seq=slots, batch_size=batch // small))
         if scale == 'tiny' and length > 32:  # as in configs/ablations.py
             phases[-1] |= dict(learning_rate=c.optimizer.learning_rate / 2, warmup='10%')
     c.phases = tuple(phases)

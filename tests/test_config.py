@@ -24,6 +24,7 @@ from bert_jax.config import (
 )
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
+from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.phases import phases
@@ -122,7 +123,8 @@ def test_an_efficient_recipe_has_half_the_flops(scale):
         config = load(name + scale)
         validate(config)
         bert = ModelConfig(**model_fields(complete(config), config.data.vocab_size))
-        return sum(phase['steps'] * step_flops(Pretraining(bert), phase)
+        muon = muon_flops(bert) if config.optimizer.name == 'muon' else 0
+        return sum(phase['steps'] * (step_flops(Pretraining(bert), phase) + muon)
                    for phase in phases(config))
 
     whole = flops('efficient_pretrain:paper')

@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.lease import holder
-from bert_jax.model.flops import token_flops
+from bert_jax.model.flops import muon_flops, token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.tasks.pretrain import step_flops
@@ -78,6 +78,8 @@ class RunRecords:
                 a_step = step_flops(Pretraining(model), {'packed_rows': 0} | phase)
             else:  # rows are packed, and the heads are too small to count
                 a_step = 3 * rows * length * share * token_flops(model, length)
+            if model is not None and self.fields.get('optimizer.name') == 'muon':
+                a_step += muon_flops(model)
             more = step - steps[-1]
             steps.append(step)
             tokens.append(tokens[-1] + more * rows * length * share)
