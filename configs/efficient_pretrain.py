@@ -3,7 +3,8 @@
     python -m bert_jax.tools.paper efficient --scale=tiny --data=DATA    # each judged downstream
     python -m bert_jax.main --config=configs/efficient_pretrain.py:all --config.data.vocab_file=...
 
-Every NAME has half the FLOPs of `paper`, which is the recipe of `configs/ablations.py:base`.
+Every NAME has half the FLOPs of `paper`, which is the recipe of `configs/ablations.py:base`, and
+NAME/4 a quarter.
 `NAME,tiny` is the same for two CPU cores: `none,tiny` has the model, rows and steps of `base,tiny`
 there, and the optimizer and dropout of the paper.
 
@@ -43,10 +44,13 @@ _EARLY = 0.3
 
 def get_config(named: str = 'all'):
     name, _, scale = named.partition(',')
-    if name not in ('paper', 'none', 'no_nsp', 'all', *INGREDIENTS) or scale not in COSTS:
+    name, _, share = name.partition('/')
+    if (name not in ('paper', 'none', 'no_nsp', 'all', *INGREDIENTS) or scale not in COSTS
+            or share not in ('', '1', '2', '4', '8')):
         raise ValueError(
             f'configs/efficient_pretrain.py:{named} is unknown: choose paper, none, all, '
-            + ', '.join(INGREDIENTS + ('no_nsp',)) + ', and after a comma perhaps tiny'
+            + ', '.join(INGREDIENTS + ('no_nsp',)) + ', perhaps with /1, /2, /4 or /8 for a part '
+            'of the FLOPs, and after a comma perhaps tiny'
         )
     used = INGREDIENTS if name == 'all' else (name,)
     c = default_config()
@@ -69,8 +73,8 @@ def get_config(named: str = 'all'):
         c.optimizer.learning_rate = 4e-4 if 'rate' in used else 1e-4
         c.optimizer.warmup = '1%'
         parts = [(450_000, 128), (50_000 * COSTS[''][512, 80], 512)]
-    if name == 'paper':  # parts: (FLOPs as in COSTS, length)
-        parts = [(2 * flops, length) for flops, length in parts]
+    whole = int(share or (1 if name == 'paper' else 2))
+    parts = [(2 / whole * flops, length) for flops, length in parts]  # FLOPs as in COSTS
     batch = c.train.batch_size
     first, length = parts[0]
     if 'lengths' in used or 'ramp' in used:

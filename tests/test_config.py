@@ -19,17 +19,15 @@ from bert_jax.config import (
     default_config,
     fields,
     get_field,
-    model_fields,
     model_sizes,
 )
 from bert_jax.durations import parse_duration, parse_steps
 from bert_jax.errors import InputError
-from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.phases import phases
 from bert_jax.program import schedule_segments
-from bert_jax.tasks.pretrain import step_flops
+from bert_jax.tasks.pretrain import run_flops
 from bert_jax.validation import FIELDS, validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,16 +120,16 @@ def test_an_efficient_recipe_has_half_the_flops(scale):
     def flops(name):
         config = load(name + scale)
         validate(config)
-        bert = ModelConfig(**model_fields(complete(config), config.data.vocab_size))
-        muon = muon_flops(bert) if config.optimizer.name == 'muon' else 0
-        return sum(phase['steps'] * (step_flops(Pretraining(bert), phase) + muon)
-                   for phase in phases(config))
+        return run_flops(config, config.data.vocab_size)
 
     whole = flops('efficient_pretrain:paper')
     assert scale or whole == flops('ablations:base')
     for name in ('none', 'masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping',
                  'no_nsp', 'all'):
         assert flops(f'efficient_pretrain:{name}') == pytest.approx(whole / 2, rel=0.01), name
+    for name in ('none', 'muon', 'all'):
+        assert flops(f'efficient_pretrain:{name}/4') == pytest.approx(whole / 4, rel=0.01), name
+    assert flops('efficient_pretrain:none/1') == whole
 
 
 def test_an_unknown_recipe_is_refused():

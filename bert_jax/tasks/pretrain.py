@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.config import complete, model_fields
 from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
 from bert_jax.data.examples import Rows
 from bert_jax.data.masking import MaskingRates
@@ -20,9 +21,10 @@ from bert_jax.data.pretrain import PretrainExamples, Recipe
 from bert_jax.data.spec import BatchSpec, pretrain_spec
 from bert_jax.errors import InputError
 from bert_jax.files import Path, as_path
-from bert_jax.model.flops import token_flops
+from bert_jax.model.flops import muon_flops, token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
+from bert_jax.phases import phases as phases_of
 from bert_jax.predict.engine import Engine
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.tasks.base import TaskKind, register
@@ -245,6 +247,17 @@ def step_flops(objective: Pretraining, phase: Mapping[str, Any]) -> float:
         return phase['batch_size'] * objective.flops(*lengths)
     (pairs_a_row,) = packed_spec(*lengths)['cls_positions'].shape
     return phase['packed_rows'] * objective.flops(*lengths, pairs_a_row)
+
+
+def run_flops(config: ConfigDict, vocab_size: int) -> float:
+    """FLOPs of a whole pre-training, by the formula: those of the steps, and of Muon where it is.
+
+    The config says its steps as numbers.
+    """
+    model = ModelConfig(**model_fields(complete(config), vocab_size))
+    own = muon_flops(model) if config.optimizer.name == 'muon' else 0.0
+    return sum(phase['steps'] * (step_flops(Pretraining(model), phase) + own)
+               for phase in phases_of(config))
 
 
 def weighted_sources(source: Any) -> list[tuple[str, float]]:

@@ -12,7 +12,8 @@ import statistics
 from typing import Any
 
 from bert_jax.experiment import versions
-from bert_jax.files import open_whole, write_whole
+from bert_jax.files import as_path, open_whole, write_whole
+from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.paper_parts import (
     Options,
     Part,
@@ -48,6 +49,9 @@ def write_table(
                  if (found := _cell(row, column, table, options)) is not None}
         for column in columns
     }
+    titles = {column: COLUMNS[column].title for column in columns}
+    if table.curves:
+        cells['mean'], titles['mean'] = _means(cells), 'mean'
     parts = parts_of(table, options)
     record = {
         'table': name, 'title': table.title, 'scale': 'tiny' if options.tiny else 'paper',
@@ -62,9 +66,12 @@ def write_table(
             'finished': sum(len(part.members) - len(part.folder.unfinished()) for part in parts),
             'all': sum(len(part.members) for part in parts),
         },
-        'columns': {column: {'title': COLUMNS[column].title, 'metric': COLUMNS[column].metric,
-                             'band': COLUMNS[column].band} for column in columns},
+        'columns': {column: {'title': title} | (
+            {} if column == 'mean' else {'metric': COLUMNS[column].metric,
+                                         'band': COLUMNS[column].band}
+        ) for column, title in titles.items()},
         'rows': [row.title for row in rows], 'cells': cells,
+        'flops': {row.title: _flops(row, options) for row in rows}, 'curves': table.curves,
         'order': {column: order for column in columns
                   if (order := _order(cells[column])) is not None},
         'failed': failed, 'note': table.note,
@@ -76,6 +83,9 @@ def write_table(
     if draw:
         with open_whole(options.root / f'{stem}.png') as file:
             _draw(file, record)
+        if table.curves:
+            with open_whole(options.root / f'{stem}_flops.png') as file:
+                _draw_curves(file, record)
     return text, all('mean' in cell for found in cells.values() for cell in found.values())
 
 
@@ -122,6 +132,31 @@ def _cell(row: Row, column: str, table: Table, options: Options) -> dict[str, An
         'runs': len(values), 'values': values, 'settings': dict(settings),
         'passes': None if short is None or options.tiny else short <= what.band,
     }
+
+
+def _means(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The mean of all columns by row, a value for each seed of the pre-training."""
+    found: dict[str, Any] = {}
+    for row in next(iter(cells.values())):
+        values = [column[row].get('values', []) for column in cells.values()]
+        found[row] = {'paper': None}
+        if all(values):
+            runs = [statistics.fmean(seeds) for seeds in zip(*values)]
+            found[row] |= {
+                'mean': statistics.fmean(runs), 'values': runs, 'runs': len(runs), 'passes': None,
+                'deviation': statistics.stdev(runs) if len(runs) > 1 else None,
+            }
+    return found
+
+
+def _flops(row: Row, options: Options) -> float | None:
+    """Of the row's pre-training; None where it has none, or less than a whole one."""
+    part = pretraining(row, options)
+    if part is None or row.scratch or row.share != 1:
+        return None
+    file = part.resolved.data.vocab_file
+    return run_flops(part.resolved, len(as_path(file).read_text().splitlines()) if file
+                     else part.resolved.data.vocab_size)
 
 
 def _chosen(parts: list[Part], what: Column) -> tuple[Settings, list[float]] | None:
@@ -175,17 +210,20 @@ def _markdown(record: dict[str, Any]) -> str:
     columns = record['columns']
     lines = [
         f"# {record['title']}, {record['scale']} scale", '',
-        '| | ' + ' | '.join(column['title'] for column in columns.values()) + ' |',
-        '|---' * (len(columns) + 1) + '|',
+        '| | FLOPs | ' + ' | '.join(column['title'] for column in columns.values()) + ' |',
+        '|---' * (len(columns) + 2) + '|',
     ]
     for row in record['rows']:
         texts = [_text(record['cells'][column].get(row)) for column in columns]
-        lines.append(f'| {row} | ' + ' | '.join(texts) + ' |')
-    lines += ['', 'Ours: the mean over runs with the settings that are best on the dev set, its '
-                  'standard deviation, how many runs; in brackets the paper.']
+        flops = record['flops'][row]
+        lines.append(f"| {row} | {f'{flops:.1e}' if flops else ''} | " + ' | '.join(texts) + ' |')
+    lines += ['', 'FLOPs: of one pre-training. Ours: the mean over runs with the settings that are '
+                  'best on the dev set, its standard deviation, how many runs; in brackets the '
+                  'paper.']
     if record['scale'] == 'paper':
         lines.append('pass: at most so far behind the paper: ' + ', '.join(
-            f"{column['title']} {column['band']}" for column in columns.values()) + '.')
+            f"{column['title']} {column['band']}" for column in columns.values()
+            if 'band' in column) + '.')
     else:
         lines.append('A tiny model is not to reach the paper; what may hold is the order of rows.')
     for column, order in record['order'].items():
@@ -252,6 +290,40 @@ def _draw(file: Any, record: dict[str, Any]) -> None:
     axes[0, 0].set_yticks(list(places.values()), list(places), fontsize=8)
     axes[0, 0].set_ylim(-len(rows) + 0.4, 0.6)
     figure.suptitle(f"{record['title']}: ours (blue), the paper's (orange)", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110, format='png')
+    plt.close(figure)
+
+
+def _draw_curves(file: Any, record: dict[str, Any]) -> None:
+    """The mean of a row's columns over the FLOPs of its pre-training, curves joined."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 4.2))
+    known = {row: (record['flops'][row], cell) for row, cell in record['cells']['mean'].items()
+             if 'mean' in cell and record['flops'][row]}
+    joined = set()
+    for i, (title, rows) in enumerate(record['curves'].items()):
+        points = [known[row] for row in rows if row in known]
+        joined |= set(rows)
+        axis.errorbar(
+            [x for x, _ in points], [cell['mean'] for _, cell in points],
+            yerr=[cell['deviation'] or 0.0 for _, cell in points], fmt='o-', color=f'C{i}',
+            capsize=3, label=title)
+    for row, (x, cell) in known.items():
+        if row not in joined:
+            axis.plot(x, cell['mean'], 'x', color='0.4')
+            axis.annotate(row, (x, cell['mean']), (6, -3), textcoords='offset points', fontsize=7)
+    axis.set_xscale('log')
+    axis.set_xlabel('FLOPs of pre-training')
+    axis.set_ylabel('mean of ' + ', '.join(
+        column['title'] for name, column in record['columns'].items() if name != 'mean'))
+    axis.grid(alpha=0.3, which='both')
+    axis.legend(fontsize=8)
+    axis.set_title(record['title'], fontsize=10)
     figure.tight_layout()
     figure.savefig(file, dpi=110, format='png')
     plt.close(figure)

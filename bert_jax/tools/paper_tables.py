@@ -137,6 +137,8 @@ class Table:
       columns: at the paper's scale.
       tiny: columns at the tiny scale: data that is quick to train on.
       restarts: seeds of each fine-tuning, of the paper.
+      curves: rows that are one recipe with more or less FLOPs, by its name; such a table has the
+        mean of its columns as well, and a picture of that over FLOPs.
       note: what is to be known about it, for its foot.
     """
 
@@ -145,6 +147,7 @@ class Table:
     columns: tuple[str, ...]
     tiny: tuple[str, ...]
     restarts: int = 1
+    curves: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     note: str = ''
 
 
@@ -253,8 +256,16 @@ TABLES: Mapping[str, Table] = {
                 ('half of its steps', 'none'), ('30 % masked', 'masking'),
                 ('no dropout', 'dropout'), ('triangle, higher rate', 'rate'), ('Muon', 'muon'),
                 ('short rows first', 'lengths'), ('small batches first', 'ramp'),
-                ('clipped at 0.5', 'clipping'), ('No NSP', 'no_nsp'), ('all but No NSP', 'all'))),
+                ('clipped at 0.5', 'clipping'), ('No NSP', 'no_nsp'), ('all but No NSP', 'all'),
+                ('a quarter of its steps', 'none/4'), ('Muon, a quarter', 'muon/4'),
+                ('all but No NSP, a quarter', 'all/4'))),
         ), ('mnli', 'qnli', 'mrpc', 'sst2', 'squad_v1', 'ner'), ('mrpc', 'sst2', 'ner'),
-        note="Not of the paper. Each but the first row has half of its FLOPs.",
+        curves={
+            "the paper's recipe": (
+                'a quarter of its steps', 'half of its steps', "the paper's recipe"),
+            'Muon': ('Muon, a quarter', 'Muon'),
+            'all but No NSP': ('all but No NSP, a quarter', 'all but No NSP'),
+        },
+        note="Not of the paper. Each has half of the first row's FLOPs, or a quarter.",
     ),
 }

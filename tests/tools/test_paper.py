@@ -158,10 +158,28 @@ def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
     assert record['hours'] == 23 and record['runs'] == {'finished': 23, 'all': 23}
     text = (tmp_path / 'table5.md').read_text()
     assert text.strip() in out
-    assert '| Base | 40.50 ± 0.71 n=2 (86.7) | 9.00 n=1 |' in text
+    assert '| Base | 2.5e+13 | 40.50 ± 0.71 n=2 (86.7) | 9.00 n=1 |' in text
+    assert '| not pre-trained |  | 40.50' in text
     assert (tmp_path / 'table5.png').stat().st_size > 1000
     assert paper.main(['8', *command[1:3], '--seeds=1', '--restarts=2']) == 0
     assert len(quick.trained) == 23 + 5 * (1 + 4), 'what table 5 has is there'
+
+
+def test_a_table_with_curves_has_the_mean_of_its_columns_over_flops(tmp_path, quick, capsys):
+    command = ['efficient', f'--workdir={tmp_path}', '--columns=mrpc,mrpc_f1', '--seeds=2']
+    assert paper.main(command) == 0
+    record = json.loads((tmp_path / 'figure_efficient.json').read_text())
+    accuracy, f1, mean = (
+        record['cells'][name]['Muon']['values'] for name in ('mrpc', 'mrpc_f1', 'mean'))
+    assert mean == pytest.approx([(a + f) / 2 for a, f in zip(accuracy, f1, strict=True)])
+    assert len(mean) == 2 == record['cells']['mean']['Muon']['runs']
+    flops = record['flops']
+    assert flops['Muon, a quarter'] == pytest.approx(flops["the paper's recipe"] / 4, rel=0.01)
+    for title, rows in record['curves'].items():
+        assert set(rows) <= set(record['rows']), title
+        assert [flops[row] for row in rows] == sorted(flops[row] for row in rows)
+    assert '| | FLOPs | MRPC | MRPC F1 | mean |' in capsys.readouterr().out
+    assert (tmp_path / 'figure_efficient_flops.png').stat().st_size > 1000
 
 
 def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys):
@@ -169,7 +187,7 @@ def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys):
     assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 1
     found = capsys.readouterr()
     assert 'error: pre-training no_nsp: config.data.source is not there' in found.err
-    assert '| No NSP | – (86.5) |' in found.out and '| Base | 40.00 n=1 (86.7) |' in found.out
+    assert '| – (86.5) |' in found.out and '| 40.00 n=1 (86.7) |' in found.out
     assert 'Failed: mrpc from No NSP, seed 0' in found.out
     quick.broken = ''
     assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 0
@@ -188,8 +206,8 @@ def test_what_fails_on_another_machine_is_not_waited_for(tmp_path, quick, capsys
     quick.elsewhere, quick.fails_there = ['ablations.py:base'], True
     assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 1
     out = capsys.readouterr().out
-    assert 'Failed: pre-training base: see log.txt' in out and '| Base | – (86.7) |' in out
-    assert 'Failed: mrpc from Base, seed 0' in out and '| No NSP | 40.00' in out
+    assert 'Failed: pre-training base: see log.txt' in out and '| – (86.7) |' in out
+    assert 'Failed: mrpc from Base, seed 0' in out and '| 40.00 n=1 (86.5)' in out
 
 
 def test_what_costs_is_said_first(tmp_path, quick, monkeypatch, capsys):
