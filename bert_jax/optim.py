@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.sharding import Layout
+from bert_jax.sharding import deal_out
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -144,8 +144,8 @@ class MuonState(NamedTuple):
     momentum: Any
 
 
-# Of an odd polynomial of degree five that takes singular values between 0 and 1 to about 1 when it
-# is applied five times (Jordan, 2024).
+# Of an odd polynomial of degree five that, applied five times, takes all but the smallest of the
+# singular values below 1 to about 1 (Jordan, 2024).
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
@@ -174,27 +174,23 @@ def _kernel(names: Sequence[str], matrices: jax.Array, shape: tuple[int, ...]) -
 
 
 def _orthogonalized(x: jax.Array, eps: float) -> jax.Array:
-    """About U V^T of each matrix U S V^T of [number, in, out], by Newton and Schulz's iteration."""
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
-    x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
+    """About U V^T of each matrix U S V^T of [number, m, n], m <= n, by Newton and Schulz."""
+    x = x / (jnp.linalg.norm(x, axis=(1, 2), keepdims=True) + eps)
     a, b, c = _NEWTON_SCHULZ
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    return x
 
 
-def scale_by_orthogonalization(
-    decay: float, eps: float, mesh: Mesh | None
-) -> optax.GradientTransformation:
-    """Muon (Jordan, 2024): Nesterov's momentum, each matrix of it made orthogonal.
+def scale_by_muon(decay: float, eps: float, mesh: Mesh | None) -> optax.GradientTransformation:
+    """Muon (Jordan, 2024) for kernels of layers: Nesterov's momentum, made orthogonal.
 
-    Updates have a root mean square of 0.2, about that of Adam's (Liu et al., 2025, section 2.2).
+    Updates have a root mean square of at most about 0.2, as Adam's (Liu et al., 2025, section 2.2).
 
     Five iterations on all layers of Base are the FLOPs of training it on 3,000 tokens
     (`model.flops.muon_flops`), more than a chip of a pod has of a batch. So the matrices are dealt
-    out to the devices that the update is split over, each whole.
+    out to the devices, each whole.
     """
 
     def init(params: Any) -> MuonState:
@@ -211,20 +207,23 @@ def scale_by_orthogonalization(
         kernels, tree = jax.tree_util.tree_flatten_with_path(ahead)
         names = [path_names(path) for path, _ in kernels]
         matrices = [_matrices(n, x) for n, (_, x) in zip(names, kernels)]
+        tall = [x.shape[1] > x.shape[2] for x in matrices]
+        matrices = [x.mT if flip else x for x, flip in zip(matrices, tall)]
         for shape in sorted({x.shape[1:] for x in matrices}):
             alike = [i for i, x in enumerate(matrices) if x.shape[1:] == shape]
-            x = Layout(mesh).dealt(jnp.concatenate([matrices[i] for i in alike]))
-            x = 0.2 * max(shape) ** 0.5 * _orthogonalized(x, eps)
+            x, lay_out = deal_out(jnp.concatenate([matrices[i] for i in alike]), mesh)
+            x = lay_out(0.2 * max(shape) ** 0.5 * _orthogonalized(x, eps))
             ends = np.cumsum([len(matrices[i]) for i in alike])
             for i, part in zip(alike, jnp.split(x, ends)):
                 matrices[i] = part
+        matrices = [x.mT if flip else x for x, flip in zip(matrices, tall)]
         updates = [_kernel(n, x, old.shape) for n, x, (_, old) in zip(names, matrices, kernels)]
         return jax.tree.unflatten(tree, updates), MuonState(t, momentum)
 
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_muon(
+def scale_by_muon_and_adam(
     b1: float, b2: float, eps: float, mesh: Mesh | None
 ) -> optax.GradientTransformation:
     """Muon for the matrices of the layers, Adam with Nesterov's momentum for all else.
@@ -232,7 +231,7 @@ def scale_by_muon(
     Their updates are of one size, so that one rate and one weight decay serve both.
     """
     return optax.partition(
-        {True: scale_by_orthogonalization(0.95, eps, mesh),
+        {True: scale_by_muon(0.95, eps, mesh),
          False: optax.scale_by_adam(b1, b2, eps, nesterov=True)},
         lambda params: jax.tree_util.tree_map_with_path(lambda path, _: _is_matrix(path), params),
     )
@@ -289,7 +288,7 @@ def make_optimizer(
         'bert_adamw': [scale_by_bert_adam(b1, b2, eps)],
         'adamw': [optax.scale_by_adam(b1, b2, eps)],
         'lamb': [optax.scale_by_adam(b1, b2, eps)],
-        'muon': [scale_by_muon(b1, b2, eps, mesh)],
+        'muon': [scale_by_muon_and_adam(b1, b2, eps, mesh)],
     }[name]
     parts = [*parts, optax.add_decayed_weights(weight_decay, decay_mask)]
     if name == 'lamb':

@@ -149,15 +149,6 @@ class Layout:
         """Parts that heads, intermediate and vocabulary are split into."""
         return 1 if self.mesh is None else self.mesh.shape['tensor']
 
-    def dealt(self, x: jax.Array) -> jax.Array:
-        """`x` [N, ...] split along N over the axes of the batch; zeros at its end fill them up."""
-        if self.mesh is None or not self._constrains:
-            return x
-        missing = -len(x) % self.batch_shards
-        x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
-        return jax.lax.with_sharding_constraint(
-            x, NamedSharding(self.mesh, PartitionSpec(UPDATE_AXES)))
-
     def __call__(self, x: jax.Array, *logical_axes: str | None) -> jax.Array:
         """`x` with one logical axis name (or None) a dim."""
         if self.mesh is None or not self._constrains:
@@ -188,6 +179,29 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
     )
 
 
+def _update_axes(mesh: Mesh) -> tuple[str, ...]:
+    """The axes of the batch that updates are split over: between slices, sums alone are sent."""
+    return UPDATE_AXES if _num_slices(mesh.devices.flat) == 1 else UPDATE_AXES[:1]
+
+
+def deal_out(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[..., jax.Array]]:
+    """`x` [N, ...] with each of the N whole on one device, as many on each as on the next.
+
+    Returns:
+      (x with zeros at its end for devices that would have less, what lays out the same of others).
+    """
+    if mesh is None or mesh.size == 1:
+        return x, lambda y: y
+    axes = (*_update_axes(mesh), 'tensor')
+    sharding = NamedSharding(mesh, PartitionSpec(axes))
+
+    def lay_out(y: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(y, sharding)
+
+    missing = -len(x) % math.prod(mesh.shape[axis] for axis in axes)
+    return lay_out(jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))), lay_out
+
+
 def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:
     """`spec` with the axes of the batch at the first dims that they divide.
 
@@ -199,8 +213,7 @@ def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> Pa
         (axes,) if isinstance(axes, str) else tuple(axes or ())
         for axes in (*spec, *(None,) * (len(shape) - len(spec)))
     ]
-    # Between slices sums are sent, and no parameters.
-    for axis in UPDATE_AXES if _num_slices(mesh.devices.flat) == 1 else UPDATE_AXES[:1]:
+    for axis in _update_axes(mesh):
         for dim, size in enumerate(shape):
             whole = math.prod(mesh.shape[name] for name in (*parts[dim], axis))
             if mesh.shape[axis] > 1 and size % whole == 0:

@@ -264,10 +264,11 @@ def test_rates_fall_with_the_distance_from_the_head(scan):
 
 
 @pytest.mark.parametrize('axes, scanned, share', [
-    ((1, 1, 1), False, 1), ((8, 1, 1), False, 0.2), ((2, 4, 1), True, 0.2), ((2, 2, 2), False, 0.2),
+    ((1, 1, 1), False, 1), ((8, 1, 1), False, 1 / 8), ((2, 4, 1), True, 1 / 8),
+    ((2, 2, 2), False, 1 / 8), ((1, 1, 8), True, 1 / 8),
 ])
 def test_muon_deals_its_matrices_out_to_the_devices(axes, scanned, share):
-    config = ModelConfig(vocab_size=64, num_layers=4, hidden_size=64, num_heads=4,
+    config = ModelConfig(vocab_size=64, num_layers=4, hidden_size=64, num_heads=8,
                          intermediate_size=256, max_position_embeddings=16, scan_layers=scanned)
     on = make_mesh(*axes, jax.devices()[:math.prod(axes)])
 
@@ -280,9 +281,9 @@ def test_muon_deals_its_matrices_out_to_the_devices(axes, scanned, share):
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     dealt = jax.jit(optimizer.update, out_shardings=shardings).lower(
         state.params, state.opt_state, state.params).compile()
-    # 16 square matrices are two to a device, 4 and 4 oblong ones go to half of them. Element by
-    # element there is something to do too.
-    assert dealt.cost_analysis()['flops'] == pytest.approx(share * muon_flops(config), rel=0.15)
+    # Of 16 square and 8 oblong matrices a device of eight has two and one. Element by element there
+    # is something to do too.
+    assert share < dealt.cost_analysis()['flops'] / muon_flops(config) < 1.2 * share
 
     params = random_tree(state.params, 0)
     grads = random_tree(params, 1)

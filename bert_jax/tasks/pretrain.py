@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.config import complete, model_fields
+from bert_jax.config import model_fields
 from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
 from bert_jax.data.examples import Rows
 from bert_jax.data.masking import MaskingRates
@@ -249,12 +249,13 @@ def step_flops(objective: Pretraining, phase: Mapping[str, Any]) -> float:
     return phase['packed_rows'] * objective.flops(*lengths, pairs_a_row)
 
 
-def run_flops(config: ConfigDict, vocab_size: int) -> float:
+def run_flops(config: ConfigDict) -> float:
     """FLOPs of a whole pre-training, by the formula: those of the steps, and of Muon where it is.
 
-    The config says its steps as numbers.
+    Args:
+      config: completed, with `model.vocab_size` and steps in numbers.
     """
-    model = ModelConfig(**model_fields(complete(config), vocab_size))
+    model = ModelConfig(**model_fields(config, 0))
     own = muon_flops(model) if config.optimizer.name == 'muon' else 0.0
     return sum(phase['steps'] * (step_flops(Pretraining(model), phase) + own)
                for phase in phases_of(config))

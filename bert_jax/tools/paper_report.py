@@ -9,10 +9,12 @@ import math
 import os
 import platform
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
+from bert_jax.errors import InputError
 from bert_jax.experiment import versions
-from bert_jax.files import as_path, open_whole, write_whole
+from bert_jax.files import open_whole, write_whole
 from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.paper_parts import (
     Options,
@@ -25,6 +27,7 @@ from bert_jax.tools.paper_parts import (
     seeds_of,
 )
 from bert_jax.tools.paper_tables import COLUMNS, TABLES, Column, Row, Table
+from bert_jax.tools.preflight import without_data
 from bert_jax.tools.sweep_folder import Settings
 
 
@@ -51,7 +54,9 @@ def write_table(
     }
     titles = {column: COLUMNS[column].title for column in columns}
     if table.curves:
-        cells['mean'], titles['mean'] = _means(cells), 'mean'
+        titles['mean'] = 'mean'
+        cells['mean'] = _means(
+            cells[name] for name in columns if COLUMNS[name].task and not COLUMNS[name].lower)
     parts = parts_of(table, options)
     record = {
         'table': name, 'title': table.title, 'scale': 'tiny' if options.tiny else 'paper',
@@ -122,26 +127,32 @@ def _cell(row: Row, column: str, table: Table, options: Options) -> dict[str, An
     found = _chosen(parts, what)
     if found is None:
         return cell
-    settings, values = found
+    settings, values, seeds = found
     if not what.lower and not what.task.startswith('squad'):  # whose scores are per cent already
         values = [100 * value for value in values]
     mean = statistics.fmean(values)
     short = None if paper is None else (mean - paper if what.lower else paper - mean)
     return cell | {
         'mean': mean, 'deviation': statistics.stdev(values) if len(values) > 1 else None,
-        'runs': len(values), 'values': values, 'settings': dict(settings),
+        'runs': len(values), 'values': values, 'seeds': seeds, 'settings': dict(settings),
         'passes': None if short is None or options.tiny else short <= what.band,
     }
 
 
-def _means(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The mean of all columns by row, a value for each seed of the pre-training."""
+def _means(cells: Iterable[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    """The mean of columns by row, a value for each seed of the pre-training that all have."""
     found: dict[str, Any] = {}
-    for row in next(iter(cells.values())):
-        values = [column[row].get('values', []) for column in cells.values()]
+    columns = list(cells)
+    for row in dict.fromkeys(itertools.chain(*columns)):
+        by_seed = [
+            {seed: statistics.fmean(
+                value for value, of in zip(cell['values'], cell['seeds']) if of == seed)
+             for seed in cell['seeds']}
+            for cell in (column.get(row, {}) for column in columns) if 'values' in cell]
+        seeds = set.intersection(*map(set, by_seed)) if len(by_seed) == len(columns) else set()
+        runs = [statistics.fmean(values[seed] for values in by_seed) for seed in sorted(seeds)]
         found[row] = {'paper': None}
-        if all(values):
-            runs = [statistics.fmean(seeds) for seeds in zip(*values)]
+        if runs:
             found[row] |= {
                 'mean': statistics.fmean(runs), 'values': runs, 'runs': len(runs), 'passes': None,
                 'deviation': statistics.stdev(runs) if len(runs) > 1 else None,
@@ -150,23 +161,24 @@ def _means(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _flops(row: Row, options: Options) -> float | None:
-    """Of the row's pre-training; None where it has none, or less than a whole one."""
+    """Of the row's pre-training; None where it has none or only a part of one, or none can tell."""
     part = pretraining(row, options)
     if part is None or row.scratch or row.share != 1:
         return None
-    file = part.resolved.data.vocab_file
-    return run_flops(part.resolved, len(as_path(file).read_text().splitlines()) if file
-                     else part.resolved.data.vocab_size)
+    try:
+        return run_flops(without_data(part.resolved))
+    except InputError:  # of its vocabulary, or of steps that depend on the data
+        return None
 
 
-def _chosen(parts: list[Part], what: Column) -> tuple[Settings, list[float]] | None:
-    """The settings that are best on the dev set, and the metric of all runs with them.
+def _chosen(parts: list[Part], what: Column) -> tuple[Settings, list[float], list[int]] | None:
+    """The settings that are best on the dev set, the metric of all runs with them, each one's part.
 
     By the column's metric where that is of the dev set: MRPC's F1 is near its best where all pairs
     are called paraphrases, and tables 5 and 6 are of accuracy.
     """
-    groups: dict[Settings, list[tuple[float, float]]] = {}
-    for part in parts:
+    groups: dict[Settings, list[tuple[float, float, int]]] = {}
+    for number, part in enumerate(parts):
         folder = part.folder
         for member in part.members:
             result = folder.result(member)
@@ -174,11 +186,12 @@ def _chosen(parts: list[Part], what: Column) -> tuple[Settings, list[float]] | N
                 of_dev = not what.metric.startswith('eval/test_') and not what.lower
                 by = what.metric if of_dev else result['metric']
                 groups.setdefault(member.without('seed'), []).append(
-                    (result[by], result[what.metric]))
+                    (result[by], result[what.metric], number))
     if not groups:
         return None
-    best = max(groups, key=lambda settings: statistics.fmean(x for x, _ in groups[settings]))
-    return best, [value for _, value in groups[best]]
+    best = max(groups, key=lambda settings: statistics.fmean(x for x, *_ in groups[settings]))
+    _, values, numbers = zip(*groups[best])
+    return best, list(values), list(numbers)
 
 
 def _order(cells: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -320,7 +333,8 @@ def _draw_curves(file: Any, record: dict[str, Any]) -> None:
     axis.set_xscale('log')
     axis.set_xlabel('FLOPs of pre-training')
     axis.set_ylabel('mean of ' + ', '.join(
-        column['title'] for name, column in record['columns'].items() if name != 'mean'))
+        column.title for name, column in COLUMNS.items()
+        if name in record['columns'] and column.task and not column.lower))
     axis.grid(alpha=0.3, which='both')
     axis.legend(fontsize=8)
     axis.set_title(record['title'], fontsize=10)

@@ -266,6 +266,6 @@ TABLES: Mapping[str, Table] = {
             'Muon': ('Muon, a quarter', 'Muon'),
             'all but No NSP': ('all but No NSP, a quarter', 'all but No NSP'),
         },
-        note="Not of the paper. Each has half of the first row's FLOPs, or a quarter.",
+        note="Not of the paper. All but the first row have half of its FLOPs, or a quarter.",
     ),
 }

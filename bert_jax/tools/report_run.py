@@ -76,10 +76,10 @@ class RunRecords:
                 a_step = 0.0
             elif self.fields.get('head') == 'pretraining':
                 a_step = step_flops(Pretraining(model), {'packed_rows': 0} | phase)
+                if self.fields.get('optimizer.name') == 'muon':
+                    a_step += muon_flops(model)
             else:  # rows are packed, and the heads are too small to count
                 a_step = 3 * rows * length * share * token_flops(model, length)
-            if model is not None and self.fields.get('optimizer.name') == 'muon':
-                a_step += muon_flops(model)
             more = step - steps[-1]
             steps.append(step)
             tokens.append(tokens[-1] + more * rows * length * share)

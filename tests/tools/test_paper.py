@@ -10,7 +10,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import as_path
 from bert_jax.tools import paper, paper_cost, paper_report
 from bert_jax.tools.paper_parts import Options, columns_of, parts_of, rows_of
-from bert_jax.tools.paper_report import _order
+from bert_jax.tools.paper_report import _flops, _means, _order
 from bert_jax.tools.paper_tables import COLUMNS, TABLES, TASKS
 from bert_jax.train.report import Report
 from tests.tools.test_sweep import few_devices
@@ -22,6 +22,10 @@ def options(root, **more):
 
 def titles(parts):
     return [part.title for part in parts]
+
+
+def row_of(title, text):
+    return next(line for line in text.splitlines() if line.startswith(f'| {title} |'))
 
 
 @pytest.mark.parametrize('name', TABLES)
@@ -187,7 +191,8 @@ def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys):
     assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 1
     found = capsys.readouterr()
     assert 'error: pre-training no_nsp: config.data.source is not there' in found.err
-    assert '| – (86.5) |' in found.out and '| 40.00 n=1 (86.7) |' in found.out
+    assert ' | – (86.5) |' in row_of('No NSP', found.out)
+    assert ' | 40.00 n=1 (86.7) |' in row_of('Base', found.out)
     assert 'Failed: mrpc from No NSP, seed 0' in found.out
     quick.broken = ''
     assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 0
@@ -206,8 +211,10 @@ def test_what_fails_on_another_machine_is_not_waited_for(tmp_path, quick, capsys
     quick.elsewhere, quick.fails_there = ['ablations.py:base'], True
     assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 1
     out = capsys.readouterr().out
-    assert 'Failed: pre-training base: see log.txt' in out and '| – (86.7) |' in out
-    assert 'Failed: mrpc from Base, seed 0' in out and '| 40.00 n=1 (86.5)' in out
+    assert 'Failed: pre-training base: see log.txt' in out
+    assert ' | – (86.7) |' in row_of('Base', out)
+    assert 'Failed: mrpc from Base, seed 0' in out
+    assert ' | 40.00 n=1 (86.5)' in row_of('No NSP', out)
 
 
 def test_what_costs_is_said_first(tmp_path, quick, monkeypatch, capsys):
@@ -229,6 +236,24 @@ def test_what_costs_is_said_first(tmp_path, quick, monkeypatch, capsys):
     assert 'chip-hours: add --yes to begin' in said.err
     assert paper.main([*command, '--yes']) == 1  # these results have no exact match
     assert len(quick.trained) == 4
+
+
+def test_a_mean_of_columns_is_of_the_seeds_that_all_of_them_have():
+    def column(*pairs):
+        values, seeds = zip(*pairs)
+        return {'a': {'values': list(values), 'seeds': list(seeds)}, 'b': {'paper': None}}
+
+    found = _means([column((1, 0), (3, 0), (5, 1), (100, 2)), column((10, 1), (20, 0))])
+    assert found['a']['values'] == [11.0, 7.5] and found['a']['runs'] == 2
+    assert 'mean' not in found['b']
+    assert 'mean' not in _means([column((1, 0)), column((1, 1))])['a']
+    assert 'mean' not in _means([column((1, 0)), {}])['a']
+
+
+@pytest.mark.parametrize('setting', ['train.steps=2 epochs', 'data.vocab_file=missing.txt'])
+def test_flops_that_nothing_can_tell_are_left_out(tmp_path, setting):
+    assert _flops(TABLES['5'].rows[0], options(tmp_path)) > 1e13
+    assert _flops(TABLES['5'].rows[0], options(tmp_path, pretrain=(setting,))) is None
 
 
 def test_pairs_of_rows_stand_as_in_the_paper_or_not():
