@@ -19,6 +19,7 @@ there, and the optimizer and dropout of the paper.
 | `clipping` | the gradient's norm clipped at 0.5 (Geiping and Goldstein, 2022) |
 | `no_nsp` | no next sentence (Liu et al., 2019); it has hurt small models |
 | `all` | all of these but `no_nsp` |
+| `muon+rate` | these two; so with any |
 
 What packing saves depends on the text: set `packed_rows` of a phase (README). Published figures are
 hints for models and budgets of their own; which ingredients hold here, the table has to show.
@@ -45,14 +46,14 @@ _EARLY = 0.3
 def get_config(named: str = 'all'):
     name, _, scale = named.partition(',')
     name, _, share = name.partition('/')
-    if (name not in ('paper', 'none', 'no_nsp', 'all', *INGREDIENTS) or scale not in COSTS
-            or share not in ('', '1', '2', '4', '8')):
+    used = INGREDIENTS if name == 'all' else name.split('+')
+    known = name in ('paper', 'none') or set(used) <= {*INGREDIENTS, 'no_nsp'}
+    if not known or scale not in COSTS or share not in ('', '1', '2', '4', '8'):
         raise ValueError(
             f'configs/efficient_pretrain.py:{named} is unknown: choose paper, none, all, '
-            + ', '.join(INGREDIENTS + ('no_nsp',)) + ', perhaps with /1, /2, /4 or /8 for a part '
-            'of the FLOPs, and after a comma perhaps tiny'
+            + ', '.join(INGREDIENTS + ('no_nsp',)) + ' or several with + between them, perhaps '
+            'with /1, /2, /4 or /8 for a part of the FLOPs, and after a comma perhaps tiny'
         )
-    used = INGREDIENTS if name == 'all' else (name,)
     c = default_config()
     if scale == 'tiny':
         c.model.name = 'tiny'
@@ -103,6 +104,6 @@ def get_config(named: str = 'all'):
         c.optimizer.name = 'muon'
     if 'clipping' in used:
         c.optimizer.clip_norm = 0.5
-    if name == 'no_nsp':
+    if 'no_nsp' in used:
         c.data.next_sentence = False
     return c

@@ -128,7 +128,7 @@ def test_an_efficient_recipe_has_half_the_flops(scale):
     for name in ('none', 'masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping',
                  'no_nsp', 'all'):
         assert flops(f'efficient_pretrain:{name}') == pytest.approx(whole / 2, rel=0.01), name
-    for name in ('none', 'muon', 'all'):
+    for name in ('none', 'muon', 'all', 'muon+rate'):
         assert flops(f'efficient_pretrain:{name}/4') == pytest.approx(whole / 4, rel=0.01), name
     assert flops('efficient_pretrain:none/1') == whole
 
