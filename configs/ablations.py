@@ -92,6 +92,8 @@ def get_config(named: str = 'base'):
     elif name in SIZES + TINY_SIZES:
         layers, hidden, heads = map(int, name.split('/'))
         c.model.num_layers, c.model.hidden_size, c.model.num_heads = layers, hidden, heads
+        if scale == 'tiny':
+            c.model.initializer_range *= (128 / hidden) ** 0.5  # for its width, as above
     elif name in MASKINGS:
         c.data.masking = name
     elif name != 'base':

@@ -97,6 +97,7 @@ def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
     ('base', {}), ('no_nsp', {'data.next_sentence': False}),
     ('ltr', {'data.next_sentence': False, 'model.causal': True}),
     ('3/768/12', {'model.num_layers': 3, 'model.hidden_size': 768, 'model.num_heads': 12}),
+    ('4/256/4', {'model.num_layers': 4, 'model.hidden_size': 256, 'model.num_heads': 4}),
     ('80/10/10', {}), ('100/0/0', {'data.mask_rate': 1.0, 'data.random_rate': 0.0}),
     ('80/0/20', {'data.random_rate': 0.2}), ('80/20/0', {'data.random_rate': 0.0}),
     ('0/20/80', {'data.mask_rate': 0.0, 'data.random_rate': 0.8}),
@@ -108,6 +109,10 @@ def test_an_ablation_is_base_but_for_one_thing(name, expected, scale):
     config, base = load(f'ablations:{name}{scale}'), load(f'ablations:base{scale}')
     different = {path: get_field(config, path) for path in fields(config)
                  if get_field(config, path) != get_field(base, path)}
+    if scale and 'model.hidden_size' in expected:  # the first weights are for the width
+        width = expected['model.hidden_size']
+        expected = expected | {
+            'model.initializer_range': pytest.approx(0.02 * (768 / width) ** 0.5, rel=0.03)}
     assert different == expected
     validate(config)
     paper = load('base_pretrain')

@@ -105,11 +105,11 @@ class Part:
 
 
 def rows_of(table: Table, options: Options) -> list[Row]:
-    """The rows of a table at a scale, with the NAME that they have there."""
+    """The rows of a table at a scale, with the NAME that they have there, in the title as well."""
     if not options.tiny:
         return list(table.rows)
-    return [dataclasses.replace(row, pretraining=row.tiny or row.pretraining)
-            for row in table.rows if row.tiny is not None]
+    return [dataclasses.replace(row, title=f'{row.title} (here {row.tiny})', pretraining=row.tiny)
+            if row.tiny else row for row in table.rows if row.tiny is not None]
 
 
 def columns_of(table: Table, options: Options) -> tuple[str, ...]:

@@ -217,7 +217,7 @@ TABLES: Mapping[str, Table] = {
             Row('12/768/12', '12/768/12', _figures(_T6, 3.99, 84.4, 86.7, 92.9), tiny=None),
             Row('12/1024/16', '12/1024/16', _figures(_T6, 3.54, 85.7, 86.9, 93.3), tiny='2/256/4'),
             _large('24/1024/16', _figures(_T6, 3.23, 86.6, 87.8, 93.7)),
-        ), _T6, ('ppl', 'mrpc', 'sst2'), restarts=5,
+        ), _T6, ('ppl', 'mrpc', 'sst2', 'ner'), restarts=5,
     ),
     '7': Table(
         'Table 7: CoNLL-2003 NER', (

@@ -58,6 +58,7 @@ def test_equal_parts_are_shared_and_others_are_not(tmp_path):
         five[0].path, five[1].path}
     six = parts_of(TABLES['6'], where)  # where Base has another name
     assert six[0].title == 'pre-training 2/128/2' and six[:2] != five[:2]
+    assert six[1].title == 'mrpc from 3/768/12 (here 2/128/2), seed 0', 'what was run is said'
     assert [part.path for part in six[:2]] == [part.path for part in five[:2]]
     # More seeds and rates are more members of the same parts; other settings are other parts.
     more = parts_of(TABLES['5'], options(tmp_path, columns=('mrpc',), seeds=2, restarts=2))
