@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from bert_jax.config import MODEL_SIZES
 from bert_jax.model.flops import train_flops
@@ -41,8 +41,9 @@ def product_flops(jaxpr):
             left = eqn.invars[0].aval.shape
             total += 2 * eqn.outvars[0].aval.size * math.prod(left[i] for i in contracted)
         times = eqn.params.get('length', 1) if eqn.primitive.name == 'scan' else 1
-        for inner in jaxprs_in_params(eqn.params):
-            total += times * product_flops(inner)
+        for inner in jax.tree.leaves(list(eqn.params.values())):
+            if isinstance(inner, (ClosedJaxpr, Jaxpr)):
+                total += times * product_flops(inner)
     return total
 
 
