@@ -326,11 +326,16 @@ def _draw_curves(file: Any, record: dict[str, Any]) -> None:
             [x for x, _ in points], [cell['mean'] for _, cell in points],
             yerr=[cell['deviation'] or 0.0 for _, cell in points], fmt='o-', color=f'C{i}',
             capsize=3, label=title)
-    for row, (x, cell) in known.items():
-        if row not in joined:
-            axis.plot(x, cell['mean'], 'x', color='0.4')
-            axis.annotate(row, (x, cell['mean']), (6, -3), textcoords='offset points', fontsize=7)
     axis.set_xscale('log')
+    others = sorted(((cell['mean'], x, row) for row, (x, cell) in known.items()
+                     if row not in joined), reverse=True)
+    for y, x, _ in others:
+        axis.plot(x, y, 'x', color='0.4')
+    bottom, top = axis.get_ylim()
+    below = top
+    for y, x, row in others:  # downwards, no two names on one line
+        below = min(y, below - (top - bottom) / 30)
+        axis.annotate(row, (x * 1.02, below), fontsize=7, va='center')
     axis.set_xlabel('FLOPs of pre-training')
     axis.set_ylabel('mean of ' + ', '.join(
         column.title for name, column in COLUMNS.items()
