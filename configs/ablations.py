@@ -5,9 +5,10 @@
 
 `NAME,tiny` is the same difference in a model that learns from the context within minutes of a CPU
 core: 2 layers of 128 with a vocabulary of its own of 8,000 pieces, 4,000 steps on rows of 32
-tokens, 500 of 64 and 400 of 128, text that comes with Python. Muon, no dropout and first weights
-as large as Base's are for their width: with the paper's Adam, dropout and 0.02, as many steps on
-Wikipedia end at a masked-word loss of 6.34 (by frequency: 7.02), with these below 5.4.
+tokens, 500 of 64 and 400 of 128, text that comes with Python. Muon, no dropout and first
+weights as large as Base's are for their width (table 6 has other widths): with the paper's Adam,
+dropout and 0.02, as many steps on Wikipedia end at a masked-word loss of 6.34 (by frequency: 7.02),
+with these below 5.4.
 
 `python -m bert_jax.tools.paper TABLE` runs whole tables of these.
 
@@ -16,7 +17,7 @@ Wikipedia end at a masked-word loss of 6.34 (by frequency: 7.02), with these bel
 | `base` | the first row of tables 5 and 8; as configs/base_pretrain.py |
 | `no_nsp` | table 5, No NSP |
 | `ltr` | table 5, LTR & No NSP; and + BiLSTM, which is added in fine-tuning |
-| `3/768/12` to `24/1024/16` | table 6: layers, hidden size, heads; `2/128/2` to `4/256/4` tiny |
+| `3/768/12` to `24/1024/16` | table 6: layers, hidden size, heads; tiny `2/128/2` to `4/256/4` |
 | `100/0/0`, `80/0/20`, `80/20/0`, `0/20/80`, `0/0/100` | table 8: masked, the same, random |
 | `words`, `ngrams`, `spans` | not in the paper: what is masked together |
 

@@ -6,7 +6,7 @@
 Every NAME has half the FLOPs of `paper`, which is the recipe of `configs/ablations.py:base`, and
 NAME/4 a quarter.
 `NAME,tiny` is the same for two CPU cores: `none,tiny` has the model, rows and steps of `base,tiny`
-there, and the optimizer and dropout of the paper.
+there, which is trained with Muon, but the paper's Adam and dropout, at the rate of such a model.
 
 | NAME | beside `none`, which is the paper's recipe for half as many steps |
 |---|---|

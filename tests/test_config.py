@@ -131,7 +131,7 @@ def test_an_efficient_recipe_has_half_the_flops(scale):
     whole = flops('efficient_pretrain:paper')
     assert scale or whole == flops('ablations:base')
     for name in ('none', 'masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping',
-                 'no_nsp', 'all'):
+                 'no_nsp', 'all', 'masking+dropout+rate+muon+clipping'):
         assert flops(f'efficient_pretrain:{name}') == pytest.approx(whole / 2, rel=0.01), name
     for name in ('none', 'muon', 'all', 'muon+rate'):
         assert flops(f'efficient_pretrain:{name}/4') == pytest.approx(whole / 4, rel=0.01), name

@@ -335,7 +335,11 @@ def _draw_curves(file: Any, record: dict[str, Any]) -> None:
     below = top
     for y, x, row in others:  # downwards, no two names on one line
         below = min(y, below - (top - bottom) / 30)
-        axis.annotate(row, (x * 1.02, below), fontsize=7, va='center')
+        axis.annotate(row, (x, y), (x * 1.06, below), fontsize=7, va='center',
+                      arrowprops={'arrowstyle': '-', 'color': '0.6', 'linewidth': 0.5})
+    for row, cell in record['cells']['mean'].items():
+        if 'mean' in cell and not record['flops'][row]:
+            axis.axhline(cell['mean'], color='0.5', linestyle=':', label=row)
     axis.set_xlabel('FLOPs of pre-training')
     axis.set_ylabel('mean of ' + ', '.join(
         column.title for name, column in COLUMNS.items()
