@@ -318,23 +318,21 @@ def _draw_curves(file: Any, record: dict[str, Any]) -> None:
     figure, axis = plt.subplots(figsize=(7, 4.2))
     known = {row: (record['flops'][row], cell) for row, cell in record['cells']['mean'].items()
              if 'mean' in cell and record['flops'][row]}
-    joined = set()
     for i, (title, rows) in enumerate(record['curves'].items()):
         points = [known[row] for row in rows if row in known]
-        joined |= set(rows)
         axis.errorbar(
             [x for x, _ in points], [cell['mean'] for _, cell in points],
             yerr=[cell['deviation'] or 0.0 for _, cell in points], fmt='o-', color=f'C{i}',
             capsize=3, label=title)
     axis.set_xscale('log')
+    joined = set(itertools.chain(*record['curves'].values()))
     others = sorted(((cell['mean'], x, row) for row, (x, cell) in known.items()
                      if row not in joined), reverse=True)
-    for y, x, _ in others:
-        axis.plot(x, y, 'x', color='0.4')
-    bottom, top = axis.get_ylim()
-    below = top
+    axis.plot([x for _, x, _ in others], [y for y, _, _ in others], 'x', color='0.4')
+    bottom, below = axis.get_ylim()
+    line = (below - bottom) / 30
     for y, x, row in others:  # downwards, no two names on one line
-        below = min(y, below - (top - bottom) / 30)
+        below = min(y, below - line)
         axis.annotate(row, (x, y), (x * 1.06, below), fontsize=7, va='center',
                       arrowprops={'arrowstyle': '-', 'color': '0.6', 'linewidth': 0.5})
     for row, cell in record['cells']['mean'].items():
