@@ -161,10 +161,10 @@ def _means(cells: Iterable[dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _flops(row: Row, options: Options) -> float | None:
-    """Of the row's pre-training; None where it has none or only a part of one, or none can tell."""
+    """Of the row's pre-training, 0 without; None where it is given or in part, or none can tell."""
     part = pretraining(row, options)
     if part is None or row.scratch or row.share != 1:
-        return None
+        return 0.0 if row.scratch else None
     try:
         return run_flops(without_data(part.resolved))
     except InputError:  # of its vocabulary, or of steps that depend on the data
@@ -336,7 +336,7 @@ def _draw_curves(file: Any, record: dict[str, Any]) -> None:
         axis.annotate(row, (x, y), (x * 1.06, below), fontsize=7, va='center',
                       arrowprops={'arrowstyle': '-', 'color': '0.6', 'linewidth': 0.5})
     for row, cell in record['cells']['mean'].items():
-        if 'mean' in cell and not record['flops'][row]:
+        if 'mean' in cell and record['flops'][row] == 0:  # not those that nothing can tell
             axis.axhline(cell['mean'], color='0.5', linestyle=':', label=row)
     axis.set_xlabel('FLOPs of pre-training')
     axis.set_ylabel('mean of ' + ', '.join(
