@@ -5,30 +5,15 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-import math
 import os
 import platform
-import statistics
-from collections.abc import Iterable
 from typing import Any
 
-from bert_jax.errors import InputError
 from bert_jax.experiment import versions
 from bert_jax.files import open_whole, write_whole
-from bert_jax.tasks.pretrain import run_flops
-from bert_jax.tools.paper_parts import (
-    Options,
-    Part,
-    columns_of,
-    finetuning,
-    parts_of,
-    pretraining,
-    rows_of,
-    seeds_of,
-)
-from bert_jax.tools.paper_tables import COLUMNS, TABLES, Column, Row, Table
-from bert_jax.tools.preflight import without_data
-from bert_jax.tools.sweep_folder import Settings
+from bert_jax.tools.paper_cells import cell_of, mean_of_columns, order_of_rows, pretraining_flops
+from bert_jax.tools.paper_parts import Options, columns_of, parts_of, rows_of
+from bert_jax.tools.paper_tables import COLUMNS, TABLES
 
 
 def write_table(
@@ -49,13 +34,13 @@ def write_table(
     rows, columns = rows_of(table, options), columns_of(table, options)
     cells = {
         column: {row.title: found for row in rows
-                 if (found := _cell(row, column, table, options)) is not None}
+                 if (found := cell_of(row, column, table, options)) is not None}
         for column in columns
     }
     titles = {column: COLUMNS[column].title for column in columns}
     if table.curves:
         titles['mean'] = 'mean'
-        cells['mean'] = _means(
+        cells['mean'] = mean_of_columns(
             cells[name] for name in columns if COLUMNS[name].task and not COLUMNS[name].lower)
     parts = parts_of(table, options)
     record = {
@@ -76,9 +61,10 @@ def write_table(
                                          'band': COLUMNS[column].band}
         ) for column, title in titles.items()},
         'rows': [row.title for row in rows], 'cells': cells,
-        'flops': {row.title: _flops(row, options) for row in rows}, 'curves': table.curves,
+        'flops': {row.title: pretraining_flops(row, options) for row in rows},
+        'curves': table.curves,
         'order': {column: order for column in columns
-                  if (order := _order(cells[column])) is not None},
+                  if (order := order_of_rows(cells[column])) is not None},
         'failed': failed, 'note': table.note,
     }
     text = _markdown(record)
@@ -109,116 +95,6 @@ def hardware() -> str:
     return f"{os.cpu_count()} cores of {', '.join(sorted(names))}"
 
 
-def _cell(row: Row, column: str, table: Table, options: Options) -> dict[str, Any] | None:
-    """A row's figure in a column; None where it has none there."""
-    what = COLUMNS[column]
-    if row.only and column not in row.only:
-        return None
-    if not what.task:
-        part = pretraining(row, options)
-        parts = [part] if part is not None else []
-    else:
-        parts = [finetuning(row, what.task, seed, table, options)
-                 for seed in seeds_of(row, options)]
-    if not parts:
-        return None
-    paper = row.figures.get(column)
-    cell: dict[str, Any] = {'paper': paper, 'parts': [part.path.name for part in parts]}
-    found = _chosen(parts, what)
-    if found is None:
-        return cell
-    settings, values, seeds = found
-    if not what.lower and not what.task.startswith('squad'):  # whose scores are per cent already
-        values = [100 * value for value in values]
-    mean = statistics.fmean(values)
-    short = None if paper is None else (mean - paper if what.lower else paper - mean)
-    return cell | {
-        'mean': mean, 'deviation': statistics.stdev(values) if len(values) > 1 else None,
-        'runs': len(values), 'values': values, 'seeds': seeds, 'settings': dict(settings),
-        'passes': None if short is None or options.tiny else short <= what.band,
-    }
-
-
-def _means(cells: Iterable[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """The mean of columns by row, a value for each seed of the pre-training that all have."""
-    found: dict[str, Any] = {}
-    columns = list(cells)
-    for row in dict.fromkeys(itertools.chain(*columns)):
-        by_seed = [
-            {seed: statistics.fmean(
-                value for value, of in zip(cell['values'], cell['seeds']) if of == seed)
-             for seed in cell['seeds']}
-            for cell in (column.get(row, {}) for column in columns) if 'values' in cell]
-        seeds = set.intersection(*map(set, by_seed)) if len(by_seed) == len(columns) else set()
-        runs = [statistics.fmean(values[seed] for values in by_seed) for seed in sorted(seeds)]
-        found[row] = {'paper': None}
-        if runs:
-            found[row] |= {
-                'mean': statistics.fmean(runs), 'values': runs, 'runs': len(runs), 'passes': None,
-                'deviation': statistics.stdev(runs) if len(runs) > 1 else None,
-            }
-    return found
-
-
-def _flops(row: Row, options: Options) -> float | None:
-    """Of the row's pre-training, 0 without; None where it is given or in part, or none can tell."""
-    part = pretraining(row, options)
-    if part is None or row.scratch or row.share != 1:
-        return 0.0 if row.scratch else None
-    try:
-        return run_flops(without_data(part.resolved))
-    except InputError:  # of its vocabulary, or of steps that depend on the data
-        return None
-
-
-def _chosen(parts: list[Part], what: Column) -> tuple[Settings, list[float], list[int]] | None:
-    """The settings that are best on the dev set, the metric of all runs with them, each one's part.
-
-    By the column's metric where that is of the dev set: MRPC's F1 is near its best where all pairs
-    are called paraphrases, and tables 5 and 6 are of accuracy.
-    """
-    groups: dict[Settings, list[tuple[float, float, int]]] = {}
-    for number, part in enumerate(parts):
-        folder = part.folder
-        for member in part.members:
-            result = folder.result(member)
-            if result is not None and what.metric in result:  # of test sets only where they are
-                of_dev = not what.metric.startswith('eval/test_') and not what.lower
-                by = what.metric if of_dev else result['metric']
-                groups.setdefault(member.without('seed'), []).append(
-                    (result[by], result[what.metric], number))
-    if not groups:
-        return None
-    best = max(groups, key=lambda settings: statistics.fmean(x for x, *_ in groups[settings]))
-    _, values, numbers = zip(*groups[best])
-    return best, list(values), list(numbers)
-
-
-def _order(cells: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """How often two rows stand as in the paper; pairs within two standard errors are undecided.
-
-    The deviation is that of all rows together: of one row's two seeds it would be a matter of luck.
-    """
-    count = {'same': 0, 'opposite': 0, 'undecided': 0}
-    opposite = []
-    known = {row: cell for row, cell in cells.items()
-             if 'mean' in cell and cell['paper'] is not None}
-    several = [cell for cell in cells.values() if cell.get('deviation') is not None]
-    variance = sum((cell['runs'] - 1) * cell['deviation'] ** 2 for cell in several) / max(
-        sum(cell['runs'] - 1 for cell in several), 1)
-    for (a, ours), (b, theirs) in itertools.combinations(known.items(), 2):
-        expected, found = ours['paper'] - theirs['paper'], ours['mean'] - theirs['mean']
-        if not expected:
-            continue
-        error = math.sqrt(variance * (1 / ours['runs'] + 1 / theirs['runs']))
-        kind = 'undecided' if abs(found) <= 2 * error else (
-            'same' if found * expected > 0 else 'opposite')
-        count[kind] += 1
-        if kind == 'opposite':
-            opposite.append(f'{a} / {b}')
-    return count | {'pairs_opposite': opposite} if sum(count.values()) else None
-
-
 def _markdown(record: dict[str, Any]) -> str:
     columns = record['columns']
     lines = [
@@ -230,9 +106,9 @@ def _markdown(record: dict[str, Any]) -> str:
         texts = [_text(record['cells'][column].get(row)) for column in columns]
         flops = record['flops'][row]
         lines.append(f"| {row} | {f'{flops:.1e}' if flops else ''} | " + ' | '.join(texts) + ' |')
-    lines += ['', 'FLOPs: of one pre-training. Ours: the mean over runs with the settings that are '
-                  'best on the dev set, its standard deviation, how many runs; in brackets the '
-                  'paper.']
+    lines += ['', 'FLOPs: of one pre-training. Ours: the mean over runs, its standard deviation, '
+                  'how many runs, with the settings and of the evaluation best on the dev '
+                  'set; in brackets the paper.']
     if record['scale'] == 'paper':
         lines.append('pass: at most so far behind the paper: ' + ', '.join(
             f"{column['title']} {column['band']}" for column in columns.values()

@@ -9,8 +9,13 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.files import as_path
 from bert_jax.tools import paper, paper_cost, paper_report
+from bert_jax.tools.paper_cells import (
+    cell_of,
+    mean_of_columns,
+    order_of_rows,
+    pretraining_flops,
+)
 from bert_jax.tools.paper_parts import Options, columns_of, parts_of, rows_of
-from bert_jax.tools.paper_report import _flops, _means, _order
 from bert_jax.tools.paper_tables import COLUMNS, TABLES, TASKS
 from bert_jax.train.report import Report
 from tests.tools.test_sweep import few_devices
@@ -239,34 +244,73 @@ def test_what_costs_is_said_first(tmp_path, quick, monkeypatch, capsys):
     assert len(quick.trained) == 4
 
 
+def test_a_column_counts_settings_and_evaluations_by_its_own_metric(tmp_path):
+    where = options(tmp_path, columns=('mrpc', 'mrpc_f1'), seeds=2)
+    table, row = TABLES['5'], TABLES['5'].rows[0]
+    parts = [part for part in parts_of(table, where) if part.title.startswith('mrpc from Base')]
+    scores = {  # (rate, seed): F1 and accuracy of each evaluation; the best F1 is the result
+        ('1e-3', 0): [(0.81, 0.68), (0.80, 0.70)], ('1e-3', 1): [(0.82, 0.70), (0.70, 0.66)],
+        ('3e-4', 0): [(0.90, 0.90)],
+    }
+
+    def finish():
+        for seed, part in enumerate(parts):
+            for member in part.members:
+                found = scores.get((dict(member.without('seed'))['optimizer.learning_rate'], seed))
+                if found is None:
+                    continue
+                run = part.folder.run(member)
+                run.mkdir(parents=True, exist_ok=True)
+                records = [{'eval/f1': f1, 'eval/accuracy': accuracy} for f1, accuracy in found]
+                (run / 'metrics.jsonl').write_text(''.join(
+                    json.dumps({'step': step} | record) + '\n'
+                    for step, record in enumerate([{'train/loss': 1.0}, *records])))
+                result = max(records, key=lambda record: record['eval/f1'])
+                part.folder.finish(member, 'eval/f1', result)
+
+    finish()
+    accuracy, f1 = (cell_of(row, column, table, where) for column in ('mrpc', 'mrpc_f1'))
+    assert accuracy['settings'] == {'optimizer.learning_rate': '1e-3'}, 'the other has one run'
+    assert accuracy['values'] == pytest.approx([70, 70]) and accuracy['seeds'] == [0, 1]
+    assert f1['values'] == pytest.approx([81, 82])
+    scores['3e-4', 1] = [(0.6, 0.6)]
+    finish()
+    assert cell_of(row, 'mrpc', table, where)['values'] == pytest.approx([90, 60])
+
+
 def test_a_mean_of_columns_is_of_the_seeds_that_all_of_them_have():
     def column(*pairs):
         values, seeds = zip(*pairs)
         return {'a': {'values': list(values), 'seeds': list(seeds)}, 'b': {'paper': None}}
 
-    found = _means([column((1, 0), (3, 0), (5, 1), (100, 2)), column((10, 1), (20, 0))])
+    found = mean_of_columns([column((1, 0), (3, 0), (5, 1), (100, 2)), column((10, 1), (20, 0))])
     assert found['a']['values'] == [11.0, 7.5] and found['a']['runs'] == 2
     assert 'mean' not in found['b']
-    assert 'mean' not in _means([column((1, 0)), column((1, 1))])['a']
-    assert 'mean' not in _means([column((1, 0)), {}])['a']
+    assert 'mean' not in mean_of_columns([column((1, 0)), column((1, 1))])['a']
+    assert 'mean' not in mean_of_columns([column((1, 0)), {}])['a']
 
 
 @pytest.mark.parametrize('setting', ['train.steps=2 epochs', 'data.vocab_file=missing.txt'])
 def test_flops_that_nothing_can_tell_are_left_out(tmp_path, setting):
-    assert _flops(TABLES['5'].rows[0], options(tmp_path)) > 1e13
-    assert _flops(TABLES['5'].rows[0], options(tmp_path, pretrain=(setting,))) is None
+    assert pretraining_flops(TABLES['5'].rows[0], options(tmp_path)) > 1e13
+    assert pretraining_flops(TABLES['5'].rows[0], options(tmp_path, pretrain=(setting,))) is None
 
 
 def test_pairs_of_rows_stand_as_in_the_paper_or_not():
-    def cell(paper, mean, deviation):
-        return {'paper': paper, 'mean': mean, 'deviation': deviation, 'runs': 4}
+    def cell(paper, *values, seeds=None):
+        return {'paper': paper, 'values': list(values), 'seeds': seeds or list(range(len(values)))}
 
-    assert _order({'a': cell(80, 50, 1.0), 'b': cell(70, 40, 1.0), 'c': cell(75, 41, 0.0),
-                   'd': cell(60, 60, None), 'e': {'paper': 90}, 'f': cell(None, 1, 1)}) == {
-        'same': 2, 'opposite': 3, 'undecided': 1,
-        'pairs_opposite': ['a / d', 'b / d', 'c / d'],
-    }
-    assert _order({'a': cell(80, 50, 1.0)}) is None
+    b = cell(70, 39, 41)  # pooled: a variance of 2, so errors of 1.41 and, to a single run, 1.73
+    assert order_of_rows({
+        'a': cell(80, 49, 51), 'b': b, 'c': cell(75, 42), 'd': cell(60, 60), 'e': {'paper': 90},
+        'f': cell(None, 1, 3),
+    }) == {'same': 2, 'opposite': 3, 'undecided': 1,
+           'pairs_opposite': ['a / d', 'b / d', 'c / d']}
+    assert order_of_rows({'a': cell(80, 49, 51)}) is None
+    assert order_of_rows({'a': cell(80, 50), 'b': cell(70, 40)}) is None, 'nothing says how sure'
+    # Five restarts of each of two models are two runs, not ten.
+    restarts = cell(80, *[43.0] * 5, *[41.5] * 5, seeds=[0] * 5 + [1] * 5)
+    assert order_of_rows({'a': restarts, 'b': b})['undecided'] == 1
 
 
 @pytest.mark.parametrize(('arguments', 'said'), [

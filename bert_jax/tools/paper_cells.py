@@ -1,0 +1,159 @@
+"""What the rows of a table come to: the settings and evaluations that count, means, orders."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bert_jax.errors import InputError
+from bert_jax.tasks.pretrain import run_flops
+from bert_jax.tools.paper_parts import Options, Part, finetuning, pretraining, seeds_of
+from bert_jax.tools.paper_tables import COLUMNS, Column, Row, Table
+from bert_jax.tools.preflight import without_data
+from bert_jax.tools.sweep_folder import Folder, Settings
+from bert_jax.tools.sweep_grid import Member
+from bert_jax.train.report import read_records
+
+Cell = dict[str, Any]
+
+
+def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | None:
+    """A row's figure in a column; None where it has none there.
+
+    Returns:
+      `paper` (its figure, or None) and `parts`; if a run is there, the `mean` of all runs with the
+      settings that count, their `deviation`, how many `runs`, their `values`, `seeds` (of the
+      pre-training of each; of fine-tuning where there is one or none), `settings`, and whether it
+      `passes`.
+    """
+    what = COLUMNS[column]
+    if row.only and column not in row.only:
+        return None
+    if not what.task:
+        part = pretraining(row, options)
+        parts = [part] if part is not None else []
+    else:
+        parts = [finetuning(row, what.task, seed, table, options)
+                 for seed in seeds_of(row, options)]
+    if not parts:
+        return None
+    paper = row.figures.get(column)
+    cell: Cell = {'paper': paper, 'parts': [part.path.name for part in parts]}
+    found = _chosen(parts, what)
+    if found is None:
+        return cell
+    settings, values, seeds = found
+    if not what.lower and not what.task.startswith('squad'):  # whose scores are per cent already
+        values = [100 * value for value in values]
+    mean = statistics.fmean(values)
+    short = None if paper is None else (mean - paper if what.lower else paper - mean)
+    return cell | {
+        'mean': mean, 'deviation': statistics.stdev(values) if len(values) > 1 else None,
+        'runs': len(values), 'values': values, 'seeds': seeds, 'settings': dict(settings),
+        'passes': None if short is None or options.tiny else short <= what.band,
+    }
+
+
+def _chosen(parts: list[Part], what: Column) -> tuple[Settings, list[float], list[int]] | None:
+    """The settings that are best on the dev set, the metric of all runs with them, their seeds.
+
+    Settings are compared where all runs are there: one that lost its worst seed is no better.
+    """
+    groups: dict[Settings, list[tuple[float, float, int]]] = {}
+    for number, part in enumerate(parts):
+        for member in part.members:
+            if (found := _evaluation(part.folder, member, what)) is not None:
+                groups.setdefault(member.without('seed'), []).append((*found, number))
+    if not groups:
+        return None
+    most = max(map(len, groups.values()))
+    best = max((settings for settings, runs in groups.items() if len(runs) == most),
+               key=lambda settings: statistics.fmean(by for by, *_ in groups[settings]))
+    _, values, numbers = zip(*groups[best])
+    return best, list(values), list(numbers if len(parts) > 1 else range(most))
+
+
+def _evaluation(folder: Folder, member: Member, what: Column) -> tuple[float, float] | None:
+    """(What a run is chosen by, the column's metric) at its best evaluation; None without one.
+
+    Chosen by the column's metric where that is of the dev set, not by the task's first: MRPC's F1
+    is near its best where all pairs are called paraphrases, and tables 5 and 6 are of accuracy.
+    """
+    result = folder.result(member)
+    if result is None or what.metric not in result:  # test sets have one only where they are there
+        return None
+    of_dev = not what.metric.startswith('eval/test_') and not what.lower
+    by = what.metric if of_dev else result['metric']
+    evaluations = [result]
+    if what.task:
+        evaluations += read_records(folder.run(member) / 'metrics.jsonl')
+    return max((one[by], one[what.metric]) for one in evaluations if {by, what.metric} <= set(one))
+
+
+def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
+    """The mean of columns by row, a value for each seed that all of them have."""
+    found: dict[str, Cell] = {}
+    columns = list(columns)
+    for row in dict.fromkeys(itertools.chain(*columns)):
+        by_seed = [_by_seed(column[row]) for column in columns if 'values' in column.get(row, {})]
+        seeds = set.intersection(*map(set, by_seed)) if len(by_seed) == len(columns) else set()
+        runs = [statistics.fmean(values[seed] for values in by_seed) for seed in sorted(seeds)]
+        found[row] = {'paper': None}
+        if runs:
+            found[row] |= {
+                'mean': statistics.fmean(runs), 'values': runs, 'runs': len(runs), 'passes': None,
+                'deviation': statistics.stdev(runs) if len(runs) > 1 else None,
+            }
+    return found
+
+
+def _by_seed(cell: Cell) -> dict[int, float]:
+    """The mean of a cell's runs of each seed."""
+    return {seed: statistics.fmean(
+        value for value, of in zip(cell['values'], cell['seeds'], strict=True) if of == seed)
+        for seed in sorted(set(cell['seeds']))}
+
+
+def order_of_rows(cells: Mapping[str, Cell]) -> dict[str, Any] | None:
+    """How often two rows stand as in the paper; pairs within two standard errors are undecided.
+
+    A run is a seed of pre-training. The deviation is that of all rows together: of one row's two
+    seeds it would be a matter of luck.
+
+    Returns:
+      Counts `same`, `opposite`, `undecided`, and `pairs_opposite`; None where there are no pairs,
+      or no row has two runs that would say how far they lie apart.
+    """
+    ours = {row: list(_by_seed(cell).values()) for row, cell in cells.items() if 'values' in cell}
+    several = [values for values in ours.values() if len(values) > 1]
+    known = {row: cells[row]['paper'] for row in ours if cells[row]['paper'] is not None}
+    pairs = [(a, b) for a, b in itertools.combinations(known, 2) if known[a] != known[b]]
+    if not several or not pairs:
+        return None
+    variance = sum((len(values) - 1) * statistics.variance(values) for values in several) / sum(
+        len(values) - 1 for values in several)
+    count = {'same': 0, 'opposite': 0, 'undecided': 0}
+    opposite = []
+    for a, b in pairs:
+        found = statistics.fmean(ours[a]) - statistics.fmean(ours[b])
+        error = math.sqrt(variance * (1 / len(ours[a]) + 1 / len(ours[b])))
+        kind = 'undecided' if abs(found) <= 2 * error else (
+            'same' if found * (known[a] - known[b]) > 0 else 'opposite')
+        count[kind] += 1
+        if kind == 'opposite':
+            opposite.append(f'{a} / {b}')
+    return count | {'pairs_opposite': opposite}
+
+
+def pretraining_flops(row: Row, options: Options) -> float | None:
+    """Of the row's pre-training, 0 without; None where it is given or in part, or none can tell."""
+    part = pretraining(row, options)
+    if part is None or row.scratch or row.share != 1:
+        return 0.0 if row.scratch else None
+    try:
+        return run_flops(without_data(part.resolved))
+    except InputError:  # of its vocabulary, or of steps that depend on the data
+        return None
