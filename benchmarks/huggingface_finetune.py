@@ -76,7 +76,7 @@ def our_trainer(args: argparse.Namespace) -> Train:
         state, params=warm_start(
             published, state.params, program.bert, head=task.head, labels=task.labels,
             vocab_file=task.vocab_path))
-    phase = task.phase(program.objective, program.eval_step, program.phases[0], 0, mesh)
+    phase = task.phase(program.objective, program.eval_step, program.phases, 0, mesh)
     assert task.num_examples
     steps = args.steps or task.num_examples // phase.batch_size
     shapes = {b['input_ids'].shape: b for b in itertools.islice(phase.batches(0), steps)}

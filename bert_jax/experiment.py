@@ -209,12 +209,8 @@ def begin(
     held.state = state
     del state
 
-    runs = []
-    first = 0
-    for phase in phases:
-        runs.append(task.phase(objective, program.eval_step, phase, first, mesh, on_host=stacked))
-        first += phase['steps']
-
+    runs = [task.phase(objective, program.eval_step, phases, number, mesh, on_host=stacked)
+            for number in range(len(phases))]
     peak = peak_flops(jax.devices()[0].device_kind)
     try:
         metrics = yield from train(

@@ -93,7 +93,7 @@ class Group:
             together = Together(program.update, program.state, program.mesh, members)
             if batch is None:
                 phase = program.task.phase(
-                    program.objective, program.eval_step, program.phases[0], 0, program.mesh,
+                    program.objective, program.eval_step, program.phases, 0, program.mesh,
                     on_host=True,
                 )
                 batch = next(phase.batches(0))

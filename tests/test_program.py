@@ -42,7 +42,7 @@ def test_steps_of_a_phase_are_called_with_its_batches(program):
     assert batch['input_ids'].shape == (16, 64) and held_out['input_ids'].shape == (8, 64)
     assert batch['masked_lm_positions'].shape == (16, 8)
     rows = next(program.task.phase(
-        program.objective, program.eval_step, program.phases[1], 3, program.mesh).batches(0))
+        program.objective, program.eval_step, program.phases, 1, program.mesh).batches(0))
     for name, x in rows.items():  # what training will pass
         assert (x.shape, x.dtype) == (batch[name].shape, batch[name].dtype)
         assert x.sharding.is_equivalent_to(batch[name].sharding, x.ndim)

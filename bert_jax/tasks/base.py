@@ -47,10 +47,10 @@ class Task(Protocol):
         """
 
     def phase(
-        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh,
-        *, on_host: bool = False,
+        self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
+        mesh: Mesh, *, on_host: bool = False,
     ) -> Phase:
-        """A phase of the run, from its description and first step.
+        """Of the run's phases the one of this number, from 0.
 
         With `on_host` its batches are arrays of this host, whole ones for one device.
         """

@@ -179,10 +179,11 @@ class LabelledTask:
         return {}
 
     def phase(
-        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh,
-        *, on_host: bool = False,
+        self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
+        mesh: Mesh, *, on_host: bool = False,
     ) -> Phase:
-        del eval_step  # its metrics want the predictions of a whole set
+        del eval_step, number  # its metrics want the predictions of a whole set; it has one phase
+        (phase,) = phases
         config, d, train = self._config, self.data, self.data.train
         assert train is not None
         batch_size, steps = phase['batch_size'], phase['steps']
@@ -213,7 +214,7 @@ class LabelledTask:
             return metrics
 
         return Phase(
-            start=first, steps=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
+            start=0, steps=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
             flops_per_row=_train_flops(
                 objective.config, plan, cls_only=objective.cls_only
             ) / (steps * batch_size),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -102,10 +103,11 @@ class PretrainTask:
         }
 
     def phase(
-        self, objective: Any, eval_step: EvalStep, phase: dict[str, Any], first: int, mesh: Mesh,
-        *, on_host: bool = False,
+        self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
+        mesh: Mesh, *, on_host: bool = False,
     ) -> Phase:
-        config, data = self._config, self.data
+        config, data, phase = self._config, self.data, phases[number]
+        first = sum(phase['steps'] for phase in phases[:number])
         batch_size, length = phase['batch_size'], phase['max_seq_length']
         slots = phase['max_predictions_per_seq']
         num_rows = phase['packed_rows'] or batch_size
@@ -124,7 +126,7 @@ class PretrainTask:
 
         def batches(first_step: int) -> Iterator[Any]:
             local = local_rows(mesh, num_rows)
-            for begin, num_steps in stretches(first_step, phase['steps'], self._skipped(first)):
+            for begin, num_steps in self._stretches(phases, number, first_step):
                 for batch in data.train_batches(
                     examples(), batch_size=num_rows, local=local, first_step=begin,
                     num_steps=num_steps,
@@ -156,10 +158,15 @@ class PretrainTask:
             + (f' in {num_rows} rows' if phase['packed_rows'] else ''),
         )
 
-    def _skipped(self, first: int) -> list[int]:
-        """`train.skip_steps` as steps (from 0) of the phase that begins at `first`, or of a later
-        one."""
-        return sorted(step - 1 - first for step in self._config.train.skip_steps if step > first)
+    def _stretches(
+        self, phases: Sequence[dict[str, Any]], number: int, first_step: int
+    ) -> Iterator[tuple[int, int]]:
+        """See `stretches`: the batches of a phase from one of its steps on."""
+        first = sum(phase['steps'] for phase in phases[:number])
+        skipped = sorted(step - 1 - first for step in self._config.train.skip_steps if step > first)
+        begin, spare = batches_of(phases, number)
+        for batch, count in stretches(first_step, phases[number]['steps'], skipped, spare - begin):
+            yield begin + batch, count
 
     def gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
@@ -178,13 +185,11 @@ class PretrainTask:
 
     def _rows_of(self, phases: Sequence[dict[str, Any]], step: int) -> str:
         """Names what a step was trained on."""
-        first = 0
-        for phase in phases:
-            if step <= first + phase['steps']:
-                break
-            first += phase['steps']
+        ends = list(itertools.accumulate(phase['steps'] for phase in phases))
+        number = bisect.bisect_left(ends, step)
+        phase = phases[number]
         examples = self._examples(phase['max_seq_length'], phase['max_predictions_per_seq'])
-        (batch, _), *_ = stretches(step - 1 - first, phase['steps'], self._skipped(first))
+        batch, _ = next(self._stretches(phases, number, step - 1 - (ends[number] - phase['steps'])))
         rows = np.arange(batch * phase['batch_size'], (batch + 1) * phase['batch_size'])
         epochs, places = rows // examples.num_examples, rows % examples.num_examples
         said = (f'row {places[0]:,} of epoch {epochs[0]} to row {places[-1]:,} of epoch '
@@ -204,22 +209,39 @@ class PretrainTask:
         return {}
 
 
-def stretches(first: int, steps: int, skipped: Sequence[int]) -> Iterator[tuple[int, int]]:
+def batches_of(phases: Sequence[dict[str, Any]], number: int) -> tuple[int, int]:
+    """(the batch that a phase begins with, the first that none of its length has), of its size.
+
+    Phases of one length share their rows, and none sees what one before it had.
+    """
+    size, length = phases[number]['batch_size'], phases[number]['max_seq_length']
+    rows = begin = 0
+    for i, phase in enumerate(phases):
+        if phase['max_seq_length'] == length:
+            first = -(-rows // phase['batch_size'])
+            rows = (first + phase['steps']) * phase['batch_size']
+            begin = first if i == number else begin
+    return begin, -(-rows // size)
+
+
+def stretches(
+    first: int, steps: int, skipped: Sequence[int], spare: int
+) -> Iterator[tuple[int, int]]:
     """(first batch, how many follow each other) of the steps `first` .. `steps` - 1 of a phase.
 
-    A skipped step has one of the batches behind the last of the phase, so that all others stay
-    what they are.
+    A skipped step has one of the batches that no step has, so that all others stay what they are.
 
     Args:
       first: the first that is wanted, from 0.
       steps: of the phase.
       skipped: ascending.
+      spare: the first batch that no step has.
     """
     for i, step in enumerate(skipped):
         if first <= step < steps:
             if first < step:
                 yield first, step - first
-            yield steps + i, 1
+            yield spare + i, 1
             first = step + 1
     if first < steps:
         yield first, steps - first
