@@ -241,7 +241,8 @@ def _layers(names: Sequence[str], x: jax.Array) -> list[int]:
     """The layers that a parameter is of: all where they are stacked for scanning; [-1]: of none."""
     if 'layer' in names:
         return list(range(x.shape[0]))
-    return [int(name[6:]) for name in names if name.startswith('layer_')] or [-1]
+    numbers = [name.removeprefix('layer_') for name in names if name.startswith('layer_')]
+    return [int(number) for number in numbers if number.isdigit()] or [-1]  # no `layer_weights`
 
 
 def scale_by_depth(decay: float) -> optax.GradientTransformation:

@@ -18,6 +18,7 @@ from bert_jax.optim import (
     make_optimizer,
     make_schedule,
     path_names,
+    scale_by_depth,
 )
 from bert_jax.sharding import make_mesh
 from bert_jax.train.state import abstract_state
@@ -261,6 +262,14 @@ def test_rates_fall_with_the_distance_from_the_head(scan):
             expected = (0.5 if 'layer_1' in name else 0.25 if 'layer_0' in name else
                         0.125 if 'embeddings/' in name else 1.0)
             assert found.tolist() == [expected], name
+
+
+def test_weights_of_layers_that_a_tagger_adds_up_are_of_no_layer():
+    params = {'bert': {'encoder': {'layer_0': {'bias': jnp.ones(2)}}},
+              'features': {'layer_weights': jnp.ones(2)}}
+    moved, _ = scale_by_depth(0.5).update(params, None)
+    assert moved['features']['layer_weights'].tolist() == [1, 1]
+    assert moved['bert']['encoder']['layer_0']['bias'].tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize('axes, scanned, share', [

@@ -137,7 +137,7 @@ class Gates:
         def note(name: str, step: int, value: float, usual: float, excess: float) -> None:
             line = (f"{name.replace('_spike', '')} {value:.3g} at step {step:,}, usually "
                     f'{usual:.3g}: {self._rows_of(step)}config.train.skip_steps=({step},) trains '
-                    'on others in their place')
+                    'on others in their place, from a checkpoint before it')
             if name not in worst or worst[name][0] < excess:
                 worst[name] = excess, Alarm(name, step, value, line)
 

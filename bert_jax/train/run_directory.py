@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -139,7 +139,11 @@ def check_run_directory(
                 f'{workdir} holds a run with {name}={before!r}, the config says '
                 f'{new.get(name)!r}: give another --workdir, or the config of that run'
             )
-        if name in old:
+        if name == 'train.skip_steps' and (late := _behind(new[name], before, workdir)):
+            print(f"warning: {name}: {', '.join(f'{step:,}' for step in late)} lies before the "
+                  'newest checkpoint and stays as it was: to train on other rows there, move the '
+                  f"checkpoints from that step on out of {workdir / 'checkpoints'}")
+        elif name in old:
             print(f'note: {name} was {before!r} in this run so far, now {new.get(name)!r}')
     if vocab_path is not None:
         kept = workdir / _vocab_name(vocab_path)
@@ -148,6 +152,12 @@ def check_run_directory(
                 f'{workdir} holds a run with another vocabulary than {vocab_path}: give another '
                 f'--workdir, or --config.data.vocab_file={kept}'
             )
+
+
+def _behind(skipped: Sequence[int], before: Sequence[int] | None, workdir: Path) -> list[int]:
+    """Of the steps to skip those that the run has gone through without."""
+    newest = max((int(path.name) for path in whole_steps(workdir / 'checkpoints')), default=0)
+    return [step for step in skipped if step not in (before or ()) and step <= newest]
 
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:

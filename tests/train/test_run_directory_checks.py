@@ -67,6 +67,20 @@ def test_a_run_goes_on_with_a_newer_version_of_this_project(workdir, capsys):
         check_run_directory(workdir, now, None, comparable=True)
 
 
+@pytest.mark.parametrize(('skip_steps', 'told'), [
+    ((3,), ''),  # as before
+    ((3, 6), 'note: train.skip_steps was [3] in this run so far'),
+    ((3, 5), 'warning: train.skip_steps: 5 lies before the newest checkpoint'),
+])
+def test_steps_to_skip_that_the_run_has_behind_it_are_told(skip_steps, told, tmp_path, capsys):
+    for step in ('2', '5'):
+        (tmp_path / 'checkpoints' / step).mkdir(parents=True)
+    describe_run(tmp_path, changed('train.skip_steps', [3]), None)
+    now = changed('train.skip_steps', list(skip_steps))
+    check_run_directory(tmp_path, now, None, comparable=False)
+    assert capsys.readouterr().out.startswith(told) if told else not capsys.readouterr().out
+
+
 def test_a_directory_without_parameters_takes_any_run(tmp_path):
     describe_run(tmp_path, FIELDS, None)
     check_run_directory(tmp_path, changed('seed', 1), None, comparable=True)
