@@ -24,10 +24,10 @@ def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | Non
     """A row's figure in a column; None where it has none there.
 
     Returns:
-      `paper` (its figure, or None) and `parts`; if a run is there, the `mean` of all runs with the
-      settings that count, their `deviation`, how many `runs`, their `values`, `seeds` (of the
-      pre-training of each; of fine-tuning where there is one or none), `settings`, and whether it
-      `passes`.
+      `paper` (its figure, or None), `dev` (what ours is judged by, or None) and `parts`; if a run
+      is there, the `mean` of all runs with the settings that count, their `deviation`, how many
+      `runs`, their `values`, `seeds` (of the pre-training of each; of fine-tuning where there is
+      one or none), `settings`, and whether it `passes`.
     """
     what = COLUMNS[column]
     if row.only and column not in row.only:
@@ -41,7 +41,8 @@ def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | Non
     if not parts:
         return None
     paper = row.figures.get(column)
-    cell: Cell = {'paper': paper, 'parts': [part.path.name for part in parts]}
+    dev = paper if row.dev is None else row.dev.get(column)
+    cell: Cell = {'paper': paper, 'dev': dev, 'parts': [part.path.name for part in parts]}
     found = _chosen(parts, what)
     if found is None:
         return cell
@@ -49,7 +50,7 @@ def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | Non
     if not what.lower and not what.task.startswith('squad'):  # whose scores are per cent already
         values = [100 * value for value in values]
     mean = statistics.fmean(values)
-    short = None if paper is None else (mean - paper if what.lower else paper - mean)
+    short = None if dev is None else (mean - dev if what.lower else dev - mean)
     return cell | {
         'mean': mean, 'deviation': statistics.stdev(values) if len(values) > 1 else None,
         'runs': len(values), 'values': values, 'seeds': seeds, 'settings': dict(settings),

@@ -142,6 +142,8 @@ def _text(cell: dict[str, Any] | None) -> str:
     paper = '' if cell['paper'] is None else f" ({cell['paper']:g})"
     if 'mean' not in cell:
         return f'–{paper}'
+    if cell['passes'] is not None and cell['dev'] != cell['paper']:
+        paper = f" ({cell['paper']:g}; dev {cell['dev']:g})"
     deviation = '' if cell['deviation'] is None else f" ± {cell['deviation']:.2f}"
     judged = {None: '', True: ' pass', False: ' **below**'}[cell['passes']]
     return f"{cell['mean']:.2f}{deviation} n={cell['runs']}{paper}{judged}"

@@ -16,6 +16,7 @@ from bert_jax.tools.paper_cells import (
     pretraining_flops,
 )
 from bert_jax.tools.paper_parts import Options, columns_of, parts_of, rows_of
+from bert_jax.tools.paper_report import write_table
 from bert_jax.tools.paper_tables import COLUMNS, TABLES, TASKS
 from bert_jax.train.report import Report
 from tests.tools.test_sweep import few_devices
@@ -276,6 +277,28 @@ def test_a_column_counts_settings_and_evaluations_by_its_own_metric(tmp_path):
     scores['3e-4', 1] = [(0.6, 0.6)]
     finish()
     assert cell_of(row, 'mrpc', table, where)['values'] == pytest.approx([90, 60])
+
+
+@pytest.mark.parametrize(('title', 'f1', 'passes'), [
+    ('BERT-Base', 0.80, False),  # 71.2 on the test set is 87.0 on dev
+    ('BERT-Base', 0.866, True),
+    ('BERT-Large', 0.80, None),  # nobody has said
+])
+def test_figures_of_test_sets_are_no_measure_for_dev_sets(title, f1, passes, tmp_path):
+    where = options(tmp_path, tiny=False, columns=('qqp',))
+    table = TABLES['1']
+    (row,) = (row for row in table.rows if row.title == title)
+    (part,) = (part for part in parts_of(table, where) if f'qqp from {title}' in part.title)
+    for member in part.members:
+        part.folder.run(member).mkdir(parents=True)
+        part.folder.finish(member, 'eval/f1', {'eval/f1': f1})
+    cell = cell_of(row, 'qqp', table, where)
+    assert cell['passes'] is passes and cell['paper'] == row.figures['qqp']
+    write_table('1', where, {}, draw=False)
+    said = {False: '80.00 n=4 (71.2; dev 87) **below** |', True: '86.60 n=4 (71.2; dev 87) pass |',
+            None: '80.00 n=4 (72.1) |'}[passes]
+    assert said.replace(' n=4', f" n={cell['runs']}") in row_of(
+        title, (tmp_path / 'table1.md').read_text())
 
 
 def test_a_mean_of_columns_is_of_the_seeds_that_all_of_them_have():
