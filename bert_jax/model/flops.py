@@ -16,6 +16,11 @@ def token_flops(config: ModelConfig, row_length: int) -> float:
     return float(c.num_layers * (per_layer + 4 * row_length * c.hidden_size))
 
 
+def bilstm_flops(inputs: int, units: int) -> float:
+    """FLOPs of the forward pass of both directions of a BiLSTM layer on one token."""
+    return 16.0 * units * (inputs + units)
+
+
 def train_flops(
     config: ModelConfig, seq_length: int, num_predictions: int, num_cls: int = 1
 ) -> float:

@@ -21,7 +21,7 @@ import optax
 from flax import linen as nn
 
 from bert_jax.model.bilstm import BertFeatureTagger
-from bert_jax.model.flops import train_flops
+from bert_jax.model.flops import bilstm_flops, token_flops, train_flops
 from bert_jax.model.heads import (
     BertForPreTraining,
     cross_entropy,
@@ -54,7 +54,6 @@ class Objective(Protocol):
     Attributes:
       config: of the encoder.
       shown: metrics of `score` that the line of a step shows, and what it calls them.
-      cls_only: whether the last layer is computed at [CLS] alone (`Bert`, `wanted_BxP`).
     """
 
     @property
@@ -62,9 +61,6 @@ class Objective(Protocol):
 
     @property
     def shown(self) -> Mapping[str, str]: ...
-
-    @property
-    def cls_only(self) -> bool: ...
 
     def __hash__(self) -> int:  # equal ones have the same parameters
         ...
@@ -123,7 +119,6 @@ class Pretraining:
     shown: ClassVar[Mapping[str, str]] = {
         'mlm_accuracy': 'mlm', 'lm_accuracy': 'lm', 'nsp_accuracy': 'nsp',
     }
-    cls_only: ClassVar[bool] = False
 
     def init(self, rng: jax.Array) -> Params:
         ones_1x8 = jnp.ones((1, 8), jnp.int32)
@@ -228,7 +223,6 @@ class _Packed:
     config: ModelConfig
     num_outputs: int  # of the head, where that is not fixed
     shown: ClassVar[Mapping[str, str]] = {'accuracy': 'acc'}
-    cls_only: ClassVar[bool] = False
 
     @property
     def _model(self) -> nn.Module:
@@ -244,6 +238,12 @@ class _Packed:
             'input_ids': ones_1x8, 'input_mask': ones_1x8, 'segment_ids': ones_1x8,
             'position_ids': ones_1x8, 'cls_positions': jnp.zeros((1, 1), jnp.int32),
         })['params']
+
+    def token_flops(self, row_length: int) -> float:
+        """FLOPs of training on one token of a row; dense heads are too small to count."""
+        c = self.config
+        bilstm = bilstm_flops(c.hidden_size, c.hidden_size // 2) if c.bilstm else 0.0
+        return 3.0 * (token_flops(c, row_length) + bilstm)
 
     def totals(self, batch: Batch) -> Sums:
         return {'units': jnp.maximum(jnp.sum(batch['unit_weights']), 1.0)}
@@ -268,11 +268,17 @@ class _Packed:
 class Classification(_Packed):
     """Cross-entropy over labels, one label a unit (section 4.1)."""
 
-    cls_only: ClassVar[bool] = True
-
     @property
     def _model(self) -> nn.Module:
         return BertForSequenceClassification(self.config, self.num_outputs)
+
+    def token_flops(self, row_length: int) -> float:
+        c = self.config
+        if c.scan_layers or c.bilstm:
+            return super().token_flops(row_length)
+        # The last layer is computed at [CLS] alone (`Bert`, `wanted_BxP`), from keys and values.
+        others = token_flops(c, row_length) * (1 - 1 / c.num_layers)
+        return 3.0 * (others + 6 * c.hidden_size**2)
 
     def outputs(
         self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
@@ -374,6 +380,13 @@ class FeatureTagging(Tagging):
     @property
     def _model(self) -> nn.Module:
         return BertFeatureTagger(self.config, self.num_outputs, self.features)
+
+    def token_flops(self, row_length: int) -> float:
+        c, units = self.config, BertFeatureTagger.units
+        inputs = c.hidden_size * (
+            min(4, c.num_layers) if self.features == 'concat_last_four' else 1)
+        trained = bilstm_flops(inputs, units) + bilstm_flops(2 * units, units)
+        return token_flops(c, row_length) + 3.0 * trained
 
 
 @dataclasses.dataclass(frozen=True)

@@ -215,9 +215,8 @@ class LabelledTask:
 
         return Phase(
             start=0, steps=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
-            flops_per_row=_train_flops(
-                objective.config, plan, cls_only=objective.cls_only
-            ) / (steps * batch_size),
+            flops_per_row=(
+                plan.tokens * objective.token_flops(plan.row_length) / (steps * batch_size)),
             name=f'{config.task}, batch {batch_size}',
         )
 
@@ -294,21 +293,6 @@ def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str
         from bert_jax.data.tfds_data import tfds_records
 
     return tfds_records(name, split, config.data.tfds_dir)
-
-
-def _train_flops(config: ModelConfig, plan: Plan, cls_only: bool) -> float:
-    """Training FLOPs of all steps on real tokens; the heads are too small to count.
-
-    Args:
-      config: the encoder.
-      plan: the steps.
-      cls_only: the last layer is computed at [CLS] alone (`Bert`, `wanted_BxP`).
-    """
-    cost = token_flops(config, plan.row_length)
-    if cls_only and not config.scan_layers:
-        cost *= 1 - 1 / config.num_layers
-        cost += 6 * config.hidden_size**2  # its queries, keys and values
-    return 3.0 * plan.tokens * cost
 
 
 def _train_plan(

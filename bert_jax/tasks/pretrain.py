@@ -271,15 +271,20 @@ def step_flops(objective: Pretraining, phase: Mapping[str, Any]) -> float:
     return phase['packed_rows'] * objective.flops(*lengths, pairs_a_row)
 
 
+def whole_step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str) -> float:
+    """The same with those of the optimizer, where they are worth a mention: of Muon."""
+    own = muon_flops(model) if optimizer == 'muon' else 0.0
+    return step_flops(Pretraining(model), phase) + own
+
+
 def run_flops(config: ConfigDict) -> float:
-    """FLOPs of a whole pre-training, by the formula: those of the steps, and of Muon where it is.
+    """FLOPs of a whole pre-training, by the formula, and of Muon where it is.
 
     Args:
       config: completed, with `model.vocab_size` and steps in numbers.
     """
     model = ModelConfig(**model_fields(config, 0))
-    own = muon_flops(model) if config.optimizer.name == 'muon' else 0.0
-    return sum(phase['steps'] * (step_flops(Pretraining(model), phase) + own)
+    return sum(phase['steps'] * whole_step_flops(model, phase, config.optimizer.name)
                for phase in phases_of(config))
 
 

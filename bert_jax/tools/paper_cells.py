@@ -91,7 +91,8 @@ def _evaluation(folder: Folder, member: Member, what: Column) -> tuple[float, fl
     evaluations = [result]
     if what.task:
         evaluations += read_records(folder.run(member) / 'metrics.jsonl')
-    return max((one[by], one[what.metric]) for one in evaluations if {by, what.metric} <= set(one))
+    return max(((one[by], one[what.metric]) for one in evaluations
+                if {by, what.metric} <= set(one)), key=lambda pair: pair[0])
 
 
 def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:

@@ -13,8 +13,8 @@ from bert_jax.chips import CHIPS
 from bert_jax.durations import parse_duration
 from bert_jax.errors import InputError
 from bert_jax.files import Path
-from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
+from bert_jax.model.objectives import FeatureTagging, Tagging
 from bert_jax.tools.paper_parts import Part, identity
 from bert_jax.tools.paper_tables import TASKS
 
@@ -85,4 +85,6 @@ def _flops(part: Part) -> float:
     )
     sizes: Any = part.sizes
     bert = ModelConfig(vocab_size=1, **sizes)
-    return 3.0 * steps * config.train.batch_size * task.tokens * token_flops(bert, task.tokens)
+    features = config.conll.features if config.task == 'conll' else ''
+    objective = FeatureTagging(bert, 1, features) if features else Tagging(bert, 1)
+    return steps * config.train.batch_size * task.tokens * objective.token_flops(task.tokens)

@@ -12,10 +12,9 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.lease import holder
-from bert_jax.model.flops import muon_flops, token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Pretraining
-from bert_jax.tasks.pretrain import step_flops
+from bert_jax.model.objectives import OBJECTIVES
+from bert_jax.tasks.pretrain import whole_step_flops
 from bert_jax.train.report import count, duration, read_records
 from bert_jax.train.run_directory import read_run_fields
 from bert_jax.weights.run_directory import read_description, whole_steps
@@ -74,12 +73,14 @@ class RunRecords:
                          / record['train/sequences_per_second'] / length)
             if model is None:
                 a_step = 0.0
-            elif self.fields.get('head') == 'pretraining':
-                a_step = step_flops(Pretraining(model), {'packed_rows': 0} | phase)
-                if self.fields.get('optimizer.name') == 'muon':
-                    a_step += muon_flops(model)
-            else:  # rows are packed, and the heads are too small to count
-                a_step = 3 * rows * length * share * token_flops(model, length)
+            elif self.fields['head'] == 'pretraining':
+                a_step = whole_step_flops(
+                    model, {'packed_rows': 0} | phase, self.fields.get('optimizer.name', ''))
+            else:  # rows are packed
+                features = self.fields.get('inference.features')
+                objective = OBJECTIVES[self.fields['head']](
+                    model, 1, *([features] if features else []))
+                a_step = rows * length * share * objective.token_flops(length)
             more = step - steps[-1]
             steps.append(step)
             tokens.append(tokens[-1] + more * rows * length * share)

@@ -8,9 +8,10 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from bert_jax.config import MODEL_SIZES
-from bert_jax.model.flops import train_flops
+from bert_jax.model.flops import token_flops, train_flops
 from bert_jax.model.heads import BertForPreTraining, masked_lm_logits
 from bert_jax.model.layers import ModelConfig
+from bert_jax.model.objectives import Classification, FeatureTagging, Tagging
 
 
 def config(name, vocab_size=30522, **changes):
@@ -67,3 +68,24 @@ def test_the_formula_counts_the_products_of_the_forward_pass(everywhere):
         found -= (length - slots - 1) * c.hidden_size * (
             2 * c.hidden_size + 4 * c.intermediate_size + 4 * length)
     assert 3 * found == train_flops(c, length, slots)
+
+
+@pytest.mark.parametrize(('kind', 'more', 'trained'), [
+    (Tagging, {}, 1), (Tagging, {'bilstm': True}, 1), (Classification, {}, 1),
+    (Classification, {'bilstm': True}, 1), ('concat_last_four', {}, 0), ('last', {}, 0),
+])
+def test_the_formula_counts_the_products_of_downstream_models(kind, more, trained):
+    """`trained`: whether the encoder is; else it has a forward pass alone."""
+    c = config('mini', vocab_size=64, **more)
+    objective = kind(c, 1) if trained else FeatureTagging(c, 1, kind)
+    length = 64
+    ids = jnp.ones((1, length), jnp.int32)
+    batch = {'input_ids': ids, 'input_mask': ids, 'segment_ids': ids, 'position_ids': ids,
+             'cls_positions': jnp.zeros((1, 1), jnp.int32)}
+    params = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
+    found = product_flops(
+        jax.make_jaxpr(lambda p: objective.outputs(p, batch)['logits'])(params).jaxpr)
+    encoder = length * token_flops(c, length)
+    expected = length * objective.token_flops(length)
+    expected = expected / 3 if trained else (expected - encoder) / 3 + encoder
+    assert found == pytest.approx(expected, rel=0.02)  # heads, and look-ups done as products
