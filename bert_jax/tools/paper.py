@@ -35,22 +35,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
 from absl import logging
 
 from bert_jax import hosts
+from bert_jax.config import nearest
 from bert_jax.errors import InputError, Stopped
 from bert_jax.faults import told
 from bert_jax.files import Path, as_path
 from bert_jax.outputs import is_by_the_way, open_folder
 from bert_jax.stopping import Guard
-from bert_jax.tools.paper_parts import CONFIGS, Options, Part, parts_of
-from bert_jax.tools.paper_tables import COLUMNS, TABLES
+from bert_jax.tools.paper_parts import CONFIGS, Options, Part, parts_of, rows_of
+from bert_jax.tools.paper_tables import COLUMNS, TABLES, TASKS, stem_of
 from bert_jax.tools.sweep import Worker
 from bert_jax.train.report import duration
 
@@ -93,14 +95,36 @@ def _options(given: argparse.Namespace) -> Options:
     for name in columns:
         if name not in COLUMNS:
             raise InputError(f'--columns={name} is unknown: choose from {", ".join(COLUMNS)}')
+    for text in given.finetune:
+        of, colon, _ = text.partition(':')
+        if colon and '=' not in of and of not in TASKS:
+            raise InputError(f'--finetune {text}: {of} is no task: {nearest(of, list(TASKS))}')
+    weights = dict(text.split('=', 1) for text in given.weights)
     if not CONFIGS.is_dir():
         raise InputError(f'{CONFIGS} is not there: this command runs from a clone')
-    return Options(
-        tiny=tiny, root=as_path(given.workdir or f'runs/paper-{given.scale}'), data=given.data,
-        pretrain=tuple(given.pretrain), finetune=tuple(given.finetune),
-        weights=dict(text.split('=', 1) for text in given.weights), seeds=seeds,
+    options = Options(
+        tiny=tiny, root=as_path(given.workdir or f'runs/paper-{given.scale}'),
+        data=str(as_path(given.data)), pretrain=tuple(given.pretrain),
+        finetune=tuple(given.finetune), weights=weights, seeds=seeds,
         restarts=given.restarts or int(tiny), columns=columns,
     )
+    names = {row.pretraining for row in rows_of(TABLES[given.table], options)}
+    for name in weights:
+        if name not in names:
+            raise InputError(f'--weights {name}=...: no row of table {given.table} at the scale '
+                             f'{given.scale} has it: {nearest(name, sorted(names))}')
+    return options
+
+
+def _check_data(parts: Sequence[Part], options: Options) -> None:
+    """Refuses what would fail after hours of pre-training."""
+    for part in parts:
+        source = part.resolved.data.source
+        if part.kind in TASKS and source == f'{options.data}/{TASKS[part.kind].folder}' and (
+                part.folder.unfinished() and not as_path(source).exists()):
+            needed = sorted({TASKS[one.kind].folder for one in parts if one.kind in TASKS})
+            raise InputError(f'--data={options.data}: {source} is not there; this table needs '
+                             + ', '.join(f'{folder}/' for folder in needed) + ' in it')
 
 
 def _left(parts: Sequence[Part]) -> str:
@@ -116,6 +140,19 @@ def _left(parts: Sequence[Part]) -> str:
     return f'eta {duration(total)}' + (f' and {unknown} runs not yet timed' if unknown else '')
 
 
+def _why_not(part: Part, by_path: Mapping[Path, Part], failed: Mapping[str, str]) -> str | None:
+    """Why a part can never be run, '' if it can be now; None: what it starts from is to come."""
+    if part.before is None or part.start is None:
+        return ''
+    path, member = part.before
+    before = by_path[path]
+    if before.folder.result(member) is not None:
+        return '' if part.start.exists() else f'{part.start} is not there'
+    if before.title in failed or before.folder.failed(member):
+        return f'{before.title} failed'
+    return None
+
+
 def _run(table: str, options: Options, parts: list[Part]) -> int:
     from bert_jax.tools.paper_report import write_table
 
@@ -123,58 +160,63 @@ def _run(table: str, options: Options, parts: list[Part]) -> int:
     guard.start()
     hosts.check_accelerators()
     failed: dict[str, str] = {}  # by the part's title
-    titles = {part.path: part.title for part in parts}
-    # Kept from pass to pass: a failure counts from here on, and a claim is dead after a while.
-    folders = {part.path: part.folder for part in parts}
-    workers: dict[Path, Worker] = {}
-    while True:
+    try:
+        _run_parts(
+            parts, guard.should_stop, failed, lambda: write_table(table, options, failed, False))
+    except Stopped:
+        print('stopped; the same command goes on from here', flush=True)
+        return 143
+    for part in parts:  # here or on another machine
+        if any(map(part.folder.failed, part.members)):
+            failed.setdefault(part.title, f'see log.txt in {part.path}/runs')
+    text, whole = write_table(table, options, failed, draw=True)
+    print(f'{text}\nwritten: {options.root}/{stem_of(table)}.md, .json and .png', flush=True)
+    return 0 if whole and not failed else 1
+
+
+def _run_parts(
+    parts: list[Part], should_stop: Callable[[int], bool], failed: dict[str, str],
+    write: Callable[[], object],
+) -> None:
+    """Runs what is to be run; into `failed` goes, by title, why a part cannot be.
+
+    Raises:
+      Stopped: it was asked to.
+    """
+    by_path = {part.path: part for part in parts}
+    workers: dict[Path, Worker] = {}  # kept from pass to pass: a claim is dead after a while
+    waiting = True
+    while waiting:
         waiting = False  # for what other machines are at
         for number, part in enumerate(parts, 1):
-            folder = folders[part.path]
-            left = len(folder.unfinished())
+            left = len(part.folder.unfinished())
             if not left or part.title in failed:
                 continue
-            if part.before is not None:
-                path, member = part.before
-                trained = folders[path].result(member) is not None
-                if not (trained or titles[path] in failed or folders[path].failed(member)):
-                    waiting = True
-                    continue
-                if not (trained and part.start and part.start.exists()):
-                    failed[part.title] = f'{part.start} is not there'
-                    continue
+            if why := _why_not(part, by_path, failed):
+                failed[part.title] = why
+            waiting |= why is None
+            if why != '':
+                continue
             try:
                 if part.path not in workers:
                     print(f'[{number}/{len(parts)}] {time.strftime("%H:%M")} {part.title}: {left} '
                           f'runs in {part.path}; {_left(parts)}', flush=True)
-                    folder.path.mkdir(parents=True, exist_ok=True)
-                    folder.open(part.path.name, [])
-                    work = argparse.Namespace(config=part.config, together=None, helper=0)
+                    part.path.mkdir(parents=True, exist_ok=True)
+                    part.folder.open(part.path.name, [])
                     workers[part.path] = Worker(
-                        work, list(part.overrides), folder, guard.should_stop)
+                        part.config, part.overrides, part.folder, should_stop)
                 if not workers[part.path].work():
                     raise Stopped('')
-            except Stopped:
-                print('stopped; the same command goes on from here', flush=True)
-                return 143
             except InputError as error:  # of this part; the others may do
                 failed[part.title] = str(error)
                 print(f'error: {part.title}: {error}', file=sys.stderr, flush=True)
-            waiting |= bool(folder.unfinished()) and part.title not in failed
-            if len(folder.unfinished()) < left:
-                write_table(table, options, failed, draw=False)
-        if not waiting:
-            break
-        if guard.should_stop(0):
-            print('stopped; the same command goes on from here', flush=True)
-            return 143
-        time.sleep(_WAIT_SECONDS)
-    for part in parts:  # here or on another machine
-        if any(folders[part.path].failed(member) for member in part.members):
-            failed.setdefault(part.title, f'see log.txt in {part.path}/runs')
-    text, whole = write_table(table, options, failed, draw=True)
-    print(text, flush=True)
-    return 0 if whole and not failed else 1
+            waiting |= bool(part.folder.unfinished()) and part.title not in failed
+            if len(part.folder.unfinished()) < left:
+                write()
+        if waiting:
+            if should_stop(0):
+                raise Stopped('')
+            time.sleep(_WAIT_SECONDS)
 
 
 def _is_ours(folder: os.PathLike[str]) -> bool:
@@ -191,8 +233,11 @@ def main(argv: Sequence[str]) -> int:
             for part in parts:
                 left = len(part.folder.unfinished())
                 print(f'{part.title}: {left} of {len(part.members)} runs left, {part.path}\n'
-                      f"    --config={part.config} {' '.join(part.overrides)}")
+                      f"    {shlex.join([f'--config={part.config}', *part.overrides])}")
+            print(f'{sum(len(part.folder.unfinished()) for part in parts)} of '
+                  f'{sum(len(part.members) for part in parts)} runs left in {len(parts)} parts')
             return 0
+        _check_data(parts, options)
         open_folder(options.root, '--workdir', _is_ours)
         (options.root / 'parts').mkdir(exist_ok=True)
         if not options.tiny:

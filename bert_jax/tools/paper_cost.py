@@ -56,7 +56,9 @@ def _preflight(part: Part, root: Path, topology: str) -> dict:
     """What `tools.preflight --json` says of a part's config; of equal shapes it is asked once."""
     shape = {name: x for name, x in identity(part.resolved, root).items()
              if not name.startswith(('data.', 'optimizer.')) or name.startswith('data.max_')}
-    known = json.dumps(shape | {'topology': topology}, sort_keys=True)
+    shape |= {'topology': topology, 'optimizer': part.resolved.optimizer.name,
+              'mesh': part.resolved.mesh.to_dict()}
+    known = json.dumps(shape, sort_keys=True)
     path = root / 'preflight' / f'{hashlib.sha256(known.encode()).hexdigest()[:12]}.json'
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +68,8 @@ def _preflight(part: Part, root: Path, topology: str) -> dict:
             capture_output=True, text=True, check=False,
         )
         if not path.exists():
-            raise InputError(f'{part.title}: {process.stderr.strip().splitlines()[-1:]}')
+            said = process.stderr.strip().splitlines() or [f'it ended with {process.returncode}']
+            raise InputError(f'{part.title}: tools.preflight: {said[-1]}')
     record: dict = json.loads(path.read_text())
     if record['chip_hours'] is None or not record['fits']:
         raise InputError(

@@ -89,9 +89,9 @@ class Part:
     sizes: Mapping[str, int]
     keep: int
 
-    @property
+    @functools.cached_property
     def folder(self) -> Folder:
-        """Of the sweep."""
+        """Of the sweep; a failure counts from when it is first asked for."""
         return Folder(self.path, list(self.members), self.keep)
 
     def seconds(self) -> list[float]:

@@ -13,7 +13,7 @@ from bert_jax.experiment import versions
 from bert_jax.files import open_whole, write_whole
 from bert_jax.tools.paper_cells import cell_of, mean_of_columns, order_of_rows, pretraining_flops
 from bert_jax.tools.paper_parts import Options, columns_of, parts_of, rows_of
-from bert_jax.tools.paper_tables import COLUMNS, TABLES
+from bert_jax.tools.paper_tables import COLUMNS, TABLES, stem_of
 
 
 def write_table(
@@ -68,7 +68,7 @@ def write_table(
         'failed': failed, 'note': table.note,
     }
     text = _markdown(record)
-    stem = f'table{name}' if name.isdigit() else f'figure_{name}'
+    stem = stem_of(name)
     write_whole(options.root / f'{stem}.json', json.dumps(record, indent=1) + '\n')
     write_whole(options.root / f'{stem}.md', text)
     if draw:

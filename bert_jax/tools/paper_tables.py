@@ -281,3 +281,8 @@ TABLES: Mapping[str, Table] = {
         note="Not of the paper. The rows below the first have half of its FLOPs, or a quarter.",
     ),
 }
+
+
+def stem_of(name: str) -> str:
+    """Of the files of the table NAME."""
+    return f'table{name}' if name.isdigit() else f'figure_{name}'

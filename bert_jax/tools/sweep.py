@@ -38,7 +38,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
@@ -108,17 +108,29 @@ def take_share(slot: int, parallel: int, devices: int) -> None:
 class Worker:
     """Trains members of a sweep, one group of them after another, until nothing is left to do."""
 
-    def __init__(self, options: argparse.Namespace, overrides: list[str], folder: Folder,
-                 should_stop: Any):
-        self._options, self._overrides, self._folder = options, overrides, folder
-        self._should_stop = should_stop
+    def __init__(
+        self, config: str, overrides: Sequence[str], folder: Folder,
+        should_stop: Callable[[int], bool], *, together: int | None = None, waits: bool = False,
+    ):
+        """Takes what the members are.
+
+        Args:
+          config: file, as on the command line.
+          overrides: '--config.FIELD=VALUE' of all members.
+          folder: of the sweep.
+          should_stop: polled with the step of a run, and between runs.
+          together: at most so many in one program; None: what accelerators have room for.
+          waits: for members that other processes are at.
+        """
+        self._config_file, self._overrides, self._folder = config, list(overrides), folder
+        self._should_stop, self._together, self._waits = should_stop, together, waits
         self._logs = tempfile.TemporaryDirectory(prefix='bert_jax_')  # of a sweep in a bucket
         self._claims: dict[Member, Claim] = {}
         self._group: Any = None
         self._shared: Any = None  # settings that all members of the open group have
 
     def work(self) -> bool:
-        """Whether nothing is left to do (a helper: that nobody has); else a stop was asked for.
+        """Whether nothing is left to do (or nobody else does it); else a stop was asked for.
 
         Raises:
           InputError: a config that cannot work.
@@ -133,7 +145,7 @@ class Worker:
                     seconds = (time.monotonic() - started) / (before - left) * left
                     print(f'  {before - left}/{before} runs, eta {seconds / 60:.0f} min',
                           flush=True)
-            elif not self._folder.unfinished() or self._options.helper is not None:
+            elif not self._folder.unfinished() or not self._waits:
                 self._group = self._shared = None  # its memory
                 return True
             else:
@@ -167,7 +179,7 @@ class Worker:
         return member.without(*NUMBERS)
 
     def _config(self, member: Member) -> Any:
-        return member_config(self._options.config, self._overrides, member)
+        return member_config(self._config_file, self._overrides, member)
 
     def _train(self, first: Member) -> None:
         """Trains a claimed member, together with others of its group where that is faster."""
@@ -208,7 +220,7 @@ class Worker:
         self._shared = self._key(member)
         members = [m for m in self._folder.members if self._key(m) == self._shared]
         unfinished = [self._folder.run(m) for m in members if self._folder.result(m) is None]
-        self._group = Group(self._config(member), unfinished, self._options.together)
+        self._group = Group(self._config(member), unfinished, self._together)
 
     def _stop_member(self, member: Member, step: int) -> bool:
         self._claims[member].check()
@@ -266,7 +278,10 @@ def _run(options: argparse.Namespace, overrides: list[str], folder: Folder, argv
     guard.start()
     try:
         hosts.check_accelerators()
-        finished = Worker(options, overrides, folder, guard.should_stop).work()
+        finished = Worker(
+            options.config, overrides, folder, guard.should_stop, together=options.together,
+            waits=options.helper is None,
+        ).work()
     except Stopped:
         finished = False
     finally:

@@ -105,8 +105,8 @@ class Quick:
     elsewhere: list = []  # configs that another machine is at, each for one look
     fails_there = False  # at its last look
 
-    def __init__(self, work, overrides, folder, should_stop):
-        self._config, self._overrides, self._folder = work.config, overrides, folder
+    def __init__(self, config, overrides, folder, should_stop):
+        self._config, self._overrides, self._folder = config, overrides, folder
 
     def work(self):
         busy = next((name for name in self.elsewhere if name in self._config), None)
@@ -136,7 +136,11 @@ class Quick:
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def quick(monkeypatch, tmp_path_factory):
+    data = tmp_path_factory.mktemp('data')
+    for name in ('glue', 'squad', 'conll2003'):
+        (data / name).mkdir()
+    monkeypatch.chdir(data)  # the default of --data
     monkeypatch.setattr(paper, 'Worker', Quick)
     monkeypatch.setattr(
         paper, 'Guard', lambda: mock.Mock(should_stop=lambda step: False))
@@ -155,7 +159,9 @@ def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
     assert '[2/8]' in capsys.readouterr().out
     quick.stop_after = 10**6
     assert paper.main([*command, '--list']) == 0
-    assert 'mrpc from Base, seed 0: 1 of 4 runs left' in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert 'mrpc from Base, seed 0: 1 of 4 runs left' in listed
+    assert '19 of 23 runs left in 8 parts' in listed
     assert paper.main(command) == 0
     out = capsys.readouterr().out
     assert len(quick.trained) == len(set(quick.trained)) == 3 + 5 * 4, 'nothing twice'
@@ -168,7 +174,7 @@ def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
     assert record['cells']['ppl']['Base']['mean'] == 9.0
     assert record['hours'] == 23 and record['runs'] == {'finished': 23, 'all': 23}
     text = (tmp_path / 'table5.md').read_text()
-    assert text.strip() in out
+    assert text.strip() in out and f'written: {tmp_path}/table5.md, .json and .png' in out
     assert '| Base | 2.5e+13 | 40.50 ± 0.71 n=2 (86.7) | 9.00 n=1 |' in text
     assert '| not pre-trained |  | 40.50' in text
     assert (tmp_path / 'table5.png').stat().st_size > 1000
@@ -200,7 +206,7 @@ def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys):
     assert 'error: pre-training no_nsp: config.data.source is not there' in found.err
     assert ' | – (86.5) |' in row_of('No NSP', found.out)
     assert ' | 40.00 n=1 (86.7) |' in row_of('Base', found.out)
-    assert 'Failed: mrpc from No NSP, seed 0' in found.out
+    assert 'Failed: mrpc from No NSP, seed 0: pre-training no_nsp failed' in found.out
     quick.broken = ''
     assert paper.main(['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']) == 0
 
@@ -341,6 +347,11 @@ def test_pairs_of_rows_stand_as_in_the_paper_or_not():
     (['5', '--pretrain', 'train.steps'], '--pretrain train.steps: write NAME=VALUE'),
     (['5', '--pretrain', 'train.stepz=3'], 'train.stepz'),
     (['5', '--seeds=0'], '--seeds=0'),
+    (['5', '--finetune', 'mprc:train.steps=7'], "mprc is no task: did you mean 'mrpc'?"),
+    (['5', '--weights', 'bse=x'], "no row of table 5 at the scale tiny has it: did you mean 'bas"),
+    (['2', '--weights', '24/1024/16=x'], 'has it: choose from 4/256/4, base'),
+    (['7', '--data=there'], '--data=there: there/conll2003 is not there'),
+    (['5', '--data=there'], 'this table needs conll2003/, glue/ in it'),
 ])
 def test_bad_arguments_are_told_in_a_line(arguments, said, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -1,6 +1,5 @@
 """Sweeps: the grid, members in one process and in one program, sharing a folder, going on."""
 
-import argparse
 import contextlib
 import io
 import json
@@ -142,12 +141,12 @@ class StopAt:
         return self._left <= 0
 
 
-def work(path, overrides, together=None, keep=1, helper=None, should_stop=lambda step: False):
+def work(path, overrides, together=None, keep=1, waits=True, should_stop=lambda step: False):
     """A process's part in a sweep, in this one."""
     folder = Folder(as_path(path), MEMBERS, keep)
     folder.open(CONFIG, overrides)
-    options = argparse.Namespace(config=CONFIG, together=together, helper=helper)
-    finished = Worker(options, overrides, folder, should_stop).work()
+    finished = Worker(
+        CONFIG, overrides, folder, should_stop, together=together, waits=waits).work()
     return finished, folder
 
 
@@ -225,7 +224,7 @@ def test_what_another_process_has_is_left_to_it_until_it_dies(tmp_path, override
     other = Claim(folder.run(MEMBERS[1]))
     assert other.attempt()
     with few_devices(1):
-        finished, folder = work(tmp_path, overrides, helper=1)
+        finished, folder = work(tmp_path, overrides, waits=False)
         assert finished and folder.unfinished() == [MEMBERS[1]]
         other.release()
         finished, folder = work(tmp_path, overrides)
