@@ -34,7 +34,7 @@ fine-tuned from it with --config.model.bilstm=True, with any config of a task.
 Table 7 needs Base alone: configs/conll.py:documents fine-tunes it, configs/conll.py:features with
 --config.conll.features=embeddings, second_to_last, last, weighted_sum_last_four, concat_last_four
 or weighted_sum_all are its six rows. So does figure 5 (C.1, training steps):
---config.init_checkpoint=RUN/checkpoints/STEP starts from any step that `base` and `ltr` keep.
+--config.init_checkpoint=RUN/checkpoints/STEP starts from any tenth of the steps.
 """
 
 from bert_jax.config import default_config
@@ -82,7 +82,7 @@ def get_config(named: str = 'base'):
     else:
         raise ValueError(f'configs/ablations.py:{named} is unknown: after the comma goes tiny')
     c.train.eval_every = c.train.save_every = '10%'
-    c.train.keep_checkpoints = 10  # figure 5 is fine-tuned from all of them
+    c.train.keep_checkpoints = 10  # figure 5 is fine-tuned from four of them
     if name in ('no_nsp', 'ltr'):
         c.data.next_sentence = False
         if name == 'ltr':

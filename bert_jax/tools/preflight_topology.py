@@ -33,7 +33,7 @@ def open_topology(name: str) -> list[Any]:
         )
     if importlib.util.find_spec('libtpu') is None:
         raise InputError(
-            "libtpu is not installed: pip install 'bert-jax[tpu]', or the libtpu of your jax"
+            "libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax"
         )
     from jax.experimental import topologies
 
