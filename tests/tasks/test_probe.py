@@ -1,9 +1,12 @@
 """The probe of pre-training: its logistic regression, and the texts that it takes."""
 
+import types
+
 import numpy as np
 import pytest
 
-from bert_jax.tasks.probe import fit
+from bert_jax.tasks.probe import Probe, fit
+from tests.tasks.test_packing_changes_nothing import CONFIG
 
 
 def blobs(num, seed=0, labels=3, width=20):
@@ -32,3 +35,17 @@ def test_features_that_say_nothing():
     shuffled = np.random.default_rng(1).permutation(y)
     assert np.mean(fit(x[:200], shuffled[:200])(x[200:]) == shuffled[200:]) < 0.6
     fit(np.ones((10, 4)), y[:10])(np.ones((1, 4)))  # no deviation at all
+
+
+@pytest.mark.parametrize('told', [True, False])
+def test_texts_are_scored_by_others(told):
+    """More features than texts: any labels can be fitted, and only true ones carry over."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 120).astype(np.int32)
+    x = rng.normal(0, 1, (120, 200))
+    x[:, :20] += 3 * told * labels[:, None]
+    engine = types.SimpleNamespace(outputs=lambda function, params, units: {'vectors': x})
+    score = Probe(None, labels).scorer(engine, CONFIG)
+    found = score(None)['probe_accuracy']
+    assert found > 0.9 if told else found < 0.7
+    assert np.mean(fit(x, labels)(x) == labels) == 1.0
