@@ -193,7 +193,7 @@ def _draw_curves(file: Any, record: dict[str, Any]) -> None:
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(7, 4.2))
+    figure, axis = plt.subplots(figsize=(7, 4.8))
     known = {row: (record['flops'][row], cell) for row, cell in record['cells']['mean'].items()
              if 'mean' in cell and record['flops'][row]}
     for i, (title, rows) in enumerate(record['curves'].items()):
@@ -221,7 +221,8 @@ def _draw_curves(file: Any, record: dict[str, Any]) -> None:
         column.title for name, column in COLUMNS.items()
         if name in record['columns'] and column.task and not column.lower))
     axis.grid(alpha=0.3, which='both')
-    axis.legend(fontsize=8)
+    # Below: inside, it would lie on some row's name.
+    axis.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=2)
     axis.set_title(record['title'], fontsize=10)
     figure.tight_layout()
     figure.savefig(file, dpi=110, format='png')

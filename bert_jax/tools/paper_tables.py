@@ -81,6 +81,7 @@ class Column:
 
 COLUMNS: Mapping[str, Column] = {
     'ppl': Column('LM (ppl)', '', 'eval/mlm_perplexity', 0.3, lower=True),
+    'probe': Column('probe', '', 'eval/probe_accuracy', 1.0),  # with --pretrain train.probe=FILE
     'mnli': Column('MNLI-m', 'mnli', 'eval/accuracy', 0.6),
     'mnli_mm': Column('MNLI-mm', 'mnli', 'eval/mismatched_accuracy', 0.6),
     'qqp': Column('QQP F1', 'qqp', 'eval/f1', 0.5),
