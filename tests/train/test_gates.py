@@ -55,8 +55,9 @@ def guessing(step):
     (guessing, [('below_curve', 100), ('below_curve', 100), ('plateau', 200)]),
     # Rows that say what is masked.
     (at(-41, mlm_accuracy=0.97), [
-        ('leak', 60), ('above_curve', 80), ('above_curve', 100)]),
-    (at(-701, mlm_accuracy=0.97), [('leak', 720), ('above_curve', 740), ('above_curve', 800)]),
+        ('leak', 60), ('above_curve', 80), ('leak', 100), ('above_curve', 100)]),
+    (at(-701, mlm_accuracy=0.97), [
+        ('leak', 720), ('above_curve', 740), ('leak', 800), ('above_curve', 800)]),
     (at(-41, nsp_accuracy=0.5), [('below_curve', 80), ('below_curve', 100)]),
     (at(333, grad_norm=40.0), [('gradient_spike', 333)]),
     (at(333, loss=9.0), [('loss_spike', 333)]),
@@ -72,7 +73,7 @@ def test_a_model_read_from_the_left_is_watched_too():
             'loss': loss, 'grad_norm': 1.5, 'lm_loss': loss, 'lm_accuracy': accuracy}
 
     assert said(constant(BY_FREQUENCY, 0.06), chance=None) == [('plateau', 200)]
-    assert said(constant(1.0, 0.97), chance=None) == [('leak', 20)]
+    assert said(constant(1.0, 0.97), chance=None) == [('leak', 20), ('leak', 100)]
 
 
 def test_a_rate_far_too_high():
@@ -90,6 +91,14 @@ def test_a_state_is_told_again_once_it_was_over():
         return guessing(step) if step <= 300 or 600 < step <= 700 else good(step)
 
     assert [step for name, step in said(measured) if name == 'plateau'] == [200, 620]
+
+
+def test_held_out_rows_that_do_not_leak_are_no_end_of_those_that_do():
+    gates = Gates()
+    alarms = [alarm for step in range(100, 500, 100) for alarm in (
+        *gates.trained(step, [], {'mlm_accuracy': 0.99}),
+        *gates.evaluated(step, {'mlm_accuracy': 0.1}))]
+    assert [(alarm.name, alarm.step) for alarm in alarms] == [('leak', 100)]
 
 
 def test_a_run_that_does_not_begin_here_is_not_asked_for_its_first_loss():
