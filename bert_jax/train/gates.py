@@ -165,8 +165,8 @@ class Gates:
             early = self._fresh and step < self._settled
             found += self._lasting(
                 'leak', accuracy > (_TOO_GOOD_EARLY if early else _TOO_GOOD), step, accuracy,
-                f'language-model accuracy ({kind}) {accuracy:.1%}: no words are as easy to guess; do '
-                'the rows still hold what is asked, or held-out documents stand in the training '
+                f'language-model accuracy ({kind}) {accuracy:.1%}: no words are as easy to guess; '
+                'do the rows still hold what is asked, or held-out documents stand in the training '
                 'text?',
                 kind)
         for name, value in metrics.items():
