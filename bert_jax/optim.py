@@ -41,6 +41,9 @@ def make_schedule(
       segments: in order; each holds from its start to the next one's start.
       power: of the polynomial; 1 is linear, 0.5 is NVIDIA's for LAMB.
       decay_from: 'start', or 'peak': from the end of the warm-up, without a jump (a triangle).
+
+    Returns:
+      From a step (a scalar int32, from 0) to its rate, a scalar float32.
     """
 
     def segment_rate(segment: ScheduleSegment, step: jax.Array) -> jax.Array:
@@ -78,6 +81,8 @@ def decay_mask(params: Any) -> Any:
 
 
 class BertAdamState(NamedTuple):
+    """Means of the gradients and of their squares, trees like the parameters."""
+
     mu: Any
     nu: Any
 
@@ -140,6 +145,8 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
 
 
 class MuonState(NamedTuple):
+    """Steps so far (a scalar int32), and a tree like the parameters: means of the gradients."""
+
     step: jax.Array
     momentum: Any
 

@@ -20,6 +20,7 @@ _LENGTHS = {
     'ngrams': 1 / np.arange(1, 4),
     'spans': 0.2 * 0.8 ** np.arange(10),
 }
+_LAST = np.uint32(0xFFFFFFFF)  # sort key of positions that are not chosen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +95,8 @@ def mask_rows(
         if rates.masking in _LENGTHS:
             run = _runs(word, candidates, row_keys, _LENGTHS[rates.masking])
         keys = _word_keys(keys, word, run, candidates, wanted, bits)
-        wanted = np.minimum(wanted, (keys != 0xFFFFFFFF).sum(axis=1))
-    keys[~candidates] = 0xFFFFFFFF
+        wanted = np.minimum(wanted, (keys != _LAST).sum(axis=1))
+    keys[~candidates] = _LAST
     chosen = np.sort(np.partition(keys, slots - 1, axis=1)[:, :slots], axis=1)
     used = np.arange(slots) < wanted[:, None]
     positions = np.where(used, (chosen & bits).astype(np.int64), width)
@@ -185,7 +186,7 @@ def _word_keys(
     run_of_word = np.zeros((n, width), np.int64)
     run_of_word[rows[candidates], word[candidates]] = run[candidates]
     drawn = (np.take_along_axis(keys, run_of_word, axis=1) & ~bits) | columns
-    order = np.argsort(np.where(sizes > 0, drawn, 0xFFFFFFFF), axis=1, kind='stable')
+    order = np.argsort(np.where(sizes > 0, drawn, _LAST), axis=1, kind='stable')
     ordered_sizes = np.take_along_axis(sizes, order, axis=1)
     taken = np.zeros((n, width), bool)
     total = np.zeros(n, np.int64)
@@ -197,4 +198,4 @@ def _word_keys(
         if ((total >= wanted) | (size == 0)).all():
             break
     picked = candidates & taken[rows, np.maximum(word, 0)]
-    return np.where(picked, (keys & ~bits) | columns, np.uint32(0xFFFFFFFF))
+    return np.where(picked, (keys & ~bits) | columns, _LAST)

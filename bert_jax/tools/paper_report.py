@@ -41,7 +41,7 @@ def write_table(
     if table.curves:
         titles['mean'] = 'mean'
         cells['mean'] = mean_of_columns(
-            cells[name] for name in columns if COLUMNS[name].task and not COLUMNS[name].lower)
+            cells[one] for one in columns if COLUMNS[one].task and not COLUMNS[one].lower)
     parts = parts_of(table, options)
     record = {
         'table': name, 'title': table.title, 'scale': 'tiny' if options.tiny else 'paper',
