@@ -129,8 +129,9 @@ def _markdown(record: dict[str, Any]) -> str:
                           for name, version in record['versions'].items())
               + f"; {record['seeds']} seeds of pre-training, {record['restarts']} of fine-tuning; "
               f"{runs['finished']} of {runs['all']} runs, {record['hours']:.2f} hours."]
-    if said := [*settings['pretrain'], *settings['finetune'],
-                *(f'{name}={path}' for name, path in settings['weights'].items())]:
+    said = [f'--{kind} {one}' for kind in ('pretrain', 'finetune') for one in settings[kind]]
+    said += [f'--weights {name}={path}' for name, path in settings['weights'].items()]
+    if said:
         lines.append('Settings: ' + ', '.join(f'`{one}`' for one in said) + '.')
     lines += [f'Failed: {title}: {why}' for title, why in record['failed'].items()]
     return '\n'.join(lines) + '\n'
