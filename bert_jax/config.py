@@ -142,7 +142,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     t.save_every = _free(0)  # 0: only at the end
     t.keep_checkpoints = 2
     t.log_every = _free(100)
-    t.skip_steps = ()  # of pre-training: they train on rows behind the last of their phase instead
+    t.skip_steps = ()  # of pre-training: they train on rows that no step of their length has
     # A former run of this recipe (its directory or its metrics.jsonl): accuracies by step that are
     # far from its are told.
     t.reference = ''

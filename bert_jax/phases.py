@@ -1,8 +1,8 @@
-"""The phases of a run, filled in from what is common to them."""
+"""The phases of a run, filled in from what is common to them, and the batches of each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -98,3 +98,51 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
                 'learning_rate: set both, or optimizer.warmup'
             )
     return filled
+
+
+def batches_of(
+    phases: Sequence[dict[str, Any]], number: int, skip_steps: Sequence[int] = ()
+) -> tuple[int, dict[int, int]]:
+    """Which batches a phase has, of its size: none with rows that another step of its length has.
+
+    Args:
+      phases: of the run.
+      number: of the phase, from 0.
+      skip_steps: of the run, from 1.
+
+    Returns:
+      (its first batch, those of its skipped steps by step of the phase, from 0).
+    """
+    size, length = phases[number]['batch_size'], phases[number]['max_seq_length']
+    rows = begin = largest = 0
+    for i, phase in enumerate(phases):
+        if phase['max_seq_length'] == length:
+            first = -(-rows // phase['batch_size'])
+            rows = (first + phase['steps']) * phase['batch_size']
+            largest = max(largest, phase['batch_size'])
+            begin = first if i == number else begin
+    before = sum(phase['steps'] for phase in phases[:number])
+    # Behind all of them there is room for two batches a skipped step: one may begin in their midst.
+    return begin, {
+        step - 1 - before: -(-(rows + 2 * i * largest) // size)
+        for i, step in enumerate(sorted(skip_steps)) if step > before}
+
+
+def stretches(
+    first: int, steps: int, begin: int, skipped: Mapping[int, int]
+) -> Iterator[tuple[int, int]]:
+    """(first batch, how many follow each other) of the steps `first` .. `steps` - 1 of a phase.
+
+    Args:
+      first: the first that is wanted, from 0.
+      steps: of the phase.
+      begin, skipped: its batches (`batches_of`).
+    """
+    for step, batch in sorted(skipped.items()):
+        if first <= step < steps:
+            if first < step:
+                yield begin + first, step - first
+            yield batch, 1
+            first = step + 1
+    if first < steps:
+        yield begin + first, steps - first

@@ -383,10 +383,12 @@ class FeatureTagging(Tagging):
 
     def token_flops(self, row_length: int) -> float:
         c, units = self.config, BertFeatureTagger.units
+        layers = {'embeddings': 0, 'second_to_last': c.num_layers - 1}.get(
+            self.features, c.num_layers)  # the compiler leaves the others out
         inputs = c.hidden_size * (
             min(4, c.num_layers) if self.features == 'concat_last_four' else 1)
         trained = bilstm_flops(inputs, units) + bilstm_flops(2 * units, units)
-        return token_flops(c, row_length) + 3.0 * trained
+        return layers / c.num_layers * token_flops(c, row_length) + 3.0 * trained
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from bert_jax.files import Path, as_path
 from bert_jax.model.flops import muon_flops, token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
+from bert_jax.phases import batches_of, stretches
 from bert_jax.phases import phases as phases_of
 from bert_jax.predict.engine import Engine
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
@@ -162,11 +163,8 @@ class PretrainTask:
         self, phases: Sequence[dict[str, Any]], number: int, first_step: int
     ) -> Iterator[tuple[int, int]]:
         """See `stretches`: the batches of a phase from one of its steps on."""
-        first = sum(phase['steps'] for phase in phases[:number])
-        skipped = sorted(step - 1 - first for step in self._config.train.skip_steps if step > first)
-        begin, spare = batches_of(phases, number)
-        for batch, count in stretches(first_step, phases[number]['steps'], skipped, spare - begin):
-            yield begin + batch, count
+        return stretches(first_step, phases[number]['steps'],
+                         *batches_of(phases, number, self._config.train.skip_steps))
 
     def gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
@@ -207,44 +205,6 @@ class PretrainTask:
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         del params, metrics, workdir  # the checkpoints are all there is
         return {}
-
-
-def batches_of(phases: Sequence[dict[str, Any]], number: int) -> tuple[int, int]:
-    """(the batch that a phase begins with, the first that none of its length has), of its size.
-
-    Phases of one length share their rows, and none sees what one before it had.
-    """
-    size, length = phases[number]['batch_size'], phases[number]['max_seq_length']
-    rows = begin = 0
-    for i, phase in enumerate(phases):
-        if phase['max_seq_length'] == length:
-            first = -(-rows // phase['batch_size'])
-            rows = (first + phase['steps']) * phase['batch_size']
-            begin = first if i == number else begin
-    return begin, -(-rows // size)
-
-
-def stretches(
-    first: int, steps: int, skipped: Sequence[int], spare: int
-) -> Iterator[tuple[int, int]]:
-    """(first batch, how many follow each other) of the steps `first` .. `steps` - 1 of a phase.
-
-    A skipped step has one of the batches that no step has, so that all others stay what they are.
-
-    Args:
-      first: the first that is wanted, from 0.
-      steps: of the phase.
-      skipped: ascending.
-      spare: the first batch that no step has.
-    """
-    for i, step in enumerate(skipped):
-        if first <= step < steps:
-            if first < step:
-                yield first, step - first
-            yield spare + i, 1
-            first = step + 1
-    if first < steps:
-        yield first, steps - first
 
 
 def read_curve(named: str) -> list[dict[str, Any]]:

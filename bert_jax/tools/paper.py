@@ -49,6 +49,7 @@ from bert_jax.config import nearest
 from bert_jax.errors import InputError, Stopped
 from bert_jax.faults import told
 from bert_jax.files import Path, as_path
+from bert_jax.labelled.glue import GLUE_TASKS
 from bert_jax.outputs import is_by_the_way, open_folder
 from bert_jax.stopping import Guard
 from bert_jax.tools.paper_parts import CONFIGS, Options, Part, parts_of, rows_of
@@ -116,15 +117,23 @@ def _options(given: argparse.Namespace) -> Options:
     return options
 
 
-def _check_data(parts: Sequence[Part], options: Options) -> None:
+def _check_parts(parts: Sequence[Part], options: Options) -> None:
     """Refuses what would fail after hours of pre-training."""
     for part in parts:
-        source = part.resolved.data.source
-        if part.kind in TASKS and source == f'{options.data}/{TASKS[part.kind].folder}' and (
-                part.folder.unfinished() and not as_path(source).exists()):
-            needed = sorted({TASKS[one.kind].folder for one in parts if one.kind in TASKS})
-            raise InputError(f'--data={options.data}: {source} is not there; this table needs '
-                             + ', '.join(f'{folder}/' for folder in needed) + ' in it')
+        if part.kind in TASKS:
+            folder = f'{options.data}/{TASKS[part.kind].folder}'
+            needed = folder + (
+                f'/{GLUE_TASKS[part.kind].folder}' if part.kind in GLUE_TASKS else '')
+            if part.resolved.data.source == folder and part.folder.unfinished() and not (
+                    as_path(needed).exists()):
+                raise InputError(f'--data={options.data}: {needed} is not there')
+        elif 'probe' in options.columns:
+            results = [part.folder.result(member) for member in part.members]
+            if not part.resolved.train.probe:
+                raise InputError('--columns=probe: give --pretrain train.probe=FILE as well')
+            if any(result and COLUMNS['probe'].metric not in result for result in results):
+                raise InputError(f'--columns=probe: {part.path} was pre-trained without '
+                                 'train.probe; give another --workdir')
 
 
 def _left(parts: Sequence[Part]) -> str:
@@ -237,7 +246,7 @@ def main(argv: Sequence[str]) -> int:
             print(f'{sum(len(part.folder.unfinished()) for part in parts)} of '
                   f'{sum(len(part.members) for part in parts)} runs left in {len(parts)} parts')
             return 0
-        _check_data(parts, options)
+        _check_parts(parts, options)
         open_folder(options.root, '--workdir', _is_ours)
         (options.root / 'parts').mkdir(exist_ok=True)
         if not options.tiny:

@@ -27,14 +27,15 @@ def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | Non
       `paper` (its figure, or None), `dev` (what ours is judged by, or None) and `parts`; if a run
       is there, the `mean` of all runs with the settings that count, their `deviation`, how many
       `runs`, their `values`, `seeds` (of the pre-training of each; of fine-tuning where there is
-      one or none), `settings`, and whether it `passes`.
+      none), `settings`, and whether it `passes`.
     """
     what = COLUMNS[column]
     if row.only and column not in row.only:
         return None
     if not what.task:
         part = pretraining(row, options)
-        parts = [part] if part is not None else []
+        whole = part is not None and not row.scratch and row.share == 1
+        parts = [part] if part is not None and whole else []
     else:
         parts = [finetuning(row, what.task, seed, table, options)
                  for seed in seeds_of(row, options)]
@@ -43,7 +44,7 @@ def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | Non
     paper = row.figures.get(column)
     dev = paper if row.dev is None else row.dev.get(column)
     cell: Cell = {'paper': paper, 'dev': dev, 'parts': [part.path.name for part in parts]}
-    found = _chosen(parts, what)
+    found = _chosen(parts, what, by_part=bool(what.task) and not row.scratch)
     if found is None:
         return cell
     settings, values, seeds = found
@@ -58,23 +59,27 @@ def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | Non
     }
 
 
-def _chosen(parts: list[Part], what: Column) -> tuple[Settings, list[float], list[int]] | None:
+def _chosen(
+    parts: list[Part], what: Column, by_part: bool
+) -> tuple[Settings, list[float], list[int]] | None:
     """The settings that are best on the dev set, the metric of all runs with them, their seeds.
 
-    Settings are compared where all runs are there: one that lost its worst seed is no better.
+    Settings are compared where all runs are there: one that lost its worst seed is no better. A
+    seed is that of the pre-training, which is the part's number, or else a run's own.
     """
     groups: dict[Settings, list[tuple[float, float, int]]] = {}
     for number, part in enumerate(parts):
         for member in part.members:
             if (found := _evaluation(part.folder, member, what)) is not None:
-                groups.setdefault(member.without('seed'), []).append((*found, number))
+                seed = number if by_part else int(dict(member.settings)['seed'])
+                groups.setdefault(member.without('seed'), []).append((*found, seed))
     if not groups:
         return None
     most = max(map(len, groups.values()))
     best = max((settings for settings, runs in groups.items() if len(runs) == most),
                key=lambda settings: statistics.fmean(by for by, *_ in groups[settings]))
-    _, values, numbers = zip(*groups[best])
-    return best, list(values), list(numbers if len(parts) > 1 else range(most))
+    _, values, seeds = zip(*groups[best])
+    return best, list(values), list(seeds)
 
 
 def _evaluation(folder: Folder, member: Member, what: Column) -> tuple[float, float] | None:

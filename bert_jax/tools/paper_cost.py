@@ -87,7 +87,7 @@ def _flops(part: Part) -> float:
         num_examples=task.examples, total=None,
     )
     sizes: Any = part.sizes
-    bert = ModelConfig(vocab_size=1, **sizes)
+    bert = ModelConfig(vocab_size=1, bilstm=bool(config.model.bilstm), **sizes)
     features = config.conll.features if config.task == 'conll' else ''
     objective = FeatureTagging(bert, 1, features) if features else Tagging(bert, 1)
     return steps * config.train.batch_size * task.tokens * objective.token_flops(task.tokens)

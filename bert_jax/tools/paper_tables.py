@@ -186,9 +186,9 @@ TABLES: Mapping[str, Table] = {
                 dev={'mnli': 86.6, 'sst2': 93.7}),
         ), _GLUE, ('sst2', 'cola', 'stsb', 'mrpc_f1', 'rte'),
         note="The paper's figures are of the test sets, which the GLUE site alone scores; ours are "
-             'of the dev sets, and judged by what is known of those: MNLI-m, QNLI and SST-2 of '
-             "Base and Large from the paper's tables 5 and 6, the rest of Base from an independent "
-             'run in JAX (nikitakit/sabertooth).',
+             'of the dev sets, and judged by what is known of those: MNLI-m and SST-2 '
+             "from the paper's tables 5 and 6, QNLI of Base from table 5, the rest of Base from an "
+             'independent run in JAX (nikitakit/sabertooth).',
     ),
     '2': Table(
         'Table 2: SQuAD 1.1, dev', (

@@ -88,11 +88,11 @@ def _is_run(workdir: Path) -> bool:
 def check_run_directory(
     workdir: Path, resolved: dict[str, Any], vocab_path: Path | None, *, comparable: bool
 ) -> None:
-    """Compares with the run that is in the directory, and says what differs; changes nothing.
+    """Compares with the run that is in the directory, and says what differs; changes nothing there.
 
     Args:
       workdir: of the run.
-      resolved: as `config.json` will say.
+      resolved: as `config.json` will say; steps to skip that the run has behind it are taken out.
       vocab_path: of the run.
       comparable: whether it is a short run that is compared with others, which nothing that bears
         on its result may change.
@@ -140,9 +140,10 @@ def check_run_directory(
                 f'{new.get(name)!r}: give another --workdir, or the config of that run'
             )
         if name == 'train.skip_steps' and (late := _behind(new[name], before, workdir)):
-            print(f"warning: {name}: {', '.join(f'{step:,}' for step in late)} lies before the "
-                  'newest checkpoint and stays as it was: to train on other rows there, move the '
-                  f"checkpoints from that step on out of {workdir / 'checkpoints'}")
+            print(f"warning: {name}: the newest checkpoint is past {', '.join(map(str, late))}, "
+                  'which stays as it was: to train on other rows there, move the checkpoints from '
+                  f"there on out of {workdir / 'checkpoints'}")
+            resolved['train']['skip_steps'] = [step for step in new[name] if step not in late]
         elif name in old:
             print(f'note: {name} was {before!r} in this run so far, now {new.get(name)!r}')
     if vocab_path is not None:

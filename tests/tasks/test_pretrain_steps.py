@@ -5,7 +5,8 @@ import pytest
 
 from bert_jax.config import complete, default_config
 from bert_jax.errors import InputError
-from bert_jax.tasks.pretrain import PretrainTask, batches_of, read_curve, stretches
+from bert_jax.phases import batches_of, stretches
+from bert_jax.tasks.pretrain import PretrainTask, read_curve
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device
 
 PHASES = [{'steps': steps, 'batch_size': 4, 'max_seq_length': 16, 'max_predictions_per_seq': 3,
@@ -13,28 +14,38 @@ PHASES = [{'steps': steps, 'batch_size': 4, 'max_seq_length': 16, 'max_predictio
 
 
 @pytest.mark.parametrize(('first', 'skipped', 'expected'), [
-    (0, [], [(0, 10)]),
-    (4, [], [(4, 6)]),
-    (0, [3], [(0, 3), (10, 1), (4, 6)]),
-    (3, [3], [(10, 1), (4, 6)]),
-    (4, [3], [(4, 6)]),
-    (0, [0, 1, 9], [(10, 1), (11, 1), (2, 7), (12, 1)]),
-    (5, [0, 7], [(5, 2), (11, 1), (8, 2)]),  # those that a resumed run has behind it count too
-    (0, [10, 12], [(0, 10)]),  # of a later phase
+    (0, {}, [(5, 10)]),
+    (4, {}, [(9, 6)]),
+    (0, {3: 20}, [(5, 3), (20, 1), (9, 6)]),
+    (3, {3: 20}, [(20, 1), (9, 6)]),
+    (4, {3: 20}, [(9, 6)]),
+    (0, {9: 22, 0: 20, 1: 21}, [(20, 1), (21, 1), (7, 7), (22, 1)]),
+    (0, {10: 20}, [(5, 10)]),  # of a later phase
 ])
 def test_stretches(first, skipped, expected):
-    assert list(stretches(first, 10, skipped, spare=10)) == expected
+    assert list(stretches(first, 10, 5, skipped)) == expected
 
 
-@pytest.mark.parametrize(('phases', 'expected'), [  # (steps, batch size, length)
-    ([(10, 4, 32), (10, 4, 64)], [(0, 10), (0, 10)]),
-    ([(10, 4, 32), (10, 4, 32)], [(0, 20), (10, 20)]),
-    ([(10, 4, 32), (5, 8, 64), (3, 16, 32)], [(0, 24), (0, 5), (3, 6)]),  # 40 rows, then 48 to 95
-    ([(10, 4, 32), (3, 16, 32), (1, 10, 32)], [(0, 28), (3, 7), (10, 11)]),
+@pytest.mark.parametrize('phases', [  # (steps, batch size, length)
+    [(10, 4, 32), (10, 4, 64)], [(10, 4, 32), (10, 4, 32)], [(10, 4, 32), (5, 8, 64), (3, 16, 32)],
+    [(10, 4, 32), (3, 16, 32), (1, 10, 32)], [(3, 16, 32), (9, 5, 32), (4, 7, 32)],
 ])
-def test_phases_of_one_length_have_different_rows(phases, expected):
+@pytest.mark.parametrize('skip_steps', [(), (3,), (12, 2, 1, 13, 11)])
+def test_no_two_steps_of_a_length_have_a_row_in_common(phases, skip_steps):
     phases = [dict(zip(('steps', 'batch_size', 'max_seq_length'), phase)) for phase in phases]
-    assert [batches_of(phases, number) for number in range(len(phases))] == expected
+    seen = {32: [], 64: []}
+    for number, phase in enumerate(phases):
+        batches = [batch + i for batch, count in stretches(
+            0, phase['steps'], *batches_of(phases, number, skip_steps)) for i in range(count)]
+        assert len(batches) == phase['steps']
+        size = phase['batch_size']
+        seen[phase['max_seq_length']] += [
+            row for batch in batches for row in range(batch * size, (batch + 1) * size)]
+        begin, skipped = batches_of(phases, number, skip_steps)
+        assert all(batch == begin + step or step in skipped for step, batch in enumerate(batches))
+    for rows in seen.values():
+        assert len(set(rows)) == len(rows)
+    assert seen[32][0] == 0 or 1 in skip_steps
 
 
 def open_task(**fields):
@@ -56,14 +67,14 @@ def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():
     for number, count in ((0, 6), (1, 5)):
         as_before, skipped = rows(plain, number), rows(skipping, number)
         assert len(as_before) == len(skipped) == count
-        before += as_before
+        before += [*as_before, skipped[2]]
         different = [i for i in range(count) if not np.array_equal(as_before[i], skipped[i])]
         assert different == [2]
         assert not any(np.array_equal(skipped[2], x) for x in as_before)
         for begun in (2, 3):  # a run that resumes there
             for one, other in zip(skipped[begun:], rows(skipping, number, begun), strict=True):
                 np.testing.assert_array_equal(one, other)
-    assert len(np.unique(np.concatenate(before), axis=0)) == 4 * 11, 'no row twice'
+    assert len(np.unique(np.concatenate(before), axis=0)) == 4 * 13, 'no row twice'
 
 
 @pytest.mark.parametrize(('step', 'named'), [

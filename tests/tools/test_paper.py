@@ -138,8 +138,8 @@ class Quick:
 @pytest.fixture
 def quick(monkeypatch, tmp_path_factory):
     data = tmp_path_factory.mktemp('data')
-    for name in ('glue', 'squad', 'conll2003'):
-        (data / name).mkdir()
+    for name in ('glue/MRPC', 'squad', 'conll2003'):
+        (data / name).mkdir(parents=True)
     monkeypatch.chdir(data)  # the default of --data
     monkeypatch.setattr(paper, 'Worker', Quick)
     monkeypatch.setattr(
@@ -285,6 +285,25 @@ def test_a_column_counts_settings_and_evaluations_by_its_own_metric(tmp_path):
     assert cell_of(row, 'mrpc', table, where)['values'] == pytest.approx([90, 60])
 
 
+@pytest.mark.parametrize(('title', 'seeds'), [('Base', [0, 0, 0]), ('not pre-trained', [0, 1, 2])])
+def test_restarts_of_one_model_are_no_seeds_of_pre_training(title, seeds, tmp_path):
+    where = options(tmp_path, columns=('mrpc',), restarts=3)
+    table = TABLES['5']
+    (row,) = (row for row in table.rows if row.title == title)
+    (part,) = (part for part in parts_of(table, where) if f'mrpc from {title}' in part.title)
+    for member in part.members:
+        part.folder.run(member).mkdir(parents=True)
+        part.folder.finish(member, 'eval/f1', {'eval/f1': 0.8, 'eval/accuracy': 0.7})
+    assert cell_of(row, 'mrpc', table, where)['seeds'] == seeds
+    before = [part for part in parts_of(table, where) if part.title == 'pre-training base'][0]
+    (member,) = before.members
+    before.folder.run(member).mkdir(parents=True)
+    before.folder.finish(member, 'eval/mlm_accuracy', {
+        'eval/mlm_accuracy': 0.2, 'eval/mlm_perplexity': 9.0})
+    found = cell_of(row, 'ppl', table, where)
+    assert found is None if row.scratch else found['values'] == [9.0]
+
+
 @pytest.mark.parametrize(('title', 'f1', 'passes'), [
     ('BERT-Base', 0.80, False),  # 71.2 on the test set is 87.0 on dev
     ('BERT-Base', 0.866, True),
@@ -351,7 +370,8 @@ def test_pairs_of_rows_stand_as_in_the_paper_or_not():
     (['5', '--weights', 'bse=x'], "no row of table 5 at the scale tiny has it: did you mean 'bas"),
     (['2', '--weights', '24/1024/16=x'], 'has it: choose from 4/256/4, base'),
     (['7', '--data=there'], '--data=there: there/conll2003 is not there'),
-    (['5', '--data=there'], 'this table needs conll2003/, glue/ in it'),
+    (['5', '--data=there'], '--data=there: there/glue/MRPC is not there'),
+    (['6', '--columns=probe'], '--columns=probe: give --pretrain train.probe=FILE as well'),
 ])
 def test_bad_arguments_are_told_in_a_line(arguments, said, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:

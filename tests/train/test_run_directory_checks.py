@@ -70,7 +70,7 @@ def test_a_run_goes_on_with_a_newer_version_of_this_project(workdir, capsys):
 @pytest.mark.parametrize(('skip_steps', 'told'), [
     ((3,), ''),  # as before
     ((3, 6), 'note: train.skip_steps was [3] in this run so far'),
-    ((3, 5), 'warning: train.skip_steps: 5 lies before the newest checkpoint'),
+    ((3, 5, 6), 'warning: train.skip_steps: the newest checkpoint is past 5,'),
 ])
 def test_steps_to_skip_that_the_run_has_behind_it_are_told(skip_steps, told, tmp_path, capsys):
     for step in ('2', '5'):
@@ -79,6 +79,7 @@ def test_steps_to_skip_that_the_run_has_behind_it_are_told(skip_steps, told, tmp
     now = changed('train.skip_steps', list(skip_steps))
     check_run_directory(tmp_path, now, None, comparable=False)
     assert capsys.readouterr().out.startswith(told) if told else not capsys.readouterr().out
+    assert now['train']['skip_steps'] == [step for step in skip_steps if step != 5]
 
 
 def test_a_directory_without_parameters_takes_any_run(tmp_path):
