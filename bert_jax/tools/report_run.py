@@ -13,7 +13,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import Path
 from bert_jax.lease import holder
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import OBJECTIVES
+from bert_jax.model.objectives import OBJECTIVES, Tagging
 from bert_jax.tasks.pretrain import whole_step_flops
 from bert_jax.train.report import count, duration, read_records
 from bert_jax.train.run_directory import read_run_fields
@@ -73,18 +73,17 @@ class RunRecords:
                          / record['train/sequences_per_second'] / length)
             if model is None:
                 a_step = 0.0
-            elif self.fields['head'] == 'pretraining':
+            elif (head := self.fields.get('head', '')) == 'pretraining':
                 a_step = whole_step_flops(
                     model, {'packed_rows': 0} | phase, self.fields.get('optimizer.name', ''))
-            else:  # rows are packed
-                features = self.fields.get('inference.features')
-                objective = OBJECTIVES[self.fields['head']](
-                    model, 1, *([features] if features else []))
+            else:  # rows are packed; an old run may not say its head
+                more = [features] if (features := self.fields.get('inference.features')) else []
+                objective = OBJECTIVES.get(head, Tagging)(model, 1, *more)
                 a_step = rows * length * share * objective.token_flops(length)
-            more = step - steps[-1]
+            new_steps = step - steps[-1]
             steps.append(step)
-            tokens.append(tokens[-1] + more * rows * length * share)
-            flops.append(flops[-1] + more * a_step)
+            tokens.append(tokens[-1] + new_steps * rows * length * share)
+            flops.append(flops[-1] + new_steps * a_step)
         return steps, tokens, flops
 
     def _phases(self) -> list[dict[str, Any]]:

@@ -130,7 +130,9 @@ class Worker:
         self._shared: Any = None  # settings that all members of the open group have
 
     def work(self) -> bool:
-        """Whether nothing is left to do (or nobody else does it); else a stop was asked for.
+        """Whether nothing is left to do, but for what others are at if it does not wait for them.
+
+        False: a stop was asked for.
 
         Raises:
           InputError: a config that cannot work.
