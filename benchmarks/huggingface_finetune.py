@@ -55,8 +55,8 @@ def our_trainer(args: argparse.Namespace) -> Train:
     import jax
 
     from bert_jax import config as config_lib
-    from bert_jax import experiment
-    from bert_jax.program import build_program, open_mesh
+    from bert_jax.train import experiment
+    from bert_jax.train.program import build_program, open_mesh
     from bert_jax.train.warm_start import warm_start
     from bert_jax.weights.load import load_weights
 

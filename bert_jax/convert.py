@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from bert_jax.bert_config import OPTIONS
-from bert_jax.faults import told
-from bert_jax.files import Path, as_path
+from bert_jax.config.bert_config import OPTIONS
+from bert_jax.runtime.faults import told
+from bert_jax.runtime.files import Path, as_path
 from bert_jax.weights.description import Weights
 from bert_jax.weights.folder import check_free
 from bert_jax.weights.load import load_weights

@@ -24,12 +24,12 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 from absl import flags
 from ml_collections import ConfigDict
 
-from bert_jax.command_line import define_config, define_overrides, parse_flags
 from bert_jax.config import complete, data_config_of
-from bert_jax.errors import InputError
-from bert_jax.faults import told
-from bert_jax.files import Path, as_path, write_whole
-from bert_jax.outputs import open_folder
+from bert_jax.config.command_line import define_config, define_overrides, parse_flags
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.faults import told
+from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.runtime.outputs import open_folder
 
 _USAGE = 'name a run or a model: python -m bert_jax.evaluate RUN --config.data.eval_source=FILE'
 
@@ -48,9 +48,9 @@ def evaluate(config: ConfigDict, model: str, workdir: Path) -> dict[str, float]:
     import jax
     import optax
 
-    from bert_jax.experiment import open_task
-    from bert_jax.program import model_config, open_mesh
     from bert_jax.tasks import task_kind
+    from bert_jax.train.experiment import open_task
+    from bert_jax.train.program import model_config, open_mesh
     from bert_jax.train.state import init_state
     from bert_jax.train.warm_start import warm_start
     from bert_jax.weights.load import load_weights

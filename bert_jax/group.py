@@ -18,13 +18,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from bert_jax.config import get_field
-from bert_jax.errors import Diverged, Stopped
-from bert_jax.experiment import Opened, begin, open_run
-from bert_jax.files import Path
-from bert_jax.program import numbers_of
-from bert_jax.sharding import Layout
+from bert_jax.runtime.errors import Diverged, Stopped
+from bert_jax.runtime.files import Path
+from bert_jax.train.experiment import Opened, begin, open_run
 from bert_jax.train.loop import Alone, Run
 from bert_jax.train.members import Slot, Together
+from bert_jax.train.program import numbers_of
+from bert_jax.train.sharding import Layout
 
 # What runs of a group may differ in: numbers that a compiled step can be handed.
 NUMBERS = ('seed', 'optimizer.learning_rate')

@@ -22,13 +22,13 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 
 from absl import flags, logging
 
-from bert_jax import hosts
-from bert_jax.command_line import define_config, parse_flags
-from bert_jax.errors import Diverged, InputError, Stopped
-from bert_jax.faults import answer, told
-from bert_jax.files import as_path
-from bert_jax.stopping import Guard
-from bert_jax.validation import check_used, validate
+from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.validation import check_used, validate
+from bert_jax.runtime import hosts
+from bert_jax.runtime.errors import Diverged, InputError, Stopped
+from bert_jax.runtime.faults import answer, told
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.stopping import Guard
 
 
 def _parse(argv: list[str]) -> tuple[Any, str]:
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
         hosts.connect()
         guard.start()
         hosts.check_accelerators()
-        from bert_jax import experiment
+        from bert_jax.train import experiment
         from bert_jax.train.run_directory import opened
 
         with opened(workdir) as claim:

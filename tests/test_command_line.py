@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from bert_jax.command_line import define_config, parse_flags
-from bert_jax.errors import InputError
-from bert_jax.phases import phases
+from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.phases import phases
+from bert_jax.runtime.errors import InputError
 
 CONFIGS = Path(__file__).resolve().parent.parent / 'configs'
 

@@ -11,7 +11,6 @@ import jax
 import pytest
 from flax import linen as nn
 
-from bert_jax import experiment
 from bert_jax.config import (
     MODEL_SIZES,
     all_fields,
@@ -21,15 +20,16 @@ from bert_jax.config import (
     get_field,
     model_sizes,
 )
-from bert_jax.durations import parse_duration, parse_steps
-from bert_jax.errors import InputError
+from bert_jax.config.durations import parse_duration, parse_steps
+from bert_jax.config.phases import phases
+from bert_jax.config.validation import FIELDS, validate
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
-from bert_jax.phases import phases
-from bert_jax.program import schedule_segments
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.preflight import without_data
-from bert_jax.validation import FIELDS, validate
+from bert_jax.train import experiment
+from bert_jax.train.program import schedule_segments
 
 ROOT = Path(__file__).resolve().parent.parent
 # Arguments that a config file takes, after a colon, besides none.

@@ -10,10 +10,10 @@ import pytest
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.errors import InputError
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
-from bert_jax.sharding import (
+from bert_jax.runtime.errors import InputError
+from bert_jax.train.sharding import (
     MESH_AXES,
     Layout,
     arrange_devices,
@@ -233,7 +233,7 @@ def test_these_chips_are_in_the_order_of_the_compilers_own_topologies(monkeypatc
 def test_rows_of_a_host_need_not_follow_one_another(monkeypatch):
     mesh = make_mesh(8, 1, 1)
     # Its devices hold the second and the seventh part of the batch.
-    monkeypatch.setattr('bert_jax.sharding.rows_of', lambda *_: np.array([2, 3, 12, 13]))
+    monkeypatch.setattr('bert_jax.train.sharding.rows_of', lambda *_: np.array([2, 3, 12, 13]))
     rows = local_rows(mesh, 16)
     held = _placed(mesh, rows)
     assert {first: x.tolist() for first, x in held.items()} == {2: [20, 30], 12: [120, 130]}

@@ -31,8 +31,8 @@ from bert_jax.data import python_docs, text_files, wikidump
 from bert_jax.data.identity import digests
 from bert_jax.data.text_files import Document
 from bert_jax.data.tfds_data import prepared_builder
-from bert_jax.errors import InputError
-from bert_jax.files import as_path, find
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path, find
 
 __all__ = ['Document', 'Source', 'Unit', 'open_source', 'sample_texts']
 

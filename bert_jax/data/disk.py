@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, TypeVar
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 _Item = TypeVar('_Item')
 _Result = TypeVar('_Result')

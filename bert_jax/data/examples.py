@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_jax.data.spec import BatchSpec, empty_rows, pretrain_spec
 from bert_jax.data.stateless import hash64, permute
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 _MIXTURE_BLOCK = 1000  # rows over which a mixture keeps its weights exactly
 

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bert_jax import files
 from bert_jax.data import disk
+from bert_jax.runtime import files
 
 _REMEMBERED = '~/.cache/bert_jax/digests.json'
 _MAX_REMEMBERED = 100_000  # files, the ones asked for last

@@ -17,7 +17,7 @@ import numpy as np
 from bert_jax.data.examples import Examples
 from bert_jax.data.packing import pack
 from bert_jax.data.spec import BatchSpec, empty_rows, packed_pretrain_spec
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 _GROUP = 1024  # pairs that are packed together; packing more side by side would take long
 _TOKENS_A_PAIR = 32  # a row has room for the vectors of one [CLS] in so many tokens

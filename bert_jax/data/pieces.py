@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bert_jax import files
+from bert_jax.runtime import files
 
 PIECE_BYTES = 512 << 20  # a multiple of every system's page
 

@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bert_jax import files, hosts
 from bert_jax.data import disk
 from bert_jax.data.identity import new_digest
 from bert_jax.data.store import build_store, store_fingerprint
 from bert_jax.data.token_store import MANIFEST, TokenStore
 from bert_jax.data.transfer import copy_store
-from bert_jax.errors import InputError
-from bert_jax.outputs import open_folder
+from bert_jax.runtime import files, hosts
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.outputs import open_folder
 from bert_jax.text.added import add_words
 
 _VOCABULARY_SAMPLE_BYTES = 200_000_000

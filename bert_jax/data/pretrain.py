@@ -15,7 +15,7 @@ from bert_jax.data.masking import MaskingRates, mask_rows, num_to_predict
 from bert_jax.data.plans import EpochPlans
 from bert_jax.data.spec import BatchSpec, pretrain_spec
 from bert_jax.data.stateless import below, coin_flips, hash64, permute
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 # Purposes of draws, so that no two decisions share one (101 to 103 are in `plans`).
 _DOCUMENT, _START, _TRUNCATE, _MASK, _ORDER = range(104, 109)

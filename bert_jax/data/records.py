@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from bert_jax.errors import InputError
-from bert_jax.files import Found, as_path, find, local_copy, open_whole
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Found, as_path, find, local_copy, open_whole
 
 # A record: uint64 length, uint32 CRC of the length, the data, uint32 CRC of the data.
 _HEADER = struct.Struct('<QI')

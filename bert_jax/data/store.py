@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import files
 from bert_jax.data import disk, pieces, store_workers
 from bert_jax.data.corpus import Source
 from bert_jax.data.identity import digests
@@ -30,8 +29,9 @@ from bert_jax.data.pieces import PieceWriter
 from bert_jax.data.progress import Progress
 from bert_jax.data.store_workers import Part
 from bert_jax.data.token_store import FORMAT_VERSION, MANIFEST, TokenStore, token_dtype
-from bert_jax.errors import InputError
-from bert_jax.process import loading_tensorflow
+from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.process import loading_tensorflow
 
 _SPLITTER_VERSION = 1  # raise it when `split_sentences` changes: stores of old rules are not ours
 _PART_BYTES = 256 << 20  # of text at least, where units are smaller

@@ -19,11 +19,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 
-from bert_jax import files
 from bert_jax.data.corpus import Source, Unit
 from bert_jax.data.store_workers import Part
 from bert_jax.data.token_store import token_dtype
 from bert_jax.data.tokenize import FastTokenizer, split_sentences
+from bert_jax.runtime import files
 
 _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 10_000

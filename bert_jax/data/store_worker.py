@@ -16,8 +16,8 @@ import traceback
 from typing import Any, BinaryIO
 
 from bert_jax.data.store_workers import Part
-from bert_jax.errors import InputError
-from bert_jax.process import loading_tensorflow
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.process import loading_tensorflow
 
 _REPORT_SECONDS = 0.5
 

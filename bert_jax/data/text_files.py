@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from bert_jax.errors import InputError
-from bert_jax.files import Found, in_bucket, open_stream
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Found, in_bucket, open_stream
 
 _BLOCK_BYTES = 1 << 20
 # A longer document is continued as a new one, so that memory stays bounded whatever the file.

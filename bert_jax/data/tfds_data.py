@@ -10,8 +10,8 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.errors import InputError
-from bert_jax.process import loading_tensorflow
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.process import loading_tensorflow
 
 
 def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str, Any]]:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import files
 from bert_jax.data.identity import digests
 from bert_jax.data.pieces import map_pieces, piece_names
-from bert_jax.errors import InputError
+from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError
 
 FORMAT_VERSION = 2
 MANIFEST = 'manifest.json'

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_jax.data.pairs import Encode
-from bert_jax.process import without
+from bert_jax.runtime.process import without
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, basic_tokens

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bert_jax import files
 from bert_jax.data import disk
 from bert_jax.data.identity import digests, new_digest
 from bert_jax.data.token_store import MANIFEST, damaged, read_manifest
-from bert_jax.errors import InputError
+from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError
 
 _THREADS = 16
 _BLOCK_BYTES = 8 << 20

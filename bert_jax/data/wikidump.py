@@ -28,10 +28,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from bert_jax import files
 from bert_jax.data import wiki_articles
 from bert_jax.data.text_files import Document
-from bert_jax.errors import InputError
+from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError
 
 FORMAT = f'wikidump {wiki_articles.VERSION}'
 _READ_BYTES = 1 << 18

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import as_path
 from bert_jax.labelled import tabular
 from bert_jax.metrics.conll import TAG, normal_tags, tag_types
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
 
 # Of the original distribution, and as its IOB2 editions are called.
 _FILES = {

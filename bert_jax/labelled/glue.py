@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import as_path
 from bert_jax.labelled import tabular
 from bert_jax.labelled.texts import Columns, TextExamples, known_names, numbers, read_texts
 from bert_jax.metrics.labels import GLUE_METRICS
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
 
 _BINARY = ('0', '1')
 _ENTAILMENT = ('entailment', 'not_entailment')

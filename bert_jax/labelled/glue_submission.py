@@ -11,10 +11,10 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path, local_copy, write_whole
 from bert_jax.labelled import tabular
 from bert_jax.labelled.glue import GLUE_TASKS, GlueTask
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, local_copy, write_whole
 
 # File -> rows of the official test set.
 NUM_ROWS: Mapping[str, int] = {

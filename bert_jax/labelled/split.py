@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 
 def held_out(contents: Sequence[str], share: float, source: str) -> np.ndarray:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import open_stream
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import open_stream
 
 VERSIONS = ('v1', 'v2')
 # What separates the words of a paragraph: `run_squad.py`'s choice, narrower than the tokenizer's.

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_jax.data.pairs import Encode, Sequences
-from bert_jax.errors import InputError
 from bert_jax.labelled.squad import WHITESPACE, WORD, SquadExamples
+from bert_jax.runtime.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.files import as_path, write_whole
 from bert_jax.labelled.squad_answers import Prediction, final_texts
+from bert_jax.runtime.files import as_path, write_whole
 
 
 def write_predictions(

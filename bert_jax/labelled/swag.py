@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
-from bert_jax.errors import InputError
-from bert_jax.files import as_path, children
 from bert_jax.labelled import tabular
 from bert_jax.labelled.split import share_of
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path, children
 
 NUM_CHOICES = 4
 DEV_SHARE = 0.2

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import as_path, children, open_stream
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path, children, open_stream
 
 _LISTED = 3  # malformed rows of a file that are shown one by one
 

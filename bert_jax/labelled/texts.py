@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
 from bert_jax.labelled import tabular
+from bert_jax.runtime.errors import InputError
 
 # (file, lines, label of each as it stands there) -> labels as arrays [n, ...]
 Convert = Callable[[str, Sequence[int], Sequence[Any]], np.ndarray]

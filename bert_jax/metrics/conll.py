@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import open_whole
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import open_whole
 
 TAG = re.compile(r'O|[BI]-\S+')
 _ANY_SCHEME = re.compile(r'O|[BIES]-\S+')

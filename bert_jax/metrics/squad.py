@@ -11,7 +11,7 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
 _WITHOUT_PUNCTUATION = str.maketrans('', '', string.punctuation)

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from bert_jax.errors import InputError
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention_kernel import kernel_attention, refusal
 from bert_jax.model.layers import Dense, ModelConfig
+from bert_jax.runtime.errors import InputError
 
 MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
 _NOT_CAUSAL = 'it has no left-to-right attention'

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.hosts import say
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import IMPLEMENTATIONS
 from bert_jax.model.attention_kernel import HEAD_DIM, kernel_attention
 from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime.hosts import say
 
 TOLERANCE = 0.03  # of the largest element: bfloat16 keeps 8 bits, and sums are in another order
 _LENGTH = 200  # no multiple of a kernel's tiles

@@ -22,7 +22,7 @@ from jax import lax
 from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import Dense, ModelConfig
-from bert_jax.sharding import partitioned
+from bert_jax.train.sharding import partitioned
 
 FEATURES = (
     'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',

@@ -18,7 +18,7 @@ from flax import linen as nn
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import SelfAttention, gather_positions
 from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu
-from bert_jax.sharding import partitioned
+from bert_jax.train.sharding import partitioned
 
 
 class Embeddings(nn.Module):

@@ -17,7 +17,7 @@ from jax import lax
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu
-from bert_jax.sharding import Layout, partitioned
+from bert_jax.train.sharding import Layout, partitioned
 
 PADDING_LOGIT = -1e30
 

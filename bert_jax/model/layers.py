@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from bert_jax.bert_config import BertConfig
-from bert_jax.sharding import VOCAB_MULTIPLE, Layout, partitioned
+from bert_jax.config.bert_config import BertConfig
+from bert_jax.train.sharding import VOCAB_MULTIPLE, Layout, partitioned
 
 
 @dataclasses.dataclass(frozen=True)

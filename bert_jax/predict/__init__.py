@@ -29,12 +29,12 @@ def load(
       dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else bfloat16.
 
     Raises:
-      bert_jax.errors.InputError: there is no model, or something is wrong with it.
+      bert_jax.runtime.errors.InputError: there is no model, or something is wrong with it.
     """
-    from bert_jax.files import as_path  # not above: `--help` does not wait for JAX
     from bert_jax.predict.api import Model
     from bert_jax.predict.loaded import with_vocabulary
     from bert_jax.predict.sentence_transformers import inference_of, transformer_of
+    from bert_jax.runtime.files import as_path  # not above: `--help` does not wait for JAX
     from bert_jax.weights.load import load_weights
 
     folder = as_path(path)

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF1 checkpoints are read by TensorFlow
 
-from bert_jax.errors import InputError
-from bert_jax.faults import told
-from bert_jax.files import as_path
-from bert_jax.outputs import check_new_file
 from bert_jax.predict.lines import Texts
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.faults import told
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.outputs import check_new_file
 
 if TYPE_CHECKING:
     from bert_jax.predict.api import Model

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
 from bert_jax.predict import features, masked_lm
 from bert_jax.predict.answer import answer
 from bert_jax.predict.classify import classify, next_sentence
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.tag import tag
 from bert_jax.predict.texts import Pair, Single, Text
+from bert_jax.runtime.errors import InputError
 
 
 class Model(LoadedModel):
@@ -26,7 +26,7 @@ class Model(LoadedModel):
 
     What cannot be read (an empty text, a number) loses nothing but itself: its result says why in
     'error'. Remarks (a text was too long, ...) are warnings, or go to `note` where that is set. A
-    call that cannot be meant is a `bert_jax.errors.InputError`, a ValueError.
+    call that cannot be meant is a `bert_jax.runtime.errors.InputError`, a ValueError.
     """
 
     def fill_mask(self, texts: Iterable[Single], top_k: int = 5) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.errors import InputError
 from bert_jax.model.attention import probabilities
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
@@ -22,6 +21,7 @@ from bert_jax.predict.engine import Function, Outputs
 from bert_jax.predict.functions import inputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.texts import stream
+from bert_jax.runtime.errors import InputError
 
 
 def attention(model: LoadedModel, text: str) -> dict[str, Any]:

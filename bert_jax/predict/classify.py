@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.pairs import Sequences, joined
-from bert_jax.errors import InputError
 from bert_jax.labelled.packing import Units
 from bert_jax.labelled.text_windows import TextWindows, text_windows
 from bert_jax.predict import functions
@@ -23,6 +22,7 @@ from bert_jax.predict.texts import (
     shown_parts,
     stream,
 )
+from bert_jax.runtime.errors import InputError
 
 
 class Tokenized(NamedTuple):

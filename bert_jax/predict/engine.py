@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.labelled.packed import packed_batch, unpack
 from bert_jax.labelled.packing import Plan, Units, pack_whole, plan_once
-from bert_jax.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.train.report import duration
+from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 
 Params = Any
 Outputs = dict[str, np.ndarray]

@@ -15,8 +15,6 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from bert_jax.data.pairs import Sequences
-from bert_jax.errors import InputError
-from bert_jax.files import Path
 from bert_jax.heads import CLASSIFIER, HEADS, SPAN
 from bert_jax.labelled.packing import Units
 from bert_jax.model.encoder import Bert
@@ -30,7 +28,9 @@ from bert_jax.predict import functions
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.export_formats import FORMATS, Call, Computation, plain_gelu_erf
 from bert_jax.predict.loaded import LoadedModel
-from bert_jax.sharding import Layout
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
+from bert_jax.train.sharding import Layout
 from bert_jax.weights.names import to_tree
 
 _COMPARED = (16, 5, 11)  # lengths of the rows that are compared

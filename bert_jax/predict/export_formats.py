@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, open_whole
-from bert_jax.process import loading_tensorflow
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, open_whole
+from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.weights.folder import new_folder
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import as_path
 from bert_jax.predict import functions
 from bert_jax.predict.classify import Made, maker, reader
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.npz import GrowingNpz
 from bert_jax.predict.texts import Text, stream
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
 
 POOLS = ('mean', 'cls', 'max')
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from bert_jax.errors import InputError
-from bert_jax.files import local_copy
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import local_copy
 
 _TAB = '\t'
 _NOTES = 20  # that are shown

@@ -13,8 +13,6 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.data.pairs import joined
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path
 from bert_jax.heads import HEADS
 from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.model.attention_check import settled
@@ -23,11 +21,13 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import OBJECTIVES, Objective
 from bert_jax.predict.engine import Engine
 from bert_jax.predict.sentence_transformers import Pooling, read_pooling
-from bert_jax.sharding import Layout, make_mesh
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.weights.description import Weights, check_order, check_vocabulary, looks_lowercase
 from bert_jax.weights.names import to_tree
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.pairs import joined, make_sequences
-from bert_jax.errors import InputError
 from bert_jax.labelled.packing import Units
 from bert_jax.predict import functions
 from bert_jax.predict.engine import Outputs
@@ -23,6 +22,7 @@ from bert_jax.predict.texts import (
     shown,
     stream,
 )
+from bert_jax.runtime.errors import InputError
 from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
 

@@ -10,8 +10,8 @@ from typing import IO
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, in_bucket, open_whole
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, in_bucket, open_whole
 
 
 class GrowingNpz:

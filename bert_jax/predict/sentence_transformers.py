@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
 
 _POOLS = {'mean_tokens': 'mean', 'cls_token': 'cls', 'max_tokens': 'max'}
 

@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Mapping
 
 from bert_jax.config import nearest
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.base import KINDS, TaskKind
 
 

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
-from bert_jax.files import Path
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Objective
-from bert_jax.sharding import Mesh
+from bert_jax.runtime.files import Path
 from bert_jax.train.gates import Gates
 from bert_jax.train.loop import Phase
+from bert_jax.train.sharding import Mesh
 from bert_jax.train.step import Batch, EvalStep
 
 

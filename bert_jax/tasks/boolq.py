@@ -6,9 +6,9 @@ import functools
 
 from ml_collections import ConfigDict
 
-from bert_jax.files import as_path
 from bert_jax.labelled import tabular
 from bert_jax.labelled.texts import Columns, TextExamples, known_names, read_texts
+from bert_jax.runtime.files import as_path
 from bert_jax.tasks.base import TaskKind, register
 from bert_jax.tasks.labelled import (
     LabelledTask,

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from bert_jax.errors import InputError
-from bert_jax.files import as_path
 from bert_jax.labelled import glue
 from bert_jax.labelled.texts import TextExamples
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
 from bert_jax.tasks.base import TaskKind, register
 from bert_jax.tasks.labelled import (
     LabelledTask,

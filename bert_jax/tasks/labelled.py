@@ -17,24 +17,24 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.checksum import not_finite
 from bert_jax.data.pairs import Encode
 from bert_jax.data.prepared import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path
-from bert_jax.hosts import say
 from bert_jax.labelled.packed import packed_batch
 from bert_jax.labelled.packing import Plan, Units, plan_steps
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import OBJECTIVES, Objective
 from bert_jax.predict.engine import Engine
-from bert_jax.process import loading_tensorflow
-from bert_jax.sharding import Layout, Mesh, local_rows, to_global
+from bert_jax.runtime.checksum import not_finite
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.hosts import say
+from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.text.load import Tokenizer, check_known, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.loop import Phase
+from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep
 
 Outputs = dict[str, np.ndarray]

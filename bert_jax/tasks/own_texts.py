@@ -10,13 +10,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import nearest
-from bert_jax.errors import InputError
-from bert_jax.files import as_path
-from bert_jax.hosts import say
 from bert_jax.labelled.split import held_out
 from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.labelled.texts import Columns, Convert, LearntNames, TextExamples, numbers, read_texts
 from bert_jax.metrics.labels import METRICS
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.hosts import say
 from bert_jax.tasks.base import TaskKind, register
 from bert_jax.tasks.labelled import LabelledTask, one_source, open_tokenization
 from bert_jax.tasks.texts import text_task

@@ -14,27 +14,27 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import model_fields
+from bert_jax.config.phases import batches_of, stretches
+from bert_jax.config.phases import phases as phases_of
 from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
 from bert_jax.data.examples import Rows
 from bert_jax.data.masking import MaskingRates
 from bert_jax.data.packed_pretrain import PackedExamples, packed_spec
 from bert_jax.data.pretrain import PretrainExamples, Recipe
 from bert_jax.data.spec import BatchSpec, pretrain_spec
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path
 from bert_jax.model.flops import muon_flops, token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
-from bert_jax.phases import batches_of, stretches
-from bert_jax.phases import phases as phases_of
 from bert_jax.predict.engine import Engine
-from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path
 from bert_jax.tasks.base import TaskKind, register
 from bert_jax.tasks.probe import open_probe
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.gates import Gates
 from bert_jax.train.loop import Phase
 from bert_jax.train.report import read_records
+from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep
 
 _NAMED = 8  # documents of a step

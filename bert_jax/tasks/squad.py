@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path, in_bucket
 from bert_jax.labelled import squad
 from bert_jax.labelled.packing import Units
 from bert_jax.labelled.squad_answers import Prediction, final_texts, predict_answers
 from bert_jax.labelled.squad_windows import SquadWindows, squad_windows
 from bert_jax.labelled.squad_writer import write_predictions
 from bert_jax.metrics.squad import best_null_threshold, squad_scores
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, in_bucket
 from bert_jax.tasks.base import TaskKind, register
 from bert_jax.tasks.labelled import (
     EvalSet,

@@ -7,9 +7,6 @@ import functools
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path, write_whole
-from bert_jax.hosts import say
 from bert_jax.labelled.packing import Units
 from bert_jax.labelled.split import held_out
 from bert_jax.labelled.swag import (
@@ -20,6 +17,9 @@ from bert_jax.labelled.swag import (
     swag_sequences,
 )
 from bert_jax.metrics.labels import accuracy
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.runtime.hosts import say
 from bert_jax.tasks.base import TaskKind, register
 from bert_jax.tasks.labelled import (
     EvalSet,

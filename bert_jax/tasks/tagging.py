@@ -9,9 +9,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import model_sizes
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path
-from bert_jax.hosts import say
 from bert_jax.labelled import conll
 from bert_jax.labelled.conll import ConllExamples
 from bert_jax.labelled.packing import Units
@@ -20,6 +17,9 @@ from bert_jax.labelled.word_windows import ConllWindows, conll_windows
 from bert_jax.metrics.conll import are_entities, conll_scores, write_conll
 from bert_jax.metrics.labels import accuracy, macro_f1
 from bert_jax.model.bilstm import FEATURES
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.hosts import say
 from bert_jax.tasks.base import TaskKind, register
 from bert_jax.tasks.labelled import (
     EvalSet,

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.files import Path, write_whole
 from bert_jax.labelled.packing import Units
 from bert_jax.labelled.text_windows import TextWindows, text_windows
 from bert_jax.labelled.texts import TextExamples
 from bert_jax.metrics.labels import METRICS
+from bert_jax.runtime.files import Path, write_whole
 from bert_jax.tasks.labelled import EvalSet, LabelledData, LabelledTask, Outputs, Tokenization
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import Vocab, read_lines
 from bert_jax.text.wordpiece import basic_tokens
 

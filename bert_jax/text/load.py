@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer

@@ -8,8 +8,8 @@ import os
 
 import sentencepiece
 
-from bert_jax.errors import InputError
-from bert_jax.files import as_path
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
 from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
 
 WORD_START = "\u2581"  # "lower one eighth block" stands for the space before a word

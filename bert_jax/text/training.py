@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sentencepiece
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import CLS, CONTINUATION, MASK, PAD, SEP, SPECIAL_TOKENS, UNK, Vocab
 from bert_jax.text.wordpiece import (
     MAX_CHARS_PER_WORD,

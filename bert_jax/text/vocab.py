@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import as_path, write_whole
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path, write_whole
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)

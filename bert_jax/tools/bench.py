@@ -35,12 +35,12 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 from absl import flags, logging
 
-from bert_jax import files
 from bert_jax.config import nearest
-from bert_jax.errors import InputError
-from bert_jax.faults import told
-from bert_jax.files import as_path, write_whole
-from bert_jax.outputs import check_new_file
+from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.faults import told
+from bert_jax.runtime.files import as_path, write_whole
+from bert_jax.runtime.outputs import check_new_file
 from bert_jax.tools import bench_data
 from bert_jax.tools.bench_report import Result, record, table
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.tools.bench_report import Figure, Result, check_ended_well, last_line
 
 _ROOT = Path(__file__).resolve().parents[2]

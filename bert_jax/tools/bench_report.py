@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'tensorflow', 'tensorflow-text')
 

@@ -17,13 +17,13 @@ from typing import Any
 import jax
 
 from bert_jax import config as config_lib
-from bert_jax.chips import peak_flops
-from bert_jax.errors import InputError
 from bert_jax.model.flops import train_flops
-from bert_jax.program import build_program, open_mesh
-from bert_jax.sharding import local_rows, to_global
+from bert_jax.runtime.chips import peak_flops
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tools.bench_report import Figure, Result, check_ended_well, last_line
+from bert_jax.train.program import build_program, open_mesh
+from bert_jax.train.sharding import local_rows, to_global
 from bert_jax.train.state import init_state, num_params
 
 _ROOT = Path(__file__).resolve().parents[2]

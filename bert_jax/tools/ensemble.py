@@ -27,10 +27,10 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.faults import told
-from bert_jax.files import Path, as_path, write_whole
-from bert_jax.outputs import open_folder
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.faults import told
+from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.runtime.outputs import open_folder
 from bert_jax.tasks import task_kind, task_kinds
 from bert_jax.train.report import duration
 from bert_jax.weights.reading import read_json
@@ -90,10 +90,10 @@ def ensemble(runs: Sequence[Path], workdir: Path) -> dict[str, float]:
     import optax
 
     from bert_jax.config import complete, data_config_of
-    from bert_jax.experiment import open_task
-    from bert_jax.program import model_config
-    from bert_jax.sharding import make_mesh
+    from bert_jax.train.experiment import open_task
+    from bert_jax.train.program import model_config
     from bert_jax.train.run_directory import read_run_fields
+    from bert_jax.train.sharding import make_mesh
     from bert_jax.train.state import init_state
     from bert_jax.train.warm_start import warm_start
     from bert_jax.weights.load import load_weights

@@ -19,8 +19,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bert_jax.errors import InputError
-from bert_jax.faults import told
 from bert_jax.labelled.glue_submission import (
     NUM_ROWS,
     TASKS,
@@ -30,7 +28,9 @@ from bert_jax.labelled.glue_submission import (
     same_prediction,
     write_submission,
 )
-from bert_jax.outputs import check_new_file
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.faults import told
+from bert_jax.runtime.outputs import check_new_file
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.paper_parts import Options, Part, finetuning, pretraining, seeds_of
 from bert_jax.tools.paper_tables import COLUMNS, Column, Row, Table

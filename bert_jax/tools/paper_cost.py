@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.chips import CHIPS
-from bert_jax.durations import parse_duration
-from bert_jax.errors import InputError
-from bert_jax.files import Path
+from bert_jax.config.durations import parse_duration
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import FeatureTagging, Tagging
+from bert_jax.runtime.chips import CHIPS
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
 from bert_jax.tools.paper_parts import Part, identity
 from bert_jax.tools.paper_tables import TASKS
 

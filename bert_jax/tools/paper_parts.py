@@ -16,9 +16,9 @@ from typing import Any
 
 from bert_jax import config as config_lib
 from bert_jax.config import ConfigDict, get_field
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path
-from bert_jax.phases import phases
+from bert_jax.config.phases import phases
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path
 from bert_jax.tools.paper_tables import COLUMNS, TASKS, TINY_GRID, Row, Table
 from bert_jax.tools.sweep_folder import Folder
 from bert_jax.tools.sweep_grid import Member, grid_members, member_config

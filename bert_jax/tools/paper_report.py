@@ -9,11 +9,11 @@ import os
 import platform
 from typing import Any
 
-from bert_jax.experiment import versions
-from bert_jax.files import open_whole, write_whole
+from bert_jax.runtime.files import open_whole, write_whole
 from bert_jax.tools.paper_cells import cell_of, mean_of_columns, order_of_rows, pretraining_flops
 from bert_jax.tools.paper_parts import Options, columns_of, parts_of, rows_of
 from bert_jax.tools.paper_tables import COLUMNS, TABLES, stem_of
+from bert_jax.train.experiment import versions
 
 
 def write_table(

@@ -28,12 +28,12 @@ from typing import Any
 
 from absl import flags, logging
 
-from bert_jax.command_line import define_config, parse_flags
 from bert_jax.config import ConfigDict
-from bert_jax.errors import InputError
-from bert_jax.faults import told
-from bert_jax.files import Path, as_path, write_whole
-from bert_jax.outputs import check_new_file
+from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.faults import told
+from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.runtime.outputs import check_new_file
 from bert_jax.tools.preflight_topology import open_topology
 
 
@@ -98,9 +98,9 @@ def check(config: ConfigDict, topology: str) -> dict[str, Any]:
     Returns:
       Plain values, as `--json` writes them.
     """
-    from bert_jax.chips import find_chip
+    from bert_jax.config.validation import validate
+    from bert_jax.runtime.chips import find_chip
     from bert_jax.tools.preflight_measure import measure_phase, plan, smallest_change
-    from bert_jax.validation import validate
 
     validate(config)
     config = without_data(config)

@@ -11,14 +11,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.chips import Chip
-from bert_jax.errors import InputError
 from bert_jax.model.objectives import Pretraining
-from bert_jax.program import Program, build_program, open_mesh, phase_calls
+from bert_jax.runtime.chips import Chip
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import PretrainTask, step_flops
 from bert_jax.tools.preflight_hlo import CompiledText, Instruction, scope_of, short_name
 from bert_jax.tools.preflight_kernel import attention_cycles
 from bert_jax.train.compiled import Memory, device_bytes
+from bert_jax.train.program import Program, build_program, open_mesh, phase_calls
 
 Say = Callable[[str], None]
 _BUFFERS = 10

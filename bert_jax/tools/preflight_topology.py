@@ -6,7 +6,7 @@ import importlib.util
 import re
 from typing import Any
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 _DIMS = {'v4': 3, 'v5p': 3, 'v5e': 2, 'v6e': 2}
 _LONGEST = {'v4': 16, 'v5p': 24, 'v5e': 16, 'v6e': 16}  # dim of a pod: beyond, libtpu aborts
@@ -37,7 +37,7 @@ def open_topology(name: str) -> list[Any]:
         )
     from jax.experimental import topologies
 
-    from bert_jax.process import quiet_stderr
+    from bert_jax.runtime.process import quiet_stderr
 
     options: dict[str, Any] = {}
     if chip in ('v4', 'v5p'):

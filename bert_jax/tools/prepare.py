@@ -25,10 +25,10 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 
 from absl import flags, logging
 
-from bert_jax.command_line import define_config, parse_flags
 from bert_jax.config import ConfigDict
-from bert_jax.errors import InputError
-from bert_jax.faults import told
+from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.faults import told
 
 
 def say(line: str) -> None:
@@ -42,10 +42,10 @@ def prepare(config: ConfigDict) -> None:
       InputError: not pre-training on text, or whatever is wrong with the text.
     """
     from bert_jax import config as config_lib
+    from bert_jax.config.validation import validate
     from bert_jax.data.dataset import TextData
     from bert_jax.data.transfer import check_store
     from bert_jax.tasks.pretrain import open_data
-    from bert_jax.validation import validate
     from bert_jax.weights.load import load_weights
 
     if config.task != 'pretrain':

@@ -20,10 +20,10 @@ from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-from bert_jax.errors import InputError
-from bert_jax.faults import told
-from bert_jax.files import as_path, write_whole
-from bert_jax.outputs import check_new_file
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.faults import told
+from bert_jax.runtime.files import as_path, write_whole
+from bert_jax.runtime.outputs import check_new_file
 
 _TEXT = 'The old town lies on the river, and the king lived in the castle for many years.'
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
 from bert_jax.predict.api import Model
 from bert_jax.predict.attention import attention
+from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import CONTINUATION, MASK
 
 _TOP = 5

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from bert_jax.files import as_path
+from bert_jax.runtime.files import as_path
 from bert_jax.tools.report_run import Point, RunRecords, differences
 from bert_jax.train.gates import MEANINGS
 from bert_jax.train.report import duration

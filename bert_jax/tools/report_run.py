@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path
-from bert_jax.lease import holder
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import OBJECTIVES, Tagging
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
+from bert_jax.runtime.lease import holder
 from bert_jax.tasks.pretrain import whole_step_flops
 from bert_jax.train.report import count, duration, read_records
 from bert_jax.train.run_directory import read_run_fields

@@ -45,12 +45,12 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 
 from absl import logging
 
-from bert_jax import hosts
-from bert_jax.errors import Diverged, InputError, Stopped
-from bert_jax.faults import told
-from bert_jax.files import Path, as_path, in_bucket, upload
-from bert_jax.lease import Claim
-from bert_jax.stopping import Guard
+from bert_jax.runtime import hosts
+from bert_jax.runtime.errors import Diverged, InputError, Stopped
+from bert_jax.runtime.faults import told
+from bert_jax.runtime.files import Path, as_path, in_bucket, upload
+from bert_jax.runtime.lease import Claim
+from bert_jax.runtime.stopping import Guard
 from bert_jax.tools.sweep_folder import Folder
 from bert_jax.tools.sweep_grid import Member, grid_members, member_config, merged, read_sweep
 

@@ -10,9 +10,9 @@ import statistics
 import time
 from typing import Any
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, in_bucket, open_whole, write_whole
-from bert_jax.outputs import is_by_the_way, open_folder
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, in_bucket, open_whole, write_whole
+from bert_jax.runtime.outputs import is_by_the_way, open_folder
 from bert_jax.tools.sweep_grid import Member
 from bert_jax.weights.reading import read_json
 

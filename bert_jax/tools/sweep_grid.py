@@ -10,10 +10,10 @@ import urllib.parse
 
 from absl import flags
 
-from bert_jax.command_line import define_config, parse_flags
 from bert_jax.config import ConfigDict, all_fields, nearest
-from bert_jax.errors import InputError
-from bert_jax.validation import check_used, validate
+from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.validation import check_used, validate
+from bert_jax.runtime.errors import InputError
 
 _SAFE = ' :+@'  # of the characters that quoting would replace, harmless in a file's name
 

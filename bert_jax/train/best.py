@@ -7,10 +7,10 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from bert_jax import files
-from bert_jax.checksum import saved_tree
-from bert_jax.errors import InputError
-from bert_jax.sealed import sealed, unsealed
+from bert_jax.runtime import files
+from bert_jax.runtime.checksum import saved_tree
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.sealed import sealed, unsealed
 from bert_jax.train.restore import Damaged, read
 
 

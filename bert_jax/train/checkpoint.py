@@ -7,9 +7,9 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from bert_jax import files, hosts
-from bert_jax.checksum import leaves, not_finite, saved_tree
-from bert_jax.errors import Diverged, InputError
+from bert_jax.runtime import files, hosts
+from bert_jax.runtime.checksum import leaves, not_finite, saved_tree
+from bert_jax.runtime.errors import Diverged, InputError
 from bert_jax.train.restore import Damaged, first_line, on_all_hosts, read
 from bert_jax.train.state import TrainState
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.chips import find_chip
+from bert_jax.runtime.chips import find_chip
 
 _UNITS = {'': 1, 'B': 1, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
 # What XLA says of a program that is too big: "Used 25.02G of 15.75G hbm" or "required for HLO

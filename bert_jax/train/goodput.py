@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bert_jax.files import as_path, in_bucket, write_whole
+from bert_jax.runtime.files import as_path, in_bucket, write_whole
 from bert_jax.train.report import duration
 
 # What a run does beside steps that count. Start: imports, preparation of the data, restoring. Data:

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from bert_jax.errors import Diverged, Stopped
 from bert_jax.model.objectives import Objective
+from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.gates import Gates

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.errors import Diverged, Stopped
-from bert_jax.sharding import BATCH_AXES
+from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.train.compiled import CompiledStep, device_memory
 from bert_jax.train.loop import Result, Run
+from bert_jax.train.sharding import BATCH_AXES
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import TrainStep
 

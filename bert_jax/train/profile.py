@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.files import as_path, in_bucket
+from bert_jax.runtime.files import as_path, in_bucket
 
 
 class Profile:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from bert_jax.sharding import MESH_AXES
+from bert_jax.train.sharding import MESH_AXES
 
 _REPLICAS = MESH_AXES[0]
 Structs = dict[str, jax.ShapeDtypeStruct]

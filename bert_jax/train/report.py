@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, in_bucket, open_whole, write_whole
-from bert_jax.process import without
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, in_bucket, open_whole, write_whole
+from bert_jax.runtime.process import without
 from bert_jax.train.gates import Alarm
 from bert_jax.train.uploads import Uploads
 

@@ -16,9 +16,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax import files, hosts
-from bert_jax.checksum import CHECKSUMS, checksums, leaf_name, leaves
-from bert_jax.errors import InputError
+from bert_jax.runtime import files, hosts
+from bert_jax.runtime.checksum import CHECKSUMS, checksums, leaf_name, leaves
+from bert_jax.runtime.errors import InputError
 from bert_jax.train.replicas import holds_first, on_first, spread
 from bert_jax.train.restack import as_saved, restack
 

@@ -6,8 +6,8 @@ import secrets
 import time
 from typing import Any
 
-from bert_jax import files, hosts
-from bert_jax.errors import InputError
+from bert_jax.runtime import files, hosts
+from bert_jax.runtime.errors import InputError
 
 
 def check_shared(workdir: Any, seconds: float = 30.0) -> None:

@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.model.objectives import Objective
-from bert_jax.sharding import tree_shardings
+from bert_jax.train.sharding import tree_shardings
 
 
 @flax.struct.dataclass

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model.dropout import dropout_rows
 from bert_jax.model.objectives import Objective, Params, Sums
-from bert_jax.optim import Schedule
-from bert_jax.sharding import BATCH_AXES, UPDATE_AXES, Layout
+from bert_jax.train.optimizers import Schedule
+from bert_jax.train.sharding import BATCH_AXES, UPDATE_AXES, Layout
 from bert_jax.train.state import TrainState, abstract_state
 
 Batch = Mapping[str, jax.Array]

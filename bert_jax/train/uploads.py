@@ -8,7 +8,7 @@ import tempfile
 import time
 from typing import Any
 
-from bert_jax.files import as_path, children, upload
+from bert_jax.runtime.files import as_path, children, upload
 
 # An object cannot grow: each upload is of the whole file. A long run's records are megabytes.
 _SECONDS_BETWEEN = 30.0

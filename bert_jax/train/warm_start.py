@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax import hosts
-from bert_jax.files import Path
 from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime import hosts
+from bert_jax.runtime.files import Path
 from bert_jax.weights.description import Weights
 from bert_jax.weights.extended import extended
 from bert_jax.weights.names import flat_tree, to_tree, tree_shapes

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from bert_jax.errors import Diverged
 from bert_jax.model.objectives import Objective
+from bert_jax.runtime.errors import Diverged
 
 
 class Window:

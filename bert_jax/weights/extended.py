@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
 from bert_jax.text.added import is_unused
 from bert_jax.text.load import load_tokenizer
 from bert_jax.weights.description import Weights

@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.errors import InputError
-from bert_jax.faults import FULL
-from bert_jax.files import Path, as_path, children, in_bucket, upload
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.faults import FULL
+from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path
 from bert_jax.heads import HEADS, Part, part_of
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path
 from bert_jax.weights.description import Weights
 from bert_jax.weights.folder import new_folder, write_json
 from bert_jax.weights.model_card import model_card

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path, children
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, children
 from bert_jax.weights.description import Weights
 
 _LOOKS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bert_jax.bert_config import OPTIONS
+from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import HEADS
 from bert_jax.weights.description import Weights
 

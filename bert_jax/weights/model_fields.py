@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.bert_config import OPTIONS, Format
-from bert_jax.errors import InputError
-from bert_jax.files import Path
+from bert_jax.config.bert_config import OPTIONS, Format
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
 
 _TITLES: Mapping[Format, str] = {
     'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json',

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.heads import PARTS
-from bert_jax.tensors import Tensor
+from bert_jax.heads.tensors import Tensor
 
 _HF_LAYER = 'bert.encoder.layer.{i}.'
 _LAYER = 'bert/encoder/layer_{i}/'

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.bert_config import OPTIONS
-from bert_jax.errors import InputError
+from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import part_of
+from bert_jax.runtime.errors import InputError
 from bert_jax.weights.description import Weights
 
 _WORDS = 'bert/embeddings/word_embeddings'

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.checksum import is_finite
-from bert_jax.errors import InputError
-from bert_jax.files import Path
 from bert_jax.heads import HEADS, PARTS, POOLER, part_of
-from bert_jax.tensors import Format
+from bert_jax.heads.tensors import Format
+from bert_jax.runtime.checksum import is_finite
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
 from bert_jax.weights.names import sizes_of, tensors
 
 # The key of `Weights.inference` in the config files of other programs.

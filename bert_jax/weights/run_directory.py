@@ -11,13 +11,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from bert_jax.bert_config import COMPUTATION, OPTIONS
-from bert_jax.checksum import CHECKSUMS, checksum, leaf_name, leaves, saved_tree
-from bert_jax.errors import InputError
-from bert_jax.files import Path, absolute, as_path, children, in_bucket, write_whole
+from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.heads import HEADS, part_of
-from bert_jax.sealed import sealed, unsealed
-from bert_jax.sharding import VOCAB_MULTIPLE
+from bert_jax.runtime.checksum import CHECKSUMS, checksum, leaf_name, leaves, saved_tree
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket, write_whole
+from bert_jax.runtime.sealed import sealed, unsealed
+from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights.description import (
     Weights,
     read_vocabulary,

@@ -13,9 +13,9 @@ import ml_dtypes  # noqa: F401  (with it, numpy knows bfloat16)
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from bert_jax.checksum import checksum
-from bert_jax.errors import InputError
-from bert_jax.files import Path, children, local_copy
+from bert_jax.runtime.checksum import checksum
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, children, local_copy
 from bert_jax.weights.folder import write_json
 from bert_jax.weights.reading import read_json
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, absolute, as_path, children, local_copy
 from bert_jax.heads import HEADS
-from bert_jax.process import loading_tensorflow
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, absolute, as_path, children, local_copy
+from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.text.vocab import write_vocab
 from bert_jax.weights.description import (
     Weights,

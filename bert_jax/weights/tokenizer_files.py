@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path, children
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, children
 from bert_jax.text.vocab import (
     CLS,
     CONTINUATION,

@@ -17,8 +17,8 @@ from unittest import mock
 
 import jax
 
-from bert_jax import hosts
-from bert_jax.stopping import Guard
+from bert_jax.runtime import hosts
+from bert_jax.runtime.stopping import Guard
 from tests.conftest import ROOT
 
 MODULES = {

@@ -143,9 +143,9 @@ def convert_run(folder: Path) -> None:
 
 def _open_data(args: list[str]) -> Answer:
     """Opens the text of a run, and says what its first batches are."""
-    from bert_jax import faults
     from bert_jax.config import complete
     from bert_jax.main import _parse
+    from bert_jax.runtime import faults
     from bert_jax.tasks.pretrain import open_data
 
     err = io.StringIO()
@@ -171,7 +171,7 @@ def _open_data(args: list[str]) -> Answer:
 @contextlib.contextmanager
 def shared_programs() -> Iterator[None]:
     """What is compiled for one case serves all, and no curves are drawn."""
-    from bert_jax import experiment
+    from bert_jax.train import experiment
     from bert_jax.train.report import Report
 
     programs: dict[str, Any] = {}

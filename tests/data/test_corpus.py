@@ -10,7 +10,7 @@ import pytest
 from bert_jax.data import python_docs, text_files
 from bert_jax.data.corpus import open_source, sample_texts
 from bert_jax.data.tfds_data import tfds_records
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 WIKI = (
     '<doc id="1" url="u" title="A">\nA\n\nFirst one. Second.\nThird.\n</doc>\n'

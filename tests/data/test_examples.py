@@ -5,7 +5,7 @@ import pytest
 
 from bert_jax.data.examples import Mixture, RecordExamples
 from bert_jax.data.spec import check_batch, empty_rows, pretrain_spec
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 
 class _Part:

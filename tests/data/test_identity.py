@@ -91,7 +91,7 @@ def test_a_source_is_its_content(tmp_path, remembered):
 
 
 def test_objects_in_a_bucket_have_the_same_identity(tmp_path, remembered, bucket):
-    from bert_jax import files
+    from bert_jax.runtime import files
 
     _write(tmp_path / 'a.txt', b'One.\n')
     files.write_whole(f'{bucket}/a.txt', b'One.\n')

@@ -10,7 +10,7 @@ from bert_jax.data.masking import MaskingRates
 from bert_jax.data.packed_pretrain import PackedExamples
 from bert_jax.data.spec import check_batch
 from bert_jax.data.synthetic import SyntheticExamples
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from tests.data.test_pretrain import _examples, _random_store
 
 BATCH = 48

@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax import files, hosts
 from bert_jax.data import corpus as corpus_module
 from bert_jax.data import prepared, transfer
 from bert_jax.data import store as store_module
@@ -19,7 +18,8 @@ from bert_jax.data.prepared import Places, share_store, share_vocabulary
 from bert_jax.data.store import build_store
 from bert_jax.data.token_store import TokenStore
 from bert_jax.data.transfer import copy_store
-from bert_jax.errors import InputError
+from bert_jax.runtime import files, hosts
+from bert_jax.runtime.errors import InputError
 from tests.data.test_store import _random_texts, _tokenizer
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from bert_jax.data import records as records_module
 from bert_jax.data.records import RecordFiles
-from bert_jax.errors import InputError
-from bert_jax.files import as_path, upload
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path, upload
 
 S, P = 16, 4
 

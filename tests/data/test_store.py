@@ -23,7 +23,7 @@ from bert_jax.data import store_part, store_workers
 from bert_jax.data.corpus import Document, Unit, open_source
 from bert_jax.data.store import build_store
 from bert_jax.data.token_store import TokenStore
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 

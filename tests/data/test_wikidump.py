@@ -14,7 +14,7 @@ import pytest
 
 from bert_jax.data import wiki_articles, wikidump
 from bert_jax.data.corpus import open_source
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 HEADER = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" \
 version="0.11" xml:lang="de">

@@ -8,9 +8,10 @@ import sys
 
 import jax
 
-from bert_jax import experiment, hosts
 from bert_jax.config import default_config
-from bert_jax.files import as_path
+from bert_jax.runtime import hosts
+from bert_jax.runtime.files import as_path
+from bert_jax.train import experiment
 
 
 def main() -> None:

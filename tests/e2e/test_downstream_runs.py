@@ -17,17 +17,17 @@ import orbax.checkpoint as ocp
 import pytest
 from absl import flags
 
-from bert_jax import experiment
-from bert_jax.command_line import define_config, parse_flags
 from bert_jax.config import data_config_of
-from bert_jax.errors import InputError, Stopped
+from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.validation import validate
 from bert_jax.evaluate import evaluate
-from bert_jax.files import as_path
 from bert_jax.predict import load
-from bert_jax.sealed import unsealed
+from bert_jax.runtime.errors import InputError, Stopped
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.sealed import unsealed
 from bert_jax.tools.ensemble import main as ensemble_main
+from bert_jax.train import experiment
 from bert_jax.train.run_directory import read_run_fields
-from bert_jax.validation import validate
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.names import from_tree
 from tests.conftest import ROOT

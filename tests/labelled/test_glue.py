@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.errors import InputError
 from bert_jax.labelled.glue import (
     GLUE_TASKS,
     from_tfds,
@@ -16,6 +15,7 @@ from bert_jax.labelled.glue import (
     read_glue,
     tfds_split,
 )
+from bert_jax.runtime.errors import InputError
 
 CLS, SEP = 1, 2
 

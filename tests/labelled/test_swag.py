@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.errors import InputError
 from bert_jax.labelled.swag import (
     SwagExamples,
     part,
@@ -14,6 +13,7 @@ from bert_jax.labelled.swag import (
     read_swag_file,
     swag_sequences,
 )
+from bert_jax.runtime.errors import InputError
 
 CLS, SEP = 1, 2
 HEADER = (

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.bert_config import COMPUTATION
-from bert_jax.errors import InputError
+from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import IMPLEMENTATIONS, attend, choose
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
-from bert_jax.sharding import Layout, make_mesh
+from bert_jax.runtime.errors import InputError
+from bert_jax.train.sharding import Layout, make_mesh
 
 B, S, N, D = 3, 12, 2, 4
 SEGMENTS = np.array([

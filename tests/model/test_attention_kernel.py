@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention_kernel import MAX_HEADS, MAX_LENGTH, kernel_attention, refusal
-from bert_jax.sharding import make_mesh
+from bert_jax.train.sharding import make_mesh
 
 LAYER = 3
 kernel = functools.partial(kernel_attention, interpret=True)

@@ -12,8 +12,8 @@ from flax import linen as nn
 from bert_jax.model import dropout as drop
 from bert_jax.model.bilstm import FEATURES, BertFeatureTagger, BiLstm, FeatureCombination
 from bert_jax.model.layers import ModelConfig
-from bert_jax.optim import path_names
-from bert_jax.sharding import Layout, make_mesh
+from bert_jax.train.optimizers import path_names
+from bert_jax.train.sharding import Layout, make_mesh
 
 CONFIG = ModelConfig(
     vocab_size=50, num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32,

@@ -17,8 +17,8 @@ from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining, masked_lm_logits, masked_lm_loss
 from bert_jax.model.layers import LayerNorm, ModelConfig, gelu
-from bert_jax.optim import decays, path_names
-from bert_jax.sharding import Layout
+from bert_jax.train.optimizers import decays, path_names
+from bert_jax.train.sharding import Layout
 
 GOLDEN = Path(__file__).parent.parent / 'golden'
 CONFIG = ModelConfig(

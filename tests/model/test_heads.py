@@ -16,7 +16,7 @@ from bert_jax.model.heads import (
     masked_lm_loss,
     mlm_chunks,
 )
-from bert_jax.sharding import Layout
+from bert_jax.train.sharding import Layout
 
 BATCH, SLOTS, HIDDEN, VOCAB, PADDED = 4, 10, 16, 50, 64
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})

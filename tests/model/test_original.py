@@ -13,9 +13,9 @@ from bert_jax.data.spec import pretrain_spec
 from bert_jax.model.heads import cross_entropy, masked_lm_logits
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
-from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.sharding import MESH_AXES
 from bert_jax.train.evaluate import evaluate
+from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.train.sharding import MESH_AXES
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import make_eval_step, make_train_step
 from bert_jax.weights.names import to_tree

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tiny
 
-from bert_jax.errors import InputError
 from bert_jax.model.heads import BertForPreTraining, masked_lm_logits
 from bert_jax.predict import functions, load
 from bert_jax.predict.api import Model
+from bert_jax.runtime.errors import InputError
 
 LIMIT = tiny.SIZES['max_position_embeddings'] - 2
 

@@ -13,7 +13,7 @@ from bert_jax.model.encoder import Bert, Pooler
 from bert_jax.predict import functions
 from bert_jax.predict.api import Model
 from bert_jax.predict.engine import Engine
-from bert_jax.sharding import make_mesh
+from bert_jax.train.sharding import make_mesh
 
 
 def units_of(ids, first_lengths, **more):

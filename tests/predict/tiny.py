@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.bert_config import BertConfig
+from bert_jax.config.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.api import Model

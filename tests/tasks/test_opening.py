@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import default_config
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks import task_kinds
 
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']

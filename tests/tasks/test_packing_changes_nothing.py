@@ -24,7 +24,7 @@ from bert_jax.model.objectives import (
     Tagging,
 )
 from bert_jax.predict.engine import Engine
-from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
+from bert_jax.train.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.train.state import init_state
 from bert_jax.train.step import make_train_step
 

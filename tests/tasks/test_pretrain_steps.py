@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bert_jax.config import complete, default_config
-from bert_jax.errors import InputError
-from bert_jax.phases import batches_of, stretches
+from bert_jax.config.phases import batches_of, stretches
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import PretrainTask, read_curve
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device
 

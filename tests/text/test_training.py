@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.text import training
 from bert_jax.text.training import train_wordpiece
 from bert_jax.text.vocab import Vocab

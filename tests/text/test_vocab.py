@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, write_vocab
 
 

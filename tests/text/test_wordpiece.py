@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, write_vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.tools import bench
 from bert_jax.tools.bench_report import Figure, Result, table
 from bert_jax.tools.bench_step import run_peer

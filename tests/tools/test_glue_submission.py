@@ -5,7 +5,6 @@ import zipfile
 
 import pytest
 
-from bert_jax.errors import InputError
 from bert_jax.labelled.glue_submission import (
     NUM_ROWS,
     TASKS,
@@ -14,6 +13,7 @@ from bert_jax.labelled.glue_submission import (
     same_prediction,
     write_submission,
 )
+from bert_jax.runtime.errors import InputError
 from bert_jax.tools import glue_submission
 
 # The format, written down again: file -> (rows, example of a prediction, of a wrong one).

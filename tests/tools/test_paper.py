@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
-from bert_jax.errors import InputError
-from bert_jax.files import as_path
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
 from bert_jax.tools import paper, paper_cost, paper_report
 from bert_jax.tools.paper_cells import (
     cell_of,

@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from bert_jax import chips
 from bert_jax.config import default_config
+from bert_jax.runtime import chips
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import preflight
 from bert_jax.tools.preflight_report import differences, tables

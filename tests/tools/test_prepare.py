@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax import files
 from bert_jax.data import prepared
 from bert_jax.data.token_store import TokenStore
+from bert_jax.runtime import files
 from bert_jax.tools import prepare
 from tests.conftest import ROOT
 from tests.data.test_store import _random_texts

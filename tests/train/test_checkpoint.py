@@ -12,8 +12,8 @@ import pytest
 import tensorstore
 from toy import Toy, mesh
 
-from bert_jax import files
-from bert_jax.errors import Diverged, InputError
+from bert_jax.runtime import files
+from bert_jax.runtime.errors import Diverged, InputError
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.restore import Damaged, read
 from bert_jax.train.state import abstract_state, init_state

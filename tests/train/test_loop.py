@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toy import Toy, batch, mesh, sgd_step
 
-from bert_jax.errors import Diverged, Stopped
+from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.train.goodput import Goodput
 from bert_jax.train.loop import Alone, Cadence, Phase, train
 from bert_jax.train.profile import Profile

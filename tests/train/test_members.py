@@ -8,7 +8,7 @@ import optax
 import pytest
 from toy import Toy, batch, mesh
 
-from bert_jax.errors import Diverged, Stopped
+from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.train.loop import Alone
 from bert_jax.train.members import Numbers, Slot, Together
 from bert_jax.train.state import abstract_state, init_state

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bert_jax import files
+from bert_jax.runtime import files
 from bert_jax.train import uploads
 from bert_jax.train.report import Report, count, duration
 

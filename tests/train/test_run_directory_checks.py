@@ -2,8 +2,8 @@
 
 import pytest
 
-from bert_jax import files
-from bert_jax.errors import InputError
+from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError
 from bert_jax.train.run_directory import check_run_directory, describe_run
 
 FIELDS = {

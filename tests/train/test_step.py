@@ -16,8 +16,8 @@ from toy import Toy, batch, mesh, sgd_step
 from bert_jax.data.synthetic import SyntheticExamples
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
-from bert_jax.optim import ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.sharding import Layout, to_global
+from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.train.sharding import Layout, to_global
 from bert_jax.train.state import TrainState, abstract_state, init_state
 from bert_jax.train.step import make_eval_step, make_train_step
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax.data.spec import Feature
 from bert_jax.model.dropout import CLASSIFIER, dropout
-from bert_jax.sharding import MESH_AXES, partitioned
+from bert_jax.train.sharding import MESH_AXES, partitioned
 from bert_jax.train.step import make_train_step
 
 

@@ -11,12 +11,13 @@ import jax
 import numpy as np
 import optax
 
-from bert_jax import hosts, sharding
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
-from bert_jax.sharding import make_mesh
+from bert_jax.runtime import hosts
 from bert_jax.train import restore as restoring
+from bert_jax.train import sharding
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.sharding import make_mesh
 from bert_jax.train.shared_folder import check_shared
 from bert_jax.train.state import abstract_state
 from bert_jax.train.warm_start import warm_start

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.errors import InputError
-from bert_jax.sealed import unsealed
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.sealed import unsealed
 from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.run_directory import write_run

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.weights.description import Weights
 from bert_jax.weights.extended import extended

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.bert_config import COMPUTATION, OPTIONS, BertConfig
 from bert_jax.config import complete, default_config, model_fields
-from bert_jax.errors import InputError
-from bert_jax.sealed import unsealed
+from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
+from bert_jax.config.validation import validate
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.sealed import unsealed
 from bert_jax.train.run_directory import check_run_directory, describe_run
-from bert_jax.validation import validate
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.model_fields import read_model, write_model
 from bert_jax.weights.placement import place

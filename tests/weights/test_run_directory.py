@@ -10,12 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.errors import InputError
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
-from bert_jax.sharding import Layout, make_mesh
+from bert_jax.runtime.errors import InputError
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.train.state import abstract_state
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.names import from_tree

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.bert_config import BertConfig
-from bert_jax.errors import InputError
+from bert_jax.config.bert_config import BertConfig
+from bert_jax.runtime.errors import InputError
 from bert_jax.weights.description import Weights
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.names import sizes_of, tensors

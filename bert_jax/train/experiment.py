@@ -13,14 +13,13 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax import files, hosts
-from bert_jax.chips import peak_flops
-from bert_jax.compilation_cache import keep_compiled
-from bert_jax.durations import parse_duration, parse_steps
-from bert_jax.files import Path
-from bert_jax.hosts import say
-from bert_jax.process import STARTED, huge_pages_note
-from bert_jax.program import Program, build_program, check_memory, open_mesh
+from bert_jax.config.durations import parse_duration, parse_steps
+from bert_jax.runtime import files, hosts
+from bert_jax.runtime.chips import peak_flops
+from bert_jax.runtime.compilation_cache import keep_compiled
+from bert_jax.runtime.files import Path
+from bert_jax.runtime.hosts import say
+from bert_jax.runtime.process import STARTED, huge_pages_note
 from bert_jax.tasks import task_kind
 from bert_jax.tasks.base import Task
 from bert_jax.train.best import Best
@@ -28,6 +27,7 @@ from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.goodput import Goodput
 from bert_jax.train.loop import Alone, Cadence, Held, Run, train
 from bert_jax.train.profile import Profile
+from bert_jax.train.program import Program, build_program, check_memory, open_mesh
 from bert_jax.train.report import Report, count
 from bert_jax.train.run_directory import check_run_directory, describe_run, flat_fields
 from bert_jax.train.shared_folder import check_shared

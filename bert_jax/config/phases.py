@@ -8,8 +8,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bert_jax.config import get_field, nearest
-from bert_jax.durations import parse_duration
-from bert_jax.errors import InputError
+from bert_jax.config.durations import parse_duration
+from bert_jax.runtime.errors import InputError
 
 # What a phase may say, and the field that it is taken from where it does not.
 PHASE_FIELDS = {

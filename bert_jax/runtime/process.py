@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 STARTED = time.time()  # of this process, as far as a module can tell
 

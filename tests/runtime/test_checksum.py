@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax import checksum
-from bert_jax.checksum import checksums, is_finite, not_finite
-from bert_jax.sharding import make_mesh
+from bert_jax.runtime import checksum
+from bert_jax.runtime.checksum import checksums, is_finite, not_finite
+from bert_jax.train.sharding import make_mesh
 
 X = np.random.default_rng(0).standard_normal((16, 24)).astype(np.float32)
 

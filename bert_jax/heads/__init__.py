@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bert_jax.tensors import Tensor
+from bert_jax.heads.tensors import Tensor
 
 
 class Part(NamedTuple):

@@ -16,8 +16,8 @@ import threading
 import time
 from typing import Any
 
-from bert_jax import hosts
-from bert_jax.errors import Stopped
+from bert_jax.runtime import hosts
+from bert_jax.runtime.errors import Stopped
 
 SILENCE_SECONDS = 30.0  # after which a host is taken for dead
 _PATIENCE_SECONDS = 10.0  # before the first step: for the main thread to hear of a signal

@@ -14,21 +14,21 @@ import optax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.bert_config import COMPUTATION
-from bert_jax.durations import parse_duration
-from bert_jax.errors import InputError
+from bert_jax.config.bert_config import COMPUTATION
+from bert_jax.config.durations import parse_duration
+from bert_jax.config.phases import phases as phases_of
+from bert_jax.config.validation import check_vocabulary, validate
 from bert_jax.model.attention_check import settled
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Objective
-from bert_jax.optim import Schedule, ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.phases import phases as phases_of
-from bert_jax.sharding import Layout, Mesh, make_mesh, mesh_sizes
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.base import Task
 from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory, host_memory
 from bert_jax.train.members import Numbers
+from bert_jax.train.optimizers import Schedule, ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
 from bert_jax.train.state import TrainState, abstract_state, make_init
 from bert_jax.train.step import TrainStep, make_eval_step, make_train_step, train_update
-from bert_jax.validation import check_vocabulary, validate
 
 _MOST_STEPS = 2**31 - 1  # the state counts them in 32 bits
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from bert_jax import files, hosts
+from bert_jax.runtime import files, hosts
 
 _MAX_BYTES = 2 << 30
 

@@ -26,8 +26,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path, children, write_new, write_whole
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, children, write_new, write_whole
 
 SECONDS = 30.0  # after which a claim that does not change any more is dead
 _BEAT_SECONDS = 5.0

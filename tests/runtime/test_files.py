@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bert_jax import files
-from bert_jax.errors import InputError
+from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError
 
 
 @pytest.fixture(params=['disk', 'bucket'])
@@ -127,7 +127,7 @@ def test_a_bucket_that_cannot_be_reached(monkeypatch):
 
 def test_nothing_of_buckets_is_loaded_where_none_is_named(tmp_path):
     program = (
-        'import sys; from bert_jax import files; files.write_whole(sys.argv[1], "x"); '
+        'import sys; from bert_jax.runtime import files; files.write_whole(sys.argv[1], "x"); '
         'files.find(sys.argv[1]); files.children(files.local_copy(sys.argv[1]).parent); '
         'print([name for name in ("fsspec", "gcsfs", "aiohttp") if name in sys.modules])'
     )

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.sharding import deal_out
+from bert_jax.train.sharding import deal_out
 
 Schedule = Callable[[jax.Array], jax.Array]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 # How launchers tell a process that it is one of several: (how many, which one).
 _TASK_COUNTS = (

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 # etils would go through TensorFlow where that is installed: slow to load, and then buckets would
 # behave one way with it and another way without.

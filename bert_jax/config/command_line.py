@@ -17,8 +17,8 @@ from bert_jax import config as config_lib  # first: it says in a line what is no
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.errors import InputError
-from bert_jax.phases import PHASE_FIELDS, check_phases
+from bert_jax.config.phases import PHASE_FIELDS, check_phases
+from bert_jax.runtime.errors import InputError
 
 _FAULTS = (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error)
 

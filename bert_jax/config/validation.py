@@ -8,7 +8,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config import (
     complete,
     default_config,
@@ -18,15 +17,16 @@ from bert_jax.config import (
     model_sizes,
     nearest,
 )
+from bert_jax.config.bert_config import COMPUTATION, OPTIONS
+from bert_jax.config.durations import parse_duration, parse_steps
+from bert_jax.config.phases import PHASE_FIELDS, check_phases, phases
+from bert_jax.config.ranges import Range, count
 from bert_jax.data.masking import MASKINGS
-from bert_jax.durations import parse_duration, parse_steps
-from bert_jax.errors import InputError
 from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.model.bilstm import FEATURES
-from bert_jax.phases import PHASE_FIELDS, check_phases, phases
-from bert_jax.ranges import Range, count
-from bert_jax.sharding import VOCAB_MULTIPLE
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks import task_kind
+from bert_jax.train.sharding import VOCAB_MULTIPLE
 
 _SHARE = Range(0, 1)
 _SWITCH = (False, True)

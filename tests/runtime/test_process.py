@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from bert_jax.errors import InputError
-from bert_jax.process import huge_pages_note, loading_tensorflow, without
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.process import huge_pages_note, loading_tensorflow, without
 from tests.conftest import ROOT
 
 
@@ -67,7 +67,7 @@ report.close()
 """, ''),
     # Whoever asks TensorFlow for Keras still gets it.
     ('keras', """
-from bert_jax.process import loading_tensorflow
+from bert_jax.runtime.process import loading_tensorflow
 with loading_tensorflow('reading'):
     import tensorflow as tf
     import bert_jax.data.pipeline

@@ -13,7 +13,7 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from bert_jax.ranges import Range, count
+from bert_jax.config.ranges import Range, count
 
 Format = Literal['bert_jax', 'huggingface', 'tf1']
 Role = Literal['shape', 'computes', 'trains']

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from bert_jax import lease
-from bert_jax.errors import InputError
-from bert_jax.files import as_path
-from bert_jax.lease import Claim, held
+from bert_jax.runtime import lease
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.lease import Claim, held
 
 
 @pytest.fixture(params=['disk', 'bucket'])

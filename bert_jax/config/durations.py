@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 _UNITS = ('%', 'epochs', 'examples', 'steps')
 _MOST = 1e12  # of any unit; what counts steps is exact up to there

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 
 _SEAL = 'digest'
 

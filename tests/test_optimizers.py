@@ -12,7 +12,7 @@ from flax import linen as nn
 from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
-from bert_jax.optim import (
+from bert_jax.train.optimizers import (
     ScheduleSegment,
     decay_mask,
     make_optimizer,
@@ -20,7 +20,7 @@ from bert_jax.optim import (
     path_names,
     scale_by_depth,
 )
-from bert_jax.sharding import make_mesh
+from bert_jax.train.sharding import make_mesh
 from bert_jax.train.state import abstract_state
 
 ADAM = {'weight_decay': 0.01, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}

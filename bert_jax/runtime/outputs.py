@@ -6,8 +6,8 @@ import os
 import tempfile
 from collections.abc import Callable
 
-from bert_jax.errors import InputError
-from bert_jax.files import Path, as_path, children, in_bucket
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, children, in_bucket
 
 
 def check_new_file(path: str | os.PathLike[str], flag: str) -> None:

@@ -18,9 +18,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.errors import Diverged, InputError, Stopped
-from bert_jax.files import Path, write_whole
-from bert_jax.process import check_streams
+from bert_jax.runtime.errors import Diverged, InputError, Stopped
+from bert_jax.runtime.files import Path, write_whole
+from bert_jax.runtime.process import check_streams
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SPACE = 'No space left on device'

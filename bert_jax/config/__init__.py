@@ -23,8 +23,8 @@ try:
 except ModuleNotFoundError:  # a repository without its requirements: no door can go on
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
-from bert_jax.bert_config import COMPUTATION, OPTIONS
-from bert_jax.errors import InputError
+from bert_jax.config.bert_config import COMPUTATION, OPTIONS
+from bert_jax.runtime.errors import InputError
 
 # Table 1 of the paper (base, large), the sizes of its Table 6, and the 24 miniatures that
 # google-research/bert released in March 2020 (every L with every H, heads of 64, except that the

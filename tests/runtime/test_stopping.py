@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.errors import Stopped
-from bert_jax.stopping import Guard
+from bert_jax.runtime.errors import Stopped
+from bert_jax.runtime.stopping import Guard
 
-LOCAL_HOSTS = Path(__file__).resolve().parent.parent / 'launch' / 'local_hosts.sh'
+LOCAL_HOSTS = Path(__file__).resolve().parents[2] / 'launch' / 'local_hosts.sh'
 
 # Each host prints its process id, then steps; the slow host is behind the others.
 HOST = '''
 import os, sys, time
-from bert_jax import hosts, stopping
-from bert_jax.errors import Stopped
+from bert_jax.runtime import hosts
+from bert_jax.runtime import stopping
+from bert_jax.runtime.errors import Stopped
 stopping.SILENCE_SECONDS = 4.0
 hosts.connect()
 guard = stopping.Guard()
@@ -113,7 +114,7 @@ def test_a_signal_that_nobody_hears_before_the_first_step_is_obeyed_after_it():
 
 def test_what_must_be_equal_is_compared_and_named_on_every_host():
     body = '''
-from bert_jax.errors import InputError
+from bert_jax.runtime.errors import InputError
 tell('all', hosts.exchange('names', f'host {hosts.index()}'))
 hosts.agree('the run', {'seed': 1})
 try:
@@ -135,8 +136,8 @@ guard.finish()
     ({'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1', 'COLAB_GPU': '1'}, 'is task 1 of 2'),
 ])
 def test_tasks_that_have_not_joined_are_refused(monkeypatch, environment, message):
-    from bert_jax import hosts
-    from bert_jax.errors import InputError
+    from bert_jax.runtime import hosts
+    from bert_jax.runtime.errors import InputError
 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -151,8 +152,8 @@ def _no_cluster(**_):
 
 @pytest.mark.parametrize('device, extra', [('0x0063', "jax\\[tpu\\]"), ('', "jax\\[cuda13\\]")])
 def test_an_accelerator_that_jax_does_not_use_is_refused(monkeypatch, tmp_path, device, extra):
-    from bert_jax import hosts
-    from bert_jax.errors import InputError
+    from bert_jax.runtime import hosts
+    from bert_jax.runtime.errors import InputError
 
     (tmp_path / 'vendor').write_text('0x1ae0\n')
     (tmp_path / 'device').write_text(device + '\n')
