@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 
 from bert_jax.config.bert_config import OPTIONS
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.weights.description import Weights
 from bert_jax.weights.folder import check_free
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--to', required=True, choices=('huggingface', 'tf1', 'bert_jax'),
                         help='what to write')
     args = parser.parse_args(argv)
-    with told(writing=args.target):
+    with error_boundary(writing=args.target):
         check_free(as_path(args.target))
         weights = load_weights(args.source)
         print('\n'.join(_describe(weights)), flush=True)

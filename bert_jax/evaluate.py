@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 from bert_jax.config import complete, data_config_of
 from bert_jax.config.command_line import define_config, define_overrides, parse_flags
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.runtime.outputs import open_folder
 
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> None:
     values = flags.FlagValues()
     flags.DEFINE_string('workdir', None, 'Receives the predictions.', flag_values=values)
     models = [argument for argument in argv[1:] if not argument.startswith('-')]
-    with told():
+    with error_boundary():
         if len(models) != 1:
             raise InputError(_USAGE)
         model = as_path(models[0])

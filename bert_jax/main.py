@@ -26,7 +26,7 @@ from bert_jax.config.command_line import define_config, parse_flags
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
-from bert_jax.runtime.faults import answer, told
+from bert_jax.runtime.faults import answer, error_boundary
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.stopping import Guard
 
@@ -60,7 +60,7 @@ def _parse(argv: list[str]) -> tuple[Any, str]:
 
 
 def main(argv: list[str]) -> None:
-    with told():
+    with error_boundary():
         config, named = _parse(argv)
         if config is None:
             return
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> None:
             sys.stderr.write(f'error: {message}\n')  # in one piece: other hosts write beside it
         guard.fail(message, status)
         sys.exit(status)
-    with told():
+    with error_boundary():
         hosts.say('result ' + json.dumps(result))
 
 

@@ -30,7 +30,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF1 checkpoints are read b
 
 from bert_jax.predict.lines import Texts
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.outputs import check_new_file
 
@@ -271,7 +271,7 @@ def _check(args: argparse.Namespace, output: str | None) -> None:
 def main() -> None:
     args = _parser().parse_args()
     output = getattr(args, 'output', None)
-    with told(writing=output):
+    with error_boundary(writing=output):
         _check(args, output)
         from bert_jax.predict import load
 

@@ -33,7 +33,7 @@ _BAD_DISK = (errno.EIO, errno.ESTALE, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def told(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]:
+def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]:
     """Ends the program with one line on standard error where the block fails.
 
     Args:

@@ -38,7 +38,7 @@ from absl import flags, logging
 from bert_jax.config import nearest
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import as_path, write_whole
 from bert_jax.runtime.outputs import check_new_file
 from bert_jax.tools import bench_data
@@ -205,7 +205,7 @@ def _check_peer(peer: str) -> None:
 def main(argv: Sequence[str]) -> None:
     """Parses flags, runs, prints the table and writes the JSON."""
     f: Any = define_flags()
-    with told():
+    with error_boundary():
         try:
             rest = f(argv)
         except flags.Error as error:

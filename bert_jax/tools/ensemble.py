@@ -28,7 +28,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import numpy as np
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.runtime.outputs import open_folder
 from bert_jax.tasks import task_kind, task_kinds
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('runs', metavar='RUN', nargs='+', help='run directories')
     parser.add_argument('--workdir', required=True, help='receives the predictions')
     options = parser.parse_args(arguments)
-    with told():
+    with error_boundary():
         result = ensemble([as_path(run) for run in options.runs], as_path(options.workdir))
     print('result ' + json.dumps(result))
     return 0

@@ -29,7 +29,7 @@ from bert_jax.labelled.glue_submission import (
     write_submission,
 )
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.outputs import check_new_file
 
 
@@ -126,7 +126,7 @@ def check(path: str) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the arguments and does what they say."""
-    with told():
+    with error_boundary():
         args = parser().parse_args(arguments)
         if args.check and (args.folders or args.wnli_majority or args.fill_missing):
             raise InputError('--check takes a zip file and nothing else')

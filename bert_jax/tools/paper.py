@@ -48,7 +48,7 @@ from bert_jax.config import nearest
 from bert_jax.labelled.glue import GLUE_TASKS
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, Stopped
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.outputs import is_by_the_way, open_folder
 from bert_jax.runtime.stopping import Guard
@@ -235,7 +235,7 @@ def _is_ours(folder: os.PathLike[str]) -> bool:
 def main(argv: Sequence[str]) -> int:
     given = _parse(argv)
     logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
-    with told():
+    with error_boundary():
         options = _options(given)
         parts = parts_of(TABLES[given.table], options)
         if given.list:

@@ -31,7 +31,7 @@ from absl import flags, logging
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import define_config, parse_flags
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.runtime.outputs import check_new_file
 from bert_jax.tools.preflight_topology import open_topology
@@ -151,7 +151,7 @@ def main(argv: Sequence[str]) -> None:
     os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     f: Any = define_flags(list(argv))
-    with told():
+    with error_boundary():
         rest = parse_flags(list(argv), f)
         if f.help:
             print(__doc__)

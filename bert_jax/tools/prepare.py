@@ -28,7 +28,7 @@ from absl import flags, logging
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import define_config, parse_flags
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 
 
 def say(line: str) -> None:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     f: Any = flags.FlagValues()
     flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
     define_config(f, list(argv))
-    with told(stopped='stopped; start again and it goes on where it was'):
+    with error_boundary(stopped='stopped; start again and it goes on where it was'):
         rest = parse_flags(list(argv), f)
         if f.help:
             print(__doc__)

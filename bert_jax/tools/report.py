@@ -21,7 +21,7 @@ from typing import Any
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import as_path, write_whole
 from bert_jax.runtime.outputs import check_new_file
 
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--output', required=True, help='the page, a new file')
     parser.add_argument('--text', default=_TEXT, help='the sentence of the examples')
     options = parser.parse_args(arguments)
-    with told(writing=options.output):
+    with error_boundary(writing=options.output):
         report(options.runs, options.output, options.text)
     return 0
 

@@ -47,7 +47,7 @@ from absl import logging
 
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
-from bert_jax.runtime.faults import told
+from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path, in_bucket, upload
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.stopping import Guard
@@ -319,7 +319,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument('--helper', type=int, help=argparse.SUPPRESS)  # number of a process
     options, overrides = parser.parse_known_args(argv)
     logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
-    with told():
+    with error_boundary():
         for argument in overrides:
             if not argument.startswith('--config.'):
                 raise InputError(f'{argument} is no option of this program; see --help')
