@@ -46,7 +46,8 @@ check_workdir() {
   [ -n "$workdir" ] || fail "--workdir is missing: name the run directory, as in" \
     "-- --config=FILE.py --workdir=gs://BUCKET/RUN"
   case $workdir in
-    gs://*) ;;
+    gs://[!/]*) ;;
+    [A-Za-z]*:/*) fail "--workdir=$workdir: a path in a bucket is gs://BUCKET/PATH" ;;
     *) [ -n "${shared_disk:-}" ] || fail "--workdir=$workdir: the hosts share no disk, and a" \
       "preempted one loses its own: use gs://BUCKET/RUN, or --shared-disk if all of them mount it" ;;
   esac

@@ -69,20 +69,30 @@ need() {
   [ -n "$2" ] || fail "--$1 is missing, see --help"
 }
 
-# Sets accelerator, machine, shape, chips (of a host) and hosts (of a slice).
+# Sets accelerator, machine, shape, chips (of a host) and hosts (of a slice). Accepts the slices that
+# bert_jax.tools.preflight accepts.
 read_topology() {
-  local size all=1
+  local size all=1 largest=0 dims longest sizes
   need topology "$topology"
   shape=${topology#*:}
   case ${topology%%:*} in
-    v4) accelerator=tpu-v4-podslice machine=ct4p-hightpu ;;
-    v5e) accelerator=tpu-v5-lite-podslice machine=ct5lp-hightpu ;;
-    v5p) accelerator=tpu-v5p-slice machine=ct5p-hightpu ;;
-    v6e) accelerator=tpu-v6e-slice machine=ct6e-standard ;;
+    v4) accelerator=tpu-v4-podslice machine=ct4p-hightpu dims=3 longest=16 ;;
+    v5e) accelerator=tpu-v5-lite-podslice machine=ct5lp-hightpu dims=2 longest=16 ;;
+    v5p) accelerator=tpu-v5p-slice machine=ct5p-hightpu dims=3 longest=24 ;;
+    v6e) accelerator=tpu-v6e-slice machine=ct6e-standard dims=2 longest=16 ;;
     *) fail "--topology=$topology: name generation and shape, such as v5e:16x16" ;;
   esac
-  [[ $shape =~ ^[0-9]+(x[0-9]+)+$ ]] || fail "--topology=$topology: the shape is like 16x16"
-  for size in ${shape//x/ }; do all=$((all * size)); done
+  [[ $shape =~ ^[1-9][0-9]{0,2}(x[1-9][0-9]{0,2})+$ ]] ||
+    fail "--topology=$topology: the shape is like 16x16"
+  read -ra sizes <<< "${shape//x/ }"
+  for size in "${sizes[@]}"; do
+    ((size <= largest)) || largest=$size
+    all=$((all * size))
+  done
+  ((${#sizes[@]} == dims && largest <= longest)) || fail "--topology=$topology: a slice of" \
+    "${topology%%:*} has $dims dims of at most $longest chips"
+  ((all == 1 || (sizes[0] % 2 == 0 && sizes[1] % 2 == 0))) || fail "--topology=$topology: a host" \
+    "has 2x2 chips, which the first two dims have to be multiples of"
   chips=$((all < 4 ? all : 4))
   hosts=$((all / chips))
   machine=$machine-${chips}t

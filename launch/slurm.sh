@@ -61,6 +61,7 @@ while [ $# -gt 0 ]; do
     --gpus=*) gpus=${1#*=} ;;
     --dry-run) dry_run=1 ;;
     --) shift && break ;;
+    --config* | --workdir*) fail "$1 is a flag of the run: flags of the run come after --" ;;
     *) options+=("$1") ;;
   esac
   shift
@@ -70,6 +71,8 @@ case $verb in
   run)
     [ -n "$nodes" ] || fail "--nodes is missing, such as --nodes=2"
     [ -n "$gpus" ] || fail "--gpus is missing: how many a node has, such as --gpus=8"
+    [[ $nodes =~ ^[1-9][0-9]*$ ]] || fail "--nodes=$nodes: give a number from 1"
+    [[ $gpus =~ ^[1-9][0-9]*$ ]] || fail "--gpus=$gpus: give the number of GPUs of a node"
     shared_disk=1 check_workdir "$@"
     run sbatch "--nodes=$nodes" "--gpus-per-node=$gpus" "${options[@]}" launch/slurm.sh job "$@"
     ;;

@@ -25,22 +25,24 @@ from bert_jax.data.masking import MASKINGS
 from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.model.bilstm import FEATURES
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import check_scheme
 from bert_jax.tasks import task_kind
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 
 _SHARE = Range(0, 1)
 _SWITCH = (False, True)
-_TEXT, _DURATION, _OWN = 'text', 'a duration', 'checked where it is read'
+_TEXT, _PATH, _DURATION = 'text', 'a path', 'a duration'
+_OWN = 'checked where it is read'
 # What each field may be: a range, the values that it may have, or how it is looked at. Fields of
 # the model are in bert_config.py; that a task's section is here, tests/test_config.py holds.
 FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
-    'task': _OWN, 'seed': count(2**31 - 1, least=0), 'init_checkpoint': _TEXT,
+    'task': _OWN, 'seed': count(2**31 - 1, least=0), 'init_checkpoint': _PATH,
     'model.name': _TEXT, 'model.vocab_size': count(2**24, least=0),
     **{f'model.{o.name}': o.kind for o in OPTIONS if o.name != 'vocab_size'},
     **{f'model.{name}': choices for name, choices in COMPUTATION.items()},
-    'data.source': _OWN, 'data.eval_source': _TEXT, 'data.held_out': Range(0, 1, open=')'),
-    'data.vocab_file': _TEXT, 'data.add_tokens': _TEXT, 'data.vocab_size': count(2**24, least=16),
-    'data.lowercase': _SWITCH, 'data.dir': _TEXT, 'data.local_dir': _TEXT, 'data.tfds_dir': _TEXT,
+    'data.source': _OWN, 'data.eval_source': _PATH, 'data.held_out': Range(0, 1, open=')'),
+    'data.vocab_file': _PATH, 'data.add_tokens': _PATH, 'data.vocab_size': count(2**24, least=16),
+    'data.lowercase': _SWITCH, 'data.dir': _PATH, 'data.local_dir': _PATH, 'data.tfds_dir': _PATH,
     'data.max_seq_length': count(2**16), 'data.max_predictions_per_seq': count(2**16, least=0),
     'data.min_sentences': count(10**6), 'data.masked_lm_prob': _SHARE, 'data.mask_rate': _SHARE,
     'data.random_rate': _SHARE, 'data.num_maskings': count(10**6, least=0),
@@ -54,7 +56,7 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'train.eval_batch_size': count(2**18), 'train.max_eval_examples': count(2**40, least=0),
     'train.save_every': _DURATION, 'train.keep_checkpoints': count(10**6),
     'train.log_every': _DURATION, 'train.profile': _OWN, 'train.skip_steps': _OWN,
-    'train.reference': _TEXT, 'train.probe': _TEXT,
+    'train.reference': _PATH, 'train.probe': _PATH,
     'optimizer.name': ('bert_adamw', 'adamw', 'lamb', 'muon'),
     'optimizer.layer_decay': Range(0, 1, open='('),
     'optimizer.learning_rate': Range(0, 1000, open='('), 'optimizer.warmup': _DURATION,
@@ -152,9 +154,14 @@ def _check_field(config: ConfigDict, path: str) -> None:
     elif isinstance(allowed, tuple):
         if value not in allowed:
             raise InputError(f'config.{path}={value!r} is unknown: {nearest(value, allowed)}')
-    elif allowed == _TEXT:
+    elif allowed in (_TEXT, _PATH):
         if not isinstance(value, str) or '\0' in value:
             raise InputError(f'config.{path}={value!r} must be a text')
+        if allowed == _PATH:
+            try:
+                check_scheme(value)
+            except InputError as error:
+                raise InputError(f'config.{path}={error}') from None
     elif allowed == _DURATION:
         _check_duration(value, path)
 

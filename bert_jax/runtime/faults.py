@@ -120,6 +120,12 @@ def answer(
             f'out of memory ({_first_line(chain[0])}): lower the batch size, '
             'config.train.eval_batch_size or the sequence length', 1
         )
+    platforms = os.environ.get('JAX_PLATFORMS')
+    if platforms and any('Unable to initialize backend' in str(fault) for fault in chain):
+        return (
+            f'JAX_PLATFORMS={platforms}: jax finds no such device here ({_first_line(chain[-1])}): '
+            'set JAX_PLATFORMS=cpu to use the CPU, or install jax for the device of this machine', 2
+        )
     for fault in chain:
         if isinstance(fault, UnicodeError):
             return (

@@ -14,6 +14,7 @@ import glob as globbing
 import gzip
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
@@ -30,27 +31,44 @@ os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
 
 from etils.epath import Path
 
+# A URL's scheme: also that of gs:/b/x, which would else be a local folder called `gs:`.
+_SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
+
 
 def as_path(path: str | os.PathLike[str]) -> Path:
     """The path that a user named, local (`~` expanded) or in a bucket, as an `epath.Path`.
 
     Raises:
-      InputError: the bucket cannot be used (it is asked when the first path in it is named), or
-        `~` is nobody's.
+      InputError: a scheme other than gs://, a bucket that cannot be used (it is asked when the
+        first path in it is named), or a `~` of nobody.
     """
+    check_scheme(path)
     if in_bucket(path):
-        scheme, _, rest = os.fspath(path).partition('://')
-        if scheme != 'gs':
-            raise InputError(f'{os.fspath(path)}: buckets are named as gs://BUCKET/PATH')
-        _check_bucket(rest.split('/')[0])
+        _check_bucket(os.fspath(path).split('/')[2])
     if os.fspath(path).startswith('~') and os.path.expanduser(path) == os.fspath(path):
         raise InputError(f"{os.fspath(path)}: there is no user {os.fspath(path).split('/')[0]}")
     return Path(path).expanduser()
 
 
+def check_scheme(path: str | os.PathLike[str]) -> None:
+    """Refuses a URL that is not gs://BUCKET/..., without asking the bucket.
+
+    Raises:
+      InputError: it is another scheme, or names no bucket.
+    """
+    name = os.fspath(path)
+    scheme = _SCHEME.match(name)
+    if scheme and not re.match('gs://[^/]', name):
+        raise InputError(
+            f'{name}: '
+            + ('a path in a bucket is' if scheme[1].lower() == 'gs' else
+               f'{scheme[1]}: is not supported; name a local path, or one in a bucket as')
+            + ' gs://BUCKET/PATH')
+
+
 def in_bucket(path: str | os.PathLike[str]) -> bool:
     """Whether a path is in a bucket rather than on a disk."""
-    return '://' in os.fspath(path)
+    return _SCHEME.match(os.fspath(path)) is not None
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:

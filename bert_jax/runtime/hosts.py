@@ -68,12 +68,14 @@ def connect() -> None:
     if any(given.values()) and not all(given.values()):
         missing = ', '.join(name for name, value in given.items() if not value)
         raise InputError(f'{missing} is not set: name {", ".join(given)}, or none of them')
+    numbers = {name: _whole_number(name) for name in (
+        'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', *(size for size, _ in _TASK_COUNTS))}
     # Hosts of a pod come up minutes apart: the installation is what takes longest.
     patience = 600
     if all(given.values()):
         jax.distributed.initialize(
-            num_processes=int(given['JAX_NUM_PROCESSES'] or 1),
-            process_id=int(given['JAX_PROCESS_ID'] or 0), initialization_timeout=patience,
+            num_processes=numbers['JAX_NUM_PROCESSES'], process_id=numbers['JAX_PROCESS_ID'],
+            initialization_timeout=patience,
         )
     elif not any(name in os.environ for name in _NOTEBOOKS):
         try:
@@ -87,12 +89,26 @@ def connect() -> None:
         # ones would wait for each other on different hosts, for ever.
         jax.config.update('jax_cpu_enable_async_dispatch', False)
     for size, number in _TASK_COUNTS:
-        if (tasks := int(os.environ.get(size) or 1)) > 1 and count() == 1:
+        if (tasks := numbers[size] or 1) > 1 and count() == 1:
             raise InputError(
                 f'this process is task {os.environ.get(number, "?")} of {tasks} ({size}), and '
                 'they have not joined: start one task, or set JAX_COORDINATOR_ADDRESS=HOST:PORT, '
                 'JAX_NUM_PROCESSES and JAX_PROCESS_ID for each'
             )
+
+
+def _whole_number(variable: str) -> int | None:
+    """The number in an environment variable; None where it is not set.
+
+    Raises:
+      InputError: it is no whole number from 0.
+    """
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    if not value.isascii() or not value.isdigit():
+        raise InputError(f'{variable}={value!r} in the environment is not a whole number')
+    return int(value)
 
 
 def check_accelerators() -> None:

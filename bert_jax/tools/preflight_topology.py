@@ -18,7 +18,7 @@ def open_topology(name: str) -> list[Any]:
     Raises:
       InputError: there is no such slice, or no libtpu.
     """
-    match = re.fullmatch(r'(\w+):(\d+(?:x\d+)*)', name)
+    match = re.fullmatch(r'(\w+):([1-9]\d*(?:x[1-9]\d*)*)', name)
     chip = match[1] if match else ''
     if match is None or chip not in _DIMS:
         raise InputError(
@@ -26,7 +26,7 @@ def open_topology(name: str) -> list[Any]:
             'chips, such as v5e:16x16 or v4:4x4x4'
         )
     shape = [int(dim) for dim in match[2].split('x')]
-    if len(shape) != _DIMS[chip] or max(shape) > _LONGEST[chip] or min(shape) < 1:
+    if len(shape) != _DIMS[chip] or max(shape) > _LONGEST[chip]:
         raise InputError(
             f'--topology={name!r}: a slice of {chip} has {_DIMS[chip]} dims of at most '
             f'{_LONGEST[chip]} chips'

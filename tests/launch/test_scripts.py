@@ -183,7 +183,14 @@ def test_gke(standins, topology, accelerator, hosts, chips, machine):
 
 @pytest.mark.parametrize(('script', 'arguments', 'message'), [
     ('gke.sh', ['run', 'bert', '--image=x', '--topology=v9:2', *FLAGS], '--topology=v9:2'),
+    *(('gke.sh', ['run', 'bert', '--image=x', f'--topology={slice}', *FLAGS], f'--topology={slice}')
+      for slice in ('v5e:3x5', 'v4:4x4', 'v5e:08x08', 'v5e:32x2', 'v5e:1x4', 'v4:3x4x4')),
     ('gke.sh', ['run', 'bert', '--image=x', *FLAGS], '--topology is missing'),
+    ('gke.sh', ['run', 'bert', '--image=x', *FLAGS[1:]], 'flags of the run come after --'),
+    ('gke.sh', ['run', 'bert', '--', '--workdir=gs:/b/x'], 'a path in a bucket is gs://BUCKET/PATH'),
+    ('slurm.sh', ['run', 'b', '--nodes=2', '--gpus=eight', *FLAGS], '--gpus=eight'),
+    ('slurm.sh', ['run', 'b', '--nodes=two', '--gpus=8', *FLAGS], '--nodes=two'),
+    ('slurm.sh', ['run', 'b', '--nodes=2', '--gpus=8', *FLAGS[1:]], 'of the run come after --'),
     ('gke.sh', ['run', 'bert', '--topology=v4:2x2x1', *FLAGS], '--image is missing'),
     ('gke.sh', ['run', 'bert', '--', '--workdir=runs/x'], '--workdir=runs/x: the hosts share no'),
     ('gke.sh', ['create', 'bert', '--topology=v4:2x2x1'], '--cluster is missing'),

@@ -106,11 +106,19 @@ def test_what_is_wrong_with_a_bucket_is_said_at_once(bucket, bucket_server, monk
     monkeypatch.setattr(bucket_server, 'faults', {f'/b/{name}/o': 403})
     with pytest.raises(InputError, match=f'^{bucket}: no permission .* Storage Object Admin'):
         files.as_path(f'{bucket}/x')
-    with pytest.raises(InputError, match='^s3://b/x: buckets are named as gs://'):
-        files.as_path('s3://b/x')
     monkeypatch.setitem(sys.modules, 'gcsfs', None)
     with pytest.raises(InputError, match='^gs://other is a bucket, .* pip install gcsfs$'):
         files.as_path('gs://other/x')
+
+
+@pytest.mark.parametrize('path', [
+    'gs://', 'gs:///x', 'gs:/b/x', 'GS://b/x', 's3://b/x', 's3:/b/x', 'hdfs://host/x',
+    'https://storage.googleapis.com/b/x', 'file:///x',
+])
+@pytest.mark.parametrize('use', [files.as_path, files.find, files.check_scheme])
+def test_any_other_scheme_is_refused_at_once(path, use):
+    with pytest.raises(InputError, match=f'^{path}: .* gs://BUCKET/PATH$'):
+        use(path)
 
 
 def test_a_bucket_that_cannot_be_reached(monkeypatch):

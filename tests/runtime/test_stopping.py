@@ -131,6 +131,9 @@ guard.finish()
 
 
 @pytest.mark.parametrize('environment, message', [
+    ({'JAX_NUM_PROCESSES': 'abc', 'JAX_PROCESS_ID': '0', 'JAX_COORDINATOR_ADDRESS': 'x:1'},
+     "JAX_NUM_PROCESSES='abc' in the environment is not a whole number"),
+    ({'SLURM_STEP_NUM_TASKS': '-1'}, "SLURM_STEP_NUM_TASKS='-1'"),
     ({'JAX_NUM_PROCESSES': '2'}, 'JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID is not set'),
     ({'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}, 'is task 3 of 4'),
     ({'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1', 'COLAB_GPU': '1'}, 'is task 1 of 2'),
