@@ -1,12 +1,20 @@
-"""Scores a model on any labelled file, by the task that it was trained on.
+"""Scores a model, or the mean of several, on any labelled file.
 
+    python -m bert_jax.evaluate runs/mine
     python -m bert_jax.evaluate runs/mine --config.data.eval_source=new.csv
-    python -m bert_jax.evaluate runs/squad --config.data.eval_source=dev-v2.0.json --workdir=out
     python -m bert_jax.evaluate DIR --config=configs/glue.py:mrpc --config.data.source=glue
+    python -m bert_jax.evaluate RUN RUN RUN --workdir=runs/ensemble
 
 A run is read as it was trained: its columns, lengths and labels are those of its config.json, and
-every field can be changed with --config.FIELD=VALUE. Of published weights, --config names the task.
-Nothing is trained and the run is not touched. The predictions are written into --workdir (default:
+every field can be changed with --config.FIELD=VALUE. Without config.data.eval_source, the rows are
+scored that training held out. Of weights that are no run of this project, --config names the task.
+
+Several runs are an ensemble (paper, Table 2): the mean of their logits is scored. They have the
+same task, data, vocabulary and windows, and differ in seed, learning rate or pre-trained model.
+Logits are averaged, not probabilities: a softmax over each window of a SQuAD question would make
+its windows incomparable.
+
+Nothing is trained and no run is touched. The predictions are written into --workdir (default:
 runs/evaluate-NAME), the last line on standard output is `result {json}`.
 
 Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
@@ -14,13 +22,17 @@ Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
+import time
+from collections.abc import Sequence
 from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
+import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
@@ -32,25 +44,38 @@ from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.runtime.outputs import open_folder
 
 _USAGE = 'name a run or a model: python -m bert_jax.evaluate RUN --config.data.eval_source=FILE'
+# What decides which examples there are, how they are cut, and what is predicted of them; so does
+# the task's own section.
+_SAME_IN_AN_ENSEMBLE = (
+    'task', 'data.source', 'data.eval_source', 'data.max_seq_length', 'data.lowercase',
+    'data.text', 'data.text_pair', 'data.label', 'data.held_out', 'head', 'labels',
+)
 
 
-def evaluate(config: ConfigDict, model: str, workdir: Path) -> dict[str, float]:
-    """The scores of a model's predictions, which are written too.
+def evaluate(
+    config: ConfigDict, models: Sequence[str], workdir: Path, *, labels_by_position: bool = False
+) -> dict[str, float]:
+    """The scores of a model's predictions, or of the mean of several, which are written too.
 
     Args:
       config: names the task and the data.
-      model: a run directory, a Hugging Face folder or a TF1 checkpoint.
+      models: run directories, Hugging Face folders or TF1 checkpoints.
       workdir: receives the predictions and `result.json`.
+      labels_by_position: whether LABEL_0, LABEL_1, ... of a model are the task's labels in their
+        order, which Hugging Face's default names leave open.
 
     Raises:
-      InputError: the model is of another task, bad data, or `workdir` is a run.
+      InputError: a model is of another task or lacks a parameter, the models do not belong
+        together, bad data, or `workdir` is a run.
     """
     import jax
     import optax
 
     from bert_jax.tasks import task_kind
+    from bert_jax.tasks.base import ScoredModel
     from bert_jax.train.experiment import open_task
     from bert_jax.train.program import model_config, open_mesh
+    from bert_jax.train.report import duration
     from bert_jax.train.state import init_state
     from bert_jax.train.warm_start import warm_start
     from bert_jax.weights.load import load_weights
@@ -64,34 +89,115 @@ def evaluate(config: ConfigDict, model: str, workdir: Path) -> dict[str, float]:
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
     if jax.process_index() == 0:
         open_folder(workdir, '--workdir', lambda folder: (folder / 'result.json').exists())
-    published = load_weights(model, any_head=True)
-    config = complete(config, published)
-    with config.unlocked():  # of a training that is not to be
-        config.train.steps, config.train.batch_size = 1, jax.device_count()
-        config.train.accumulation_steps = 1
-        own: Any = config.get(config.task)
-        if own is not None and 'windows' in own:
-            own.windows = own.windows or published.inference.get('windows', '')
-    mesh = open_mesh(config, jax.devices())
-    task: Any = open_task(config, published.labels)
-    if task.head != published.head:
-        raise InputError(
-            f'{published.source} has the head {published.head!r}, and config.task={config.task!r} '
-            f'is scored with {task.head!r}: name a model that was trained for it'
+    thresholds = _check_ensemble(models)
+    task: Any = None
+    mesh: Any = None
+    vocabulary = None
+    outputs: list[dict[str, np.ndarray]] = []
+    started = time.monotonic()
+    for number, model in enumerate(models, 1):
+        published = load_weights(model, any_head=True)
+        completed = complete(config, published)
+        if task is None:
+            with completed.unlocked(), completed.ignore_type():  # of a training that is not to be
+                completed.train.steps, completed.train.batch_size = 1, jax.device_count()
+                completed.train.accumulation_steps = 1
+                own: Any = completed.get(config.task)
+                if own is not None and 'windows' in own:
+                    own.windows = own.windows or published.inference.get('windows', '')
+            mesh = open_mesh(completed, jax.devices())
+            inference = dict(published.inference)
+            if thresholds:
+                inference['null_threshold'] = sum(thresholds) / len(thresholds)
+            by_position = labels_by_position and _has_default_labels(published.labels)
+            task = open_task(completed, ScoredModel(
+                () if by_position else published.labels, inference))
+            vocabulary = published.vocab_file
+        if task.head != published.head:
+            raise InputError(
+                f'{published.source} has the head {published.head!r}, and '
+                f'config.task={config.task!r} is scored with {task.head!r}: name a model that was '
+                'trained for it'
+            )
+        if labels_by_position:
+            published = _named_by_position(published, task.labels)
+        if number > 1 and _content(published.vocab_file) != _content(vocabulary):
+            raise InputError(f'{published.vocab_file} is not the vocabulary of {models[0]}')
+        bert = model_config(completed, task.vocab_size, mesh)
+        objective = task.objective(bert)
+        fresh = init_state(objective, optax.identity(), mesh, 0).params
+        params = warm_start(
+            published, fresh, bert, head=task.head, labels=task.labels,
+            vocab_file=task.vocab_path, whole=True,
         )
-    bert = model_config(config, task.vocab_size, mesh)
-    objective = task.objective(bert)
-    fresh = init_state(objective, optax.identity(), mesh, 0).params
-    params = warm_start(
-        published, fresh, bert, head=task.head, labels=task.labels, vocab_file=task.vocab_path)
-    outputs = [predict(params) for predict in task.predictors(objective, mesh)]
+        found = [predict(params) for predict in task.predictors(objective, mesh)]
+        if len(models) == 1:
+            outputs = found
+            break
+        outputs = outputs or [dict.fromkeys(of_set, np.zeros(())) for of_set in found]
+        for mean, of_set in zip(outputs, found, strict=True):
+            for name, x in of_set.items():
+                mean[name] = mean[name] + x.astype(np.float64) / len(models)
+        left = (time.monotonic() - started) / number * (len(models) - number)
+        line = '  '.join(f'{name} {x:.4f}' for name, x in task.score(found).items())
+        print(f'{model}: {line}  eta {duration(left)}', flush=True)
     scores = {f'eval/{name}': value for name, value in task.score(outputs).items()}
     if jax.process_index() == 0:
         task.write(outputs, workdir)
-        write_whole(workdir / 'result.json', json.dumps(
-            {'model': str(model), 'source': config.data.eval_source or str(config.data.source),
-             **scores}, indent=1) + '\n')
+        write_whole(workdir / 'result.json', json.dumps({
+            'task': config.task, 'models': [str(model) for model in models],
+            'source': config.data.eval_source or str(config.data.source), **scores,
+        }, indent=1) + '\n')
     return scores
+
+
+def _has_default_labels(labels: Sequence[str]) -> bool:
+    """Whether labels are Hugging Face's defaults, which say nothing of what they mean."""
+    return bool(labels) and all(label == f'LABEL_{i}' for i, label in enumerate(labels))
+
+
+def _named_by_position(published: Any, labels: Sequence[str]) -> Any:
+    if not _has_default_labels(published.labels):
+        raise InputError(
+            f"--labels_by_position: {published.source} has labels of its own "
+            f"({', '.join(published.labels[:5]) or 'none'}): leave the flag out"
+        )
+    if len(labels) != len(published.labels):
+        raise InputError(
+            f'--labels_by_position: {published.source} has {len(published.labels)} labels, the '
+            f"task {len(labels)} ({', '.join(labels[:5])})"
+        )
+    return dataclasses.replace(published, labels=tuple(labels))
+
+
+def _content(vocab_file: Path | None) -> bytes:
+    return b'' if vocab_file is None else vocab_file.read_bytes()
+
+
+def _check_ensemble(models: Sequence[str]) -> list[float]:
+    """The thresholds of no answer that several runs bring; refuses runs that do not fit together.
+
+    Raises:
+      InputError: a field that has to be the same differs, or one is no run.
+    """
+    from bert_jax.tasks import task_kind
+    from bert_jax.train.run_directory import read_run_fields
+
+    if len(models) == 1:
+        return []
+    runs = [read_run_fields(as_path(model)) for model in models]
+    first = runs[0]
+    section = task_kind(first['task']).section if first.get('task') else ''
+    sections = [name for name in first if section and name.startswith(f'{section}.')]
+    for model, fields in zip(models, runs, strict=True):
+        for name in (*_SAME_IN_AN_ENSEMBLE, *sections):
+            if first.get(name) != fields.get(name):
+                raise InputError(
+                    f'{models[0]} has {name}={first.get(name)!r}, {model} has '
+                    f'{fields.get(name)!r}: an ensemble is of runs on the same examples'
+                )
+    thresholds = [fields.get('inference.null_threshold') for fields in runs]
+    return [x for x in thresholds if x is not None] if None not in thresholds else []
 
 
 def main(argv: list[str]) -> None:
@@ -102,26 +208,35 @@ def main(argv: list[str]) -> None:
         return
     values = flags.FlagValues()
     flags.DEFINE_string('workdir', None, 'Receives the predictions.', flag_values=values)
+    flags.DEFINE_boolean(
+        'labels_by_position', False,
+        "LABEL_0, LABEL_1, ... of the model are the task's labels in their order.",
+        flag_values=values)
     models = [argument for argument in argv[1:] if not argument.startswith('-')]
     with error_boundary():
-        if len(models) != 1:
+        if not models:
             raise InputError(_USAGE)
-        model = as_path(models[0])
+        first = as_path(models[0])
         named = any(a.split('=')[0].lstrip('-') == 'config' for a in argv)
+        fields = {} if named or not (first / 'checkpoints').is_dir() else read_run_fields(first)
         if named:
             define_config(values, argv)
-        elif (model / 'checkpoints').is_dir():
-            config = data_config_of(read_run_fields(model))
+        elif fields.get('task'):
+            config = data_config_of(fields)
             config.data.vocab_file, config.data.add_tokens = '', ''  # its own
             define_overrides(config, values, argv)
         else:
             raise InputError(
-                f'{model} is no run, so --config has to name its task, such as '
-                '--config=configs/glue.py:mrpc'
+                f'{first} does not say its task ('
+                + ('it was converted' if fields else 'it is no run of this project')
+                + '), so --config has to, such as --config=configs/glue.py:mrpc'
             )
         parse_flags(argv, values)
-        workdir = values['workdir'].value or f'runs/evaluate-{model.name}'
-        scores = evaluate(values['config'].value, models[0], as_path(workdir))
+        workdir = values['workdir'].value or f'runs/evaluate-{first.name}'
+        scores = evaluate(
+            values['config'].value, models, as_path(workdir),
+            labels_by_position=bool(values['labels_by_position'].value),
+        )
         print(f'predictions: {workdir}')
         print('result ' + json.dumps(scores))
 

@@ -219,8 +219,9 @@ def read_tagged_file(
     """All sentences of one file with tags of any set.
 
     Args:
-      path: `.jsonl`, an object a sentence with a list of words and one of tags; or a word first
-        and its tag last in a line, empty lines between sentences. Plain or `.gz`.
+      path: `.jsonl`, an object a sentence with a list of words and one of tags, all of one
+        document; or a word first and its tag last in a line, empty lines between sentences. Plain
+        or `.gz`.
       words, tags: fields of the objects.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
 
@@ -246,8 +247,9 @@ def read_tagged_file(
         words=[word for some, _ in found for word in some],
         tags=normal_tags([tag for _, their in found for tag in their], offsets),
         lines=np.repeat(np.array(lines, np.int64), lengths),
-        sentence_offsets=offsets, documents=np.arange(len(found)), num_skipped=num_skipped,
-        source=path,
+        # As a file of words without -DOCSTART- lines: one document.
+        sentence_offsets=offsets, documents=np.zeros(len(found), np.int64),
+        num_skipped=num_skipped, source=path,
     )
 
 

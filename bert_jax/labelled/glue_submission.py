@@ -63,9 +63,10 @@ def find_predictions(folder: str) -> dict[str, str]:
 
 
 def _run_task(folder: Path) -> str:
-    """The task of a run's directory, as its description says; '' of another folder."""
-    path = folder / 'config.json'
-    if not path.is_file():
+    """The task of a run's directory or an evaluation's, as it says; '' of another folder."""
+    path = next((folder / name for name in ('config.json', 'result.json')
+                 if (folder / name).is_file()), None)
+    if path is None:
         return ''
     try:
         return str(json.loads(path.read_text(encoding='utf-8'))['task'])

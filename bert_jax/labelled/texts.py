@@ -169,6 +169,7 @@ class LearntNames:
       several: whether an example has any number of labels: a list in JSON lines, else names
         between `separator`s.
       names: in the order of their ids; numbers by size, else by the alphabet.
+      met: all names of the file that was read last.
       unseen: those met after training's, which count as errors.
     """
 
@@ -177,19 +178,21 @@ class LearntNames:
     ):
         self.several, self.separator = several, separator
         self.names = names
+        self.met: set[str] = set()
         self.unseen: set[str] = set()
 
     def __call__(self, path: str, lines: Sequence[int], labels: Sequence[Any]) -> np.ndarray:
         found = [self._parts(path, line, label) for line, label in zip(lines, labels, strict=True)]
+        self.met = {name for names in found for name in names}
         if not self.names:
-            self.names = _in_order({name for names in found for name in names})
+            self.names = _in_order(self.met)
             if len(self.names) < 2 - self.several:
                 raise InputError(
                     f"{path} has one label, {', '.join(self.names) or 'none'}: there is nothing "
                     'to learn; is config.data.label the right column?'
                 )
         index = {name: i for i, name in enumerate(self.names)}
-        self.unseen |= {name for names in found for name in names} - set(index)
+        self.unseen |= self.met - set(index)
         if not self.several:
             return np.array([index.get(name, UNKNOWN) for (name,) in found], np.int32)
         marks = np.zeros((len(found), len(index)), np.float32)

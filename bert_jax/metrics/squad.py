@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from bert_jax.runtime.errors import InputError
 
+# A threshold of no answer: no question is answered. Odds are differences of logits, far above it.
+NEVER_ANSWER = -1e9
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
 _WITHOUT_PUNCTUATION = str.maketrans('', '', string.punctuation)
 
@@ -72,15 +74,14 @@ def best_null_threshold(
 ) -> float:
     """The `null_threshold` that is best for F1, as `best_f1_thresh` of the official script.
 
-    But where no answer to any question is best, it is below all odds: the official script then
-    names 0, which is right for the probabilities that it expects, not for odds that may be
-    negative.
+    But where no answer to any question is best, it is NEVER_ANSWER: the official script then names
+    0, which is right for the probabilities that it expects, not for odds that may be negative.
     """
     _, f1 = _raw_scores(predictions, answers)
     gains = _gains(f1, predictions, answers)
     none = float(sum(not texts for texts in answers.values()))
     _, threshold = _best_threshold(gains, null_odds, none)
-    return min(null_odds.values()) - 1.0 if threshold is None else threshold
+    return NEVER_ANSWER if threshold is None else threshold
 
 
 def _overlap(gold: Sequence[str], predicted: Sequence[str]) -> float:

@@ -79,13 +79,26 @@ class Task(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class ScoredModel:
+    """What a task has to know of a model that is only scored, not trained.
+
+    Attributes:
+      labels: of its head, by id; empty where it has none, or where the task's own are meant.
+      inference: how its predictions are made (`Weights.inference`).
+    """
+
+    labels: tuple[str, ...] = ()
+    inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskKind:
     """A task by its name, as its module declares it.
 
     Attributes:
       name: of the task in configs.
-      open: reads the data of a completed config; with the labels of a model that is only
-        evaluated (a tuple, maybe empty), nothing that is trained on.
+      open: reads the data of a completed config; for a model that is only scored, nothing that is
+        trained on.
       section: name of its own section of the config; empty: it has none.
       fields: defaults of the section.
       phased: whether the run may have several phases, of rows with masked positions.
@@ -93,7 +106,7 @@ class TaskKind:
     """
 
     name: str
-    open: Callable[[ConfigDict, tuple[str, ...] | None], Task]
+    open: Callable[[ConfigDict, ScoredModel | None], Task]
     section: str = ''
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     phased: bool = False

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from bert_jax.labelled import tabular
 from bert_jax.labelled.texts import Columns, TextExamples, known_names, read_texts
 from bert_jax.runtime.files import as_path
-from bert_jax.tasks.base import TaskKind, register
+from bert_jax.tasks.base import ScoredModel, TaskKind, register
 from bert_jax.tasks.labelled import (
     LabelledTask,
     one_source,
@@ -22,7 +22,7 @@ _COLUMNS = Columns(('question', 'passage'), 'label', 'idx')
 _LABELS = ('false', 'true')
 
 
-def open_boolq(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
+def open_boolq(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on train.jsonl, scored on val.jsonl, predicting test.jsonl where it is there."""
     def read(path: str, labelled: bool = True) -> TextExamples:
         return read_texts(
@@ -34,7 +34,7 @@ def open_boolq(config: ConfigDict, known: tuple[str, ...] | None = None) -> Labe
         text_task, config, open_tokenization(config), head='classification', labels=_LABELS,
         metrics=('accuracy',),
     )
-    if known is not None and config.data.eval_source:
+    if scored is not None and config.data.eval_source:
         mine = read(str(as_path(config.data.eval_source)))
         return task(train=None, evaluated={'dev': mine}, predicted={})
     refuse_eval_source(config, 'val.jsonl of the folder')
@@ -44,7 +44,7 @@ def open_boolq(config: ConfigDict, known: tuple[str, ...] | None = None) -> Labe
         if split != 'test' or tabular.find_files(folder, ['test'], ['jsonl'])
     }
     return task(
-        train=read(files['train']) if known is None else None,
+        train=read(files['train']) if scored is None else None,
         evaluated={'dev': read(files['val'])},
         predicted={'test': read(files['test'], labelled=False)} if 'test' in files else {},
     )

@@ -11,7 +11,7 @@ from bert_jax.labelled import glue
 from bert_jax.labelled.texts import TextExamples
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
-from bert_jax.tasks.base import TaskKind, register
+from bert_jax.tasks.base import ScoredModel, TaskKind, register
 from bert_jax.tasks.labelled import (
     LabelledTask,
     one_source,
@@ -23,22 +23,22 @@ from bert_jax.tasks.texts import text_task
 
 
 def open_glue(
-    name: str, config: ConfigDict, known: tuple[str, ...] | None = None
+    name: str, config: ConfigDict, scored: ScoredModel | None = None
 ) -> LabelledTask:
     """Trained on train, scored on dev, predicting test where it is there.
 
     MNLI is scored on both dev sets, and predicts the diagnostic set too.
     """
     task = glue.GLUE_TASKS[name]
-    if known is not None and config.data.eval_source:
+    if scored is not None and config.data.eval_source:
         mine = glue.read_glue_file(
             name, str(as_path(config.data.eval_source)), max_malformed=config.data.max_malformed)
         return _task(config, task, None, {'dev': mine}, {})
     refuse_eval_source(config, 'the dev files of the folder')
     dev, test = [s for s in task.splits if 'dev' in s], [s for s in task.splits if 'test' in s]
-    train = _read(config, name, 'train') if known is None else None
+    train = _read(config, name, 'train') if scored is None else None
     evaluated = {s: found for s in dev if (found := _read(config, name, s)) is not None}
-    untrained = known is None and train is None
+    untrained = scored is None and train is None
     if untrained or dev[0] not in evaluated:
         raise InputError(
             f"config.data.source has no {'train' if untrained else dev[0]} split of {name}: "

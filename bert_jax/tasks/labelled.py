@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from bert_jax.data.prepared import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.labelled.packed import packed_batch
 from bert_jax.labelled.packing import Plan, Units, plan_steps
+from bert_jax.labelled.split import held_out
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import OBJECTIVES, Objective
@@ -272,6 +273,67 @@ def one_source(config: ConfigDict, meaning: str) -> str:
             f'config.data.source={source!r}: config.task={config.task!r} needs {meaning}'
         )
     return str(as_path(source))
+
+
+def own_files(
+    config: ConfigDict, read: Callable[[str], Any], contents: Callable[[Any], Sequence[str]], *,
+    meaning: str, what: str, training: bool,
+) -> tuple[Any, Any]:
+    """What is trained on (None unless `training`) and what is scored, of files of your own.
+
+    Without `data.eval_source` the examples that a hash holds out of `data.source` are scored, by a
+    training and by every later evaluation alike.
+
+    Args:
+      config: of the run.
+      read: from a path to its examples, which have `take(rows)`.
+      contents: the text of each example, whose hash decides.
+      meaning: what `data.source` has to be, for messages.
+      what: the examples' name, for messages.
+      training: whether a model is trained.
+
+    Raises:
+      InputError: a file cannot be read, or nothing would be held out.
+    """
+    d = config.data
+    source = one_source(config, meaning)
+    if d.eval_source:
+        train = read(source) if training else None
+        dev = read(str(as_path(d.eval_source)))
+        if not training:
+            say(f'scored: all {len(dev):,} {what} of {d.eval_source}')
+        return train, dev
+    whole = read(source)
+    out = held_out(contents(whole), d.held_out, source)
+    train, dev = whole.take(np.flatnonzero(~out)), whole.take(np.flatnonzero(out))
+    if training:
+        say(f'{len(dev):,} of {len(whole):,} {what} are held out for evaluation')
+        return train, dev
+    say(f'scored: the {len(dev):,} of {len(whole):,} {what} of {source} that training held out '
+        f'(config.data.held_out={d.held_out}); for all of a file, name it as '
+        'config.data.eval_source')
+    return None, dev
+
+
+def check_labels_known(source: str, there: Collection[str], known: Collection[str]) -> None:
+    """Refuses to score a model on a file that shares no label with it: every score would be 0.
+
+    Args:
+      source: the file, for the message.
+      there: its labels.
+      known: the model's.
+
+    Raises:
+      InputError: they have none in common.
+    """
+    if set(there) & set(known):
+        return
+    raise InputError(
+        f"{source} has the labels {', '.join(sorted(there)[:5])}, the model "
+        f"{', '.join(sorted(known)[:5])}: none is the same; name the columns with config.data.text "
+        'and config.data.label, or, if only the names differ, add --labels_by_position to '
+        'bert_jax.evaluate'
+    )
 
 
 def refuse_eval_source(config: ConfigDict, instead: str) -> None:

@@ -10,26 +10,31 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import nearest
-from bert_jax.labelled.split import held_out
 from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.labelled.texts import Columns, Convert, LearntNames, TextExamples, numbers, read_texts
 from bert_jax.metrics.labels import METRICS
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks.base import TaskKind, register
-from bert_jax.tasks.labelled import LabelledTask, one_source, open_tokenization
+from bert_jax.tasks.base import ScoredModel, TaskKind, register
+from bert_jax.tasks.labelled import (
+    LabelledTask,
+    check_labels_known,
+    open_tokenization,
+    own_files,
+)
 from bert_jax.tasks.texts import text_task
 
 
 def open_classification(
-    config: ConfigDict, known: tuple[str, ...] | None = None
+    config: ConfigDict, scored: ScoredModel | None = None
 ) -> LabelledTask:
     """Labels are learnt from the training file."""
     own = config.classification
-    names = LearntNames(own.multi_label, own.separator, known or ())
-    train, dev = _read(config, names, known)
+    names = LearntNames(own.multi_label, own.separator, scored.labels if scored else ())
+    train, dev = _read(config, names, scored)
     shown = dev if train is None else train
+    if names.unseen:
+        check_labels_known(dev.source, names.met, names.names)
     labels = shown.labelled()
     counts = labels.sum(axis=0).astype(int) if own.multi_label else np.bincount(
         labels[labels >= 0], minlength=len(names.names))
@@ -45,10 +50,10 @@ def open_classification(
 
 
 def open_regression(
-    config: ConfigDict, known: tuple[str, ...] | None = None
+    config: ConfigDict, scored: ScoredModel | None = None
 ) -> LabelledTask:
     """The label is a number."""
-    train, dev = _read(config, numbers(), known)
+    train, dev = _read(config, numbers(), scored)
     labels = (dev if train is None else train).labelled()
     say(f'numbers from {labels.min():g} to {labels.max():g}, mean {labels.mean():g}, deviation '
         f'{labels.std():g}')
@@ -57,25 +62,22 @@ def open_regression(
 
 
 def _read(
-    config: ConfigDict, convert: Convert, known: tuple[str, ...] | None
+    config: ConfigDict, convert: Convert, scored: ScoredModel | None
 ) -> tuple[TextExamples | None, TextExamples]:
-    """What is trained on (None where `known` labels are evaluated), and what is scored."""
+    """What is trained on (None where a model is only scored), and what is scored."""
     d = config.data
     columns = Columns((d.text, *([d.text_pair] if d.text_pair else [])), d.label)
-    source = one_source(config, 'a .csv, .tsv or .jsonl file')
-    if known is not None:
-        path = str(as_path(d.eval_source or source))
-        return None, read_texts(path, columns, convert, max_malformed=d.max_malformed)
-    train = read_texts(source, columns, convert, max_malformed=d.max_malformed)
-    if d.eval_source:
-        dev = read_texts(
-            str(as_path(d.eval_source)), columns, convert, max_malformed=d.max_malformed)
-    else:
-        pairs = zip(train.text_a, train.text_b or train.text_a)
-        out = held_out(['\n'.join(pair) for pair in pairs], d.held_out, source)
-        train, dev = train.take(np.flatnonzero(~out)), train.take(np.flatnonzero(out))
-        say(f'{len(dev):,} of {len(dev) + len(train):,} examples are held out for evaluation')
-    return train, dev
+
+    def read(path: str) -> TextExamples:
+        return read_texts(path, columns, convert, max_malformed=d.max_malformed)
+
+    def contents(examples: TextExamples) -> list[str]:
+        return ['\n'.join(x) for x in zip(examples.text_a, examples.text_b or examples.text_a)]
+
+    return own_files(
+        config, read, contents, meaning='a .csv, .tsv or .jsonl file', what='examples',
+        training=scored is None,
+    )
 
 
 def _task(

@@ -28,7 +28,7 @@ from bert_jax.model.objectives import Pretraining
 from bert_jax.predict.engine import Engine
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.tasks.base import TaskKind, register
+from bert_jax.tasks.base import ScoredModel, TaskKind, register
 from bert_jax.tasks.probe import open_probe
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.gates import Gates
@@ -49,8 +49,8 @@ class PretrainTask:
     keeps_best = False
     inference: Mapping[str, Any] = {}
 
-    def __init__(self, config: ConfigDict, labels: tuple[str, ...] | None = None):
-        del labels  # its data is opened alike for training and for evaluation
+    def __init__(self, config: ConfigDict, scored: ScoredModel | None = None):
+        del scored  # its data is opened alike for training and for evaluation
         if config.model.causal and config.data.next_sentence:
             raise InputError(
                 'config.model.causal=True with config.data.next_sentence=True: [CLS] sees nothing '

@@ -17,7 +17,8 @@ from bert_jax.labelled.squad_writer import write_predictions
 from bert_jax.metrics.squad import best_null_threshold, squad_scores
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, in_bucket
-from bert_jax.tasks.base import TaskKind, register
+from bert_jax.runtime.hosts import say
+from bert_jax.tasks.base import ScoredModel, TaskKind, register
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
@@ -31,7 +32,7 @@ _NUMBERS = {'v1': '1.1', 'v2': '2.0'}
 
 
 def open_squad(
-    version: str, config: ConfigDict, known: tuple[str, ...] | None = None
+    version: str, config: ConfigDict, scored: ScoredModel | None = None
 ) -> LabelledTask:
     """The units are windows, and an epoch is all of them.
 
@@ -48,10 +49,15 @@ def open_squad(
             max_question_length=own['max_query_length'], training=training, **t.vocab.ends,
         )
 
-    scorer = _Scorer(*windows(training=False), version, t)
+    threshold = scored.inference.get('null_threshold') if scored and version == 'v2' else None
+    if scored and version == 'v2':
+        say('scored with the threshold of no answer that '
+            + (f'the model brings, {threshold:g}' if threshold is not None else
+               'is best for F1 on these very questions, as the model brings none'))
+    scorer = _Scorer(*windows(training=False), version, t, threshold)
     scorer.examples.gold_texts()  # rather now than after an epoch
     train = None
-    if known is None:
+    if scored is None:
         _, found = windows(training=True)
         train = Units(found.sequences, positions={
             'start_positions': found.start_positions, 'end_positions': found.end_positions,
@@ -66,10 +72,20 @@ def open_squad(
 
 @dataclasses.dataclass(frozen=True)
 class _Scorer:
+    """Scores and writes answers.
+
+    Attributes:
+      examples, windows: what is predicted.
+      version: 'v1' or 'v2'.
+      tokenization: of the windows.
+      threshold: 'v2': odds of no answer above it empty an answer; None: it is tuned on `examples`.
+    """
+
     examples: squad.SquadExamples
     windows: SquadWindows
     version: str
     tokenization: Tokenization
+    threshold: float | None
 
     def _predict(self, outputs: dict[str, np.ndarray]) -> list[Prediction]:
         return predict_answers(
@@ -79,14 +95,16 @@ class _Scorer:
         )
 
     def _scores(self, predictions: list[Prediction]) -> dict[str, float]:
-        """Official scores; those of v2 at the threshold that is best for F1 on these questions."""
+        """Official scores; `best_f1` of v2 is at the threshold that is best for these questions."""
         ids = self.examples.ids
         answers = self.examples.gold_texts()
         texts = final_texts(ids, predictions)
         if self.version == 'v1':
             return squad_scores(texts, answers, version='v1')
         odds = {name: found.null_odds for name, found in zip(ids, predictions, strict=True)}
-        threshold = best_null_threshold(texts, answers, odds)
+        threshold = self.threshold
+        if threshold is None:
+            threshold = best_null_threshold(texts, answers, odds)
         scores = squad_scores(
             texts, answers, version='v2', null_odds=odds, null_threshold=threshold
         )

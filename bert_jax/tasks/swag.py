@@ -8,7 +8,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.labelled.packing import Units
-from bert_jax.labelled.split import held_out
 from bert_jax.labelled.swag import (
     SwagExamples,
     read_choices,
@@ -19,8 +18,7 @@ from bert_jax.labelled.swag import (
 from bert_jax.metrics.labels import accuracy
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
-from bert_jax.runtime.hosts import say
-from bert_jax.tasks.base import TaskKind, register
+from bert_jax.tasks.base import ScoredModel, TaskKind, register
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
@@ -28,10 +26,11 @@ from bert_jax.tasks.labelled import (
     Outputs,
     one_source,
     open_tokenization,
+    own_files,
 )
 
 
-def open_swag(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
+def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """SWAG or a set in its style: trained on train, scored on dev (see `labelled.swag`)."""
     kind = {'max_malformed': config.data.max_malformed}
     eval_source = config.data.eval_source
@@ -45,10 +44,10 @@ def open_swag(config: ConfigDict, known: tuple[str, ...] | None = None) -> Label
         return read_swag(source, split, **kind)
 
     dev = read('dev')
-    return _task(config, read('train') if known is None else None, dev)
+    return _task(config, read('train') if scored is None else None, dev)
 
 
-def open_choices(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
+def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Your own file, columns by name."""
     d = config.data
     choices = [name.strip() for name in d.choices.split(',') if name.strip()]
@@ -57,18 +56,12 @@ def open_choices(config: ConfigDict, known: tuple[str, ...] | None = None) -> La
             "config.data.choices='': name the columns of the choices, between commas, or the one "
             'of JSON lines that holds a list of them'
         )
-    source = one_source(config, 'a .csv, .tsv or .jsonl file')
     read = functools.partial(
         read_choices, text=d.text, choices=choices, label=d.label, max_malformed=d.max_malformed)
-    if known is not None:
-        return _task(config, None, read(str(as_path(d.eval_source or source))))
-    train = read(source)
-    if d.eval_source:
-        return _task(config, train, read(str(as_path(d.eval_source))))
-    out = held_out(train.context, d.held_out, source)
-    train, dev = train.take(np.flatnonzero(~out)), train.take(np.flatnonzero(out))
-    say(f'{len(dev):,} of {len(dev) + len(train):,} questions are held out for evaluation')
-    return _task(config, train, dev)
+    return _task(config, *own_files(
+        config, read, lambda examples: examples.context, meaning='a .csv, .tsv or .jsonl file',
+        what='questions', training=scored is None,
+    ))
 
 
 def _task(config: ConfigDict, train: SwagExamples | None, dev: SwagExamples) -> LabelledTask:

@@ -12,7 +12,6 @@ from bert_jax.config import model_sizes
 from bert_jax.labelled import conll
 from bert_jax.labelled.conll import ConllExamples
 from bert_jax.labelled.packing import Units
-from bert_jax.labelled.split import held_out
 from bert_jax.labelled.word_windows import ConllWindows, conll_windows
 from bert_jax.metrics.conll import are_entities, conll_scores, write_conll
 from bert_jax.metrics.labels import accuracy, macro_f1
@@ -20,14 +19,16 @@ from bert_jax.model.bilstm import FEATURES
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks.base import TaskKind, register
+from bert_jax.tasks.base import ScoredModel, TaskKind, register
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
     LabelledTask,
     Outputs,
+    check_labels_known,
     one_source,
     open_tokenization,
+    own_files,
     refuse_eval_source,
     tfds_records,
 )
@@ -41,22 +42,23 @@ _FIELDS: Mapping[str, object] = {
 }
 
 
-def open_conll(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
+def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on train, scored on dev, and on test where it is there (`test_f1` and so on)."""
-    if known is not None and config.data.eval_source:
+    if scored is not None and config.data.eval_source:
         mine = conll.read_conll_file(
             str(as_path(config.data.eval_source)), max_malformed=config.data.max_malformed)
-        return _task(config, config.conll, known, None, {'dev': mine}, ('f1',))
+        return _task(
+            config, config.conll, scored.labels or mine.labels, None, {'dev': mine}, ('f1',))
     refuse_eval_source(config, 'eng.testa of the folder')
-    splits = ('train', 'dev', 'test') if known is None else ('dev', 'test')
+    splits = ('train', 'dev', 'test') if scored is None else ('dev', 'test')
     examples = {s: part for s in splits if (part := _read_conll(config, s)) is not None}
     train = examples.pop('train', None)
-    labels = known if train is None else train.labels
-    assert labels is not None
+    labels = (train or examples['dev']).labels if scored is None or not scored.labels else (
+        scored.labels)
     return _task(config, config.conll, labels, train, examples, ('f1',))
 
 
-def open_tagging(config: ConfigDict, known: tuple[str, ...] | None = None) -> LabelledTask:
+def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on `data.source`, scored on `data.eval_source` or on sentences held out of it.
 
     Tags may be of any set: entities are scored by their F1, other tags by the words that are right.
@@ -65,35 +67,43 @@ def open_tagging(config: ConfigDict, known: tuple[str, ...] | None = None) -> La
         'words': config.data.text, 'tags': config.data.label,
         'max_malformed': config.data.max_malformed,
     }
-    source = one_source(config, 'a file with a word and its tag in each line, or JSON lines')
-    if known is not None:
-        dev = conll.read_tagged_file(str(as_path(config.data.eval_source or source)), **kind)
-        return _task(config, config.tagging, known, None, {'dev': dev}, _metrics(known, dev.tags))
-    train = conll.read_tagged_file(source, **kind)
-    if config.data.eval_source:
-        dev = conll.read_tagged_file(str(as_path(config.data.eval_source)), **kind)
-    else:
-        out = held_out(train.sentences(), config.data.held_out, source)
-        train, dev = train.take(np.flatnonzero(~out)), train.take(np.flatnonzero(out))
-        say(f'{len(dev):,} of {len(dev) + len(train):,} sentences are held out for evaluation')
+    train, dev = own_files(
+        config, functools.partial(conll.read_tagged_file, **kind), conll.ConllExamples.sentences,
+        meaning='a file with a word and its tag in each line, or JSON lines', what='sentences',
+        training=scored is None,
+    )
+    if train is None:
+        known = scored.labels if scored and scored.labels else dev.labels
+        return _task(config, config.tagging, known, None, {'dev': dev}, _metrics(known))
     counts = dict(zip(*np.unique(train.tags, return_counts=True), strict=True))
     say(f'{len(train):,} sentences, {len(train.words):,} words; tags: ' + ', '.join(
         f'{tag} {n:,}' for tag, n in sorted(counts.items(), key=lambda item: -item[1])[:20]))
     if unseen := sorted(set(dev.tags) - set(train.tags)):
         say(f"note: {', '.join(unseen[:10])} occur in evaluation alone and count as errors")
     return _task(
-        config, config.tagging, train.labels, train, {'dev': dev}, _metrics(train.labels, dev.tags))
+        config, config.tagging, train.labels, train, {'dev': dev}, _metrics(train.labels))
 
 
-def _metrics(*tags: Sequence[str]) -> tuple[str, ...]:
-    """What tags of this kind are scored by; the first picks the best evaluation."""
-    return ('f1',) if are_entities([tag for some in tags for tag in some]) else ('accuracy',)
+def _metrics(tags: Sequence[str]) -> tuple[str, ...]:
+    """What a model of these tags is scored by, whatever the file; the first picks the best."""
+    return ('f1',) if are_entities(tags) else ('accuracy',)
 
 
 def _task(
     config: ConfigDict, own: ConfigDict, labels: tuple[str, ...], train: ConllExamples | None,
     evaluated: Mapping[str, ConllExamples], metrics: Sequence[str],
 ) -> LabelledTask:
+    for examples in evaluated.values():
+        if set(examples.tags) == {'O'}:
+            say(f'warning: {examples.source} has no tag but O: every score but accuracy will be 0')
+            continue
+        check_labels_known(examples.source, set(examples.tags) - {'O'}, set(labels) - {'O'})
+        if metrics[0] == 'f1' and not are_entities(examples.tags):
+            raise InputError(
+                f"{examples.source} has tags such as {_odd_tag(examples.tags)!r}"
+                f", the model entities ({', '.join(labels[:4])}), so that no F1 of entities can be "
+                'computed: write its tags as B-TYPE, I-TYPE and O'
+            )
     t = open_tokenization(config)
     _check_features(config, own.features)
 
@@ -122,6 +132,10 @@ def _task(
             {'features': own.features} if own.features else {}),
         inference={'features': own.features} if own.features else {},
     ))
+
+
+def _odd_tag(tags: Sequence[str]) -> str:
+    return next(tag for tag in tags if not are_entities([tag, 'B-X']))
 
 
 def _check_features(config: ConfigDict, features: str) -> None:

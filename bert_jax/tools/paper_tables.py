@@ -195,7 +195,7 @@ TABLES: Mapping[str, Table] = {
             Row('BERT-Base (single)', 'base', _figures(('squad_v1_em', 'squad_v1'), 80.8, 88.5)),
             _large('BERT-Large (single)', _figures(('squad_v1_em', 'squad_v1'), 84.1, 90.9)),
         ), ('squad_v1_em', 'squad_v1'), ('squad_v1_em', 'squad_v1'),
-        note='Without the rows of ensembles (bert_jax.tools.ensemble) and of TriviaQA.',
+        note='Without the rows of ensembles (bert_jax.evaluate) and of TriviaQA.',
     ),
     '3': Table(
         'Table 3: SQuAD 2.0, dev', (

@@ -21,7 +21,7 @@ from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import STARTED, huge_pages_note
 from bert_jax.tasks import task_kind
-from bert_jax.tasks.base import Task
+from bert_jax.tasks.base import ScoredModel, Task
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.goodput import Goodput
@@ -51,17 +51,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def open_task(config: ConfigDict, labels: tuple[str, ...] | None = None) -> Task:
+def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:
     """The task of a completed config, its data opened.
 
     Args:
       config: of the run.
-      labels: of a model that is only evaluated; None: it is trained.
+      scored: the model, where it is only scored; None: it is trained.
 
     Raises:
       InputError: bad data.
     """
-    return task_kind(config.task).open(config, labels)
+    return task_kind(config.task).open(config, scored)
 
 
 @dataclasses.dataclass(frozen=True)

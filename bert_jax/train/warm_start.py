@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import hosts
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.weights.description import Weights
 from bert_jax.weights.extended import extended
@@ -20,7 +21,7 @@ from bert_jax.weights.placement import place
 
 def warm_start(
     published: Weights, params: Any, bert: ModelConfig, *, head: str, labels: Sequence[str],
-    vocab_file: Path | None,
+    vocab_file: Path | None, whole: bool = False,
 ) -> Any:
     """Published parameters in the place of fresh ones, wherever they belong; it says which.
 
@@ -32,9 +33,11 @@ def warm_start(
       labels: of the head, by id.
       vocab_file: the vocabulary of the model; words that it has more than theirs start at the mean
         of their old pieces.
+      whole: whether nothing may start fresh, as the model is used without training.
 
     Raises:
-      InputError: they are of another model, or its vocabulary is in another order.
+      InputError: they are of another model, its vocabulary is in another order, or, of a model that
+        has to be whole, a parameter would start fresh.
     """
     notes: list[str] = []
     if vocab_file is not None:
@@ -43,6 +46,16 @@ def warm_start(
         published, tree_shapes(params, bert.vocab_size), head=head, labels=labels,
         model=vars(bert),  # asdict would copy the layout, and devices cannot be copied
     )
+    if whole:
+        fresh = [line for line in (*placement.report()[1:], *notes) if 'fresh' in line]
+        if placement.fresh or placement.partly_fresh or notes:
+            raise InputError(
+                f'{published.source} does not have all parameters of this model, which is used '
+                f"without training: {'; '.join(fresh or notes)}"
+                + ('. If its LABEL_0, LABEL_1, ... are this task\'s labels '
+                   f"({', '.join(labels[:5])}) in this order, add --labels_by_position"
+                   if any(label.startswith('LABEL_') for label in published.labels) else '')
+            )
     for line in [*placement.report(), *notes]:
         hosts.say(line)
     found = flat_tree(to_tree(

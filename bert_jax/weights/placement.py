@@ -26,6 +26,7 @@ class Placement:
       params: arrays for the target by our names; a position table may have fewer rows than the
         target's, which are its first ones.
       fresh: names of the target that begin fresh.
+      partly_fresh: whether the last rows of the position table do.
       unused: names of the weights that the target has no place for, and tensors of the files that
         this project has none for.
       notes: what else is to be known, a line each.
@@ -37,6 +38,7 @@ class Placement:
     unused: tuple[str, ...]
     notes: tuple[str, ...]
     source: str
+    partly_fresh: bool = False
 
     def report(self) -> list[str]:
         """A few lines for the user."""
@@ -102,6 +104,7 @@ def place(
         matched, tuple(name for name in shapes if name not in matched),
         tuple(name for name in weights.params if name not in matched) + weights.unused,
         tuple(notes), weights.source,
+        partly_fresh=_POSITIONS in matched and len(matched[_POSITIONS]) < shapes[_POSITIONS][0],
     )
 
 

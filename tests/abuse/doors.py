@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 MODULES = {
     'main': 'bert_jax.main', 'predict': 'bert_jax.predict.__main__', 'convert': 'bert_jax.convert',
     'evaluate': 'bert_jax.evaluate', 'sweep': 'bert_jax.tools.sweep',
-    'ensemble': 'bert_jax.tools.ensemble', 'submission': 'bert_jax.tools.glue_submission',
+    'submission': 'bert_jax.tools.glue_submission',
     'bench': 'bert_jax.tools.bench', 'prepare': 'bert_jax.tools.prepare',
     'preflight': 'bert_jax.tools.preflight', 'report': 'bert_jax.tools.report',
     'paper': 'bert_jax.tools.paper',

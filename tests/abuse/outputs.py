@@ -87,9 +87,10 @@ CASES = [
          r'important\.txt is there already'),
     Case('a report that cannot be written', 'report', f'{{folder}}/run --output {_READ_ONLY}/x',
          r'--output=/proc/1/x'),
-    Case('an ensemble that cannot be written', 'ensemble',
+    Case('an ensemble that cannot be written', 'evaluate',
          f'{{folder}}/cola --workdir={_READ_ONLY}/e', r'--workdir=/proc/1/e'),
-    Case('an ensemble of no run', 'ensemble', '{folder}/notes --workdir={folder}/new', r'notes'),
+    Case('an ensemble of no run', 'evaluate', '{folder}/cola {folder}/notes --workdir={folder}/new',
+         r'notes'),
     Case('an evaluation that cannot be written', 'evaluate',
          f'{{folder}}/cola --workdir={_READ_ONLY}/e', r'--workdir=/proc/1/e'),
     Case('a sweep that is a file', 'sweep', '--config=configs/tiny_pretrain.py '

@@ -17,15 +17,17 @@ import orbax.checkpoint as ocp
 import pytest
 from absl import flags
 
+from bert_jax import convert
 from bert_jax.config import data_config_of
 from bert_jax.config.command_line import define_config, parse_flags
 from bert_jax.config.validation import validate
 from bert_jax.evaluate import evaluate
+from bert_jax.evaluate import main as evaluate_main
+from bert_jax.metrics.squad import NEVER_ANSWER
 from bert_jax.predict import load
 from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.sealed import unsealed
-from bert_jax.tools.ensemble import main as ensemble_main
 from bert_jax.train import experiment
 from bert_jax.train.run_directory import read_run_fields
 from bert_jax.weights.load import load_weights
@@ -112,7 +114,7 @@ def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(
     config = data_config_of(read_run_fields(tmp_path / 'whole'))
     config.data.eval_source = str(glue / 'CoLA' / 'dev.tsv')
     with one_device():
-        again = evaluate(config, str(tmp_path / 'whole'), tmp_path / 'again')
+        again = evaluate(config, [str(tmp_path / 'whole')], tmp_path / 'again')
     assert again['eval/matthews'] == pytest.approx(whole['eval/matthews'], abs=1e-6)
     name = 'dev_predictions.tsv'
     assert (tmp_path / 'again' / name).read_text() == (tmp_path / 'whole' / name).read_text()
@@ -144,8 +146,8 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, tmp_pa
 
     def ensemble(*runs):
         with one_device():
-            return ensemble_main(
-                [*(str(tmp_path / r) for r in runs), f'--workdir={tmp_path}/out'])
+            return evaluate_main(
+                ['evaluate', *(str(tmp_path / r) for r in runs), f'--workdir={tmp_path}/out'])
 
     def n_best(folder):
         return json.loads((tmp_path / folder / 'nbest_predictions.json').read_text())
@@ -154,11 +156,11 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, tmp_pa
         found = [c['start_logit'] for c in n_best(folder)[question] if c['text'] == text]
         return found[0] if found else None
 
-    assert ensemble('0', '0') == 0
+    ensemble('0', '0')
     for question, candidates in n_best('out').items():
         alone = n_best('0')[question]
         assert [c['text'] for c in candidates] == [c['text'] for c in alone]
-    assert ensemble('0', '1') == 0
+    ensemble('0', '1')
     last = capsys.readouterr().out.splitlines()[-1].removeprefix('result ')
     assert {'eval/exact_match', 'eval/f1'} <= set(json.loads(last))
     compared = 0
@@ -170,7 +172,7 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, tmp_pa
                 np.testing.assert_allclose(
                     start_logit('out', question, text), np.mean(apart), atol=1e-4)
     assert compared > 10
-    assert json.loads((tmp_path / 'out' / 'config.json').read_text())['task'] == 'squad_v1'
+    assert json.loads((tmp_path / 'out' / 'result.json').read_text())['task'] == 'squad_v1'
 
     config = tmp_path / '1' / 'config.json'
     said = unsealed(json.loads(config.read_text()), config)
@@ -252,7 +254,7 @@ def test_swag_and_conll_features(pretrained, tmp_path):
     sentences, predicted = ([[x[i] for x in of] for of in cells] for i in (0, 2))
     evaluated = data_config_of(read_run_fields(tmp_path / 'conll_run'))
     with one_device():
-        again = evaluate(evaluated, str(tmp_path / 'conll_run'), tmp_path / 'again')
+        again = evaluate(evaluated, [str(tmp_path / 'conll_run')], tmp_path / 'again')
         found = load(tmp_path / 'conll_run').tag(sentences)
     assert again['eval/f1'] == pytest.approx(result['eval/f1'], abs=1e-6)
     name = 'dev_predictions.txt'
@@ -283,3 +285,123 @@ def test_bad_input_is_one_line(name, pretrained, tmp_path):
     with pytest.raises(InputError, match=message) as error:
         run('--config=configs/glue.py:rte', *model, *args, workdir=tmp_path / 'run')
     assert '\n' not in str(error.value)
+
+
+def evaluated(*args, workdir):
+    """(result, what was printed) of the command."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), one_device():
+        evaluate_main(['evaluate', *(a.replace('configs/', f'{ROOT}/configs/') for a in args),
+                       f'--workdir={workdir}'])
+    return json.loads(said.getvalue().splitlines()[-1].removeprefix('result ')), said.getvalue()
+
+
+OWN = {  # config, file, its rows, further arguments, the metric
+    'classification': ('own.csv', lambda i, rng: f'{sentence(rng)},{"ab"[i % 2]}', (), 'accuracy'),
+    'tagging': ('own.txt', lambda i, rng: '\n'.join(
+        f'{word} {"BO"[i % 2] + "-X" * (i % 2 == 0)}' for word in sentence(rng).split()) + '\n',
+        (), 'f1'),
+    'multiple_choice': (
+        'own.csv', lambda i, rng: f'{sentence(rng)},{sentence(rng)},{sentence(rng)},{i % 2}',
+        ('--config.data.choices=one,two', '--config.data.label=y'), 'accuracy'),
+}
+HEADERS = {'classification': 'text,label', 'multiple_choice': 'text,one,two,y', 'tagging': ''}
+
+
+@pytest.mark.parametrize('task', OWN)
+def test_a_run_is_scored_on_the_rows_that_its_training_held_out(task, pretrained, tmp_path):
+    file, row, further, metric = OWN[task]
+    rng = random.Random(4)
+    lines = [HEADERS[task], *(row(i, rng) for i in range(40))]
+    (tmp_path / file).write_text('\n'.join(line for line in lines if line) + '\n')
+    args = (f'--config=configs/{task}.py', f'--config.data.source={tmp_path}/{file}',
+            '--config.data.held_out=0.3', *further)
+    result, _ = run(
+        *args, f'--config.init_checkpoint={pretrained}', '--config.train.steps=4', *UNPACKED,
+        workdir=tmp_path / 'run')
+    held_out, said = evaluated(str(tmp_path / 'run'), workdir=tmp_path / 'held_out')
+    assert held_out[f'eval/{metric}'] == pytest.approx(result[f'eval/{metric}'], abs=1e-6)
+    assert 'that training held out' in said
+    _, said = evaluated(
+        str(tmp_path / 'run'), f'--config.data.eval_source={tmp_path}/{file}',
+        workdir=tmp_path / 'all')
+    assert 'scored: all 40 ' in said
+    sizes = [len((tmp_path / name / path.name).read_text().splitlines())
+             for name in ('held_out', 'all') for path in (tmp_path / name).glob('*predictions*')]
+    assert sizes[0] < sizes[1]
+
+
+def test_weights_of_another_program_are_scored_whole_or_not_at_all(pretrained, tmp_path, capsys):
+    glue = write_glue(tmp_path / 'glue')
+    config = ('--config=configs/glue.py:cola', f'--config.data.source={glue}')
+    result, _ = run(
+        *config, f'--config.init_checkpoint={pretrained}', *TINY, workdir=tmp_path / 'run')
+    folders = {name: tmp_path / name for name in ('huggingface', 'bert_jax')}
+    for name, folder in folders.items():
+        convert.main([str(tmp_path / 'run'), str(folder), '--to', name])
+    length = '--config.data.max_seq_length=48'
+    for name, folder in folders.items():
+        again, _ = evaluated(str(folder), *config, length, workdir=tmp_path / f'of_{name}')
+        assert again['eval/matthews'] == pytest.approx(result['eval/matthews'], abs=1e-6)
+
+    unnamed = json.loads((folders['huggingface'] / 'config.json').read_text())
+    unnamed |= {'id2label': {'0': 'LABEL_0', '1': 'LABEL_1'},
+                'label2id': {'LABEL_0': 0, 'LABEL_1': 1}}
+    (folders['huggingface'] / 'config.json').write_text(json.dumps(unnamed))
+    args = (str(folders['huggingface']), *config, length)
+    again, _ = evaluated(*args, '--labels_by_position', workdir=tmp_path / 'by_position')
+    assert again['eval/matthews'] == pytest.approx(result['eval/matthews'], abs=1e-6)
+
+    def refused(*args):
+        with pytest.raises(SystemExit, match='2'):
+            evaluated(*args, workdir=tmp_path / 'refused')
+        return capsys.readouterr().err
+
+    assert '--labels_by_position' in refused(*args)
+    assert 'labels of its own' in refused(str(tmp_path / 'run'), '--labels_by_position')
+    assert 'it was converted' in refused(str(folders['bert_jax']))
+    convert.main([str(pretrained), str(tmp_path / 'headless'), '--to', 'huggingface'])
+    assert "has the head 'pretraining'" in refused(str(tmp_path / 'headless'), *config)
+
+
+def test_a_model_is_scored_with_the_threshold_that_it_brings(pretrained, tmp_path):
+    for part in ('train', 'dev'):
+        squad_file(tmp_path / f'{part}-v2.0.json', 'v2')
+    run('--config=configs/squad.py:v2', f'--config.init_checkpoint={pretrained}',
+        f'--config.data.source={tmp_path}', *UNPACKED, workdir=tmp_path / 'run')
+    described = tmp_path / 'run' / 'config.json'
+    fields = unsealed(json.loads(described.read_text()), described)
+    scores = {}
+    for threshold in (NEVER_ANSWER, 1e5):
+        fields['inference']['null_threshold'] = threshold
+        described.write_text(json.dumps(fields))
+        scores[threshold], _ = evaluated(str(tmp_path / 'run'), workdir=tmp_path / 'out')
+        assert scores[threshold]['eval/null_threshold'] == threshold
+        texts = json.loads((tmp_path / 'out' / 'predictions.json').read_text()).values()
+        assert any(texts) == (threshold > 0)
+    assert scores[NEVER_ANSWER]['eval/NoAns_f1'] == 100
+    assert scores[1e5]['eval/NoAns_f1'] == 0
+    assert scores[1e5]['eval/best_f1'] == scores[NEVER_ANSWER]['eval/best_f1']
+
+
+SCHEMES = {
+    'words and tags swapped': ('B-X the\nO a\n\n', 'none is the same'),
+    'another set of tags': ('the DET\na NOUN\n\n', 'none is the same'),
+    'one odd tag': ('the B-X\na NOUN\n\n', 'F1 of entities'),
+}
+
+
+@pytest.mark.parametrize('name', SCHEMES)
+def test_entities_are_not_scored_on_other_tags(name, pretrained, tmp_path, capsys):
+    content, message = SCHEMES[name]
+    (tmp_path / 'own.txt').write_text('the O\nman B-X\nsat O\n\n' * 3 + 'a O\ndog B-X\nran O\n\n')
+    (tmp_path / 'new.txt').write_text(content * 10)
+    args = ('--config=configs/tagging.py', f'--config.init_checkpoint={pretrained}',
+            f'--config.data.source={tmp_path}/own.txt', f'--config.data.eval_source={tmp_path}/')
+    if not (tmp_path / 'run').exists():
+        run(*args[:-1], args[-1] + 'own.txt', '--config.train.steps=1', *UNPACKED,
+            workdir=tmp_path / 'run')
+    with pytest.raises(SystemExit, match='2'):
+        evaluated(str(tmp_path / 'run'), f'--config.data.eval_source={tmp_path}/new.txt',
+                  workdir=tmp_path / 'out')
+    assert message in capsys.readouterr().err
