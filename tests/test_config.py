@@ -1,8 +1,10 @@
 """Every config file resolves to its golden form; values that cannot work are refused in one line.
 
-UPDATE_GOLDEN=1 writes tests/golden/<config>.txt anew.
+tests/golden/defaults.txt has the defaults of all fields, <config>.txt what a config makes of them.
+UPDATE_GOLDEN=1 writes them anew.
 """
 
+import functools
 import importlib.util
 import os
 from pathlib import Path
@@ -84,13 +86,32 @@ def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
     config = complete(config)
     validate(config, num_devices=8)
     parts = phases(config, num_examples=100_000)
-    lines = sorted(flat(experiment.resolve(config, parts, config.data.vocab_size)))
+    lines = sorted(set(flat(experiment.resolve(config, parts, config.data.vocab_size)))
+                   - set(default_lines()))
     lines += [repr(segment) for segment in schedule_segments(config, parts)]
-    golden = ROOT / 'tests' / 'golden' / f"{name.replace(':', '_')}.txt"
+    check_golden(f"{name.replace(':', '_')}.txt", lines)
+
+
+def check_golden(file, lines):
+    golden = ROOT / 'tests' / 'golden' / file
     text = '\n'.join(lines) + '\n'
     if os.environ.get('UPDATE_GOLDEN'):
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+@functools.cache
+def default_lines():
+    config = complete(default_config())
+    config.unlock()
+    config.train.steps = 1
+    resolved = experiment.resolve(config, [], config.data.vocab_size)
+    return sorted(flat(resolved))
+
+
+def test_defaults_are_golden():
+    """A new field changes this file alone: those of configs have what they change."""
+    check_golden('defaults.txt', default_lines())
 
 
 @pytest.mark.parametrize(('name', 'expected'), [

@@ -128,6 +128,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     # your own.
     d.text, d.text_pair, d.label = 'text', '', 'label'  # columns of your own file
     d.choices = ''  # of multiple choice, between commas
+    d.id = ''  # column that names each row in the predictions; empty: rows are counted from 0
     d.packing = True  # several examples a row; scores do not change
     d.max_malformed = 0.01  # share of unusable rows past which reading is an error
 

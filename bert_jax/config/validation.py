@@ -48,8 +48,8 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'data.random_rate': _SHARE, 'data.num_maskings': count(10**6, least=0),
     'data.short_seq_prob': _SHARE, 'data.random_next_prob': _SHARE,
     'data.masking': MASKINGS, 'data.next_sentence': _SWITCH, 'data.text': _TEXT,
-    'data.text_pair': _TEXT, 'data.choices': _TEXT, 'data.label': _TEXT, 'data.packing': _SWITCH,
-    'data.max_malformed': _SHARE,
+    'data.text_pair': _TEXT, 'data.choices': _TEXT, 'data.label': _TEXT, 'data.id': _TEXT,
+    'data.packing': _SWITCH, 'data.max_malformed': _SHARE,
     'train.steps': _DURATION, 'train.batch_size': count(2**22),
     'train.packed_rows': count(2**22, least=0),
     'train.accumulation_steps': count(2**16), 'train.eval_every': _DURATION,
@@ -89,7 +89,8 @@ _OF_PRETRAINING = (
     'train.skip_steps', 'train.reference', 'train.probe',
 )
 _OF_LABELLED_DATA = ('data.packing', 'data.max_malformed', 'model.bilstm')
-_OF_OWN_FILES = ('data.text', 'data.text_pair', 'data.choices', 'data.label', 'data.held_out')
+_OF_OWN_FILES = (
+    'data.text', 'data.text_pair', 'data.choices', 'data.label', 'data.id', 'data.held_out')
 
 
 def check_used(config: ConfigDict) -> None:

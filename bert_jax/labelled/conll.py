@@ -228,11 +228,12 @@ def read_tagged_file(
     Raises:
       InputError: what is wrong with the file.
     """
-    if tabular.format_of(path) != 'jsonl':
+    if tabular.format_of(path) != 'json':
         return read_conll_file(path, max_malformed=max_malformed, any_tags=True)
     rejects = tabular.Rejects(path, max_malformed)
     found, lines = [], []
-    for line, (some, their) in tabular.read_json_lines(path, [words, tags], rejects):
+    rows = tabular.read_rows(path, [words, tags], own=True)
+    for line, (some, their) in rejects.filter(rows):
         if not (isinstance(some, list) and isinstance(their, list) and len(some) == len(their)):
             rejects.add(line, f"'{words}' and '{tags}' are not two lists of one length")
         elif not all(isinstance(word, str) and word.strip() for word in some):

@@ -181,7 +181,7 @@ def read_glue_file(
         rows, a file that is empty or cannot be read.
     """
     task = glue_task(name)
-    json_lines = tabular.format_of(path) == 'jsonl'
+    json_lines = tabular.format_of(path) == 'json'
     return read_texts(
         path, task.json_columns if json_lines else task.table_columns,
         (known_names(task.labels) if task.labels else numbers(0, 5)) if labelled else None,

@@ -85,7 +85,7 @@ def read_predictions(file: str, path: str) -> list[str]:
       InputError: missing or surplus rows, or what is no label of the task.
     """
     rejects = tabular.Rejects(path, 0)
-    rows = list(tabular.read_table(path, ['index', 'prediction'], rejects))
+    rows = list(rejects.filter(tabular.read_rows(path, ['index', 'prediction'])))
     rejects.check(len(rows))
     lines = [line for line, _ in rows]
     ids, values = ([cells[i] for _, cells in rows] for i in (0, 1))

@@ -161,7 +161,8 @@ def part(examples: SwagExamples, split: str, dev_share: float = DEV_SHARE) -> Sw
 
 
 def read_choices(
-    path: str, *, text: str, choices: Sequence[str], label: str, max_malformed: float = 0.01
+    path: str, *, text: str, choices: Sequence[str], label: str, id_column: str = '',
+    max_malformed: float = 0.01,
 ) -> SwagExamples:
     """All questions of your own file.
 
@@ -170,6 +171,7 @@ def read_choices(
       text: column of what comes before the choices.
       choices: their columns; or one, of JSON lines, that holds a list of them, as long in each row.
       label: column that says which is right: the name of its column, or its place from 0.
+      id_column: of what a question is called; empty: its place in the file.
       max_malformed: as of `read_swag_file`.
 
     Raises:
@@ -177,11 +179,13 @@ def read_choices(
         or cannot be read.
     """
     rejects = tabular.Rejects(path, max_malformed)
-    is_jsonl = tabular.format_of(path) == 'jsonl'
-    read = tabular.read_json_lines if is_jsonl else tabular.read_table
     num = 0 if len(choices) == 1 else len(choices)  # as many as the first row has
-    lines, texts, labels = [], [], []
-    for line, (context, *endings, right) in read(path, [text, *choices, label], rejects):
+    lines, ids, texts, labels = [], [], [], []
+    rows = tabular.read_rows(
+        path, [*filter(None, [id_column]), text, *choices, label], own=True)
+    for line, cells in rejects.filter(rows):
+        row_id = cells.pop(0) if id_column else None
+        context, *endings, right = cells
         if len(choices) == 1:
             endings = endings[0] if isinstance(endings[0], list) else endings
             num = num or len(endings)
@@ -193,9 +197,12 @@ def read_choices(
             rejects.add(line, 'its label is empty')
         else:
             lines.append(line)
+            ids.append(row_id)
             texts.append((context, endings))
             labels.append(right)
     num_skipped = rejects.check(len(lines))
+    names = tabular.row_ids(ids, lines, rejects)
+    tabular.check_unique(path, lines, names)
     places = [str(i) for i in range(num)]
     # Columns may be called 1, 2, 3: then a number is a name, whatever numbers this file has.
     by_name = set(choices) & set(places) or set(labels) <= set(choices)
@@ -204,7 +211,7 @@ def read_choices(
         context=[context for context, _ in texts], beginnings=[''] * len(texts),
         endings=[endings for _, endings in texts],
         labels=tabular.label_ids(path, lines, labels, known),
-        ids=tabular.row_ids([None] * len(lines), lines, rejects), num_skipped=num_skipped,
+        ids=names, num_skipped=num_skipped,
         source=path,
     )
 
@@ -233,21 +240,21 @@ def _rows(
     path: str, labelled: bool, rejects: tabular.Rejects
 ) -> Iterator[tuple[int, Any, Any, str, Any, str]]:
     """(line, id, context, beginning, endings, label) of each row, whatever the format."""
-    if tabular.format_of(path) == 'jsonl':
+    if tabular.format_of(path) == 'json':
         fields = ['startphrase', 'choices', *['answer'][:labelled]]
-        for line, (context, endings, *label) in tabular.read_json_lines(path, fields, rejects):
+        for line, (context, endings, *label) in rejects.filter(tabular.read_rows(path, fields)):
             yield line, None, context, '', endings, tabular.label_text(*label or [''])
         return
     label_column = ['label'][:labelled]
     if tabular.format_of(path) == 'csv':
         columns = ['', 'sent1', 'sent2', *_ENDINGS, *label_column]
-        for line, (row_id, context, beginning, *rest) in tabular.read_table(
-            path, columns, rejects, optional=['']
-        ):
+        rows = tabular.read_rows(path, columns, optional=[''])
+        for line, (row_id, context, beginning, *rest) in rejects.filter(rows):
             yield line, row_id, context, beginning, rest[:4], tabular.label_text(*rest[4:] or [''])
         return
     columns = ['prompt', *_ENDINGS, *label_column]
-    for line, (context, *rest) in tabular.read_table(path, columns, rejects, headerless=_CODAH):
+    rows = tabular.read_rows(path, columns, headerless=_CODAH)
+    for line, (context, *rest) in rejects.filter(rows):
         yield line, None, context, '', rest[:4], tabular.label_text(*rest[4:] or [''])
 
 

@@ -1,29 +1,50 @@
-"""Rows of a benchmark's files: TSV without quoting, CSV with it, JSON lines; plain or gzipped.
+"""The reader of tables: TSV without quoting, CSV with it, JSON; plain or gzipped.
 
-A row that cannot be used is counted, listed and left out; past a limit it is an error.
+Benchmarks' files, your own and those that are only predicted are read by it. In training and
+evaluation a row that cannot be used is counted, listed and left out; past a limit it is an error.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import fnmatch
 import gzip
+import itertools
 import json
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, children, open_stream
 
+# What to do about a column that a user's own file lacks.
+_OWN_COLUMNS = (
+    'name its columns with --config.data.text, text_pair, choices, label and id, or for '
+    'predictions with --text, --text-pair and --choices'
+)
 _LISTED = 3  # malformed rows of a file that are shown one by one
 
-# (line, the wanted columns of the row; None for an optional one that the file lacks)
-Row = tuple[int, list[Any]]
+_LONGEST_CELL = 1 << 30  # characters; the csv module's own limit is 131,072
+
+
+class Row(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+      line: where it begins, from 1; of a JSON list its place.
+      cells: the wanted columns; None for an optional one that is not there.
+      fault: why it cannot be used; '' of a good one.
+    """
+
+    line: int
+    cells: list[Any]
+    fault: str = ''
 
 
 class Rejects:
@@ -46,6 +67,14 @@ class Rejects:
 
     def add(self, line: int, reason: str) -> None:
         self._rows.append((line, reason))
+
+    def filter(self, rows: Iterable[Row]) -> Iterator[tuple[int, list[Any]]]:
+        """(line, cells) of the good rows; takes the others."""
+        for row in rows:
+            if row.fault:
+                self.add(row.line, row.fault)
+            else:
+                yield row.line, row.cells
 
     def check(self, num_used: int) -> int:
         """Lists the rows that were left out on standard error; gives their number.
@@ -121,85 +150,116 @@ def _names(stems: Sequence[str], endings: Sequence[str]) -> list[str]:
 
 
 def format_of(path: str) -> str:
-    """'csv', 'jsonl' or 'tsv' (whatever else a file is called)."""
-    ending = os.path.splitext(path.removesuffix('.gz'))[1]
-    return ending[1:] if ending in ('.csv', '.jsonl') else 'tsv'
+    """'csv', 'json' (objects, one a line or in one list), or 'tsv' for any other name."""
+    ending = os.path.splitext(path.lower().removesuffix('.gz'))[1]
+    return {'.csv': 'csv', '.json': 'json', '.jsonl': 'json'}.get(ending, 'tsv')
 
 
-def read_table(
-    path: str, columns: Sequence[str], rejects: Rejects, *, optional: Sequence[str] = (),
-    headerless: Sequence[str] = (),
+def read_rows(
+    path: str, columns: Sequence[str], *, optional: Sequence[str] = (),
+    headerless: Sequence[str] = (), own: bool = False,
+    progress: Callable[[int], None] = lambda size: None,
 ) -> Iterator[Row]:
-    """Columns of a TSV or CSV file, as strings.
+    """Columns of a table: for training, evaluation and prediction alike.
 
-    The first row is a header if one of its cells is the name of a wanted column.
+    The first row of a CSV or TSV file is a header if one of its cells is the name of a wanted
+    column; spaces around names do not count. Its cells are strings, those of JSON as they are.
 
     Args:
-      path: the file; `.csv` is read with quoting, anything else as TSV without.
-      columns: wanted, by their names in the header.
-      rejects: takes the rows with another number of columns.
-      optional: those of `columns` that the file may lack.
+      path: `.csv` is read with quoting, `.json` and `.jsonl` as objects, one a line or in one list,
+        anything else as TSV without quoting; plain or `.gz`, in any case of letters.
+      columns: wanted, by their names in the header, or fields of the objects.
+      optional: those of `columns` that the file or an object may lack.
       headerless: names of all columns of a file without a header; empty: it must have one.
+      own: whether the user named the columns, which are not those of a benchmark.
+      progress: called with the bytes of each line that is read.
 
     Raises:
-      InputError: no such column; an unreadable or empty file.
+      InputError: no such column, or one that is there twice; an unreadable or empty file.
     """
-    rows = _csv_rows(path) if format_of(path) == 'csv' else _tsv_rows(path)
+    form = format_of(path)
+    if form == 'json':
+        yield from _object_rows(path, columns, optional, progress)
+        return
+    rows = (_csv_rows if form == 'csv' else _tsv_rows)(path, progress)
     first = next(rows, None)
     if first is None:
         raise InputError(f'{path} is empty: copy it again')
-    names: Sequence[str] = first[1]
+    names: Sequence[str] = [name.strip() for name in first[1]]
     if not set(names) & set(columns) and headerless:
         names = headerless
-        rows = _chain(first, rows)
-    missing = [name for name in columns if name not in names and name not in optional]
-    if missing:
-        raise InputError(
-            f"{path} has no column '{missing[0]}' in its header; it has: {', '.join(names)[:200]}: "
-            'name the columns as the original file does'
-        )
+        rows = itertools.chain([first], rows)
+    for name in columns:
+        if name not in names and name not in optional:
+            raise InputError(_no_column(path, name, names, own))
+        if names.count(name) > 1:
+            raise InputError(f"{path} has two columns '{name}' in its header: rename one of them")
     places = [names.index(name) if name in names else None for name in columns]
     width = len(names)
     for line, cells in rows:
         if len(cells) == width:
-            yield line, [None if place is None else cells[place] for place in places]
+            yield Row(line, [None if place is None else cells[place] for place in places])
         else:
-            rejects.add(line, f'columns: {len(cells)}, where {width} are wanted')
+            yield Row(line, [], f'columns: {len(cells)}, where {width} are wanted')
 
 
-def read_json_lines(
-    path: str, fields: Sequence[str], rejects: Rejects, *, optional: Sequence[str] = ()
+def _no_column(path: str, name: str, names: Sequence[str], own: bool) -> str:
+    remedy = _OWN_COLUMNS if own else 'name the columns as the original file does'
+    similar = [other for other in names if other.lower() == name.lower()]
+    if len(names) == 1 and names[0].count(';') > 0:
+        remedy = "its columns are separated by ';', and ',' is expected: convert it"
+    elif similar:
+        remedy = f"did you mean '{similar[0]}'? {remedy}"
+    return (f"{path} has no column '{name}' in its header; it has: {', '.join(names)[:200]}: "
+            f'{remedy}')
+
+
+def _object_rows(
+    path: str, fields: Sequence[str], optional: Sequence[str], progress: Callable[[int], None]
 ) -> Iterator[Row]:
-    """Fields of JSON lines, as they are.
+    number = 0
+    for number, record in _objects(path, progress):
+        if not isinstance(record, dict):
+            fault = record if isinstance(record, str) else 'not a JSON object'
+        else:
+            missing = [name for name in fields if name not in record and name not in optional]
+            fault = f"no field '{missing[0]}'" if missing else ''
+            fault += f" (it has: {', '.join(record)[:200]})" if missing else ''
+        if fault:
+            yield Row(number, [], fault)
+        else:
+            yield Row(number, [record.get(name) for name in fields])
+    if not number:
+        raise InputError(f'{path} is empty: copy it again')
 
-    Args:
-      path: the file.
-      fields: wanted.
-      rejects: takes the lines that are no objects or lack a field.
-      optional: those of `fields` that an object may lack.
 
-    Raises:
-      InputError: an unreadable or empty file.
-    """
-    line = 0
-    for line, text in lines(path):
+def _objects(path: str, progress: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+    """(line, or place in the list from 1; value, or what is wrong with it) of each object."""
+    may_be_list = path.lower().removesuffix('.gz').endswith('.json')
+    texts = lines(path, progress)
+    for line, text in texts:
         if not text.strip():
             continue
+        if may_be_list and text.lstrip().startswith('['):
+            try:
+                values = json.loads('\n'.join([text, *(rest for _, rest in texts)]))
+            except (ValueError, RecursionError) as error:
+                raise InputError(f'{path} is no list of JSON objects ({error}): mend it') from None
+            yield from enumerate(values, 1)
+            return
         try:
-            record = json.loads(text)
-        except ValueError as error:
-            rejects.add(line, f'not JSON ({error})')
-            continue
-        if not isinstance(record, dict):
-            rejects.add(line, 'not a JSON object')
-            continue
-        missing = [name for name in fields if name not in record and name not in optional]
-        if missing:
-            rejects.add(line, f"no field '{missing[0]}' (it has: {', '.join(record)[:200]})")
-        else:
-            yield line, [record.get(name) for name in fields]
-    if not line:
-        raise InputError(f'{path} is empty: copy it again')
+            value = json.loads(text, object_pairs_hook=_without_doubles)
+            yield line, value if isinstance(value, dict) else [value]
+        except (ValueError, RecursionError) as error:
+            yield line, f'not JSON ({error})'
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f'{next(n for n in names if names.count(n) > 1)!r} is there twice')
+    return found
 
 
 def label_ids(
@@ -243,34 +303,28 @@ def label_text(value: Any) -> str:
 
 
 def row_ids(ids: Sequence[Any], lines: Sequence[int], rejects: Rejects) -> list[str]:
-    """Ids as strings; where there is none, the place of the row in the file, from 0.
+    """Ids as strings; where there is none, the place of the row among all of the file, from 0.
 
     Args:
       ids: a cell or None a row.
       lines: of the rows.
       rejects: rows that were left out; they keep their places.
     """
-    first = min([*lines[:1], *rejects.lines])
-    return [
-        str(line - first) if x is None else str(x) for x, line in zip(ids, lines, strict=True)
-    ]
+    places = {line: i for i, line in enumerate(sorted({*lines, *rejects.lines}))}
+    return [str(places[line]) if x is None else str(x) for x, line in zip(ids, lines, strict=True)]
 
 
-def _chain(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]) -> Iterator:
-    yield first
-    yield from rest
-
-
-def _tsv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
+def _tsv_rows(path: str, progress: Callable[[int], None]) -> Iterator[tuple[int, list[str]]]:
     """Cells of each line that is not blank: quotes are ordinary characters."""
-    for line, text in lines(path):
+    for line, text in lines(path, progress):
         if text:
             yield line, text.split('\t')
 
 
-def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(path: str, progress: Callable[[int], None]) -> Iterator[tuple[int, list[str]]]:
     """Cells of each row, which quotes may stretch over several lines."""
-    reader = csv.reader((text + '\n' for _, text in lines(path)), strict=True)
+    csv.field_size_limit(_LONGEST_CELL)
+    reader = csv.reader((text + '\n' for _, text in lines(path, progress)), strict=True)
     line = 1
     try:
         for cells in reader:
@@ -279,18 +333,39 @@ def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
             line = reader.line_num + 1
     except csv.Error as error:
         raise InputError(
-            f'{path}, line {line} is not CSV ({error}); mend its quotes'
+            f'{path}, line {line} is not CSV ({error}): mend its quotes'
         ) from None
 
 
-def lines(path: str) -> Iterator[tuple[int, str]]:
-    """(number, text) of each line: no line end, no BOM. Only line feeds end lines."""
+def lines(
+    path: str, progress: Callable[[int], None] = lambda size: None
+) -> Iterator[tuple[int, str]]:
+    """(number, text) of each line: no line end, no BOM. Only line feeds end lines.
+
+    Args:
+      path: the file, plain or `.gz`.
+      progress: called with the bytes of each line.
+
+    Raises:
+      InputError: it cannot be read, or is not UTF-8 text.
+    """
     number = 0
     try:
         with open_stream(path) as file:
             for number, line in enumerate(file, 1):
+                progress(len(line))
                 if number == 1:
-                    line = line.removeprefix(b'\xef\xbb\xbf')
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                        raise InputError(
+                            f'{path} is UTF-16: convert it (iconv -f UTF-16 -t UTF-8)')
+                    if not line.endswith(b'\n') and b'\r' in line[:-1]:
+                        raise InputError(
+                            f"{path}: its lines end with CR alone: convert it (tr '\\r' '\\n')")
+                if b'\0' in line:
+                    raise InputError(
+                        f'{path}, line {number} holds a NUL byte: it is no text file, or UTF-16: '
+                        'convert it to UTF-8')
                 yield number, line.rstrip(b'\r\n').decode()
     except UnicodeDecodeError as error:
         raise InputError(

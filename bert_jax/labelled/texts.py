@@ -32,12 +32,14 @@ class Columns:
       label: of the label.
       id: of what an example is called; a file may lack it, unless it has no labels.
       headerless: columns of labelled files that have no header.
+      own: whether the config names them, as those of a user's own file.
     """
 
     texts: tuple[str, ...]
     label: str
     id: str = ''
     headerless: tuple[str, ...] = ()
+    own: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +94,7 @@ def read_texts(
     """Examples of one file.
 
     Args:
-      path: `.csv` with quoting, `.jsonl`, or TSV without; plain or `.gz`.
+      path: see `tabular.read_rows`.
       columns: what it calls its columns or fields.
       convert: makes arrays of labels; None: labels are not read.
       max_malformed: share of the rows that may have another number of columns or an empty label;
@@ -107,15 +109,12 @@ def read_texts(
     label_column = [columns.label] if convert else []
     wanted = [*([columns.id] if columns.id else []), *columns.texts, *label_column]
     optional = [columns.id] if columns.id and not needs_ids else []
-    if tabular.format_of(path) == 'jsonl':
-        rows = tabular.read_json_lines(path, wanted, rejects, optional=optional)
-    else:
-        rows = tabular.read_table(
-            path, wanted, rejects, optional=optional,
-            headerless=columns.headerless if convert else (),
-        )
+    rows = tabular.read_rows(
+        path, wanted, optional=optional, headerless=columns.headerless if convert else (),
+        own=columns.own,
+    )
     lines, ids, texts, labels = [], [], [], []
-    for line, cells in rows:
+    for line, cells in rejects.filter(rows):
         row_id = cells.pop(0) if columns.id else None
         label = cells.pop() if convert else None
         if convert and not isinstance(label, list) and not (label := tabular.label_text(label)):
@@ -195,9 +194,11 @@ class LearntNames:
         self.unseen |= self.met - set(index)
         if not self.several:
             return np.array([index.get(name, UNKNOWN) for (name,) in found], np.int32)
+        # Labels that the model does not have are further columns, which it never marks.
+        index |= {name: len(index) + i for i, name in enumerate(sorted(self.met - set(index)))}
         marks = np.zeros((len(found), len(index)), np.float32)
         for row, names in zip(marks, found, strict=True):
-            row[[index[name] for name in names if name in index]] = 1.0
+            row[[index[name] for name in names]] = 1.0
         return marks
 
     def _parts(self, path: str, line: int, label: Any) -> list[str]:
@@ -220,7 +221,11 @@ class LearntNames:
 
 
 def _in_order(names: set[str]) -> tuple[str, ...]:
+    """Numbers by size, else by the alphabet: one order, whatever order a set has in a process."""
     try:
-        return tuple(sorted(names, key=float))
+        numbers = {name: float(name) for name in names}
     except ValueError:
         return tuple(sorted(names))
+    if any(math.isnan(number) for number in numbers.values()):
+        return tuple(sorted(names))
+    return tuple(sorted(names, key=lambda name: (numbers[name], name)))  # '1' and '1.0' are equal

@@ -8,9 +8,12 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+
+from bert_jax.runtime.errors import InputError
 
 # The first of a task is the one that Table 1 of the BERT paper reports. 'ax' is the diagnostic
 # set, whose labels are not public; it is scored by Matthews' coefficient over three labels.
@@ -35,7 +38,10 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Harmonic mean of precision and recall of label 1; 0 where neither side has a 1."""
+    """Of two labels: harmonic mean of precision and recall of the second, id 1.
+
+    0 where neither side has it.
+    """
     return _f1(predictions == 1, labels == 1)
 
 
@@ -99,16 +105,58 @@ def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """F1 over the marks [n, L] of all labels together."""
-    return _f1(predictions, labels)
+    """F1 over the marks [n, L] of all labels together; of one label each it is the accuracy."""
+    return _f1(predictions, labels) if labels.ndim == 2 else accuracy(predictions, labels)
 
 
-METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    'accuracy': accuracy,
-    'f1': f1,
-    'macro_f1': macro_f1,
-    'micro_f1': micro_f1,
-    'matthews': matthews,
-    'pearson': pearson,
-    'spearman': spearman,
+class Metric(NamedTuple):
+    """A metric and what it can be computed of.
+
+    Attributes:
+      compute: from predictions and labels: ids [n], marks [n, L] or numbers [n].
+      heads: kinds of heads whose outputs it is of.
+      labels: how many labels there have to be; None: any number.
+    """
+
+    compute: Callable[[np.ndarray, np.ndarray], float]
+    heads: tuple[str, ...]
+    labels: int | None = None
+
+
+_IDS = ('classification', 'multiple_choice', 'token_classification', 'feature_tagger')
+METRICS: Mapping[str, Metric] = {
+    'accuracy': Metric(accuracy, (*_IDS, 'multi_label')),
+    'f1': Metric(f1, ('classification',), labels=2),
+    'macro_f1': Metric(macro_f1, (*_IDS, 'multi_label')),
+    'micro_f1': Metric(micro_f1, (*_IDS, 'multi_label')),
+    'matthews': Metric(matthews, _IDS),
+    'pearson': Metric(pearson, ('regression',)),
+    'spearman': Metric(spearman, ('regression',)),
 }
+
+
+def check_metrics(
+    names: Sequence[str], head: str, num_labels: int | None = None, field: str = 'metrics'
+) -> tuple[str, ...]:
+    """The names, where each is the name of a metric of such a head.
+
+    Args:
+      names: of metrics.
+      head: kind of the model's head.
+      num_labels: how many labels it has; None: not known yet.
+      field: where the names come from, for the message.
+
+    Raises:
+      InputError: one is unknown, or not of this head or number of labels; it names those that are.
+    """
+    fit = [name for name, metric in METRICS.items() if head in metric.heads
+           and (num_labels is None or metric.labels in (None, num_labels))]
+    for name in names:
+        if name not in fit:
+            known = METRICS.get(name)
+            reason = 'is unknown' if known is None else (
+                f'is of {known.labels} labels, and there are {num_labels}' if head in known.heads
+                else f'is not of a {head} head')
+            raise InputError(f"{field}={','.join(names)!r}: {name!r} {reason}: choose from "
+                             + ', '.join(fit))
+    return tuple(names)

@@ -288,7 +288,8 @@ def main() -> None:
         columns = [x for x in (args.text, args.text_pair, *choices) if x]
         if any(choices) and (args.text_pair or not args.text):
             raise InputError('--choices go with the column --text, in place of --text-pair')
-        texts = Texts(args.texts, args.input, columns)
+        texts = Texts(
+            args.texts, args.input, columns, whole_objects=args.command == 'answer')
         model = load(args.model, args.vocab_file, args.dtype)
         model.note = texts.note
         texts.start()

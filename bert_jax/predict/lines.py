@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
+from bert_jax.labelled.tabular import read_rows
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import local_copy
 
 _TAB = '\t'
 _NOTES = 20  # that are shown
-_ENDINGS = ('.csv', '.tsv', '.jsonl')  # of files with columns
+_TABLE = re.compile(r'.*\.(csv|tsv|jsonl?)(\.gz)?', re.IGNORECASE)  # names of files with columns
 
 
 Line = str | InputError  # an error in the place of what is wrong
@@ -30,22 +31,32 @@ class Texts:
     """
 
     def __init__(
-        self, arguments: Sequence[str], file: str | None, columns: Sequence[str] = ()
+        self, arguments: Sequence[str], file: str | None, columns: Sequence[str] = (), *,
+        whole_objects: bool = False,
     ):
         """Opens what the texts come from.
 
         Args:
           arguments: texts; empty: they come from the file.
           file: path; None: standard input, where there are no arguments.
-          columns: of a .csv, .tsv or .jsonl file: of the texts, and of second texts if there are.
+          columns: of a .csv, .tsv, .json or .jsonl file: of the texts, and of second texts if there
+            are.
+          whole_objects: whether lines of JSON may come without `columns`: questions with contexts.
 
         Raises:
-          InputError: both are given, or the file cannot be opened.
+          InputError: both are given, the file cannot be opened, or it has columns and none is named
+            (its header would be read as a text).
         """
-        if columns and (file is None or not file.endswith(tuple(_ENDINGS))):
+        table = file is not None and _TABLE.fullmatch(file)
+        if columns and not table:
             raise InputError(
-                f'--text={columns[0]} names a column: --input must be a file that has some, '
-                f"ending in {', '.join(_ENDINGS)}"
+                f'--text={columns[0]} names a column: --input must be a file that has some, ending '
+                'in .csv, .tsv, .json or .jsonl, plain or .gz'
+            )
+        if table and not columns and not (whole_objects and table[1].lower() == 'jsonl'):
+            raise InputError(
+                f'--input={file} has columns: name the one with the texts, --text=COLUMN (a file '
+                'with a text in each line is called .txt)'
             )
         self._columns = list(columns)
         if arguments and file is not None:
@@ -149,40 +160,24 @@ class Texts:
 
     def _rows(self, lists: bool = False) -> Iterator[tuple[str, ...] | InputError]:
         """The named columns of each row; a list of texts is as many columns, if there may be."""
-        lines = (line + '\n' for line in self._read(errors='surrogateescape'))
-        if self._name.endswith('.jsonl'):
-            for number, line in enumerate(lines, 1):
-                yield self._row(number, *_object(line), lists)
-            return
-        csv.field_size_limit(1 << 30)
-        rows = csv.reader(lines) if self._name.endswith('.csv') else csv.reader(
-            lines, delimiter=_TAB, quoting=csv.QUOTE_NONE)
-        header = next(rows, [])
-        if missing := [name for name in self._columns if name not in header]:
-            raise InputError(
-                f"{self._name} has no column {missing[0]!r}: it has {', '.join(header)}"
-            )
-        for cells in rows:
-            fault = '' if len(cells) == len(header) else (
-                f'{len(cells)} columns, where {len(header)} are wanted')
-            yield self._row(rows.line_num, dict(zip(header, cells)), fault)
-
-    def _row(
-        self, number: int, row: Mapping[str, Any], fault: str, lists: bool = False
-    ) -> tuple[str, ...] | InputError:
-        cells: list[Any] = []
-        try:
-            for name in self._columns:
-                cell = row.get(name)
+        for row in read_rows(self._name, self._columns, own=True, progress=self._count):
+            fault, cells = row.fault, []
+            for name, cell in zip(self._columns, row.cells):
                 some = cell if lists and isinstance(cell, list) else [cell]
-                if not fault and not all(isinstance(x, (str, int, float)) for x in some):
-                    fault = f'{name} is {"no text" if name in row else "missing"}'
+                if not all(isinstance(text, str) for text in some):
+                    fault = fault or f'{name}: a text is not a string'
                 cells += some
-            if fault:
-                raise InputError(fault)
-            return tuple(_checked(str(cell)) for cell in cells)
-        except InputError as error:
-            return InputError(f'{self._name}, line {number}: {error}')
+            try:
+                if fault:
+                    raise InputError(fault)
+                yield tuple(map(_checked, cells))
+            except InputError as error:
+                yield InputError(f'{self._name}, line {row.line}: {error}')
+
+    def _count(self, size: int) -> None:
+        """Counts a line of the file, for the progress that is shown."""
+        self._num_read += 1
+        self._bytes_read += size
 
     def _twos(self) -> Iterator[tuple[str, str]]:
         texts = [_checked(text) for text in self._arguments]
@@ -193,12 +188,11 @@ class Texts:
             )
         yield from zip(texts[::2], texts[1::2], strict=True)
 
-    def _read(self, errors: str = 'strict') -> Iterator[Any]:
+    def _read(self) -> Iterator[Any]:
         for line in self._lines:
-            self._num_read += 1
-            self._bytes_read += len(line)
+            self._count(len(line))
             try:
-                text = line.decode('utf-8', errors)
+                text = line.decode('utf-8')
             except UnicodeDecodeError as error:
                 yield InputError(
                     f'{self._name}, line {self._num_read} is not UTF-8 (byte '
@@ -251,12 +245,3 @@ def _checked(text: str) -> str:
     except UnicodeEncodeError:
         raise InputError(f'{text!r:.60} is not UTF-8') from None
     return text
-
-
-def _object(line: str) -> tuple[Mapping[str, Any], str]:
-    """(a line's JSON object, what is wrong with it)."""
-    try:
-        read = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return {}, f'no JSON ({error})'
-    return (read, '') if isinstance(read, dict) else ({}, f'no JSON object ({line[:40]!r})')

@@ -128,7 +128,7 @@ def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A file's content, to be read from start to end; decompressed where its name ends in .gz."""
     with as_path(path).open('rb') as file:
-        if not os.fspath(path).endswith('.gz'):
+        if not os.fspath(path).lower().endswith('.gz'):
             yield file
             return
         with gzip.open(file) as content:

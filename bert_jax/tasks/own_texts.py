@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from bert_jax.config import nearest
 from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.labelled.texts import Columns, Convert, LearntNames, TextExamples, numbers, read_texts
-from bert_jax.metrics.labels import METRICS
+from bert_jax.metrics.labels import check_metrics
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks.base import ScoredModel, TaskKind, register
@@ -30,6 +30,9 @@ def open_classification(
 ) -> LabelledTask:
     """Labels are learnt from the training file."""
     own = config.classification
+    head = 'multi_label' if own.multi_label else 'classification'
+    metrics = _metrics(config, head, 'micro_f1,macro_f1,accuracy' if own.multi_label
+                       else 'accuracy,macro_f1')
     names = LearntNames(own.multi_label, own.separator, scored.labels if scored else ())
     train, dev = _read(config, names, scored)
     shown = dev if train is None else train
@@ -43,9 +46,7 @@ def open_classification(
     if names.unseen:
         unseen = ', '.join(sorted(names.unseen)[:10])
         say(f'note: {unseen} occur in evaluation alone and count as errors')
-    head = 'multi_label' if own.multi_label else 'classification'
-    metrics = own.metrics or ('micro_f1,macro_f1,accuracy' if own.multi_label
-                              else 'accuracy,macro_f1')
+    check_metrics(metrics, head, len(names.names), 'config.classification.metrics')
     return _task(config, head, names.names, metrics, train, dev)
 
 
@@ -53,12 +54,18 @@ def open_regression(
     config: ConfigDict, scored: ScoredModel | None = None
 ) -> LabelledTask:
     """The label is a number."""
+    metrics = _metrics(config, 'regression', 'spearman,pearson')
     train, dev = _read(config, numbers(), scored)
     labels = (dev if train is None else train).labelled()
     say(f'numbers from {labels.min():g} to {labels.max():g}, mean {labels.mean():g}, deviation '
         f'{labels.std():g}')
-    return _task(
-        config, 'regression', (), config.regression.metrics or 'spearman,pearson', train, dev)
+    return _task(config, 'regression', (), metrics, train, dev)
+
+
+def _metrics(config: ConfigDict, head: str, usual: str) -> tuple[str, ...]:
+    """Names of the metrics; the first picks the best evaluation."""
+    names = [name.strip() for name in (config[config.task].metrics or usual).split(',')]
+    return check_metrics(names, head, field=f'config.{config.task}.metrics')
 
 
 def _read(
@@ -66,10 +73,11 @@ def _read(
 ) -> tuple[TextExamples | None, TextExamples]:
     """What is trained on (None where a model is only scored), and what is scored."""
     d = config.data
-    columns = Columns((d.text, *([d.text_pair] if d.text_pair else [])), d.label)
+    columns = Columns((d.text, *([d.text_pair] if d.text_pair else [])), d.label, d.id, own=True)
 
     def read(path: str) -> TextExamples:
-        return read_texts(path, columns, convert, max_malformed=d.max_malformed)
+        return read_texts(
+            path, columns, convert, max_malformed=d.max_malformed, needs_ids=bool(d.id))
 
     def contents(examples: TextExamples) -> list[str]:
         return ['\n'.join(x) for x in zip(examples.text_a, examples.text_b or examples.text_a)]
@@ -81,23 +89,16 @@ def _read(
 
 
 def _task(
-    config: ConfigDict, head: str, labels: tuple[str, ...], metrics: str,
+    config: ConfigDict, head: str, labels: tuple[str, ...], metrics: tuple[str, ...],
     train: TextExamples | None, dev: TextExamples,
 ) -> LabelledTask:
-    chosen = [name.strip() for name in metrics.split(',')]
-    for name in chosen:
-        if name not in METRICS:
-            raise InputError(
-                f'config.{config.task}.metrics={metrics!r}: {name!r} is unknown: '
-                + nearest(name, list(METRICS))
-            )
     windows = config[config.task].windows or 'first'
     if windows not in WINDOWS:
         raise InputError(
             f'config.{config.task}.windows={windows!r} is unknown: {nearest(windows, WINDOWS)}')
     task = text_task(
-        config, open_tokenization(config), head=head, labels=labels, metrics=chosen, train=train,
-        evaluated={'dev': dev}, predicted={}, windows=windows,
+        config, open_tokenization(config), head=head, labels=labels, metrics=metrics, train=train,
+        evaluated={'dev': dev}, predicted={}, windows=windows, id_column=config.data.id,
     )
     units = task.data.train or task.data.evaluated[0].units
     say(f'{len(dev if train is None else train):,} examples of {np.median(units.lengths):.0f} '
@@ -115,7 +116,7 @@ _FIELDS = {
     'windows': '',
 }
 
-_READS = ('data.text', 'data.text_pair', 'data.label', 'data.held_out')
+_READS = ('data.text', 'data.text_pair', 'data.label', 'data.id', 'data.held_out')
 
 register(
     TaskKind('classification', open_classification, 'classification', {

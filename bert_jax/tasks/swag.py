@@ -17,7 +17,7 @@ from bert_jax.labelled.swag import (
 )
 from bert_jax.metrics.labels import accuracy
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.runtime.files import Path, as_path
 from bert_jax.tasks.base import ScoredModel, TaskKind, register
 from bert_jax.tasks.labelled import (
     EvalSet,
@@ -28,6 +28,7 @@ from bert_jax.tasks.labelled import (
     open_tokenization,
     own_files,
 )
+from bert_jax.tasks.texts import write_predictions
 
 
 def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
@@ -57,7 +58,8 @@ def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> Label
             'of JSON lines that holds a list of them'
         )
     read = functools.partial(
-        read_choices, text=d.text, choices=choices, label=d.label, max_malformed=d.max_malformed)
+        read_choices, text=d.text, choices=choices, label=d.label, id_column=d.id,
+        max_malformed=d.max_malformed)
     return _task(config, *own_files(
         config, read, lambda examples: examples.context, meaning='a .csv, .tsv or .jsonl file',
         what='questions', training=scored is None,
@@ -82,7 +84,7 @@ def _task(config: ConfigDict, train: SwagExamples | None, dev: SwagExamples) -> 
         train=None if train is None else units(train),
         evaluated=(EvalSet(
             '', scored, functools.partial(_score, scored.labels['labels']),
-            functools.partial(_write, dev.ids),
+            functools.partial(_write, dev.ids, config.data.id),
         ),),
         metric='accuracy', head='multiple_choice', objective={'num_outputs': dev.num_choices},
     ))
@@ -92,14 +94,13 @@ def _score(labels: np.ndarray, outputs: Outputs) -> dict[str, float]:
     return {'accuracy': accuracy(outputs['logits'].argmax(axis=-1), labels)}
 
 
-def _write(ids: list[str], outputs: Outputs, workdir: Path) -> None:
+def _write(ids: list[str], id_column: str, outputs: Outputs, workdir: Path) -> None:
     choices = outputs['logits'].argmax(axis=-1)
-    lines = ['index\tprediction', *(f'{i}\t{c}' for i, c in zip(ids, choices, strict=True))]
-    write_whole(workdir / 'dev_predictions.tsv', '\n'.join(lines) + '\n')
+    write_predictions(workdir / 'dev_predictions.tsv', id_column, ids, map(str, choices))
 
 
 register(
     TaskKind('swag', open_swag),
     TaskKind('multiple_choice', open_choices,
-             reads=('data.text', 'data.choices', 'data.label', 'data.held_out')),
+             reads=('data.text', 'data.choices', 'data.label', 'data.id', 'data.held_out')),
 )

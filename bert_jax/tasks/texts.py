@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -20,7 +23,7 @@ def text_task(
     config: ConfigDict, t: Tokenization, *, head: str, labels: Sequence[str],
     metrics: Sequence[str], train: TextExamples | None, evaluated: Mapping[str, TextExamples],
     predicted: Mapping[str, TextExamples], prefixes: Mapping[str, str] | None = None,
-    windows: str = 'first',
+    windows: str = 'first', id_column: str = '',
 ) -> LabelledTask:
     """A task on texts.
 
@@ -34,13 +37,18 @@ def text_task(
       evaluated, predicted: by the name of the split, which the file of predictions has.
       prefixes: of the metrics of some splits.
       windows: one of `text_windows.WINDOWS`, of what is predicted; what is trained on is cut.
+      id_column: that the user named; empty: predictions are numbered by row.
     """
     def units(examples: TextExamples, how: str, labelled: bool) -> tuple[TextWindows, Units]:
         b = None if examples.text_b is None else t.encode(examples.text_b)
         read = text_windows(
             t.encode(examples.text_a), b, how, max_length=t.max_length, **t.vocab.ends)
-        labels = {'labels': examples.labelled()[read.text]} if labelled else {}
-        return read, Units(read.sequences, labels=labels)
+        if not labelled:
+            return read, Units(read.sequences)
+        known = examples.labelled()
+        if known.ndim == 2:  # a label that the model does not have is scored, not computed
+            known = known[:, : len(labels)]
+        return read, Units(read.sequences, labels={'labels': known[read.text]})
 
     def eval_set(split: str, examples: TextExamples, labelled: bool) -> EvalSet:
         read, of_windows = units(examples, windows, labelled)
@@ -49,7 +57,8 @@ def text_task(
             (prefixes or {}).get(split, ''), of_windows,
             functools.partial(_score, predict, metrics, examples.labelled()) if labelled else None,
             functools.partial(
-                _write, predict, head, labels, examples.ids, f'{split}_predictions.tsv'),
+                _write, predict, head, labels, id_column, examples.ids,
+                f'{split}_predictions.tsv'),
         )
 
     return LabelledTask(config, t, LabelledData(
@@ -77,20 +86,37 @@ def _score(
     outputs: Outputs,
 ) -> dict[str, float]:
     predictions = predict(outputs)
-    return {name: METRICS[name](predictions, labels) for name in metrics}
+    if labels.ndim == 2:  # labels that the model does not have are never marked
+        predictions = np.pad(predictions, [(0, 0), (0, labels.shape[1] - predictions.shape[1])])
+    return {name: METRICS[name].compute(predictions, labels) for name in metrics}
 
 
 def _write(
-    predict: Callable[[Outputs], np.ndarray], head: str, labels: Sequence[str], ids: list[str],
-    file: str, outputs: Outputs, folder: Path,
+    predict: Callable[[Outputs], np.ndarray], head: str, labels: Sequence[str], id_column: str,
+    ids: list[str], file: str, outputs: Outputs, folder: Path,
 ) -> None:
-    """Writes `index` and `prediction` of each example, as `tools.glue_submission` takes them."""
     predictions = predict(outputs)
     if head == 'regression':
         values = [f'{value:.6f}' for value in predictions]
     elif head == 'multi_label':
-        values = [','.join(labels[int(i)] for i in np.flatnonzero(row)) for row in predictions]
+        # A list in JSON where a label holds the comma that would separate it.
+        join = json.dumps if any(',' in label for label in labels) else ','.join
+        values = [join([labels[int(i)] for i in np.flatnonzero(row)]) for row in predictions]
     else:
         values = [labels[int(i)] for i in predictions]
-    lines = ['index\tprediction', *(f'{i}\t{v}' for i, v in zip(ids, values, strict=True))]
-    write_whole(folder / file, '\n'.join(lines) + '\n')
+    write_predictions(folder / file, id_column, ids, values)
+
+
+def write_predictions(
+    path: Path, id_column: str, ids: Sequence[str], values: Iterable[str]
+) -> None:
+    """Writes a TSV file with `index` (or the user's id column) and `prediction` of each example.
+
+    `index` is the row of the example in its file, from 0. A value that holds a TAB or a line end is
+    quoted. `tools.glue_submission` reads such files.
+    """
+    content = io.StringIO()
+    writer = csv.writer(content, delimiter='\t', lineterminator='\n')
+    writer.writerow([id_column or 'index', 'prediction'])
+    writer.writerows(zip(ids, values, strict=True))
+    write_whole(path, content.getvalue())

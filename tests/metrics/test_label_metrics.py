@@ -12,11 +12,13 @@ from bert_jax.metrics.labels import (
     GLUE_METRICS,
     METRICS,
     accuracy,
+    check_metrics,
     f1,
     matthews,
     pearson,
     spearman,
 )
+from bert_jax.runtime.errors import InputError
 
 # 2 true positives, 1 false positive, 1 false negative, 4 true negatives.
 PREDICTIONS = np.array([1, 1, 1, 0, 0, 0, 0, 0])
@@ -127,10 +129,56 @@ def test_matthews_of_many_examples():
 ])
 def test_metrics_of_tasks(task, want):
     assert set(GLUE_METRICS[task]) == want
-    scores = [METRICS[name](PREDICTIONS, LABELS) for name in want]
+    scores = [METRICS[name].compute(PREDICTIONS, LABELS) for name in want]
     assert all(type(score) is float and -1 <= score <= 1 for score in scores)
 
 
 def test_main_metrics_are_those_of_the_paper():
     assert GLUE_METRICS['mrpc'][0] == GLUE_METRICS['qqp'][0] == 'f1'
     assert GLUE_METRICS['stsb'][0] == 'spearman'
+
+
+# What scikit-learn and SciPy call each metric, by kind of head and number of labels.
+HEADS = [('classification', 2), ('classification', 3), ('classification', 7), ('multi_label', 2),
+         ('multi_label', 4), ('token_classification', 5), ('regression', 0)]
+
+
+def theirs(name, head, gold, predicted):
+    from scipy import stats
+    from sklearn import metrics
+
+    if head == 'regression':
+        return getattr(stats, f'{name}r')(predicted, gold).statistic
+    if name in ('accuracy', 'matthews'):
+        function = metrics.accuracy_score if name == 'accuracy' else metrics.matthews_corrcoef
+        return function(gold, predicted)
+    average = {'f1': 'binary', 'macro_f1': 'macro', 'micro_f1': 'micro'}[name]
+    return metrics.f1_score(gold, predicted, average=average, zero_division=0)
+
+
+@pytest.mark.parametrize(('head', 'num_labels'), HEADS)
+@pytest.mark.parametrize('name', METRICS)
+def test_a_metric_is_what_scikit_learn_calls_so_or_refused(name, head, num_labels):
+    pytest.importorskip('sklearn')
+    try:
+        check_metrics([name], head, num_labels or None, 'config.x.metrics')
+    except InputError as error:
+        assert 'choose from ' in str(error) and str(error).startswith('config.x.metrics=')
+        offered = str(error).rpartition('choose from ')[2].split(', ')
+        check_metrics(offered, head, num_labels or None)
+        return
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        n = int(rng.integers(3, 60))
+        if head == 'regression':
+            gold, predicted = rng.normal(size=(2, n)).round(1)
+        elif head == 'multi_label':
+            gold, predicted = (rng.random((2, n, num_labels)) < rng.random()).astype(int)
+        else:
+            gold, predicted = rng.integers(0, num_labels, (2, n))
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            wanted = theirs(name, head, gold, predicted)
+        if np.isnan(wanted):  # constant: ours is 0, so that runs can be compared
+            wanted = 0
+        assert METRICS[name].compute(predicted, gold) == pytest.approx(wanted, abs=1e-9)

@@ -214,7 +214,7 @@ def test_columns_by_name(run, tmp_path, name):
     assert err.startswith('text 4: ')
     status, _, err = run('next-sentence', '--input', tmp_path / name, '--text=three')
     assert status == 2
-    assert ('has no column' if name != 'texts.jsonl' else 'three is missing') in err
+    assert ('has no column' if name != 'texts.jsonl' else "no field 'three'") in err
 
 
 def test_columns_of_choices(run, tmp_path):

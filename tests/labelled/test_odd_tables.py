@@ -1,0 +1,213 @@
+"""Odd tables have one answer: the same for training, evaluation and prediction."""
+
+import codecs
+import gzip
+import json
+
+import pytest
+
+from bert_jax.labelled.texts import Columns, LearntNames, read_texts
+from bert_jax.predict.lines import Texts
+from bert_jax.runtime.errors import InputError
+
+ROWS = [('one text', 'a'), ('another', 'b'), ('a third, with a comma', 'a'), ('fourth', 'b')]
+TEXTS = [text for text, _ in ROWS]
+CSV = 'text,label\n' + ''.join(f'"{text}",{label}\n' for text, label in ROWS)
+TSV = 'text\tlabel\n' + ''.join(f'{text}\t{label}\n' for text, label in ROWS)
+OBJECTS = [{'text': text, 'label': label} for text, label in ROWS]
+LINES = ''.join(json.dumps(row) + '\n' for row in OBJECTS)
+LONG = 'x' * 200_000
+OPEN = 'text,label\n' + ''.join(f'text {i},{"ab"[i % 2]}\n' for i in range(31)) + '"open,a\n' + (
+    ''.join(f'text {i},{"ab"[i % 2]}\n' for i in range(29)))
+
+# name -> (file, content, the texts that are read, or what the one message says)
+GOOD = {
+    'csv': ('a.csv', CSV, TEXTS),
+    'tsv': ('a.tsv', TSV, TEXTS),
+    'json lines': ('a.jsonl', LINES, TEXTS),
+    'json list': ('a.json', json.dumps(OBJECTS), TEXTS),
+    'json list over several lines': ('a.json', json.dumps(OBJECTS, indent=2), TEXTS),
+    'json lines called json': ('a.json', LINES, TEXTS),
+    'upper-case ending, csv': ('a.CSV', CSV, TEXTS),
+    'upper-case ending, tsv': ('a.Tsv', TSV, TEXTS),
+    'upper-case ending, json': ('a.JSONL', LINES, TEXTS),
+    'gzip, csv': ('a.csv.gz', gzip.compress(CSV.encode()), TEXTS),
+    'gzip, upper case': ('a.CSV.GZ', gzip.compress(CSV.encode()), TEXTS),
+    'gzip, tsv': ('a.tsv.gz', gzip.compress(TSV.encode()), TEXTS),
+    'gzip, json lines': ('a.jsonl.gz', gzip.compress(LINES.encode()), TEXTS),
+    'gzip, json list': ('a.json.gz', gzip.compress(json.dumps(OBJECTS).encode()), TEXTS),
+    'CRLF, csv': ('a.csv', CSV.replace('\n', '\r\n'), TEXTS),
+    'CRLF, tsv': ('a.tsv', TSV.replace('\n', '\r\n'), TEXTS),
+    'CRLF, json lines': ('a.jsonl', LINES.replace('\n', '\r\n'), TEXTS),
+    'BOM, csv': ('a.csv', codecs.BOM_UTF8 + CSV.encode(), TEXTS),
+    'BOM, tsv': ('a.tsv', codecs.BOM_UTF8 + TSV.encode(), TEXTS),
+    'BOM, json lines': ('a.jsonl', codecs.BOM_UTF8 + LINES.encode(), TEXTS),
+    'no line end at the end, csv': ('a.csv', CSV[:-1], TEXTS),
+    'no line end at the end, tsv': ('a.tsv', TSV[:-1], TEXTS),
+    'spaces in the header': ('a.csv', CSV.replace('text,label', ' text , label '), TEXTS),
+    'a quoted header': ('a.csv', CSV.replace('text,label', '"text","label"'), TEXTS),
+    'columns in another order': ('a.csv', 'label,text\na,x\nb,y\n', ['x', 'y']),
+    'further columns': ('a.csv', 'id,text,label,\n1,x,a,\n2,y,b,\n', ['x', 'y']),
+    'a doubled column that nobody wants': (
+        'a.csv', 'n,text,label,n\n1,x,a,2\n1,y,b,2\n', ['x', 'y']),
+    'blank lines, csv': ('a.csv', CSV.replace('\n', '\n\n'), TEXTS),
+    'blank lines, tsv': ('a.tsv', TSV.replace('\n', '\n\n'), TEXTS),
+    'blank lines, json': ('a.jsonl', LINES.replace('\n', '\n\n'), TEXTS),
+    'a line end in quotes': ('a.csv', 'text,label\n"x\ny",a\nz,b\n', ['x\ny', 'z']),
+    'a quote in quotes': ('a.csv', 'text,label\n"say ""x""",a\nz,b\n', ['say "x"', 'z']),
+    'a quote within a cell': ('a.csv', 'text,label\n5" pipe,a\nz,b\n', ['5" pipe', 'z']),
+    'quotes in tsv are characters': ('a.tsv', 'text\tlabel\n"x\ta\ny"\tb\n', ['"x', 'y"']),
+    'a long cell, csv': ('a.csv', f'text,label\n{LONG},a\nz,b\n', [LONG, 'z']),
+    'a long cell, json': (
+        'a.jsonl', json.dumps({'text': LONG, 'label': 'a'}) + '\n' + LINES, [LONG, *TEXTS]),
+    'an odd ending is tsv': ('a.data', TSV, TEXTS),
+    'no ending is tsv': ('table', TSV, TEXTS),
+    'spaces in the name': ('my file.csv', CSV, TEXTS),
+    'letters of other scripts': ('a.csv', 'text,label\nпривет,a\n你好,b\n', ['привет', '你好']),
+    'one row of json has more': (
+        'a.jsonl', LINES + '{"text": "x", "label": "a", "more": [1]}\n', [*TEXTS, 'x']),
+}
+BAD = {
+    'an unclosed quote': ('a.csv', OPEN, 'line 33 is not CSV'),
+    'an unclosed quote at the end': ('a.csv', CSV + '"x,a\n', 'line 6 is not CSV'),
+    'text after a quote': ('a.csv', 'text,label\n"x"y,a\nz,b\n', 'line 2 is not CSV'),
+    'a doubled column': ('a.csv', 'text,text,label\nx,y,a\nz,w,b\n', "two columns 'text'"),
+    'a doubled column, tsv': (
+        'a.tsv', 'text\ttext\tlabel\nx\ty\ta\n', "two columns 'text'"),
+    'CR line ends, csv': ('a.csv', CSV.replace('\n', '\r'), 'end with CR alone'),
+    'CR line ends, tsv': ('a.tsv', TSV.replace('\n', '\r'), 'end with CR alone'),
+    'UTF-16': ('a.csv', CSV.encode('utf-16'), 'is UTF-16'),
+    'UTF-16, big end first': (
+        'a.csv', codecs.BOM_UTF16_BE + CSV.encode('utf-16-be'), 'is UTF-16'),
+    'UTF-16 without a mark': ('a.csv', CSV.encode('utf-16-le'), 'NUL byte'),
+    'Latin-1': ('a.csv', 'text,label\nété,a\n'.encode('latin-1'), 'line 2 is not UTF-8'),
+    'a zip file': ('a.csv', b'PK\x03\x04\x14\0\0\0', 'NUL byte'),
+    'gzip that is none': ('a.csv.gz', CSV, 'not a sound gzip file'),
+    'gzip cut short': ('a.csv.gz', gzip.compress(CSV.encode())[:-9], 'not a sound gzip file'),
+    'another case of letters': (
+        'a.csv', CSV.replace('text,', 'Text,'), "did you mean 'Text'.*config.data.text"),
+    'another name': ('a.csv', CSV.replace('text,', 'sentence,'), "no column 'text'.*it has: sent"),
+    'no header': ('a.csv', CSV.partition('\n')[2], "no column 'text'"),
+    'semicolons': ('a.csv', CSV.replace(',', ';'), "separated by ';'"),
+    'tabs in csv': ('a.csv', TSV, "no column 'text'"),
+    'commas in tsv': ('a.tsv', CSV, "no column 'text'"),
+    'an empty csv': ('a.csv', '', 'is empty'),
+    'an empty tsv': ('a.tsv', '', 'is empty'),
+    'empty json lines': ('a.jsonl', '', 'is empty'),
+    'a json list that is cut': ('a.json', json.dumps(OBJECTS)[:-9], 'no list of JSON objects'),
+}
+
+
+def put(folder, name, content):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def trained(path):
+    return read_texts(path, Columns(('text',), 'label', own=True), LearntNames()).text_a
+
+
+def evaluated(path):
+    return read_texts(path, Columns(('text',), 'label', own=True), LearntNames(names=('a',))).text_a
+
+
+def predicted(path):
+    found = list(Texts([], path, ['text']).single())
+    for text in found:
+        if isinstance(text, InputError):
+            raise text
+    return found
+
+
+READERS = [trained, evaluated, predicted]
+
+
+@pytest.mark.parametrize('read', READERS)
+@pytest.mark.parametrize('name', GOOD)
+def test_a_table_is_read_alike(name, read, tmp_path):
+    file, content, texts = GOOD[name]
+    if read is predicted and not file.lower().removesuffix('.gz').endswith(
+            ('.csv', '.tsv', '.json', '.jsonl')):
+        pytest.skip('predictions take such a file for lines of text')
+    assert read(put(tmp_path, file, content)) == texts
+
+
+@pytest.mark.parametrize('read', READERS)
+@pytest.mark.parametrize('name', BAD)
+def test_a_table_is_refused_alike(name, read, tmp_path):
+    file, content, message = BAD[name]
+    path = put(tmp_path, file, content)
+    with pytest.raises(InputError, match=message) as error:
+        read(path)
+    assert str(error.value).startswith(path) and '\n' not in str(error.value)
+
+
+ROWS_OUT = {
+    'a row with another number of columns': ('a.csv', CSV + 'x,y,a\n', 'line 6: columns: 3'),
+    'a line that is no json': ('a.jsonl', LINES + '{\n', 'line 5: not JSON'),
+    'a field that is there twice': (
+        'a.jsonl', LINES + '{"text": "x", "text": "y", "label": "a"}\n', "'text' is there twice"),
+    'a field that is missing': ('a.jsonl', LINES + '{"label": "a"}\n', "no field 'text'"),
+    'a number for a text': (
+        'a.jsonl', LINES + '{"text": 5, "label": "a"}\n', 'a text is not a string'),
+    'a null for a text': (
+        'a.jsonl', LINES + '{"text": null, "label": "a"}\n', 'a text is not a string'),
+}
+
+
+@pytest.mark.parametrize('name', ROWS_OUT)
+def test_a_row_that_cannot_be_used_is_left_out_and_said(name, tmp_path, capsys):
+    file, content, message = ROWS_OUT[name]
+    path = put(tmp_path, file, content)
+    for read in (trained, evaluated):
+        assert read(path) == TEXTS
+        assert message in capsys.readouterr().err
+    *good, bad = Texts([], path, ['text']).single()
+    assert good == TEXTS and isinstance(bad, InputError) and message in str(bad)
+
+
+@pytest.mark.parametrize('file', ['a.csv', 'a.TSV', 'a.jsonl', 'a.csv.gz', 'a.json'])
+def test_predictions_of_a_table_need_the_name_of_its_column(file, tmp_path):
+    with pytest.raises(InputError, match='--text=COLUMN'):
+        Texts([], put(tmp_path, file, CSV))
+
+
+def test_an_example_is_called_by_its_row_or_by_the_column_that_the_user_names(tmp_path):
+    content = 'text,label,name\n"x\ny",a,p\n\nbad\nz,b,q\n'
+    path = put(tmp_path, 'a.csv', content)
+    columns = Columns(('text',), 'label', own=True)
+    assert read_texts(path, columns, LearntNames()).ids == ['0', '2']
+    named = Columns(('text',), 'label', 'name', own=True)
+    assert read_texts(path, named, LearntNames(), needs_ids=True).ids == ['p', 'q']
+    with pytest.raises(InputError, match="no column 'nam'"):
+        read_texts(path, Columns(('text',), 'label', 'nam', own=True), None, needs_ids=True)
+
+
+@pytest.mark.parametrize(('labels', 'order'), [
+    (['10', '9', 'nan'], ('10', '9', 'nan')), (['NaN', '2', '1'], ('1', '2', 'NaN')),
+    (['1.0', '1', '2'], ('1', '1.0', '2')), (['10', '9'], ('9', '10')),
+    (['inf', '1', '-inf'], ('-inf', '1', 'inf')),
+])
+def test_the_order_of_labels_is_total(labels, order, tmp_path):
+    for some in (labels, labels[::-1]):
+        names = LearntNames()
+        names('a.csv', range(len(some)), some)
+        assert names.names == order
+
+
+def test_labels_that_were_met_in_evaluation_alone_count_against_the_model(tmp_path):
+    from bert_jax.metrics.labels import METRICS
+    from bert_jax.tasks.texts import _score
+
+    names = LearntNames(several=True)
+    names('a.csv', [1, 2], ['a', 'b'])
+    gold = names('b.csv', [1, 2], ['new', 'a,other'])
+    predicted = {'rows': [[0, 0], [1, 0]]}
+    import numpy as np
+
+    scores = _score(lambda outputs: np.array(outputs['rows'], np.float32),
+                    ['accuracy', 'micro_f1', 'macro_f1'], gold, predicted)
+    assert scores['accuracy'] == 0 and scores['micro_f1'] == pytest.approx(2 / 4)
+    assert scores['macro_f1'] == pytest.approx(1 / 4)
+    assert set(METRICS) >= set(scores)
