@@ -94,7 +94,7 @@ def mask_rows(
         run = word
         if rates.masking in _LENGTHS:
             run = _runs(word, candidates, row_keys, _LENGTHS[rates.masking])
-        keys = _word_keys(keys, word, run, candidates, wanted, bits)
+        keys = _word_keys(keys, word, run, candidates, wanted, bits, row_keys)
         wanted = np.minimum(wanted, (keys != _LAST).sum(axis=1))
     keys[~candidates] = _LAST
     chosen = np.sort(np.partition(keys, slots - 1, axis=1)[:, :slots], axis=1)
@@ -168,15 +168,20 @@ def _word_keys(
     candidates: np.ndarray,
     wanted: np.ndarray,
     bits: np.uint32,
+    row_keys: np.ndarray,
 ) -> np.ndarray:
     """Sort keys [n, S] in which whole words that fit the count come first, all others last.
 
     Args:
       keys: [n, S] random, the position in the low bits.
       word: of each position.
-      run: of each position; the words of a run are taken one after another.
+      run: of each position; the words of a run are taken one after another, from its first word
+        on or from its last backwards, by a coin: of the run that is taken in part, either end is
+        as likely. (From the first alone, the first word of a segment, which always begins a run,
+        would be masked more often than others.)
       candidates, wanted: as in `mask_rows`.
       bits: the low ones.
+      row_keys: [n] uint64, for the coins.
     """
     n, width = keys.shape
     columns = np.arange(width, dtype=np.uint32)
@@ -185,7 +190,9 @@ def _word_keys(
     np.add.at(sizes, (rows[candidates], word[candidates]), 1)
     run_of_word = np.zeros((n, width), np.int64)
     run_of_word[rows[candidates], word[candidates]] = run[candidates]
-    drawn = (np.take_along_axis(keys, run_of_word, axis=1) & ~bits) | columns
+    backwards = uniform(hash64(hash64(row_keys, 6)[:, None], run_of_word)) < 0.5
+    drawn = (np.take_along_axis(keys, run_of_word, axis=1) & ~bits) | np.where(
+        backwards, bits - columns, columns)
     order = np.argsort(np.where(sizes > 0, drawn, _LAST), axis=1, kind='stable')
     ordered_sizes = np.take_along_axis(sizes, order, axis=1)
     taken = np.zeros((n, width), bool)

@@ -138,8 +138,8 @@ def plan_steps(
 
     def attempt(lengths: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:
         rows = pack(lengths, row_length)
-        needed = -(-(rows.max(axis=1).astype(np.int64) + 1) // shards) * shards
-        return rows, _few_values(np.maximum(needed, shards), max_shapes, _SHAPE_GAIN)
+        needed = -(-(rows.max(axis=1).astype(np.int64) + 1) // shards)  # of each shard
+        return rows, shards * _few_values(np.maximum(needed, 1), max_shapes, _SHAPE_GAIN)
 
     def cost(row_length: int) -> float:
         _, num_rows = attempt(lengths[:_SAMPLED_STEPS], row_length)

@@ -236,4 +236,4 @@ class BertFeatureTagger(nn.Module):
             x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, i)
             x = layer(x, mask_BxS)
         x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, len(self.bilstm))
-        return self.classifier(x).astype(jnp.float32)
+        return self.classifier.logits(x)

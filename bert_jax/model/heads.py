@@ -117,7 +117,7 @@ class BertForPreTraining(nn.Module):
         )
         return outputs | {
             'mlm_output': (hidden_BxPxH, table_VxH, bias_V),
-            'nsp_logits': self.cls.seq_relationship(outputs['pooled_output']).astype(jnp.float32),
+            'nsp_logits': self.cls.seq_relationship.logits(outputs['pooled_output']),
         }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,8 +81,10 @@ class Dense(nn.Module):
         y, bias = self.apart(x)
         return y + bias.astype(y.dtype)
 
-    def apart(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The product [..., out dims], and the bias, which is still to be added."""
+    def apart(
+        self, x: jax.Array, out_dtype: Any = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """The product [..., out dims] in `out_dtype` (None: the compute dtype), and the bias."""
         layout, dtype = self.config.layout, self.config.dtype
         kernel, n = self.kernel.astype(dtype), len(self.in_dims)
         rows = x.shape[: x.ndim - n]
@@ -94,8 +97,17 @@ class Dense(nn.Module):
             # copies (a quarter of its time). On a TPU it would keep gelu out of its product.
             x = x.reshape(-1, *kernel.shape[:n])
         contract = (tuple(range(x.ndim - n, x.ndim)), tuple(range(n)))
-        y = lax.dot_general(x.astype(dtype), kernel, (contract, ((), ())))
+        y = lax.dot_general(
+            x.astype(dtype), kernel, (contract, ((), ())), preferred_element_type=out_dtype)
         return y.reshape(*rows, *self.out_dims), self.bias
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Outputs of a head [..., out dims] float32: accumulated, and the bias added, in float32.
+
+        Rounded to bfloat16, 80 logits would become 51 values, with ties between spans.
+        """
+        y, bias = self.apart(x, jnp.float32)
+        return y + bias
 
 
 class LayerNorm(nn.Module):

@@ -66,7 +66,7 @@ class BertForSequenceClassification(nn.Module):
     ) -> jax.Array:
         pooled = self._pooled(batch, rows_Bx2)
         pooled = drop.dropout(pooled, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
-        return self.classifier(pooled).astype(jnp.float32)
+        return self.classifier.logits(pooled)
 
     def _pooled(
         self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None
@@ -110,7 +110,7 @@ class BertForTokenClassification(nn.Module):
     ) -> jax.Array:
         x_BxSxH = _encode(self.bert, self.bilstm, batch, rows_Bx2)
         x_BxSxH = drop.dropout(x_BxSxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
-        return self.classifier(x_BxSxH).astype(jnp.float32)
+        return self.classifier.logits(x_BxSxH)
 
 
 class SpanHead(nn.Module):
@@ -123,7 +123,7 @@ class SpanHead(nn.Module):
         self.squad = Dense(c, (c.hidden_size,), (2,), ('embed',), (None,))
 
     def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
-        return self.squad(x_BxSxH).astype(jnp.float32)
+        return self.squad.logits(x_BxSxH)
 
 
 class BertForQuestionAnswering(nn.Module):

@@ -12,8 +12,12 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+from bert_jax.runtime.errors import InputError
+
 if TYPE_CHECKING:
     from bert_jax.predict.api import Model
+
+__all__ = ['InputError', 'load']
 
 
 def load(
@@ -29,7 +33,7 @@ def load(
       dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else bfloat16.
 
     Raises:
-      bert_jax.runtime.errors.InputError: there is no model, or something is wrong with it.
+      InputError: there is no model, or something is wrong with it.
     """
     from bert_jax.predict.api import Model
     from bert_jax.predict.loaded import with_vocabulary
@@ -37,6 +41,9 @@ def load(
     from bert_jax.runtime.files import as_path  # not above: `--help` does not wait for JAX
     from bert_jax.weights.load import load_weights
 
+    for name, value in (('path', path), ('vocab_file', vocab_file)):
+        if not isinstance(value, (str, os.PathLike)) and (name == 'path' or value is not None):
+            raise InputError(f'{name}={value!r:.60} must be a path')
     folder = as_path(path)
     encoder = transformer_of(folder)
     weights = load_weights(encoder, any_head=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ from bert_jax.labelled.squad_answers import Prediction, predict_answers
 from bert_jax.labelled.squad_windows import SquadWindows, squad_windows
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
-from bert_jax.predict.texts import Note, Pair, check_many, parts_of, shown, stream
+from bert_jax.predict.texts import Note, Pair, check_many, parts_of, shown, stream, whole_number
 from bert_jax.runtime.errors import InputError
 
 # As google-research/bert's run_squad has them, where the model does not bring its own.
@@ -32,12 +34,16 @@ def answer(
     """The best span of each context; see `Model.answer`."""
     model.need('answer')
     check_many(questions)
-    if max_answer_length < 1:
-        raise InputError(f'max_answer_length={max_answer_length} must be 1 or more tokens')
+    max_answer_length = whole_number('max_answer_length', max_answer_length)
+    if null_threshold is not None and (
+            isinstance(null_threshold, bool) or not isinstance(null_threshold, numbers.Real)
+            or math.isnan(null_threshold)):
+        raise InputError(f'null_threshold={null_threshold!r:.60} must be a number')
     own = _DEFAULTS | dict(model.inference)
     threshold = own.get('null_threshold') if null_threshold is None else null_threshold
     max_length = min(own['max_seq_length'], model.max_length)
-    max_question = min(own['max_query_length'], (max_length - 3) // 2)
+    # As evaluation cuts it; where the model is too short for that, a token of the text is left.
+    max_question = min(own['max_query_length'], max_length - 4)
     vocab, lowercase = model.vocab, model.weights.lowercase
 
     def read(pair: Any, number: int, note: Note) -> _Asked:

@@ -210,12 +210,12 @@ class Model(LoadedModel):
         Raises:
           InputError: there is no such command.
         """
-        command = (command or self.commands()[0]).replace('-', '_')
-        run = getattr(self, f'iter_{command}', None)
+        command = self.commands()[0] if command is None else command
+        run = getattr(self, f"iter_{str(command).replace('-', '_')}", None)
         if run is None:
             raise InputError(f'there is no command {command!r} to warm up')
         text: Any = '[MASK] a'
-        if command in ('next_sentence', 'answer'):
+        if command in ('next-sentence', 'next_sentence', 'answer'):
             text = ('a', 'a')
         elif self.weights.head == 'multiple_choice':
             text = ('a', 'a', 'a')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,10 @@ def text_vectors(
     if pool is None or normalize is None:
         pool = model.pooling.pool if pool is None else pool
         normalize = model.pooling.normalize if normalize is None else normalize
-    if pool not in POOLS:
-        raise InputError(f"pool={pool!r} is unknown: {', '.join(POOLS)}")
+    if not isinstance(pool, str) or pool not in POOLS:
+        raise InputError(f"pool={pool!r:.60} is unknown: {', '.join(POOLS)}")
+    if not isinstance(normalize, (bool, np.bool_)):
+        raise InputError(f'normalize={normalize!r:.60} must be True or False')
 
     how = model.windows(windows)
 
@@ -77,13 +79,18 @@ def text_vectors(
 
 def _checked(model: LoadedModel, layers: Sequence[int]) -> tuple[int, ...]:
     lowest = -model.config.num_layers - 1
+    if isinstance(layers, (str, Mapping)) or not isinstance(layers, (Sequence, np.ndarray)) or (
+            not len(layers)):
+        raise InputError(f'layers={layers!r:.60} must be layers, such as (-1, -2)')
     for layer in layers:
+        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
+            raise InputError(f'layer {layer!r:.60} is not a whole number, such as -1')
         if not lowest <= layer <= -1:
             raise InputError(
                 f'layer {layer} is not there: -1 is the last, {lowest + 1} the first, {lowest} '
                 'the embeddings'
             )
-    return tuple(layers)
+    return tuple(map(int, layers))
 
 
 def as_json(number: int, features: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:

@@ -94,6 +94,8 @@ class LoadedModel:
           devices: to compute on, which share the texts; default: all.
           folder: where the weights are from: a `modules.json` in it says how vectors are made.
         """
+        if dtype not in (None, 'float32', 'bfloat16'):
+            raise InputError(f"dtype={dtype!r:.60} is unknown: 'float32' or 'bfloat16'")
         self._folder = folder
         self.weights = weights
         dtype = dtype or ('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
@@ -174,9 +176,9 @@ class LoadedModel:
 
     def windows(self, how: str | None = None) -> str:
         """How the windows of long texts are combined: as asked for, else as the run had it."""
-        how = how or self.inference.get('windows') or 'first'
-        if how not in WINDOWS:
-            raise InputError(f"windows={how!r} is unknown: {', '.join(WINDOWS)}")
+        how = self.inference.get('windows') or 'first' if how is None else how
+        if not isinstance(how, str) or how not in WINDOWS:
+            raise InputError(f"windows={how!r:.60} is unknown: {', '.join(WINDOWS)}")
         return how
 
     def commands(self) -> list[str]:

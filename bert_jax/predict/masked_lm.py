@@ -21,6 +21,7 @@ from bert_jax.predict.texts import (
     refused,
     shown,
     stream,
+    whole_number,
 )
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.sentencepiece import WORD_START
@@ -43,8 +44,7 @@ def fill_mask(
 ) -> Iterator[dict[str, Any]]:
     """The likeliest tokens for each [MASK]; see `Model.fill_mask`."""
     model.need('fill-mask')
-    if top_k < 1:
-        raise InputError(f'top_k={top_k} must be 1 or more')
+    top_k = whole_number('top_k', top_k)
     vocab = model.vocab
 
     def results(texts: list[_Masked], outputs: Outputs) -> Iterator[dict[str, Any]]:

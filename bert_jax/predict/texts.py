@@ -5,7 +5,7 @@ A text is read by itself, so that whatever is wrong with one is that one's resul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,6 +92,20 @@ def check_many(texts: Iterable[Any]) -> None:
     """Refuses one text, whose letters would be texts."""
     if isinstance(texts, (str, bytes)):
         raise InputError(f'one text where a list of texts is expected: write [{texts[:40]!r}]')
+    if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
+        raise InputError(
+            f'{texts!r:.60} ({type(texts).__name__}) where a list of texts is expected')
+
+
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """An argument that is to be a whole number.
+
+    Raises:
+      InputError: it is something else, or below `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise InputError(f'{name}={value!r:.60} must be {least} or more, a whole number')
+    return int(value)
 
 
 def _read(read: Read, text: Any, number: int, note: Note) -> Any:

@@ -92,7 +92,8 @@ def check_run_directory(
 
     Args:
       workdir: of the run.
-      resolved: as `config.json` will say; steps to skip that the run has behind it are taken out.
+      resolved: as `config.json` will say; what a run that has begun does not use any more is taken
+        out: steps to skip that it has behind it, another `init_checkpoint`.
       vocab_path: of the run.
       comparable: whether it is a short run that is compared with others, which nothing that bears
         on its result may change.
@@ -139,6 +140,11 @@ def check_run_directory(
                 f'{workdir} holds a run with {name}={before!r}, the config says '
                 f'{new.get(name)!r}: give another --workdir, or the config of that run'
             )
+        if name == 'init_checkpoint':  # it goes on from its own checkpoint
+            print(f'warning: the run started from init_checkpoint={before!r}, which stays; '
+                  f'{new[name]!r} is not used: to start from it, give another --workdir')
+            resolved['init_checkpoint'] = before
+            continue
         if name == 'train.skip_steps' and (late := _behind(new[name], before, workdir)):
             print(f"warning: {name}: the newest checkpoint is past {', '.join(map(str, late))}, "
                   'which stays as it was: to train on other rows there, move the checkpoints from '

@@ -100,7 +100,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
         params, model, head, labels, vocab_file, lowercase, (),
         f'run directory {workdir}, step {int(step.name):,}'
         + (' (its best evaluation)' if step.parent.name == 'best' else ''),
-        read_inference(config, 'inference', config_file),
+        _inference(config, config_file),
     )
 
 
@@ -139,6 +139,16 @@ def _model(config: dict[str, Any], config_file: Path) -> dict[str, Any]:
                 'would be read as another: read it with the version of bert_jax that wrote it'
             )
     return read_model(section, 'bert_jax', config_file)
+
+
+def _inference(config: dict[str, Any], config_file: Path) -> dict[str, Any]:
+    """See `Weights.inference`. A model pre-trained from scratch knows positions up to its rows'."""
+    inference = read_inference(config, 'inference', config_file)
+    lengths = [phase['max_seq_length'] for phase in config.get('phases') or ()
+               if isinstance(phase, dict) and 'max_seq_length' in phase]
+    if config.get('head') == 'pretraining' and lengths and not config.get('init_checkpoint'):
+        inference = {'max_seq_length': max(lengths)} | inference
+    return inference
 
 
 def _vocabulary(

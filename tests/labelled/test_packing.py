@@ -160,3 +160,15 @@ def test_outputs_come_back_in_the_order_of_the_units(choices):
             'ids': batch['input_ids'], 'labels': batch['labels']}, collected)
     np.testing.assert_array_equal(collected['ids'], units.sequences.ids)
     np.testing.assert_array_equal(collected['labels'], units.labels['labels'])
+
+
+def test_rows_of_very_different_steps_are_split_evenly():
+    """Past 200 different numbers of rows they are rounded: to numbers that the shards divide."""
+    steps, most = 420, 1700
+    units = np.full((steps, most), -1)
+    for i in range(steps):
+        units[i, : 4 * (i + 1)] = np.arange(4 * (i + 1))
+    plan = plan_steps(
+        np.full(most, 30), units, row_lengths=[32], shards=4, token_cost=lambda length: 1.0)
+    assert (plan.num_rows % 4 == 0).all()
+    assert (plan.num_rows > plan.rows.max(axis=1)).all()

@@ -16,6 +16,8 @@ from bert_jax.model.heads import (
     masked_lm_loss,
     mlm_chunks,
 )
+from bert_jax.model.layers import ModelConfig
+from bert_jax.model.task_heads import BertForSequenceClassification, BertForTokenClassification
 from bert_jax.train.sharding import Layout
 
 BATCH, SLOTS, HIDDEN, VOCAB, PADDED = 4, 10, 16, 50, 64
@@ -118,3 +120,18 @@ def test_gathering_positions_is_exact_and_adds_up_gradients(dtype):
 ])
 def test_logits_are_computed_in_the_fewest_parts_that_fit(rows, slots, vocab, limit, chunks):
     assert mlm_chunks(rows, slots, vocab, limit) == chunks
+
+
+@pytest.mark.parametrize('module', [BertForSequenceClassification, BertForTokenClassification])
+def test_logits_are_not_rounded_to_bfloat16(module):
+    config = ModelConfig(
+        vocab_size=40, num_layers=1, hidden_size=32, num_heads=2, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.2, dtype='bfloat16')
+    ids = jax.random.randint(jax.random.key(0), (40, 8), 5, 40)
+    batch = {'input_ids': ids, 'input_mask': jnp.ones_like(ids), 'segment_ids': jnp.zeros_like(ids)}
+    model = module(config, 2)
+    params = model.init(jax.random.key(1), batch)
+    logits = np.asarray(model.apply(params, batch)).reshape(-1, 2)[:40]
+    assert logits.dtype == np.float32
+    rounded = logits.astype(jnp.bfloat16).astype(np.float32)
+    assert len(np.unique(logits)) == 80 > len(np.unique(rounded))

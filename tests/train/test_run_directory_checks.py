@@ -45,6 +45,14 @@ def test_what_makes_it_another_run_is_refused(workdir, task, name, value, refuse
     assert (workdir / 'config.json').read_text() == before
 
 
+def test_a_run_that_has_begun_keeps_the_name_of_what_it_started_from(workdir, capsys):
+    describe_run(workdir, FIELDS | {'task': 'pretrain'}, None)
+    resolved = FIELDS | {'task': 'pretrain', 'init_checkpoint': 'b'}
+    check_run_directory(workdir, resolved, None, comparable=False)
+    assert "init_checkpoint='a', which stays; 'b' is not used" in capsys.readouterr().out
+    assert resolved['init_checkpoint'] == 'a'
+
+
 def test_another_text_under_the_same_name_is_told(workdir, capsys):
     describe_run(workdir, FIELDS | {'identity': {'content of x': 'aa', 'vocabulary': 'v'}}, None)
     now = FIELDS | {'identity': {'content of x': 'bb', 'vocabulary': 'w'}}
