@@ -1,11 +1,14 @@
-"""What tells whether arrays are what they were: checksums, and whether every number is finite.
+"""Whether content is unchanged: checksums of arrays, digests of bytes and JSON, finite numbers.
 
-A file format's checksums cover what it wrote, where it has any; these cover the way from the
-devices and back. They are sums of integers, so they depend neither on a mesh nor on an order.
+A file format's checksums cover what it wrote, where it has any. Those of arrays cover the way
+from the devices and back: they are sums of integers, so they depend neither on the mesh nor on
+the order of summation.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,12 +17,52 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bert_jax.runtime.errors import InputError
+
 CHECKSUMS = 'checksums'  # what they are called beside the trees that are saved
+DIGEST = 'digest'  # the field of a JSON object that holds the digest of the others
 _BLOCK = 1 << 18  # elements that stay in a CPU's cache
 
 
+def digest(content: bytes) -> str:
+    """32 hexadecimal digits of SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def with_digest(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a JSON object and their digest, as they are written."""
+    return {**fields, DIGEST: _digest_of_fields(fields)}
+
+
+def check_digest(written: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """The fields of a JSON object without their digest.
+
+    Objects without a digest are accepted: older versions wrote none, and users who edit a file on
+    purpose remove it.
+
+    Args:
+      written: the object as read.
+      where: its file, for messages.
+
+    Raises:
+      InputError: the digest is of other fields.
+    """
+    fields = dict(written)
+    expected = fields.pop(DIGEST, None)
+    if expected is not None and expected != _digest_of_fields(fields):
+        raise InputError(
+            f'{where} is not what was written (its "{DIGEST}" is of another content): put it back '
+            f'as it was, or remove its line "{DIGEST}" if it was changed on purpose'
+        )
+    return fields
+
+
+def _digest_of_fields(fields: Mapping[str, Any]) -> str:
+    return digest(json.dumps(fields, sort_keys=True).encode())
+
+
 def saved_tree(tree: dict[str, Any]) -> dict[str, Any]:
-    """What is saved of a dict of trees: they, and their checksums."""
+    """A dict of trees with their checksums, as checkpoints hold them."""
     return tree | {CHECKSUMS: checksums(leaves(tree))}
 
 
@@ -29,12 +72,12 @@ def leaves(tree: Any) -> dict[str, Any]:
 
 
 def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
-    """Uint32, one an array, in the order of their names. Every change of one element changes it.
+    """One uint32 for each array, sorted by name. Any change of one element changes it.
 
-    Computed where the arrays lie; on CPUs without compiling anything.
+    Computed where the arrays are; on CPUs without compiling anything.
     """
     sums = [
-        checksum(np.asarray(x)) if _is_on_host(x) else _alone(_on_device, x)
+        checksum(np.asarray(x)) if _is_on_host(x) else _run_blocking(_on_device, x)
         for x in (arrays[name] for name in sorted(arrays))
     ]
     return np.array(jax.device_get(sums), np.uint32)
@@ -45,19 +88,19 @@ def _is_on_host(x: Any) -> bool:
         x.is_fully_addressable and x.addressable_shards[0].device.platform == 'cpu')
 
 
-def _alone(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """What a function computes of an array on devices, before anything else is begun on CPUs.
+def _run_blocking(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Runs a program on devices; on CPUs, waits for its result.
 
-    CPUs start small programs in any order: each host would wait in a sum that another is not in.
+    CPUs start small programs in any order, so hosts could wait for each other in different sums.
     """
-    found = function(x)
+    result = function(x)
     if x.addressable_shards[0].device.platform == 'cpu':
-        found.block_until_ready()
-    return found
+        result.block_until_ready()
+    return result
 
 
 def checksum(x: np.ndarray) -> np.uint32:
-    """That of an array on the host."""
+    """The checksum of an array on the host."""
     bits = np.ascontiguousarray(x).reshape(-1).view(f'uint{8 * x.dtype.itemsize}')
     total = 0
     for start in range(0, bits.size, _BLOCK):
@@ -74,18 +117,18 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def not_finite(arrays: Mapping[str, Any]) -> str | None:
-    """The first array, by name, that holds NaN or infinity; of numpy's or of a device."""
-    found = {
-        name: is_finite(np.asarray(x)) if _is_on_host(x) else _alone(_is_finite_on_device, x)
+    """The name of the first array, on host or device, that holds NaN or infinity; None: of none."""
+    finite = {
+        name: is_finite(np.asarray(x)) if _is_on_host(x) else _run_blocking(_is_finite_on_device, x)
         for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)
     }
-    return next((name for name, good in jax.device_get(found).items() if not good), None)
+    return next((name for name, good in jax.device_get(finite).items() if not good), None)
 
 
 def is_finite(x: np.ndarray) -> bool:
     """Whether no element is NaN or infinite."""
     with np.errstate(all='ignore'):
-        # One pass without an array of the same size; the sum of good ones may overflow.
+        # One pass without an array of the same size. The sum of finite numbers may overflow.
         if np.isfinite(np.add.reduce(x, axis=None, dtype=np.result_type(x.dtype, np.float32))):
             return True
     return bool(np.isfinite(x).all())
@@ -108,7 +151,7 @@ def _on_device(x: jax.Array) -> jax.Array:
 
 
 def _mixed(bits: Any, index: Any) -> Any:
-    """A hash of each element and its place; at one place a bijection."""
+    """A hash of each element and its index; for a given index it is a bijection."""
     h = bits ^ index * np.uint32(0x9E3779B9)
     h = (h ^ (h >> 16)) * np.uint32(0x7FEB352D)
     h = (h ^ (h >> 15)) * np.uint32(0x846CA68B)

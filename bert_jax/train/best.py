@@ -8,9 +8,8 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from bert_jax.runtime import files
-from bert_jax.runtime.checksum import saved_tree
+from bert_jax.runtime.checksum import check_digest, saved_tree, with_digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.sealed import sealed, unsealed
 from bert_jax.train.restore import Damaged, read
 
 
@@ -56,13 +55,13 @@ class Best:
         best = self.metrics()
         if best is None or metrics[self._metric] > best[self._metric]:
             saved = ocp.args.StandardSave(saved_tree({'params': params}))
-            self._manager.save(step, args=saved, metrics=sealed(metrics))
+            self._manager.save(step, args=saved, metrics=with_digest(metrics))
             self._manager.wait_until_finished()  # `params` are donated to the next step
 
     def metrics(self) -> dict[str, float] | None:
         """Metrics of the best evaluation, or None before the first."""
         step = self._manager.best_step()
-        return None if step is None else unsealed(
+        return None if step is None else check_digest(
             self._manager.metrics(step), self._directory / str(step) / 'metrics')
 
     def restore(self, abstract_params: Any) -> tuple[int, Any]:

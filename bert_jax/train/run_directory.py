@@ -10,11 +10,12 @@ import jax
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.runtime import hosts
+from bert_jax.runtime.checksum import digest
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, write_whole
 from bert_jax.runtime.lease import Claim, held
 from bert_jax.runtime.outputs import is_by_the_way, open_folder
-from bert_jax.weights.run_directory import digest, read_config, whole_steps, write_config
+from bert_jax.weights.run_directory import read_config, whole_steps, write_config
 
 # Fields that may change between a run and its continuation without changing what it computes.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',

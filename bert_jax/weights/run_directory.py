@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from typing import Any
@@ -13,10 +12,18 @@ import orbax.checkpoint as ocp
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.heads import HEADS, part_of
-from bert_jax.runtime.checksum import CHECKSUMS, checksum, leaf_name, leaves, saved_tree
+from bert_jax.runtime.checksum import (
+    CHECKSUMS,
+    check_digest,
+    checksum,
+    digest,
+    leaf_name,
+    leaves,
+    saved_tree,
+    with_digest,
+)
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket, write_whole
-from bert_jax.runtime.sealed import sealed, unsealed
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights.description import (
     Weights,
@@ -113,17 +120,12 @@ def read_config(
       InputError: there is none, it is no JSON object, or not the one that the run wrote.
     """
     path = workdir / 'config.json'
-    return unsealed(read_json(path, hint), path)
+    return check_digest(read_json(path, hint), path)
 
 
 def write_config(workdir: Path, fields: dict[str, Any]) -> None:
     """Writes `config.json`."""
-    write_whole(workdir / 'config.json', json.dumps(sealed(fields), indent=2) + '\n')
-
-
-def digest(content: bytes) -> str:
-    """What `config.json` says of the vocabulary's content."""
-    return hashlib.sha256(content).hexdigest()[:32]
+    write_whole(workdir / 'config.json', json.dumps(with_digest(fields), indent=2) + '\n')
 
 
 def _model(config: dict[str, Any], config_file: Path) -> dict[str, Any]:

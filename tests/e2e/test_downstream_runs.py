@@ -25,9 +25,9 @@ from bert_jax.evaluate import evaluate
 from bert_jax.evaluate import main as evaluate_main
 from bert_jax.metrics.squad import NEVER_ANSWER
 from bert_jax.predict import load
+from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.files import as_path
-from bert_jax.runtime.sealed import unsealed
 from bert_jax.train import experiment
 from bert_jax.train.run_directory import read_run_fields
 from bert_jax.weights.load import load_weights
@@ -175,7 +175,7 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(pretrained, tmp_pa
     assert json.loads((tmp_path / 'out' / 'result.json').read_text())['task'] == 'squad_v1'
 
     config = tmp_path / '1' / 'config.json'
-    said = unsealed(json.loads(config.read_text()), config)
+    said = check_digest(json.loads(config.read_text()), config)
     said['squad']['doc_stride'] = 64
     config.write_text(json.dumps(said))
     with pytest.raises(SystemExit, match='2'):
@@ -370,7 +370,7 @@ def test_a_model_is_scored_with_the_threshold_that_it_brings(pretrained, tmp_pat
     run('--config=configs/squad.py:v2', f'--config.init_checkpoint={pretrained}',
         f'--config.data.source={tmp_path}', *UNPACKED, workdir=tmp_path / 'run')
     described = tmp_path / 'run' / 'config.json'
-    fields = unsealed(json.loads(described.read_text()), described)
+    fields = check_digest(json.loads(described.read_text()), described)
     scores = {}
     for threshold in (NEVER_ANSWER, 1e5):
         fields['inference']['null_threshold'] = threshold

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.sealed import unsealed
 from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.run_directory import write_run
@@ -40,7 +40,7 @@ def test_heads_labels_and_how_predictions_are_made(form, tmp_path):
     assert (again.head, again.labels) == ('multi_label', weights.labels)
     assert again.inference == INFERENCE
     config_file = tmp_path / 'out' / name
-    said = unsealed(json.loads(config_file.read_text()), config_file)
+    said = check_digest(json.loads(config_file.read_text()), config_file)
     config_file.write_text(json.dumps(said | {key: [9]}))
     with pytest.raises(InputError, match=rf'{name}: {key}=\[9\] is no JSON object'):
         load_weights(tmp_path / 'out')

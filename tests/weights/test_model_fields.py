@@ -9,8 +9,8 @@ import pytest
 from bert_jax.config import complete, default_config, model_fields
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
 from bert_jax.config.validation import validate
+from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.sealed import unsealed
 from bert_jax.train.run_directory import check_run_directory, describe_run
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.model_fields import read_model, write_model
@@ -73,7 +73,7 @@ def test_every_field_comes_back_from_a_run_directory(tmp_path):
 def test_a_field_of_a_newer_version_is_refused_by_name(tmp_path):
     write_run(tmp_path / 'run', load_weights(RECORDED / 'base'))
     config_file = tmp_path / 'run' / 'config.json'
-    said = unsealed(json.loads(config_file.read_text()), config_file)
+    said = check_digest(json.loads(config_file.read_text()), config_file)
     said['model'] |= {name: choices[-1] for name, choices in COMPUTATION.items()}
     config_file.write_text(json.dumps(said))
     load_weights(tmp_path / 'run')
