@@ -111,7 +111,7 @@ def peer_trainer(args: argparse.Namespace) -> Train:
     import torch
     import transformers
 
-    from bert_jax.labelled.glue import glue_task, read_glue
+    from bert_jax.tasks.glue import glue_task, read_glue
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(args.seed)

@@ -15,12 +15,12 @@ TENSORFLOW_FILES = {
 }
 FLOORS = [
     {'runtime', 'config', 'heads', 'train.sharding', 'train.optimizers', 'text',
-     'metrics', 'data.spec', 'data.stateless'},
+     'metrics', 'tasks.metrics', 'tasks.table', 'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},
     {'labelled'},
-    {'train', 'predict'},
+    {'train', 'predict.engine', 'predict.functions'},
     {'tasks'},
-    {'config.validation', 'train.program', 'train.experiment', 'group'},
+    {'predict', 'config.validation', 'train.program', 'train.experiment', 'group'},
     {'main', 'evaluate', 'convert', 'predict.__main__', 'tools'},
 ]
 

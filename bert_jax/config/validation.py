@@ -22,11 +22,11 @@ from bert_jax.config.durations import parse_duration, parse_steps
 from bert_jax.config.phases import PHASE_FIELDS, check_phases, phases
 from bert_jax.config.ranges import Range, count
 from bert_jax.data.masking import MASKINGS
-from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.model.bilstm import FEATURES
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_scheme
 from bert_jax.tasks import task_kind
+from bert_jax.tasks.texts import WINDOWS
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 
 _SHARE = Range(0, 1)

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.labelled import tabular
 from bert_jax.metrics.conll import TAG, normal_tags, tag_types
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
+from bert_jax.tasks import table
 
 # Of the original distribution, and as its IOB2 editions are called.
 _FILES = {
@@ -165,7 +165,7 @@ def read_conll_file(
     """
     # Cells are made twice rather than kept: a list for each line would keep the garbage
     # collector busy for longer than all the rest takes.
-    texts = [text for _, text in tabular.lines(path)]
+    texts = [text for _, text in table.lines(path)]
     widths = Counter(
         len(_CELL.findall(text)) for text in texts if not text.startswith(_DOCUMENT_START)
     )
@@ -178,7 +178,7 @@ def read_conll_file(
             f'{path} has one column: there are no tags to learn or to score; expected a word and '
             'its tag in each line'
         )
-    rejects = tabular.Rejects(path, max_malformed)
+    faults: list[tuple[int, str]] = []
     words, tags, lines, sentences, documents = [], [], [], [], []
     document = sentence = 0
     for line, text in enumerate(texts, 1):
@@ -189,14 +189,14 @@ def read_conll_file(
             document += 1
             sentence += 1
         elif len(cells) != width:
-            rejects.add(line, f'columns: {len(cells)}, where {width} are wanted')
+            faults.append((line, f'columns: {len(cells)}, where {width} are wanted'))
         else:
             words.append(cells[0])
             tags.append(cells[-1])
             lines.append(line)
             sentences.append(sentence)
             documents.append(document)
-    num_skipped = rejects.check(len(words))
+    table.check_malformed(path, len(words), faults, max_malformed)
     lines_W = np.array(lines, np.int64)
     if not any_tags:
         _check_tags(path, lines_W, tags)
@@ -208,7 +208,7 @@ def read_conll_file(
         lines=lines_W,
         sentence_offsets=offsets,
         documents=np.unique(np.array(documents)[starts], return_inverse=True)[1],
-        num_skipped=num_skipped,
+        num_skipped=len(faults),
         source=path,
     )
 
@@ -228,20 +228,23 @@ def read_tagged_file(
     Raises:
       InputError: what is wrong with the file.
     """
-    if tabular.format_of(path) != 'json':
+    if table.format_of(path) != 'json':
         return read_conll_file(path, max_malformed=max_malformed, any_tags=True)
-    rejects = tabular.Rejects(path, max_malformed)
-    found, lines = [], []
-    rows = tabular.read_rows(path, [words, tags], own=True)
-    for line, (some, their) in rejects.filter(rows):
+
+    def parse(cells: list[Any]) -> tuple[list[str], list[str]]:
+        some, their = cells
         if not (isinstance(some, list) and isinstance(their, list) and len(some) == len(their)):
-            rejects.add(line, f"'{words}' and '{tags}' are not two lists of one length")
-        elif not all(isinstance(word, str) and word.strip() for word in some):
-            rejects.add(line, 'a word is no string, or an empty one')
-        elif some:
-            found.append((some, [tabular.label_text(tag) for tag in their]))
-            lines.append(line)
-    num_skipped = rejects.check(len(found))
+            raise table.Malformed(f"'{words}' and '{tags}' are not two lists of one length")
+        if not all(isinstance(word, str) and word.strip() for word in some):
+            raise table.Malformed('a word is no string, or an empty one')
+        return table.texts_of(some), [table.label_text(tag) for tag in their]
+
+    rows = table.read_table(path, [words, tags], parse, max_malformed=max_malformed)
+    # Sentences without words are no rows that are malformed, and nothing to learn from.
+    found = [sentence for sentence in rows.values if sentence[0]]
+    lines = [line for line, sentence in zip(rows.lines, rows.values) if sentence[0]]
+    if not found:
+        raise InputError(f'{path} holds no words: copy it again')
     lengths = [len(some) for some, _ in found]
     offsets = np.append(0, np.cumsum(lengths))
     return ConllExamples(
@@ -250,7 +253,7 @@ def read_tagged_file(
         lines=np.repeat(np.array(lines, np.int64), lengths),
         # As a file of words without -DOCSTART- lines: one document.
         sentence_offsets=offsets, documents=np.zeros(len(found), np.int64),
-        num_skipped=num_skipped, source=path,
+        num_skipped=rows.num_skipped, source=path,
     )
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from bert_jax.data.pairs import Sequences, joined
 from bert_jax.labelled.packing import Units
-from bert_jax.labelled.text_windows import TextWindows, text_windows
 from bert_jax.predict import functions
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
@@ -23,6 +22,7 @@ from bert_jax.predict.texts import (
     stream,
 )
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.texts import TextWindows, text_windows
 
 
 class Tokenized(NamedTuple):

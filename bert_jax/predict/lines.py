@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import IO
 
-from bert_jax.labelled.tabular import read_rows
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import local_copy
+from bert_jax.runtime.files import as_path, open_stream
+from bert_jax.tasks.table import Malformed, read_rows, texts_of
 
 _TAB = '\t'
 _NOTES = 20  # that are shown
 _TABLE = re.compile(r'.*\.(csv|tsv|jsonl?)(\.gz)?', re.IGNORECASE)  # names of files with columns
 
-
-Line = str | InputError  # an error in the place of what is wrong
+Parts = tuple[str, ...] | InputError  # texts that go together, or why there are none
 
 
 class Texts:
     """The texts of a run, read as they are wanted.
 
-    Lines end at `\\n` alone; a text is never skipped, so text n is line n. What cannot be read is
-    an error in its place, whose result says so.
+    A line or a row of a table is never skipped: what cannot be read is an error in its place. A
+    table is checked as a whole before anything is computed.
     """
 
     def __init__(
@@ -44,10 +41,12 @@ class Texts:
           whole_objects: whether lines of JSON may come without `columns`: questions with contexts.
 
         Raises:
-          InputError: both are given, the file cannot be opened, or it has columns and none is named
+          InputError: both are given, the file cannot be read, or it has columns and none is named
             (its header would be read as a text).
         """
-        table = file is not None and _TABLE.fullmatch(file)
+        if arguments and file is not None:
+            raise InputError(f'give texts or --input={file}, not both')
+        table = _TABLE.fullmatch(file or '')
         if columns and not table:
             raise InputError(
                 f'--text={columns[0]} names a column: --input must be a file that has some, ending '
@@ -58,24 +57,25 @@ class Texts:
                 f'--input={file} has columns: name the one with the texts, --text=COLUMN (a file '
                 'with a text in each line is called .txt)'
             )
-        self._columns = list(columns)
-        if arguments and file is not None:
-            raise InputError(f'give texts or --input={file}, not both')
-        self._arguments = list(arguments)
+        self._arguments, self._file, self._columns = list(arguments), file, list(columns)
         self._name = file or 'standard input'
-        if sys.stdin is None and file is None and not arguments:
-            raise InputError('standard input is closed: give texts, or --input=FILE')
-        self._lines: IO[bytes] = sys.stdin.buffer if sys.stdin else io.BytesIO()
-        self._bytes = 0  # of the file, where it is known
-        if file is not None:
+        self._total = len(arguments)  # 0: not known
+        if columns:
+            self._total = sum(1 for _ in read_rows(self._name, self._columns))
+            if not self._total:
+                raise InputError(f'{file} holds no rows: copy it again')
+        elif file is not None:
             try:
-                self._lines = open(local_copy(file), 'rb')  # noqa: SIM115  (to the end of the run)
-                self._bytes = os.fstat(self._lines.fileno()).st_size
+                if as_path(file).is_file() or not as_path(file).exists():  # a pipe is read once
+                    with open_stream(file) as lines:
+                        self._total = sum(1 for _ in lines)
             except OSError as error:
                 raise InputError(f'--input={file}: {error.strerror or error}') from error
+        elif not arguments and sys.stdin is None:
+            raise InputError('standard input is closed: give texts, or --input=FILE')
         elif not arguments and sys.stdin.isatty():
             print('texts from standard input, one a line; end with Ctrl-D', file=sys.stderr)
-        self._num_done = self._num_read = self._bytes_read = self._num_notes = 0
+        self._num_done = self._num_notes = 0
         self._terminal = sys.stderr.isatty()
         self.start()
 
@@ -83,47 +83,44 @@ class Texts:
         """Starts the clock of the progress that is shown."""
         self._started = self._shown = time.monotonic()
 
-    def single(self) -> Iterator[Line]:
-        """Each argument or line is a text."""
-        if self._columns:
-            for row in self._rows():
-                yield row if isinstance(row, InputError) else row[0]
-            return
-        for text in self._arguments:
-            yield _checked(text)
-        if not self._arguments:
-            yield from self._read()
+    def single(self) -> Iterator[str | InputError]:
+        """Each argument, line or row is a text."""
+        for parts in self._read():
+            yield parts if isinstance(parts, InputError) else parts[0]
 
-    def parts(self, *separators: str) -> Iterator[tuple[str, ...] | InputError]:
+    def parts(self, *separators: str) -> Iterator[Parts]:
         """Each argument or line is one text, or several with a TAB (or a separator) between."""
-        if self._columns:
-            yield from self._rows()
-            return
-        for text in self.single():
-            if isinstance(text, InputError):
-                yield text
+        for parts in self._read():
+            if isinstance(parts, InputError) or self._columns:
+                yield parts
                 continue
+            (text,) = parts
             for separator in separators:
                 text = text.replace(separator, _TAB)
             yield tuple(text.split(_TAB))
 
-    def pairs(self) -> Iterator[tuple[str, ...] | InputError]:
+    def pairs(self) -> Iterator[Parts]:
         """Two arguments, or a line with a TAB between two texts, or two columns."""
         if self._arguments:
-            yield from self._twos()
+            texts = [_checked(text) for text in self._arguments]
+            if len(texts) % 2:
+                raise InputError(
+                    f'{len(texts)} texts are no pairs: two arguments are one pair '
+                    f'({texts[-1][:60]!r} has no second)')
+            yield from zip(texts[::2], texts[1::2], strict=True)
             return
+        if len(self._columns) == 1:
+            raise InputError('two texts are wanted: name the second column with --text-pair')
         for number, parts in enumerate(self.parts(), 1):
             if isinstance(parts, InputError) or len(parts) == 2:
                 yield parts
-            elif self._columns:
-                raise InputError('two texts are wanted: name the second column with --text-pair')
             else:
                 yield InputError(
                     f'{self._name}, line {number} has {len(parts) - 1} TABs: one expected, between '
                     'two texts'
                 )
 
-    def choices(self) -> Iterator[tuple[str, ...] | InputError]:
+    def choices(self) -> Iterator[Parts]:
         """All arguments together, a line with TABs, or columns, are a beginning and its ends."""
         if self._arguments:
             yield tuple(map(_checked, self._arguments))
@@ -132,25 +129,25 @@ class Texts:
         else:
             yield from self.parts()
 
-    def questions(self) -> Iterator[tuple[str, ...] | InputError]:
+    def questions(self) -> Iterator[Parts]:
         """(question, context): two arguments or columns, or a line with a TAB or of JSON."""
         if self._arguments or self._columns:
             yield from self.pairs()
             return
-        for number, line in enumerate(self._read(), 1):
+        for number, line in enumerate(self.single(), 1):
             if isinstance(line, InputError):
                 yield line
                 continue
             try:
                 if line.lstrip().startswith('{'):
-                    read = json.loads(line)
-                    question, context = read['question'], read['context']
+                    record = json.loads(line)
+                    question, context = record['question'], record['context']
                 else:
                     question, context = line.split(_TAB)
                 if not isinstance(question, str) or not isinstance(context, str):
                     raise TypeError
-                yield _checked(question), _checked(context)
-            except InputError as error:
+                yield tuple(texts_of([question, context]))
+            except Malformed as error:
                 yield InputError(f'{self._name}, line {number}: {error}')
             except (ValueError, KeyError, TypeError, RecursionError):
                 yield InputError(
@@ -158,55 +155,47 @@ class Texts:
                     f'nor a question, a TAB and a context ({line[:60]!r})'
                 )
 
-    def _rows(self, lists: bool = False) -> Iterator[tuple[str, ...] | InputError]:
-        """The named columns of each row; a list of texts is as many columns, if there may be."""
-        for row in read_rows(self._name, self._columns, own=True, progress=self._count):
-            fault, cells = row.fault, []
-            for name, cell in zip(self._columns, row.cells):
-                some = cell if lists and isinstance(cell, list) else [cell]
-                if not all(isinstance(text, str) for text in some):
-                    fault = fault or f'{name}: a text is not a string'
-                cells += some
+    def _read(self) -> Iterator[Parts]:
+        """Each argument or line as one text; of a table the cells of the named columns."""
+        if self._arguments:
+            yield from ((_checked(text),) for text in self._arguments)
+        elif self._columns:
+            yield from self._rows()
+        elif self._file is None:
+            yield from self._lines(sys.stdin.buffer)
+        else:
+            with open_stream(self._file) as lines:
+                yield from self._lines(lines)
+
+    def _rows(self, lists: bool = False) -> Iterator[Parts]:
+        """The cells of each row; with `lists`, a list of texts is as many cells."""
+        for row in read_rows(self._name, self._columns):
             try:
-                if fault:
-                    raise InputError(fault)
-                yield tuple(map(_checked, cells))
-            except InputError as error:
+                if row.fault:
+                    raise Malformed(row.fault)
+                cells = [text for cell in row.cells
+                         for text in (cell if lists and isinstance(cell, list) else [cell])]
+                yield tuple(texts_of(cells))
+            except Malformed as error:
                 yield InputError(f'{self._name}, line {row.line}: {error}')
 
-    def _count(self, size: int) -> None:
-        """Counts a line of the file, for the progress that is shown."""
-        self._num_read += 1
-        self._bytes_read += size
-
-    def _twos(self) -> Iterator[tuple[str, str]]:
-        texts = [_checked(text) for text in self._arguments]
-        if len(texts) % 2:
-            raise InputError(
-                f'{len(texts)} texts are no pairs: two arguments are one pair ({texts[-1][:60]!r} '
-                'has no second)'
-            )
-        yield from zip(texts[::2], texts[1::2], strict=True)
-
-    def _read(self) -> Iterator[Any]:
-        for line in self._lines:
-            self._count(len(line))
+    def _lines(self, lines: IO[bytes]) -> Iterator[Parts]:
+        number = 0
+        for number, line in enumerate(lines, 1):
             try:
-                text = line.decode('utf-8')
+                text = line.decode()
             except UnicodeDecodeError as error:
                 yield InputError(
-                    f'{self._name}, line {self._num_read} is not UTF-8 (byte '
-                    f'0x{line[error.start]:02x}): convert it'
+                    f'{self._name}, line {number} is not UTF-8 (byte 0x{line[error.start]:02x}): '
+                    'convert it'
                 )
                 continue
-            if self._num_read == 1:
-                text = text.removeprefix('\ufeff')
-            yield text.rstrip('\r\n')
-        if not self._num_read:
+            yield (text.removeprefix('\ufeff' if number == 1 else '').rstrip('\r\n'),)
+        if not number:
             raise InputError(f'{self._name} has no texts: write one a line')
 
     def note(self, line: str) -> None:
-        """A remark, on standard error; after some of them it is silent."""
+        """Shows a remark on standard error; after some of them it is silent."""
         self._num_notes += 1
         if self._num_notes > _NOTES:
             return
@@ -215,7 +204,7 @@ class Texts:
         print(('\r\033[K' if self._terminal else '') + f'note: {line}', file=sys.stderr, flush=True)
 
     def done(self) -> None:
-        """Counts a text, and says now and then how far it is: often on a terminal, else seldom."""
+        """Counts a text, and shows the progress: often on a terminal, else seldom."""
         self._num_done += 1
         now = time.monotonic()
         if now - self._shown < (0.5 if self._terminal else 10):
@@ -224,11 +213,8 @@ class Texts:
         sys.stdout.flush()
         rate = self._num_done / (now - self._started)
         line = f'{self._num_done} texts, {rate:.1f} a second'
-        total = float(len(self._arguments))
-        if self._bytes_read:
-            total = self._bytes / self._bytes_read * self._num_read
-        if total:
-            left = max(total - self._num_done, 0) / rate
+        if self._total:
+            left = max(self._total - self._num_done, 0) / rate
             line += f', {left // 60:.0f} min {left % 60:.0f} s left'
         print(f'\r{line}\033[K' if self._terminal else line, file=sys.stderr, flush=True,
               end='' if self._terminal else '\n')
@@ -240,8 +226,9 @@ class Texts:
 
 
 def _checked(text: str) -> str:
+    """An argument of the command line, which is UTF-8."""
     try:
-        text.encode('utf-8')
+        text.encode()
     except UnicodeEncodeError:
         raise InputError(f'{text!r:.60} is not UTF-8') from None
     return text

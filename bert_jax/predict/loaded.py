@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.data.pairs import joined
 from bert_jax.heads import HEADS
-from bert_jax.labelled.text_windows import WINDOWS
 from bert_jax.model.attention_check import settled
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
@@ -23,6 +22,7 @@ from bert_jax.predict.engine import Engine
 from bert_jax.predict.sentence_transformers import Pooling, read_pooling
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
+from bert_jax.tasks.texts import WINDOWS
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import Vocab

@@ -6,8 +6,6 @@ import functools
 
 from ml_collections import ConfigDict
 
-from bert_jax.labelled import tabular
-from bert_jax.labelled.texts import Columns, TextExamples, known_names, read_texts
 from bert_jax.runtime.files import as_path
 from bert_jax.tasks.base import ScoredModel, TaskKind, register
 from bert_jax.tasks.labelled import (
@@ -16,7 +14,8 @@ from bert_jax.tasks.labelled import (
     open_tokenization,
     refuse_eval_source,
 )
-from bert_jax.tasks.texts import text_task
+from bert_jax.tasks.table import find_file, find_files
+from bert_jax.tasks.texts import Columns, TextExamples, known_names, read_texts, text_task
 
 _COLUMNS = Columns(('question', 'passage'), 'label', 'idx')
 _LABELS = ('false', 'true')
@@ -40,8 +39,8 @@ def open_boolq(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
     refuse_eval_source(config, 'val.jsonl of the folder')
     folder = one_source(config, 'the folder with train.jsonl and val.jsonl')
     files = {
-        split: tabular.find_file(folder, [split], ['jsonl']) for split in ('train', 'val', 'test')
-        if split != 'test' or tabular.find_files(folder, ['test'], ['jsonl'])
+        split: find_file(folder, [split], ['jsonl']) for split in ('train', 'val', 'test')
+        if split != 'test' or find_files(folder, ['test'], ['jsonl'])
     }
     return task(
         train=read(files['train']) if scored is None else None,

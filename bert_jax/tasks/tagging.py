@@ -14,7 +14,6 @@ from bert_jax.labelled.conll import ConllExamples
 from bert_jax.labelled.packing import Units
 from bert_jax.labelled.word_windows import ConllWindows, conll_windows
 from bert_jax.metrics.conll import are_entities, conll_scores, write_conll
-from bert_jax.metrics.labels import accuracy, macro_f1
 from bert_jax.model.bilstm import FEATURES
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
@@ -32,6 +31,7 @@ from bert_jax.tasks.labelled import (
     refuse_eval_source,
     tfds_records,
 )
+from bert_jax.tasks.metrics import accuracy, macro_f1
 
 _FIELDS: Mapping[str, object] = {
     # Neighbouring sentences of the document fill the window.

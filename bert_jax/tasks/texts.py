@@ -1,22 +1,345 @@
-"""What tasks on texts or pairs with a label share: GLUE's, and those on anybody's own file."""
+"""Texts or pairs of texts with a label each: examples, windows, scores and files of predictions.
+
+GLUE and tasks like it are `text_task` over `read_texts`. Here are also the tasks on files of your
+own: `classification`, with one label each or several, and `regression`.
+
+    n: examples or texts, L: labels, W: windows, T: tokens of all windows
+"""
 
 from __future__ import annotations
 
 import csv
-import functools
+import dataclasses
 import io
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.config import nearest
+from bert_jax.data.pairs import Sequences, make_sequences
 from bert_jax.labelled.packing import Units
-from bert_jax.labelled.text_windows import TextWindows, text_windows
-from bert_jax.labelled.texts import TextExamples
-from bert_jax.metrics.labels import METRICS
+from bert_jax.labelled.squad_windows import ranges
+from bert_jax.labelled.word_windows import tile
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, write_whole
-from bert_jax.tasks.labelled import EvalSet, LabelledData, LabelledTask, Outputs, Tokenization
+from bert_jax.runtime.hosts import say
+from bert_jax.tasks.base import ScoredModel, TaskKind, register
+from bert_jax.tasks.labelled import (
+    EvalSet,
+    LabelledData,
+    LabelledTask,
+    Outputs,
+    Tokenization,
+    check_labels_known,
+    open_tokenization,
+    own_files,
+)
+from bert_jax.tasks.metrics import METRICS, check_metrics
+from bert_jax.tasks.table import (
+    Rows,
+    label_ids,
+    label_of,
+    label_text,
+    read_table,
+    row_ids,
+    texts_of,
+)
+
+# From the rows of a file and the label in each, to labels as arrays [n, ...].
+Convert = Callable[[Rows, Sequence[Any]], np.ndarray]
+
+# What becomes of a text that is longer than the model takes: it is cut, as in the paper; or it is
+# read in windows, of whose probabilities the mean (weighted by tokens) or the largest counts.
+WINDOWS = ('first', 'mean', 'max')
+
+Tokens = tuple[np.ndarray, np.ndarray]  # ids of all texts, tokens of each
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Names of a file's columns.
+
+    Attributes:
+      texts: of the text or the two texts.
+      label: of the label.
+      id: of the examples' ids; a file may lack it, unless `read_texts` needs it.
+      headerless: all columns of labelled files that have no header.
+    """
+
+    texts: tuple[str, ...]
+    label: str
+    id: str = ''
+    headerless: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class TextExamples:
+    """n examples, in the order of the file.
+
+    Attributes:
+      text_a: the text, or the first of a pair.
+      text_b: the second; None: single texts.
+      labels: [n] int32 ids, float32 numbers, or [n, L] float32 of 0 and 1; None: there are none.
+      ids: from the file's column of ids, or the row in the file from 0.
+      num_skipped: malformed rows that were left out.
+      source: file or data set, for messages.
+    """
+
+    text_a: list[str]
+    text_b: list[str] | None
+    labels: np.ndarray | None
+    ids: list[str]
+    num_skipped: int
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.text_a)
+
+    def labelled(self) -> np.ndarray:
+        """The labels of examples that are to be trained on or scored.
+
+        Raises:
+          InputError: they have none.
+        """
+        if self.labels is None:
+            raise InputError(
+                f'{self.source} has no labels: it can be predicted, not trained on or scored'
+            )
+        return self.labels
+
+    def take(self, rows: np.ndarray) -> TextExamples:
+        """Some of the examples."""
+        return dataclasses.replace(
+            self, text_a=[self.text_a[i] for i in rows],
+            text_b=None if self.text_b is None else [self.text_b[i] for i in rows],
+            labels=None if self.labels is None else self.labels[rows],
+            ids=[self.ids[i] for i in rows],
+        )
+
+
+def read_texts(
+    path: str, columns: Columns, convert: Convert | None, *, max_malformed: float = 0.01,
+    needs_ids: bool = False,
+) -> TextExamples:
+    """Examples of one file.
+
+    Args:
+      path: see `table.read_rows`.
+      columns: names of its columns.
+      convert: makes arrays of labels; None: labels are not read.
+      max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
+      needs_ids: whether the column of ids must be there.
+
+    Raises:
+      InputError: a missing column, what `convert` refuses, an id that occurs twice, too many
+        malformed rows, a file that is empty or cannot be read.
+    """
+    id_column = [columns.id] if columns.id else []
+    label_column = [columns.label] if convert else []
+    n = len(columns.texts)
+
+    def parse(cells: list[Any]) -> tuple[list[str], Any, Any]:
+        label = cells[n] if convert else None
+        if convert and not isinstance(label, list):
+            label = label_of(label)
+        return texts_of(cells[:n]), label, cells[-1] if id_column else None
+
+    rows = read_table(
+        path, [*columns.texts, *label_column, *id_column], parse, max_malformed=max_malformed,
+        optional=[] if needs_ids else id_column, headerless=columns.headerless if convert else (),
+    )
+    ids = row_ids(rows, [row_id for _, _, row_id in rows.values])
+    return TextExamples(
+        text_a=[texts[0] for texts, _, _ in rows.values],
+        text_b=[texts[1] for texts, _, _ in rows.values] if n == 2 else None,
+        labels=convert(rows, [label for _, label, _ in rows.values]) if convert else None,
+        ids=ids, num_skipped=rows.num_skipped, source=path,
+    )
+
+
+def known_names(known: Sequence[str]) -> Convert:
+    """Names to ids; one that is not known is an error."""
+    return lambda rows, labels: label_ids(rows, labels, known)
+
+
+def numbers(low: float = -math.inf, high: float = math.inf) -> Convert:
+    """Numbers as they are, refused outside of [low, high]."""
+    def convert(rows: Rows, labels: Sequence[Any]) -> np.ndarray:
+        values = np.empty(len(labels), np.float32)
+        for i, label in enumerate(labels):
+            try:
+                values[i] = float(label)
+            except (TypeError, ValueError):
+                values[i] = np.nan
+            if not (low <= values[i] <= high and np.isfinite(values[i])):
+                wanted = f'a number from {low:g} to {high:g}' if high < math.inf else 'a number'
+                raise InputError(f"{rows.place(i)}: score '{label}' is not {wanted}; mend it")
+        return values
+
+    return convert
+
+
+class LearntNames:
+    """Names of labels that the training file decides, unless they are known from a trained model.
+
+    Attributes:
+      several: whether an example has any number of labels: a list in JSON lines, else names
+        between `separator`s.
+      names: in the order of their ids; numbers by size, else by the alphabet.
+      met: all names of the file that was read last.
+      unseen: names that only later files have. Their ids come after those of `names`, so that no
+        prediction equals them and each counts as an error.
+    """
+
+    def __init__(
+        self, several: bool = False, separator: str = ',', names: tuple[str, ...] = ()
+    ):
+        self.several, self.separator = several, separator
+        self.names = names
+        self.met: set[str] = set()
+        self.unseen: set[str] = set()
+
+    def __call__(self, rows: Rows, labels: Sequence[Any]) -> np.ndarray:
+        found = [self._names(rows, i, label) for i, label in enumerate(labels)]
+        self.met = {name for names in found for name in names}
+        if not self.names:
+            self.names = _in_order(self.met)
+            if len(self.names) < 2 - self.several:
+                raise InputError(
+                    f"{rows.path} has one label, {', '.join(self.names) or 'none'}: there is "
+                    'nothing to learn; is config.data.label the right column?'
+                )
+        unseen = self.met - set(self.names)
+        self.unseen |= unseen
+        ids = {name: i for i, name in enumerate([*self.names, *sorted(unseen)])}
+        if not self.several:
+            return np.array([ids[name] for (name,) in found], np.int32)
+        indicators = np.zeros((len(found), len(ids)), np.float32)
+        for row, names in zip(indicators, found, strict=True):
+            row[[ids[name] for name in names]] = 1.0
+        return indicators
+
+    def _names(self, rows: Rows, i: int, label: Any) -> list[str]:
+        if not self.several:
+            if isinstance(label, list):
+                raise InputError(
+                    f'{rows.place(i)} has a list of labels: set '
+                    '--config.classification.multi_label=True to train on several at once'
+                )
+            return [label]
+        if isinstance(label, str) and label.lstrip().startswith('['):
+            try:
+                label = json.loads(label)
+            except ValueError:
+                raise InputError(f'{rows.place(i)}: {label!r} is no list; mend it') from None
+        parts = label if isinstance(label, list) else label.split(self.separator)
+        return [name for part in parts if (name := label_text(part))]
+
+
+def _in_order(names: set[str]) -> tuple[str, ...]:
+    """Numbers by size, else by the alphabet: one order, whatever order a set has in a process."""
+    try:
+        numbers = {name: float(name) for name in names}
+    except ValueError:
+        return tuple(sorted(names))
+    if any(math.isnan(number) for number in numbers.values()):
+        return tuple(sorted(names))
+    return tuple(sorted(names, key=lambda name: (numbers[name], name)))  # '1' and '1.0' are equal
+
+
+@dataclasses.dataclass(frozen=True)
+class TextWindows:
+    """Token sequences of texts, one or more each, in their order.
+
+    Attributes:
+      sequences: the W windows.
+      text: [W] int64, the text of each, not decreasing; every text has one.
+      how: one of WINDOWS.
+    """
+
+    sequences: Sequences
+    text: np.ndarray
+    how: str
+
+    def combined(self, values: np.ndarray) -> np.ndarray:
+        """[n, ...] a text from [W, ...] a window."""
+        if len(self.text) == self.text[-1] + 1:
+            return values
+        starts = np.flatnonzero(np.diff(self.text, prepend=-1))
+        if self.how == 'max':
+            return np.maximum.reduceat(values, starts)
+        weights = self.sequences.lengths.reshape(-1, *[1] * (values.ndim - 1))
+        return np.add.reduceat(values * weights, starts) / np.add.reduceat(weights, starts)
+
+    def combined_logits(self, head: str, logits: np.ndarray) -> np.ndarray:
+        """The logits [n, L] of the combined probabilities; of a regression the combined values.
+
+        Args:
+          head: 'classification', 'multi_label' or 'regression'.
+          logits: [W, L].
+        """
+        if head == 'regression' or len(self.text) == self.text[-1] + 1:
+            return self.combined(logits)
+        logits = logits.astype(np.float64)
+        if head == 'multi_label':
+            if self.how == 'max':  # the largest probability is that of the largest logit
+                return self.combined(logits)
+            no_WxL = np.logaddexp(0, logits)  # -log of the probability of its absence
+            yes, no = (self.combined(np.exp(x)) for x in (logits - no_WxL, -no_WxL))
+        else:
+            yes = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            yes, no = self.combined(yes / yes.sum(axis=-1, keepdims=True)), np.ones(1)
+        with np.errstate(divide='ignore'):  # a probability of 0
+            return np.log(yes) - np.log(no)
+
+
+def text_windows(
+    a: Tokens, b: Tokens | None, how: str, *, max_length: int, cls_id: int, sep_id: int
+) -> TextWindows:
+    """Windows of single texts or of pairs.
+
+    They are as many as needed, evenly spaced, and overlap by half (see `tile`). Of a pair
+    the longer text is cut into windows, and the shorter one stands in each, half of it at most.
+
+    Args:
+      a, b, max_length, cls_id, sep_id: as of `make_sequences`.
+      how: one of WINDOWS.
+    """
+    limits = {'max_length': max_length, 'cls_id': cls_id, 'sep_id': sep_id}
+    if how == 'first':
+        return TextWindows(make_sequences(a, b, **limits), np.arange(len(a[1])), how)
+    if b is None:
+        spans = np.append(0, np.cumsum(a[1]))
+        tiles = tile(spans, max_length - 2)
+        sequences = make_sequences(_part(a[0], tiles.starts, tiles.ends), None, **limits)
+        return TextWindows(sequences, tiles.span, how)
+    ids = np.concatenate([a[0], b[0]])
+    a_n, b_n = a[1].astype(np.int64), b[1].astype(np.int64)
+    a_starts, b_starts = np.cumsum(a_n) - a_n, len(a[0]) + np.cumsum(b_n) - b_n
+    a_is_long = a_n > b_n
+    long_n, short_n = np.maximum(a_n, b_n), np.minimum(a_n, b_n)
+    kept = np.minimum(short_n, (max_length - 3) // 2)
+    spans = np.append(0, np.cumsum(long_n))
+    tiles = tile(spans, max_length - 3 - kept)
+    text = tiles.span
+    shifts = (np.where(a_is_long, a_starts, b_starts) - spans[:-1])[text]
+    long = tiles.starts + shifts, tiles.ends + shifts
+    short_starts = np.where(a_is_long, b_starts, a_starts)[text]
+    short = short_starts, short_starts + kept[text]
+
+    def parts(from_long: np.ndarray) -> Tokens:
+        return _part(ids, *(np.where(from_long[text], x, y) for x, y in zip(long, short)))
+
+    sequences = make_sequences(parts(a_is_long), parts(~a_is_long), **limits)
+    return TextWindows(sequences, text, how)
+
+
+def _part(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Tokens:
+    return ids[ranges(starts, ends - starts)], ends - starts
 
 
 def text_task(
@@ -32,11 +355,11 @@ def text_task(
       t: how texts become ids.
       head: 'classification', 'multi_label' or 'regression'.
       labels: names by id; none of a regression.
-      metrics: names in `metrics.labels.METRICS`; the first picks the best evaluation.
+      metrics: names in `metrics.METRICS`; the first picks the best evaluation.
       train: what is trained on, or None.
       evaluated, predicted: by the name of the split, which the file of predictions has.
       prefixes: of the metrics of some splits.
-      windows: one of `text_windows.WINDOWS`, of what is predicted; what is trained on is cut.
+      windows: one of WINDOWS, of what is predicted; what is trained on is cut.
       id_column: that the user named; empty: predictions are numbered by row.
     """
     def units(examples: TextExamples, how: str, labelled: bool) -> tuple[TextWindows, Units]:
@@ -52,14 +375,37 @@ def text_task(
 
     def eval_set(split: str, examples: TextExamples, labelled: bool) -> EvalSet:
         read, of_windows = units(examples, windows, labelled)
-        predict = functools.partial(_predictions, head, read)
-        return EvalSet(
-            (prefixes or {}).get(split, ''), of_windows,
-            functools.partial(_score, predict, metrics, examples.labelled()) if labelled else None,
-            functools.partial(
-                _write, predict, head, labels, id_column, examples.ids,
-                f'{split}_predictions.tsv'),
-        )
+
+        def predict(outputs: Outputs) -> np.ndarray:
+            """[n] ids or numbers, or [n, L] of 0 and 1."""
+            logits = read.combined_logits(head, outputs['logits'])
+            if head == 'regression':
+                return logits[:, 0]
+            return (logits > 0).astype(np.float32) if head == 'multi_label' else logits.argmax(-1)
+
+        def score(outputs: Outputs) -> dict[str, float]:
+            predictions, truth = predict(outputs), examples.labelled()
+            if truth.ndim == 2:  # labels that the model does not have are never predicted
+                missing = truth.shape[1] - predictions.shape[1]
+                predictions = np.pad(predictions, [(0, 0), (0, missing)])
+            return {name: METRICS[name].compute(predictions, truth) for name in metrics}
+
+        def write(outputs: Outputs, folder: Path) -> None:
+            predictions = predict(outputs)
+            if head == 'regression':
+                values = [f'{value:.6f}' for value in predictions]
+            elif head == 'multi_label':
+                # A list in JSON where a label holds the comma that would separate it.
+                join = json.dumps if any(',' in label for label in labels) else ','.join
+                values = [join([labels[int(i)] for i in np.flatnonzero(row)])
+                          for row in predictions]
+            else:
+                values = [labels[int(i)] for i in predictions]
+            write_predictions(
+                folder / f'{split}_predictions.tsv', id_column, examples.ids, values)
+
+        return EvalSet((prefixes or {}).get(split, ''), of_windows,
+                       score if labelled else None, write)
 
     return LabelledTask(config, t, LabelledData(
         train=None if train is None else units(train, 'first', True)[1],
@@ -69,42 +415,6 @@ def text_task(
         objective={'num_outputs': len(labels) or 1},
         inference={} if windows == 'first' else {'windows': windows},
     ))
-
-
-def _predictions(head: str, windows: TextWindows, outputs: Outputs) -> np.ndarray:
-    """[n] ids or numbers, or [n, L] marks."""
-    logits = windows.combined_logits(head, outputs['logits'])
-    if head == 'regression':
-        return logits[:, 0]
-    if head == 'multi_label':
-        return (logits > 0).astype(np.float32)
-    return logits.argmax(axis=-1)
-
-
-def _score(
-    predict: Callable[[Outputs], np.ndarray], metrics: Sequence[str], labels: np.ndarray,
-    outputs: Outputs,
-) -> dict[str, float]:
-    predictions = predict(outputs)
-    if labels.ndim == 2:  # labels that the model does not have are never marked
-        predictions = np.pad(predictions, [(0, 0), (0, labels.shape[1] - predictions.shape[1])])
-    return {name: METRICS[name].compute(predictions, labels) for name in metrics}
-
-
-def _write(
-    predict: Callable[[Outputs], np.ndarray], head: str, labels: Sequence[str], id_column: str,
-    ids: list[str], file: str, outputs: Outputs, folder: Path,
-) -> None:
-    predictions = predict(outputs)
-    if head == 'regression':
-        values = [f'{value:.6f}' for value in predictions]
-    elif head == 'multi_label':
-        # A list in JSON where a label holds the comma that would separate it.
-        join = json.dumps if any(',' in label for label in labels) else ','.join
-        values = [join([labels[int(i)] for i in np.flatnonzero(row)]) for row in predictions]
-    else:
-        values = [labels[int(i)] for i in predictions]
-    write_predictions(folder / file, id_column, ids, values)
 
 
 def write_predictions(
@@ -120,3 +430,106 @@ def write_predictions(
     writer.writerow([id_column or 'index', 'prediction'])
     writer.writerows(zip(ids, values, strict=True))
     write_whole(path, content.getvalue())
+
+
+def open_classification(
+    config: ConfigDict, scored: ScoredModel | None = None
+) -> LabelledTask:
+    """Labels are learnt from the training file."""
+    c = config.classification
+    head = 'multi_label' if c.multi_label else 'classification'
+    metrics = _metrics(config, head, 'micro_f1,macro_f1,accuracy' if c.multi_label
+                       else 'accuracy,macro_f1')
+    names = LearntNames(c.multi_label, c.separator, scored.labels if scored else ())
+    train, dev = _read(config, names, scored)
+    shown = dev if train is None else train
+    if names.unseen:
+        check_labels_known(dev.source, names.met, names.names)
+    labels = shown.labelled()
+    counts = (labels.sum(axis=0).astype(int) if c.multi_label
+              else np.bincount(labels, minlength=len(names.names)))
+    say('labels: ' + ', '.join(
+        f'{name} {n:,} ({n / len(shown):.0%})' for name, n in zip(names.names, counts)))
+    if names.unseen:
+        unseen = ', '.join(sorted(names.unseen)[:10])
+        say(f'note: {unseen} occur in evaluation alone and count as errors')
+    check_metrics(metrics, head, len(names.names), 'config.classification.metrics')
+    return _task(config, head, names.names, metrics, train, dev)
+
+
+def open_regression(
+    config: ConfigDict, scored: ScoredModel | None = None
+) -> LabelledTask:
+    """The label is a number."""
+    metrics = _metrics(config, 'regression', 'spearman,pearson')
+    train, dev = _read(config, numbers(), scored)
+    labels = (dev if train is None else train).labelled()
+    say(f'numbers from {labels.min():g} to {labels.max():g}, mean {labels.mean():g}, deviation '
+        f'{labels.std():g}')
+    return _task(config, 'regression', (), metrics, train, dev)
+
+
+def _metrics(config: ConfigDict, head: str, usual: str) -> tuple[str, ...]:
+    """Names of the metrics; the first picks the best evaluation."""
+    names = [name.strip() for name in (config[config.task].metrics or usual).split(',')]
+    return check_metrics(names, head, field=f'config.{config.task}.metrics')
+
+
+def _read(
+    config: ConfigDict, convert: Convert, scored: ScoredModel | None
+) -> tuple[TextExamples | None, TextExamples]:
+    """What is trained on (None where a model is only scored), and what is scored."""
+    d = config.data
+    columns = Columns((d.text, *([d.text_pair] if d.text_pair else [])), d.label, d.id)
+
+    def read(path: str) -> TextExamples:
+        return read_texts(
+            path, columns, convert, max_malformed=d.max_malformed, needs_ids=bool(d.id))
+
+    def contents(examples: TextExamples) -> list[str]:
+        return ['\n'.join(x) for x in zip(examples.text_a, examples.text_b or examples.text_a)]
+
+    return own_files(
+        config, read, contents, meaning='a .csv, .tsv or .jsonl file', what='examples',
+        training=scored is None,
+    )
+
+
+def _task(
+    config: ConfigDict, head: str, labels: tuple[str, ...], metrics: tuple[str, ...],
+    train: TextExamples | None, dev: TextExamples,
+) -> LabelledTask:
+    windows = config[config.task].windows or 'first'
+    if windows not in WINDOWS:
+        raise InputError(
+            f'config.{config.task}.windows={windows!r} is unknown: {nearest(windows, WINDOWS)}')
+    task = text_task(
+        config, open_tokenization(config), head=head, labels=labels, metrics=metrics, train=train,
+        evaluated={'dev': dev}, predicted={}, windows=windows, id_column=config.data.id,
+    )
+    units = task.data.train or task.data.evaluated[0].units
+    say(f'{len(dev if train is None else train):,} examples of {np.median(units.lengths):.0f} '
+        f'tokens (half of them), at most {units.lengths.max()}; {units.sequences.num_cut:,} are '
+        f'cut at config.data.max_seq_length={config.data.max_seq_length}')
+    return task
+
+
+_FIELDS = {
+    # Names between commas, the first picks the best evaluation; empty: the usual ones.
+    'metrics': '',
+    # What becomes of a text longer than data.max_seq_length where it is predicted: first, it is
+    # cut, as in training | mean, max: it is read in windows, whose probabilities are combined.
+    # Empty: first; of a model that is only evaluated, as it had it.
+    'windows': '',
+}
+
+_READS = ('data.text', 'data.text_pair', 'data.label', 'data.id', 'data.held_out')
+
+register(
+    TaskKind('classification', open_classification, 'classification', {
+        'multi_label': False,  # any number of labels an example
+        'separator': ',',  # between them, where they stand in one cell
+        **_FIELDS,
+    }, reads=_READS),
+    TaskKind('regression', open_regression, 'regression', _FIELDS, reads=_READS),
+)

@@ -15,22 +15,200 @@ Exit status: 0 done, 2 something is missing or wrong (a line each on standard er
 from __future__ import annotations
 
 import argparse
+import io
+import json
+import os
 import sys
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from bert_jax.labelled.glue_submission import (
-    NUM_ROWS,
-    TASKS,
-    check_submission,
-    find_predictions,
-    read_predictions,
-    same_prediction,
-    write_submission,
-)
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.faults import error_boundary
+from bert_jax.runtime.files import Path, as_path, local_copy, write_whole
 from bert_jax.runtime.outputs import check_new_file
+from bert_jax.tasks import table
+from bert_jax.tasks.glue import GLUE_TASKS, GlueTask
+
+# File -> rows of the official test set.
+NUM_ROWS: Mapping[str, int] = {
+    'CoLA.tsv': 1063, 'SST-2.tsv': 1821, 'MRPC.tsv': 1725, 'STS-B.tsv': 1379, 'QQP.tsv': 390965,
+    'MNLI-m.tsv': 9796, 'MNLI-mm.tsv': 9847, 'QNLI.tsv': 5463, 'RTE.tsv': 3000, 'WNLI.tsv': 146,
+    'AX.tsv': 1104,
+}
+# Its task.
+TASKS: Mapping[str, GlueTask] = {
+    file: task for task in GLUE_TASKS.values() for file in task.submissions.values()
+}
+_HEADER = 'index\tprediction'
+
+
+def find_predictions(folder: str) -> dict[str, str]:
+    """Files with predictions in a folder: name in the submission -> path.
+
+    They have the submission's own names; or, in the directory of a run, those that the run writes:
+    `test_predictions.tsv`, of mnli `test_matched_predictions.tsv`,
+    `test_mismatched_predictions.tsv` and `ax_predictions.tsv`. All have the columns `index` and
+    `prediction`, in any order of rows.
+
+    Raises:
+      InputError: no such folder, or nothing in it.
+    """
+    if not as_path(folder).is_dir():
+        raise InputError(f'no folder {folder}: name directories of runs, or one with TSV files')
+    names = {file: file for file in NUM_ROWS}
+    task = _run_task(as_path(folder))
+    if task in GLUE_TASKS:
+        names |= {
+            f'{split}_predictions.tsv': file for split, file in GLUE_TASKS[task].submissions.items()
+        }
+        if task == 'mnli':
+            names['ax_predictions.tsv'] = 'AX.tsv'
+    found: dict[str, str] = {}
+    for name, file in names.items():
+        path = os.path.join(folder, name)
+        if as_path(path).is_file():
+            if file in found:
+                raise InputError(f'{found[file]} and {path} are both {file}: remove one of them')
+            found[file] = path
+    if not found:
+        raise InputError(f"{folder} has none of {', '.join(names)}")
+    return found
+
+
+def _run_task(folder: Path) -> str:
+    """The task of a run's directory or an evaluation's, as it says; '' of another folder."""
+    path = next((folder / name for name in ('config.json', 'result.json')
+                 if (folder / name).is_file()), None)
+    if path is None:
+        return ''
+    try:
+        return str(json.loads(path.read_text(encoding='utf-8'))['task'])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f'{path} does not describe a run ({error!r})') from None
+
+
+def read_predictions(file: str, path: str) -> list[str]:
+    """The predictions of a file in the order of their index, scores cut to 0..5 in 3 decimals.
+
+    Args:
+      file: name in the submission.
+      path: TSV with the columns `index` and `prediction`.
+
+    Raises:
+      InputError: missing or surplus rows, or what is no label of the task.
+    """
+    rows = table.read_table(path, ['index', 'prediction'], list, max_malformed=0)
+    ids, values = map(list, zip(*rows.values, strict=True))
+    by_id = dict(zip(table.row_ids(rows, ids), values, strict=True))
+    if len(ids) != NUM_ROWS[file]:
+        raise InputError(
+            f'{path}: {len(ids)} rows, where the test set of {file} has {NUM_ROWS[file]}'
+        )
+    wanted = [str(i) for i in range(NUM_ROWS[file])]
+    missing = next((i for i in wanted if i not in by_id), None)
+    if missing is not None:
+        raise InputError(f'{path} has no row with index {missing}')
+    if TASKS[file].labels:
+        table.label_ids(rows, values, TASKS[file].labels)
+        return [by_id[i] for i in wanted]
+    for i, value in enumerate(values):
+        if not _is_number(value):
+            raise InputError(f"{rows.place(i)}: '{value}' is not a number")
+    return [f'{min(5.0, max(0.0, float(by_id[i]))):.3f}' for i in wanted]
+
+
+def same_prediction(file: str) -> list[str]:
+    """The first label for every row of a file (2.500 of STS-B): it stands in for a missing run.
+
+    Of WNLI it is 0, the majority of the training set, which the BERT paper submitted.
+    """
+    labels = TASKS[file].labels
+    return [labels[0] if labels else '2.500'] * NUM_ROWS[file]
+
+
+def write_submission(
+    path: str | os.PathLike[str], predictions: Mapping[str, Sequence[str]]
+) -> None:
+    """Writes the zip file, the same bytes for the same predictions.
+
+    Args:
+      path: of the zip file.
+      predictions: by name in the submission, all eleven, each in the order of the index.
+
+    Raises:
+      InputError: one is missing or has a fault.
+    """
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, 'w', zipfile.ZIP_DEFLATED) as archive:
+        for file, values in predictions.items():
+            rows = (f'{i}\t{value}\n' for i, value in enumerate(values))
+            info = zipfile.ZipInfo(file)  # its date is the first of 1980
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, ''.join([_HEADER, '\n', *rows]))
+        faults = _faults(archive)
+    if faults:
+        more = f' (and {len(faults) - 1} more faults)' if len(faults) > 1 else ''
+        raise InputError(f'{path} cannot be written: {faults[0]}{more}')
+    try:
+        write_whole(path, content.getvalue())
+    except OSError as error:
+        raise InputError(f'{path} cannot be written: {error.strerror or error}') from error
+
+
+def check_submission(path: str | os.PathLike[str]) -> list[str]:
+    """What is wrong with a zip file, a line each; empty: the GLUE site should take it."""
+    try:
+        with zipfile.ZipFile(local_copy(path)) as archive:
+            return _faults(archive)
+    except FileNotFoundError:
+        return [f'{path} does not exist']
+    except (OSError, zipfile.BadZipFile) as error:
+        return [f'{path} is not a sound zip file ({error})']
+
+
+def _faults(archive: zipfile.ZipFile) -> list[str]:
+    names = archive.namelist()
+    contents = {file: archive.read(file) for file in NUM_ROWS if file in names}
+    faults = [f'{file} is missing' for file in NUM_ROWS if file not in contents]
+    faults += [
+        f'{name} does not belong there (files stand at the root)' for name in names
+        if name not in NUM_ROWS
+    ]
+    faults += [f'{name} is in it twice' for name in set(names) if names.count(name) > 1]
+    return faults + [f for file, data in contents.items() if (f := _fault(file, data))]
+
+
+def _fault(file: str, data: bytes) -> str:
+    """The first thing that is wrong with a file; '' if nothing is."""
+    task, num_rows = TASKS[file], NUM_ROWS[file]
+    try:
+        lines = data.decode('ascii').split('\n')
+    except UnicodeDecodeError:
+        return f'{file} holds bytes that are not ASCII'
+    if lines[-1]:
+        return f'{file} does not end with a line end'
+    header, rows = lines[0], lines[1:-1]
+    if header != _HEADER:
+        return f'{file} begins with {header!r}, not with {_HEADER!r}'
+    if len(rows) != num_rows:
+        return f'{file} has {len(rows)} rows, not {num_rows}'
+    for i, row in enumerate(rows):
+        index, _, value = row.partition('\t')
+        if index != str(i):
+            return f'{file}, line {i + 2}: index {index!r}, where {i} is wanted'
+        if task.labels and value not in task.labels:
+            return f"{file}, line {i + 2}: {value!r} is none of {', '.join(task.labels)}"
+        if not task.labels and not (_is_number(value) and 0 <= float(value) <= 5):
+            return f'{file}, line {i + 2}: {value!r} is not a number from 0 to 5'
+    return ''
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return abs(float(text)) < float('inf')
+    except ValueError:
+        return False
 
 
 class _Parser(argparse.ArgumentParser):

@@ -45,13 +45,13 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 from absl import logging
 
 from bert_jax.config import nearest
-from bert_jax.labelled.glue import GLUE_TASKS
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.outputs import is_by_the_way, open_folder
 from bert_jax.runtime.stopping import Guard
+from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tools.paper_parts import CONFIGS, Options, Part, parts_of, rows_of
 from bert_jax.tools.paper_tables import COLUMNS, TABLES, TASKS, stem_of
 from bert_jax.tools.sweep import Worker

@@ -212,7 +212,8 @@ def test_columns_by_name(run, tmp_path, name):
     _, more, err = run('classify', *named, model='classification')
     assert more[:3] == single and f'{name}, line ' in more[3]['error']
     assert err.startswith('text 4: ')
-    status, _, err = run('next-sentence', '--input', tmp_path / name, '--text=three')
+    status, _, err = run('classify', '--input', tmp_path / name, '--text=three',
+                         model='classification')
     assert status == 2
     assert ('has no column' if name != 'texts.jsonl' else "no field 'three'") in err
 

@@ -234,6 +234,16 @@ def test_a_label_met_in_evaluation_alone_is_an_error_that_stops_nothing(tmp_path
     assert 'awful occur in evaluation alone' in capsys.readouterr().out
 
 
+def test_several_labels_that_only_evaluation_has_count_against_the_model(tmp_path):
+    source = write(tmp_path / 'train.csv', 'text,label\nthe leader,a\njohn,b\n')
+    dev = write(tmp_path / 'dev.csv', 'text,label\nthe leader,new\njohn,"a,other"\n')
+    config = config_of('classification', source, tmp_path, eval_source=dev)
+    config.classification.multi_label = True
+    logits = np.array([[-1, -1], [1, -1]], np.float32)  # nothing, and 'a'
+    scores = opened(config).evaluated[0].score({'logits': logits})
+    assert scores == {'accuracy': 0, 'micro_f1': 2 / 4, 'macro_f1': 1 / 4}
+
+
 @pytest.mark.parametrize('label', [['a', 'b'], 'a,b', '["a", "b"]'])
 def test_several_labels_an_example(label, tmp_path):
     rows = [{'body': 'the leader', 'kinds': label}, {'body': 'john', 'kinds': 'b'},

@@ -5,7 +5,9 @@ import zipfile
 
 import pytest
 
-from bert_jax.labelled.glue_submission import (
+from bert_jax.runtime.errors import InputError
+from bert_jax.tools import glue_submission
+from bert_jax.tools.glue_submission import (
     NUM_ROWS,
     TASKS,
     check_submission,
@@ -13,8 +15,6 @@ from bert_jax.labelled.glue_submission import (
     same_prediction,
     write_submission,
 )
-from bert_jax.runtime.errors import InputError
-from bert_jax.tools import glue_submission
 
 # The format, written down again: file -> (rows, example of a prediction, of a wrong one).
 FORMAT = {

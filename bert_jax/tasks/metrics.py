@@ -1,7 +1,8 @@
-"""Metrics of labels and numbers by name, as scikit-learn and SciPy define them.
+"""Metrics of labels and numbers by name, as scikit-learn and SciPy compute them.
 
-All are shares or coefficients: 0.9, not 90. Those of GLUE (Wang et al., 2018) are the official
-ones.
+`METRICS` says which head and how many classes each is for. All are shares or coefficients: 0.9,
+not 90. Predictions and labels are class ids [n], 0/1 indicators [n, L] of several labels an
+example, or numbers [n].
 
     n: examples, L: labels
 """
@@ -15,40 +16,42 @@ import numpy as np
 
 from bert_jax.runtime.errors import InputError
 
-# The first of a task is the one that Table 1 of the BERT paper reports. 'ax' is the diagnostic
-# set, whose labels are not public; it is scored by Matthews' coefficient over three labels.
-GLUE_METRICS: Mapping[str, tuple[str, ...]] = {
-    'cola': ('matthews',),
-    'sst2': ('accuracy',),
-    'mrpc': ('f1', 'accuracy'),
-    'stsb': ('spearman', 'pearson'),
-    'qqp': ('f1', 'accuracy'),
-    'mnli': ('accuracy',),
-    'qnli': ('accuracy',),
-    'rte': ('accuracy',),
-    'wnli': ('accuracy',),
-    'ax': ('matthews',),
-}
-
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of equal ones; of marks [n, L], of the examples whose marks are all equal."""
+    """Share of correct examples; of [n, L], of those whose labels are all correct."""
     equal = predictions == labels
     return float(np.mean(equal.all(axis=1) if equal.ndim == 2 else equal))
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Of two labels: harmonic mean of precision and recall of the second, id 1.
-
-    0 where neither side has it.
-    """
+    """F1 of class 1: harmonic mean of precision and recall, 0 where class 1 does not occur."""
     return _f1(predictions == 1, labels == 1)
 
 
-def _f1(found: np.ndarray, wanted: np.ndarray) -> float:
-    """F1 of marks; 0 where neither side has one."""
-    both, either = np.sum((found > 0) & (wanted > 0)), np.sum(found > 0) + np.sum(wanted > 0)
-    return float(2 * both / either) if either else 0.0
+def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the F1 of each class; of class ids, of the classes that occur on either side."""
+    return float(np.mean([_f1(x, y) for x, y in _by_class(predictions, labels)]))
+
+
+def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """F1 of all classes counted together; of class ids it equals the accuracy."""
+    pairs = _by_class(predictions, labels)
+    return _f1(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
+
+
+def _by_class(
+    predictions: np.ndarray, labels: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(predicted, true) booleans [n] of each class."""
+    if labels.ndim == 2:
+        return [(x > 0, y > 0) for x, y in zip(predictions.T, labels.T, strict=True)]
+    classes = np.unique(np.concatenate([predictions, labels]))
+    return [(predictions == c, labels == c) for c in classes]
+
+
+def _f1(predicted: np.ndarray, true: np.ndarray) -> float:
+    both, total = np.sum(predicted & true), np.sum(predicted) + np.sum(true)
+    return float(2 * both / total) if total else 0.0
 
 
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -94,27 +97,12 @@ def _average_ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(counts) - (counts - 1) / 2)[ids]
 
 
-def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """The mean over labels of the F1 of each; over those that occur, where an example has one."""
-    if labels.ndim == 2:
-        pairs = list(zip(predictions.T, labels.T, strict=True))
-    else:
-        names = np.unique(np.concatenate([predictions, labels]))
-        pairs = [(predictions == name, labels == name) for name in names]
-    return float(np.mean([_f1(found, wanted) for found, wanted in pairs]))
-
-
-def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """F1 over the marks [n, L] of all labels together; of one label each it is the accuracy."""
-    return _f1(predictions, labels) if labels.ndim == 2 else accuracy(predictions, labels)
-
-
 class Metric(NamedTuple):
-    """A metric and what it can be computed of.
+    """A metric and what it is defined for.
 
     Attributes:
-      compute: from predictions and labels: ids [n], marks [n, L] or numbers [n].
-      heads: kinds of heads whose outputs it is of.
+      compute: from predictions and labels.
+      heads: the heads that it can score.
       labels: how many labels there have to be; None: any number.
     """
 
@@ -138,16 +126,17 @@ METRICS: Mapping[str, Metric] = {
 def check_metrics(
     names: Sequence[str], head: str, num_labels: int | None = None, field: str = 'metrics'
 ) -> tuple[str, ...]:
-    """The names, where each is the name of a metric of such a head.
+    """Returns the names, if each is a metric that is defined for the head.
 
     Args:
       names: of metrics.
-      head: kind of the model's head.
+      head: one of `heads.HEADS`.
       num_labels: how many labels it has; None: not known yet.
       field: where the names come from, for the message.
 
     Raises:
-      InputError: one is unknown, or not of this head or number of labels; it names those that are.
+      InputError: one is unknown, or not defined for this head or number of labels; it names those
+        that are.
     """
     fit = [name for name, metric in METRICS.items() if head in metric.heads
            and (num_labels is None or metric.labels in (None, num_labels))]
@@ -155,8 +144,8 @@ def check_metrics(
         if name not in fit:
             known = METRICS.get(name)
             reason = 'is unknown' if known is None else (
-                f'is of {known.labels} labels, and there are {num_labels}' if head in known.heads
-                else f'is not of a {head} head')
+                f'is defined for {known.labels} labels, and there are {num_labels}'
+                if head in known.heads else f'is not defined for a {head} head')
             raise InputError(f"{field}={','.join(names)!r}: {name!r} {reason}: choose from "
                              + ', '.join(fit))
     return tuple(names)

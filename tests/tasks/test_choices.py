@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.labelled.swag import (
-    SwagExamples,
+from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.choices import (
+    ChoiceExamples,
+    choice_sequences,
     part,
     read_choices,
     read_swag,
     read_swag_file,
-    swag_sequences,
 )
-from bert_jax.runtime.errors import InputError
 
 CLS, SEP = 1, 2
 HEADER = (
@@ -151,7 +151,7 @@ def test_folder_with_splits(tmp_path):
 def many(n):
     """Questions over n contexts, two each."""
     context = [f'context {i}' for i in range(n) for _ in range(2)]
-    return SwagExamples(
+    return ChoiceExamples(
         context, [''] * 2 * n, [[f'{i}', 'b', 'c', 'd'] for i in range(2 * n)],
         np.arange(2 * n, dtype=np.int32) % 4, [str(i) for i in range(2 * n)], 0, 'made',
     )
@@ -201,7 +201,7 @@ def test_sequences(tmp_path):
         return np.array([i for t in ids for i in t], np.int32), np.array([len(t) for t in ids])
 
     examples = read_swag_file(put(tmp_path, 'train.csv', CSV))
-    sequences = swag_sequences(examples, encode, 20, CLS, SEP)
+    sequences = choice_sequences(examples, encode, 20, CLS, SEP)
     rows = [row.tolist() for row in np.split(sequences.ids, sequences.offsets[1:-1])]
     assert len(sequences) == 8
     # Students sit. | She turns.
@@ -209,7 +209,7 @@ def test_sequences(tmp_path):
     assert [row[1:3] for row in rows] == [[18, 14]] * 4 + [[11, 14]] * 4  # A dog.
     assert sequences.first_lengths.tolist() == [4] * 8
     codah = read_swag_file(put(tmp_path, 'a.tsv', CODAH))
-    first = swag_sequences(codah, encode, 20, CLS, SEP).ids[:8].tolist()
+    first = choice_sequences(codah, encode, 20, CLS, SEP).ids[:8].tolist()
     assert first == [CLS, 11, 12, 17, 11, 12, SEP, 15]  # I am hungry. I am | full.
 
 

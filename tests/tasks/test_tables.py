@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from bert_jax.labelled.texts import Columns, LearntNames, read_texts
 from bert_jax.predict.lines import Texts
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.texts import Columns, LearntNames, read_texts
 
 ROWS = [('one text', 'a'), ('another', 'b'), ('a third, with a comma', 'a'), ('fourth', 'b')]
 TEXTS = [text for text, _ in ROWS]
@@ -105,11 +105,11 @@ def put(folder, name, content):
 
 
 def trained(path):
-    return read_texts(path, Columns(('text',), 'label', own=True), LearntNames()).text_a
+    return read_texts(path, Columns(('text',), 'label'), LearntNames()).text_a
 
 
 def evaluated(path):
-    return read_texts(path, Columns(('text',), 'label', own=True), LearntNames(names=('a',))).text_a
+    return read_texts(path, Columns(('text',), 'label'), LearntNames(names=('a',))).text_a
 
 
 def predicted(path):
@@ -176,12 +176,12 @@ def test_predictions_of_a_table_need_the_name_of_its_column(file, tmp_path):
 def test_an_example_is_called_by_its_row_or_by_the_column_that_the_user_names(tmp_path):
     content = 'text,label,name\n"x\ny",a,p\n\nbad\nz,b,q\n'
     path = put(tmp_path, 'a.csv', content)
-    columns = Columns(('text',), 'label', own=True)
+    columns = Columns(('text',), 'label')
     assert read_texts(path, columns, LearntNames()).ids == ['0', '2']
-    named = Columns(('text',), 'label', 'name', own=True)
+    named = Columns(('text',), 'label', 'name')
     assert read_texts(path, named, LearntNames(), needs_ids=True).ids == ['p', 'q']
     with pytest.raises(InputError, match="no column 'nam'"):
-        read_texts(path, Columns(('text',), 'label', 'nam', own=True), None, needs_ids=True)
+        read_texts(path, Columns(('text',), 'label', 'nam'), None, needs_ids=True)
 
 
 @pytest.mark.parametrize(('labels', 'order'), [
@@ -192,22 +192,6 @@ def test_an_example_is_called_by_its_row_or_by_the_column_that_the_user_names(tm
 def test_the_order_of_labels_is_total(labels, order, tmp_path):
     for some in (labels, labels[::-1]):
         names = LearntNames()
-        names('a.csv', range(len(some)), some)
+        path = put(tmp_path, 'a.csv', 'text,label\n' + ''.join(f'x,{name}\n' for name in some))
+        read_texts(path, Columns(('text',), 'label'), names)
         assert names.names == order
-
-
-def test_labels_that_were_met_in_evaluation_alone_count_against_the_model(tmp_path):
-    from bert_jax.metrics.labels import METRICS
-    from bert_jax.tasks.texts import _score
-
-    names = LearntNames(several=True)
-    names('a.csv', [1, 2], ['a', 'b'])
-    gold = names('b.csv', [1, 2], ['new', 'a,other'])
-    predicted = {'rows': [[0, 0], [1, 0]]}
-    import numpy as np
-
-    scores = _score(lambda outputs: np.array(outputs['rows'], np.float32),
-                    ['accuracy', 'micro_f1', 'macro_f1'], gold, predicted)
-    assert scores['accuracy'] == 0 and scores['micro_f1'] == pytest.approx(2 / 4)
-    assert scores['macro_f1'] == pytest.approx(1 / 4)
-    assert set(METRICS) >= set(scores)

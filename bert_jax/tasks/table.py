@@ -1,0 +1,408 @@
+"""The one reader of tables: CSV, TSV and JSON, plain or gzipped, for training and prediction.
+
+A file's ending tells its format, in upper or lower case: `.csv` has quoting, `.json` and `.jsonl`
+are an object a line or one list of objects, whatever else is TSV without quoting; each may end in
+`.gz`. What is wrong with a file is an `InputError`; what is wrong with a row is that row's fault:
+training leaves it out, up to a limit, and prediction gives an error in its place.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import dataclasses
+import fnmatch
+import gzip
+import itertools
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path, children, open_stream
+
+_LISTED = 3  # malformed rows of a file that are shown one by one
+_LONGEST_CELL = 1 << 30  # the csv module's own limit is 131,072 characters
+
+
+class Malformed(Exception):
+    """Why a row cannot be used; the other rows of its file can."""
+
+
+class Row(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+      line: of the file, from 1, where the row begins; of a JSON list, the place in it from 1.
+      cells: of the wanted columns; None where the file lacks an optional one.
+      fault: why the row cannot be used; '' where it can.
+    """
+
+    line: int
+    cells: list[Any]
+    fault: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The usable rows of a file, and what was made of each.
+
+    Attributes:
+      path: the file.
+      indices: the place of each among all rows from 0; header and blank lines do not count.
+      lines: see `Row`.
+      values: what was made of each.
+      num_skipped: malformed rows that were left out.
+    """
+
+    path: str
+    indices: list[int]
+    lines: list[int]
+    values: list[Any]
+    num_skipped: int
+
+    def place(self, i: int) -> str:
+        """File and line of a row, for messages."""
+        return f'{self.path}, line {self.lines[i]}'
+
+
+def format_of(path: str) -> str:
+    """'csv', 'json' or 'tsv' (whatever else a file is called)."""
+    ending = os.path.splitext(path.lower().removesuffix('.gz'))[1]
+    return {'.csv': 'csv', '.json': 'json', '.jsonl': 'json'}.get(ending, 'tsv')
+
+
+def read_rows(
+    path: str, columns: Sequence[str], *, optional: Sequence[str] = (),
+    headerless: Sequence[str] = (),
+) -> Iterator[Row]:
+    """The wanted columns of each row, as they stand in the file.
+
+    Args:
+      path: the file.
+      columns: names in the header (spaces around a name do not count), or fields of the objects.
+      optional: those of `columns` that the file may lack.
+      headerless: names of all columns of a CSV or TSV file without a header, which is one whose
+        first row holds none of `columns`; empty: there must be a header.
+
+    Raises:
+      InputError: the file cannot be read as what it is called, is empty, or lacks a column.
+    """
+    if format_of(path) == 'json':
+        yield from _json_rows(path, columns, optional)
+        return
+    rows = _csv_rows(path) if format_of(path) == 'csv' else (
+        (line, text.split('\t')) for line, text in lines(path) if text)
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f'{path} is empty: copy it again')
+    names = [name.strip() for name in first[1]]
+    if headerless and not set(names) & set(columns):
+        names, rows = list(headerless), itertools.chain([first], rows)
+    for name in columns:
+        if name not in names and name not in optional:
+            raise InputError(_no_column(path, name, names))
+        if names.count(name) > 1:
+            raise InputError(f"{path} has two columns '{name}' in its header: rename one of them")
+    places = [names.index(name) if name in names else None for name in columns]
+    width = len(names)
+    for line, cells in rows:
+        if len(cells) == width:
+            yield Row(line, [None if place is None else cells[place] for place in places])
+        else:
+            yield Row(line, [], f'columns: {len(cells)}, where {width} are wanted')
+
+
+def _no_column(path: str, name: str, names: Sequence[str]) -> str:
+    remedy = ('name the columns as the original file does; those of your own with '
+              '--config.data.text, text_pair, choices, label and id, or for predictions with '
+              '--text, --text-pair and --choices')
+    similar = [other for other in names if other.lower() == name.lower()]
+    if len(names) == 1 and ';' in names[0]:
+        remedy = "its columns are separated by ';', and ',' is expected: convert it"
+    elif similar:
+        remedy = f"did you mean '{similar[0]}'? {remedy}"
+    return (f"{path} has no column '{name}' in its header; it has: {', '.join(names)[:200]}: "
+            f'{remedy}')
+
+
+def read_table(
+    path: str, columns: Sequence[str], parse: Callable[[list[Any]], Any], *,
+    max_malformed: float = 0.01, optional: Sequence[str] = (), headerless: Sequence[str] = (),
+) -> Rows:
+    """What `parse` makes of each row of a file.
+
+    Args:
+      path, columns, optional, headerless: as of `read_rows`.
+      parse: from cells to a value; raises Malformed.
+      max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
+
+    Raises:
+      InputError: as `read_rows`; no row, or too many malformed ones.
+    """
+    rows = Rows(path, [], [], [], 0)
+    faults = []
+    for index, row in enumerate(
+        read_rows(path, columns, optional=optional, headerless=headerless)
+    ):
+        try:
+            if row.fault:
+                raise Malformed(row.fault)
+            rows.values.append(parse(row.cells))
+        except Malformed as error:
+            faults.append((row.line, str(error)))
+        else:
+            rows.indices.append(index)
+            rows.lines.append(row.line)
+    check_malformed(path, len(rows.values), faults, max_malformed)
+    return dataclasses.replace(rows, num_skipped=len(faults))
+
+
+def check_malformed(
+    path: str, num_used: int, faults: Sequence[tuple[int, str]], max_share: float
+) -> None:
+    """Lists on standard error the rows that were left out.
+
+    Args:
+      path: the file.
+      num_used: rows that were used.
+      faults: line and reason of each of the others.
+      max_share: of all rows that may be left out; one always may, unless this is 0.
+
+    Raises:
+      InputError: more were left out, or none was used.
+    """
+    num = len(faults)
+    total = num_used + num
+    if not total:
+        raise InputError(f'{path} holds no rows: copy it again')
+    allowed = max(1, int(max_share * total)) if max_share > 0 else 0
+    if num > allowed or not num_used:
+        line, reason = faults[0]
+        remedy = 'mend the file' + (', or raise config.data.max_malformed' if num_used else '')
+        raise InputError(
+            f'{path}: {num} of {total} rows are malformed ({allowed} may be); the first is line '
+            f'{line}: {reason}; {remedy}')
+    for line, reason in faults[:_LISTED]:
+        print(f'{path}, line {line}: {reason}; left out', file=sys.stderr)
+    if num > _LISTED:
+        print(f'{path}: {num} of {total} rows left out as malformed', file=sys.stderr)
+
+
+def texts_of(cells: Sequence[Any]) -> list[str]:
+    """Cells that have to be texts.
+
+    Raises:
+      Malformed: one is not.
+    """
+    for cell in cells:
+        if not isinstance(cell, str):
+            raise Malformed('a text is not a string')
+        if not cell.isascii():
+            try:
+                cell.encode()
+            except UnicodeEncodeError:
+                raise Malformed('a text holds half of a surrogate pair') from None
+    return list(cells)
+
+
+def label_of(cell: Any) -> str:
+    """A label as a string, from a cell or a JSON value.
+
+    Raises:
+      Malformed: there is none.
+    """
+    if not (label := label_text(cell)):
+        raise Malformed('its label is empty')
+    return label
+
+
+def label_text(value: Any) -> str:
+    """A label as a string; '' where there is none."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return '' if value is None else str(value).strip()
+
+
+def label_ids(rows: Rows, labels: Sequence[str], known: Sequence[str]) -> np.ndarray:
+    """[n] int32: the places of the rows' labels among the known ones.
+
+    Raises:
+      InputError: a label is not among them.
+    """
+    ids = {label: i for i, label in enumerate(known)}
+    found = np.array([ids.get(label, -1) for label in labels], np.int32)
+    if len(found) and found.min() < 0:
+        i = int(np.argmin(found))
+        raise InputError(f"{rows.place(i)}: unknown label '{labels[i]}'; known are "
+                         f"{', '.join(known)}: mend it")
+    return found
+
+
+def row_ids(rows: Rows, ids: Sequence[Any]) -> list[str]:
+    """Ids as strings; where a row has None, its place among all rows of the file, from 0.
+
+    Raises:
+      InputError: an id occurs twice.
+    """
+    names = [str(i) if x is None else str(x) for i, x in zip(rows.indices, ids, strict=True)]
+    seen: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if seen.setdefault(name, i) != i:
+            raise InputError(f"{rows.place(i)}: id '{name}' stands in line {rows.lines[seen[name]]}"
+                             ' already; remove one of them')
+    return names
+
+
+def find_files(folder: str, stems: Sequence[str], endings: Sequence[str]) -> list[str]:
+    """Files of a split: the first of the form `STEM.ENDING`, else all of `STEM.*.ENDING`.
+
+    Args:
+      folder: where to look; need not exist.
+      stems: names in the order of preference, such as 'train'.
+      endings: formats in the order of preference, such as 'tsv'; each plain or with `.gz`.
+    """
+    for name in _names(stems, endings):
+        path = os.path.join(folder, name)
+        if as_path(path).is_file():
+            return [path]
+    names = [child.name for child in children(folder)]
+    return sorted(
+        os.path.join(folder, name) for pattern in _names([f'{stem}.*' for stem in stems], endings)
+        for name in fnmatch.filter(names, pattern)
+    )
+
+
+def find_file(folder: str, stems: Sequence[str], endings: Sequence[str]) -> str:
+    """The one of `find_files`. Reports which it is, unless the name is as in the benchmark.
+
+    Raises:
+      InputError: no such folder, no such file, or several.
+    """
+    if not as_path(folder).is_dir():
+        raise InputError(f'no folder {folder}: name one in the layout of the benchmark')
+    found = find_files(folder, stems, endings)
+    names = _names(stems, endings)
+    if not found:
+        raise InputError(f"{folder} has none of {', '.join(names)}")
+    if len(found) > 1:
+        raise InputError(
+            f'{folder} has no {names[0]} but several that could be: '
+            f"{', '.join(map(os.path.basename, found))}; keep one of them"
+        )
+    if os.path.basename(found[0]).removesuffix('.gz') not in _names(stems, endings[:1]):
+        print(f'{stems[0]} is read from {found[0]}', file=sys.stderr)
+    return found[0]
+
+
+def _names(stems: Sequence[str], endings: Sequence[str]) -> list[str]:
+    return [f'{stem}.{ending}{gz}' for stem in stems for ending in endings for gz in ('', '.gz')]
+
+
+def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
+    """Cells of each row, which quotes may stretch over several lines."""
+    csv.field_size_limit(_LONGEST_CELL)
+    reader = csv.reader((text + '\n' for _, text in lines(path)), strict=True)
+    line = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        reason = str(error)
+        if 'unexpected end' in reason:
+            reason = 'a quote opens in this row and is never closed'
+        elif 'new-line character' in reason:
+            reason = 'a carriage return without line feed stands outside of quotes'
+        raise InputError(f'{path}, line {line} is not CSV ({reason}); mend it') from None
+
+
+def _json_rows(path: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
+    empty = True
+    for line, record, fault in _json_values(path):
+        empty = False
+        if not fault and not isinstance(record, dict):
+            fault = 'not a JSON object'
+        missing = [] if fault else [
+            name for name in columns if name not in record and name not in optional]
+        if missing:
+            fault = f"no field '{missing[0]}' (it has: {', '.join(record)[:200]})"
+        yield Row(line, [] if fault else [record.get(name) for name in columns], fault)
+    if empty:
+        raise InputError(f'{path} is empty: copy it again')
+
+
+def _json_values(path: str) -> Iterator[tuple[int, Any, str]]:
+    """(line, value, fault) of each line; or (place, value, '') in a list that is the whole file."""
+    rows = ((line, text) for line, text in lines(path) if text.strip())
+    first = next(rows, None)
+    if first is None:
+        return
+    if not first[1].lstrip().startswith('['):
+        for line, text in itertools.chain([first], rows):
+            try:
+                yield line, json.loads(text, object_pairs_hook=_object), ''
+            except (ValueError, RecursionError) as error:
+                yield line, None, f'not JSON ({error})'
+        return
+    try:
+        values = json.loads('\n'.join([first[1], *(text for _, text in rows)]),
+                            object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f'{path} begins with [ and is no list of JSON objects ({error}): mend it'
+        ) from None
+    for place, value in enumerate(values, 1):
+        yield place, value, ''
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f'{next(x for x in names if names.count(x) > 1)!r} is there twice')
+    return record
+
+
+def lines(path: str) -> Iterator[tuple[int, str]]:
+    """(number, text) of each line, without line end and byte order mark. Line feeds end lines.
+
+    Raises:
+      InputError: the file cannot be read, or is not UTF-8 text.
+    """
+    number = 0
+    try:
+        with open_stream(path) as file:
+            for number, line in enumerate(file, 1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                    _check_first_line(path, line)
+                if b'\0' in line:
+                    raise InputError(
+                        f'{path}, line {number} holds a NUL byte: it is no text file, or UTF-16: '
+                        'convert it to UTF-8')
+                yield number, line.rstrip(b'\r\n').decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f'{path}, line {number} is not UTF-8: byte {error.start} is '
+            f'0x{error.object[error.start]:02x}; convert the file (iconv -t UTF-8)'
+        ) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f'{path} is not a sound gzip file ({error}); copy it again') from error
+    except OSError as error:
+        raise InputError(f'{path} cannot be read: {error.strerror or error}') from error
+
+
+def _check_first_line(path: str, line: bytes) -> None:
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f'{path} is UTF-16: convert it (iconv -f UTF-16 -t UTF-8)')
+    if line.startswith(b'\x1f\x8b'):
+        raise InputError(f'{path} is compressed by gzip: let its name end in .gz')
+    if not line.endswith(b'\n') and b'\r' in line[:-1]:
+        raise InputError(f"{path}: its lines end with CR alone: convert it (tr '\\r' '\\n')")

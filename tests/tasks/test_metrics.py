@@ -1,0 +1,116 @@
+"""Metrics equal scikit-learn's and SciPy's; what is not defined for a head is refused."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.metrics import METRICS, check_metrics, f1, matthews, pearson, spearman
+
+# 2 true positives, 1 false positive, 1 false negative, 4 true negatives.
+PREDICTIONS = [1, 1, 1, 0, 0, 0, 0, 0]
+LABELS = [1, 1, 0, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize('metric, predictions, labels, want', [
+    ('accuracy', PREDICTIONS, LABELS, 6 / 8),
+    ('f1', PREDICTIONS, LABELS, 2 / 3),
+    ('matthews', PREDICTIONS, LABELS, (2 * 4 - 1 * 1) / np.sqrt(3 * 3 * 5 * 5)),
+    ('micro_f1', [1, 1, 2], [0, 1, 1], 1 / 3),
+    ('pearson', [1, 2, 3], [2, 4, 6], 1.0),
+    ('pearson', [1, 2, 3], [3, 2, 1], -1.0),
+    ('pearson', [1, 2, 3, 4], [1, 3, 2, 4], 0.8),
+    ('spearman', [1, 2, 3], [1, 10, 11], 1.0),
+    ('spearman', [1, 2, 2, 3], [1, 2, 3, 4], 4.5 / np.sqrt(4.5 * 5)),  # ranks 1, 2.5, 2.5, 4
+])
+def test_by_hand(metric, predictions, labels, want):
+    found = METRICS[metric].compute(np.array(predictions), np.array(labels))
+    assert found == pytest.approx(want, abs=1e-12) and type(found) is float
+
+
+@pytest.mark.parametrize('metric, predictions, labels', [
+    (f1, [0, 0], [0, 0]),
+    (f1, [0, 0], [1, 1]),
+    (matthews, [1, 1, 1], [1, 0, 1]),  # a model that always says the same
+    (matthews, [1, 0, 1], [1, 1, 1]),
+    (matthews, [1, 1], [1, 1]),
+    (pearson, [2.0, 2.0, 2.0], [1.0, 2.0, 3.0]),
+    (spearman, [2.0, 2.0, 2.0], [1.0, 2.0, 3.0]),
+    (pearson, [np.nan, 1.0, 2.0], [1.0, 2.0, 3.0]),
+    (spearman, [np.inf, 1.0, 2.0], [1.0, 2.0, 3.0]),
+])
+def test_what_is_undefined_is_zero(metric, predictions, labels):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert metric(np.array(predictions), np.array(labels)) == 0.0
+
+
+def reference(name):
+    """The function of scikit-learn or SciPy, of labels and predictions."""
+    sklearn = pytest.importorskip('sklearn.metrics', reason='compared with scikit-learn')
+    stats = pytest.importorskip('scipy.stats', reason='compared with SciPy')
+
+    def f1_score(average):
+        return lambda y, x: sklearn.f1_score(y, x, average=average, zero_division=0)
+
+    return {
+        'accuracy': sklearn.accuracy_score, 'f1': f1_score('binary'),
+        'macro_f1': f1_score('macro'), 'micro_f1': f1_score('micro'),
+        'matthews': sklearn.matthews_corrcoef,
+        'pearson': lambda y, x: stats.pearsonr(y, x)[0],
+        'spearman': lambda y, x: stats.spearmanr(y, x)[0],
+    }[name]
+
+
+def random_case(rng, head, num_classes):
+    """Predictions and labels of 2 to 40 examples."""
+    n = int(rng.integers(2, 41))
+    if head == 'regression':  # few values: ties are what ranks go wrong on
+        x, y = (rng.integers(0, 6, n) + rng.choice([0, 0, rng.random()], n) for _ in 'xy')
+        return np.append(x, [0, 9]), np.append(y, [9, 0])  # neither side is constant
+    if head == 'multi_label':
+        return tuple((rng.random((n, num_classes)) < rng.random()).astype(np.float32)
+                     for _ in 'xy')
+    return tuple(rng.integers(0, num_classes, n).astype(np.int32) for _ in 'xy')
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize(('name', 'head', 'num_classes'), [
+    (name, head, num_classes) for name, metric in METRICS.items()
+    for head, numbers in (('classification', (2, 3, 7)), ('multi_label', (2, 3, 7)),
+                          ('regression', (0,)))
+    for num_classes in numbers
+    if head in metric.heads and metric.labels in (None, num_classes)])
+def test_200_random_cases_as_scikit_learn(name, head, num_classes):
+    theirs, rng = reference(name), np.random.default_rng(0)
+    for case in range(200):
+        predictions, labels = random_case(rng, head, num_classes)
+        ours = METRICS[name].compute(predictions, labels)
+        assert ours == pytest.approx(theirs(labels, predictions), abs=1e-9), case
+
+
+def test_matthews_of_many_examples():
+    """Products of counts outgrow 32 bits."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 400_000).astype(np.int32)
+    predictions = np.where(rng.random(400_000) < 0.1, 1 - labels, labels)
+    assert matthews(predictions, labels) == pytest.approx(
+        np.corrcoef(predictions, labels)[0, 1], abs=1e-9)
+
+
+@pytest.mark.parametrize(('name', 'head', 'num_labels', 'says'), [
+    ('f1', 'classification', 3, "'f1' is defined for 2 labels, and there are 3: choose from "
+     'accuracy, macro_f1, micro_f1, matthews'),
+    ('accuracy', 'regression', None, 'not defined for a regression head: choose from pearson, spe'),
+    ('matthews', 'multi_label', 2, "'matthews' is not defined for a multi_label head: choose from "
+     'accuracy, macro_f1, micro_f1'),
+    ('pearson', 'classification', 2, "'pearson' is not defined for a classification head"),
+    ('auc', 'classification', 2, "'auc' is unknown: choose from accuracy, f1, macro_f1"),
+])
+def test_what_does_not_fit_is_refused_with_what_does(name, head, num_labels, says):
+    with pytest.raises(InputError, match=says) as error:
+        check_metrics([name], head, num_labels, 'config.x.metrics')
+    assert str(error.value).startswith('config.x.metrics=')
+    offered = str(error.value).rpartition('choose from ')[2].split(', ')
+    assert check_metrics(offered, head, num_labels) == tuple(offered)
