@@ -27,6 +27,8 @@ from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.outputs import open_folder
 from bert_jax.text.added import add_words
+from bert_jax.text.load import read_switches, write_switches
+from bert_jax.text.wordpiece import ORIGINAL
 
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
@@ -223,7 +225,15 @@ def share_added_words(
     if not path.exists():
         field = 'data.dir' if places.local == places.shared else 'data.local_dir'
         _keep_vocabulary(places.local, 'added', content, field)
-    return path
+    switches = read_switches(vocab_file)
+    if switches == ORIGINAL:
+        return path
+    # In a folder of its own, as the switches are in a file beside it.
+    folder = path.with_suffix('')
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_whole(folder / 'vocab.txt', content)
+    write_switches(folder, switches)
+    return folder / 'vocab.txt'
 
 
 def _train(sources: Sequence[Any], vocab_size: int, lowercase: bool) -> bytes:

@@ -27,7 +27,12 @@ from bert_jax.data.pairs import Encode
 from bert_jax.runtime.process import without
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
-from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, basic_tokens
+from bert_jax.text.wordpiece import (
+    MAX_CHARS_PER_WORD,
+    Switches,
+    WordPieceTokenizer,
+    basic_tokens,
+)
 
 with without('tensorflow_text.python.keras', empty=True):  # layers: all of Keras
     import tensorflow_text as tf_text
@@ -85,7 +90,12 @@ class FastTokenizer:
             self._is_safe: str | None = None
         else:
             self._fast = _fast_bert_tokenizer(tokenizer.vocab, tokenizer.lowercase)
-            self._is_safe = f"{_character_class(safe_codepoints(tokenizer.lowercase))}*"
+            switches = tokenizer.switches
+            safe = safe_codepoints(
+                tokenizer.lowercase, switches.strip_accents, switches.tokenize_chinese_chars)
+            self._is_safe = f"{_character_class(safe)}*"
+            if not switches.do_basic_tokenize or switches.never_split:
+                self._is_safe = ""  # no line but an empty one: the reference does them all
 
     def __call__(self, lines: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Tokenize lines.
@@ -147,8 +157,10 @@ def _fast_bert_tokenizer(vocab: Vocab, lowercase: bool) -> tf_text.FastBertToken
     )
 
 
-@functools.lru_cache(maxsize=2)
-def safe_codepoints(lowercase: bool) -> np.ndarray:
+@functools.lru_cache(maxsize=4)
+def safe_codepoints(
+    lowercase: bool, strip_accents: bool | None = None, tokenize_chinese_chars: bool = True
+) -> np.ndarray:
     """[0x110000] bool_: code points that TF-Text and the reference treat alike in any text.
 
     Both work code point by code point within a word: map one to a string (nothing where it is
@@ -161,6 +173,7 @@ def safe_codepoints(lowercase: bool) -> np.ndarray:
     and so is what few texts hold: the scripts, most of them ancient, up to U+1CFFF, and the
     ideographs of the planes from 2 on. They would double the time that this takes.
     """
+    switches = Switches(strip_accents, tokenize_chinese_chars)
     chars = [
         chr(code)
         for code in (*range(0x10000), *range(0x1D000, 0x20000))
@@ -178,7 +191,7 @@ def safe_codepoints(lowercase: bool) -> np.ndarray:
 
     safe = np.zeros(sys.maxunicode + 1, np.bool_)
     for i, char in enumerate(chars):
-        tokens = basic_tokens(between[i], lowercase)
+        tokens = basic_tokens(between[i], lowercase, switches)
         # The normalizer leaves it to the splitter to set punctuation and CJK apart, and to see
         # some of the white space.
         same_text = "".join(tokens) == "".join(normalized[i].decode().split())
@@ -186,7 +199,7 @@ def safe_codepoints(lowercase: bool) -> np.ndarray:
         same_split = ids == flat[bounds[i] : bounds[i + 1]]
         short = len(normalized[i]) <= len("ab") + _MAX_BYTES_PER_CHAR
         safe[ord(char)] = same_text and same_split and short
-    if lowercase:
+    if lowercase or strip_accents:
         safe[ord("Σ")] = False
         for char in chars:
             if unicodedata.combining(char) and unicodedata.category(char) != "Mn":

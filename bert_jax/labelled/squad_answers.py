@@ -20,7 +20,7 @@ import numpy as np
 from bert_jax.labelled.squad import SquadExamples
 from bert_jax.labelled.squad_windows import SquadWindows, ranges
 from bert_jax.text.vocab import CONTINUATION, Vocab
-from bert_jax.text.wordpiece import basic_tokens
+from bert_jax.text.wordpiece import ORIGINAL, Switches, basic_tokens
 
 _QUESTIONS_AT_ONCE = 256
 # The odds of no answer where no span was found at all: above any threshold, and valid in JSON.
@@ -78,6 +78,7 @@ def predict_answers(
     *,
     vocab: Vocab,
     lowercase: bool,
+    switches: Switches = ORIGINAL,
     version: str,
     n_best: int = 20,
     max_answer_length: int = 30,
@@ -87,8 +88,8 @@ def predict_answers(
     Args:
       examples, windows: Q questions and their W windows.
       start_logits, end_logits: [T] float, for every token of `windows.sequences`.
-      vocab, lowercase: of the tokenizer that made the windows. (Pieces are aligned with characters
-        as WordPiece makes them; spans of SentencePiece pieces may come as whole words.)
+      vocab, lowercase, switches: of the tokenizer that made the windows. (Pieces are aligned with
+        characters as WordPiece makes them; spans of SentencePiece pieces may come as whole words.)
       version: 'v1', or 'v2', where "no answer" is an answer.
       n_best: how many starts and ends of a window, and answers to a question, are kept.
       max_answer_length: in tokens.
@@ -116,7 +117,8 @@ def predict_answers(
                 pairs = zip(start_logits[cls].tolist(), end_logits[cls].tolist())
                 null = min(pairs, key=sum)
             context = examples.contexts[examples.context_index[q]]
-            place_of = functools.partial(_span_place, context, windows, surfaces, lowercase)
+            place_of = functools.partial(
+                _span_place, context, windows, surfaces, (lowercase, switches))
             first, last = span_bounds[q - low:q - low + 2]
             candidates = spans.candidates(first, last, place_of)
             predictions.append(_choose(context, candidates, null, n_best))
@@ -259,7 +261,8 @@ def _has_max_context(windows: SquadWindows, low: int, high: int) -> np.ndarray:
 
 
 def _span_place(
-    context: str, windows: SquadWindows, surfaces: Sequence[str], lowercase: bool, window: int,
+    context: str, windows: SquadWindows, surfaces: Sequence[str],
+    how: tuple[bool, Switches], window: int,
     start: int, end: int,
 ) -> tuple[int, int]:
     """The characters of the paragraph that the tokens [start, end] of a window stand for."""
@@ -269,11 +272,12 @@ def _span_place(
     low, high = windows.token_words[shift + start], windows.token_words[shift + end] + 1
     words = list(zip(windows.word_starts[low:high].tolist(), windows.word_ends[low:high].tolist()))
     text = ' '.join(''.join([surfaces[i] for i in ids]).split())
-    return aligned_place(context, words, text, lowercase)
+    return aligned_place(context, words, text, *how)
 
 
 def aligned_place(
-    context: str, words: Sequence[tuple[int, int]], text: str, lowercase: bool
+    context: str, words: Sequence[tuple[int, int]], text: str, lowercase: bool,
+    switches: Switches = ORIGINAL,
 ) -> tuple[int, int]:
     """Where a tokenized text stands in the words that it came from: first character, and last.
 
@@ -287,9 +291,9 @@ def aligned_place(
       context: the paragraph.
       words: first and last (exclusive) character of successive words in it.
       text: pieces put together, words and punctuation separated by single spaces.
-      lowercase: whether the tokenizer lower-cases and strips accents.
+      lowercase, switches: of the tokenizer.
     """
-    tokens = [_basic_text(context[begin:end], lowercase) for begin, end in words]
+    tokens = [_basic_text(context[begin:end], lowercase, switches) for begin, end in words]
     tokenized = ' '.join([token for token in tokens if token])
     begin = tokenized.find(text)
     num_characters = sum(end - begin for begin, end in words)
@@ -303,8 +307,8 @@ def aligned_place(
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _basic_text(word: str, lowercase: bool) -> str:
-    return ' '.join(basic_tokens(word, lowercase))
+def _basic_text(word: str, lowercase: bool, switches: Switches) -> str:
+    return ' '.join(basic_tokens(word, lowercase, switches))
 
 
 def _character(words: Sequence[tuple[int, int]], n: int) -> int:

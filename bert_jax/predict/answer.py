@@ -80,7 +80,8 @@ def answer(
         examples, windows = made
         predictions = predict_answers(
             examples, windows, outputs['start_logits'], outputs['end_logits'], vocab=vocab,
-            lowercase=lowercase, version='v1' if threshold is None else 'v2',
+            lowercase=lowercase, switches=model.tokenizer.switches,
+            version='v1' if threshold is None else 'v2',
             max_answer_length=max_answer_length,
         )
         for question, context, found in zip(

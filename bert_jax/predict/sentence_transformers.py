@@ -50,14 +50,19 @@ def read_pooling(folder: Path) -> Pooling:
             normalize = True
         elif kind != 'Transformer':
             raise InputError(
-                f'{folder / "modules.json"} has a module {kind}, which cannot be computed: name '
-                'pool and normalize to have vectors without it'
+                f'{folder / "modules.json"} has a module {kind} behind the encoder, which this '
+                'project does not have, so that its vectors would be others: name pool and '
+                'normalize to have those of the encoder alone'
             )
     return Pooling(pool, normalize)
 
 
 def _pool(config_file: Path) -> str:
-    config = _read(config_file) or {}
+    config = _read(config_file)
+    if not isinstance(config, dict):
+        raise InputError(f'{config_file} is missing or no JSON object, so nobody knows how vectors '
+                         'are made: copy it again, or name pool, one of '
+                         + ', '.join(_POOLS.values()))
     modes = [name.removeprefix('pooling_mode_') for name, on in config.items()
              if name.startswith('pooling_mode_') and on is True]
     named = config.get('pooling_mode')  # as newer versions write it

@@ -91,6 +91,7 @@ class _Scorer:
         return predict_answers(
             self.examples, self.windows, outputs['start_logits'], outputs['end_logits'],
             vocab=self.tokenization.vocab, lowercase=self.tokenization.lowercase,
+            switches=self.tokenization.tokenizer.switches,
             version=self.version,
         )
 

@@ -11,6 +11,7 @@ import sentencepiece
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
+from bert_jax.text.wordpiece import ORIGINAL
 
 WORD_START = "\u2581"  # "lower one eighth block" stands for the space before a word
 _TRAINING_HINT = (
@@ -28,6 +29,8 @@ class SentencePieceTokenizer:
         vocab: the pieces; a piece continues a word where it does not begin with U+2581.
         model: the serialized model.
     """
+
+    switches = ORIGINAL  # it has a normalizer of its own
 
     def __init__(self, model: bytes, source: str = "SentencePiece model"):
         """Read a serialized model; InputError if it is damaged or lacks a special token."""

@@ -10,6 +10,7 @@ Unicode properties come from `unicodedata`, so that they belong to the fingerpri
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -81,29 +82,62 @@ class _Table(dict[int, str]):
 
 
 _CLEAN = _Table(lambda c: "" if _is_removed(c) else f" {c} " if is_cjk(c) else c)
+_CLEAN_ALONE = _Table(lambda c: "" if _is_removed(c) else c)
 _WITHOUT_ACCENTS = _Table(lambda c: "" if unicodedata.category(c) == "Mn" else c)
 _SPLIT_PUNCTUATION = _Table(lambda c: f" {c} " if is_punctuation(c) else c)
 
 
-def _split_word(raw_word: str, lowercase: bool) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class Switches:
+    """How Hugging Face's BertTokenizer may differ from the original; the defaults are the original.
+
+    Their names and meanings are those of `tokenizer_config.json`.
+
+    Attributes:
+        strip_accents: whether accents go; None: where text is lower-cased.
+        tokenize_chinese_chars: whether an ideograph is a word by itself.
+        do_basic_tokenize: whether text is cleaned, lower-cased and split at punctuation at all.
+        never_split: words that stay as they are, and are one piece or [UNK].
+    """
+
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool = True
+    do_basic_tokenize: bool = True
+    never_split: tuple[str, ...] = ()
+
+
+ORIGINAL = Switches()
+
+
+def _split_word(raw_word: str, lowercase: bool, switches: Switches) -> list[str]:
     """Basic tokens of one run of characters without white space."""
-    if raw_word.isascii() and raw_word.isalnum():
+    if not switches.do_basic_tokenize:
+        return raw_word.split()  # what `str.split` takes for white space besides
+    if raw_word.isascii() and raw_word.isalnum() and not switches.never_split:
         return [raw_word.lower() if lowercase else raw_word]
-    parts = raw_word.translate(_CLEAN).split()
-    if lowercase:
-        # Part by part: the lower case of a final capital sigma depends on its neighbours.
-        decomposed = [unicodedata.normalize("NFD", part.lower()) for part in parts]
-        parts = [part.translate(_WITHOUT_ACCENTS) for part in decomposed]
-    return " ".join(parts).translate(_SPLIT_PUNCTUATION).split()
+    clean = _CLEAN if switches.tokenize_chinese_chars else _CLEAN_ALONE
+    strip = lowercase if switches.strip_accents is None else switches.strip_accents
+    tokens = []
+    # Part by part: the lower case of a final capital sigma depends on its neighbours.
+    for part in raw_word.translate(clean).split():
+        if part in switches.never_split:
+            tokens.append(part)
+            continue
+        if lowercase:
+            part = part.lower()
+        if strip:
+            part = unicodedata.normalize("NFD", part).translate(_WITHOUT_ACCENTS)
+        tokens += part.translate(_SPLIT_PUNCTUATION).split()
+    return tokens
 
 
-def basic_tokens(text: str, lowercase: bool = True) -> list[str]:
+def basic_tokens(text: str, lowercase: bool = True, switches: Switches = ORIGINAL) -> list[str]:
     """Split `text` into words and punctuation marks, before WordPiece.
 
     Every step acts within a run of characters between white space, so that runs can be handled
     (and remembered) one by one.
     """
-    return [token for word in raw_words(text) for token in _split_word(word, lowercase)]
+    return [token for word in raw_words(text) for token in _split_word(word, lowercase, switches)]
 
 
 class WordPieceTokenizer:
@@ -111,19 +145,25 @@ class WordPieceTokenizer:
 
     Attributes:
         vocab: the vocabulary.
-        lowercase: whether text is lower-cased and stripped of accents first.
+        lowercase: whether text is lower-cased and (by default) stripped of accents first.
+        switches: what else is done before WordPiece.
     """
 
-    def __init__(self, vocab: Vocab, lowercase: bool = True, cache_size: int = 1 << 18):
+    def __init__(
+        self, vocab: Vocab, lowercase: bool = True, cache_size: int = 1 << 18,
+        switches: Switches = ORIGINAL,
+    ):
         """Make a tokenizer.
 
         Args:
             vocab: a vocabulary with `##` marking continuations.
             lowercase: true for uncased vocabularies.
             cache_size: how many distinct words `encode` remembers before it starts afresh.
+            switches: where a tokenizer is not the original's.
         """
         self.vocab = vocab
         self.lowercase = lowercase
+        self.switches = switches
         self._cache_size = cache_size
         self._cache: dict[str, tuple[int, ...]] = {}
         continuations = [t for t in vocab.tokens if t.startswith(CONTINUATION)]
@@ -132,15 +172,18 @@ class WordPieceTokenizer:
 
     @classmethod
     def from_file(
-        cls, vocab_file: str | os.PathLike[str], lowercase: bool = True
+        cls, vocab_file: str | os.PathLike[str], lowercase: bool = True,
+        switches: Switches = ORIGINAL,
     ) -> WordPieceTokenizer:
         """A tokenizer of a vocabulary file; InputError where `Vocab.from_file` raises it."""
-        return cls(Vocab.from_file(vocab_file), lowercase)
+        return cls(Vocab.from_file(vocab_file), lowercase, switches=switches)
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with whatever may change the ids of a text."""
-        parts = (self.vocab.fingerprint, str(self.lowercase), unicodedata.unidata_version)
+        parts = [self.vocab.fingerprint, str(self.lowercase), unicodedata.unidata_version]
+        if self.switches != ORIGINAL:
+            parts.append(repr(self.switches))
         return hashlib.sha256(" ".join(("wordpiece", *parts)).encode()).hexdigest()[:32]
 
     def tokenize(self, text: str) -> list[str]:
@@ -157,7 +200,13 @@ class WordPieceTokenizer:
         return ids
 
     def _encode_word(self, raw_word: str) -> tuple[int, ...]:
-        pieces = [i for token in _split_word(raw_word, self.lowercase) for i in self.pieces(token)]
+        never_split = self.switches.never_split if self.switches.do_basic_tokenize else ()
+        pieces: list[int] = []
+        for token in _split_word(raw_word, self.lowercase, self.switches):
+            if token in never_split:
+                pieces.append(self.vocab.index.get(token, self.vocab.unk_id))
+            else:
+                pieces += self.pieces(token)
         if len(self._cache) >= self._cache_size:
             self._cache.clear()
         self._cache[raw_word] = found = tuple(pieces)

@@ -286,6 +286,10 @@ def _run(options: argparse.Namespace, overrides: list[str], folder: Folder, argv
         ).work()
     except Stopped:
         finished = False
+    except InputError:
+        if options.helper is None:
+            folder.discard_unbegun()
+        raise
     finally:
         for helper in helpers:
             if helper.poll() is None:

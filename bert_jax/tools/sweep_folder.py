@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import time
 from typing import Any
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, in_bucket, open_whole, write_whole
+from bert_jax.runtime.files import Path, children, in_bucket, open_whole, write_whole
 from bert_jax.runtime.outputs import is_by_the_way, open_folder
 from bert_jax.tools.sweep_grid import Member
 from bert_jax.weights.reading import read_json
@@ -70,9 +71,22 @@ class Folder:
                 f'{self.path} holds a sweep of {said[0]}, this is one of {said[1]}: give another '
                 '--workdir, or the same settings'
             )
-        if theirs is None:
+        self._is_new = theirs is None
+        if self._is_new:
             write_whole(path, json.dumps(ours) + '\n')
         (self.path / 'runs').mkdir(exist_ok=True)
+
+    def discard_unbegun(self) -> None:
+        """Leaves nothing of a sweep that this process made and in which no run has begun.
+
+        So that it can be started again with other settings in the same directory.
+        """
+        runs = self.path / 'runs'
+        if self._is_new and not any((run / 'config.json').exists() for run in children(runs)):
+            runs.rmtree(missing_ok=True)
+            (self.path / 'sweep.json').unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it holds something else
+                self.path.rmdir()
 
     def result(self, member: Member) -> dict[str, Any] | None:
         """What a finished member said, with `metric`; None if it is not finished."""

@@ -24,6 +24,7 @@ from bert_jax.runtime.checksum import (
 )
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket, write_whole
+from bert_jax.text.load import read_switches, write_switches
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights.description import (
     Weights,
@@ -291,6 +292,7 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
         if weights.vocab_file is not None:
             suffix = '.model' if weights.vocab_file.suffix == '.model' else '.txt'
             (beside / f'vocab{suffix}').write_bytes(vocabulary)
+            write_switches(beside, read_switches(weights.vocab_file))
         tree = to_tree(weights.params, padded_vocab_size=padded, scan_layers=False)
         (beside / 'checkpoints' / '0').mkdir(parents=True)
         # Random numbers do not get smaller, and compressing them takes time and memory.

@@ -16,7 +16,9 @@ from bert_jax.heads import HEADS
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, local_copy
 from bert_jax.runtime.process import loading_tensorflow
+from bert_jax.text.load import read_switches, write_switches
 from bert_jax.text.vocab import write_vocab
+from bert_jax.text.wordpiece import ORIGINAL
 from bert_jax.weights.description import (
     Weights,
     check_vocabulary,
@@ -174,6 +176,10 @@ def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
             notes.append('the vocabulary is a SentencePiece model, which the original cannot read')
         else:
             write_vocab(beside / 'vocab.txt', whole_vocabulary(weights))
+            switches = read_switches(weights.vocab_file)
+            write_switches(beside, switches)
+            if switches != ORIGINAL:
+                notes.append(f'the tokenizer has {switches}, which the original cannot have')
     return notes
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
+from bert_jax.text.load import (
+    SWITCHES_FILE,
+    read_switches,
+    switches_of,
+    write_switches,
+)
 from bert_jax.text.vocab import (
     CLS,
     CONTINUATION,
@@ -18,6 +25,7 @@ from bert_jax.text.vocab import (
     UNK,
     write_vocab,
 )
+from bert_jax.text.wordpiece import ORIGINAL, Switches
 from bert_jax.weights.description import (
     Weights,
     check_vocabulary,
@@ -35,29 +43,50 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     Raises:
       InputError: the vocabulary cannot be read, or is of another size than the embedding.
     """
-    said = None
-    tokenizer_config = folder / 'tokenizer_config.json'
+    fields: dict[str, Any] = {}
+    tokenizer_config = folder / SWITCHES_FILE
     if tokenizer_config.exists():
-        said = read_json(tokenizer_config, 'it describes the tokenizer').get('do_lower_case')
+        fields = read_json(tokenizer_config, 'it describes the tokenizer')
     models = [child for child in children(folder) if child.suffix == '.model']
     path = next((p for p in (folder / 'vocab.txt', *models) if p.exists()), None)
     tokenizer_file = folder / 'tokenizer.json'
-    if path is None and tokenizer_file.exists():
-        path = _kept_vocabulary(tokenizer_file)
+    tokens = None
+    if (path is None or path.name == 'vocab.txt') and tokenizer_file.exists():
+        tokenizer = read_json(tokenizer_file, 'it describes the tokenizer')
+        tokens = _tokens(tokenizer, tokenizer_file)
+        if fields.get('tokenizer_class') not in ('BertTokenizer', 'BertTokenizerFast'):
+            fields = fields | _normalizer_fields(tokenizer, tokenizer_file)
+    switches = switches_of(fields, tokenizer_config)
+    if path is None and tokens is not None:
+        path = _kept_vocabulary(tokens, switches)
+    elif path is not None and path.name == 'vocab.txt' and switches != read_switches(path):
+        path = _kept_vocabulary(read_vocabulary(path, lowercase=True).tokens, switches)
+    lowercase = fields.get('do_lower_case')
     if path is None:
-        return None, said is not False
+        return None, lowercase is not False
     vocab = read_vocabulary(path, lowercase=True)
     check_vocabulary(vocab, path, vocab_size)
-    return path, looks_lowercase(vocab) if said is None else bool(said)
+    return path, looks_lowercase(vocab) if lowercase is None else bool(lowercase)
 
 
-def _kept_vocabulary(tokenizer_file: Path) -> Path | None:
-    """The vocabulary of a `tokenizer.json` as a file of its own.
+def _normalizer_fields(tokenizer: dict[str, Any], where: Path) -> dict[str, Any]:
+    """What the normalizer of a tokenizer.json says, by the names of tokenizer_config.json.
 
-    transformers 5 writes no vocab.txt any more. The file is kept by its contents in the cache of
-    this project. None where the tokenizer is no WordPiece.
+    transformers goes by it unless tokenizer_config.json names the class BertTokenizer, which makes
+    its normalizer from that file's fields alone.
     """
-    tokenizer = read_json(tokenizer_file, 'it describes the tokenizer')
+    normalizer = tokenizer.get('normalizer')
+    if not isinstance(normalizer, dict) or normalizer.get('type') != 'BertNormalizer':
+        print(f'note: {where} has a normalizer that is not BertNormalizer, which is read as one: '
+              'compare some ids', file=sys.stderr)
+        return {}
+    return {'do_lower_case': normalizer.get('lowercase'),
+            'strip_accents': normalizer.get('strip_accents'),
+            'tokenize_chinese_chars': normalizer.get('handle_chinese_chars', True)}
+
+
+def _tokens(tokenizer: dict[str, Any], tokenizer_file: Path) -> list[str] | None:
+    """The vocabulary of a `tokenizer.json`; None where it is no WordPiece."""
     try:
         model = tokenizer['model']
         if model.get('type', 'WordPiece') != 'WordPiece':
@@ -69,11 +98,23 @@ def _kept_vocabulary(tokenizer_file: Path) -> Path | None:
         raise InputError(f'{tokenizer_file} is no tokenizer file: download it again') from None
     if [ids[token] for token in tokens] != list(range(len(tokens))):
         raise InputError(f'{tokenizer_file}: ids of the vocabulary are not 0, 1, 2, ...')
-    name = hashlib.sha256('\n'.join(tokens).encode()).hexdigest()[:32]
-    path = as_path('~/.cache/bert_jax/vocabularies') / f'{name}.txt'
+    return tokens
+
+
+def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
+    """A vocabulary as a file of its own, kept by its content in the cache of this project.
+
+    transformers 5 writes no vocab.txt any more. Where the tokenizer has switches, the file is
+    called vocab.txt and has them beside it.
+    """
+    content = '\n'.join(tokens) + ('' if switches == ORIGINAL else repr(switches))
+    name = hashlib.sha256(content.encode()).hexdigest()[:32]
+    folder = as_path('~/.cache/bert_jax/vocabularies')
+    path = folder / f'{name}.txt' if switches == ORIGINAL else folder / name / 'vocab.txt'
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            write_switches(path.parent, switches)
             write_vocab(path, tokens)
         except OSError as error:
             raise InputError(f'{path} cannot be written: {error.strerror}') from error
@@ -90,17 +131,26 @@ def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
                 'SentencePiece model (copied as vocab.model)']
     tokens = whole_vocabulary(weights)
     write_vocab(folder / 'vocab.txt', tokens)
-    write_json(folder / 'tokenizer.json', _fast_tokenizer(tokens, weights.lowercase))
-    write_json(folder / 'tokenizer_config.json', {
+    switches = read_switches(weights.vocab_file)
+    write_json(folder / 'tokenizer.json', fast_tokenizer(tokens, weights.lowercase, switches))
+    more: dict[str, Any] = {'strip_accents': switches.strip_accents,
+                            'tokenize_chinese_chars': switches.tokenize_chinese_chars}
+    if not switches.do_basic_tokenize:
+        more['do_basic_tokenize'] = False
+    if switches.never_split:
+        more['never_split'] = list(switches.never_split)
+    write_json(folder / SWITCHES_FILE, {
         'tokenizer_class': 'BertTokenizer', 'do_lower_case': weights.lowercase,
-        'model_max_length': weights.model['max_position_embeddings'],
-        'strip_accents': None, 'tokenize_chinese_chars': True, 'pad_token': PAD,
+        'model_max_length': weights.model['max_position_embeddings'], **more, 'pad_token': PAD,
         'unk_token': UNK, 'cls_token': CLS, 'sep_token': SEP, 'mask_token': MASK,
     })
-    return []
+    if switches.do_basic_tokenize and not switches.never_split:
+        return []
+    return ["the tokenizer has do_basic_tokenize=False or never_split, which transformers' slow "
+            'tokenizer alone knows: load it with use_fast=False']
 
 
-def _fast_tokenizer(tokens: Sequence[str], lowercase: bool) -> dict[str, Any]:
+def fast_tokenizer(tokens: Sequence[str], lowercase: bool, switches: Switches) -> dict[str, Any]:
     """What the `tokenizers` library runs; words of up to 200 characters are cut, as the original's
     (and ours), and not 100."""
     ids = {token: i for i, token in enumerate(tokens)}
@@ -120,8 +170,9 @@ def _fast_tokenizer(tokens: Sequence[str], lowercase: bool) -> dict[str, Any]:
             for token in special
         ],
         'normalizer': {
-            'type': 'BertNormalizer', 'clean_text': True, 'handle_chinese_chars': True,
-            'strip_accents': None, 'lowercase': lowercase,
+            'type': 'BertNormalizer', 'clean_text': True,
+            'handle_chinese_chars': switches.tokenize_chinese_chars,
+            'strip_accents': switches.strip_accents, 'lowercase': lowercase,
         },
         'pre_tokenizer': {'type': 'BertPreTokenizer'},
         'post_processor': {

@@ -259,6 +259,18 @@ def test_a_config_that_cannot_work_ends_the_sweep_with_its_message(tmp_path, cap
     assert 'num_heads=3' in capsys.readouterr().err
 
 
+def test_a_sweep_that_fails_before_its_first_run_leaves_nothing(tmp_path, overrides, capsys):
+    source = tmp_path / 'empty.txt'
+    source.write_text('')
+    with mock.patch('bert_jax.tools.sweep.Guard') as guard:
+        guard().should_stop.return_value = False
+        with pytest.raises(SystemExit, match='2'):
+            main([f'--config={CONFIG}', f'--workdir={tmp_path}/sweep', '--restarts=1', *overrides,
+                  f'--config.data.source={source}'])
+    assert 'empty.txt' in capsys.readouterr().err
+    assert not (tmp_path / 'sweep').exists()
+
+
 def test_a_signal_stops_all_processes_of_a_sweep(tmp_path):
     """As a program, of two processes, on random batches."""
     settings = (

@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
+from bert_jax.text.load import load_tokenizer, read_switches, switches_of
 from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.load import load_weights
 from bert_jax.weights.run_directory import write_run
+from bert_jax.weights.tokenizer_files import fast_tokenizer
 
 RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
 INFERENCE = {'max_seq_length': 9, 'doc_stride': 4, 'null_threshold': -1.5}
@@ -21,6 +24,33 @@ def write_tf1(folder, weights):
     from bert_jax.weights import tf1
 
     tf1.write_tf1(folder, weights)
+
+
+SWITCHES = {'strip_accents': False, 'tokenize_chinese_chars': False, 'never_split': ['B']}
+
+
+@pytest.mark.parametrize('where', ['tokenizer_config.json', 'tokenizer.json'])
+def test_the_switches_of_a_tokenizer_go_to_a_run_and_back(where, tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+    source = tmp_path / 'source'
+    shutil.copytree(RECORDED / 'classification', source)
+    wanted = switches_of(SWITCHES, where)
+    if where == 'tokenizer.json':  # as the tokenizers library alone would have it
+        wanted = dataclasses.replace(wanted, never_split=())
+        tokens = (source / 'vocab.txt').read_text().splitlines()
+        (source / where).write_text(json.dumps(fast_tokenizer(tokens, True, wanted)))
+    else:
+        (source / where).write_text(json.dumps(SWITCHES | {
+            'tokenizer_class': 'BertTokenizer', 'do_lower_case': True}))
+    weights = load_weights(source)
+    for write, folder in ((write_run, 'run'), (write_huggingface, 'out'), (write_run, 'again')):
+        assert read_switches(weights.vocab_file) == wanted
+        tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
+        assert tokenizer.tokenize('\u00e9') == ['[UNK]']  # e without its accent is in it
+        write(tmp_path / folder, weights)
+        weights = load_weights(tmp_path / folder)
+    said = json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text())
+    assert said['strip_accents'] is False and said['tokenize_chinese_chars'] is False
 
 
 FORMATS = {

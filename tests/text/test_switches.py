@@ -1,0 +1,115 @@
+"""A tokenizer with Hugging Face's switches gives the ids that transformers gives."""
+
+import gzip
+import itertools
+import json
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+
+from bert_jax.runtime.errors import InputError
+from bert_jax.text.load import load_tokenizer, read_switches, switches_of, write_switches
+from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
+
+NEVER_SPLIT = ('naïve', 'Über-all', '[X]', '你', 'U.S.')
+# Four switches: 16 combinations, of an uncased and of a cased tokenizer.
+COMBINATIONS = [
+    (lowercase, Switches(strip, chinese, basic, never))
+    for lowercase in (True, False)
+    for strip, chinese, basic, never in itertools.product(
+        (not lowercase, None), (True, False), (True, False), ((), NEVER_SPLIT))
+]
+
+
+def random_lines(num):
+    rng = random.Random(0)
+    blocks = [(0x20, 0x7F), (0xA0, 0x250), (0x300, 0x370), (0x370, 0x530), (0x590, 0x700),
+              (0x900, 0x980), (0x1E00, 0x2000), (0x2000, 0x2070), (0x3040, 0x3100),
+              (0x4E00, 0x4F00), (0xAC00, 0xAD00), (0xFB00, 0xFB10), (0x1F600, 0x1F610)]
+    words = ['naïve', 'Über-all', 'U.S.', '你', 'Ärger', 'İstanbul', 'the', 'ΣΑΣ', 'x']
+    for _ in range(num):
+        parts = []
+        for _ in range(rng.randint(1, 8)):
+            low, high = rng.choice(blocks)
+            parts.append(rng.choice(words) if rng.random() < 0.3 else ''.join(
+                chr(rng.randrange(low, high)) for _ in range(rng.randint(1, 8))))
+        yield ' '.join(parts)
+
+
+@pytest.fixture(scope='module')
+def lines(shared_data):
+    path = shared_data / 'tokenizer_reference' / 'tokens.jsonl.gz'
+    with gzip.open(path, 'rt', encoding='utf-8') as file:
+        recorded = [json.loads(line)['text'] for line in file]
+    # transformers composes characters (NFC) first, cuts words at 100 characters, not 200, and
+    # finds special tokens in the text, and drops private and unassigned characters; the original
+    # does none of it, and neither do we.
+    return [
+        line for text in (*recorded, *random_lines(4000))
+        for line in [''.join(unicodedata.normalize('NFC', text).split('\n'))]
+        if unicodedata.normalize('NFC', _cleaned(line)) == _cleaned(line)
+        and all(len(word) <= 30 for word in line.split())
+        and not any(token in line for token in SPECIAL_TOKENS)
+        and not any(unicodedata.category(char) in ('Co', 'Cn', 'Cs') for char in line)
+    ]
+
+
+def _cleaned(line):
+    return ''.join(c for c in line if unicodedata.category(c) not in ('Cc', 'Cf') or c in '\t\r')
+
+
+@pytest.fixture(scope='module')
+def vocab_file(shared_data):
+    return shared_data / 'vocab' / 'bert-base-multilingual-cased-vocab.txt'
+
+
+@pytest.mark.parametrize(('lowercase', 'switches'), COMBINATIONS)
+def test_ids_are_those_of_transformers(lowercase, switches, lines, vocab_file):
+    legacy = pytest.importorskip('transformers.models.bert.tokenization_bert_legacy')
+    theirs = legacy.BertTokenizerLegacy(
+        str(vocab_file), do_lower_case=lowercase, strip_accents=switches.strip_accents,
+        tokenize_chinese_chars=switches.tokenize_chinese_chars,
+        do_basic_tokenize=switches.do_basic_tokenize, never_split=list(switches.never_split))
+    ours = WordPieceTokenizer.from_file(vocab_file, lowercase, switches)
+    assert len(lines) > 4000
+    for line in lines:
+        assert ours.encode(line) == theirs.encode(line, add_special_tokens=False), line
+
+
+@pytest.mark.parametrize(('lowercase', 'switches'), COMBINATIONS[::5] + COMBINATIONS[1::7])
+def test_the_graph_gives_the_ids_of_the_reference(lowercase, switches, lines, vocab_file):
+    pytest.importorskip('tensorflow_text')
+    from bert_jax.data.tokenize import make_encode
+
+    tokenizer = WordPieceTokenizer.from_file(vocab_file, lowercase, switches)
+    ids, counts = make_encode(tokenizer)(lines)
+    wanted = [tokenizer.encode(line) for line in lines]
+    np.testing.assert_array_equal(counts, [len(x) for x in wanted])
+    np.testing.assert_array_equal(ids, [i for x in wanted for i in x])
+
+
+def test_the_fingerprint_says_the_switches_and_that_of_the_original_is_as_it_was(tmp_path):
+    write_vocab(tmp_path / 'vocab.txt', [*SPECIAL_TOKENS, 'a'])
+    plain = load_tokenizer(tmp_path / 'vocab.txt', True)
+    assert plain.switches == ORIGINAL
+    found = {plain.fingerprint}
+    for switches in {switches for _, switches in COMBINATIONS} - {ORIGINAL}:
+        write_switches(tmp_path, switches)
+        tokenizer = load_tokenizer(tmp_path / 'vocab.txt', True)
+        assert tokenizer.switches == switches == read_switches(tmp_path / 'vocab.txt')
+        found.add(tokenizer.fingerprint)
+    assert len(found) == len({switches for _, switches in COMBINATIONS} | {ORIGINAL})
+    (tmp_path / 'vocab.txt').rename(tmp_path / 'other.txt')  # nothing is beside it
+    assert load_tokenizer(tmp_path / 'other.txt', True).fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize('fields', [
+    {'strip_accents': 'yes'}, {'tokenize_chinese_chars': None}, {'never_split': 'word'},
+    {'never_split': [1]}, {'do_basic_tokenize': 1},
+])
+def test_a_switch_of_another_type_is_refused(fields):
+    with pytest.raises(InputError, match=f'^x: {next(iter(fields))}='):
+        switches_of(fields, 'x')
