@@ -57,6 +57,9 @@ class Texts:
                 f'--input={file} has columns: name the one with the texts, --text=COLUMN (a file '
                 'with a text in each line is called .txt)'
             )
+        for text in arguments:
+            if any('\ud800' <= character <= '\udfff' for character in text):
+                raise InputError(f'{text!r:.60} is not UTF-8')
         self._arguments, self._file, self._columns = list(arguments), file, list(columns)
         self._name = file or 'standard input'
         self._total = len(arguments)  # 0: not known
@@ -102,7 +105,7 @@ class Texts:
     def pairs(self) -> Iterator[Parts]:
         """Two arguments, or a line with a TAB between two texts, or two columns."""
         if self._arguments:
-            texts = [_checked(text) for text in self._arguments]
+            texts = self._arguments
             if len(texts) % 2:
                 raise InputError(
                     f'{len(texts)} texts are no pairs: two arguments are one pair '
@@ -123,7 +126,7 @@ class Texts:
     def choices(self) -> Iterator[Parts]:
         """All arguments together, a line with TABs, or columns, are a beginning and its ends."""
         if self._arguments:
-            yield tuple(map(_checked, self._arguments))
+            yield tuple(self._arguments)
         elif self._columns:
             yield from self._rows(lists=True)
         else:
@@ -158,7 +161,7 @@ class Texts:
     def _read(self) -> Iterator[Parts]:
         """Each argument or line as one text; of a table the cells of the named columns."""
         if self._arguments:
-            yield from ((_checked(text),) for text in self._arguments)
+            yield from ((text,) for text in self._arguments)
         elif self._columns:
             yield from self._rows()
         elif self._file is None:
@@ -223,12 +226,3 @@ class Texts:
         """Clears the line of progress."""
         if self._terminal:
             print('\r\033[K', file=sys.stderr, end='', flush=True)
-
-
-def _checked(text: str) -> str:
-    """An argument of the command line, which is UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f'{text!r:.60} is not UTF-8') from None
-    return text

@@ -5,7 +5,7 @@ SWAG (Zellers et al., 2018) and its like, a file's ending tells its format:
 - `.csv`: SWAG's own, with quoting; `sent1` is the context, `sent2` begins all four endings.
 - `.jsonl`: `startphrase` (both in one), `choices` and `answer`.
 - `.tsv`: CODAH's (Chen et al., 2019), no header: category, prompt, four endings, answer.
-Where context and beginning come in one string, it is the context and the endings stand alone.
+Where context and beginning come in one string, it is the context.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _CODAH = ['category', 'prompt', *_ENDINGS, 'label']
 _FORMATS = ('csv', 'jsonl', 'tsv')
 _STEMS = {'train': ['train'], 'dev': ['val', 'dev'], 'test': ['test']}
 
-# Context, what all endings begin with, endings, label ('' where labels are not read), id.
-_Question = tuple[str, str, list[str], str, Any]
+# Context, endings, label ('' where labels are not read), id.
+_Question = tuple[str, list[str], str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +65,7 @@ class ChoiceExamples:
 
     Attributes:
       context: first segments.
-      beginnings: what all endings of a question begin with; may be ''.
-      endings: of each question as many: SWAG's are four.
+      endings: second segments, of each question as many (SWAG's are four).
       labels: [n] int32, the right endings; None: a test split.
       ids: the unnamed first column of SWAG's CSV, the user's own, or the row from 0.
       num_skipped: malformed rows that were left out.
@@ -74,7 +73,6 @@ class ChoiceExamples:
     """
 
     context: list[str]
-    beginnings: list[str]
     endings: list[list[str]]
     labels: np.ndarray | None
     ids: list[str]
@@ -93,7 +91,6 @@ class ChoiceExamples:
         """Some of the questions."""
         return dataclasses.replace(
             self, context=[self.context[i] for i in rows],
-            beginnings=[self.beginnings[i] for i in rows],
             endings=[self.endings[i] for i in rows],
             labels=None if self.labels is None else self.labels[rows],
             ids=[self.ids[i] for i in rows],
@@ -159,7 +156,9 @@ def read_swag_file(
             raise Malformed(f'there are not {NUM_CHOICES} endings')
         context, *endings = texts_of([cells[0], *endings])
         beginning, row_id = cells[-2:] if form == 'csv' else ('', None)
-        return context, beginning, endings, label, row_id
+        if beginning:
+            endings = [f'{beginning} {ending}' for ending in endings]
+        return context, endings, label, row_id
 
     return _examples(
         path, columns, parse, lambda _: list(map(str, range(NUM_CHOICES))), labelled=labelled,
@@ -197,7 +196,7 @@ def read_choices(
         context, *endings = texts_of([context, *endings])
         if len(endings) != num or num < 2:
             raise Malformed(f'choices: {len(endings)}, where {max(num, 2)} are wanted')
-        return (context, '', endings, label_of(cells[1 + len(choices)]),
+        return (context, endings, label_of(cells[1 + len(choices)]),
                 cells[-1] if id_column else None)
 
     def known(labels: Sequence[str]) -> Sequence[str]:
@@ -215,9 +214,9 @@ def _examples(
 ) -> ChoiceExamples:
     """The questions of a file; `known` gives the names of the choices from all labels."""
     rows = read_table(path, columns, parse, **how)
-    contexts, beginnings, endings, labels, ids = map(list, zip(*rows.values, strict=True))
+    contexts, endings, labels, ids = map(list, zip(*rows.values, strict=True))
     return ChoiceExamples(
-        context=contexts, beginnings=beginnings, endings=endings,
+        context=contexts, endings=endings,
         labels=label_ids(rows, labels, known(labels)) if labelled else None,
         ids=row_ids(rows, ids), num_skipped=rows.num_skipped, source=path,
     )
@@ -242,19 +241,15 @@ def part(examples: ChoiceExamples, split: str, dev_share: float = DEV_SHARE) -> 
 def choice_sequences(
     examples: ChoiceExamples, encode: Encode, max_length: int, cls_id: int, sep_id: int
 ) -> Sequences:
-    """[CLS] context [SEP] beginning + ending [SEP] of each ending, a question's one after another.
+    """[CLS] context [SEP] ending [SEP] of each ending, a question's one after another.
 
     As in section 4.4 of the BERT paper.
     """
     contexts = [context for context in examples.context
                 for _ in range(examples.num_choices)]
-    continuations = [
-        f'{beginning} {ending}' if beginning else ending
-        for beginning, endings in zip(examples.beginnings, examples.endings, strict=True)
-        for ending in endings
-    ]
+    endings = [ending for endings in examples.endings for ending in endings]
     return make_sequences(
-        encode(contexts), encode(continuations), max_length=max_length, cls_id=cls_id,
+        encode(contexts), encode(endings), max_length=max_length, cls_id=cls_id,
         sep_id=sep_id,
     )
 

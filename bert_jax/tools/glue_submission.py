@@ -18,6 +18,7 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -25,10 +26,11 @@ from typing import NoReturn
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.faults import error_boundary
-from bert_jax.runtime.files import Path, as_path, local_copy, write_whole
+from bert_jax.runtime.files import as_path, local_copy, write_whole
 from bert_jax.runtime.outputs import check_new_file
 from bert_jax.tasks import table
 from bert_jax.tasks.glue import GLUE_TASKS, GlueTask
+from bert_jax.tasks.texts import numbers
 
 # File -> rows of the official test set.
 NUM_ROWS: Mapping[str, int] = {
@@ -36,7 +38,7 @@ NUM_ROWS: Mapping[str, int] = {
     'MNLI-m.tsv': 9796, 'MNLI-mm.tsv': 9847, 'QNLI.tsv': 5463, 'RTE.tsv': 3000, 'WNLI.tsv': 146,
     'AX.tsv': 1104,
 }
-# Its task.
+# File -> its task.
 TASKS: Mapping[str, GlueTask] = {
     file: task for task in GLUE_TASKS.values() for file in task.submissions.values()
 }
@@ -46,24 +48,27 @@ _HEADER = 'index\tprediction'
 def find_predictions(folder: str) -> dict[str, str]:
     """Files with predictions in a folder: name in the submission -> path.
 
-    They have the submission's own names; or, in the directory of a run, those that the run writes:
+    They have the submission's own names; or, in a run directory, those that the run writes:
     `test_predictions.tsv`, of mnli `test_matched_predictions.tsv`,
     `test_mismatched_predictions.tsv` and `ax_predictions.tsv`. All have the columns `index` and
     `prediction`, in any order of rows.
 
     Raises:
-      InputError: no such folder, or nothing in it.
+      InputError: no such folder, nothing in it, or a config.json that is not of a run.
     """
     if not as_path(folder).is_dir():
         raise InputError(f'no folder {folder}: name directories of runs, or one with TSV files')
     names = {file: file for file in NUM_ROWS}
-    task = _run_task(as_path(folder))
-    if task in GLUE_TASKS:
-        names |= {
-            f'{split}_predictions.tsv': file for split, file in GLUE_TASKS[task].submissions.items()
-        }
+    config = as_path(folder) / 'config.json'
+    if config.is_file():
+        try:
+            task = str(json.loads(config.read_text(encoding='utf-8'))['task'])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f'{config} does not describe a run ({error!r})') from None
+        splits = dict(GLUE_TASKS[task].submissions) if task in GLUE_TASKS else {}
         if task == 'mnli':
-            names['ax_predictions.tsv'] = 'AX.tsv'
+            splits['ax'] = 'AX.tsv'
+        names |= {f'{split}_predictions.tsv': file for split, file in splits.items()}
     found: dict[str, str] = {}
     for name, file in names.items():
         path = os.path.join(folder, name)
@@ -74,18 +79,6 @@ def find_predictions(folder: str) -> dict[str, str]:
     if not found:
         raise InputError(f"{folder} has none of {', '.join(names)}")
     return found
-
-
-def _run_task(folder: Path) -> str:
-    """The task of a run's directory or an evaluation's, as it says; '' of another folder."""
-    path = next((folder / name for name in ('config.json', 'result.json')
-                 if (folder / name).is_file()), None)
-    if path is None:
-        return ''
-    try:
-        return str(json.loads(path.read_text(encoding='utf-8'))['task'])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f'{path} does not describe a run ({error!r})') from None
 
 
 def read_predictions(file: str, path: str) -> list[str]:
@@ -100,22 +93,36 @@ def read_predictions(file: str, path: str) -> list[str]:
     """
     rows = table.read_table(path, ['index', 'prediction'], list, max_malformed=0)
     ids, values = map(list, zip(*rows.values, strict=True))
-    by_id = dict(zip(table.row_ids(rows, ids), values, strict=True))
-    if len(ids) != NUM_ROWS[file]:
-        raise InputError(
-            f'{path}: {len(ids)} rows, where the test set of {file} has {NUM_ROWS[file]}'
-        )
-    wanted = [str(i) for i in range(NUM_ROWS[file])]
-    missing = next((i for i in wanted if i not in by_id), None)
-    if missing is not None:
-        raise InputError(f'{path} has no row with index {missing}')
     if TASKS[file].labels:
         table.label_ids(rows, values, TASKS[file].labels)
-        return [by_id[i] for i in wanted]
-    for i, value in enumerate(values):
-        if not _is_number(value):
-            raise InputError(f"{rows.place(i)}: '{value}' is not a number")
-    return [f'{min(5.0, max(0.0, float(by_id[i]))):.3f}' for i in wanted]
+    else:
+        values = [f'{min(5, max(0, score)):.3f}' for score in numbers()(rows, values)]
+    by_id = dict(zip(table.row_ids(rows, ids), values, strict=True))
+    wanted = [str(i) for i in range(NUM_ROWS[file])]
+    if len(ids) != len(wanted):
+        raise InputError(
+            f'{path}: {len(ids)} rows, where the test set of {file} has {len(wanted)}')
+    for i in wanted:
+        if i not in by_id:
+            raise InputError(f'{path} has no row with index {i}')
+    return [by_id[i] for i in wanted]
+
+
+def collect(folders: Sequence[str]) -> dict[str, list[str]]:
+    """Predictions by name in the submission, of all folders (see `find_predictions`).
+
+    Raises:
+      InputError: two folders have the same file, or a file is faulty.
+    """
+    paths: dict[str, str] = {}
+    for folder in folders:
+        for file, path in find_predictions(folder).items():
+            if file in paths:
+                raise InputError(f'{paths[file]} and {path} are both {file}: name one of them')
+            paths[file] = path
+    for file in sorted(paths, key=list(NUM_ROWS).index):
+        print(f'{file:<12}{NUM_ROWS[file]:>7} rows from {paths[file]}')
+    return {file: read_predictions(file, path) for file, path in paths.items()}
 
 
 def same_prediction(file: str) -> list[str]:
@@ -123,8 +130,7 @@ def same_prediction(file: str) -> list[str]:
 
     Of WNLI it is 0, the majority of the training set, which the BERT paper submitted.
     """
-    labels = TASKS[file].labels
-    return [labels[0] if labels else '2.500'] * NUM_ROWS[file]
+    return [(*TASKS[file].labels, '2.500')[0]] * NUM_ROWS[file]
 
 
 def write_submission(
@@ -137,12 +143,12 @@ def write_submission(
       predictions: by name in the submission, all eleven, each in the order of the index.
 
     Raises:
-      InputError: one is missing or has a fault.
+      InputError: one is missing or has a fault, or the file cannot be written.
     """
     content = io.BytesIO()
     with zipfile.ZipFile(content, 'w', zipfile.ZIP_DEFLATED) as archive:
-        for file, values in predictions.items():
-            rows = (f'{i}\t{value}\n' for i, value in enumerate(values))
+        for file in sorted(predictions, key=list(NUM_ROWS).index):
+            rows = (f'{i}\t{value}\n' for i, value in enumerate(predictions[file]))
             info = zipfile.ZipInfo(file)  # its date is the first of 1980
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, ''.join([_HEADER, '\n', *rows]))
@@ -199,16 +205,9 @@ def _fault(file: str, data: bytes) -> str:
             return f'{file}, line {i + 2}: index {index!r}, where {i} is wanted'
         if task.labels and value not in task.labels:
             return f"{file}, line {i + 2}: {value!r} is none of {', '.join(task.labels)}"
-        if not task.labels and not (_is_number(value) and 0 <= float(value) <= 5):
+        if not task.labels and not re.fullmatch(r'[0-4](\.\d*)?|5(\.0*)?', value):
             return f'{file}, line {i + 2}: {value!r} is not a number from 0 to 5'
     return ''
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return abs(float(text)) < float('inf')
-    except ValueError:
-        return False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -240,68 +239,6 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def collect(folders: Sequence[str], constant: Sequence[str]) -> dict[str, list[str]]:
-    """Predictions by name in the submission, of all folders.
-
-    Args:
-      folders: see `find_predictions`.
-      constant: names whose predictions are not looked for.
-
-    Raises:
-      InputError: two folders have the same file, or a file is faulty.
-    """
-    paths: dict[str, str] = {}
-    for folder in folders:
-        for file, path in find_predictions(folder).items():
-            if file in paths:
-                raise InputError(f'{paths[file]} and {path} are both {file}: name one of them')
-            paths[file] = path
-    predictions = {}
-    for file in NUM_ROWS:
-        if file in paths and file not in constant:
-            predictions[file] = read_predictions(file, paths[file])
-            print(f'{file:<12}{NUM_ROWS[file]:>7} rows from {paths[file]}')
-    return predictions
-
-
-def write(zip_path: str, folders: Sequence[str], wnli_majority: bool, fill_missing: bool) -> bool:
-    """Collects and writes; False if something is missing, which it then names line by line."""
-    constant = ['WNLI.tsv'] if wnli_majority else []
-    predictions = collect(folders, constant)
-    for file in constant:
-        predictions[file] = same_prediction(file)
-        print(f'{file:<12}{NUM_ROWS[file]:>7} rows, all 0: the majority in training, not a model')
-    missing = [file for file in NUM_ROWS if file not in predictions]
-    for file in missing:
-        if fill_missing:
-            predictions[file] = same_prediction(file)
-            print(
-                f'WARNING: no predictions for {file}: all {NUM_ROWS[file]} rows are '
-                f'{predictions[file][0]}, which is no result', file=sys.stderr,
-            )
-        else:
-            task = 'mnli' if file == 'AX.tsv' else TASKS[file].name
-            print(
-                f'error: {file} is missing: name a run of configs/glue.py:{task}, or '
-                '--fill-missing', file=sys.stderr,
-            )
-    if missing and not fill_missing:
-        return False
-    write_submission(zip_path, {file: predictions[file] for file in NUM_ROWS})
-    print(f'wrote {zip_path}')
-    return True
-
-
-def check(path: str) -> bool:
-    """Checks a zip file and says what is wrong with it."""
-    faults = check_submission(path)
-    for fault in faults:
-        print(f'error: {fault}', file=sys.stderr)
-    if not faults:
-        print(f'{path} has all {len(NUM_ROWS)} files in the right format')
-    return not faults
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the arguments and does what they say."""
     with error_boundary():
@@ -311,12 +248,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not args.check and not args.folders and not args.fill_missing:
             raise InputError('name the directories of runs, or a folder with TSV files')
         if args.check:
-            good = check(args.zip)
+            faults = check_submission(args.zip)
+            done = f'{args.zip} has all {len(NUM_ROWS)} files in the right format'
         else:
             check_new_file(args.zip, 'ZIP')
-            good = write(args.zip, args.folders, args.wnli_majority, args.fill_missing)
-    if not good:
+            predictions = collect(args.folders)
+            if args.wnli_majority:
+                predictions['WNLI.tsv'] = same_prediction('WNLI.tsv')
+                print('WNLI.tsv: all 0: the majority in training, not a model')
+            faults = [] if args.fill_missing else _missing(predictions)
+            for file in NUM_ROWS if args.fill_missing else ():
+                if file not in predictions:
+                    predictions[file] = same_prediction(file)
+                    print(f'WARNING: no predictions for {file}: all {NUM_ROWS[file]} rows are '
+                          f'{predictions[file][0]}, which is no result', file=sys.stderr)
+            if not faults:
+                write_submission(args.zip, predictions)
+            done = f'wrote {args.zip}'
+    for fault in faults:
+        print(f'error: {fault}', file=sys.stderr)
+    if faults:
         sys.exit(2)
+    print(done)
+
+
+def _missing(predictions: Mapping[str, Sequence[str]]) -> list[str]:
+    return [
+        f'{file} is missing: name a run of configs/glue.py:'
+        f"{'mnli' if file == 'AX.tsv' else task.name}, or --fill-missing"
+        for file, task in TASKS.items() if file not in predictions
+    ]
 
 
 if __name__ == '__main__':

@@ -39,9 +39,9 @@ def put(folder, name, content):
 def test_csv(tmp_path):
     examples = read_swag_file(put(tmp_path, 'train.csv', CSV))
     assert examples.context == ['Students sit.', 'A dog.']
-    assert examples.beginnings == ['She', 'It']
     assert examples.endings == [
-        ['nods, "yes".', 'turns.', 'walks.', 'runs.'], ['a.', 'b.', 'c.', 'd\nd.']
+        ['She nods, "yes".', 'She turns.', 'She walks.', 'She runs.'],
+        ['It a.', 'It b.', 'It c.', 'It d\nd.'],
     ]
     assert examples.labels.tolist() == [2, 0] and examples.labels.dtype == np.int32
     assert examples.ids == ['4', '9'] and examples.num_skipped == 0
@@ -93,7 +93,7 @@ def test_json_lines(tmp_path):
     ]
     path = put(tmp_path, 'x.jsonl', '\n'.join(json.dumps(r) for r in records))
     examples = read_swag_file(path)
-    assert examples.context == ['He sat. He', 'She'] and examples.beginnings == ['', '']
+    assert examples.context == ['He sat. He', 'She']
     assert examples.endings == [['a', 'b', 'c', 'd'], ['e', 'f', 'g', 'h']]
     assert examples.labels.tolist() == [1, 3] and examples.ids == ['0', '1']
     assert read_swag_file(path, labelled=False).labels is None
@@ -103,7 +103,7 @@ def test_codah(tmp_path):
     examples = read_swag_file(put(tmp_path, 'full_data.tsv', CODAH))
     assert examples.context == ['I am hungry. I am', 'He sat.  He']
     assert examples.endings[0] == ['full.', 'saying "go".', 'glad.', 'sad.']
-    assert examples.beginnings == ['', ''] and examples.labels.tolist() == [3, 0]
+    assert examples.labels.tolist() == [3, 0]
 
 
 @pytest.mark.parametrize('name, content, message', [
@@ -152,7 +152,7 @@ def many(n):
     """Questions over n contexts, two each."""
     context = [f'context {i}' for i in range(n) for _ in range(2)]
     return ChoiceExamples(
-        context, [''] * 2 * n, [[f'{i}', 'b', 'c', 'd'] for i in range(2 * n)],
+        context, [[f'{i}', 'b', 'c', 'd'] for i in range(2 * n)],
         np.arange(2 * n, dtype=np.int32) % 4, [str(i) for i in range(2 * n)], 0, 'made',
     )
 
