@@ -29,6 +29,7 @@ setup(
         'optax>=0.2.5',
         'orbax-checkpoint>=0.11.20',
         'safetensors>=0.5',
+        'scipy>=1.13',
         'sentencepiece>=0.2.1',
         'tensorboardX>=2.6',
     ],

@@ -106,12 +106,11 @@ def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
         'several': ('classification', 'several.csv', ('--config.classification.multi_label=True',)),
         'tags': ('tagging', 'tags.txt', ()),
         'choices': ('multiple_choice', 'choices.csv', ('--config.data.choices=one,two',)),
-        'squad2': ('squad', 'squad.json', (
-            '--config.squad.version=2.0', f'--config.data.eval_source={work}/squad.json',)),
+        'squad2': ('squad.py:v2', 'squad.json', (f'--config.data.eval_source={work}/squad.json',)),
     }
     for name, (config, file, extra) in own.items():
         result[name] = (
-            f'--config=configs/{config}.py', *start, *TUNE, f'--config.data.source={work}/{file}',
+            f'--config=configs/{config}' + ('' if '.py' in config else '.py'), *start, *TUNE, f'--config.data.source={work}/{file}',
             *extra)
     result['again'] = (*text, '--config.init_checkpoint={base}/plain', '--config.seed=3')
     if data is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.runtime.errors import InputError
@@ -15,7 +15,6 @@ from bert_jax.tools.paper_tables import COLUMNS, Column, Row, Table
 from bert_jax.tools.preflight import without_data
 from bert_jax.tools.sweep_folder import Folder, Settings
 from bert_jax.tools.sweep_grid import Member
-from bert_jax.train.report import read_records
 
 Cell = dict[str, Any]
 
@@ -64,8 +63,10 @@ def _chosen(
 ) -> tuple[Settings, list[float], list[int]] | None:
     """The settings that are best on the dev set, the metric of all runs with them, their seeds.
 
-    Settings are compared where all runs are there: one that lost its worst seed is no better. A
-    seed is that of the pre-training, which is the part's number, or else a run's own.
+    One choice for a row and task, whatever the columns: by the mean of the task's first metric, so
+    that a row's figures are of the same models. Settings are compared where all runs are there: one
+    that lost its worst seed is no better. A seed is that of the pre-training, which is the part's
+    number, or else a run's own.
     """
     groups: dict[Settings, list[tuple[float, float, int]]] = {}
     for number, part in enumerate(parts):
@@ -83,21 +84,21 @@ def _chosen(
 
 
 def _evaluation(folder: Folder, member: Member, what: Column) -> tuple[float, float] | None:
-    """(What a run is chosen by, the column's metric) at its best evaluation; None without one.
+    """(The task's first metric, the column's) of a run's last evaluation; None without one.
 
-    Chosen by the column's metric where that is of the dev set, not by the task's first: MRPC's F1
-    is near its best where all pairs are called paraphrases, and tables 5 and 6 are of accuracy.
+    The last and not the best, so that all runs of a task are compared after as many epochs. A
+    column that is the better the lower (perplexity) has no settings to choose from.
     """
     result = folder.result(member)
-    if result is None or what.metric not in result:  # test sets have one only where they are there
+    if result is None:
         return None
-    of_dev = not what.metric.startswith('eval/test_') and not what.lower
-    by = what.metric if of_dev else result['metric']
-    evaluations = [result]
-    if what.task:
-        evaluations += read_records(folder.run(member) / 'metrics.jsonl')
-    return max(((one[by], one[what.metric]) for one in evaluations
-                if {by, what.metric} <= set(one)), key=lambda pair: pair[0])
+    of_last = {name: value for name, value in result.items() if name.startswith('eval/')} | {
+        f'eval/{name.removeprefix("last/")}': value for name, value in result.items()
+        if name.startswith('last/')}
+    by = result['metric']
+    if what.metric not in of_last or by not in of_last:  # test sets have one only where they are
+        return None
+    return of_last[by], of_last[what.metric]
 
 
 def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
@@ -125,10 +126,11 @@ def _by_seed(cell: Cell) -> dict[int, float]:
 
 
 def order_of_rows(cells: Mapping[str, Cell]) -> dict[str, Any] | None:
-    """How often two rows stand as in the paper; pairs within two standard errors are undecided.
+    """How often two rows stand as in the paper; pairs that chance may have ordered are undecided.
 
-    A run is a seed of pre-training. The deviation is that of all rows together: of one row's two
-    seeds it would be a matter of luck.
+    A run is a seed of pre-training. Two rows differ by Student's t with the deviation of all rows
+    together (of one row's two seeds it would be a matter of luck) and its degrees of freedom, at
+    5 % over all pairs of the column by Holm's correction.
 
     Returns:
       Counts `same`, `opposite`, `undecided`, and `pairs_opposite`; None where there are no pairs,
@@ -140,19 +142,56 @@ def order_of_rows(cells: Mapping[str, Cell]) -> dict[str, Any] | None:
     pairs = [(a, b) for a, b in itertools.combinations(known, 2) if known[a] != known[b]]
     if not several or not pairs:
         return None
-    variance = sum((len(values) - 1) * statistics.variance(values) for values in several) / sum(
-        len(values) - 1 for values in several)
+    freedom = sum(len(values) - 1 for values in several)
+    variance = sum((len(x) - 1) * statistics.variance(x) for x in several) / freedom
+    chances = [chance_of_difference(
+        statistics.fmean(ours[a]) - statistics.fmean(ours[b]), variance, freedom,
+        len(ours[a]), len(ours[b])) for a, b in pairs]
     count = {'same': 0, 'opposite': 0, 'undecided': 0}
     opposite = []
-    for a, b in pairs:
+    for (a, b), differ in zip(pairs, beyond_chance(chances), strict=True):
         found = statistics.fmean(ours[a]) - statistics.fmean(ours[b])
-        error = math.sqrt(variance * (1 / len(ours[a]) + 1 / len(ours[b])))
-        kind = 'undecided' if abs(found) <= 2 * error else (
+        kind = 'undecided' if not differ else (
             'same' if found * (known[a] - known[b]) > 0 else 'opposite')
         count[kind] += 1
         if kind == 'opposite':
             opposite.append(f'{a} / {b}')
     return count | {'pairs_opposite': opposite}
+
+
+def chance_of_difference(
+    difference: float, variance: float, freedom: int, num_a: int, num_b: int
+) -> float:
+    """Two-sided p of a difference of two means by Student's t.
+
+    Args:
+      difference: of the means.
+      variance: of one run, pooled.
+      freedom: degrees of freedom that the variance has.
+      num_a, num_b: runs that each mean is of.
+    """
+    from scipy import stats
+
+    error = math.sqrt(variance * (1 / num_a + 1 / num_b))
+    if not error:
+        return float(difference == 0)
+    return float(2 * stats.t.sf(abs(difference) / error, freedom))
+
+
+def beyond_chance(chances: Sequence[float], level: float = 0.05) -> list[bool]:
+    """Which of several comparisons differ, by Holm's step-down correction (Holm, 1979).
+
+    Args:
+      chances: p of each.
+      level: share of families with a false difference among them, at most.
+    """
+    order = sorted(range(len(chances)), key=chances.__getitem__)
+    found = [False] * len(chances)
+    for rank, i in enumerate(order):
+        if chances[i] > level / (len(chances) - rank):
+            break
+        found[i] = True
+    return found
 
 
 def pretraining_flops(row: Row, options: Options) -> float | None:

@@ -23,6 +23,7 @@ from bert_jax.tools.paper_tables import COLUMNS, TASKS, TINY_GRID, Row, Table
 from bert_jax.tools.sweep_folder import Folder
 from bert_jax.tools.sweep_grid import Member, grid_members, member_config
 from bert_jax.train.run_directory import flat_fields
+from bert_jax.weights.load import load_weights
 
 CONFIGS = as_path(__file__).parent.parent.parent / 'configs'
 # What does not change what a run comes to.
@@ -139,10 +140,17 @@ def finetuning(row: Row, task: str, seed: int, table: Table, options: Options) -
     before = _pretraining(row.pretraining, options)
     start: Path | None = None
     if row.pretraining in options.weights:
-        if row.share != 1 or row.scratch:
+        given = options.weights[row.pretraining]
+        if row.share != 1:
             raise InputError(
                 f'--weights {row.pretraining}=...: the row {row.title!r} needs its pre-training')
-        settings.append(f'init_checkpoint={options.weights[row.pretraining]}')
+        if row.scratch:  # the same model and vocabulary, at random parameters
+            model, vocab_file = _described(given)
+            settings += [f'model.{name}={model[name]}' for name in before.sizes]
+            settings.append(f'data.vocab_file={vocab_file}')
+            settings.append(f'model.initializer_range={model["initializer_range"]}')
+        else:
+            settings.append(f'init_checkpoint={given}')
     else:
         run = before.path / 'runs' / before.members[seed].name
         if row.scratch:
@@ -175,6 +183,15 @@ def finetuning(row: Row, task: str, seed: int, table: Table, options: Options) -
         None if start is None else (before.path, before.members[seed]), before.sizes, 1,
         options.root,
     )
+
+
+@functools.cache
+def _described(given: str) -> tuple[Mapping[str, Any], str]:
+    """(The fields of the model, the vocabulary file) of weights that the user names."""
+    weights = load_weights(given)
+    if weights.vocab_file is None:
+        raise InputError(f'--weights ...={given} has no vocabulary: put its vocab.txt there')
+    return weights.model, str(weights.vocab_file)
 
 
 def parts_of(table: Table, options: Options) -> list[Part]:

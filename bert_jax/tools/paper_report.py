@@ -107,8 +107,8 @@ def _markdown(record: dict[str, Any]) -> str:
         flops = record['flops'][row]
         lines.append(f"| {row} | {f'{flops:.1e}' if flops else ''} | " + ' | '.join(texts) + ' |')
     lines += ['', 'FLOPs: of one pre-training. Ours: the mean over runs, its standard deviation, '
-                  'how many runs, with the settings and of the evaluation best on the dev '
-                  'set; in brackets the paper.']
+                  'how many runs, at the last evaluation, with the settings of the row and task '
+                  'whose first metric is best on the dev set; in brackets the paper.']
     if record['scale'] == 'paper':
         lines.append('pass: at most so far behind the paper: ' + ', '.join(
             f"{column['title']} {column['band']}" for column in columns.values()
@@ -117,8 +117,8 @@ def _markdown(record: dict[str, Any]) -> str:
         lines.append('A tiny model is not to reach the paper; what may hold is the order of rows.')
     for column, order in record['order'].items():
         line = (f"{columns[column]['title']}: of the paper's pairs of rows {order['same']} stand "
-                f"the same way, {order['opposite']} the other way, {order['undecided']} are within "
-                'two standard errors')
+                f"the same way, {order['opposite']} the other way, {order['undecided']} undecided "
+                "(Student's t, 5 % over all pairs by Holm)")
         lines.append(f"- {line}" + (
             f" (other way: {'; '.join(order['pairs_opposite'])})" if order['opposite'] else ''))
     if record['note']:
