@@ -82,7 +82,7 @@ def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
     lm = {
         'plain': (), 'remat': ('--config.model.remat=full',),
         'scanned': ('--config.model.scan_layers=True',),
-        'packed': ('--config.train.packed_rows=10',),
+        'packed': ('--config.train.packed_rows=14', '--config.data.short_seq_prob=0.9'),
         'ltr': ('--config.model.causal=True', '--config.data.next_sentence=False'),
         'words': ('--config.data.masking=words',), 'ngrams': ('--config.data.masking=ngrams',),
         'ten': ('--config.data.num_maskings=10',),
@@ -109,9 +109,9 @@ def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
         'squad2': ('squad.py:v2', 'squad.json', (f'--config.data.eval_source={work}/squad.json',)),
     }
     for name, (config, file, extra) in own.items():
-        result[name] = (
-            f'--config=configs/{config}' + ('' if '.py' in config else '.py'), *start, *TUNE, f'--config.data.source={work}/{file}',
-            *extra)
+        config = config if '.py' in config else f'{config}.py'
+        result[name] = (f'--config=configs/{config}', *start, *TUNE,
+                        f'--config.data.source={work}/{file}', *extra)
     result['again'] = (*text, '--config.init_checkpoint={base}/plain', '--config.seed=3')
     if data is not None:
         few = (*TUNE, '--config.train.steps=4', '--config.train.eval_every=0')
