@@ -57,8 +57,8 @@ def our_trainer(args: argparse.Namespace) -> Train:
     from bert_jax import config as config_lib
     from bert_jax.train import experiment
     from bert_jax.train.program import build_program, open_mesh
-    from bert_jax.train.warm_start import warm_start
-    from bert_jax.weights.load import load_weights
+    from bert_jax.weights import load_weights
+    from bert_jax.weights.warm_start import warm_start
 
     spec = importlib.util.spec_from_file_location('glue', ROOT / 'configs' / 'glue.py')
     assert spec and spec.loader

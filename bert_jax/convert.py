@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.weights.description import Weights
-from bert_jax.weights.folder import check_free
-from bert_jax.weights.load import load_weights
+from bert_jax.weights import load_weights
+from bert_jax.weights.formats import Weights, check_free
 
 _EXAMPLES = """\
 SOURCE is one of

@@ -77,8 +77,8 @@ def evaluate(
     from bert_jax.train.program import model_config, open_mesh
     from bert_jax.train.report import duration
     from bert_jax.train.state import init_state
-    from bert_jax.train.warm_start import warm_start
-    from bert_jax.weights.load import load_weights
+    from bert_jax.weights import load_weights
+    from bert_jax.weights.warm_start import warm_start
 
     if task_kind(config.task).phased:
         raise InputError(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert import main
-from bert_jax.weights.load import load_weights
+from bert_jax.weights import load_weights
 from tests.conftest import ROOT
 
 RECORDED = Path(__file__).parent / 'fixtures' / 'huggingface'

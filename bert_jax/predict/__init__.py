@@ -39,7 +39,7 @@ def load(
     from bert_jax.predict.loaded import with_vocabulary
     from bert_jax.predict.sentence_transformers import inference_of, transformer_of
     from bert_jax.runtime.files import as_path  # not above: `--help` does not wait for JAX
-    from bert_jax.weights.load import load_weights
+    from bert_jax.weights import load_weights
 
     for name, value in (('path', path), ('vocab_file', vocab_file)):
         if not isinstance(value, (str, os.PathLike)) and (name == 'path' or value is not None):

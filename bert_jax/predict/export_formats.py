@@ -20,7 +20,7 @@ from jax import export
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, open_whole
 from bert_jax.runtime.process import loading_tensorflow
-from bert_jax.weights.folder import new_folder
+from bert_jax.weights.formats import new_folder
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 

@@ -28,7 +28,7 @@ from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.sharding import Layout, make_mesh
-from bert_jax.weights.description import Weights, check_order, check_vocabulary, looks_lowercase
+from bert_jax.weights.formats import Weights, check_order, check_vocabulary, looks_lowercase
 from bert_jax.weights.names import to_tree
 
 # Command -> (heads that it works with, parts of the model that it needs, what that is called).
@@ -85,7 +85,7 @@ class LoadedModel:
         self, weights: Weights, dtype: str | None = None,
         devices: Sequence[jax.Device] | None = None, folder: Path | None = None,
     ):
-        """Takes weights as `bert_jax.weights.load` reads them.
+        """Takes weights as `bert_jax.weights` reads them.
 
         Args:
           weights: of any head.

@@ -64,7 +64,7 @@ def without_data(config: ConfigDict) -> ConfigDict:
     from bert_jax.tasks import task_kind
     from bert_jax.text.added import add_words
     from bert_jax.text.load import load_tokenizer
-    from bert_jax.weights.load import load_weights
+    from bert_jax.weights import load_weights
 
     if not task_kind(config.task).phased:
         raise InputError(

@@ -46,7 +46,7 @@ def prepare(config: ConfigDict) -> None:
     from bert_jax.data.dataset import TextData
     from bert_jax.data.transfer import check_store
     from bert_jax.tasks.pretrain import open_data
-    from bert_jax.weights.load import load_weights
+    from bert_jax.weights import load_weights
 
     if config.task != 'pretrain':
         raise InputError(

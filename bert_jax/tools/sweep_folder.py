@@ -15,7 +15,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, children, in_bucket, open_whole, write_whole
 from bert_jax.runtime.outputs import is_by_the_way, open_folder
 from bert_jax.tools.sweep_grid import Member
-from bert_jax.weights.reading import read_json
+from bert_jax.weights.formats import read_json
 
 Settings = tuple[tuple[str, str], ...]
 

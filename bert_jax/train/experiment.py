@@ -32,9 +32,9 @@ from bert_jax.train.report import Report, count
 from bert_jax.train.run_directory import check_run_directory, describe_run, flat_fields
 from bert_jax.train.shared_folder import check_shared
 from bert_jax.train.state import num_params
-from bert_jax.train.warm_start import warm_start
-from bert_jax.weights.load import load_weights
+from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
+from bert_jax.weights.warm_start import warm_start
 
 # Steps by which a run has left guessing by frequency: a quarter of its own, of the longest (at the
 # paper's batch) and the shortest so many.

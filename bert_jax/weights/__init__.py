@@ -1,0 +1,62 @@
+"""Models as they are on disk: Hugging Face folders, TF1 checkpoints, run directories."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, children
+from bert_jax.weights.formats import Weights
+
+_LOOKS = (
+    'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
+    'model.safetensors, a TF1 checkpoint bert_model.ckpt.index, bert_model.ckpt.data-* and '
+    'bert_config.json (name the folder, or the prefix FOLDER/bert_model.ckpt)'
+)
+
+
+def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> Weights:
+    """The model at a path, local or in a bucket.
+
+    Args:
+      named: a run directory of this project, or one of its `checkpoints/STEP`; a Hugging Face
+        folder, a TF1 checkpoint's prefix, or a folder that holds `bert_model.ckpt.index`.
+      any_head: whether it may be one that stays in its run: to be used as it is, not carried on.
+
+    Raises:
+      InputError: there is none of them, or something is wrong with it.
+    """
+    path = as_path(named)
+    if path.is_dir():
+        of_a_run = path.parent.name == 'checkpoints' and path.name.isdigit()
+        if of_a_run or (path / 'checkpoints').is_dir():
+            from bert_jax.weights.run_directory import read_run
+
+            return read_run(path, any_head=any_head)
+        names = [child.name for child in children(path)]
+        if 'bert_model.ckpt.index' in names and not any(n.endswith('.safetensors') for n in names):
+            return _read_tf1(path / 'bert_model.ckpt')
+        if any(n == 'config.json' or '.safetensors' in n or n.endswith('.bin') for n in names):
+            from bert_jax.weights.huggingface import read_huggingface
+
+            return read_huggingface(path)
+        if others := [name for name in names if name.endswith('.index')]:
+            raise InputError(
+                f'{path} holds TF1 checkpoints, none of them bert_model.ckpt: name one by its '
+                f"prefix, such as {path / others[0].removesuffix('.index')}"
+            )
+        raise InputError(f'{path} holds no model: {_LOOKS}')
+    prefix = path.with_name(re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', path.name))
+    if any(child.name.startswith((f'{prefix.name}.index', f'{prefix.name}.data-'))
+           for child in children(prefix.parent)):
+        return _read_tf1(prefix)
+    if path.exists():
+        raise InputError(f'{path} is a file that cannot be read as a model: {_LOOKS}')
+    raise InputError(f'{path} does not exist: {_LOOKS}')
+
+
+def _read_tf1(prefix: Path) -> Weights:
+    from bert_jax.weights.tf1 import read_tf1
+
+    return read_tf1(prefix)

@@ -1,10 +1,10 @@
-"""What every parameter is called here, in TensorFlow 1 checkpoints and in Hugging Face files.
+"""Names of parameters and of model fields: here, in TensorFlow 1 and in Hugging Face files.
 
-One table for both directions. Names are those of a model with unrolled layers
-(`bert/encoder/layer_0/...`) and an unpadded vocabulary; `to_tree` and `from_tree` go from there to
-the parameters that the model takes (scanned or unrolled, vocabulary padded) and back.
+One table for both directions. Parameter names are those of a model with unrolled layers
+(`bert/encoder/layer_0/...`) and an unpadded vocabulary; `to_tree` and `from_tree` convert between
+them and the parameters that the model takes (scanned or unrolled, vocabulary padded).
 
-    The dims' letters are those of `tensors`.
+    The dims' letters are those of `heads.tensors`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.config.bert_config import OPTIONS, Format
 from bert_jax.heads import PARTS
 from bert_jax.heads.tensors import Tensor
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
 
+_TITLES: Mapping[Format, str] = {
+    'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json',
+}
 _HF_LAYER = 'bert.encoder.layer.{i}.'
 _LAYER = 'bert/encoder/layer_{i}/'
 
@@ -153,3 +159,74 @@ def flat_tree(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
         inner = isinstance(value, Mapping)
         flat |= flat_tree(value, f'{prefix}{key}/') if inner else {prefix + key: value}
     return flat
+
+
+def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str, Any]:
+    """`Weights.model` from a config file.
+
+    Args:
+      config: what the file says.
+      form: which words it uses.
+      where: the file, for messages.
+
+    Raises:
+      InputError: a field is missing or cannot be.
+    """
+    model: dict[str, Any] = {}
+    for option in OPTIONS:
+        said = option.said(form)
+        value = config.get(said.key) if said else None
+        if said is None or (value is None and option.default is not None):
+            model[option.name] = option.default
+            continue
+        if value is None:
+            raise InputError(f'{where} does not say {said.key}: it is no config of a BERT')
+        if said.values and str(value) not in said.values:
+            raise InputError(
+                f"{where}: {said.key}={value!r} is not one that can be read: "
+                f"{', '.join(said.values)}"
+            )
+        value = said.values[str(value)] if said.values else value
+        if fault := option.fault(value):
+            raise InputError(f'{where}: {said.key}={value!r} must be {fault}')
+        model[option.name] = option.type(value)
+    heads, hidden = model['num_heads'], model['hidden_size']
+    if hidden % heads:
+        said_heads = next(o.said(form) for o in OPTIONS if o.name == 'num_heads')
+        raise InputError(
+            f'{where}: {said_heads.key if said_heads else ""}={heads} does not divide '
+            f'hidden_size={hidden}'
+        )
+    return model
+
+
+def write_model(
+    model: Mapping[str, Any], form: Format, source: str
+) -> tuple[dict[str, Any], list[str]]:
+    """(what a config file says of `Weights.model`, what is to be known about it, a line each).
+
+    Args:
+      model: every field.
+      form: which words the file uses.
+      source: of the weights, for messages.
+
+    Raises:
+      InputError: the format cannot say a field, so the model would be read as another.
+    """
+    config, notes = {}, []
+    for option in OPTIONS:
+        value, said = model[option.name], option.said(form)
+        if said is None and value != option.default:
+            raise InputError(
+                f'{source} has {option.name}={value!r}, which {_TITLES[form]} cannot say: it '
+                f'would be read as {option.default!r}, another model; --to bert_jax keeps it'
+            )
+        if said is None or (said.ours and value == option.default):
+            continue
+        if said.ours:
+            notes.append(
+                f"{option.name} is {value}: the original's code has {option.default} fixed"
+            )
+        words = (word for word, meant in said.values.items() if meant == value)
+        config[said.key] = next(words, value)
+    return config, notes

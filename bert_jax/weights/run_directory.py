@@ -26,21 +26,18 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket, write_whole
 from bert_jax.text.load import read_switches, write_switches
 from bert_jax.train.sharding import VOCAB_MULTIPLE
-from bert_jax.weights.description import (
+from bert_jax.weights.formats import (
     Weights,
-    read_vocabulary,
-)
-from bert_jax.weights.folder import new_folder
-from bert_jax.weights.model_fields import read_model
-from bert_jax.weights.names import from_tree, sizes_of, tensors, to_tree
-from bert_jax.weights.reading import (
     check_finite,
     check_head,
     check_labels,
     find_head,
+    new_folder,
     read_inference,
     read_json,
+    read_vocabulary,
 )
+from bert_jax.weights.names import from_tree, read_model, sizes_of, tensors, to_tree
 
 # What else the section "model" of a run's config.json may say: how the model is computed, the name
 # of its size, and of a feature-based run which features.

@@ -19,25 +19,23 @@ from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.text.load import read_switches, write_switches
 from bert_jax.text.vocab import write_vocab
 from bert_jax.text.wordpiece import ORIGINAL
-from bert_jax.weights.description import (
-    Weights,
-    check_vocabulary,
-    looks_lowercase,
-    read_vocabulary,
-    whole_vocabulary,
-)
-from bert_jax.weights.folder import new_folder, write_json
-from bert_jax.weights.model_fields import read_model, write_model
-from bert_jax.weights.names import tensors
-from bert_jax.weights.reading import (
+from bert_jax.weights.formats import (
     INFERENCE,
+    Weights,
     check_head,
     check_labels,
+    check_vocabulary,
     find_head,
+    looks_lowercase,
+    new_folder,
     read_inference,
     read_json,
+    read_vocabulary,
     take_params,
+    whole_vocabulary,
+    write_json,
 )
+from bert_jax.weights.names import read_model, tensors, write_model
 
 _NAME = 'bert_model.ckpt'
 

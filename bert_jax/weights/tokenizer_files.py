@@ -26,15 +26,15 @@ from bert_jax.text.vocab import (
     write_vocab,
 )
 from bert_jax.text.wordpiece import ORIGINAL, Switches
-from bert_jax.weights.description import (
+from bert_jax.weights.formats import (
     Weights,
     check_vocabulary,
     looks_lowercase,
+    read_json,
     read_vocabulary,
     whole_vocabulary,
+    write_json,
 )
-from bert_jax.weights.folder import write_json
-from bert_jax.weights.reading import read_json
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:

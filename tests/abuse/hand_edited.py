@@ -5,8 +5,8 @@ import os
 import re
 import shutil
 
+from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.load import load_weights
 from bert_jax.weights.run_directory import write_run
 from tests.abuse.doors import Case
 

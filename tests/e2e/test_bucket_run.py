@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.convert import main as convert
 from bert_jax.predict import load
 from bert_jax.runtime import files
-from bert_jax.weights.load import load_weights
+from bert_jax.weights import load_weights
 from tests.e2e.test_runs import TINY, WORDS, result, start
 
 

@@ -9,8 +9,8 @@ import pytest
 from bert_jax.config import complete, default_config
 from bert_jax.text.load import load_tokenizer
 from bert_jax.train.experiment import open_task
+from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.load import load_weights
 from bert_jax.weights.run_directory import write_run
 from bert_jax.weights.tf1 import write_tf1
 from tests.predict.tiny import VOCAB, pretraining_weights, random_texts

@@ -30,7 +30,7 @@ from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.files import as_path
 from bert_jax.train import experiment
 from bert_jax.train.run_directory import read_run_fields
-from bert_jax.weights.load import load_weights
+from bert_jax.weights import load_weights
 from bert_jax.weights.names import from_tree
 from tests.conftest import ROOT
 

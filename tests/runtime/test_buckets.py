@@ -19,7 +19,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.choices import read_swag
 from bert_jax.tasks.glue import read_glue
 from bert_jax.text.load import load_tokenizer
-from bert_jax.weights.load import load_weights
+from bert_jax.weights import load_weights
 
 RECORDED = Path(__file__).parent.parent / 'fixtures' / 'huggingface'
 SWAG = ('video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,'
@@ -107,7 +107,7 @@ def test_what_was_uploaded_by_half_is_no_model(bucket, bucket_server, monkeypatc
             raise OSError('the machine was taken away')
         files.upload(local, path)
 
-    monkeypatch.setattr('bert_jax.weights.folder.upload', upload)
+    monkeypatch.setattr('bert_jax.weights.formats.upload', upload)
     source, target = RECORDED / 'base', f'{bucket}/half'
     with pytest.raises(SystemExit):
         convert([str(source), target, '--to', 'huggingface'])

@@ -20,9 +20,9 @@ from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.sharding import make_mesh
 from bert_jax.train.shared_folder import check_shared
 from bert_jax.train.state import abstract_state
-from bert_jax.train.warm_start import warm_start
-from bert_jax.weights.description import Weights
+from bert_jax.weights.formats import Weights
 from bert_jax.weights.names import flat_tree, from_tree
+from bert_jax.weights.warm_start import warm_start
 from tests.train.toy import Toy
 
 ADAM = optax.adam(1e-3)

@@ -10,8 +10,8 @@ import pytest
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.load import load_tokenizer, read_switches, switches_of
+from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.load import load_weights
 from bert_jax.weights.run_directory import write_run
 from bert_jax.weights.tokenizer_files import fast_tokenizer
 

@@ -7,8 +7,8 @@ import pytest
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
-from bert_jax.weights.description import Weights
-from bert_jax.weights.extended import extended
+from bert_jax.weights.formats import Weights
+from bert_jax.weights.warm_start import extended
 
 WORDS, BIAS = 'bert/embeddings/word_embeddings', 'cls/predictions/output_bias'
 OLD = [*SPECIAL_TOKENS, '[unused0]', '[unused1]', 'cat', '##s', 'dog', '##ma']

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.runtime.errors import InputError
+from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.load import load_weights
 
 RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
 LAYER_1 = 'bert.encoder.layer.1.'
@@ -105,7 +105,7 @@ def test_lower_case(folder, said, has_upper, expected):
 
 
 def test_lower_case_of_googles_vocabularies(shared_data, folder):
-    from bert_jax.weights.description import looks_lowercase, read_vocabulary
+    from bert_jax.weights.formats import looks_lowercase, read_vocabulary
 
     for name, expected in (('uncased', True), ('cased', False), ('multilingual-cased', False)):
         path = shared_data / 'vocab' / f'bert-base-{name}-vocab.txt'
@@ -252,7 +252,7 @@ def test_files_have_the_mode_of_any_new_file(tmp_path):
 
 def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):
     weights = load_weights(RECORDED / 'pretraining')
-    monkeypatch.setattr('bert_jax.weights.tensor_files.SHARD_BYTES', 4000)
+    monkeypatch.setattr('bert_jax.weights.huggingface.SHARD_BYTES', 4000)
     write_huggingface(tmp_path / 'out', weights)
     files = sorted((tmp_path / 'out').glob('*.safetensors'))
     assert len(files) > 1 and files[0].name == f'model-00001-of-{len(files):05}.safetensors'

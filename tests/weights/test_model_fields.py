@@ -12,10 +12,10 @@ from bert_jax.config.validation import validate
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.run_directory import check_run_directory, describe_run
-from bert_jax.weights.load import load_weights
-from bert_jax.weights.model_fields import read_model, write_model
-from bert_jax.weights.placement import place
+from bert_jax.weights import load_weights
+from bert_jax.weights.names import read_model, write_model
 from bert_jax.weights.run_directory import read_description, write_run
+from bert_jax.weights.warm_start import place
 
 RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
 MODEL = vars(BertConfig(

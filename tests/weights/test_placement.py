@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.weights.load import load_weights
-from bert_jax.weights.placement import place
+from bert_jax.weights import load_weights
+from bert_jax.weights.warm_start import place
 
 RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
 POSITIONS = 'bert/embeddings/position_embeddings'

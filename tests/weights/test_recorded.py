@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from run_model import INPUTS, outputs, real
 
+from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.load import load_weights
 
 RECORDED = sorted((Path(__file__).parents[1] / 'fixtures' / 'huggingface').iterdir())
 HEADS = {

@@ -17,7 +17,7 @@ from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.train.state import abstract_state
-from bert_jax.weights.load import load_weights
+from bert_jax.weights import load_weights
 from bert_jax.weights.names import from_tree
 from bert_jax.weights.run_directory import write_run
 

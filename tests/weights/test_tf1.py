@@ -9,8 +9,8 @@ import pytest
 
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError
-from bert_jax.weights.description import Weights
-from bert_jax.weights.load import load_weights
+from bert_jax.weights import load_weights
+from bert_jax.weights.formats import Weights
 from bert_jax.weights.names import sizes_of, tensors
 from bert_jax.weights.tf1 import write_tf1
 

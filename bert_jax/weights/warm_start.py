@@ -6,16 +6,91 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import part_of
+from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.weights.description import Weights
+from bert_jax.runtime.files import Path
+from bert_jax.text.added import is_unused
+from bert_jax.text.load import load_tokenizer
+from bert_jax.weights.formats import Weights
+from bert_jax.weights.names import VOCABULARY_ROWS, flat_tree, to_tree, tree_shapes
 
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'
 _NUMERICS = tuple(option.name for option in OPTIONS if option.role == 'computes')
+
+
+def warm_start(
+    published: Weights, params: Any, bert: ModelConfig, *, head: str, labels: Sequence[str],
+    vocab_file: Path | None, whole: bool = False,
+) -> Any:
+    """Published parameters in the place of fresh ones, wherever they belong; it says which.
+
+    Args:
+      published: from `load_weights`.
+      params: fresh parameters on the mesh.
+      bert: the model that is trained.
+      head: of the model, as `weights` names it.
+      labels: of the head, by id.
+      vocab_file: the vocabulary of the model; words that it has more than theirs start at the mean
+        of their old pieces.
+      whole: whether nothing may start fresh, as the model is used without training.
+
+    Raises:
+      InputError: they are of another model, its vocabulary is in another order, or, of a model that
+        has to be whole, a parameter would start fresh.
+    """
+    notes: list[str] = []
+    if vocab_file is not None:
+        published, notes = extended(published, vocab_file)
+    placement = place(
+        published, tree_shapes(params, bert.vocab_size), head=head, labels=labels,
+        model=vars(bert),  # asdict would copy the layout, and devices cannot be copied
+    )
+    if whole:
+        fresh = [line for line in (*placement.report()[1:], *notes) if 'fresh' in line]
+        if placement.fresh or placement.partly_fresh or notes:
+            raise InputError(
+                f'{published.source} does not have all parameters of this model, which is used '
+                f"without training: {'; '.join(fresh or notes)}"
+                + ('. If its LABEL_0, LABEL_1, ... are this task\'s labels '
+                   f"({', '.join(labels[:5])}) in this order, add --labels_by_position"
+                   if any(label.startswith('LABEL_') for label in published.labels) else '')
+            )
+    for line in [*placement.report(), *notes]:
+        hosts.say(line)
+    found = flat_tree(to_tree(
+        placement.params, padded_vocab_size=bert.padded_vocab_size, scan_layers=bert.scan_layers
+    ))
+
+    def choose(path: Any, fresh: jax.Array) -> jax.Array:
+        array = found.get('/'.join(key.key for key in path))
+        if array is None:
+            return fresh
+        rows = len(array)
+        if array.shape != fresh.shape:  # a longer position table: these are its first rows
+            array = np.pad(array, [(0, len(fresh) - rows)] + [(0, 0)] * (array.ndim - 1))
+        # Every process fills the shards that it holds.
+        placed = jax.make_array_from_callback(
+            fresh.shape, fresh.sharding, lambda index: array[index]
+        )
+        return placed if rows == len(fresh) else _first_rows(rows, placed, fresh)
+
+    return jax.tree_util.tree_map_with_path(choose, params)
+
+
+def _first_rows(rows: int, x: jax.Array, rest: jax.Array) -> jax.Array:
+    """The first rows of one table and the rest of the other, laid out as both are."""
+    def merge(x: jax.Array, rest: jax.Array) -> jax.Array:
+        return jnp.where(jnp.arange(len(x))[:, None] < rows, x, rest)
+
+    return jax.jit(merge, out_shardings=rest.sharding)(x, rest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,3 +250,56 @@ def _parts(names: Sequence[str]) -> str:
         parts[f'{part.prefix}...' if part else name] = None
     shown = list(parts)
     return ', '.join(shown[:8]) + (f', and {len(shown) - 8} more' if len(shown) > 8 else '')
+
+
+def extended(weights: Weights, vocab_file: Path) -> tuple[Weights, list[str]]:
+    """The weights with a row for each token of another vocabulary.
+
+    A token that is new (in the place of an `[unused…]` one, or behind the last) starts at the mean
+    of the rows of the pieces that its word had before, in the word table and in the output bias.
+
+    Args:
+      weights: with their vocabulary, or without one.
+      vocab_file: of the model that is to start from them.
+
+    Returns:
+      (the weights, notes). They are `weights` themselves where nothing is new, or where they bring
+      no vocabulary to compare with.
+
+    Raises:
+      InputError: a token that the weights know stands elsewhere in `vocab_file`.
+    """
+    if weights.vocab_file is None:
+        return weights, []
+    before = load_tokenizer(weights.vocab_file, weights.lowercase)
+    old = before.vocab.tokens
+    tokens = load_tokenizer(vocab_file, weights.lowercase).vocab.tokens
+    new = []
+    for i, token in enumerate(tokens):
+        if i < len(old) and token == old[i]:
+            continue
+        if i < len(old) and not is_unused(old[i]):
+            raise InputError(
+                f'{vocab_file}: line {i + 1} is {token!r}, and {old[i]!r} in {weights.vocab_file}, '
+                f'the vocabulary of {weights.source}: leave config.data.vocab_file empty to take '
+                'that one (config.data.add_tokens adds words to it)'
+            )
+        if not is_unused(token):
+            new.append(i)
+    if not new:
+        return weights, []
+    pieces = {i: before.encode(tokens[i]) or [before.vocab.unk_id] for i in new}
+    params, num_rows = dict(weights.params), max(len(tokens), weights.model['vocab_size'])
+    for name in VOCABULARY_ROWS:
+        if name in params:
+            x = params[name]
+            params[name] = rows = np.pad(x, [(0, num_rows - len(x))] + [(0, 0)] * (x.ndim - 1))
+            for i, ids in pieces.items():
+                rows[i] = x[ids].mean(0)
+    notes = [f'{len(new)} tokens that the weights do not know start at the mean of the rows of '
+             'their old pieces']
+    if unknown := [tokens[i] for i, ids in pieces.items() if ids == [before.vocab.unk_id]]:
+        notes.append(f'of them {len(unknown)} had no pieces and start at the row of [UNK], such '
+                     f'as {unknown[0]}')
+    model = weights.model | {'vocab_size': num_rows}
+    return dataclasses.replace(weights, params=params, model=model, vocab_file=vocab_file), notes

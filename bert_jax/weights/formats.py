@@ -1,9 +1,13 @@
-"""What all readers do: JSON, tensors of the shapes that they ask for, the head."""
+"""What all formats share: `Weights`, checks of tensors and vocabularies, atomic folder writes."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
-from collections.abc import Callable, Mapping
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +16,103 @@ from bert_jax.heads import HEADS, PARTS, POOLER, part_of
 from bert_jax.heads.tensors import Format
 from bert_jax.runtime.checksum import is_finite
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path
+from bert_jax.runtime.faults import FULL
+from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
+from bert_jax.text.added import is_unused
+from bert_jax.text.load import load_tokenizer
+from bert_jax.text.vocab import Vocab
 from bert_jax.weights.names import sizes_of, tensors
 
 # The key of `Weights.inference` in the config files of other programs.
 INFERENCE = 'bert_jax_inference'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weights:
+    """A model as it lies on disk.
+
+    Attributes:
+      params: float32 arrays by our names (`weights.names`): unrolled layers, unpadded vocabulary.
+      model: every field of `BertConfig`.
+      head: one of `heads.HEADS`; '' is an encoder alone, 'pretraining' masked LM, next sentence or
+        both, as `params` has them.
+      labels: by id, of heads whose outputs have names.
+      vocab_file: a vocab.txt or a SentencePiece .model; None where there is none.
+      lowercase: whether text is lower-cased before WordPiece.
+      unused: tensors of the files that have no place here.
+      source: what was read and where, for messages.
+      inference: how the run made its predictions: `max_seq_length`, `doc_stride`,
+        `max_query_length`, `null_threshold`, `windows`, `features`, as far as its task has them.
+    """
+
+    params: dict[str, np.ndarray]
+    model: dict[str, Any]
+    head: str
+    labels: tuple[str, ...]
+    vocab_file: Path | None
+    lowercase: bool
+    unused: tuple[str, ...]
+    source: str
+    inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_labels(self) -> int:
+        """Outputs of the classifier; 0 where there is none."""
+        return len(self.params['classifier/bias']) if 'classifier/bias' in self.params else 0
+
+    def has(self, part: str) -> bool:
+        """Whether a part of the model is there, such as 'bert/pooler' or 'cls/predictions'."""
+        return any(name.startswith(part.rstrip('/') + '/') for name in self.params)
+
+
+def read_vocabulary(path: Path, lowercase: bool) -> Vocab:
+    """A vocab.txt or a SentencePiece model; InputError where it is none."""
+    return load_tokenizer(path, lowercase).vocab
+
+
+def looks_lowercase(vocab: Vocab) -> bool:
+    """Whether no token but the bracketed special ones has an upper-case letter."""
+    return not any(
+        token != token.lower() for token in vocab.tokens
+        if not (token.startswith('[') and token.endswith(']'))
+    )
+
+
+def whole_vocabulary(weights: Weights) -> list[str]:
+    """A token for each row of the embedding of weights that have a WordPiece vocabulary.
+
+    A run may have more rows than its vocabulary has tokens; rows past them get names that occur in
+    no text.
+    """
+    assert weights.vocab_file is not None
+    tokens = list(read_vocabulary(weights.vocab_file, weights.lowercase).tokens)
+    return tokens + [f'[unused row {i}]' for i in range(len(tokens), weights.model['vocab_size'])]
+
+
+def check_vocabulary(vocab: Vocab, vocab_file: Path, vocab_size: int) -> None:
+    """Refuses a vocabulary of another size than the embedding."""
+    if len(vocab) != vocab_size:
+        more = vocab_size - len(vocab)
+        remedy = (
+            f'add {more} lines such as [unused-1] at its end if the embedding was filled up'
+            if more > 0 else 'put the vocabulary beside it that belongs to it'
+        )
+        raise InputError(
+            f'{vocab_file} has {len(vocab)} tokens, the embedding has {vocab_size} rows: {remedy}'
+        )
+
+
+def check_order(vocab: Vocab, vocab_file: Path, weights: Weights) -> None:
+    """Refuses a vocabulary in another order than that which the weights bring."""
+    if weights.vocab_file is None:
+        return
+    theirs = read_vocabulary(weights.vocab_file, weights.lowercase).tokens
+    for i, (token, own) in enumerate(zip(vocab.tokens, theirs, strict=False)):
+        if token != own and not is_unused(own):
+            raise InputError(
+                f'{vocab_file}: line {i + 1} is {token!r}, and {own!r} in {weights.vocab_file}, '
+                f'the vocabulary of {weights.source}: leave it out to take that one'
+            )
 
 
 def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
@@ -178,3 +274,52 @@ def check_labels(labels: tuple[str, ...], num_labels: int, where: Path) -> tuple
             'must be as many, each once'
         )
     return labels
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder on this machine to write into, which becomes `target` when the block ends well.
+
+    On a disk it is renamed. In a bucket its files are uploaded, and last the one that readers ask
+    for first, `config.json` or `bert_config.json`: what has none of them is no whole model.
+
+    Raises:
+      InputError: `target` holds something already, or cannot be written.
+      OSError: its disk is full.
+    """
+    check_free(target)
+    try:
+        if in_bucket(target):
+            with tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
+                yield as_path(folder)
+                _upload(as_path(folder), target)
+            return
+        beside = target.with_name(f'.{target.name}.{os.getpid()}.tmp')
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            beside.mkdir()
+            yield beside
+            os.replace(beside, target)  # onto an empty folder at most
+        finally:
+            beside.rmtree(missing_ok=True)
+    except OSError as error:
+        if error.errno in FULL or 'No space left' in str(error):
+            raise  # the doors say which disk is full
+        raise InputError(f'{target} cannot be written: {error.strerror or error}') from error
+
+
+def _upload(folder: Path, target: Path) -> None:
+    paths = [as_path(root) / name for root, _, names in os.walk(folder) for name in names]
+    for path in sorted(paths, key=lambda path: path.name in ('config.json', 'bert_config.json')):
+        upload(path, target / str(path.relative_to(folder)))
+
+
+def check_free(target: Path) -> None:
+    """Refuses a target that holds something."""
+    if children(target) or (target.exists() and not target.is_dir()):
+        raise InputError(f'{target} is there already: name a new folder, nothing is written over')
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """An indented JSON object, in UTF-8."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
