@@ -1,8 +1,8 @@
-"""Multiple choice: SWAG (BERT paper section 4.4), CODAH in its style, or a file of your own.
+"""Multiple choice: SWAG (BERT paper section 4.4), CODAH in its style, or the user's file.
 
 Each choice is a sequence with one score; the loss is a softmax over the choices of a question. Of
 SWAG (Zellers et al., 2018) and its like, a file's ending tells its format:
-- `.csv`: SWAG's own, with quoting; `sent1` is the context, `sent2` begins all four endings.
+- `.csv`: SWAG's, with quoting; `sent1` is the context, `sent2` begins all four endings.
 - `.jsonl`: `startphrase` (both in one), `choices` and `answer`.
 - `.tsv`: CODAH's (Chen et al., 2019), no header: category, prompt, four endings, answer.
 Where context and beginning come in one string, it is the context.
@@ -67,7 +67,7 @@ class ChoiceExamples:
       context: first segments.
       endings: second segments, of each question as many (SWAG's are four).
       labels: [n] int32, the right endings; None: a test split.
-      ids: the unnamed first column of SWAG's CSV, the user's own, or the row from 0.
+      ids: the unnamed first column of SWAG's CSV, the user's column, or the row from 0.
       num_skipped: malformed rows that were left out.
       source: the file, for messages.
     """
@@ -171,7 +171,7 @@ def read_choices(
     path: str, *, text: str, choices: Sequence[str], label: str, id_column: str = '',
     max_malformed: float = 0.01,
 ) -> ChoiceExamples:
-    """All questions of your own file.
+    """All questions of a user's file.
 
     Args:
       path: see `table.read_rows`.
@@ -223,7 +223,7 @@ def _examples(
 
 
 def part(examples: ChoiceExamples, split: str, dev_share: float = DEV_SHARE) -> ChoiceExamples:
-    """The train or dev part of a set that has no splits of its own.
+    """The train or dev part of a set that has no splits.
 
     A hash of the context decides, so that a question stays on its side when others come or go, and
     questions with one context are on one side. CODAH's authors too score on a fifth.
@@ -262,29 +262,28 @@ def _undivided(source: str) -> str:
     if not as_path(source).is_dir() or find_files(source, stems, _FORMATS):
         return ''
     endings = tuple(f'.{ending}' for ending in _FORMATS)
-    found = [p for p in children(source) if p.name.removesuffix('.gz').endswith(endings)]
-    return str(found[0]) if len(found) == 1 else ''
+    files = [p for p in children(source) if p.name.removesuffix('.gz').endswith(endings)]
+    return str(files[0]) if len(files) == 1 else ''
 
 
 def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """SWAG or a set in its style: trained on train and scored on dev, which `read_swag` reads."""
-    kind = {'max_malformed': config.data.max_malformed}
-    eval_source = config.data.eval_source
+    eval_source, max_malformed = config.data.eval_source, config.data.max_malformed
 
     def read(split: str) -> ChoiceExamples:
         if split == 'dev' and eval_source:
-            return read_swag_file(str(as_path(eval_source)), **kind)
+            return read_swag_file(str(as_path(eval_source)), max_malformed=max_malformed)
         source = one_source(config, 'a folder of SWAG files, or one file in its style')
         if eval_source and as_path(source).is_file():  # all of it
-            return read_swag_file(source, **kind)
-        return read_swag(source, split, **kind)
+            return read_swag_file(source, max_malformed=max_malformed)
+        return read_swag(source, split, max_malformed=max_malformed)
 
     dev = read('dev')
     return _task(config, read('train') if scored is None else None, dev)
 
 
 def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
-    """Your own file, columns by name."""
+    """Multiple choice on the user's file, columns by name."""
     d = config.data
     choices = [name.strip() for name in d.choices.split(',') if name.strip()]
     if not choices:

@@ -138,27 +138,15 @@ def glue_task(name: str) -> GlueTask:
     return GLUE_TASKS[name]
 
 
-def glue_files(name: str, data_dir: str, split: str) -> list[str]:
-    """The files that may be a split's: none where the folder lacks it.
+def read_glue(name: str, data_dir: str, split: str, *, max_malformed: float = 0.01) -> TextExamples:
+    """Examples of a split, from the folder of the benchmark.
 
-    They are called `SPLIT.tsv`, `SPLIT.jsonl`, `SPLIT.*.tsv` or `SPLIT.*.jsonl`, plain or `.gz`.
+    Its file is called `SPLIT.tsv`, `SPLIT.jsonl`, `SPLIT.*.tsv` or `SPLIT.*.jsonl`, plain or `.gz`.
 
     Args:
       name: of the task.
       data_dir: holds `CoLA/`, `MRPC/` and so on.
       split: one of the task's `splits`: train, dev, test; of mnli dev_matched and so on.
-
-    Raises:
-      InputError: an unknown name or split, or no such folder.
-    """
-    return table.find_files(*_place(name, data_dir, split), _ENDINGS)
-
-
-def read_glue(name: str, data_dir: str, split: str, *, max_malformed: float = 0.01) -> TextExamples:
-    """Examples of a split, from the folder of the benchmark.
-
-    Args:
-      name, data_dir, split: as for `glue_files`.
       max_malformed: as for `read_glue_file`.
 
     Raises:
@@ -199,7 +187,6 @@ def read_glue_file(
 def tfds_split(name: str, split: str) -> tuple[str, str]:
     """Data set and split of tensorflow-datasets: ('mnli', 'dev_matched') -> ('glue/mnli',
     'validation_matched')."""
-    _check_split(name, split)
     return f'glue/{name}', split.replace('dev', 'validation')
 
 
@@ -228,22 +215,17 @@ def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> Te
     )
 
 
-def _check_split(name: str, split: str) -> GlueTask:
+def _place(name: str, data_dir: str, split: str) -> tuple[str, list[str]]:
+    """(folder, stems) of a split's file."""
     task = glue_task(name)
     if split not in task.splits:
         raise InputError(f"{name} has no split '{split}'; it has {', '.join(task.splits)}")
-    return task
-
-
-def _place(name: str, data_dir: str, split: str) -> tuple[str, list[str]]:
-    """(folder, stems) of a split's file."""
-    task = _check_split(name, split)
     if not as_path(data_dir).is_dir():
         raise InputError(f'no folder {data_dir}: name the one that holds {task.folder}/')
     folder = os.path.join(data_dir, task.folder)
     if name != 'ax':
         return folder, [split]
-    # One file, under its own name in one edition of the download, as AX/AX.tsv in another.
+    # One file: diagnostic/diagnostic.tsv in one edition of the download, AX/AX.tsv in another.
     if not as_path(folder).is_dir():
         folder = os.path.join(data_dir, 'AX')
     return folder, ['diagnostic', 'AX']
@@ -252,7 +234,7 @@ def _place(name: str, data_dir: str, split: str) -> tuple[str, list[str]]:
 def open_glue(
     name: str, config: ConfigDict, scored: ScoredModel | None = None
 ) -> LabelledTask:
-    """Trained on train, scored on dev, predicting test where it is there.
+    """Trains on train, scores on dev and predicts test where the folder has it.
 
     MNLI is scored on both dev sets, and predicts the diagnostic set too.
     """
@@ -264,7 +246,7 @@ def open_glue(
     refuse_eval_source(config, 'the dev files of the folder')
     dev, test = [s for s in task.splits if 'dev' in s], [s for s in task.splits if 'test' in s]
     train = _read(config, name, 'train') if scored is None else None
-    evaluated = {s: found for s in dev if (found := _read(config, name, s)) is not None}
+    evaluated = {s: read for s in dev if (read := _read(config, name, s)) is not None}
     untrained = scored is None and train is None
     if untrained or dev[0] not in evaluated:
         raise InputError(
@@ -275,7 +257,7 @@ def open_glue(
     if name == 'mnli':
         sources.append(('ax', 'ax', 'test'))
     return _task(config, task, train, evaluated, {
-        s: found for s, *where in sources if (found := _read(config, *where)) is not None})
+        s: read for s, *where in sources if (read := _read(config, *where)) is not None})
 
 
 def _task(
@@ -292,13 +274,11 @@ def _task(
 def _read(config: ConfigDict, name: str, split: str) -> TextExamples | None:
     """A split from the folder `data.source`; None where it has no such file."""
     if config.data.source == 'tfds:glue':
-        records = tfds_records(config, *tfds_split(name, split))
-        return from_tfds(name, split, records)
+        return from_tfds(name, split, tfds_records(config, *tfds_split(name, split)))
     folder = one_source(
-        config, f'the folder of the benchmark, with {glue_task(name).folder}/ in it'
-    )
+        config, f'the folder of the benchmark, with {glue_task(name).folder}/ in it')
     needed = name == config.task and split == 'train'  # is read in any case, or refused by name
-    if not needed and not glue_files(name, folder, split):
+    if not needed and not table.find_files(*_place(name, folder, split), _ENDINGS):
         return None
     return read_glue(name, folder, split, max_malformed=config.data.max_malformed)
 

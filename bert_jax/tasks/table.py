@@ -119,7 +119,7 @@ def read_rows(
 
 
 def _no_column(path: str, name: str, names: Sequence[str]) -> str:
-    remedy = ('name the columns as the original file does; those of your own with '
+    remedy = ('name the columns as the original file does; those of your files with '
               '--config.data.text, text_pair, choices, label and id, or for predictions with '
               '--text, --text-pair and --choices')
     similar = [other for other in names if other.lower() == name.lower()]
@@ -236,12 +236,12 @@ def label_ids(rows: Rows, labels: Sequence[str], known: Sequence[str]) -> np.nda
       InputError: a label is not among them.
     """
     ids = {label: i for i, label in enumerate(known)}
-    found = np.array([ids.get(label, -1) for label in labels], np.int32)
-    if len(found) and found.min() < 0:
-        i = int(np.argmin(found))
+    ids_n = np.array([ids.get(label, -1) for label in labels], np.int32)
+    if len(ids_n) and ids_n.min() < 0:
+        i = int(np.argmin(ids_n))
         raise InputError(f"{rows.place(i)}: unknown label '{labels[i]}'; known are "
                          f"{', '.join(known)}: mend it")
-    return found
+    return ids_n
 
 
 def row_ids(rows: Rows, ids: Sequence[Any]) -> list[str]:
@@ -286,18 +286,18 @@ def find_file(folder: str, stems: Sequence[str], endings: Sequence[str]) -> str:
     """
     if not as_path(folder).is_dir():
         raise InputError(f'no folder {folder}: name one in the layout of the benchmark')
-    found = find_files(folder, stems, endings)
+    paths = find_files(folder, stems, endings)
     names = _names(stems, endings)
-    if not found:
+    if not paths:
         raise InputError(f"{folder} has none of {', '.join(names)}")
-    if len(found) > 1:
+    if len(paths) > 1:
         raise InputError(
             f'{folder} has no {names[0]} but several that could be: '
-            f"{', '.join(map(os.path.basename, found))}; keep one of them"
+            f"{', '.join(map(os.path.basename, paths))}; keep one of them"
         )
-    if os.path.basename(found[0]).removesuffix('.gz') not in _names(stems, endings[:1]):
-        print(f'{stems[0]} is read from {found[0]}', file=sys.stderr)
-    return found[0]
+    if os.path.basename(paths[0]).removesuffix('.gz') not in _names(stems, endings[:1]):
+        print(f'{stems[0]} is read from {paths[0]}', file=sys.stderr)
+    return paths[0]
 
 
 def _names(stems: Sequence[str], endings: Sequence[str]) -> list[str]:

@@ -1,9 +1,9 @@
 """Texts or pairs of texts with a label each: examples, windows, scores and files of predictions.
 
-GLUE and tasks like it are `text_task` over `read_texts`. Here are also the tasks on files of your
-own: `classification`, with one label each or several, and `regression`.
+GLUE and tasks like it are `text_task` over `read_texts`. The tasks on the user's files are here:
+`classification`, with one label an example or several, and `regression`.
 
-    n: examples or texts, L: labels, W: windows, T: tokens of all windows
+    n: examples, L: labels, W: windows, T: tokens of all windows
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ class LearntNames:
         self.unseen: set[str] = set()
 
     def __call__(self, rows: Rows, labels: Sequence[Any]) -> np.ndarray:
-        found = [self._names(rows, i, label) for i, label in enumerate(labels)]
-        self.met = {name for names in found for name in names}
+        names_n = [self._names(rows, i, label) for i, label in enumerate(labels)]
+        self.met = {name for names in names_n for name in names}
         if not self.names:
             self.names = _in_order(self.met)
             if len(self.names) < 2 - self.several:
@@ -217,9 +217,9 @@ class LearntNames:
         self.unseen |= unseen
         ids = {name: i for i, name in enumerate([*self.names, *sorted(unseen)])}
         if not self.several:
-            return np.array([ids[name] for (name,) in found], np.int32)
-        indicators = np.zeros((len(found), len(ids)), np.float32)
-        for row, names in zip(indicators, found, strict=True):
+            return np.array([ids[name] for (name,) in names_n], np.int32)
+        indicators = np.zeros((len(names_n), len(ids)), np.float32)
+        for row, names in zip(indicators, names_n, strict=True):
             row[[ids[name] for name in names]] = 1.0
         return indicators
 
@@ -435,7 +435,7 @@ def write_predictions(
 def open_classification(
     config: ConfigDict, scored: ScoredModel | None = None
 ) -> LabelledTask:
-    """Labels are learnt from the training file."""
+    """Classification of the user's texts; the training file determines the labels."""
     c = config.classification
     head = 'multi_label' if c.multi_label else 'classification'
     metrics = _metrics(config, head, 'micro_f1,macro_f1,accuracy' if c.multi_label
@@ -460,7 +460,7 @@ def open_classification(
 def open_regression(
     config: ConfigDict, scored: ScoredModel | None = None
 ) -> LabelledTask:
-    """The label is a number."""
+    """Regression on the user's texts; the label is a number."""
     metrics = _metrics(config, 'regression', 'spearman,pearson')
     train, dev = _read(config, numbers(), scored)
     labels = (dev if train is None else train).labelled()
@@ -478,7 +478,7 @@ def _metrics(config: ConfigDict, head: str, usual: str) -> tuple[str, ...]:
 def _read(
     config: ConfigDict, convert: Convert, scored: ScoredModel | None
 ) -> tuple[TextExamples | None, TextExamples]:
-    """What is trained on (None where a model is only scored), and what is scored."""
+    """Training examples (None where a model is only scored) and evaluation examples."""
     d = config.data
     columns = Columns((d.text, *([d.text_pair] if d.text_pair else [])), d.label, d.id)
 

@@ -48,7 +48,7 @@ _HEADER = 'index\tprediction'
 def find_predictions(folder: str) -> dict[str, str]:
     """Files with predictions in a folder: name in the submission -> path.
 
-    They have the submission's own names; or, in a run directory, those that the run writes:
+    They are called as in the submission; or, in a run directory, those that the run writes:
     `test_predictions.tsv`, of mnli `test_matched_predictions.tsv`,
     `test_mismatched_predictions.tsv` and `ax_predictions.tsv`. All have the columns `index` and
     `prediction`, in any order of rows.
@@ -240,7 +240,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parses the arguments and does what they say."""
+    """Writes a submission, or checks one."""
     with error_boundary():
         args = parser().parse_args(arguments)
         if args.check and (args.folders or args.wnli_majority or args.fill_missing):
