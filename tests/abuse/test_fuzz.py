@@ -1,7 +1,8 @@
-"""A sample of the cases of `fuzz`, of those that cost little."""
+"""A sample of the cases of `fuzz`, of those that cost little, and of `careless`."""
 
 import shutil
 
+from tests.abuse import careless
 from tests.abuse.fuzz import TARGETS, Fuzz, convert_run, shared_programs
 
 _CASES = 48
@@ -20,3 +21,11 @@ def test_damage_is_found_or_does_no_harm(things, tmp_path):
             assert not outcome.startswith('HARM'), f'{target.name}: {damage}: {outcome} {answer}'
             came.append(outcome)
     assert {'same result', 'refused'} <= set(came)
+
+
+def test_careless_tables_and_flags_have_one_answer():
+    came = []
+    for number, outcome, said in careless.run(40, seed=1):
+        assert not outcome.startswith('HARM'), f'{number}: {outcome}\n{said}'
+        came.append(outcome)
+    assert {'read', 'refused'} == set(came)
