@@ -82,6 +82,10 @@ BAD = {
     'UTF-16 without a mark': ('a.csv', CSV.encode('utf-16-le'), 'NUL byte'),
     'Latin-1': ('a.csv', 'text,label\nété,a\n'.encode('latin-1'), 'line 2 is not UTF-8'),
     'a zip file': ('a.csv', b'PK\x03\x04\x14\0\0\0', 'NUL byte'),
+    'gzip without its ending': (
+        'a.csv', gzip.compress(CSV.encode()), 'is compressed by gzip'),
+    'half of a surrogate pair': (
+        'a.jsonl', '{"text": "\\ud800", "label": "a"}\n', 'surrogate'),
     'gzip that is none': ('a.csv.gz', CSV, 'not a sound gzip file'),
     'gzip cut short': ('a.csv.gz', gzip.compress(CSV.encode())[:-9], 'not a sound gzip file'),
     'another case of letters': (
@@ -165,6 +169,12 @@ def test_a_row_that_cannot_be_used_is_left_out_and_said(name, tmp_path, capsys):
         assert message in capsys.readouterr().err
     *good, bad = Texts([], path, ['text']).single()
     assert good == TEXTS and isinstance(bad, InputError) and message in str(bad)
+
+
+def test_predict_checks_a_table_before_it_computes_anything(tmp_path):
+    for file, content, message in (BAD['an unclosed quote'], ('a.csv', 'text,label\n', 'no rows')):
+        with pytest.raises(InputError, match=message):
+            Texts([], put(tmp_path, file, content), ['text'])
 
 
 @pytest.mark.parametrize('file', ['a.csv', 'a.TSV', 'a.jsonl', 'a.csv.gz', 'a.json'])
