@@ -19,7 +19,7 @@ from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.process import loading_tensorflow
-from bert_jax.text.load import check_known, load_tokenizer
+from bert_jax.text import check_known, load_tokenizer
 
 _LOOKED_AT = 1_000_000  # pieces of a text, to see whether its vocabulary knows them
 # Evaluation rows are drawn with a seed of their own, so that all runs are judged on the same rows.

@@ -26,8 +26,8 @@ from bert_jax.data.transfer import copy_store
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.outputs import open_folder
-from bert_jax.text.added import add_words
-from bert_jax.text.load import read_switches, write_switches
+from bert_jax.text import read_switches, write_switches
+from bert_jax.text.training import add_words
 from bert_jax.text.wordpiece import ORIGINAL
 
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
@@ -204,7 +204,7 @@ def share_added_words(
 
     Args:
       vocab_file: a WordPiece vocabulary.
-      words_file: see `text.added.add_words`; read on the first host only. Empty: none.
+      words_file: see `text.training.add_words`; read on the first host only. Empty: none.
       lowercase: whether the vocabulary is uncased.
       places: where it is kept.
 

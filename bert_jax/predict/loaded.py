@@ -23,7 +23,7 @@ from bert_jax.predict.sentence_transformers import Pooling, read_pooling
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.tasks.texts import WINDOWS
-from bert_jax.text.load import load_tokenizer
+from bert_jax.text import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer

@@ -32,7 +32,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import loading_tensorflow
-from bert_jax.text.load import Tokenizer, check_known, load_tokenizer
+from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.loop import Phase
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global

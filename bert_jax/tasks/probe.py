@@ -21,7 +21,7 @@ from bert_jax.predict.functions import vectors
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.tasks.texts import Columns, LearntNames, read_texts
-from bert_jax.text.load import load_tokenizer
+from bert_jax.text import load_tokenizer
 
 _LONGEST = 128
 _RIDGE = 0.01  # a text

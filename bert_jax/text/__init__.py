@@ -1,0 +1,112 @@
+"""Text to ids: the tokenizer of a vocabulary file, and its switches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.text.sentencepiece import SentencePieceTokenizer
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
+from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
+
+Tokenizer = WordPieceTokenizer | SentencePieceTokenizer
+SWITCHES_FILE = "tokenizer_config.json"
+
+
+def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
+    """The tokenizer of a vocabulary file.
+
+    Args:
+        path: a SentencePiece model if it ends in `.model`, else a WordPiece vocabulary. One that is
+            called vocab.txt is used as the tokenizer_config.json beside it says (`read_switches`).
+        lowercase: for WordPiece; a SentencePiece model has its own normalizer.
+
+    Raises:
+        InputError: the file cannot be read or lacks a special token.
+    """
+    if os.fspath(path).endswith(".model"):
+        return SentencePieceTokenizer.from_file(path)
+    tokenizer = WordPieceTokenizer.from_file(path, lowercase, read_switches(path))
+    if len(tokenizer.vocab) <= len(SPECIAL_TOKENS):
+        raise InputError(f"{path}: it holds the special tokens alone: name a whole vocabulary")
+    return tokenizer
+
+
+def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
+    """What the tokenizer_config.json beside a vocab.txt says of the tokenizer.
+
+    So a vocabulary keeps its switches in a Hugging Face folder and in a run directory alike.
+
+    Raises:
+        InputError: the file is no JSON object, or a switch is of another type.
+    """
+    path = as_path(vocab_file)
+    config = path.parent / SWITCHES_FILE
+    if path.name != "vocab.txt" or not config.exists():
+        return ORIGINAL
+    try:
+        fields = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{config} cannot be read as JSON ({error}): put it back") from None
+    if not isinstance(fields, dict):
+        raise InputError(f"{config} holds no JSON object: put it back")
+    return switches_of(fields, config)
+
+
+def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
+    """The switches among the fields of a tokenizer_config.json; those it lacks are the original's.
+
+    Raises:
+        InputError: one is of another type; `source` names the file.
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(Switches):
+        value = fields.get(field.name, field.default)
+        if field.name == "never_split":
+            value = tuple(value or ()) if isinstance(value or [], (list, tuple)) else value
+            good = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
+        else:
+            good = isinstance(value, bool) or (value is None and field.default is None)
+        if not good:
+            raise InputError(f"{source}: {field.name}={value!r} is not a value that it can have")
+        found[field.name] = value
+    return Switches(**found)
+
+
+def write_switches(folder: Path, switches: Switches) -> None:
+    """Writes them beside the vocab.txt of a folder, where they are not the original's."""
+    if switches != ORIGINAL:
+        write_whole(folder / SWITCHES_FILE, json.dumps(dataclasses.asdict(switches)) + "\n")
+
+
+def check_known(
+    ids: np.ndarray, vocab: Vocab, text: str, vocab_file: str | os.PathLike[str] | None
+) -> None:
+    """Refuses a text of whose words a vocabulary knows hardly one: nothing could be learned of it.
+
+    Args:
+        ids: of the text, or of a part of it; with or without [CLS] and [SEP].
+        vocab: they are of.
+        text: names it, for the message.
+        vocab_file: likewise.
+
+    Raises:
+        InputError: there are no words, or more than half of the pieces are [UNK].
+    """
+    words = ids[(ids != vocab.cls_id) & (ids != vocab.sep_id) & (ids != vocab.pad_id)]
+    if not len(words):
+        raise InputError(f"{text} holds no text: all of it is empty")
+    unknown = float(np.mean(words == vocab.unk_id))
+    if unknown > 0.5:
+        raise InputError(
+            f"{text}: {100 * unknown:.1f} % of its pieces are [UNK] in {vocab_file}, so there is "
+            "nothing to learn from: set config.data.vocab_file to a vocabulary of its language "
+            "(and config.data.lowercase as it was made)"
+        )

@@ -9,8 +9,8 @@ import dataclasses
 import functools
 import hashlib
 import os
-import types
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -28,14 +28,12 @@ class Vocab:
 
     Attributes:
         tokens: the V tokens, by id.
-        index: token -> id.
         pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
         is_continuation: [V] bool_, read-only; true where a token continues a word (whole-word
             masking joins it to the token before).
     """
 
     tokens: tuple[str, ...]
-    index: Mapping[str, int] = dataclasses.field(repr=False)
     pad_id: int
     unk_id: int
     cls_id: int
@@ -43,16 +41,20 @@ class Vocab:
     mask_id: int
     is_continuation: np.ndarray = dataclasses.field(repr=False)
 
+    @functools.cached_property
+    def index(self) -> dict[str, int]:
+        """Token -> id."""
+        return {token: i for i, token in enumerate(self.tokens)}
+
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __contains__(self, token: object) -> bool:
         return token in self.index
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # The read-only mapping cannot be pickled, and worker processes receive vocabularies.
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return _restore, ({**fields, "index": None},)
+    def __getstate__(self) -> dict[str, object]:
+        # Worker processes receive vocabularies; each makes its own index.
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def id(self, token: str) -> int:
         """The id of `token`; KeyError where the vocabulary lacks it."""
@@ -60,7 +62,7 @@ class Vocab:
 
     @property
     def ends(self) -> dict[str, int]:
-        """`cls_id` and `sep_id`, as what makes sequences takes them."""
+        """`cls_id` and `sep_id`, as arguments of functions that make sequences."""
         return {"cls_id": self.cls_id, "sep_id": self.sep_id}
 
     @functools.cached_property
@@ -82,8 +84,7 @@ class Vocab:
             InputError: the file is missing, a directory, empty, not UTF-8 text, names a token
                 twice, or lacks a special token.
         """
-        lines = read_lines(path)
-        return cls._build(_strip_lines(lines), source=str(path))
+        return cls.from_tokens(_strip_lines(read_lines(path)), source=str(path))
 
     @classmethod
     def from_tokens(
@@ -105,16 +106,7 @@ class Vocab:
         Raises:
             InputError: a token twice, or a missing special token.
         """
-        return cls._build(list(tokens), specials, is_continuation, source)
-
-    @classmethod
-    def _build(
-        cls,
-        tokens: Sequence[str],
-        specials: Sequence[str] = SPECIAL_TOKENS,
-        is_continuation: Sequence[bool] | np.ndarray | None = None,
-        source: str = "vocabulary",
-    ) -> Vocab:
+        tokens = tuple(tokens)
         index: dict[str, int] = {}
         for i, token in enumerate(tokens):
             if token in index:
@@ -135,13 +127,12 @@ class Vocab:
         assert flags.shape == (len(tokens),)
         flags.flags.writeable = False
         pad, unk, cls_, sep, mask = (index[token] for token in specials)
-        return cls(tuple(tokens), types.MappingProxyType(index), pad, unk, cls_, sep, mask, flags)
+        return cls(tokens, pad, unk, cls_, sep, mask, flags)
 
 
-def _restore(fields: dict[str, object]) -> Vocab:
-    tokens = fields["tokens"]
-    index = {token: i for i, token in enumerate(tokens)}  # type: ignore[arg-type, var-annotated]
-    return Vocab(**{**fields, "index": types.MappingProxyType(index)})  # type: ignore[arg-type]
+def is_unused(token: str) -> bool:
+    """Whether a token is a placeholder such as `[unused0]`."""
+    return re.fullmatch(r"\[unused[^\[\]]*\]", token) is not None
 
 
 def read_lines(

@@ -59,7 +59,7 @@ def prepare_text(
       InputError: the text or the vocabulary cannot be read.
     """
     from bert_jax.data.corpus import open_source, sample_texts
-    from bert_jax.text.load import load_tokenizer
+    from bert_jax.text import load_tokenizer
     from bert_jax.text.training import train_wordpiece
     from bert_jax.text.vocab import write_vocab
 
@@ -161,7 +161,7 @@ def _ask(what: str, text: Text, folder: Path, **options: Any) -> dict[str, Any]:
 def _measure_store(request: dict[str, Any]) -> dict[str, Any]:
     from bert_jax.data.corpus import open_source
     from bert_jax.data.store import build_store
-    from bert_jax.text.load import load_tokenizer
+    from bert_jax.text import load_tokenizer
 
     # From here on everything counts: the tokenizer, and finding out which characters it can trust
     # TF-Text with. Only the imports above do not.

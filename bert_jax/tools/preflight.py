@@ -62,8 +62,8 @@ def without_data(config: ConfigDict) -> ConfigDict:
     """
     from bert_jax import config as config_lib
     from bert_jax.tasks import task_kind
-    from bert_jax.text.added import add_words
-    from bert_jax.text.load import load_tokenizer
+    from bert_jax.text import load_tokenizer
+    from bert_jax.text.training import add_words
     from bert_jax.weights import load_weights
 
     if not task_kind(config.task).phased:

@@ -15,7 +15,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, write_whole
 from bert_jax.runtime.lease import Claim, held
 from bert_jax.runtime.outputs import is_by_the_way, open_folder
-from bert_jax.text.load import read_switches, write_switches
+from bert_jax.text import read_switches, write_switches
 from bert_jax.weights.run_directory import read_config, whole_steps, write_config
 
 # Fields that may change between a run and its continuation without changing what it computes.

@@ -18,9 +18,8 @@ from bert_jax.runtime.checksum import is_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.faults import FULL
 from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
-from bert_jax.text.added import is_unused
-from bert_jax.text.load import load_tokenizer
-from bert_jax.text.vocab import Vocab
+from bert_jax.text import load_tokenizer
+from bert_jax.text.vocab import Vocab, is_unused
 from bert_jax.weights.names import sizes_of, tensors
 
 # The key of `Weights.inference` in the config files of other programs.

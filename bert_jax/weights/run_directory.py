@@ -24,7 +24,7 @@ from bert_jax.runtime.checksum import (
 )
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket, write_whole
-from bert_jax.text.load import read_switches, write_switches
+from bert_jax.text import read_switches, write_switches
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights.formats import (
     Weights,

@@ -16,7 +16,7 @@ from bert_jax.heads import HEADS
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, local_copy
 from bert_jax.runtime.process import loading_tensorflow
-from bert_jax.text.load import read_switches, write_switches
+from bert_jax.text import read_switches, write_switches
 from bert_jax.text.vocab import write_vocab
 from bert_jax.text.wordpiece import ORIGINAL
 from bert_jax.weights.formats import (

@@ -16,8 +16,8 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
-from bert_jax.text.added import is_unused
-from bert_jax.text.load import load_tokenizer
+from bert_jax.text import load_tokenizer
+from bert_jax.text.vocab import is_unused
 from bert_jax.weights.formats import Weights
 from bert_jax.weights.names import VOCABULARY_ROWS, flat_tree, to_tree, tree_shapes
 

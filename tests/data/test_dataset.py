@@ -17,7 +17,7 @@ from bert_jax.data.dataset import SyntheticData, TextData, TextOptions, is_recor
 from bert_jax.data.pretrain import Recipe
 from bert_jax.data.spec import check_batch, pretrain_spec
 from bert_jax.runtime.errors import InputError
-from bert_jax.text.load import load_tokenizer
+from bert_jax.text import load_tokenizer
 
 S, P = 32, 5
 GRAM = 10  # tokens; so many in a row are not alike by chance in random text

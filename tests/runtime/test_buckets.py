@@ -18,7 +18,7 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.choices import read_swag
 from bert_jax.tasks.glue import read_glue
-from bert_jax.text.load import load_tokenizer
+from bert_jax.text import load_tokenizer
 from bert_jax.weights import load_weights
 
 RECORDED = Path(__file__).parent.parent / 'fixtures' / 'huggingface'

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.text.load import load_tokenizer, read_switches, switches_of, write_switches
+from bert_jax.text import load_tokenizer, read_switches, switches_of, write_switches
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 

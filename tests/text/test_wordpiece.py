@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.text.load import load_tokenizer
+from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, write_vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens
 

@@ -9,11 +9,10 @@ import pytest
 
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.text.load import load_tokenizer, read_switches, switches_of
+from bert_jax.text import load_tokenizer, read_switches, switches_of
 from bert_jax.weights import load_weights
-from bert_jax.weights.huggingface import write_huggingface
+from bert_jax.weights.huggingface import fast_tokenizer, write_huggingface
 from bert_jax.weights.run_directory import write_run
-from bert_jax.weights.tokenizer_files import fast_tokenizer
 
 RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
 INFERENCE = {'max_seq_length': 9, 'doc_stride': 4, 'null_threshold': -1.5}

@@ -13,7 +13,7 @@ from run_model import INPUTS, outputs, real
 
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
-from bert_jax.text.load import load_tokenizer
+from bert_jax.text import load_tokenizer
 from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.names import sizes_of, tensors, to_tree
