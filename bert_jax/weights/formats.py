@@ -7,13 +7,15 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from bert_jax.config.bert_config import Format
 from bert_jax.heads import HEADS, PARTS, POOLER, part_of
-from bert_jax.heads.tensors import Format
+from bert_jax.heads.tensors import Format as FileFormat
+from bert_jax.heads.tensors import Tensor
 from bert_jax.runtime.checksum import is_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.faults import FULL
@@ -24,6 +26,7 @@ from bert_jax.weights.names import sizes_of, tensors
 
 # The key of `Weights.inference` in the config files of other programs.
 INFERENCE = 'bert_jax_inference'
+_FIRST_KERNEL = 'bert/encoder/layer_0/attention/self/qkv/kernel'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,7 +143,7 @@ def read_inference(config: Mapping[str, Any], key: str, where: Path) -> dict[str
 
 
 def take_params(
-    form: Format,
+    form: FileFormat,
     shapes: Mapping[str, tuple[int, ...]],
     read: Callable[[str], np.ndarray],
     model: Mapping[str, Any],
@@ -164,26 +167,10 @@ def take_params(
       InputError: a tensor is missing, its shape is not what the config says, or a number in it is
         not finite.
     """
-    _check_layers(form, shapes, model, where, config_file)
-    table = tensors(model)
-    found = {part for part in PARTS for tensor in part.tensors
-             if any(name in shapes for name in tensor.file_names(form))}
-    wanted = [tensor for tensor in table if part_of(tensor.name) in (None, *found)]
-    classifier = next(t for t in table if t.name == 'classifier/bias').file_names(form)[0]
-    sizes = sizes_of(model, shapes.get(classifier, (0,))[0])
-    for tensor in wanted:
-        expected = tensor.file_shape(form, sizes)
-        for name in tensor.file_names(form):
-            if name not in shapes:
-                raise InputError(f'{where} has no tensor {name}: it is not the whole of a model')
-            if tuple(shapes[name]) != expected:
-                raise InputError(
-                    f'{where}: {name} is {list(shapes[name])}, and by {config_file.name} it is '
-                    f'{list(expected)}: put the {config_file.name} beside it that belongs to it'
-                )
+    table, sizes = check_tensors(form, shapes, model, where, config_file)
     params = {}
     used: set[str] = set()
-    for tensor in wanted:
+    for tensor in table:
         names = tensor.file_names(form)
         stored = [read(name) for name in names]
         for name, x in zip(names, stored, strict=True):
@@ -202,20 +189,45 @@ def check_finite(name: str, x: np.ndarray, where: object) -> None:
         )
 
 
-def _check_layers(
-    form: Format, shapes: Mapping[str, Any], model: Mapping[str, Any], where: str,
+def check_tensors(
+    form: Format, shapes: Mapping[str, tuple[int, ...]], model: Mapping[str, Any], where: object,
     config_file: Path,
-) -> None:
-    first = next(t for t in tensors(model) if t.name.startswith('bert/encoder/layer_0/'))
-    before, _, after = first.file_names(form)[0].partition('0')
-    num_found = 0
-    while f'{before}{num_found}{after}' in shapes:
-        num_found += 1
-    if num_found != model['num_layers']:
+) -> tuple[list[Tensor], dict[str, int]]:
+    """(the parameters that a file holds, the size of each dim); arguments as for `take_params`.
+
+    Raises:
+      InputError: the number of layers or a shape contradicts the config, or a part is incomplete.
+    """
+    def names(tensor: Tensor) -> tuple[str, ...]:
+        return (tensor.name,) if form == 'bert_jax' else tensor.file_names(form)
+
+    remedy = f'put the {config_file.name} beside it that belongs to it'
+    table = {tensor.name: tensor for tensor in tensors(model)}
+    before, _, after = names(table[_FIRST_KERNEL])[0].partition('0')
+    num_layers = 0
+    while f'{before}{num_layers}{after}' in shapes:
+        num_layers += 1
+    if num_layers != model['num_layers']:
         raise InputError(
-            f'{where} has {num_found} layers, and by {config_file.name} there are '
-            f"{model['num_layers']}: put the {config_file.name} beside it that belongs to it"
+            f'{where} has {num_layers} layers, and by {config_file.name} there are '
+            f"{model['num_layers']}: {remedy}"
         )
+    parts = {part for part in PARTS for tensor in part.tensors
+             if any(name in shapes for name in names(tensor))}
+    wanted = [tensor for tensor in table.values() if part_of(tensor.name) in (None, *parts)]
+    sizes = sizes_of(model, shapes.get(names(table['classifier/bias'])[0], (0,))[0])
+    for tensor in wanted:
+        expected = (
+            tensor.shape(sizes) if form == 'bert_jax' else tensor.file_shape(form, sizes))
+        for name in names(tensor):
+            if name not in shapes:
+                raise InputError(f'{where} has no tensor {name}: it is not the whole of a model')
+            if tuple(shapes[name]) != expected:
+                raise InputError(
+                    f'{where}: {name} is {list(shapes[name])}, and by {config_file.name} it is '
+                    f'{list(expected)}: {remedy}'
+                )
+    return wanted, sizes
 
 
 def find_head(params: Mapping[str, Any], hint: str, said_by: str) -> str:
@@ -265,8 +277,19 @@ def check_head(name: Any, where: Path, any_head: bool = False) -> str:
     return str(name)
 
 
-def check_labels(labels: tuple[str, ...], num_labels: int, where: Path) -> tuple[str, ...]:
-    """`labels`, refused where they are not one different name for each output."""
+def read_labels(
+    labels: Iterable[str] | None, head: str, params: Mapping[str, np.ndarray], where: Path
+) -> tuple[str, ...]:
+    """`Weights.labels` from the list in a config file; by default LABEL_0, LABEL_1, ...
+
+    Raises:
+      InputError: they are not one distinct name for each output of the classifier.
+    """
+    labels = tuple(labels or ())
+    if not HEADS[head].labelled:
+        return labels
+    num_labels = len(params['classifier/bias'])
+    labels = labels or tuple(f'LABEL_{i}' for i in range(num_labels))
     if len(labels) != num_labels or len(set(labels)) != num_labels:
         raise InputError(
             f'{where}: labels {list(labels)} for {num_labels} outputs of the classifier: there '

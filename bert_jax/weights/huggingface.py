@@ -42,13 +42,13 @@ from bert_jax.text.wordpiece import ORIGINAL, Switches
 from bert_jax.weights.formats import (
     INFERENCE,
     Weights,
-    check_labels,
     check_vocabulary,
     find_head,
     looks_lowercase,
     new_folder,
     read_inference,
     read_json,
+    read_labels,
     read_vocabulary,
     take_params,
     whole_vocabulary,
@@ -96,9 +96,9 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         )
     if problem == HEADS['multi_label'].problem_type and 'classifier/bias' in params:
         head = 'multi_label'
-    labels: tuple[str, ...] = ()
-    if HEADS[head].labelled:
-        labels = _labels(config, len(params['classifier/bias']), config_file)
+    names = (_id2label(config, len(params['classifier/bias']), config_file)
+             if HEADS[head].labelled else None)
+    labels = read_labels(names, head, params, config_file)
     vocab_file, lowercase = read_tokenizer(folder, model['vocab_size'])
     return Weights(
         params, model, head, labels, vocab_file, lowercase, unused,
@@ -164,10 +164,11 @@ def _drop_tied(
     return tuple(name for name in unused if name not in tied)
 
 
-def _labels(config: Mapping[str, Any], num_labels: int, where: Path) -> tuple[str, ...]:
+def _id2label(config: Mapping[str, Any], num_labels: int, where: Path) -> list[str] | None:
+    """The labels by id, where the config names them."""
     named = config.get('id2label')
     if named is None:
-        return tuple(f'LABEL_{i}' for i in range(num_labels))
+        return None
     try:
         by_id = {int(i): str(label) for i, label in named.items()}
     except (AttributeError, ValueError):
@@ -177,7 +178,7 @@ def _labels(config: Mapping[str, Any], num_labels: int, where: Path) -> tuple[st
             f'{where}: id2label names {len(by_id)} labels ({sorted(by_id)[:4]} ...), the '
             f'classifier has {num_labels}: it must name 0 to {num_labels - 1}'
         )
-    return check_labels(tuple(by_id[i] for i in range(num_labels)), num_labels, where)
+    return [by_id[i] for i in range(num_labels)]
 
 
 def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
-from bert_jax.heads import HEADS, part_of
+from bert_jax.heads import HEADS
 from bert_jax.runtime.checksum import (
     CHECKSUMS,
     check_digest,
@@ -30,14 +30,15 @@ from bert_jax.weights.formats import (
     Weights,
     check_finite,
     check_head,
-    check_labels,
+    check_tensors,
     find_head,
     new_folder,
     read_inference,
     read_json,
+    read_labels,
     read_vocabulary,
 )
-from bert_jax.weights.names import from_tree, read_model, sizes_of, tensors, to_tree
+from bert_jax.weights.names import from_tree, read_model, to_tree
 
 # What else the section "model" of a run's config.json may say: how the model is computed, the name
 # of its size, and of a feature-based run which features.
@@ -87,19 +88,14 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     params = {name: np.asarray(x) for name, x in params.items()}
     for name, x in params.items():
         check_finite(name, x, step)
-    if HEADS[hint].portable:
-        _check(params, model, step, config_file)
-        head = find_head(params, hint, f'{config_file} says head {hint!r}')
-    else:  # the table knows the encoder alone
-        encoder = {name: x for name, x in params.items() if name.startswith('bert/')}
-        _check(encoder, model, step, config_file)
-        head = hint
-    labels = tuple(config.get('labels') or ())
-    if HEADS[head].labelled:
-        num_labels = len(params['classifier/bias'])
-        labels = check_labels(
-            labels or tuple(f'LABEL_{i}' for i in range(num_labels)), num_labels, config_file
-        )
+    portable = HEADS[hint].portable
+    shapes = {name: x.shape for name, x in params.items()
+              if portable or name.startswith('bert/')}  # other heads are in no table of names
+    table, _ = check_tensors('bert_jax', shapes, model, step, config_file)
+    if extra := sorted(set(shapes) - {tensor.name for tensor in table}):
+        raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
+    head = find_head(params, hint, f'{config_file} says head {hint!r}') if portable else hint
+    labels = read_labels(config.get('labels'), head, params, config_file)
     vocab_file, lowercase = _vocabulary(workdir, config, model)
     return Weights(
         params, model, head, labels, vocab_file, lowercase, (),
@@ -204,7 +200,9 @@ def _restore(path: Path) -> dict[str, Any]:
     reader = ocp.Checkpointer(handler)
     try:
         saved = handler.metadata(absolute(path)).tree
-        names = sorted(map(leaf_name, _paths(saved)))
+        names = sorted(
+            leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(
+                saved, is_leaf=lambda x: hasattr(x, 'shape')))
         wanted = {key: jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved[key],
             is_leaf=lambda x: hasattr(x, 'shape'),
@@ -226,11 +224,6 @@ def _restore(path: Path) -> dict[str, Any]:
         reader.close()
 
 
-def _paths(tree: Any) -> list[Any]:
-    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
-    return [path for path, _ in found]
-
-
 def _verify(found: dict[str, Any], names: list[str]) -> None:
     """Compares parameters with the checksums that were saved with them, where there are some."""
     if CHECKSUMS not in found:
@@ -239,34 +232,6 @@ def _verify(found: dict[str, Any], names: list[str]) -> None:
     for name, x in leaves({'params': found['params']}).items():
         if int(checksum(np.asarray(x))) != written[name]:
             raise ValueError(f'{name} is not what was saved')
-
-
-def _check(
-    params: dict[str, np.ndarray], model: dict[str, Any], step: Path, config_file: Path
-) -> None:
-    num_layers = len({name.split('/')[2] for name in params if name.startswith('bert/encoder/')})
-    if num_layers != model['num_layers']:
-        raise InputError(
-            f"{step} has {num_layers} layers, and by {config_file} there are "
-            f"{model['num_layers']}: they are of different models"
-        )
-    sizes = sizes_of(model, len(params.get('classifier/bias', ())))
-    table = tensors(model)
-    for tensor in table:
-        if tensor.name not in params:
-            part = part_of(tensor.name)
-            if part and not any(name.startswith(part.prefix) for name in params):
-                continue
-            raise InputError(f'{step} has no {tensor.name}: {config_file} is of another model')
-        shape, expected = params[tensor.name].shape, tensor.shape(sizes)
-        if shape != expected:
-            raise InputError(
-                f'{step}: {tensor.name} is {list(shape)}, and by {config_file} it is '
-                f'{list(expected)}: they are of different models'
-            )
-    extra = sorted(set(params) - {tensor.name for tensor in table})
-    if extra:
-        raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
 
 
 def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:

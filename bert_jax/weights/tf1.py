@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.heads import HEADS
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, local_copy
 from bert_jax.runtime.process import loading_tensorflow
@@ -23,13 +22,13 @@ from bert_jax.weights.formats import (
     INFERENCE,
     Weights,
     check_head,
-    check_labels,
     check_vocabulary,
     find_head,
     looks_lowercase,
     new_folder,
     read_inference,
     read_json,
+    read_labels,
     read_vocabulary,
     take_params,
     whole_vocabulary,
@@ -91,11 +90,7 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
     )
     said = check_head(config.get('head', ''), config_file)
     head = find_head(params, said, f'{config_file} says head {said!r}')
-    labels: tuple[str, ...] = ()
-    if HEADS[head].labelled:
-        num_labels = len(params['classifier/bias'])
-        labels = tuple(config.get('labels') or (f'LABEL_{i}' for i in range(num_labels)))
-        check_labels(labels, num_labels, config_file)
+    labels = read_labels(config.get('labels'), head, params, config_file)
     vocab_file, lowercase = _vocabulary(config, config_file, model['vocab_size'])
     return Weights(
         params, model, head, labels, vocab_file, lowercase, unused, f'TF1 checkpoint {prefix}',
