@@ -20,7 +20,7 @@ FLOORS = [
     {'labelled'},
     {'train', 'predict.engine', 'predict.functions'},
     {'tasks'},
-    {'predict', 'config.validation', 'train.program', 'train.experiment', 'group'},
+    {'predict', 'config.validation', 'train.program', 'train.experiment'},
     {'main', 'evaluate', 'convert', 'predict.__main__', 'tools'},
 ]
 

@@ -48,12 +48,9 @@ class Task(Protocol):
 
     def phase(
         self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
-        mesh: Mesh, *, on_host: bool = False,
+        mesh: Mesh,
     ) -> Phase:
-        """Of the run's phases the one of this number, from 0.
-
-        With `on_host` its batches are arrays of this host, whole ones for one device.
-        """
+        """Of the run's phases the one of this number, from 0."""
 
     def gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
@@ -67,8 +64,8 @@ class Task(Protocol):
           settled: step by which a run has learnt something.
         """
 
-    def again(self, config: ConfigDict) -> Task:
-        """The task of another run, whose config differs in seed and rate alone."""
+    def with_seed(self, seed: int) -> Task:
+        """The task of a run that differs in its seed (and rate) alone, on the same data."""
 
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         """Writes what else belongs into the run directory, of the best evaluation.

@@ -137,7 +137,7 @@ class LabelledTask:
     keeps_best = True
 
     def __init__(self, config: ConfigDict, tokenization: Tokenization, data: LabelledData):
-        self._config, self.data = config, data
+        self._config, self._seed, self.data = config, config.seed, data
         if data.train is not None:
             check_known(
                 data.train.sequences.ids, tokenization.vocab,
@@ -158,9 +158,9 @@ class LabelledTask:
         self._engine = functools.cache(
             lambda mesh, bert: Engine(mesh, token_cost=functools.partial(token_flops, bert)))
 
-    def again(self, config: ConfigDict) -> LabelledTask:
+    def with_seed(self, seed: int) -> LabelledTask:
         task = copy.copy(self)
-        task._config, task._best = config, None
+        task._seed, task._best = seed, None
         return task
 
     def identity(self) -> dict[str, str]:
@@ -181,7 +181,7 @@ class LabelledTask:
 
     def phase(
         self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
-        mesh: Mesh, *, on_host: bool = False,
+        mesh: Mesh,
     ) -> Phase:
         del eval_step, number  # its metrics want the predictions of a whole set; it has one phase
         (phase,) = phases
@@ -189,8 +189,8 @@ class LabelledTask:
         assert train is not None
         batch_size, steps = phase['batch_size'], phase['steps']
         plan = _train_plan(
-            train, batch_size, steps, config.seed, objective.config, config.data.packing,
-            (1 if on_host else Layout(mesh).batch_shards) * config.train.accumulation_steps,
+            train, batch_size, steps, self._seed, objective.config, config.data.packing,
+            Layout(mesh).batch_shards * config.train.accumulation_steps,
         )
         say(
             f'{len(train):,} training examples; rows of {plan.row_length} in '
@@ -200,7 +200,9 @@ class LabelledTask:
 
         def batches(first_step: int) -> Iterator[Any]:
             for step in range(first_step, steps):
-                yield _batch(train, plan, step, None if on_host else mesh)
+                num_rows = int(plan.num_rows[step])
+                local = local_rows(mesh, num_rows)
+                yield to_global(mesh, packed_batch(train, plan, step, local), num_rows, local)
 
         self._predictors = self.predictors(objective, mesh)
 
@@ -379,12 +381,3 @@ def _train_plan(
         units.lengths, order.reshape(steps, batch_size), row_lengths=_ROW_LENGTHS, shards=shards,
         token_cost=functools.partial(token_flops, config),
     )
-
-
-def _batch(units: Units, plan: Plan, step: int, mesh: Mesh | None) -> Any:
-    """A step's batch on a mesh, or all of it on the host."""
-    num_rows = int(plan.num_rows[step])
-    if mesh is None:
-        return packed_batch(units, plan, step, np.arange(num_rows))
-    local = local_rows(mesh, num_rows)
-    return to_global(mesh, packed_batch(units, plan, step, local), num_rows, local)

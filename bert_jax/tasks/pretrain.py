@@ -105,7 +105,7 @@ class PretrainTask:
 
     def phase(
         self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
-        mesh: Mesh, *, on_host: bool = False,
+        mesh: Mesh,
     ) -> Phase:
         config, data, phase = self._config, self.data, phases[number]
         first = sum(phase['steps'] for phase in phases[:number])
@@ -132,7 +132,7 @@ class PretrainTask:
                     examples(), batch_size=num_rows, local=local, first_step=begin,
                     num_steps=num_steps,
                 ):
-                    yield batch if on_host else to_global(mesh, batch, num_rows, local)
+                    yield to_global(mesh, batch, num_rows, local)
 
         probe = None if self._probe is None else self._probe.scorer(
             Engine(mesh, token_cost=functools.partial(token_flops, objective.config)),
@@ -198,9 +198,13 @@ class PretrainTask:
                 ', ...' if len(found) > _NAMED else '')
         return said + '; '
 
-    def again(self, config: ConfigDict) -> PretrainTask:
-        # Another seed makes other pairs and masks of the same tokens.
-        return self if config.seed == self._config.seed else PretrainTask(config)
+    def with_seed(self, seed: int) -> PretrainTask:
+        if seed == self._config.seed:
+            return self
+        config = ConfigDict(self._config.copy_and_resolve_references())
+        with config.unlocked():
+            config.seed = seed
+        return PretrainTask(config)  # other pairs and masks of the same token store
 
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         del params, metrics, workdir  # the checkpoints are all there is

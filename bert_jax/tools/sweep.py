@@ -11,11 +11,9 @@ field. --restarts=N adds the seeds 0 to N-1, the paper's remedy for small data s
 are kept, an interrupted one resumes from its checkpoint.
 
 Runs that differ in seed and learning rate alone share the process, the weights and data that were
-read, and what was compiled. On accelerators as many as there is room for are trained in one
-program, a share on each device (--together=N: so many); on CPUs, which gain nothing by it, one
-after another. --parallel=P takes P processes, each on a P-th of the processor cores and of the
---devices accelerators. Any number of machines may run the same command on one folder: each run is
-claimed by one, and taken over if that one dies.
+read, and the compiled step, one after another. --parallel=P takes P processes, each on a P-th of
+the processor cores and of the --devices accelerators. Any number of machines may run the same
+command on one folder: each run is claimed by one, and taken over if that one dies.
 
 The directory receives table.md, results.json, sweep.png, every run with its log, and `winner`, a
 link to the best one (in a bucket, a file with its name). Of the other runs the checkpoints are
@@ -28,7 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import functools
+import dataclasses
 import io
 import json
 import os
@@ -44,7 +42,9 @@ from typing import IO, Any
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
 from absl import logging
+from ml_collections import ConfigDict
 
+from bert_jax.config import get_field
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
 from bert_jax.runtime.faults import error_boundary
@@ -54,6 +54,8 @@ from bert_jax.runtime.stopping import Guard
 from bert_jax.tools.sweep_folder import Folder
 from bert_jax.tools.sweep_grid import Member, grid_members, member_config, merged, read_sweep
 
+# What members that share a compiled step may differ in: its arguments.
+_ARGUMENTS = ('seed', 'optimizer.learning_rate')
 _PR_SET_PDEATHSIG = 1  # of prctl
 _WAIT_SECONDS = 1.0  # between looks at runs that other processes have
 
@@ -110,7 +112,7 @@ class Worker:
 
     def __init__(
         self, config: str, overrides: Sequence[str], folder: Folder,
-        should_stop: Callable[[int], bool], *, together: int | None = None, waits: bool = False,
+        should_stop: Callable[[int], bool], *, waits: bool = False,
     ):
         """Takes what the members are.
 
@@ -119,15 +121,17 @@ class Worker:
           overrides: '--config.FIELD=VALUE' of all members.
           folder: of the sweep.
           should_stop: polled with the step of a run, and between runs.
-          together: at most so many in one program; None: what accelerators have room for.
           waits: for members that other processes are at.
         """
         self._config_file, self._overrides, self._folder = config, list(overrides), folder
-        self._should_stop, self._together, self._waits = should_stop, together, waits
+        self._should_stop, self._waits = should_stop, waits
         self._logs = tempfile.TemporaryDirectory(prefix='bert_jax_')  # of a sweep in a bucket
         self._claims: dict[Member, Claim] = {}
-        self._group: Any = None
-        self._shared: Any = None  # settings that all members of the open group have
+        # Of the members that share weights, data and step: their common settings, all that is
+        # open of them, and from a member's numbers to its step.
+        self._shared: Any = None
+        self._opened: Any = None
+        self._step_of: Any = None
 
     def work(self) -> bool:
         """Whether nothing is left to do, but for what others are at if it does not wait for them.
@@ -148,7 +152,7 @@ class Worker:
                     print(f'  {before - left}/{before} runs, eta {seconds / 60:.0f} min',
                           flush=True)
             elif not self._folder.unfinished() or not self._waits:
-                self._group = self._shared = None  # its memory
+                self._opened = self._step_of = self._shared = None  # their memory
                 return True
             else:
                 time.sleep(_WAIT_SECONDS)  # others are at them; whose claim dies is taken over
@@ -168,65 +172,74 @@ class Worker:
             return False
         if self._folder.result(member) is None:
             return True
-        self._release([member])  # another has just finished it
+        self._release(member)  # another has just finished it
         return False
 
-    def _release(self, members: Sequence[Member]) -> None:
-        for member in members:
-            self._claims.pop(member).release()
+    def _release(self, member: Member) -> None:
+        self._claims.pop(member).release()
 
     def _key(self, member: Member) -> Any:
-        from bert_jax.group import NUMBERS
-
-        return member.without(*NUMBERS)
+        """What a member has in common with those that share its compiled step."""
+        return member.without(*_ARGUMENTS)
 
     def _config(self, member: Member) -> Any:
         return member_config(self._config_file, self._overrides, member)
 
-    def _train(self, first: Member) -> None:
-        """Trains a claimed member, together with others of its group where that is faster."""
-        from bert_jax.group import GroupRun
+    def _train(self, member: Member) -> None:
+        """Trains a claimed member."""
+        from bert_jax.train.experiment import train_run
+        from bert_jax.train.program import numbers_of
 
-        claimed = [first]
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._release, claimed)
-            said = io.StringIO()
-            if self._shared != self._key(first):
-                with contextlib.redirect_stdout(said):
-                    self._open_group(first)
-            others = [m for m in self._folder.unfinished()
-                      if m != first and self._key(m) == self._shared]
-            for member in others:
-                if len(claimed) < self._group.size and self._claim(member):
-                    claimed.append(member)
-            logs = {m: stack.enter_context(self._open_log(m)) for m in claimed}
-            logs[first].write(said.getvalue())
-            runs = [
-                GroupRun(self._config(m), self._folder.run(m), logs[m],
-                         functools.partial(self._stop_member, m))
-                for m in claimed
-            ]
-            try:
-                found: Sequence[Any] = self._group.train(runs)
-            except InputError:
-                raise
-            except Exception as error:
-                found = [error] * len(claimed)
-            for member, result in zip(claimed, found, strict=True):
-                self._ended(member, result, logs[member])
+        try:
+            printed = io.StringIO()
+            if self._shared != self._key(member):
+                with contextlib.redirect_stdout(printed):
+                    self._open_group(member)
+            with self._open_log(member) as log:
+                log.write(printed.getvalue())
+                opened = self._of_member(member)
+                numbers = numbers_of(opened.config, opened.program.phases)
+
+                def should_stop(step: int) -> bool:
+                    self._claims[member].check()
+                    return bool(self._should_stop(step))
+
+                result: Any
+                try:
+                    with contextlib.redirect_stdout(log):
+                        result = train_run(
+                            opened, self._folder.run(member), should_stop, began=time.time(),
+                            shared_step=self._step_of(numbers))
+                except InputError:
+                    raise
+                except (Exception, Stopped) as error:
+                    result = error
+                self._ended(member, result, log)
+        finally:
+            self._release(member)
 
     def _open_group(self, member: Member) -> None:
-        from bert_jax.group import Group
+        """Reads the weights and data, and compiles the step, that a member shares with others."""
+        from bert_jax.train.experiment import open_run
+        from bert_jax.train.program import make_shared_step
 
-        self._group = None  # the former one's memory, before more is taken
+        self._opened = self._step_of = None  # the former group's memory, before more is taken
         self._shared = self._key(member)
         members = [m for m in self._folder.members if self._key(m) == self._shared]
         unfinished = [self._folder.run(m) for m in members if self._folder.result(m) is None]
-        self._group = Group(self._config(member), unfinished, self._together)
+        self._opened = open_run(self._config(member), unfinished)
+        self._step_of = make_shared_step(self._opened.program)
 
-    def _stop_member(self, member: Member, step: int) -> bool:
-        self._claims[member].check()
-        return bool(self._should_stop(step))
+    def _of_member(self, member: Member) -> Any:
+        """What is open, with a member's own seed and learning rate."""
+        given, shared = self._config(member), self._opened
+        config = ConfigDict(shared.config.copy_and_resolve_references())
+        with config.unlocked():
+            config.update_from_flattened_dict({
+                name: get_field(given, name) for name in _ARGUMENTS})
+        task = shared.program.task.with_seed(config.seed)
+        return dataclasses.replace(
+            shared, config=config, program=dataclasses.replace(shared.program, task=task))
 
     @contextlib.contextmanager
     def _open_log(self, member: Member) -> Iterator[IO[str]]:
@@ -244,7 +257,7 @@ class Worker:
             log.write(f'{result}\n')
         elif isinstance(result, dict):
             log.write(f'result {json.dumps(result)}\n')
-            metric = f'eval/{self._group.metric}'
+            metric = f'eval/{self._opened.program.task.metric}'
             self._folder.finish(member, metric, result)
             print(f'{member.name}: {metric} {result[metric]:.4f}', flush=True)
         else:
@@ -281,8 +294,7 @@ def _run(options: argparse.Namespace, overrides: list[str], folder: Folder, argv
     try:
         hosts.check_accelerators()
         finished = Worker(
-            options.config, overrides, folder, guard.should_stop, together=options.together,
-            waits=options.helper is None,
+            options.config, overrides, folder, guard.should_stop, waits=options.helper is None,
         ).work()
     except Stopped:
         finished = False
@@ -313,8 +325,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument('--grid', action='append', default=[], metavar='FIELD=VALUE,VALUE',
                         help='values of a field; repeated: all combinations')
     parser.add_argument('--restarts', type=int, default=0, help='seeds 0 to N-1 of each')
-    parser.add_argument('--together', type=int, default=None, metavar='N',
-                        help='runs in one program; default: what accelerators have room for')
     parser.add_argument('--parallel', type=int, default=1, help='processes')
     parser.add_argument('--keep', type=_kept, default=1, metavar='K|all',
                         help='of how many runs, the best ones, the parameters are kept (1)')
@@ -332,8 +342,6 @@ def main(argv: list[str]) -> int:
         for name in ('restarts', 'devices'):
             if getattr(options, name) < 0:
                 raise InputError(f'--{name}={getattr(options, name)} must be 0 or above')
-        if options.together is not None and options.together < 1:
-            raise InputError(f'--together={options.together} must be above 0')
         visible_devices(options.devices)
         options.config, grid = read_sweep(options.config)
         members = grid_members(merged(grid, options.grid), options.restarts)

@@ -25,13 +25,14 @@ from bert_jax.tasks.base import ScoredModel, Task
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.goodput import Goodput
-from bert_jax.train.loop import Alone, Cadence, Held, Run, train
+from bert_jax.train.loop import Cadence, train
 from bert_jax.train.profile import Profile
 from bert_jax.train.program import Program, build_program, check_memory, open_mesh
 from bert_jax.train.report import Report, count
 from bert_jax.train.run_directory import check_run_directory, describe_run, flat_fields
 from bert_jax.train.shared_folder import check_shared
 from bert_jax.train.state import num_params
+from bert_jax.train.step import TrainStep
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
 from bert_jax.weights.warm_start import warm_start
@@ -123,31 +124,25 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
       InputError: bad configuration or data.
       Diverged, Stopped: see `train.loop.train`.
     """
-    opened = open_run(config, [workdir])
-    alone = Alone(opened.program.train_step)
-    begun = begin(opened, workdir, alone, should_stop, began=STARTED)
-    del opened  # with the weights that it starts from
-    return alone.drive(begun)
+    return train_run(open_run(config, [workdir]), workdir, should_stop, began=STARTED)
 
 
-def begin(
-    opened: Opened, workdir: Path, held: Held, should_stop: Callable[[int], bool], *, began: float,
-    shared: bool = False, stacked: bool = False,
-) -> Run[dict[str, float]]:
-    """A run as it goes, for whoever drives its program (`train.loop.train`).
+def train_run(
+    opened: Opened, workdir: Path, should_stop: Callable[[int], bool], *, began: float,
+    shared_step: TrainStep | None = None,
+) -> dict[str, float]:
+    """Restores or starts a run, trains it to its end and evaluates it; see `run`.
 
     Args:
       opened: of its config.
       workdir: see `run`.
-      held: receives the state to start from.
       should_stop: see `run`.
       began: when the run did, in seconds since the epoch.
-      shared: its program is not `opened.program.train_step`, and is compiled as it comes.
-      stacked: its batches stay on the host, whole, to be stacked with those of others.
+      shared_step: the step that it shares with other members of a sweep; None: the program's own.
     """
     config, program = opened.config, opened.program
     task, mesh, published = program.task, program.mesh, opened.published
-    del opened
+    train_step = program.train_step if shared_step is None else shared_step
     phases, objective = program.phases, program.objective
     total = sum(phase['steps'] for phase in phases)
     traced = parse_steps(config.train.profile, 'train.profile', total)
@@ -178,7 +173,7 @@ def begin(
             state = dataclasses.replace(state, params=params)
     else:
         say(f'resuming at step {int(state.step):,} from {workdir}')
-    del published
+    published = None  # its memory; a caller may keep it for the next member
     start = int(state.step)
     goodput = Goodput(workdir, hosts.first(), start, began)
 
@@ -194,7 +189,7 @@ def begin(
             min(total // 4, _SETTLED), _SETTLED_LEAST, steps_of('optimizer.warmup')),
     )
     with goodput.during('compile'):
-        needed = 0 if shared else check_memory(program, start)
+        needed = 0 if shared_step else check_memory(program, start)
     if needed:
         say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
     report = Report(workdir, jax.process_index() == 0, start)
@@ -206,15 +201,12 @@ def begin(
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
         f'{total:,} steps')
-    held.state = state
-    del state
-
-    runs = [task.phase(objective, program.eval_step, phases, number, mesh, on_host=stacked)
+    runs = [task.phase(objective, program.eval_step, phases, number, mesh)
             for number in range(len(phases))]
     peak = peak_flops(jax.devices()[0].device_kind)
     try:
-        metrics = yield from train(
-            objective, held, runs,
+        state, metrics = train(
+            objective, train_step, state, runs,
             Cadence(
                 steps_of('train.log_every'), steps_of('train.eval_every'),
                 steps_of('train.save_every'),
@@ -222,7 +214,7 @@ def begin(
             checkpoints, report, goodput, profile, best, gates,
             peak_flops=peak * jax.device_count() if peak else None, should_stop=should_stop,
         )
-        step, result = int(held.state.step), {f'eval/{k}': v for k, v in metrics.items()}
+        step, result = int(state.step), {f'eval/{k}': v for k, v in metrics.items()}
         if best is not None:
             result = {f'last/{k}': v for k, v in metrics.items()}
             step, params = best.restore(program.state.params)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 
@@ -22,10 +21,6 @@ from bert_jax.train.report import Report, count, duration
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import Batch, TrainStep
 from bert_jax.train.window import Window, means
-
-Result = TypeVar('Result')
-# A run as it goes: yields batches, is sent the metrics of each, returns its result.
-Run = Generator[Batch, dict[str, jax.Array], Result]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,40 +63,10 @@ class Cadence:
     save_every: int
 
 
-class Held(Protocol):
-    """The state of a run, wherever the program that trains it keeps it."""
-
-    state: TrainState
-
-
-class Alone:
-    """A run that has its program to itself.
-
-    Attributes:
-      state: fresh or restored; it is donated to each step.
-    """
-
-    def __init__(self, train_step: TrainStep):
-        self._train_step = train_step
-        self.state: Any = None
-
-    def drive(self, run: Run[Result]) -> Result:
-        """What the run returns, once all batches that it asks for are trained on."""
-        with contextlib.closing(run):
-            try:
-                batch = next(run)
-                while True:
-                    with jax.transfer_guard('disallow'):
-                        self.state, metrics = self._train_step(self.state, batch)
-                    batch = run.send(metrics)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-
-
 def train(
     objective: Objective,
-    held: Held,
+    train_step: TrainStep,
+    state: TrainState,
     phases: Sequence[Phase],
     cadence: Cadence,
     checkpoints: Checkpoints,
@@ -113,11 +78,8 @@ def train(
     *,
     peak_flops: float | None,
     should_stop: Callable[[int], bool],
-) -> Run[dict[str, float]]:
+) -> tuple[TrainState, dict[str, float]]:
     """Trains from the state's step to the end of the last phase.
-
-    Yields each batch that is to be trained on, and is sent the metrics of that step: who drives it
-    has the program, for this run alone or for several at once.
 
     At a step where several are due: log, then evaluate, then save, so that a run that starts from
     the checkpoint has the records up to it. At the last one the state is saved first: whatever
@@ -125,7 +87,8 @@ def train(
 
     Args:
       objective: gives metrics from sums.
-      held: its state, fresh or restored, and later as it is after the last step.
+      train_step: takes the state, which is donated to it, and a batch.
+      state: fresh or restored.
       phases: in order, contiguous from step 0.
       cadence: when to log, evaluate and save.
       checkpoints: where the state is saved.
@@ -138,31 +101,31 @@ def train(
       should_stop: polled with each step; answers alike on all processes.
 
     Returns:
-      The metrics of the last evaluation.
+      (The state after the last step, the metrics of the last evaluation).
 
     Raises:
       Diverged: a loss, a parameter or a metric is not finite; what is kept is good.
       Stopped: `should_stop` said so; the state is saved.
     """
     try:
-        metrics = yield from _train(
-            objective, held, phases, cadence, checkpoints, report, goodput, profile, best, gates,
-            peak_flops, should_stop,
+        state, metrics = _train(
+            objective, train_step, state, phases, cadence, checkpoints, report, goodput, profile,
+            best, gates, peak_flops, should_stop,
         )
     except Diverged as error:
         kept = checkpoints.set_aside(error.step)
         raise Diverged(f'{error}; {kept}', error.step) from None
     checkpoints.finish()
-    return metrics
+    return state, metrics
 
 
 def _train(
-    objective: Objective, held: Held, phases: Sequence[Phase], cadence: Cadence,
-    checkpoints: Checkpoints, report: Report, goodput: Goodput, profile: Profile,
-    best: Best | None, gates: Gates | None, peak_flops: float | None,
+    objective: Objective, train_step: TrainStep, state: TrainState, phases: Sequence[Phase],
+    cadence: Cadence, checkpoints: Checkpoints, report: Report, goodput: Goodput,
+    profile: Profile, best: Best | None, gates: Gates | None, peak_flops: float | None,
     should_stop: Callable[[int], bool],
-) -> Run[dict[str, float]]:
-    start = step = int(held.state.step)
+) -> tuple[TrainState, dict[str, float]]:
+    start = step = int(state.step)
     last = phases[-1].end
     metrics: dict[str, float] = {}
     step_metrics: dict[str, jax.Array] = {}
@@ -170,7 +133,7 @@ def _train(
 
     def evaluate(phase: Phase) -> dict[str, float]:
         with goodput.during('evaluation'):
-            metrics = phase.evaluate(held.state.params)
+            metrics = phase.evaluate(state.params)
             for name, value in metrics.items():
                 if not math.isfinite(value):
                     raise Diverged(f'step {step}: the evaluation gives {name} {value}: stopped. '
@@ -183,13 +146,13 @@ def _train(
                     report.tell(gates.evaluated(step, metrics))
                 report.draw()
             if best is not None:
-                best.offer(step, metrics, held.state.params)
+                best.offer(step, metrics, state.params)
         return metrics
 
     def save() -> None:
         with goodput.during('save'):
             report.flush()
-            checkpoints.save(step, held.state)
+            checkpoints.save(step, state)
             goodput.mark(step)
 
     for phase in phases:
@@ -208,8 +171,9 @@ def _train(
             with goodput.during('profile'):
                 profile.before(step + 1, step_metrics)
             goodput.enter('step' if compiled else 'compile')
-            with jax.profiler.StepTraceAnnotation('train', step_num=step + 1):
-                step_metrics = yield batch
+            with (jax.profiler.StepTraceAnnotation('train', step_num=step + 1),
+                  jax.transfer_guard('disallow')):
+                state, step_metrics = train_step(state, batch)
             goodput.enter('step')
             compiled = True
             window.add(step_metrics)
@@ -260,7 +224,7 @@ def _train(
                 raise Stopped(f'stopped at step {step:,}; the state is saved')
     if not metrics:  # nothing was left to train
         metrics = evaluate(phases[-1])
-    return metrics
+    return state, metrics
 
 
 def _log(

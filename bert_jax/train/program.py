@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
@@ -24,11 +26,18 @@ from bert_jax.model.objectives import Objective
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.base import Task
 from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory, host_memory
-from bert_jax.train.members import Numbers
 from bert_jax.train.optimizers import Schedule, ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
 from bert_jax.train.state import TrainState, abstract_state, make_init
 from bert_jax.train.step import TrainStep, make_eval_step, make_train_step, train_update
+
+
+class Numbers(NamedTuple):
+    """What members of a sweep that share a compiled step differ in: arguments of the step."""
+
+    seed: Any  # of dropout, uint32
+    learning_rates: Any  # [segments of the schedule] float32
+
 
 _MOST_STEPS = 2**31 - 1  # the state counts them in 32 bits
 
@@ -60,7 +69,7 @@ class Program:
       train_step: takes the state and a batch.
       eval_step: takes parameters and a batch.
       init: a fresh state from a seed.
-      update: a run's step from its numbers, for programs that runs share (`train.members`).
+      update: from the numbers of a member of a sweep to its step, not yet compiled.
     """
 
     task: Task
@@ -116,6 +125,25 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
         CompiledStep(make_eval_step(objective, mesh)), make_init(objective, optimizer, mesh),
         update,
     )
+
+
+def make_shared_step(program: Program) -> Callable[[Numbers], TrainStep]:
+    """One compiled step for all members of a sweep that differ in seed and learning rate alone.
+
+    Returns:
+      From a member's numbers to its step.
+    """
+    replicated = NamedSharding(program.mesh, PartitionSpec())
+    step = jax.jit(
+        lambda state, numbers, batch: program.update(numbers)(state, batch), donate_argnums=0,
+        out_shardings=(jax.tree.map(lambda x: x.sharding, program.state), replicated),
+    )
+
+    def of_member(numbers: Numbers) -> TrainStep:
+        placed = jax.device_put(numbers, replicated)
+        return lambda state, batch: step(state, placed, batch)
+
+    return of_member
 
 
 def numbers_of(config: ConfigDict, phases: list[dict[str, Any]]) -> Numbers:

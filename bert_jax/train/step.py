@@ -125,7 +125,7 @@ def train_update(
     """The pure (state, batch) -> (state, metrics), to be compiled; see `make_train_step`.
 
     The rates in `schedule` and the seed may be traced: runs that differ in them alone share a
-    program (`train.members`).
+    compiled step (`program.make_shared_step`).
     """
     layout = Layout(mesh)
     shardings = _shardings(objective, optimizer, mesh).params

@@ -57,8 +57,8 @@ def open_task(**fields):
 
 def rows(task, number, first_step=0):
     """input_ids of the steps of a phase, from one on."""
-    phase = task.phase(task.objective(CONFIG), None, PHASES, number, one_device(), on_host=True)
-    return [batch['input_ids'] for batch in phase.batches(first_step)]
+    phase = task.phase(task.objective(CONFIG), None, PHASES, number, one_device())
+    return [np.asarray(batch['input_ids']) for batch in phase.batches(first_step)]
 
 
 def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():

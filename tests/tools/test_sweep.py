@@ -141,12 +141,11 @@ class StopAt:
         return self._left <= 0
 
 
-def work(path, overrides, together=None, keep=1, waits=True, should_stop=lambda step: False):
+def work(path, overrides, keep=1, waits=True, should_stop=lambda step: False):
     """A process's part in a sweep, in this one."""
     folder = Folder(as_path(path), MEMBERS, keep)
     folder.open(CONFIG, overrides)
-    finished = Worker(
-        CONFIG, overrides, folder, should_stop, together=together, waits=waits).work()
+    finished = Worker(CONFIG, overrides, folder, should_stop, waits=waits).work()
     return finished, folder
 
 
@@ -203,19 +202,6 @@ def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone
         work(tmp_path, [*overrides, '--config.optimizer.weight_decay=0.1'])
 
 
-def test_members_in_one_program_share_devices_and_go_on_where_they_were(tmp_path, overrides, own):
-    """Four members on two devices."""
-    with few_devices(2):
-        finished, folder = work(tmp_path, overrides, together=4, should_stop=StopAt(2, 2))
-        assert not finished and len(folder.unfinished()) == 4
-        assert [losses(folder.run(member))[-1][0] for member in MEMBERS] == [3, 2, 2, 2]
-        finished, folder = work(tmp_path, overrides, together=4, keep=4)
-        assert finished
-    for member, (result, path) in own.items():
-        np.testing.assert_allclose(losses(folder.run(member)), losses(path), rtol=2e-5)
-        assert folder.result(member)['eval/matthews'] == pytest.approx(result['eval/matthews'])
-
-
 def test_what_another_process_has_is_left_to_it_until_it_dies(tmp_path, overrides, own):
     del own  # it has compiled
     folder = Folder(as_path(tmp_path), MEMBERS, 1)
@@ -232,14 +218,16 @@ def test_what_another_process_has_is_left_to_it_until_it_dies(tmp_path, override
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, overrides, capsys):
-    def begin(opened, *args, **kwargs):
+    train_run = experiment.train_run
+
+    def failing(opened, *args, **kwargs):
         if opened.config.optimizer.learning_rate > 0.005:
             raise RuntimeError('the device is lost')
-        return experiment.begin(opened, *args, **kwargs)
+        return train_run(opened, *args, **kwargs)
 
     members = grid_members(['optimizer.learning_rate=1e-2,1e-3'], 0)
     with (few_devices(1), mock.patch(f'{__name__}.MEMBERS', members),
-          mock.patch('bert_jax.group.begin', begin)):
+          mock.patch.object(experiment, 'train_run', failing)):
         finished, folder = work(tmp_path, overrides)
         assert finished and folder.report() == 1
     assert 'learning_rate=1e-2: failed (RuntimeError: the device is lost' in capsys.readouterr().err

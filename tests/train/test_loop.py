@@ -9,7 +9,7 @@ from toy import Toy, batch, mesh, sgd_step
 
 from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.train.goodput import Goodput
-from bert_jax.train.loop import Alone, Cadence, Phase, train
+from bert_jax.train.loop import Cadence, Phase, train
 from bert_jax.train.profile import Profile
 from bert_jax.train.state import init_state
 
@@ -72,17 +72,15 @@ class Run:
         phases = []
         for i, count in enumerate(steps):
             phases.append(self.phase(i, sum(steps[:i]), count, bad))
-        alone = Alone(step)
-        alone.state = jax.device_put(fresh if state is None else state)
         self.error = None
         try:
-            self.metrics = alone.drive(train(
-                task, alone, phases, Cadence(*cadence), self.records,
-                self.records, goodput or Goodput('', False, 0, time.time()),
+            self.state, self.metrics = train(
+                task, step, jax.device_put(fresh if state is None else state), phases,
+                Cadence(*cadence), self.records, self.records,
+                goodput or Goodput('', False, 0, time.time()),
                 profile or Profile(None, '', False), peak_flops=peak_flops,
                 should_stop=lambda step: step == stop_at,
-            ))
-            self.state = alone.state
+            )
         except (Diverged, Stopped) as error:
             self.error = error
 
