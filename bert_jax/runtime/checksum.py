@@ -77,7 +77,7 @@ def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
     Computed where the arrays are; on CPUs without compiling anything.
     """
     sums = [
-        checksum(np.asarray(x)) if _is_on_host(x) else _run_blocking(_on_device, x)
+        checksum(np.asarray(x)) if _is_on_host(x) else _run_blocking(checksum_on_device, x)
         for x in (arrays[name] for name in sorted(arrays))
     ]
     return np.array(jax.device_get(sums), np.uint32)
@@ -119,7 +119,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 def not_finite(arrays: Mapping[str, Any]) -> str | None:
     """The name of the first array, on host or device, that holds NaN or infinity; None: of none."""
     finite = {
-        name: is_finite(np.asarray(x)) if _is_on_host(x) else _run_blocking(_is_finite_on_device, x)
+        name: is_finite(np.asarray(x)) if _is_on_host(x) else _run_blocking(is_finite_on_device, x)
         for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)
     }
     return next((name for name, good in jax.device_get(finite).items() if not good), None)
@@ -135,12 +135,12 @@ def is_finite(x: np.ndarray) -> bool:
 
 
 @jax.jit
-def _is_finite_on_device(x: jax.Array) -> jax.Array:
+def is_finite_on_device(x: jax.Array) -> jax.Array:
     return jnp.isfinite(x).all()
 
 
 @jax.jit
-def _on_device(x: jax.Array) -> jax.Array:
+def checksum_on_device(x: jax.Array) -> jax.Array:
     bits = lax.bitcast_convert_type(x, jnp.dtype(f'uint{8 * x.dtype.itemsize}'))
     index = jnp.zeros(x.shape, jnp.uint32)
     stride = 1

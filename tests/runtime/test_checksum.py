@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.runtime import checksum
-from bert_jax.runtime.checksum import checksums, is_finite, not_finite
+from bert_jax.runtime.checksum import (
+    checksum_on_device,
+    checksums,
+    is_finite,
+    is_finite_on_device,
+    not_finite,
+)
 from bert_jax.train.sharding import make_mesh
 
 X = np.random.default_rng(0).standard_normal((16, 24)).astype(np.float32)
@@ -20,7 +25,7 @@ def one(x):
 def test_host_and_device_and_every_layout_agree():
     spec = PartitionSpec('fsdp', 'tensor')
     split = jax.device_put(X, NamedSharding(make_mesh(2, 2, 2), spec))
-    assert one(X) == int(checksum._on_device(X)) == int(checksum._on_device(split)) == one(split)
+    assert one(X) == int(checksum_on_device(X)) == int(checksum_on_device(split)) == one(split)
 
 
 @pytest.mark.parametrize('x', [
@@ -28,7 +33,7 @@ def test_host_and_device_and_every_layout_agree():
     np.zeros((0, 3), np.float32), np.arange(600_000, dtype=np.float32),
 ])
 def test_other_shapes_and_types(x):
-    assert one(x) == int(checksum._on_device(x))
+    assert one(x) == int(checksum_on_device(x))
 
 
 def test_the_value_is_what_the_formula_says():
@@ -69,4 +74,4 @@ def test_one_number_that_is_not_finite_is_found(dtype, value):
     assert not_finite({'a': jnp.asarray(x), 'count': jnp.zeros(2, jnp.int32)}) is None
     for whole in (bad, jnp.asarray(bad)):
         assert not_finite({'a': x, 'b': whole}) == 'b'
-    assert not bool(checksum._is_finite_on_device(jnp.asarray(bad)))
+    assert not bool(is_finite_on_device(jnp.asarray(bad)))
