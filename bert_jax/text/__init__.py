@@ -35,12 +35,12 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
         return SentencePieceTokenizer.from_file(path)
     tokenizer = WordPieceTokenizer.from_file(path, lowercase, read_switches(path))
     if len(tokenizer.vocab) <= len(SPECIAL_TOKENS):
-        raise InputError(f"{path}: it holds the special tokens alone: name a whole vocabulary")
+        raise InputError(f"{path}: it holds only special tokens: name a whole vocabulary")
     return tokenizer
 
 
 def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
-    """What the tokenizer_config.json beside a vocab.txt says of the tokenizer.
+    """The switches in the tokenizer_config.json beside a vocab.txt.
 
     So a vocabulary keeps its switches in a Hugging Face folder and in a run directory alike.
 
@@ -66,7 +66,7 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
     Raises:
         InputError: one is of another type; `source` names the file.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(Switches):
         value = fields.get(field.name, field.default)
         if field.name == "never_split":
@@ -76,8 +76,8 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
             good = isinstance(value, bool) or (value is None and field.default is None)
         if not good:
             raise InputError(f"{source}: {field.name}={value!r} is not a value that it can have")
-        found[field.name] = value
-    return Switches(**found)
+        values[field.name] = value
+    return Switches(**values)
 
 
 def write_switches(folder: Path, switches: Switches) -> None:

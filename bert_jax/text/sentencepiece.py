@@ -30,7 +30,7 @@ class SentencePieceTokenizer:
         model: the serialized model.
     """
 
-    switches = ORIGINAL  # it has a normalizer of its own
+    switches = ORIGINAL  # a model has its own normalizer
 
     def __init__(self, model: bytes, source: str = "SentencePiece model"):
         """Read a serialized model; InputError if it is damaged or lacks a special token."""

@@ -4,7 +4,7 @@ Training: byte-pair merges are learned by SentencePiece from counted words. Two 
 pieces fit BERT's greedy longest-match tokenizer:
 
 - The first letter of a word is a symbol of its own (a private code point), so that `th` and
-  `##th` are learned apart, each on its merit, with no slot spent on steps between them.
+  `##th` are learned apart, each on its merit, without spending tokens on intermediate merges.
 - Merge-order tokenization uses many pieces on the way to longer ones; greedy matching jumps over
   those. More pieces are learned than needed, the words are tokenized greedily, and the pieces
   used least are dropped, in a few rounds.
@@ -75,7 +75,7 @@ def train_wordpiece(
     tokens, `x` and `##x`, so that it is matched anywhere; one if it is always a word by itself
     (punctuation, CJK). Where `vocab_size` cannot hold the characters, the most frequent win.
 
-    The result depends on the texts, their order and the arguments alone. Memory is bounded:
+    The result depends on the texts, their order and the arguments only. Memory is bounded:
     beyond four million distinct words the rarest are forgotten on the way.
 
     Args:

@@ -209,8 +209,8 @@ class WordPieceTokenizer:
                 pieces += self.pieces(token)
         if len(self._cache) >= self._cache_size:
             self._cache.clear()
-        self._cache[raw_word] = found = tuple(pieces)
-        return found
+        self._cache[raw_word] = ids = tuple(pieces)
+        return ids
 
     def pieces(self, token: str) -> list[int]:
         """Ids of the greedy longest-match pieces of one basic token; [UNK] if any part fails."""
@@ -222,11 +222,11 @@ class WordPieceTokenizer:
         start, prefix, longest = 0, "", self._max_piece
         while start < len(token):
             for end in range(min(len(token), start + longest), start, -1):
-                found = index.get(prefix + token[start:end])
-                if found is not None:
+                piece = index.get(prefix + token[start:end])
+                if piece is not None:
                     break
             else:
                 return unknown
-            ids.append(found)
+            ids.append(piece)
             start, prefix, longest = end, CONTINUATION, self._max_continuation
         return ids

@@ -108,11 +108,12 @@ def check_order(vocab: Vocab, vocab_file: Path, weights: Weights) -> None:
     """Refuses a vocabulary in another order than that which the weights bring."""
     if weights.vocab_file is None:
         return
-    theirs = read_vocabulary(weights.vocab_file, weights.lowercase).tokens
-    for i, (token, own) in enumerate(zip(vocab.tokens, theirs, strict=False)):
-        if token != own and not is_unused(own):
+    brought = read_vocabulary(weights.vocab_file, weights.lowercase).tokens
+    for i, (token, expected) in enumerate(zip(vocab.tokens, brought, strict=False)):
+        if token != expected and not is_unused(expected):
             raise InputError(
-                f'{vocab_file}: line {i + 1} is {token!r}, and {own!r} in {weights.vocab_file}, '
+                f'{vocab_file}: line {i + 1} is {token!r}, and {expected!r} in '
+                f'{weights.vocab_file}, '
                 f'the vocabulary of {weights.source}: leave it out to take that one'
             )
 
@@ -136,10 +137,10 @@ def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
 
 def read_inference(config: Mapping[str, Any], key: str, where: Path) -> dict[str, Any]:
     """`Weights.inference`; InputError where it is no JSON object."""
-    said = config.get(key) or {}
-    if not isinstance(said, dict):
-        raise InputError(f'{where}: {key}={said!r} is no JSON object')
-    return said
+    inference = config.get(key) or {}
+    if not isinstance(inference, dict):
+        raise InputError(f'{where}: {key}={inference!r} is no JSON object')
+    return inference
 
 
 def take_params(
@@ -150,7 +151,7 @@ def take_params(
     where: str,
     config_file: Path,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Our parameters out of the tensors of a file, one at a time, after all shapes are checked.
+    """Reads our parameters from the tensors of a file, one at a time, after all shapes are checked.
 
     Args:
       form: what the tensors are called.
@@ -164,7 +165,7 @@ def take_params(
       (`Weights.params`, names of tensors that were not taken).
 
     Raises:
-      InputError: a tensor is missing, its shape is not what the config says, or a number in it is
+      InputError: a tensor is missing, its shape contradicts the config, or a number in it is
         not finite.
     """
     table, sizes = check_tensors(form, shapes, model, where, config_file)
@@ -181,7 +182,7 @@ def take_params(
 
 
 def check_finite(name: str, x: np.ndarray, where: object) -> None:
-    """Refuses a tensor with NaN or infinity: of it everything would be NaN."""
+    """Refuses a tensor with NaN or infinity, which makes all outputs NaN."""
     if not is_finite(x):
         raise InputError(
             f'{where}: {name} holds NaN or infinity, so nothing can be computed with it: take '
@@ -230,13 +231,13 @@ def check_tensors(
     return wanted, sizes
 
 
-def find_head(params: Mapping[str, Any], hint: str, said_by: str) -> str:
+def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
     """`Weights.head`.
 
     Args:
       params: by our names.
       hint: the head that the config names, or ''.
-      said_by: how the config says so, for messages.
+      named_by: the file and what it names, for messages.
 
     Raises:
       InputError: the parameters have not the head that the config names.
@@ -247,7 +248,7 @@ def find_head(params: Mapping[str, Any], hint: str, said_by: str) -> str:
     pooled = any(part_of(name) is POOLER for name in params)
     if hint and not has(hint):
         raise InputError(
-            f'{said_by}, but there is no tensor of such a head: the config contradicts the weights'
+            f'{named_by}, but there is no tensor of such a head: the config contradicts the weights'
         )
     head = hint
     if not head and has('question_answering'):
@@ -259,7 +260,7 @@ def find_head(params: Mapping[str, Any], hint: str, said_by: str) -> str:
     if head == 'classification' and len(params['classifier/bias']) == 1:
         head = 'regression'
     if not pooled and (HEADS[head].pooled or 'cls/seq_relationship/kernel' in params):
-        raise InputError(f'{said_by}, whose head needs a pooler, and there is none')
+        raise InputError(f'{named_by}, whose head needs a pooler, and there is none')
     return head
 
 
@@ -326,7 +327,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             beside.rmtree(missing_ok=True)
     except OSError as error:
         if error.errno in FULL or 'No space left' in str(error):
-            raise  # the doors say which disk is full
+            raise  # the error boundary names the full disk
         raise InputError(f'{target} cannot be written: {error.strerror or error}') from error
 
 

@@ -77,12 +77,12 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     _refuse_variants(config, config_file)
     with contextlib.ExitStack() as stack:
         where, stored = open_tensors(folder, stack)
-        found = _our_spelling(stored)
+        by_name = _our_spelling(stored)
         params, unused = take_params(
-            'huggingface', {name: tensor.shape for name, tensor in found.items()},
-            lambda name: found[name].read(), model, str(where), config_file,
+            'huggingface', {name: tensor.shape for name, tensor in by_name.items()},
+            lambda name: by_name[name].read(), model, str(where), config_file,
         )
-        unused = _drop_tied(unused, found, params)
+        unused = _drop_tied(unused, by_name, params)
     architecture = str((config.get('architectures') or [''])[0])
     head = find_head(
         params, _head_of(architecture),
@@ -108,9 +108,9 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
 
 
 def _whole(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With what its code takes where a config is silent, if that is not what ours takes."""
-    said = {key: value for key, value in config.items() if value is not None}
-    return {'hidden_act': 'gelu', 'classifier_dropout': said.get('hidden_dropout_prob')} | said
+    """The config with the defaults of transformers, where ours differ."""
+    fields = {key: value for key, value in config.items() if value is not None}
+    return {'hidden_act': 'gelu', 'classifier_dropout': fields.get('hidden_dropout_prob')} | fields
 
 
 def _refuse_variants(config: Mapping[str, Any], where: Path) -> None:
@@ -133,7 +133,7 @@ def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]
     Buffers that are no parameters (`position_ids`) are left out.
     """
     base = not any(key.startswith('bert.') for key in stored)
-    found = {}
+    by_name = {}
     for key, tensor in stored.items():
         if key.endswith('.position_ids'):
             continue
@@ -141,14 +141,14 @@ def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]
         name = re.sub(r'LayerNorm\.beta$', 'LayerNorm.bias', name)
         if base and name.startswith(('embeddings.', 'encoder.', 'pooler.')):
             name = 'bert.' + name
-        found[name] = tensor
-    if 'cls.predictions.decoder.bias' in found:
-        found.setdefault('cls.predictions.bias', found['cls.predictions.decoder.bias'])
-    return found
+        by_name[name] = tensor
+    if 'cls.predictions.decoder.bias' in by_name:
+        by_name.setdefault('cls.predictions.bias', by_name['cls.predictions.decoder.bias'])
+    return by_name
 
 
 def _drop_tied(
-    unused: tuple[str, ...], found: Mapping[str, StoredTensor], params: Mapping[str, np.ndarray]
+    unused: tuple[str, ...], by_name: Mapping[str, StoredTensor], params: Mapping[str, np.ndarray]
 ) -> tuple[str, ...]:
     """`unused` without copies of what is tied, which must be copies."""
     tied = {
@@ -156,9 +156,9 @@ def _drop_tied(
         'cls.predictions.decoder.bias': 'cls/predictions/output_bias',
     }
     for name in set(unused) & set(tied):
-        if not np.array_equal(found[name].read(), params[tied[name]]):
+        if not np.array_equal(by_name[name].read(), params[tied[name]]):
             raise InputError(
-                f'{found[name].path}: {name} is not equal to {tied[name]}: a model whose output '
+                f'{by_name[name].path}: {name} is not equal to {tied[name]}: a model whose output '
                 'layer is not tied to its embeddings cannot be read'
             )
     return tuple(name for name in unused if name not in tied)
@@ -272,8 +272,8 @@ class StoredTensor:
         if dtype not in _DTYPES:
             raise InputError(f'{self.path}: {self.name} is of type {dtype}: save it as float32')
         x = self.file.get_tensor(self.name)
-        said = (self.file.metadata() or {}).get(_CHECKSUM + self.name)
-        if said is not None and said != str(checksum(x)):
+        expected = (self.file.metadata() or {}).get(_CHECKSUM + self.name)
+        if expected is not None and expected != str(checksum(x)):
             raise InputError(f'{self.path} is damaged ({self.name} is not what was written): copy '
                              'it again')
         return x
@@ -304,11 +304,11 @@ def open_tensors(
                     f'{folder / shard} is missing, {index_file.name} names it: download it too'
                 )
             opened[shard] = _open_one(folder / shard, stack)
-        held = {shard: set(file.keys()) for shard, file in opened.items()}
+        names_in = {shard: set(file.keys()) for shard, file in opened.items()}
         for name, shard in weight_map.items():
-            if name not in held[shard]:
+            if name not in names_in[shard]:
                 raise InputError(
-                    f'{folder / shard} has no tensor {name}, {index_file.name} says so: download '
+                    f'{folder / shard} has no tensor {name}, {index_file.name} names it: download '
                     'both again'
                 )
         return index_file, {
@@ -390,8 +390,8 @@ def model_card(weights: Weights, architecture: str) -> str:
     if weights.labels:
         rows['labels'] = ', '.join(weights.labels).replace('|', r'\|')
     if weights.vocab_file is not None:
-        kind = 'SentencePiece' if weights.vocab_file.suffix == '.model' else 'WordPiece'
-        rows['vocabulary'] = f"{kind}, {'lower-cased' if weights.lowercase else 'cased'} text"
+        algorithm = 'SentencePiece' if weights.vocab_file.suffix == '.model' else 'WordPiece'
+        rows['vocabulary'] = f"{algorithm}, {'lower-cased' if weights.lowercase else 'cased'} text"
     rows |= {name: str(value) for name, value in weights.inference.items()}
     table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
     return f"""\
@@ -419,7 +419,7 @@ model = {architecture}.from_pretrained('FOLDER')
 or, with bert_jax, `bert_jax.predict.load('FOLDER')`.
 
 What it was trained on, how it scores, what it is good for and under which license it may be used
-are not known here: say so before others use it.
+are not known here: add them before others use it.
 """
 
 
@@ -456,10 +456,10 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
 
 
 def _normalizer_fields(tokenizer: dict[str, Any], where: Path) -> dict[str, Any]:
-    """What the normalizer of a tokenizer.json says, by the names of tokenizer_config.json.
+    """The options of the normalizer in a tokenizer.json, named as in tokenizer_config.json.
 
     transformers goes by it unless tokenizer_config.json names the class BertTokenizer, which makes
-    its normalizer from that file's fields alone.
+    its normalizer from that file's fields only.
     """
     normalizer = tokenizer.get('normalizer')
     if not isinstance(normalizer, dict) or normalizer.get('type') != 'BertNormalizer':
@@ -488,7 +488,7 @@ def _tokens(tokenizer: dict[str, Any], tokenizer_file: Path) -> list[str] | None
 
 
 def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
-    """A vocabulary as a file of its own, kept by its content in the cache of this project.
+    """Writes a vocabulary into the cache of this project, named by its content.
 
     transformers 5 writes no vocab.txt any more. Where the tokenizer has switches, the file is
     called vocab.txt and has them beside it.
@@ -508,7 +508,7 @@ def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
 
 
 def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
-    """Writes what `AutoTokenizer` loads; what is to be known about it, a line each."""
+    """Writes the files that `AutoTokenizer` loads. Returns notes for the user."""
     if weights.vocab_file is None:
         return ['no tokenizer files: there is no vocabulary']
     if weights.vocab_file.suffix == '.model':
@@ -537,8 +537,11 @@ def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
 
 
 def fast_tokenizer(tokens: Sequence[str], lowercase: bool, switches: Switches) -> dict[str, Any]:
-    """What the `tokenizers` library runs; words of up to 200 characters are cut, as the original's
-    (and ours), and not 100."""
+    """The contents of a tokenizer.json, for the `tokenizers` library.
+
+    Words of up to 200 characters are split into pieces, as in the original and here; the library's
+    default is 100.
+    """
     ids = {token: i for i, token in enumerate(tokens)}
     special = sorted(SPECIAL_TOKENS, key=ids.__getitem__)
 

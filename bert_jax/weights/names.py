@@ -165,7 +165,7 @@ def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str
     """`Weights.model` from a config file.
 
     Args:
-      config: what the file says.
+      config: the JSON object in the file.
       form: which words it uses.
       where: the file, for messages.
 
@@ -174,27 +174,27 @@ def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str
     """
     model: dict[str, Any] = {}
     for option in OPTIONS:
-        said = option.said(form)
-        value = config.get(said.key) if said else None
-        if said is None or (value is None and option.default is not None):
+        spelling = option.said(form)
+        value = config.get(spelling.key) if spelling else None
+        if spelling is None or (value is None and option.default is not None):
             model[option.name] = option.default
             continue
         if value is None:
-            raise InputError(f'{where} does not say {said.key}: it is no config of a BERT')
-        if said.values and str(value) not in said.values:
+            raise InputError(f'{where} has no {spelling.key}: it is no config of a BERT')
+        if spelling.values and str(value) not in spelling.values:
             raise InputError(
-                f"{where}: {said.key}={value!r} is not one that can be read: "
-                f"{', '.join(said.values)}"
+                f"{where}: {spelling.key}={value!r} is not one that can be read: "
+                f"{', '.join(spelling.values)}"
             )
-        value = said.values[str(value)] if said.values else value
+        value = spelling.values[str(value)] if spelling.values else value
         if fault := option.fault(value):
-            raise InputError(f'{where}: {said.key}={value!r} must be {fault}')
+            raise InputError(f'{where}: {spelling.key}={value!r} must be {fault}')
         model[option.name] = option.type(value)
     heads, hidden = model['num_heads'], model['hidden_size']
     if hidden % heads:
-        said_heads = next(o.said(form) for o in OPTIONS if o.name == 'num_heads')
+        heads_spelling = next(o.said(form) for o in OPTIONS if o.name == 'num_heads')
         raise InputError(
-            f'{where}: {said_heads.key if said_heads else ""}={heads} does not divide '
+            f'{where}: {heads_spelling.key if heads_spelling else ""}={heads} does not divide '
             f'hidden_size={hidden}'
         )
     return model
@@ -203,7 +203,7 @@ def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str
 def write_model(
     model: Mapping[str, Any], form: Format, source: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """(what a config file says of `Weights.model`, what is to be known about it, a line each).
+    """(the fields of a config file for `Weights.model`, notes for the user).
 
     Args:
       model: every field.
@@ -211,22 +211,22 @@ def write_model(
       source: of the weights, for messages.
 
     Raises:
-      InputError: the format cannot say a field, so the model would be read as another.
+      InputError: the format has no key for a field, so the model would be read as another.
     """
     config, notes = {}, []
     for option in OPTIONS:
-        value, said = model[option.name], option.said(form)
-        if said is None and value != option.default:
+        value, spelling = model[option.name], option.said(form)
+        if spelling is None and value != option.default:
             raise InputError(
                 f'{source} has {option.name}={value!r}, which {_TITLES[form]} cannot say: it '
                 f'would be read as {option.default!r}, another model; --to bert_jax keeps it'
             )
-        if said is None or (said.ours and value == option.default):
+        if spelling is None or (spelling.ours and value == option.default):
             continue
-        if said.ours:
+        if spelling.ours:
             notes.append(
                 f"{option.name} is {value}: the original's code has {option.default} fixed"
             )
-        words = (word for word, meant in said.values.items() if meant == value)
-        config[said.key] = next(words, value)
+        words = (word for word, meant in spelling.values.items() if meant == value)
+        config[spelling.key] = next(words, value)
     return config, notes

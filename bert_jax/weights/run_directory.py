@@ -40,7 +40,7 @@ from bert_jax.weights.formats import (
 )
 from bert_jax.weights.names import from_tree, read_model, to_tree
 
-# What else the section "model" of a run's config.json may say: how the model is computed, the name
+# What else the section "model" of a run's config.json may hold: how the model is computed, the name
 # of its size, and of a feature-based run which features.
 _BESIDES = (*COMPUTATION, 'name', 'features')
 _COMMITTED = 'commit_success.txt'
@@ -52,7 +52,7 @@ def is_begun(workdir: Path) -> bool:
 
 
 def read_description(workdir: Path) -> Weights:
-    """A run's model and vocabulary alone: no parameters, head or labels.
+    """A run's model and vocabulary, without parameters, head or labels.
 
     Raises:
       InputError: it is no run directory.
@@ -108,7 +108,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
 def read_config(
     workdir: Path, hint: str = 'a run directory holds config.json and checkpoints/'
 ) -> dict[str, Any]:
-    """What `config.json` says.
+    """The fields of `config.json`.
 
     Raises:
       InputError: there is none, it is no JSON object, or not the one that the run wrote.
@@ -158,8 +158,8 @@ def _vocabulary(
     names = (workdir / 'vocab.txt', workdir / 'vocab.model')
     vocab_file = next((path for path in names if path.exists()), None)
     if vocab_file is not None:
-        said = config.get('vocabulary')
-        if said is not None and said != digest(vocab_file.read_bytes()):
+        recorded = config.get('vocabulary')
+        if recorded is not None and recorded != digest(vocab_file.read_bytes()):
             raise InputError(
                 f'{vocab_file} is not the vocabulary that the run was trained with (its content is '
                 'another than config.json says): put that one back'
@@ -208,12 +208,12 @@ def _restore(path: Path) -> dict[str, Any]:
             is_leaf=lambda x: hasattr(x, 'shape'),
         ) for key in ('params', CHECKSUMS) if key in saved}
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        found = reader.restore(absolute(path), args=ocp.args.PyTreeRestore(
+        restored = reader.restore(absolute(path), args=ocp.args.PyTreeRestore(
             item=wanted, restore_args=as_numpy,
             partial_restore=True,  # the moments are twice the parameters
         ))
-        _verify(found, [name for name in names if name != CHECKSUMS])
-        return found['params']
+        _verify(restored, [name for name in names if name != CHECKSUMS])
+        return restored['params']
     except Exception as error:  # of many types; what is there stays as it is
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
@@ -224,18 +224,18 @@ def _restore(path: Path) -> dict[str, Any]:
         reader.close()
 
 
-def _verify(found: dict[str, Any], names: list[str]) -> None:
+def _verify(restored: dict[str, Any], names: list[str]) -> None:
     """Compares parameters with the checksums that were saved with them, where there are some."""
-    if CHECKSUMS not in found:
+    if CHECKSUMS not in restored:
         return
-    written = dict(zip(names, np.asarray(found[CHECKSUMS]).tolist(), strict=True))
-    for name, x in leaves({'params': found['params']}).items():
+    written = dict(zip(names, np.asarray(restored[CHECKSUMS]).tolist(), strict=True))
+    for name, x in leaves({'params': restored['params']}).items():
         if int(checksum(np.asarray(x))) != written[name]:
             raise ValueError(f'{name} is not what was saved')
 
 
 def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
-    """A run directory with one checkpoint, of step 0, that holds the parameters alone.
+    """A run directory with one checkpoint, of step 0, that holds parameters only.
 
     Raises:
       InputError: it cannot be written, or holds something already.

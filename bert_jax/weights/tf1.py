@@ -1,6 +1,6 @@
 """TensorFlow 1 checkpoints of google-research/bert: `bert_model.ckpt.*` and `bert_config.json`.
 
-Read and written with TensorFlow's own code, which is loaded when files are known to be there.
+Read and written with TensorFlow's own code, which is imported only when files exist.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
         prefix.parent / 'bert_config.json',
     )
     config = read_json(
-        config_file, 'it says what model the checkpoint holds; copy it from the model that the '
+        config_file, 'it describes the model in the checkpoint; copy it from the model that the '
         'checkpoint was trained from'
     )
     if config.get('hidden_act') != 'gelu':
@@ -88,8 +88,8 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
     params, unused = take_params(
         'tf1', shapes, lambda name: ask(reader.get_tensor, name), model, str(prefix), config_file
     )
-    said = check_head(config.get('head', ''), config_file)
-    head = find_head(params, said, f'{config_file} says head {said!r}')
+    hint = check_head(config.get('head', ''), config_file)
+    head = find_head(params, hint, f'{config_file} says head {hint!r}')
     labels = read_labels(config.get('labels'), head, params, config_file)
     vocab_file, lowercase = _vocabulary(config, config_file, model['vocab_size'])
     return Weights(
@@ -126,21 +126,21 @@ def _files(prefix: Path) -> list[Path]:
 def _vocabulary(
     config: dict[str, Any], config_file: Path, vocab_size: int
 ) -> tuple[Path | None, bool]:
-    said = config.get('do_lower_case')
+    lowercase = config.get('do_lower_case')
     names = (config_file.with_name('vocab.txt'), config_file.with_name('vocab.model'))
     path = next((path for path in names if path.exists()), None)
     if path is None:
-        return None, said is not False
+        return None, lowercase is not False
     vocab = read_vocabulary(path, lowercase=True)
     check_vocabulary(vocab, path, vocab_size)
-    return path, looks_lowercase(vocab) if said is None else bool(said)
+    return path, looks_lowercase(vocab) if lowercase is None else bool(lowercase)
 
 
 def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
     """A folder that google-research/bert can start from: checkpoint, config, vocabulary.
 
-    What its config cannot say (the erf form of gelu, another LayerNorm epsilon, labels, ...) is
-    written into it under keys of ours, which its code ignores and `read_tf1` reads.
+    What its config has no key for (the erf form of gelu, another LayerNorm epsilon, labels, ...) is
+    written under keys of this project, which its code ignores and `read_tf1` reads.
 
     Returns:
       What is to be known about it, a line each.

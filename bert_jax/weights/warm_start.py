@@ -30,7 +30,7 @@ def warm_start(
     published: Weights, params: Any, bert: ModelConfig, *, head: str, labels: Sequence[str],
     vocab_file: Path | None, whole: bool = False,
 ) -> Any:
-    """Published parameters in the place of fresh ones, wherever they belong; it says which.
+    """Replaces fresh parameters by published ones where they fit, and prints which.
 
     Args:
       published: from `load_weights`.
@@ -65,12 +65,12 @@ def warm_start(
             )
     for line in [*placement.report(), *notes]:
         hosts.say(line)
-    found = flat_tree(to_tree(
+    arrays = flat_tree(to_tree(
         placement.params, padded_vocab_size=bert.padded_vocab_size, scan_layers=bert.scan_layers
     ))
 
     def choose(path: Any, fresh: jax.Array) -> jax.Array:
-        array = found.get('/'.join(key.key for key in path))
+        array = arrays.get('/'.join(key.key for key in path))
         if array is None:
             return fresh
         rows = len(array)
@@ -95,7 +95,7 @@ def _first_rows(rows: int, x: jax.Array, rest: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """What `place` found.
+    """The result of `place`.
 
     Attributes:
       params: arrays for the target by our names; a position table may have fewer rows than the
@@ -191,20 +191,20 @@ def _classifier(
     if 'classifier/bias' not in params or 'classifier/bias' not in shapes:
         return params, ''
     there, here = weights.num_labels, shapes['classifier/bias'][0]
-    ours = list(labels)
+    wanted = list(labels)
     if head and head != weights.head:
         note = f'it is of {weights.head} there, of {head} here'
     elif there != here:
         note = f'{there} labels there, {here} here'
-    elif not ours or not weights.labels or ours == list(weights.labels):
+    elif not wanted or not weights.labels or wanted == list(weights.labels):
         return params, ''
-    elif set(ours) == set(weights.labels):
-        order = [weights.labels.index(label) for label in ours]
+    elif set(wanted) == set(weights.labels):
+        order = [weights.labels.index(label) for label in wanted]
         params['classifier/kernel'] = params['classifier/kernel'][:, order]
         params['classifier/bias'] = params['classifier/bias'][order]
-        return params, f"classifier: labels put in the order here, {', '.join(ours)}"
+        return params, f"classifier: labels put in the order here, {', '.join(wanted)}"
     else:
-        note = f"labels {', '.join(weights.labels)} there, {', '.join(ours)} here"
+        note = f"labels {', '.join(weights.labels)} there, {', '.join(wanted)} here"
     del params['classifier/kernel'], params['classifier/bias']
     return params, f'classifier: {note}; it starts fresh'
 

@@ -159,7 +159,7 @@ BAD_CONFIGS = {
     'vocabulary size': ({'vocab_size': 41}, ['word_embeddings', '[40, 8]', '[41, 8]']),
     'positions': ({'max_position_embeddings': 12}, ['position_embeddings', '[12, 8]']),
     'heads': ({'num_attention_heads': 3}, ['num_attention_heads=3', 'hidden_size=8']),
-    'no size': ({'hidden_size': 'absent'}, ['does not say hidden_size']),
+    'no size': ({'hidden_size': 'absent'}, ['has no hidden_size']),
     'not a size': ({'hidden_size': '8'}, ["hidden_size='8'", 'whole number']),
     'a true size': ({'num_hidden_layers': True}, ['num_hidden_layers=True', 'whole number']),
     'no number': ({'layer_norm_eps': 'small'}, ["layer_norm_eps='small'", 'a number']),
