@@ -15,9 +15,9 @@ TENSORFLOW_FILES = {
 }
 FLOORS = [
     {'runtime', 'config', 'heads', 'train.sharding', 'train.optimizers', 'text',
-     'metrics', 'tasks.metrics', 'tasks.table', 'data.spec', 'data.stateless'},
+     'tasks.metrics', 'tasks.table', 'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},
-    {'labelled'},
+    {'tasks.packing'},
     {'train', 'predict.engine', 'predict.functions'},
     {'tasks'},
     {'predict', 'config.validation', 'train.program', 'train.experiment'},

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.labelled.packing import Units
-from bert_jax.labelled.squad import SquadExamples
-from bert_jax.labelled.squad_answers import Prediction, predict_answers
-from bert_jax.labelled.squad_windows import SquadWindows, squad_windows
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.texts import Note, Pair, check_many, parts_of, shown, stream, whole_number
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.packing import Units
+from bert_jax.tasks.squad import Prediction, predict_answers
+from bert_jax.tasks.squad_windows import SquadExamples, SquadWindows, squad_windows
 
 # As google-research/bert's run_squad has them, where the model does not bring its own.
 _DEFAULTS = {'max_seq_length': 384, 'doc_stride': 128, 'max_query_length': 64}

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.pairs import Sequences, joined
-from bert_jax.labelled.packing import Units
 from bert_jax.predict import functions
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
@@ -22,6 +21,7 @@ from bert_jax.predict.texts import (
     stream,
 )
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.packing import Units
 from bert_jax.tasks.texts import TextWindows, text_windows
 
 

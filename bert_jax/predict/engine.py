@@ -18,8 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.labelled.packed import packed_batch, unpack
-from bert_jax.labelled.packing import Plan, Units, pack_whole, plan_once
+from bert_jax.tasks.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
 from bert_jax.train.report import duration
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 

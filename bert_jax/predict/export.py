@@ -16,7 +16,6 @@ from flax.traverse_util import flatten_dict
 
 from bert_jax.data.pairs import Sequences
 from bert_jax.heads import CLASSIFIER, HEADS, SPAN
-from bert_jax.labelled.packing import Units
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.task_heads import (
@@ -30,6 +29,7 @@ from bert_jax.predict.export_formats import FORMATS, Call, Computation, plain_ge
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
+from bert_jax.tasks.packing import Units
 from bert_jax.train.sharding import Layout
 from bert_jax.weights.names import to_tree
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.pairs import joined, make_sequences
-from bert_jax.labelled.packing import Units
 from bert_jax.predict import functions
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
@@ -24,6 +23,7 @@ from bert_jax.predict.texts import (
     whole_number,
 )
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.packing import Units
 from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
 

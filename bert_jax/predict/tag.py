@@ -7,14 +7,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.labelled.conll import ConllExamples
-from bert_jax.labelled.packing import Units
-from bert_jax.labelled.word_windows import ConllWindows, conll_windows
-from bert_jax.metrics.conll import are_entities, normal_tags
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.texts import Note, Text, shown, stream
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.packing import Units
+from bert_jax.tasks.tagging import (
+    ConllExamples,
+    ConllWindows,
+    are_entities,
+    conll_windows,
+    normal_tags,
+)
 from bert_jax.text.wordpiece import raw_words
 
 

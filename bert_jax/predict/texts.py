@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.pairs import Sequences
-from bert_jax.labelled.packing import Units
 from bert_jax.predict.engine import Function, Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.packing import Units
 
 # One text, or several that go together: a pair; a beginning and its possible ends. An error in
 # place of a text is what is wrong with it.

@@ -19,8 +19,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
-from bert_jax.labelled.packing import Units
-from bert_jax.labelled.split import share_of
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
 from bert_jax.tasks.base import ScoredModel, TaskKind, register
@@ -32,8 +30,10 @@ from bert_jax.tasks.labelled import (
     one_source,
     open_tokenization,
     own_files,
+    share_of,
 )
 from bert_jax.tasks.metrics import accuracy
+from bert_jax.tasks.packing import Units
 from bert_jax.tasks.table import (
     Malformed,
     find_file,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,9 +21,6 @@ from ml_collections import ConfigDict
 from bert_jax.data.pairs import Encode
 from bert_jax.data.prepared import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute
-from bert_jax.labelled.packed import packed_batch
-from bert_jax.labelled.packing import Plan, Units, plan_steps
-from bert_jax.labelled.split import held_out
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import OBJECTIVES, Objective
@@ -32,6 +30,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import loading_tensorflow
+from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.loop import Phase
@@ -381,3 +380,28 @@ def _train_plan(
         units.lengths, order.reshape(steps, batch_size), row_lengths=_ROW_LENGTHS, shards=shards,
         token_cost=functools.partial(token_flops, config),
     )
+
+
+def held_out(contents: Sequence[str], share: float, source: str) -> np.ndarray:
+    """[n] bool: about `share` of the examples.
+
+    A hash of the content decides, so that an example stays on its side when others come or go, and
+    equal ones are on one side.
+
+    Raises:
+      InputError: one of the sides would be empty.
+    """
+    out = np.array([share_of(content) < share for content in contents], np.bool_)
+    if out.all() or not out.any():
+        raise InputError(
+            f'{source} has {len(out):,} examples, of which config.data.held_out={share} would '
+            f"leave {int((~out).sum())} to train on and {int(out.sum())} to evaluate: name a file "
+            'to evaluate on, config.data.eval_source, or another share'
+        )
+    return out
+
+
+def share_of(text: str) -> float:
+    """A number from 0 up to 1 that follows from the text."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'little') / 2**64

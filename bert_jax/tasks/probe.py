@@ -14,12 +14,12 @@ from ml_collections import ConfigDict
 
 from bert_jax.data.pairs import joined, make_sequences
 from bert_jax.data.stateless import permute
-from bert_jax.labelled.packing import Units
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine
 from bert_jax.predict.functions import vectors
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
+from bert_jax.tasks.packing import Units
 from bert_jax.tasks.texts import Columns, LearntNames, read_texts
 from bert_jax.text import load_tokenizer
 

@@ -1,23 +1,34 @@
-"""A label for each word: CoNLL-2003's named entities (paper section 5.3), or your own tags."""
+"""A label for each word: CoNLL-2003's named entities (paper section 5.3), or your own tags.
+
+From top to bottom: the tasks; readers of sentences with a tag for each word (CoNLL-2003: Tjong Kim
+Sang and De Meulder, 2003); windows of tokens in which every word is scored once; precision, recall
+and F1 of entities as the `conlleval` script counts them. Tags are O, B-TYPE and I-TYPE, in IOB1 or
+IOB2: an entity begins at every B-, and at an I- that does not follow a tag of its type in its
+sentence.
+
+    W: words, n: sentences, E: entities, P: word pieces of all words, T: tokens of all windows
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import model_sizes
-from bert_jax.labelled import conll
-from bert_jax.labelled.conll import ConllExamples
-from bert_jax.labelled.packing import Units
-from bert_jax.labelled.word_windows import ConllWindows, conll_windows
-from bert_jax.metrics.conll import are_entities, conll_scores, write_conll
+from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.model.bilstm import FEATURES
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.files import Path, as_path, open_whole
 from bert_jax.runtime.hosts import say
+from bert_jax.tasks import table
 from bert_jax.tasks.base import ScoredModel, TaskKind, register
 from bert_jax.tasks.labelled import (
     EvalSet,
@@ -32,6 +43,7 @@ from bert_jax.tasks.labelled import (
     tfds_records,
 )
 from bert_jax.tasks.metrics import accuracy, macro_f1
+from bert_jax.tasks.packing import Units, tile
 
 _FIELDS: Mapping[str, object] = {
     # Neighbouring sentences of the document fill the window.
@@ -45,7 +57,7 @@ _FIELDS: Mapping[str, object] = {
 def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on train, scored on dev, and on test where it is there (`test_f1` and so on)."""
     if scored is not None and config.data.eval_source:
-        mine = conll.read_conll_file(
+        mine = read_conll_file(
             str(as_path(config.data.eval_source)), max_malformed=config.data.max_malformed)
         return _task(
             config, config.conll, scored.labels or mine.labels, None, {'dev': mine}, ('f1',))
@@ -68,7 +80,7 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
         'max_malformed': config.data.max_malformed,
     }
     train, dev = own_files(
-        config, functools.partial(conll.read_tagged_file, **kind), conll.ConllExamples.sentences,
+        config, functools.partial(read_tagged_file, **kind), ConllExamples.sentences,
         meaning='a file with a word and its tag in each line, or JSON lines', what='sentences',
         training=scored is None,
     )
@@ -199,11 +211,11 @@ def _read_conll(config: ConfigDict, split: str) -> ConllExamples | None:
                 "config.data.source='tfds:conll2003' has lost the documents; name the folder of "
                 'the original files, or use configs/conll.py:sentences'
             )
-        return conll.from_tfds(split, tfds_records(config, 'conll2003', split))
+        return from_tfds(split, tfds_records(config, 'conll2003', split))
     folder = one_source(config, 'the folder with eng.train and eng.testa')
-    if split == 'test' and not conll.find_conll(folder, split):
+    if split == 'test' and not find_conll(folder, split):
         return None
-    return conll.read_conll(folder, split, max_malformed=config.data.max_malformed)
+    return read_conll(folder, split, max_malformed=config.data.max_malformed)
 
 
 register(
@@ -211,3 +223,467 @@ register(
     TaskKind('tagging', open_tagging, 'tagging', _FIELDS,
              reads=('data.text', 'data.label', 'data.held_out')),
 )
+
+
+# Of the original distribution, and as its IOB2 editions are called.
+_FILES = {
+    'train': ('eng.train', 'train.txt'),
+    'dev': ('eng.testa', 'valid.txt', 'dev.txt', 'testa.txt'),
+    'test': ('eng.testb', 'test.txt', 'testb.txt'),
+}
+# Of the labels in tensorflow-datasets' conll2003, whose own order this is.
+_TFDS_TAGS = ('O', 'B-PER', 'I-PER', 'B-ORG', 'I-ORG', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC')
+_DOCUMENT_START = '-DOCSTART-'
+# Columns are separated by these; other white space of Unicode may be a word of the text.
+_CELL = re.compile(r'[^ \t]+')
+
+
+@dataclasses.dataclass(frozen=True)
+class ConllExamples:
+    """n sentences of W words, in the order of the file.
+
+    Attributes:
+      words: of all sentences, one after the other.
+      tags: of each word, in IOB2 whichever scheme the file has.
+      lines: [W] int64, where each word stands in the file.
+      sentence_offsets: [n + 1] int64; sentence i is words[offsets[i] : offsets[i + 1]].
+      documents: [n] int64, the document of each sentence, from 0; a file without -DOCSTART- lines
+        is one document.
+      num_skipped: malformed lines that were left out.
+      source: the file, for messages.
+    """
+
+    words: list[str]
+    tags: list[str]
+    lines: np.ndarray
+    sentence_offsets: np.ndarray
+    documents: np.ndarray
+    num_skipped: int
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @functools.cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of a tagger: O, then B- and I- of each type that occurs, types sorted; or the
+        tags that occur, sorted, where they are of no such scheme."""
+        tags = set(self.tags)
+        if all(TAG.fullmatch(tag) for tag in tags):
+            return ('O', *(f'{kind}-{name}' for name in tag_types(self.tags) for kind in 'BI'))
+        return tuple(sorted(tags, key=lambda tag: (tag != 'O', tag)))
+
+    def sentences(self) -> list[str]:
+        """[n] their words, by spaces."""
+        o = self.sentence_offsets.tolist()
+        return [' '.join(self.words[a:b]) for a, b in zip(o[:-1], o[1:], strict=True)]
+
+    def take(self, sentences: np.ndarray) -> ConllExamples:
+        """Some of the sentences, ascending."""
+        words = np.flatnonzero(np.isin(
+            np.repeat(np.arange(len(self)), np.diff(self.sentence_offsets)), sentences))
+        lengths = np.diff(self.sentence_offsets)[sentences]
+        return dataclasses.replace(
+            self, words=[self.words[i] for i in words], tags=[self.tags[i] for i in words],
+            lines=self.lines[words], sentence_offsets=np.append(0, np.cumsum(lengths)),
+            documents=self.documents[sentences],
+        )
+
+
+def find_conll(source: str, split: str) -> str:
+    """The file of a split; '' where the folder has none.
+
+    Args:
+      source: a folder with `eng.train`, `eng.testa` and `eng.testb`, or with `train.txt`,
+        `valid.txt` and `test.txt`, plain or `.gz`.
+      split: train | dev | test.
+
+    Raises:
+      InputError: an unknown split or no such folder.
+    """
+    if split not in _FILES:
+        raise InputError(f"'{split}' is no split; they are {', '.join(_FILES)}")
+    if not as_path(source).is_dir():
+        raise InputError(f'no folder {source}: name one with {_FILES[split][0]} in it')
+    for name in _FILES[split]:
+        for path in (os.path.join(source, name), os.path.join(source, f'{name}.gz')):
+            if as_path(path).is_file():
+                return path
+    return ''
+
+
+def read_conll(source: str, split: str, *, max_malformed: float = 0.01) -> ConllExamples:
+    """Sentences of a split.
+
+    Args:
+      source, split: as for `find_conll`.
+      max_malformed: see `read_conll_file`.
+
+    Raises:
+      InputError: an unknown split, no such folder or file, or what `read_conll_file` finds.
+    """
+    path = find_conll(source, split)
+    if not path:
+        raise InputError(f"{source} has none of {', '.join(_FILES[split])}, plain or .gz")
+    return read_conll_file(path, max_malformed=max_malformed)
+
+
+def from_tfds(split: str, records: Iterable[Mapping[str, Any]]) -> ConllExamples:
+    """Sentences out of the records of tensorflow-datasets' conll2003.
+
+    They are shuffled, and nothing says which document they are from: each is one.
+
+    Args:
+      split: for messages.
+      records: NumPy values by feature: `tokens` as bytes and `ner` as label ids.
+    """
+    sentences = [record for record in records if len(record['tokens'])]
+    lengths = [len(record['tokens']) for record in sentences]
+    return ConllExamples(
+        words=[word.decode() for record in sentences for word in record['tokens']],
+        tags=[_TFDS_TAGS[tag] for record in sentences for tag in record['ner']],
+        lines=np.repeat(np.arange(len(sentences)) + 1, lengths),
+        sentence_offsets=np.append(0, np.cumsum(lengths)),
+        documents=np.arange(len(sentences)), num_skipped=0, source=f'tfds:conll2003:{split}',
+    )
+
+
+def read_conll_file(
+    path: str, *, max_malformed: float = 0.01, any_tags: bool = False
+) -> ConllExamples:
+    """All sentences of one file: a word first and its tag last in a line, empty lines between.
+
+    Both IOB1 (the original `eng.*`) and IOB2 are read; see `metrics.conll` for the rule that
+    covers the two.
+
+    Args:
+      path: the file, plain or `.gz`; as many columns as most of its lines have, at least two,
+        separated by spaces or tabs.
+      max_malformed: share of the lines with words that may have another number of columns; one
+        always may, unless this is 0.
+      any_tags: whether tags may be of any scheme: they stay as they are, but that entities of
+        IOBES become IOB2's.
+
+    Raises:
+      InputError: an unreadable or empty file, one without tags, a tag that is not O, B-TYPE or
+        I-TYPE (without `any_tags`), too many malformed lines.
+    """
+    # Cells are made twice rather than kept: a list for each line would keep the garbage
+    # collector busy for longer than all the rest takes.
+    texts = [text for _, text in table.lines(path)]
+    widths = Counter(
+        len(_CELL.findall(text)) for text in texts if not text.startswith(_DOCUMENT_START)
+    )
+    del widths[0]
+    if not widths:
+        raise InputError(f'{path} holds no words: copy it again')
+    width = widths.most_common(1)[0][0]
+    if width < 2:
+        raise InputError(
+            f'{path} has one column: there are no tags to learn or to score; expected a word and '
+            'its tag in each line'
+        )
+    faults: list[tuple[int, str]] = []
+    words, tags, lines, sentences, documents = [], [], [], [], []
+    document = sentence = 0
+    for line, text in enumerate(texts, 1):
+        cells = _CELL.findall(text)
+        if not cells:
+            sentence += 1
+        elif cells[0] == _DOCUMENT_START:
+            document += 1
+            sentence += 1
+        elif len(cells) != width:
+            faults.append((line, f'columns: {len(cells)}, where {width} are wanted'))
+        else:
+            words.append(cells[0])
+            tags.append(cells[-1])
+            lines.append(line)
+            sentences.append(sentence)
+            documents.append(document)
+    table.check_malformed(path, len(words), faults, max_malformed)
+    lines_W = np.array(lines, np.int64)
+    if not any_tags:
+        _check_tags(path, lines_W, tags)
+    starts = np.flatnonzero(np.diff(sentences, prepend=-1))
+    offsets = np.append(starts, len(words))
+    return ConllExamples(
+        words=words,
+        tags=normal_tags(tags, offsets),
+        lines=lines_W,
+        sentence_offsets=offsets,
+        documents=np.unique(np.array(documents)[starts], return_inverse=True)[1],
+        num_skipped=len(faults),
+        source=path,
+    )
+
+
+def read_tagged_file(
+    path: str, *, words: str, tags: str, max_malformed: float = 0.01
+) -> ConllExamples:
+    """All sentences of one file with tags of any set.
+
+    Args:
+      path: `.jsonl`, an object a sentence with a list of words and one of tags, all of one
+        document; or a word first and its tag last in a line, empty lines between sentences. Plain
+        or `.gz`.
+      words, tags: fields of the objects.
+      max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
+
+    Raises:
+      InputError: what is wrong with the file.
+    """
+    if table.format_of(path) != 'json':
+        return read_conll_file(path, max_malformed=max_malformed, any_tags=True)
+
+    def parse(cells: list[Any]) -> tuple[list[str], list[str]]:
+        some, their = cells
+        if not (isinstance(some, list) and isinstance(their, list) and len(some) == len(their)):
+            raise table.Malformed(f"'{words}' and '{tags}' are not two lists of one length")
+        if not all(isinstance(word, str) and word.strip() for word in some):
+            raise table.Malformed('a word is no string, or an empty one')
+        return table.texts_of(some), [table.label_text(tag) for tag in their]
+
+    rows = table.read_table(path, [words, tags], parse, max_malformed=max_malformed)
+    # Sentences without words are no rows that are malformed, and nothing to learn from.
+    found = [sentence for sentence in rows.values if sentence[0]]
+    lines = [line for line, sentence in zip(rows.lines, rows.values) if sentence[0]]
+    if not found:
+        raise InputError(f'{path} holds no words: copy it again')
+    lengths = [len(some) for some, _ in found]
+    offsets = np.append(0, np.cumsum(lengths))
+    return ConllExamples(
+        words=[word for some, _ in found for word in some],
+        tags=normal_tags([tag for _, their in found for tag in their], offsets),
+        lines=np.repeat(np.array(lines, np.int64), lengths),
+        # As a file of words without -DOCSTART- lines: one document.
+        sentence_offsets=offsets, documents=np.zeros(len(found), np.int64),
+        num_skipped=rows.num_skipped, source=path,
+    )
+
+
+def _check_tags(path: str, lines_W: np.ndarray, tags: Sequence[str]) -> None:
+    if wrong := {tag for tag in set(tags) if not TAG.fullmatch(tag)}:
+        i = next(i for i, tag in enumerate(tags) if tag in wrong)
+        raise InputError(
+            f"{path}, line {lines_W[i]}: '{tags[i]}' is not a tag; expected O, B-TYPE or I-TYPE "
+            '(IOB1 or IOB2) in the last column'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ConllWindows:
+    """Token sequences in which every word is scored exactly once.
+
+    Attributes:
+      sequences: [CLS] pieces [SEP], all segment 0.
+      word_index: [T] int32; at the first piece of a word that is scored here, the place of the
+        word in `ConllExamples.words`; -1 at all other tokens.
+      labels: [T] int32, the label of that word; 0 at all other tokens.
+    """
+
+    sequences: Sequences
+    word_index: np.ndarray
+    labels: np.ndarray
+
+
+def conll_windows(
+    examples: ConllExamples, encode: Encode, labels: Sequence[str], *, max_length: int,
+    document_context: bool, cls_id: int, sep_id: int, unk_id: int,
+) -> ConllWindows:
+    """Windows of sentences, or of whole documents.
+
+    A *span*, which is a sentence, or with `document_context` all sentences of a document one after
+    the other, is one window if it fits. A longer one is covered by windows of full length, evenly
+    spaced and overlapping by at least half, and each word is scored in the one that gives it most
+    context on its poorer side: about a quarter of a window or more on both, or up to the end of
+    the span. So nothing is dropped, and a word sees its document ("maximal document context" of
+    paper section 5.3; all of it where it fits) for at most about twice the tokens of the text. (A
+    window for every sentence, filled up with its neighbours, would give half a window on both
+    sides, for `max_length` tokens a sentence: 6.5 times the text of the training file at 128, 26
+    times at 512.) A window may end inside a word, but begins with one.
+
+    Words are tokenized one by one. One that yields no piece (BERT's tokenizer removes control
+    characters) becomes [UNK], so that it is scored like any other.
+
+    Args:
+      examples: from `read_conll`.
+      encode: tokenizer; entities want a cased vocabulary.
+      labels: of the training file; a word's label is the place of its tag in them. Of other tags
+        it is 0: they can be scored, by name, not trained on.
+      max_length: tokens of a window, [CLS] and [SEP] included.
+      document_context: whether neighbouring sentences of the document fill the window.
+      cls_id, sep_id, unk_id: of the vocabulary.
+    """
+    ids = {label: i for i, label in enumerate(labels)}
+    label_W = np.array([ids.get(tag, 0) for tag in examples.tags], np.int32)
+    ids_P, counts_W = _pieces(encode, examples.words, unk_id)
+    # Where each word's pieces begin; spans in pieces.
+    first_W = np.cumsum(counts_W) - counts_W
+    span_words = examples.sentence_offsets
+    if document_context:
+        span_words = np.append(
+            span_words[:-1][np.diff(examples.documents, prepend=-1) != 0], span_words[-1]
+        )
+    spans = np.append(first_W, len(ids_P))[span_words]
+    _, starts, ends, cores = tile(spans, max_length - 2)
+    # The window that scores a word is the last whose core begins before or at its first piece.
+    window_W = np.searchsorted(cores, first_W, side='right') - 1
+    used, window_W = np.unique(window_W, return_inverse=True)  # only tails of huge words in others
+    starts, ends = first_W[np.searchsorted(first_W, starts[used])], ends[used]
+
+    counts = ends - starts
+    before = np.cumsum(counts) - counts
+    piece_T = np.arange(int(counts.sum())) - np.repeat(before - starts, counts)
+    sequences = make_sequences(
+        (ids_P[piece_T], counts), None, max_length=max_length, cls_id=cls_id, sep_id=sep_id
+    )
+    # Each word's one place among the tokens, behind the [CLS] of its window.
+    at_W = sequences.offsets[window_W] + 1 + first_W - starts[window_W]
+    word_index = np.full(len(sequences.ids), -1, np.int32)
+    word_index[at_W] = np.arange(len(first_W))
+    token_labels = np.zeros(len(sequences.ids), np.int32)
+    token_labels[at_W] = label_W
+    return ConllWindows(sequences, word_index, token_labels)
+
+
+def _pieces(
+    encode: Encode, words: Sequence[str], unk_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids [P] int32, pieces of each word [W] int64, none of them 0)."""
+    ids, counts = encode(words)
+    counts = np.asarray(counts, np.int64)
+    empty = np.flatnonzero(counts == 0)
+    ids = np.insert(np.asarray(ids, np.int32), (np.cumsum(counts) - counts)[empty], unk_id)
+    counts[empty] = 1
+    return ids, counts
+
+
+TAG = re.compile(r'O|[BI]-\S+')
+_ANY_SCHEME = re.compile(r'O|[BIES]-\S+')
+
+
+def _parse(
+    tags: Sequence[str], offsets: np.ndarray, types: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(whether an entity begins [W], index in `types` of each word's type or -1 outside [W])."""
+    assert len(tags) == offsets[-1], (len(tags), offsets[-1])
+    if unknown := sorted(tag for tag in set(tags) if not TAG.fullmatch(tag)):
+        raise InputError(f"'{unknown[0]}' is not a tag: expected O, B-TYPE or I-TYPE")
+    index = {name: i for i, name in enumerate(types)}
+    # One array look-up a word: ids of the distinct tags first.
+    names = {tag: i for i, tag in enumerate(dict.fromkeys(tags))}
+    ids_W = np.fromiter(map(names.__getitem__, tags), np.int64, len(tags))
+    type_W = np.array([index[tag[2:]] if tag != 'O' else -1 for tag in names], np.int64)[ids_W]
+    is_b_W = np.array([tag[0] == 'B' for tag in names], np.bool_)[ids_W]
+    previous_W = np.concatenate([[-1], type_W[:-1]])[: len(type_W)]
+    starts = offsets[:-1]
+    previous_W[starts[starts < len(type_W)]] = -1
+    return (type_W >= 0) & (is_b_W | (type_W != previous_W)), type_W
+
+
+def tag_types(*tags: Sequence[str]) -> list[str]:
+    """The entity types of some tags, sorted."""
+    return sorted({tag[2:] for some in tags for tag in set(some) if tag != 'O'})
+
+
+def to_iob2(tags: Sequence[str], offsets: np.ndarray) -> list[str]:
+    """Tags [W] of either scheme in IOB2: every entity begins with B-.
+
+    Args:
+      tags: of all sentences, one after the other.
+      offsets: [n + 1]; sentence i is tags[offsets[i] : offsets[i + 1]].
+
+    Raises:
+      InputError: a tag is not O, B-TYPE or I-TYPE.
+    """
+    begins_W, _ = _parse(tags, offsets, tag_types(tags))
+    return [f'B{tag[1:]}' if b else tag for tag, b in zip(tags, begins_W.tolist(), strict=True)]
+
+
+def normal_tags(tags: Sequence[str], offsets: np.ndarray) -> list[str]:
+    """Tags [W] of IOB1, IOB2 or IOBES in IOB2; those of no such scheme as they are."""
+    if not are_entities(tags):
+        return list(tags)
+    plain = [{'S': 'B', 'E': 'I'}.get(tag[0], tag[0]) + tag[1:] for tag in tags]
+    return to_iob2(plain, offsets)
+
+
+def are_entities(tags: Sequence[str]) -> bool:
+    """Whether tags mark entities: each is O, B-TYPE, I-TYPE, or IOBES's E-TYPE or S-TYPE."""
+    return all(_ANY_SCHEME.fullmatch(tag) for tag in set(tags)) and set(tags) != {'O'}
+
+
+def _entities(begins_W: np.ndarray, type_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(first words [E], words after the last [E]) of the entities, in order."""
+    # A sentence begins with one of these as well: an I- has no tag to follow there.
+    bounds = np.flatnonzero(begins_W | (type_W < 0))
+    ends = np.append(bounds[1:], len(type_W))
+    is_entity = begins_W[bounds]
+    return bounds[is_entity], ends[is_entity]
+
+
+def _scores(correct: float, predicted: float, gold: float) -> dict[str, float]:
+    """Precision, recall and F1; 0 where undefined."""
+    return {
+        'precision': correct / max(predicted, 1.0),
+        'recall': correct / max(gold, 1.0),
+        'f1': 2.0 * correct / max(predicted + gold, 1.0),
+    }
+
+
+def conll_scores(
+    predicted: Sequence[str], gold: Sequence[str], offsets: np.ndarray
+) -> dict[str, float]:
+    """Scores as fractions: an entity is right if its words and its type are exactly right.
+
+    Args:
+      predicted: tags [W] of all sentences.
+      gold: the same of the reference.
+      offsets: [n + 1]; sentence i is gold[offsets[i] : offsets[i + 1]].
+
+    Returns:
+      `precision`, `recall`, `f1` over all entities; `TYPE/precision`, `TYPE/recall`, `TYPE/f1` of
+      each type that occurs; `accuracy`, the share of words with the right tag.
+
+    Raises:
+      InputError: a tag is not O, B-TYPE or I-TYPE.
+    """
+    assert len(predicted) == len(gold), (len(predicted), len(gold))
+    types = tag_types(predicted, gold)
+    found, wanted = _parse(predicted, offsets, types), _parse(gold, offsets, types)
+    # The end [W] of the entity that begins at a word; -1: none does.
+    ends = np.full((2, len(gold)), -1, np.int64)
+    for row, parsed in zip(ends, (found, wanted), strict=True):
+        starts_E, ends_E = _entities(*parsed)
+        row[starts_E] = ends_E
+    right_W = (ends[0] >= 0) & (ends[0] == ends[1]) & (found[1] == wanted[1])
+
+    def count(where_W: np.ndarray, type_W: np.ndarray) -> np.ndarray:
+        return np.bincount(type_W[where_W], minlength=len(types)).astype(np.float64)
+
+    counts = np.stack([
+        count(right_W, wanted[1]), count(found[0], found[1]), count(wanted[0], wanted[1])
+    ])
+    same = sum(a == b for a, b in zip(predicted, gold, strict=True))
+    scores = _scores(*counts.sum(axis=1)) | {'accuracy': same / max(len(gold), 1)}
+    for i, name in enumerate(types):
+        scores |= {f'{name}/{key}': value for key, value in _scores(*counts[:, i]).items()}
+    return {key: float(value) for key, value in scores.items()}
+
+
+def write_conll(
+    path: str | os.PathLike[str], words: Sequence[str], gold: Sequence[str],
+    predicted: Sequence[str], offsets: np.ndarray,
+) -> None:
+    """Writes `word gold predicted` lines, an empty line after each sentence: conlleval's input.
+
+    Args:
+      path: the file, UTF-8.
+      words, gold, predicted: [W], of all sentences.
+      offsets: [n + 1] of the sentences.
+    """
+    lines = [f'{w} {g} {p}\n' for w, g, p in zip(words, gold, predicted, strict=True)]
+    with open_whole(path) as file:
+        for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            file.write((''.join(lines[start:end]) + '\n').encode())

@@ -21,9 +21,6 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import nearest
 from bert_jax.data.pairs import Sequences, make_sequences
-from bert_jax.labelled.packing import Units
-from bert_jax.labelled.squad_windows import ranges
-from bert_jax.labelled.word_windows import tile
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
@@ -39,6 +36,7 @@ from bert_jax.tasks.labelled import (
     own_files,
 )
 from bert_jax.tasks.metrics import METRICS, check_metrics
+from bert_jax.tasks.packing import Units, ranges, tile
 from bert_jax.tasks.table import (
     Rows,
     label_ids,

@@ -23,11 +23,11 @@ from bert_jax.config.command_line import define_config, parse_flags
 from bert_jax.config.validation import validate
 from bert_jax.evaluate import evaluate
 from bert_jax.evaluate import main as evaluate_main
-from bert_jax.metrics.squad import NEVER_ANSWER
 from bert_jax.predict import load
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.files import as_path
+from bert_jax.tasks.squad import NEVER_ANSWER
 from bert_jax.train import experiment
 from bert_jax.train.run_directory import read_run_fields
 from bert_jax.weights import load_weights

@@ -8,11 +8,11 @@ import pytest
 import tiny
 
 from bert_jax.data.pairs import Sequences
-from bert_jax.labelled.packing import Units
 from bert_jax.model.encoder import Bert, Pooler
 from bert_jax.predict import functions
 from bert_jax.predict.api import Model
 from bert_jax.predict.engine import Engine
+from bert_jax.tasks.packing import Units
 from bert_jax.train.sharding import make_mesh
 
 

@@ -9,13 +9,12 @@ import pytest
 import tiny
 
 from bert_jax.data.pairs import make_sequences
-from bert_jax.labelled.packing import Units
-from bert_jax.labelled.squad import SquadExamples
-from bert_jax.labelled.squad_answers import final_texts, predict_answers
-from bert_jax.labelled.squad_windows import squad_windows
 from bert_jax.predict.api import Model
 from bert_jax.predict.tag import entities
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.packing import Units
+from bert_jax.tasks.squad import final_texts, predict_answers
+from bert_jax.tasks.squad_windows import SquadExamples, squad_windows
 
 ONE = jax.devices()[:1]
 LETTERS = list('abcdefghijklmnopqrstuvwxyz')

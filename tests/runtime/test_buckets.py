@@ -11,13 +11,13 @@ import pytest
 
 from bert_jax.convert import main as convert
 from bert_jax.data.corpus import open_source
-from bert_jax.labelled.conll import read_conll
-from bert_jax.labelled.squad import read_squad
 from bert_jax.predict import load
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.choices import read_swag
 from bert_jax.tasks.glue import read_glue
+from bert_jax.tasks.squad_windows import read_squad
+from bert_jax.tasks.tagging import read_conll
 from bert_jax.text import load_tokenizer
 from bert_jax.weights import load_weights
 

@@ -12,8 +12,6 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.data.pairs import Sequences
-from bert_jax.labelled.packed import packed_batch
-from bert_jax.labelled.packing import Plan, Units, plan_steps
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import (
     Classification,
@@ -24,6 +22,7 @@ from bert_jax.model.objectives import (
     Tagging,
 )
 from bert_jax.predict.engine import Engine
+from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.train.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.train.state import init_state
 from bert_jax.train.step import make_train_step

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.packing import pack
 from bert_jax.data.pairs import Sequences
-from bert_jax.labelled.packed import packed_batch, unpack
-from bert_jax.labelled.packing import Units, pack_whole, plan_once, plan_steps
+from bert_jax.tasks.packing import Units, pack_whole, packed_batch, plan_once, plan_steps, unpack
 
 
 def flat_cost(row_length):

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.labelled.squad import read_squad
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.squad_windows import read_squad
 
 CONTEXT = 'The leader was John Smith (1895-1943). He\u00a0was born in\u202fAntwerp.'
 

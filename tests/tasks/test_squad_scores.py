@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.labelled.squad import read_squad
-from bert_jax.metrics.squad import best_null_threshold, normalize_answer, squad_scores
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.squad import best_null_threshold, normalize_answer, squad_scores
+from bert_jax.tasks.squad_windows import read_squad
 
 # id: (accepted answers, prediction, odds of no answer)
 CASES = {

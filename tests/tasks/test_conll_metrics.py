@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.metrics.conll import conll_scores, to_iob2, write_conll
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.tagging import conll_scores, to_iob2, write_conll
 
 ANY_TAG = st.sampled_from(['O', 'O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC', 'I-A-B'])
 

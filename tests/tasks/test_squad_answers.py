@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.labelled import squad_answers
-from bert_jax.labelled.squad import SquadExamples, read_squad
-from bert_jax.labelled.squad_answers import aligned_place, final_texts, predict_answers
-from bert_jax.labelled.squad_windows import squad_windows
-from bert_jax.labelled.squad_writer import write_predictions
-from bert_jax.metrics.squad import squad_scores
+from bert_jax.tasks import squad as squad_answers
+from bert_jax.tasks.squad import (
+    aligned_place,
+    final_texts,
+    predict_answers,
+    squad_scores,
+    write_predictions,
+)
+from bert_jax.tasks.squad_windows import SquadExamples, read_squad, squad_windows
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 

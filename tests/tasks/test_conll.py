@@ -7,13 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.labelled.conll import (
-    ConllExamples,
-    read_conll,
-    read_conll_file,
-)
-from bert_jax.labelled.word_windows import conll_windows
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.tagging import ConllExamples, conll_windows, read_conll, read_conll_file
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 

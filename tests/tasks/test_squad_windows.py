@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.labelled.squad import SquadExamples, read_squad
-from bert_jax.labelled.squad_answers import _has_max_context
-from bert_jax.labelled.squad_windows import squad_windows
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.squad import _has_max_context
+from bert_jax.tasks.squad_windows import SquadExamples, read_squad, squad_windows
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 

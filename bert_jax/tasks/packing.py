@@ -1,11 +1,13 @@
-"""Short sequences packed into rows, with attention kept inside each (no work on padding).
+"""Short sequences packed into rows, with attention kept inside each, so that no work is padding.
 
 A *unit* is what must stay together in a row: one sequence, or the choices of one question. The
 packing is planned from the lengths alone, for all steps at once; a batch is then filled in by
-index. Packing changes no score: sequences attend to themselves and have positions of their own
-(Krell et al., 2021, pack for pre-training; here for fine-tuning and evaluation too).
+index, and its outputs are brought back to the units. Packing changes no score: sequences attend to
+themselves and have positions of their own (Krell et al., 2021, pack for pre-training; here for
+fine-tuning and evaluation too).
 
-    n: units, U: units a group (a step of training), R: rows, S: row length, K: units a row
+    n: units, U: units a group (a step of training), R: rows, S: row length, K: units a row,
+    T: tokens of all units
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.data.packing import pack
 from bert_jax.data.pairs import Sequences
+from bert_jax.data.spec import BatchSpec, Feature, empty_rows
 
 MAX_SHAPES = 4
 _SHAPE_GAIN = 0.02  # a further shape is worth compiling if it saves this share of the work
@@ -207,3 +211,172 @@ def plan_once(
         units_of, rows_of, row_length, np.full(len(per_step), rows_a_step), units_a_row,
         int(lengths_n.sum()),
     )
+
+
+def packed_spec(units: Units, plan: Plan) -> BatchSpec:
+    """Features of a packed batch; see `Bert` for `input_mask`, `position_ids`, `cls_positions`."""
+    s, k = (plan.row_length,), plan.units_a_row
+    spec = {
+        'input_ids': Feature(s, np.int32),
+        'input_mask': Feature(s, np.int32),
+        'segment_ids': Feature(s, np.int32),
+        'position_ids': Feature(s, np.int32),
+        'cls_positions': Feature((k * units.choices,), np.int32),
+        'unit_index': Feature((k,), np.int32),
+        'unit_weights': Feature((k,), np.float32),
+    }
+    spec |= {name: Feature((k, *x.shape[1:]), x.dtype.type) for name, x in units.labels.items()}
+    spec |= {name: Feature((k,), np.int32) for name in units.positions}
+    spec |= {name: Feature((*s, *x.shape[1:]), x.dtype.type) for name, x in units.tokens.items()}
+    return spec
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placement:
+    """Where everything of a step goes: u units of it, t tokens of these.
+
+    Attributes:
+      unit, row, slot, start: [u] the unit, its row, its number there, its first column.
+      sequence, sequence_start: [u, choices] its sequences and their first columns.
+      source, at: [t] index in the flat tokens, and in the flattened rows [R * S].
+      position: [t] within the sequence.
+      number: [t] of the sequence in its row, from 1.
+      first_length: [t] tokens of the sequence's segment 0.
+    """
+
+    unit: np.ndarray
+    row: np.ndarray
+    slot: np.ndarray
+    start: np.ndarray
+    sequence: np.ndarray
+    sequence_start: np.ndarray
+    source: np.ndarray
+    at: np.ndarray
+    position: np.ndarray
+    number: np.ndarray
+    first_length: np.ndarray
+
+
+def _place(units: Units, plan: Plan, step: int, local: np.ndarray) -> _Placement:
+    here = np.isin(plan.rows[step], local)
+    unit = plan.units[step][here]
+    row = np.searchsorted(local, plan.rows[step][here])
+    by_row = np.lexsort((unit, row))
+    unit, row = unit[by_row], row[by_row]
+    offsets = units.sequences.offsets
+    lengths = offsets[(unit + 1) * units.choices] - offsets[unit * units.choices]
+    ends = np.cumsum(lengths)
+    first = np.searchsorted(row, row)
+    start = ends - lengths - (ends - lengths)[first]
+    slot = np.arange(len(unit)) - first
+
+    c = units.choices
+    sequence = unit[:, None] * c + np.arange(c)
+    sequence_start = start[:, None] + offsets[sequence] - offsets[unit * c][:, None]
+    counts = (offsets[sequence + 1] - offsets[sequence]).reshape(-1)
+    before = np.cumsum(counts) - counts
+    position = np.arange(int(counts.sum())) - np.repeat(before, counts)
+    first_column = (row[:, None] * plan.row_length + sequence_start).reshape(-1)
+    return _Placement(
+        unit, row, slot, start, sequence, sequence_start,
+        source=np.repeat(offsets[sequence].reshape(-1), counts) + position,
+        at=np.repeat(first_column, counts) + position,
+        position=position,
+        number=np.repeat((slot[:, None] * c + np.arange(c) + 1).reshape(-1), counts),
+        first_length=np.repeat(units.sequences.first_lengths[sequence].reshape(-1), counts),
+    )
+
+
+def packed_batch(units: Units, plan: Plan, step: int, local: np.ndarray) -> dict[str, np.ndarray]:
+    """This host's rows of a step.
+
+    Args:
+      units: what `plan` was made for.
+      plan: where units go.
+      step: row of the plan.
+      local: the rows of the step, of its `num_rows[step]`, that are wanted, ascending.
+    """
+    p = _place(units, plan, step, local)
+    spec = packed_spec(units, plan)
+    batch = empty_rows(spec, len(local))
+
+    def put(name: str, values: np.ndarray) -> None:
+        batch[name].reshape(-1, *values.shape[1:])[p.at] = values
+
+    put('input_ids', units.sequences.ids[p.source])
+    put('input_mask', p.number)
+    put('segment_ids', p.position >= p.first_length)
+    put('position_ids', p.position)
+    for name, x in units.tokens.items():
+        put(name, x[p.source])
+    slots = p.slot[:, None] * units.choices + np.arange(units.choices)
+    batch['cls_positions'][p.row[:, None], slots] = p.sequence_start
+    batch['unit_index'][p.row, p.slot] = p.unit
+    batch['unit_weights'][p.row, p.slot] = 1.0
+    for name, x in units.labels.items():
+        batch[name][p.row, p.slot] = x[p.unit]
+    for name, x in units.positions.items():
+        batch[name][p.row, p.slot] = x[p.unit] + p.start
+    return batch
+
+
+def unpack(
+    units: Units, plan: Plan, step: int, outputs: Mapping[str, np.ndarray],
+    collected: dict[str, np.ndarray],
+) -> None:
+    """Brings a step's outputs back into the order of `units`.
+
+    Args:
+      units, plan, step: as the batch was made.
+      outputs: arrays of all rows of the step, [R, S, ...] a token or [R, K, ...] a unit.
+      collected: receives arrays [T, ...] of the former and [n, ...] of the latter.
+    """
+    p = _place(units, plan, step, np.arange(plan.num_rows[step]))
+    for name, x in outputs.items():
+        # K is S only where every row is full of units of one token, which [CLS] [SEP] rules out.
+        if x.shape[1] == plan.row_length:
+            count, index = len(units.sequences.ids), p.source
+            values = x.reshape(-1, *x.shape[2:])[p.at]
+        else:
+            count, index, values = len(units), p.unit, x[p.row, p.slot]
+        if name not in collected:
+            collected[name] = np.zeros((count, *values.shape[1:]), values.dtype)
+        collected[name][index] = values
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """[sum(counts)] int64: starts[i], starts[i] + 1, ... (counts[i] of them) for every i."""
+    shifts = starts - (np.cumsum(counts) - counts)
+    return np.arange(counts.sum()) + np.repeat(shifts, counts)
+
+
+class Tiles(NamedTuple):
+    """Windows [W] over spans: of which, first places, places after the last, where scoring begins.
+
+    Scoring in a window goes on to where it begins in the next.
+    """
+
+    span: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    cores: np.ndarray
+
+
+def tile(spans: np.ndarray, size: int | np.ndarray) -> Tiles:
+    """Windows over spans: one of the whole where it fits, else evenly spaced, overlapping by half.
+
+    Args:
+      spans: bounds of the spans, which follow each other.
+      size: places that a window holds, of all or of each span.
+    """
+    begins, lengths = spans[:-1], np.diff(spans)
+    size = np.broadcast_to(size, lengths.shape)
+    over = np.maximum(lengths - size, 0)
+    num = 1 + -(-over // ((size + 1) // 2))
+    span = np.repeat(np.arange(len(lengths)), num)
+    i = np.arange(len(span)) - np.repeat(np.cumsum(num) - num, num)
+    starts = begins[span] + i * over[span] // np.maximum(num[span] - 1, 1)
+    ends = np.minimum(starts + size[span], spans[1:][span])
+    # In the middle of the overlap with the window before.
+    middles = (np.roll(ends, 1) + starts) // 2
+    return Tiles(span, starts, ends, np.where(i == 0, starts, middles))

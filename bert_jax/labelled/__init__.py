@@ -1,1 +1,0 @@
-"""Labelled data: readers of files, units packed into rows, and what turns outputs into files."""
