@@ -185,7 +185,9 @@ BAD = [
     ({'model.dtype': 'bf16'}, "config.model.dtype='bf16' is unknown: did you mean 'bfloat16'?"),
     ({'model.remat': 'dot'}, "did you mean 'dots'?"),
     ({'optimizer.name': 'lam'}, "config.optimizer.name='lam' is unknown: did you mean 'lamb'?"),
-    ({'optimizer.name': 'sgd'}, 'choose from bert_adamw, adamw, lamb'),
+    ({'optimizer.name': 'lino'}, "did you mean 'lion'"),
+    ({'optimizer.name': 'lion', 'optimizer.arguments': 'b3=1'}, "did you mean 'b"),
+    ({'optimizer.name': 'lion', 'optimizer.b1': 0.5}, 'set optimizer.arguments instead'),
     ({'phases': ({'step': 5},)}, "config.phases[0].step is not a field: did you mean 'steps'?"),
     # Sizes.
     ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide config.model.hidden_size='

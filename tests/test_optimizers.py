@@ -2,21 +2,26 @@
 
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
 from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
+from bert_jax.runtime.errors import InputError
 from bert_jax.train.optimizers import (
     ScheduleSegment,
     decay_mask,
     make_optimizer,
     make_schedule,
+    optax_optimizers,
+    optimizer_arguments,
     path_names,
     scale_by_depth,
 )
@@ -181,6 +186,66 @@ def test_lamb_with_a_zero_norm_stays_finite(start, gradient):
     params = {'kernel': jnp.full((2, 2), start)}
     after = updated('lamb', params, [{'kernel': jnp.full((2, 2), gradient)}])['kernel']
     assert jnp.isfinite(after).all() and (after != params['kernel']).all()
+
+
+@pytest.mark.parametrize('name, arguments', [
+    ('lion', {'b1': 0.95, 'b2': 0.98}), ('nadamw', {'b1': 0.8}), ('adan', {}),
+])
+def test_an_optimizer_of_optax_is_optaxs_with_bert_s_weight_decay(name, arguments):
+    params = random_tree({'kernel': np.zeros((4, 3)), 'LayerNorm': {'scale': np.zeros(3)}}, 0)
+    schedule = make_schedule([ScheduleSegment(0, 10, 1e-2, 2)])
+    ours = make_optimizer(name, schedule, arguments=arguments, **ADAM)
+    theirs = getattr(optax, name)(schedule, weight_decay=0.01, mask=decay_mask, **arguments)
+    after = []
+    for optimizer in (ours, theirs):
+        new, state = params, optimizer.init(params)
+        for seed in (1, 2, 3):
+            updates, state = jit(optimizer.update)(random_tree(params, seed), state, new)
+            new = optax.apply_updates(new, updates)
+        after.append(new)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-8), *after)
+    assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), after[0], params)))
+
+
+@pytest.mark.parametrize('name', optax_optimizers())
+def test_every_optimizer_of_optax_fits_a_mesh_and_is_proportional_to_its_rate(name):
+    config = ModelConfig(vocab_size=64, num_layers=2, hidden_size=256, num_heads=2,
+                         intermediate_size=256, max_position_embeddings=8)
+    objective, mesh = Pretraining(config), make_mesh(2, 2, 2)
+    optimizer = make_optimizer(name, lambda step: 1.0, **ADAM)
+    state = abstract_state(objective, optimizer, mesh)
+    for x in jax.tree.leaves(state):
+        x.sharding.shard_shape(x.shape)  # raises where a dim cannot be split so
+    after = jax.eval_shape(optimizer.update, state.params, state.opt_state, state.params)
+    assert jax.tree.structure(after) == jax.tree.structure((state.params, state.opt_state))
+
+    params = {'kernel': jnp.linspace(0.1, 1, 12).reshape(3, 4), 'bias': jnp.ones(3)}
+    moved = []
+    for rate in (0.5, 1.0):
+        optimizer = make_optimizer(name, lambda step: rate, **ADAM)  # noqa: B023
+        moments = optimizer.init(params)
+        for step in (1, 2, 3):
+            grads = jax.tree.map(lambda x: jnp.sin(x * step), params)  # noqa: B023
+            updates, moments = optimizer.update(grads, moments, params)
+        moved.append(updates)
+    jax.tree.map(lambda half, whole: np.testing.assert_allclose(2 * half, whole, rtol=1e-5), *moved)
+    assert all(jnp.isfinite(x).all() and x.any() for x in jax.tree.leaves(moved))
+
+
+@pytest.mark.parametrize('name, text, words', [
+    ('lion', 'b3=0.5', "lion has no 'b3': did you mean 'b"),
+    ('lion', 'weight_decay=0.5', "lion has no 'weight_decay'"),
+    ('lion', 'b1="high"', 'cannot be'), ('lion', 'b1=True', 'cannot be'),
+    ('lion', 'b1=1e999', 'cannot be'), ('nadamw', 'nesterov=1', 'cannot be'),
+    ('lion', '0.9', 'write them as'), ('lion', '**{}', 'write them as'),
+    ('lion', 'b1=', 'write them as'), ('lion', 'b1=1)(', 'write them as'),
+    ('adamw', 'b1=0.5', 'it reads optimizer.b1'),
+])
+def test_arguments_that_an_optimizer_does_not_have_are_refused(name, text, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        optimizer_arguments(name, text)
+    assert optimizer_arguments('lion', ' b1=0.95,mu_dtype="bfloat16", ') == {
+        'b1': 0.95, 'mu_dtype': 'bfloat16'}
 
 
 def test_a_frozen_part_stays_and_has_no_moments():

@@ -153,14 +153,16 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     t.profile = ''  # '100..110': a trace of these steps, for TensorBoard's profile plugin
 
     c.optimizer = o = ConfigDict()
-    o.name = 'bert_adamw'  # bert_adamw (no bias correction) | adamw (optax) | lamb | muon
+    # bert_adamw (no bias correction) | adamw | lamb | muon, or any optimizer of optax: lion, ...
+    o.name = 'bert_adamw'
+    o.arguments = ''  # of an optimizer of optax, such as 'b1=0.95, b2=0.98'
     o.learning_rate = 1e-4
     o.warmup = _free('1%')
     o.decay_power = 1.0  # polynomial decay to 0; 1 is linear
     o.decay_from = 'start'  # start: as if there were no warm-up, the original's | peak: after it
     o.layer_decay = 1.0  # the last layer has this share of the rate, the one before its square, ...
     o.weight_decay = 0.01  # not on biases and LayerNorm
-    o.b1 = 0.9
+    o.b1 = 0.9  # b1, b2 and eps are of the first four
     o.b2 = 0.999
     o.eps = 1e-6
     o.clip_norm = 1.0  # global gradient norm; 0: no clipping

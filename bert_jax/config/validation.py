@@ -27,6 +27,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_scheme
 from bert_jax.tasks import task_kind
 from bert_jax.tasks.texts import WINDOWS
+from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 
 _SHARE = Range(0, 1)
@@ -57,7 +58,7 @@ FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
     'train.save_every': _DURATION, 'train.keep_checkpoints': count(10**6),
     'train.log_every': _DURATION, 'train.profile': _OWN, 'train.skip_steps': _OWN,
     'train.reference': _PATH, 'train.probe': _PATH,
-    'optimizer.name': ('bert_adamw', 'adamw', 'lamb', 'muon'),
+    'optimizer.name': (*OWN_OPTIMIZERS, *optax_optimizers()), 'optimizer.arguments': _TEXT,
     'optimizer.layer_decay': Range(0, 1, open='('),
     'optimizer.learning_rate': Range(0, 1000, open='('), 'optimizer.warmup': _DURATION,
     'optimizer.decay_from': ('start', 'peak'),
@@ -132,6 +133,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     for path in fields(config):
         _check_field(config, path)
     parse_steps(config.train.profile, 'train.profile')
+    _check_optimizer(config.optimizer)
     _check_skipped(config.train.skip_steps)
     _check_phases(config)
     if config.data.mask_rate + config.data.random_rate > 1 + 1e-9:
@@ -172,6 +174,16 @@ def _check_duration(value: Any, path: str) -> None:
     epochs = None if path.endswith('warmup') else 10**9
     total = None if path == 'train.steps' else 10**9
     parse_duration(value, path, batch_size=1, num_examples=epochs, total=total)
+
+
+def _check_optimizer(optimizer: ConfigDict) -> None:
+    optimizer_arguments(optimizer.name, optimizer.arguments)
+    start = default_config().optimizer
+    for key in ('b1', 'b2', 'eps'):
+        if optimizer.name in optax_optimizers() and optimizer[key] != start[key]:
+            raise InputError(
+                f'config.optimizer.{key}={optimizer[key]} means nothing to '
+                f'config.optimizer.name={optimizer.name!r}: set optimizer.arguments instead')
 
 
 def _check_skipped(steps: Any) -> None:

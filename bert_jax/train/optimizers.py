@@ -1,9 +1,13 @@
-"""Learning-rate schedules and the optimizers: BERT's Adam, optax's AdamW, LAMB, Muon."""
+"""Learning-rate schedules and the optimizers: BERT's Adam, AdamW, LAMB, Muon, and all of optax."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +16,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from bert_jax.config import nearest
+from bert_jax.runtime.errors import InputError
 from bert_jax.train.sharding import deal_out
 
 Schedule = Callable[[jax.Array], jax.Array]
@@ -277,27 +283,101 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+OWN_OPTIMIZERS = ('bert_adamw', 'adamw', 'lamb', 'muon')
+# Of optax, but no function of gradients alone whose updates are proportional to the rate.
+_NOT_PROPORTIONAL = ('fromage', 'lbfgs', 'noisy_sgd')
+_SET_BY_CONFIG = ('learning_rate', 'weight_decay', 'mask', 'weight_decay_mask', 'weight_decay_rate')
+
+
+@functools.cache
+def optax_optimizers() -> Mapping[str, Mapping[str, Any]]:
+    """Optimizers of optax that `optimizer.name` may be: their arguments with the default values.
+
+    Rate and weight decay are not among the arguments: they come from the config.
+    """
+    optimizers = {}
+    for name, build in vars(optax).items():
+        if (name in (*OWN_OPTIMIZERS, *_NOT_PROPORTIONAL) or name.startswith(('_', 'scale_by_'))
+                or not (inspect.isfunction(build) or isinstance(build, functools.partial))):
+            continue
+        parameters = inspect.signature(build).parameters
+        if 'learning_rate' in parameters:
+            optimizers[name] = {
+                key: x.default for key, x in parameters.items() if key not in _SET_BY_CONFIG}
+    return optimizers
+
+
+def optimizer_arguments(name: str, text: str) -> dict[str, Any]:
+    """The arguments of an optimizer of optax, from `optimizer.arguments`: 'b1=0.95, b2=0.98'.
+
+    Raises:
+      InputError: no keyword arguments, one that the optimizer does not have, or a value that is not
+        of its default's type.
+    """
+    field = f'config.optimizer.arguments={text!r}'
+    try:
+        call: Any = ast.parse(f'f({text})', mode='eval').body
+        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        if not isinstance(call.func, ast.Name) or call.args or None in arguments:
+            raise ValueError('no name')
+    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError):
+        raise InputError(f"{field}: write them as 'b1=0.95, b2=0.98'") from None
+    known = optax_optimizers().get(name, {})
+    if arguments and not known:
+        raise InputError(
+            f'{field} means nothing to config.optimizer.name={name!r}'
+            + (': it reads optimizer.b1, b2 and eps' if name in OWN_OPTIMIZERS else ''))
+    for key, value in arguments.items():
+        if key not in known:
+            raise InputError(f'{field}: {name} has no {key!r}: {nearest(key, list(known))}')
+        if not _is_like(value, known[key], key):
+            raise InputError(f'{field}: {key}={value!r} cannot be, {name} has {known[key]!r}')
+    return arguments
+
+
+def _is_like(value: Any, default: Any, key: str) -> bool:
+    if 'dtype' in key:
+        return value in (None, 'float32', 'bfloat16')
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and (default is None or isinstance(default, bool))
+    if value is None:
+        return default is None
+    return (isinstance(value, (int, float)) and math.isfinite(value)
+            and not callable(default) and not isinstance(default, str))
+
+
+def _from_optax(name: str, arguments: Mapping[str, Any]) -> list[optax.GradientTransformation]:
+    """Updates of an optax optimizer before rate, weight decay and sign."""
+    build = getattr(optax, name)
+    without_decay = {
+        key: 0.0 for key in ('weight_decay',) if key in inspect.signature(build).parameters}
+    return [build(learning_rate=1.0, **without_decay, **arguments), optax.scale(-1.0)]
+
+
 def make_optimizer(
     name: str, schedule: Schedule, *, weight_decay: float, b1: float, b2: float, eps: float,
     layer_decay: float = 1.0, frozen: str = '', mesh: Mesh | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> optax.GradientTransformation:
     """The optimizer, without clipping, which the train step does where it has the norm at hand.
 
     Args:
-      name: 'bert_adamw' (the original's), 'adamw' (with bias correction), 'lamb', 'muon'.
+      name: 'bert_adamw' (the original's), 'adamw' (with bias correction), 'lamb', 'muon', or one of
+        `optax_optimizers`.
       schedule: learning rate by step.
       weight_decay: added to the update before the learning rate (decoupled), see `decays`.
-      b1, b2, eps: of Adam.
+      b1, b2, eps: of Adam in the first four; those of optax take `arguments` alone.
       layer_decay: see `scale_by_depth`; 1 for one rate everywhere.
       frozen: top-level part of the parameters that is left as it is, without moments.
       mesh: that the work of Muon is spread over.
+      arguments: of an optimizer of optax.
     """
     parts = {
-        'bert_adamw': [scale_by_bert_adam(b1, b2, eps)],
-        'adamw': [optax.scale_by_adam(b1, b2, eps)],
-        'lamb': [optax.scale_by_adam(b1, b2, eps)],
-        'muon': [scale_by_muon_and_adam(b1, b2, eps, mesh)],
-    }[name]
+        'bert_adamw': lambda: [scale_by_bert_adam(b1, b2, eps)],
+        'adamw': lambda: [optax.scale_by_adam(b1, b2, eps)],
+        'lamb': lambda: [optax.scale_by_adam(b1, b2, eps)],
+        'muon': lambda: [scale_by_muon_and_adam(b1, b2, eps, mesh)],
+    }.get(name, lambda: _from_optax(name, arguments or {}))()
     parts = [*parts, optax.add_decayed_weights(weight_decay, decay_mask)]
     if name == 'lamb':
         parts.append(scale_by_layer_trust_ratio())

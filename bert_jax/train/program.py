@@ -26,7 +26,13 @@ from bert_jax.model.objectives import Objective
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.base import Task
 from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory, host_memory
-from bert_jax.train.optimizers import Schedule, ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.train.optimizers import (
+    Schedule,
+    ScheduleSegment,
+    make_optimizer,
+    make_schedule,
+    optimizer_arguments,
+)
 from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
 from bert_jax.train.state import TrainState, abstract_state, make_init
 from bert_jax.train.step import TrainStep, make_eval_step, make_train_step, train_update
@@ -107,6 +113,7 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
         return make_optimizer(
             o.name, schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2, eps=o.eps,
             layer_decay=o.layer_decay, frozen=task.frozen, mesh=mesh,
+            arguments=optimizer_arguments(o.name, o.arguments),
         )
 
     def update(numbers: Numbers) -> TrainStep:

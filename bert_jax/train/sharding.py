@@ -166,9 +166,21 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
     Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `train.step` gathers
     and reduces. Leaves without metadata (counters) are replicated.
     """
-    # Where an optimizer has masked a parameter out, flax's box of it is empty.
+    # Where an optimizer has masked a parameter out, flax's box of it is empty; where it keeps
+    # sums over dims instead (Adafactor, SM3), the names are of dims that are not there.
+    rules: dict[str | None, int] = {
+        name: mesh.shape[axis] for name, axis in RULES if isinstance(axis, str)}
+
+    def named(x: Any) -> bool:
+        leaves = jax.tree.leaves(x)
+        if not leaves or not isinstance(x, nn.LogicallyPartitioned):
+            return bool(leaves)
+        shape = leaves[0].shape
+        return leaves[0] is x.value and len(shape) == len(x.names) and not any(
+            size % rules.get(name, 1) for name, size in zip(x.names, shape))
+
     boxed_tree = jax.tree.map(
-        lambda x: x if jax.tree.leaves(x) else nn.meta.unbox(x), boxed_tree,
+        lambda x: x if named(x) else nn.meta.unbox(x), boxed_tree,
         is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata),
     )
     specs = nn.get_partition_spec(boxed_tree)

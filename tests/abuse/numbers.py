@@ -6,6 +6,8 @@ _REFUSED = {
     # field: values, each refused by its name
     'optimizer.weight_decay': ('nan', 'inf', '-1'),
     'optimizer.clip_norm': ('nan', 'inf', '-1'),
+    'optimizer.name': ('lino', 'lbfgs', 'scale_by_adam', 'apply_updates', ''),
+    'optimizer.arguments': ('b1=0.5', '0.5', 'b1', '**{}', 'b1=open("x")'),
     'optimizer.layer_decay': ('nan', '0', '1.5'),
     'optimizer.eps': ('nan', 'inf', '-1e-6', '1e9'),
     'optimizer.learning_rate': ('nan', 'inf', '-1', '0', '1e400'),
