@@ -298,6 +298,14 @@ def test_muon_orthogonalizes_the_matrices_of_layers_and_adam_does_the_rest():
         np.testing.assert_allclose(u, expected, atol=1e-3, err_msg=str(names))
 
 
+@pytest.mark.parametrize('layer, shape', [('layer_0', (8, 2, 12)), ('layer', (2, 8, 2, 12))])
+def test_muon_refuses_a_kernel_whose_matrices_it_does_not_know(layer, shape):
+    """Two kernels in one, as a gated layer may have them."""
+    params = {'bert': {'encoder': {layer: {'intermediate': {'kernel': jnp.ones(shape)}}}}}
+    with pytest.raises(AssertionError, match='does not know the matrices of bert/encoder'):
+        updated('muon', params, [params])
+
+
 def test_muon_is_the_same_for_stacked_layers():
     params = random_tree(model_params(), 0)
     gradients = [random_tree(params, seed) for seed in (1, 2)]

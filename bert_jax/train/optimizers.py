@@ -169,7 +169,14 @@ def _is_matrix(path: Sequence[Any]) -> bool:
 
 
 def _matrices(names: Sequence[str], x: jax.Array) -> jax.Array:
-    """A kernel as matrices [number, in, out]: q, k and v are three, and so are stacked layers."""
+    """A kernel as matrices [number, in, out]: q, k and v are three, and so are stacked layers.
+
+    Which dims go in and which come out follows from the three forms of kernels that layers have.
+    Another form has to be added here: taken for one of these, it would train, and wrongly.
+    """
+    dims = 4 if 'qkv' in names else 3 if 'attention' in names else 2
+    assert x.ndim - ('layer' in names) == dims, (
+        f"Muon does not know the matrices of {'/'.join(names)} {x.shape}: add its form here")
     if 'qkv' in names:  # [..., hidden, 3, heads, head_dim]
         x = jnp.moveaxis(x, -4, -3)
         return x.reshape(-1, x.shape[-3], x.shape[-2] * x.shape[-1])
