@@ -10,9 +10,10 @@ is made above it. Another one, or another rule of who sees whom, goes in here.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,9 @@ class Implementation(Protocol):
     ) -> jax.Array: ...
 
 
+Keep = Callable[[jax.Array], Any]
+
+
 def attend(
     qkv_BxSx3xNxD: jax.Array,
     bias_3xNxD: jax.Array,
@@ -47,6 +51,7 @@ def attend(
     *,
     config: ModelConfig,
     wanted_BxP: jax.Array | None = None,
+    keep: Keep | None = None,
 ) -> jax.Array:
     """Context vectors [B, S, N, D], or [B, P, N, D]: softmax(q k / sqrt(D)) v, with dropout.
 
@@ -59,7 +64,14 @@ def attend(
       layer: index of the layer, for dropout; may be traced.
       config: chooses the implementation.
       wanted_BxP: the queries that are wanted, where not all are.
+      keep: is given the probabilities [B, N, Q, K] float32, before dropout. The plain
+        implementation computes them then: the others have none in memory.
     """
+    if keep is not None:
+        return _xla(
+            qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer, config=config,
+            wanted_BxP=wanted_BxP, keep=keep,
+        )
     drops = rows_Bx2 is not None and config.attention_dropout > 0
     name = choose(config, qkv_BxSx3xNxD.shape[1], drops)
     if wanted_BxP is not None:  # a query or a few a sequence: no work for a kernel
@@ -130,19 +142,22 @@ def _kernel(
 def _xla(
     qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, segments_BxS: jax.Array,
     rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
-    wanted_BxP: jax.Array | None,
+    wanted_BxP: jax.Array | None, keep: Keep | None = None,
 ) -> jax.Array:
     """In plain operations, which XLA fuses; scores and their softmax are float32."""
     qkv_BxSx3xNxD = qkv_BxSx3xNxD + bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
-    probs_BxNxQxK = probabilities(
-        qkv_BxSx3xNxD, segments_BxS, config=config, wanted_BxP=wanted_BxP).astype(config.dtype)
+    probs_BxNxQxK = _probabilities(
+        qkv_BxSx3xNxD, segments_BxS, config=config, wanted_BxP=wanted_BxP)
+    if keep is not None:
+        keep(probs_BxNxQxK)
     probs_BxNxQxK = drop.dropout(
-        probs_BxNxQxK, config.attention_dropout, rows_Bx2, drop.ATTENTION_PROBS, layer, wanted_BxP
+        probs_BxNxQxK.astype(config.dtype), config.attention_dropout, rows_Bx2,
+        drop.ATTENTION_PROBS, layer, wanted_BxP,
     )
     return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, qkv_BxSx3xNxD[:, :, 2])
 
 
-def probabilities(
+def _probabilities(
     qkv_BxSx3xNxD: jax.Array, segments_BxS: jax.Array, *, config: ModelConfig,
     wanted_BxP: jax.Array | None = None,
 ) -> jax.Array:
@@ -203,7 +218,10 @@ def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
 
 
 class SelfAttention(nn.Module):
-    """Context vectors [B, S, N, D] of hidden states [B, S, H], or [B, P, N, D] where wanted."""
+    """Context vectors [B, S, N, D] of hidden states [B, S, H], or [B, P, N, D] where wanted.
+
+    Where flax's `intermediates` are asked for, its `probabilities` [B, N, Q, K] are among them.
+    """
 
     config: ModelConfig
 
@@ -223,4 +241,8 @@ class SelfAttention(nn.Module):
         )
         qkv, bias = project.apart(x_BxSxH)
         qkv = c.layout(qkv, 'batch', None, None, 'heads', None)
-        return attend(qkv, bias, segments_BxS, rows_Bx2, layer, config=c, wanted_BxP=wanted_BxP)
+        keep = None
+        if self.is_mutable_collection('intermediates'):
+            keep = functools.partial(self.sow, 'intermediates', 'probabilities')
+        return attend(
+            qkv, bias, segments_BxS, rows_Bx2, layer, config=c, wanted_BxP=wanted_BxP, keep=keep)

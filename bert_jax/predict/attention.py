@@ -11,9 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 
-from bert_jax.model.attention import probabilities
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.classify import Made, maker, reader
@@ -59,24 +57,15 @@ def attention(model: LoadedModel, text: str) -> dict[str, Any]:
 
 @functools.cache
 def _all_probabilities(config: ModelConfig) -> Function:
-    """`probabilities` [R, S, layers, N, S], computed again from what each layer's queries and keys
-    are: the kernels that compute attention keep none."""
-    def is_projection(module: nn.Module, method: str) -> bool:
-        return module.name == 'qkv' and method == 'apart'
-
+    """`probabilities` [R, S, layers, N, S], as the model's own attention computes them."""
     def function(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         _, kept = Bert(config, pooled=False).apply(
-            {'params': params['bert']}, *inputs(batch), capture_intermediates=is_projection)
+            {'params': params['bert']}, *inputs(batch), mutable=['intermediates'])
         layers = kept['intermediates']['encoder']
-        found = []
-        for i in range(config.num_layers):
-            ((qkv_RxSx3xNxD, bias_3xNxD),) = (
-                layers[f'layer_{i}']['attention']['self']['qkv']['apart'])
-            found.append(probabilities(
-                qkv_RxSx3xNxD + bias_3xNxD.astype(qkv_RxSx3xNxD.dtype), batch['input_mask'],
-                config=config,
-            ))
-        probabilities_RxLxNxSxS = jnp.stack(found, axis=1)
+        probabilities_RxLxNxSxS = jnp.stack([
+            layers[f'layer_{i}']['attention']['self']['probabilities'][0]
+            for i in range(config.num_layers)
+        ], axis=1)
         return {'probabilities': jnp.moveaxis(probabilities_RxLxNxSxS, 3, 1)}
 
     return function

@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.model import dropout as drop
-from bert_jax.model.attention import IMPLEMENTATIONS, attend, choose
+from bert_jax.model.attention import IMPLEMENTATIONS, SelfAttention, attend, choose
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.runtime.errors import InputError
@@ -53,6 +53,33 @@ def test_each_sequence_is_computed_as_if_alone(attention):
         for number in range(1, SEGMENTS[row].max() + 1):
             at = SEGMENTS[row] == number
             np.testing.assert_allclose(context[row, at], alone(QKV[row, at]), atol=1e-6)
+
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('wanted', [None, WANTED])
+def test_kept_probabilities_are_those_that_the_values_are_weighted_by(causal, wanted):
+    made = []
+    c = dataclasses.replace(config('auto'), causal=causal)
+    context = attend(QKV - BIAS, BIAS, SEGMENTS, None, 0, config=c, wanted_BxP=wanted,
+                     keep=made.append)
+    (probabilities,) = made
+    np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.einsum('BNQK,BKND->BQND', probabilities, QKV[:, :, 2]), context, atol=1e-6)
+    np.testing.assert_allclose(
+        attend(QKV - BIAS, BIAS, SEGMENTS, None, 0, config=c, wanted_BxP=wanted), context,
+        atol=1e-6)
+
+
+def test_the_model_keeps_its_probabilities_where_intermediates_are_asked_for():
+    """And nowhere else: not among the parameters, and not in training."""
+    attention = SelfAttention(config('auto'))
+    x, segments = jnp.ones((2, S, N * D)), jnp.asarray(SEGMENTS[:2])
+    variables = attention.init(jax.random.key(0), x, segments, None, 0)
+    assert set(variables) == {'params'}
+    context, kept = attention.apply(variables, x, segments, None, 0, mutable=['intermediates'])
+    assert kept['intermediates']['probabilities'][0].shape == (2, N, S, S)
+    np.testing.assert_array_equal(context, attention.apply(variables, x, segments, None, 0))
 
 
 def test_wanted_queries_give_their_part_of_the_whole(attention):
