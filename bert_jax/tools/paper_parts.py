@@ -23,7 +23,7 @@ from bert_jax.tools.paper_tables import COLUMNS, TASKS, TINY_GRID, Row, Table
 from bert_jax.tools.sweep_folder import Folder
 from bert_jax.tools.sweep_grid import Member, grid_members, member_config
 from bert_jax.train.run_directory import flat_fields
-from bert_jax.weights.load import load_weights
+from bert_jax.weights import load_weights
 
 CONFIGS = as_path(__file__).parent.parent.parent / 'configs'
 # What does not change what a run comes to.

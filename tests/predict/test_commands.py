@@ -272,7 +272,7 @@ def test_modules_of_sentence_transformers(tmp_path, modules, pooling, pool, norm
     (tmp_path / 'model' / 'sentence_bert_config.json').write_text('{"max_seq_length": 6}')
     model = load(tmp_path / 'model')
     if pool is None:
-        with pytest.raises(InputError, match='cannot be computed: name'):
+        with pytest.raises(InputError, match='name pool'):
             model.vectors(['a b'])
         pool, normalize = 'mean', True
         found = model.vectors(['a b'], pool, normalize=True)

@@ -66,8 +66,10 @@ def vocab_file(shared_data):
     return shared_data / 'vocab' / 'bert-base-multilingual-cased-vocab.txt'
 
 
-@pytest.mark.parametrize(('lowercase', 'switches'), COMBINATIONS)
-def test_ids_are_those_of_transformers(lowercase, switches, lines, vocab_file):
+@pytest.mark.parametrize('number', range(len(COMBINATIONS)))
+def test_ids_are_those_of_transformers(number, lines, vocab_file):
+    """Of a tenth of the lines each; every line is in three of the combinations."""
+    lowercase, switches = COMBINATIONS[number]
     legacy = pytest.importorskip('transformers.models.bert.tokenization_bert_legacy')
     theirs = legacy.BertTokenizerLegacy(
         str(vocab_file), do_lower_case=lowercase, strip_accents=switches.strip_accents,
@@ -75,7 +77,7 @@ def test_ids_are_those_of_transformers(lowercase, switches, lines, vocab_file):
         do_basic_tokenize=switches.do_basic_tokenize, never_split=list(switches.never_split))
     ours = WordPieceTokenizer.from_file(vocab_file, lowercase, switches)
     assert len(lines) > 4000
-    for line in lines:
+    for line in lines[number % 10 :: 10]:
         assert ours.encode(line) == theirs.encode(line, add_special_tokens=False), line
 
 
@@ -85,6 +87,7 @@ def test_the_graph_gives_the_ids_of_the_reference(lowercase, switches, lines, vo
     from bert_jax.data.tokenize import make_encode
 
     tokenizer = WordPieceTokenizer.from_file(vocab_file, lowercase, switches)
+    lines = lines[::3]
     ids, counts = make_encode(tokenizer)(lines)
     wanted = [tokenizer.encode(line) for line in lines]
     np.testing.assert_array_equal(counts, [len(x) for x in wanted])
