@@ -55,7 +55,6 @@ def our_trainer(args: argparse.Namespace) -> Train:
     import jax
 
     from bert_jax import config as config_lib
-    from bert_jax.train import experiment
     from bert_jax.train.program import build_program, open_mesh
     from bert_jax.weights import load_weights
     from bert_jax.weights.warm_start import warm_start
@@ -69,7 +68,7 @@ def our_trainer(args: argparse.Namespace) -> Train:
     published = load_weights(args.model)
     config = config_lib.complete(config, published)
     mesh = open_mesh(config, jax.devices())
-    task = experiment.open_task(config)
+    task = open_task(config)
     program = build_program(config, mesh, task)
     state = program.init(config.seed)
     state = dataclasses.replace(

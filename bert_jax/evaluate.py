@@ -38,6 +38,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import complete, data_config_of
 from bert_jax.config.command_line import define_config, define_overrides, parse_flags
+from bert_jax.config.tasks import task_fields
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path, write_whole
@@ -71,16 +72,15 @@ def evaluate(
     import jax
     import optax
 
-    from bert_jax.tasks import task_kind
     from bert_jax.tasks.base import ScoredModel
-    from bert_jax.train.experiment import open_task
+    from bert_jax.tasks.opening import open_task
     from bert_jax.train.program import model_config, open_mesh
     from bert_jax.train.report import duration
     from bert_jax.train.state import init_state
     from bert_jax.weights import load_weights
     from bert_jax.weights.warm_start import warm_start
 
-    if task_kind(config.task).phased:
+    if task_fields(config.task).phased:
         raise InputError(
             f'config.task={config.task!r}: a pre-training run is evaluated by its own command, '
             'bert_jax.main in its directory; this scores downstream tasks'
@@ -180,14 +180,13 @@ def _check_ensemble(models: Sequence[str]) -> list[float]:
     Raises:
       InputError: a field that has to be the same differs, or one is no run.
     """
-    from bert_jax.tasks import task_kind
     from bert_jax.train.run_directory import read_run_fields
 
     if len(models) == 1:
         return []
     runs = [read_run_fields(as_path(model)) for model in models]
     first = runs[0]
-    section = task_kind(first['task']).section if first.get('task') else ''
+    section = task_fields(str(first.get('task'))).section
     sections = [name for name in first if section and name.startswith(f'{section}.')]
     for model, fields in zip(models, runs, strict=True):
         for name in (*_SAME_IN_AN_ENSEMBLE, *sections):

@@ -9,9 +9,9 @@ from bert_jax.config import complete, default_config
 from bert_jax.model import attention_check
 from bert_jax.model.attention_kernel import kernel_attention
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.opening import open_task
 from bert_jax.train import program as program_lib
 from bert_jax.train.compiled import Memory, device_bytes
-from bert_jax.train.experiment import open_task
 from bert_jax.train.program import build_program, check_memory, open_mesh, phase_calls
 
 

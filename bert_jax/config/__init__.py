@@ -13,7 +13,6 @@ Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.log_eve
 from __future__ import annotations
 
 import difflib
-import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ except ModuleNotFoundError:  # a repository without its requirements: no door ca
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
+from bert_jax.config.tasks import TASK_FIELDS, task_fields
 from bert_jax.runtime.errors import InputError
 
 # Table 1 of the paper (base, large), the sizes of its Table 6, and the 24 miniatures that
@@ -66,10 +66,8 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     """The default of every field. A config file changes some of them.
 
     Args:
-      task: its name; where it has fields of its own, they are in a section of their own.
-
-    Raises:
-      InputError: there is no such task.
+      task: its name; where it has fields of its own, they are in a section of their own. Whether
+        there is such a task, `validation.validate` looks.
     """
     c = ConfigDict()
     c.task = task  # pretrain, synthetic (random batches, no data), or a name that a task registers
@@ -184,15 +182,10 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
 
 
 def add_section(config: ConfigDict, task: str) -> None:
-    """Gives the config the section of a task, with its defaults, if it has one.
-
-    Raises:
-      InputError: there is no such task.
-    """
-    # A task's module declares its fields; this is the one look upwards, and at run time.
-    kind = importlib.import_module('bert_jax.tasks').task_kind(task)
-    if kind.section:
-        config[kind.section] = ConfigDict(dict(kind.fields))
+    """Gives the config the section of a task, with its defaults, if it has one."""
+    own = task_fields(task)
+    if own.section:
+        config[own.section] = ConfigDict(dict(own.fields))
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
@@ -234,7 +227,7 @@ def all_fields() -> list[str]:
     config = default_config()
     paths = fields(config)
     with config.unlocked():
-        for task in importlib.import_module('bert_jax.tasks').task_kinds():
+        for task in TASK_FIELDS:
             add_section(config, task)
     return paths + [path for path in fields(config) if path not in paths]
 

@@ -21,11 +21,12 @@ from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.durations import parse_duration, parse_steps
 from bert_jax.config.phases import PHASE_FIELDS, check_phases, phases
 from bert_jax.config.ranges import Range, count
+from bert_jax.config.tasks import task_fields
 from bert_jax.data.masking import MASKINGS
 from bert_jax.model.bilstm import FEATURES
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_scheme
-from bert_jax.tasks import task_kind
+from bert_jax.tasks.opening import check_task_name
 from bert_jax.tasks.texts import WINDOWS
 from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
 from bert_jax.train.sharding import VOCAB_MULTIPLE
@@ -101,15 +102,15 @@ def check_used(config: ConfigDict) -> None:
       InputError: a field that the task does not read is not its default.
     """
     check_task(config)
-    kind, start = task_kind(config.task), default_config(config.task)
+    own, start = task_fields(config.task), default_config(config.task)
     for paths, used, others in (
-        (_OF_PRETRAINING, kind.phased, 'pre-training'),
-        (_OF_LABELLED_DATA, not kind.phased, 'downstream tasks'),
+        (_OF_PRETRAINING, own.phased, 'pre-training'),
+        (_OF_LABELLED_DATA, not own.phased, 'downstream tasks'),
         (_OF_OWN_FILES, False, 'tasks on files of your own that have it'),
     ):
         for path in paths:
             value = get_field(config, path)
-            if not used and path not in kind.reads and value != get_field(start, path):
+            if not used and path not in own.reads and value != get_field(start, path):
                 raise InputError(
                     f'config.{path}={value!r} means nothing to config.task={config.task!r}: it is '
                     f'for {others}, leave it out'
@@ -211,14 +212,15 @@ def check_task(config: ConfigDict) -> None:
     """Raises:
       InputError: there is no such task, or the config is of another one and lacks its section.
     """
-    kind = task_kind(config.task)
-    if config.phases and not kind.phased:
+    check_task_name(config.task)
+    own = task_fields(config.task)
+    if config.phases and not own.phased:
         raise InputError(
             f'config.phases is for pre-training: config.task={config.task!r} has one phase'
         )
-    if kind.section and kind.section not in config:
+    if own.section and own.section not in config:
         raise InputError(
-            f'config.task={config.task!r} needs the section config.{kind.section}, which this '
+            f'config.task={config.task!r} needs the section config.{own.section}, which this '
             f"config file does not have: it starts from default_config({config.task!r})"
         )
 
@@ -233,7 +235,7 @@ def _check_model(config: ConfigDict, num_devices: int | None) -> None:
             f"config.model.num_heads={sizes['num_heads']} does not divide "
             f"config.model.hidden_size={sizes['hidden_size']}: the nearest that does is {fitting}"
         )
-    pretraining = task_kind(config.task).phased
+    pretraining = task_fields(config.task).phased
     for i, phase in enumerate(phases(config, num_examples=10**9)):
         where = f'phases[{i}].' if config.phases else ''
         length, batch = phase['max_seq_length'], phase['batch_size']

@@ -1,12 +1,10 @@
-"""What a task brings to a run, and how a task's module makes itself known."""
+"""What a task brings to a run."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
-
-from ml_collections import ConfigDict
 
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Objective
@@ -86,35 +84,3 @@ class ScoredModel:
 
     labels: tuple[str, ...] = ()
     inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskKind:
-    """A task by its name, as its module declares it.
-
-    Attributes:
-      name: of the task in configs.
-      open: reads the data of a completed config; for a model that is only scored, nothing that is
-        trained on.
-      section: name of its own section of the config; empty: it has none.
-      fields: defaults of the section.
-      phased: whether the run may have several phases, of rows with masked positions.
-      reads: which fields that say what is where in files of your own.
-    """
-
-    name: str
-    open: Callable[[ConfigDict, ScoredModel | None], Task]
-    section: str = ''
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    phased: bool = False
-    reads: tuple[str, ...] = ()
-
-
-KINDS: dict[str, TaskKind] = {}
-
-
-def register(*kinds: TaskKind) -> None:
-    """Makes tasks known by their names."""
-    for kind in kinds:
-        assert kind.name not in KINDS, kind.name
-        KINDS[kind.name] = kind

@@ -7,7 +7,7 @@ import functools
 from ml_collections import ConfigDict
 
 from bert_jax.runtime.files import as_path
-from bert_jax.tasks.base import ScoredModel, TaskKind, register
+from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     LabelledTask,
     one_source,
@@ -47,6 +47,3 @@ def open_boolq(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         evaluated={'dev': read(files['val'])},
         predicted={'test': read(files['test'], labelled=False)} if 'test' in files else {},
     )
-
-
-register(TaskKind('boolq', open_boolq))

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
-from bert_jax.tasks.base import ScoredModel, TaskKind, register
+from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
@@ -329,10 +329,3 @@ def _task(config: ConfigDict, train: ChoiceExamples | None, dev: ChoiceExamples)
         evaluated=(EvalSet('', dev_units, score, write),), metric='accuracy',
         head='multiple_choice', objective={'num_outputs': dev.num_choices},
     ))
-
-
-register(
-    TaskKind('swag', open_swag),
-    TaskKind('multiple_choice', open_choices,
-             reads=('data.text', 'data.choices', 'data.label', 'data.id', 'data.held_out')),
-)

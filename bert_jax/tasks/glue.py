@@ -8,7 +8,6 @@ the field names of the latter; only they have integer labels, in another order f
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,7 +18,7 @@ from ml_collections import ConfigDict
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.tasks import table
-from bert_jax.tasks.base import ScoredModel, TaskKind, register
+from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     LabelledTask,
     one_source,
@@ -281,9 +280,3 @@ def _read(config: ConfigDict, name: str, split: str) -> TextExamples | None:
     if not needed and not table.find_files(*_place(name, folder, split), _ENDINGS):
         return None
     return read_glue(name, folder, split, max_malformed=config.data.max_malformed)
-
-
-register(*(
-    TaskKind(name, functools.partial(open_glue, name))
-    for name in GLUE_TASKS if name != 'ax'  # that has no training set
-))

@@ -28,7 +28,7 @@ from bert_jax.model.objectives import Pretraining
 from bert_jax.predict.engine import Engine
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.tasks.base import ScoredModel, TaskKind, register
+from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.probe import open_probe
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.gates import Gates
@@ -302,10 +302,3 @@ def open_data(config: ConfigDict) -> Data:
         max_positions=config.model.max_position_embeddings, seed=config.seed,
         progress=jax.process_index() == 0,
     ))
-
-
-register(
-    TaskKind('pretrain', PretrainTask, phased=True, reads=(
-        'data.held_out', 'data.text', 'data.text_pair', 'data.label')),
-    TaskKind('synthetic', PretrainTask, phased=True, reads=('data.held_out',)),
-)

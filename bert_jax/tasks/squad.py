@@ -30,7 +30,7 @@ from ml_collections import ConfigDict
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, in_bucket, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks.base import ScoredModel, TaskKind, register
+from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
@@ -183,15 +183,6 @@ def _files(config: ConfigDict, version: str, training: bool) -> list[str]:
     if not eval_source:
         raise InputError('config.data.eval_source is empty: name the file to evaluate on')
     return [str(path) for path in paths]
-
-
-for _version in _NUMBERS:
-    register(TaskKind(
-        f'squad_{_version}', functools.partial(open_squad, _version), 'squad', {
-            'doc_stride': 128,  # pieces from one window of a long text to the next
-            'max_query_length': 64,  # pieces of a question
-        },
-    ))
 
 
 _QUESTIONS_AT_ONCE = 256

@@ -29,7 +29,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import table
-from bert_jax.tasks.base import ScoredModel, TaskKind, register
+from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
@@ -44,14 +44,6 @@ from bert_jax.tasks.labelled import (
 )
 from bert_jax.tasks.metrics import accuracy, macro_f1
 from bert_jax.tasks.packing import Units, tile
-
-_FIELDS: Mapping[str, object] = {
-    # Neighbouring sentences of the document fill the window.
-    'document_context': False,
-    # Empty: fine-tuned; else features of a frozen encoder for a BiLSTM (paper table 7): one of
-    # model.bilstm.FEATURES.
-    'features': '',
-}
 
 
 def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
@@ -216,13 +208,6 @@ def _read_conll(config: ConfigDict, split: str) -> ConllExamples | None:
     if split == 'test' and not find_conll(folder, split):
         return None
     return read_conll(folder, split, max_malformed=config.data.max_malformed)
-
-
-register(
-    TaskKind('conll', open_conll, 'conll', _FIELDS),
-    TaskKind('tagging', open_tagging, 'tagging', _FIELDS,
-             reads=('data.text', 'data.label', 'data.held_out')),
-)
 
 
 # Of the original distribution, and as its IOB2 editions are called.

@@ -24,7 +24,7 @@ from bert_jax.data.pairs import Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks.base import ScoredModel, TaskKind, register
+from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
@@ -510,24 +510,3 @@ def _task(
         f'tokens (half of them), at most {units.lengths.max()}; {units.sequences.num_cut:,} are '
         f'cut at config.data.max_seq_length={config.data.max_seq_length}')
     return task
-
-
-_FIELDS = {
-    # Names between commas, the first picks the best evaluation; empty: the usual ones.
-    'metrics': '',
-    # What becomes of a text longer than data.max_seq_length where it is predicted: first, it is
-    # cut, as in training | mean, max: it is read in windows, whose probabilities are combined.
-    # Empty: first; of a model that is only evaluated, as it had it.
-    'windows': '',
-}
-
-_READS = ('data.text', 'data.text_pair', 'data.label', 'data.id', 'data.held_out')
-
-register(
-    TaskKind('classification', open_classification, 'classification', {
-        'multi_label': False,  # any number of labels an example
-        'separator': ',',  # between them, where they stand in one cell
-        **_FIELDS,
-    }, reads=_READS),
-    TaskKind('regression', open_regression, 'regression', _FIELDS, reads=_READS),
-)

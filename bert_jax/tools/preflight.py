@@ -61,12 +61,12 @@ def without_data(config: ConfigDict) -> ConfigDict:
       InputError: not pre-training, or steps that only the data can tell.
     """
     from bert_jax import config as config_lib
-    from bert_jax.tasks import task_kind
+    from bert_jax.config.tasks import task_fields
     from bert_jax.text import load_tokenizer
     from bert_jax.text.training import add_words
     from bert_jax.weights import load_weights
 
-    if not task_kind(config.task).phased:
+    if not task_fields(config.task).phased:
         raise InputError(
             f'config.task={config.task!r}: only pre-training is compiled ahead; the rows of a '
             'downstream task come in shapes that depend on its data'

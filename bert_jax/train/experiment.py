@@ -20,8 +20,7 @@ from bert_jax.runtime.compilation_cache import keep_compiled
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import STARTED, huge_pages_note
-from bert_jax.tasks import task_kind
-from bert_jax.tasks.base import ScoredModel, Task
+from bert_jax.tasks.opening import open_task
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.goodput import Goodput
@@ -50,19 +49,6 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[f'version of {name}'] = importlib.metadata.version(name)
     return found
-
-
-def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:
-    """The task of a completed config, its data opened.
-
-    Args:
-      config: of the run.
-      scored: the model, where it is only scored; None: it is trained.
-
-    Raises:
-      InputError: bad data.
-    """
-    return task_kind(config.task).open(config, scored)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,8 +32,8 @@ from bert_jax.config.validation import check_used, validate
 from bert_jax.predict.lines import Texts
 from bert_jax.runtime import faults
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks import task_kind
 from bert_jax.tasks.base import ScoredModel
+from bert_jax.tasks.opening import open_task
 from tests.conftest import ROOT
 
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']
@@ -150,7 +150,7 @@ def case(seed: int, number: int, folder: Path) -> tuple[str, str]:
         validate(config)
         from bert_jax.config import complete
 
-        data = task_kind(config.task).open(complete(config), scored).data
+        data = open_task(complete(config), scored).data
         sizes = [len(s.units) for s in data.evaluated]
         counts['read'] = sizes[0] + (len(data.train) if data.train else 0)
         return [f'{data.evaluated[0].units.digest()}']

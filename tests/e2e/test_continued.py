@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.config import complete, default_config
+from bert_jax.tasks.opening import open_task
 from bert_jax.text import load_tokenizer
-from bert_jax.train.experiment import open_task
 from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.run_directory import write_run

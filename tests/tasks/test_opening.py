@@ -9,8 +9,8 @@ import pytest
 
 from bert_jax.config import default_config
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks import task_kinds
 from bert_jax.tasks.base import ScoredModel
+from bert_jax.tasks.opening import open_task
 
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']
 TAGGED = """-DOCSTART- -X- -X- O
@@ -40,7 +40,7 @@ def vocabulary(tmp_path):
 
 
 def opened(config):
-    return task_kinds()[config.task].open(config).data
+    return open_task(config).data
 
 
 def prepare(tfds, name, folder, files):
@@ -316,10 +316,10 @@ def test_your_own_choices(tmp_path):
     assert len(data.train) + len(dev.units) == 10 and dev.units.choices == 2
     right = np.eye(2)[dev.units.labels['labels']]
     assert dev.score({'logits': right}) == {'accuracy': 1}
-    only = task_kinds()['multiple_choice'].open(config, ScoredModel()).data
+    only = open_task(config, ScoredModel()).data
     assert only.train is None and only.evaluated[0].units.digest() == dev.units.digest()
     config.data.eval_source = config.data.source
-    only = task_kinds()['multiple_choice'].open(config, ScoredModel()).data
+    only = open_task(config, ScoredModel()).data
     assert len(only.evaluated[0].units) == 10
     config.data.eval_source = ''
     config.data.choices = ''

@@ -1,0 +1,59 @@
+"""All tasks by name, with the function that opens their data. Nothing else lists them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+from ml_collections import ConfigDict
+
+from bert_jax.config import nearest
+from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.base import ScoredModel, Task
+from bert_jax.tasks.boolq import open_boolq
+from bert_jax.tasks.choices import open_choices, open_swag
+from bert_jax.tasks.glue import GLUE_TASKS, open_glue
+from bert_jax.tasks.pretrain import PretrainTask
+from bert_jax.tasks.squad import open_squad
+from bert_jax.tasks.tagging import open_conll, open_tagging
+from bert_jax.tasks.texts import open_classification, open_regression
+
+# Each reads the data of a completed config; for a model that is only scored, nothing that is
+# trained on.
+OPENERS: Mapping[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
+    'pretrain': PretrainTask,
+    'synthetic': PretrainTask,
+    'classification': open_classification,
+    'regression': open_regression,
+    'multiple_choice': open_choices,
+    'tagging': open_tagging,
+    'squad_v1': functools.partial(open_squad, 'v1'),
+    'squad_v2': functools.partial(open_squad, 'v2'),
+    'conll': open_conll,
+    'swag': open_swag,
+    'boolq': open_boolq,
+    **{name: functools.partial(open_glue, name)
+       for name in GLUE_TASKS if name != 'ax'},  # that has no training set
+}
+
+
+def check_task_name(task: str) -> None:
+    """Raises:
+      InputError: there is no such task.
+    """
+    if task not in OPENERS:
+        raise InputError(f'config.task={task!r} is unknown: {nearest(task, list(OPENERS))}')
+
+
+def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:
+    """The task of a completed config, its data opened.
+
+    Args:
+      config: of the run.
+      scored: the model, where it is only scored; None: it is trained.
+
+    Raises:
+      InputError: there is no such task, or bad data.
+    """
+    check_task_name(config.task)
+    return OPENERS[config.task](config, scored)
