@@ -55,6 +55,7 @@ def our_trainer(args: argparse.Namespace) -> Train:
     import jax
 
     from bert_jax import config as config_lib
+    from bert_jax.tasks.opening import open_task
     from bert_jax.train.program import build_program, open_mesh
     from bert_jax.weights import load_weights
     from bert_jax.weights.warm_start import warm_start
