@@ -4,7 +4,7 @@
     python -m bert_jax.main --config=configs/large_pretrain.py:lamb --workdir=runs/large \\
         --config.data.source='wiki/*.txt.gz' --config.data.vocab_file=vocab.txt
 
-Any field of bert_jax/config.py can be set with --config.FIELD=VALUE. The run directory (by default
+Any field of bert_jax/config can be set with --config.FIELD=VALUE. The run directory (by default
 runs/NAME of the config) receives config.json, vocab.txt, metrics.jsonl, checkpoints/, TensorBoard
 events and curves.png; starting again in it resumes. Exit status: 0 done, 2 bad input or
 configuration, 143 stopped by SIGTERM with the state saved, 1 anything else.
