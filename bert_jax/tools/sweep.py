@@ -42,9 +42,8 @@ from typing import IO, Any
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
 from absl import logging
-from ml_collections import ConfigDict
 
-from bert_jax.config import get_field
+from bert_jax.config import ConfigDict, get_field
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
 from bert_jax.runtime.faults import error_boundary
