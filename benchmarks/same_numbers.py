@@ -82,9 +82,11 @@ def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
     lm = {
         'plain': (), 'remat': ('--config.model.remat=full',),
         'scanned': ('--config.model.scan_layers=True',),
-        'packed': ('--config.train.packed_rows=14', '--config.data.short_seq_prob=0.9'),
+        'packed': ('--config.train.packed_rows=16', '--config.data.max_seq_length=128',
+                   '--config.data.short_seq_prob=1.0'),
         'ltr': ('--config.model.causal=True', '--config.data.next_sentence=False'),
         'words': ('--config.data.masking=words',), 'ngrams': ('--config.data.masking=ngrams',),
+        'spans': ('--config.data.masking=spans',),
         'ten': ('--config.data.num_maskings=10',),
         'parts': ('--config.train.accumulation_steps=2',),
         'adamw': ('--config.optimizer.name=adamw',), 'lamb': ('--config.optimizer.name=lamb',),
