@@ -74,6 +74,8 @@ def write_inputs(work: Path) -> None:
             'answers': []}]})
     (work / 'squad.json').write_text(json.dumps(
         {'version': 'v2.0', 'data': [{'title': 't', 'paragraphs': paragraphs}]}))
+    (work / 'short.txt').write_text('\n\n'.join(
+        f'{sentence(2, 5)} {sentence(2, 5)}' for _ in range(400)))
 
 
 def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
@@ -82,8 +84,8 @@ def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
     lm = {
         'plain': (), 'remat': ('--config.model.remat=full',),
         'scanned': ('--config.model.scan_layers=True',),
-        'packed': ('--config.train.packed_rows=16', '--config.data.max_seq_length=128',
-                   '--config.data.short_seq_prob=1.0'),
+        'packed': ('--config.train.packed_rows=12', '--config.data.max_seq_length=128',
+                   f'--config.data.source={work}/short.txt'),
         'ltr': ('--config.model.causal=True', '--config.data.next_sentence=False'),
         'words': ('--config.data.masking=words',), 'ngrams': ('--config.data.masking=ngrams',),
         'spans': ('--config.data.masking=spans',),
