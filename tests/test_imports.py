@@ -14,7 +14,7 @@ TENSORFLOW_FILES = {
     'weights/tf1.py',
 }
 FLOORS = [
-    {'runtime', 'config', 'heads', 'train.sharding', 'train.optimizers', 'text',
+    {'runtime', 'config', 'heads', 'train.sharding', 'text',
      'tasks.metrics', 'tasks.table', 'data.spec', 'data.stateless'},
     {'data', 'model', 'weights'},
     {'tasks.packing'},

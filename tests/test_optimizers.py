@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 from bert_jax.model.flops import muon_flops
-from bert_jax.model.layers import ModelConfig
+from bert_jax.model.layers import ModelConfig, Parameter, declared_parameters, path_names
 from bert_jax.model.objectives import Pretraining
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.optimizers import (
@@ -22,11 +22,10 @@ from bert_jax.train.optimizers import (
     make_schedule,
     optax_optimizers,
     optimizer_arguments,
-    path_names,
     scale_by_depth,
 )
 from bert_jax.train.sharding import make_mesh
-from bert_jax.train.state import abstract_state
+from bert_jax.train.state import abstract_state, parameters_of
 
 ADAM = {'weight_decay': 0.01, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
@@ -70,19 +69,26 @@ def test_a_second_segment_starts_its_own_warmup_and_decay(step, rate):
     assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
 
 
-def model_params(scan=False, boxed=False):
+def of_model(scan=False):
+    """(Shapes of the parameters of a small model, what they declare)."""
     config = ModelConfig(vocab_size=40, num_layers=2, hidden_size=8, num_heads=2,
                         intermediate_size=12, max_position_embeddings=8, scan_layers=scan)
     tree = jax.eval_shape(Pretraining(config).init, jax.random.key(0))
-    return tree if boxed else nn.meta.unbox(tree)
+    return nn.meta.unbox(tree), declared_parameters(tree)
+
+
+def declared(params):
+    """Of other parameters: kernels [in, out] and tables decay."""
+    return {path_names(path): Parameter(
+        None, (None,) * jnp.ndim(x), num_in=path_names(path)[-1] == 'kernel',
+        decays=path_names(path)[-1] not in ('bias', 'output_bias', 'scale'),
+    ) for path, x in jax.tree_util.tree_leaves_with_path(params)}
 
 
 @pytest.mark.parametrize('scan', [False, True])
-@pytest.mark.parametrize('boxed', [False, True])
-def test_decay_leaves_out_biases_and_layer_norm_and_nothing_else(scan, boxed):
-    params = model_params(scan, boxed)
-    mask = {'/'.join(path_names(path)): decays
-            for path, decays in jax.tree_util.tree_leaves_with_path(decay_mask(params))}
+def test_decay_leaves_out_biases_and_layer_norm_and_nothing_else(scan):
+    mask = {'/'.join(path_names(path)): decays for path, decays in
+            jax.tree_util.tree_leaves_with_path(decay_mask(*of_model(scan)[::-1]))}
     assert len(mask) == (26 if scan else 38)
     for name, decays in mask.items():
         leaf = name.split('/')[-1]
@@ -99,9 +105,10 @@ def random_tree(like, seed, scale=1.0):
     ])
 
 
-def updated(name, params, gradients, rate=1e-2):
+def updated(name, params, gradients, parameters=None, rate=1e-2):
     """Parameters after one update with each of the gradients, at rates rate, 2 rate, ..."""
-    optimizer = make_optimizer(name, lambda step: rate * (step + 1.0), **ADAM)
+    optimizer = make_optimizer(
+        name, lambda step: rate * (step + 1.0), parameters or declared(params), **ADAM)
 
     @jit
     def update(params, state, grads):
@@ -159,13 +166,15 @@ def stacked(params):
 
 def test_lamb_is_the_same_for_stacked_and_fused_parameters():
     """One trust ratio a layer and a Q, K, V slice, however the parameters are laid out."""
-    params = random_tree(model_params(), 0)
+    shapes, parameters = of_model()
+    params = random_tree(shapes, 0)
     # Layers and slices of very different norms, so that a shared ratio would show.
     self_1 = params['bert']['encoder']['layer_1']['attention']['self']['qkv']
     self_1['kernel'] = self_1['kernel'] * jnp.array([1.0, 10.0, 100.0])[None, :, None, None]
     gradients = [random_tree(params, seed) for seed in (1, 2, 3)]
-    after = updated('lamb', params, gradients)
-    scanned = updated('lamb', stacked(params), [stacked(g) for g in gradients])
+    after = updated('lamb', params, gradients, parameters)
+    scanned = updated(
+        'lamb', stacked(params), [stacked(g) for g in gradients], of_model(scan=True)[1])
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6),
                  scanned, stacked(after))
 
@@ -194,8 +203,9 @@ def test_lamb_with_a_zero_norm_stays_finite(start, gradient):
 def test_an_optimizer_of_optax_is_optaxs_with_bert_s_weight_decay(name, arguments):
     params = random_tree({'kernel': np.zeros((4, 3)), 'LayerNorm': {'scale': np.zeros(3)}}, 0)
     schedule = make_schedule([ScheduleSegment(0, 10, 1e-2, 2)])
-    ours = make_optimizer(name, schedule, arguments=arguments, **ADAM)
-    theirs = getattr(optax, name)(schedule, weight_decay=0.01, mask=decay_mask, **arguments)
+    ours = make_optimizer(name, schedule, declared(params), arguments=arguments, **ADAM)
+    mask = {'kernel': True, 'LayerNorm': {'scale': False}}
+    theirs = getattr(optax, name)(schedule, weight_decay=0.01, mask=mask, **arguments)
     after = []
     for optimizer in (ours, theirs):
         new, state = params, optimizer.init(params)
@@ -212,7 +222,7 @@ def test_every_optimizer_of_optax_fits_a_mesh_and_is_proportional_to_its_rate(na
     config = ModelConfig(vocab_size=64, num_layers=2, hidden_size=256, num_heads=2,
                          intermediate_size=256, max_position_embeddings=8)
     objective, mesh = Pretraining(config), make_mesh(2, 2, 2)
-    optimizer = make_optimizer(name, lambda step: 1.0, **ADAM)
+    optimizer = make_optimizer(name, lambda step: 1.0, parameters_of(objective), **ADAM)
     state = abstract_state(objective, optimizer, mesh)
     for x in jax.tree.leaves(state):
         x.sharding.shard_shape(x.shape)  # raises where a dim cannot be split so
@@ -222,7 +232,8 @@ def test_every_optimizer_of_optax_fits_a_mesh_and_is_proportional_to_its_rate(na
     params = {'kernel': jnp.linspace(0.1, 1, 12).reshape(3, 4), 'bias': jnp.ones(3)}
     moved = []
     for rate in (0.5, 1.0):
-        optimizer = make_optimizer(name, lambda step: rate, **ADAM)  # noqa: B023
+        optimizer = make_optimizer(
+            name, lambda step: rate, declared(params), **ADAM)  # noqa: B023
         moments = optimizer.init(params)
         for step in (1, 2, 3):
             grads = jax.tree.map(lambda x: jnp.sin(x * step), params)  # noqa: B023
@@ -251,8 +262,8 @@ def test_arguments_that_an_optimizer_does_not_have_are_refused(name, text, words
 def test_a_frozen_part_stays_and_has_no_moments():
     params = {'bert': {'kernel': jnp.ones((3, 2))}, 'classifier': {'kernel': jnp.ones((2,))}}
     optimizer = make_optimizer(
-        'bert_adamw', lambda step: 0.1, weight_decay=0.5, b1=0.9, b2=0.999, eps=1e-6,
-        frozen='bert',
+        'bert_adamw', lambda step: 0.1, declared(params), weight_decay=0.5, b1=0.9, b2=0.999,
+        eps=1e-6, frozen='bert',
     )
     state = optimizer.init(params)
     assert {x.shape for x in jax.tree.leaves(state) if x.ndim} == {(2,)}
@@ -270,9 +281,10 @@ def orthogonalized(x):
 
 
 def test_muon_orthogonalizes_the_matrices_of_layers_and_adam_does_the_rest():
-    params = random_tree(model_params(), 0)
+    shapes, parameters = of_model()
+    params = random_tree(shapes, 0)
     grads = random_tree(params, 1)
-    after = updated('muon', params, [grads])
+    after = updated('muon', params, [grads], parameters)
 
     def moved(*names):
         """(gradient, update without weight decay) of a parameter."""
@@ -298,30 +310,45 @@ def test_muon_orthogonalizes_the_matrices_of_layers_and_adam_does_the_rest():
         np.testing.assert_allclose(u, expected, atol=1e-3, err_msg=str(names))
 
 
-@pytest.mark.parametrize('layer, shape', [('layer_0', (8, 2, 12)), ('layer', (2, 8, 2, 12))])
-def test_muon_refuses_a_kernel_whose_matrices_it_does_not_know(layer, shape):
-    """Two kernels in one, as a gated layer may have them."""
-    params = {'bert': {'encoder': {layer: {'intermediate': {'kernel': jnp.ones(shape)}}}}}
-    with pytest.raises(AssertionError, match='does not know the matrices of bert/encoder'):
-        updated('muon', params, [params])
-
-
 def test_muon_is_the_same_for_stacked_layers():
-    params = random_tree(model_params(), 0)
+    shapes, parameters = of_model()
+    params = random_tree(shapes, 0)
     gradients = [random_tree(params, seed) for seed in (1, 2)]
-    scanned = updated('muon', stacked(params), [stacked(g) for g in gradients])
+    scanned = updated(
+        'muon', stacked(params), [stacked(g) for g in gradients], of_model(scan=True)[1])
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
-                 scanned, stacked(updated('muon', params, gradients)))
+                 scanned, stacked(updated('muon', params, gradients, parameters)))
+
+
+@pytest.mark.parametrize('names, shape, num_in, num_separate', [
+    ((None, None), (5, 3), 1, 0), ((None,) * 3, (2, 4, 3), 2, 0), ((None,) * 3, (4, 2, 6), 1, 1),
+    (('layers', None, None), (2, 5, 3), 1, 0), (('layers', *(None,) * 4), (2, 5, 3, 2, 4), 1, 1),
+])
+def test_a_kernel_s_declared_matrices_are_those_that_a_product_uses(
+    names, shape, num_in, num_separate
+):
+    """A gated layer's two matrices in one array are two, as query, key and value are three."""
+    parameter = Parameter(None, names, num_in=num_in, num_separate=num_separate)
+    x = random_tree(jnp.zeros(shape), 0)
+    matrices = parameter.to_matrices(x)
+    np.testing.assert_array_equal(parameter.from_matrices(matrices, shape), x)
+    layers = x if parameter.stacked else x[None]
+    products = [np.tensordot(np.ones(layer.shape[:num_in]), layer, num_in) for layer in layers]
+    np.testing.assert_allclose(
+        np.ones(matrices.shape[1]) @ matrices,
+        np.reshape(products, (-1, matrices.shape[2])), rtol=1e-5)
 
 
 @pytest.mark.parametrize('scan', [False, True])
 def test_rates_fall_with_the_distance_from_the_head(scan):
-    params = random_tree(model_params(scan), 0)
+    shapes, parameters = of_model(scan)
+    params = random_tree(shapes, 0)
     grads = random_tree(params, 1)
 
     @functools.partial(jit, static_argnums=0)
     def move(layer_decay):
-        optimizer = make_optimizer('adamw', lambda step: 1.0, layer_decay=layer_decay, **ADAM)
+        optimizer = make_optimizer(
+            'adamw', lambda step: 1.0, parameters, layer_decay=layer_decay, **ADAM)
         return optimizer.update(grads, optimizer.init(params), params)[0]
 
     moves = [move(1.0), move(0.5)]
@@ -356,8 +383,9 @@ def test_muon_deals_its_matrices_out_to_the_devices(axes, scanned, share):
 
     def of(mesh):
         schedule = make_schedule([ScheduleSegment(0, 10, 1.0, 0)])
-        optimizer = make_optimizer('muon', schedule, mesh=mesh, **ADAM)
-        return optimizer, abstract_state(Pretraining(config), optimizer, on)
+        task = Pretraining(config)
+        optimizer = make_optimizer('muon', schedule, parameters_of(task), mesh=mesh, **ADAM)
+        return optimizer, abstract_state(task, optimizer, on)
 
     optimizer, state = of(on)
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))

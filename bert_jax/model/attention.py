@@ -237,7 +237,7 @@ class SelfAttention(nn.Module):
         c = self.config
         project = Dense(
             c, (c.hidden_size,), (3, c.num_heads, c.head_dim), ('embed',), (None, 'heads', None),
-            name='qkv',
+            num_separate=1, name='qkv',
         )
         qkv, bias = project.apart(x_BxSxH)
         qkv = c.layout(qkv, 'batch', None, None, 'heads', None)

@@ -21,8 +21,7 @@ from jax import lax
 
 from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import Dense, ModelConfig
-from bert_jax.train.sharding import partitioned
+from bert_jax.model.layers import Dense, ModelConfig, parameter
 
 FEATURES = (
     'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
@@ -56,9 +55,9 @@ class FeatureCombination(nn.Module):
         assert self.kind in FEATURES, self.kind
         chosen = layers if self.kind == 'weighted_sum_all' else layers[-4:]
         weights = self.param(
-            'layer_weights', partitioned(nn.initializers.zeros, None), (len(chosen),)
+            'layer_weights', parameter(nn.initializers.zeros, None), (len(chosen),)
         )
-        scale = self.param('scale', partitioned(nn.initializers.ones), ())
+        scale = self.param('scale', parameter(nn.initializers.ones), ())
         shares = (scale * jax.nn.softmax(weights)).astype(chosen[0].dtype)
         return sum(shares[i] * x_BxSxH for i, x_BxSxH in enumerate(chosen))
 
@@ -166,16 +165,17 @@ class BiLstm(nn.Module):
         c, u = self.config, self.units
         kernel = self.param(
             'kernel',
-            partitioned(
+            parameter(
                 nn.initializers.glorot_uniform(in_axis=0, out_axis=3, batch_axis=(1, 2)),
                 None, None, None, None,
             ),
             (x_BxSxF.shape[-1], 2, 4, u),
         )
         recurrent_kernel = self.param(
-            'recurrent_kernel', partitioned(_torch_uniform, None, None, None, None), (2, u, 4, u)
+            'recurrent_kernel', parameter(_torch_uniform, None, None, None, None), (2, u, 4, u)
         )
-        bias = self.param('bias', partitioned(_forget_bias, None, None, None), (2, 4, u))
+        bias = self.param(
+            'bias', parameter(_forget_bias, None, None, None, decays=False), (2, 4, u))
         # The inputs of all steps in one product.
         x_SxDxBxGxU = jnp.einsum(
             'BSF,FDGU->SDBGU', x_BxSxF.astype(c.dtype), kernel.astype(c.dtype),

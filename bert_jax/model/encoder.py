@@ -17,8 +17,14 @@ from flax import linen as nn
 
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import SelfAttention, gather_positions
-from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu
-from bert_jax.train.sharding import partitioned
+from bert_jax.model.layers import (
+    Dense,
+    LayerNorm,
+    ModelConfig,
+    Names,
+    gelu,
+    parameter,
+)
 
 
 class Embeddings(nn.Module):
@@ -36,15 +42,15 @@ class Embeddings(nn.Module):
             return jnp.pad(rows, ((0, shape[0] - c.vocab_size), (0, 0)))
 
         self.word_embeddings = self.param(
-            'word_embeddings', partitioned(word_init, 'vocab', 'embed'),
+            'word_embeddings', parameter(word_init, 'vocab', 'embed'),
             (c.padded_vocab_size, c.hidden_size),
         )
         self.position_embeddings = self.param(
-            'position_embeddings', partitioned(c.kernel_init(), None, 'embed'),
+            'position_embeddings', parameter(c.kernel_init(), None, 'embed'),
             (c.max_position_embeddings, c.hidden_size),
         )
         self.token_type_embeddings = self.param(
-            'token_type_embeddings', partitioned(c.kernel_init(), None, 'embed'),
+            'token_type_embeddings', parameter(c.kernel_init(), None, 'embed'),
             (c.type_vocab_size, c.hidden_size),
         )
         self.layer_norm = LayerNorm(c, name='LayerNorm')
@@ -199,6 +205,19 @@ class Encoder(nn.Module):
             x_BxSxH, _ = layer(x_BxSxH, i, segments_BxS, rows, wanted)
             layers.append(x_BxSxH)
         return x_BxSxH, tuple(layers)
+
+
+def in_layers(names: Names) -> bool:
+    """Whether the parameter with this path is in a layer, not in the embeddings or a head."""
+    return 'encoder' in names
+
+
+def layers_of(names: Names, x: jax.Array) -> list[int]:
+    """The layers that a parameter belongs to: all where they are scanned, none outside them."""
+    if not in_layers(names):
+        return []
+    name = names[names.index('encoder') + 1]
+    return list(range(len(x))) if name == 'layer' else [int(name.removeprefix('layer_'))]
 
 
 class Pooler(nn.Module):

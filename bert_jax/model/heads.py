@@ -16,8 +16,8 @@ from jax import lax
 
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu
-from bert_jax.train.sharding import Layout, partitioned
+from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu, parameter
+from bert_jax.train.sharding import Layout
 
 PADDING_LOGIT = -1e30
 
@@ -34,7 +34,8 @@ class Predictions(nn.Module):
     def __call__(self, x_BxPxH: jax.Array) -> tuple[jax.Array, jax.Array]:
         c = self.config
         bias_V = self.param(
-            'output_bias', partitioned(nn.initializers.zeros, 'vocab'), (c.padded_vocab_size,)
+            'output_bias', parameter(nn.initializers.zeros, 'vocab', decays=False),
+            (c.padded_vocab_size,),
         )
         # Rows past the vocabulary can never be predicted, and get no gradient.
         padding_V = jnp.arange(c.padded_vocab_size) >= c.vocab_size

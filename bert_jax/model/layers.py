@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
 from bert_jax.config.bert_config import BertConfig
-from bert_jax.train.sharding import VOCAB_MULTIPLE, Layout, partitioned
+from bert_jax.train.sharding import VOCAB_MULTIPLE, Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,78 @@ class ModelConfig(BertConfig):
         return init
 
 
+class Parameter(nn.LogicallyPartitioned):
+    """A parameter with what it declares to the mesh, to optimizers and to the FLOPs formula.
+
+    Its dims are [layers, in dims, separate dims, out dims]; the first only where layers are
+    scanned.
+
+    Attributes:
+      value: the array.
+      names: the logical axis of each dim (`sharding.RULES`).
+      num_in: dims that a product with it sums over; 0: it is no matrix, but a table or a vector.
+      num_separate: dims that number separate matrices: 1 where query, key and value are one array.
+      decays: whether weight decay, and LAMB's trust ratio, apply.
+    """
+
+    num_in: int = flax.struct.field(default=0, pytree_node=False)
+    num_separate: int = flax.struct.field(default=0, pytree_node=False)
+    decays: bool = flax.struct.field(default=True, pytree_node=False)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the first dim numbers the layers."""
+        return 'layers' in self.names
+
+    @property
+    def separate_axes(self) -> tuple[int, ...]:
+        """Axes that number separate matrices, of scanned layers too."""
+        first = self.stacked + self.num_in
+        return (0,) * self.stacked + tuple(range(first, first + self.num_separate))
+
+    def to_matrices(self, x: jax.Array) -> jax.Array:
+        """An array of this parameter's dims as matrices [number, in, out]."""
+        separate = self.separate_axes
+        x = jnp.moveaxis(x, separate, range(len(separate)))
+        out = len(separate) + self.num_in
+        return x.reshape(
+            -1, math.prod(x.shape[len(separate) : out]), math.prod(x.shape[out:]))
+
+    def from_matrices(self, matrices: jax.Array, shape: Sequence[int]) -> jax.Array:
+        """The array of a shape that `to_matrices` has made these of."""
+        separate = self.separate_axes
+        rest = [size for axis, size in enumerate(shape) if axis not in separate]
+        x = matrices.reshape(*(shape[axis] for axis in separate), *rest)
+        return jnp.moveaxis(x, range(len(separate)), separate)
+
+
+def parameter(
+    init: Callable[..., jax.Array], *names: str | None, num_in: int = 0, num_separate: int = 0,
+    decays: bool = True,
+) -> Callable[..., Parameter]:
+    """An initializer whose result declares what it is; arguments as `Parameter`'s attributes."""
+    def declared(*args: Any) -> Parameter:
+        return Parameter(
+            init(*args), names, num_in=num_in, num_separate=num_separate, decays=decays)
+
+    return declared
+
+
+Names = tuple[str, ...]
+
+
+def path_names(path: Sequence[Any]) -> Names:
+    """The dict keys of a jax key path (flax's metadata boxes add attributes, which are skipped)."""
+    return tuple(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
+
+
+def declared_parameters(boxed: Any) -> dict[Names, Parameter]:
+    """What the parameters of a tree of `Parameter`s declare, by path."""
+    leaves = jax.tree_util.tree_leaves_with_path(
+        boxed, is_leaf=lambda x: isinstance(x, Parameter))
+    return {path_names(path): x for path, x in leaves}
+
+
 def gelu(x: jax.Array, form: str | Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Gaussian error linear unit.
 
@@ -59,22 +132,27 @@ def gelu(x: jax.Array, form: str | Callable[[jax.Array], jax.Array]) -> jax.Arra
 
 
 class Dense(nn.Module):
-    """`x` [..., in dims] times a kernel [in dims, out dims], plus a bias [out dims]."""
+    """`x` [..., in dims] times a kernel [in dims, out dims], plus a bias [out dims].
+
+    The first `num_separate` of the out dims number separate matrices (see `Parameter`).
+    """
 
     config: ModelConfig
     in_dims: tuple[int, ...]
     out_dims: tuple[int, ...]
     in_axes: tuple[str | None, ...]
     out_axes: tuple[str | None, ...]
+    num_separate: int = 0
 
     def setup(self) -> None:
         self.kernel = self.param(
             'kernel',
-            partitioned(self.config.kernel_init(), *self.in_axes, *self.out_axes),
+            parameter(self.config.kernel_init(), *self.in_axes, *self.out_axes,
+                      num_in=len(self.in_dims), num_separate=self.num_separate),
             self.in_dims + self.out_dims,
         )
         self.bias = self.param(
-            'bias', partitioned(nn.initializers.zeros, *self.out_axes), self.out_dims
+            'bias', parameter(nn.initializers.zeros, *self.out_axes, decays=False), self.out_dims
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -118,12 +196,12 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (x.shape[-1],)
-        scale = self.param('scale', partitioned(nn.initializers.ones, None), shape)
-        bias = self.param('bias', partitioned(nn.initializers.zeros, None), shape)
+        scale = self.param('scale', parameter(nn.initializers.ones, None, decays=False), shape)
+        bias = self.param('bias', parameter(nn.initializers.zeros, None, decays=False), shape)
         x = x.astype(jnp.float32)
-        # Both moments in one pass, the one that makes `x`. Of its differences to the mean, the
-        # variance would take a pass more, and its gradient two. Float32 has the digits for it:
-        # these means are small beside the deviations.
+        # One-pass variance: E[x^2] - E[x]^2, fused with what computes x. The two-pass form reads x
+        # once more, and its gradient twice. Float32 is precise enough: the means are small beside
+        # the standard deviations.
         mean = jnp.mean(x, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True) - jnp.square(mean)
         y = (x - mean) * lax.rsqrt(jnp.maximum(variance, 0.0) + self.config.layer_norm_eps)

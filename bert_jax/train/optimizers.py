@@ -1,4 +1,7 @@
-"""Learning-rate schedules and the optimizers: BERT's Adam, AdamW, LAMB, Muon, and all of optax."""
+"""Learning-rate schedules and the optimizers: BERT's Adam, AdamW, LAMB, Muon, and all of optax.
+
+Optimizers that treat parameters differently go by what these declare (`model.layers.Parameter`).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ import optax
 from jax.sharding import Mesh
 
 from bert_jax.config import nearest
+from bert_jax.model.encoder import in_layers, layers_of
+from bert_jax.model.layers import Names, Parameter, path_names
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.sharding import deal_out
 
@@ -70,20 +75,13 @@ def make_schedule(
     return schedule
 
 
-def path_names(path: Sequence[Any]) -> tuple[str, ...]:
-    """The dict keys of a jax key path (flax's metadata boxes add attributes, which are skipped)."""
-    return tuple(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
+Parameters = Mapping[Names, Parameter]  # see `model.layers.declared_parameters`
 
 
-def decays(path: Sequence[Any]) -> bool:
-    """Whether weight decay applies: not to biases and LayerNorm; to embeddings it does."""
-    names = path_names(path)
-    return 'LayerNorm' not in names and not names[-1].endswith('bias')
-
-
-def decay_mask(params: Any) -> Any:
+def decay_mask(parameters: Parameters, params: Any) -> Any:
     """A tree of bools like `params`: where weight decay (and LAMB's trust ratio) applies."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: decays(path), params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: parameters[path_names(path)].decays, params)
 
 
 class BertAdamState(NamedTuple):
@@ -114,18 +112,7 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
     return optax.GradientTransformation(init, update)
 
 
-def _ratio_axes(path: Sequence[Any], ndim: int) -> tuple[int, ...]:
-    """Dims over which a layer's norm is taken: one ratio a layer and a Q, K, V slice."""
-    names = path_names(path)
-    kept = set()
-    if 'layer' in names:  # scanned: the leading dim is the layer
-        kept.add(0)
-    if 'qkv' in names:  # [..., 3, heads, head_dim]
-        kept.add(ndim - 3)
-    return tuple(axis for axis in range(ndim) if axis not in kept)
-
-
-def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
+def scale_by_layer_trust_ratio(parameters: Parameters) -> optax.GradientTransformation:
     """LAMB's trust ratio, |w| / |update|, where weight decay applies; 1 elsewhere or at zero norm.
 
     Taken for each layer and for each of query, key and value, also where layers are stacked for
@@ -134,9 +121,10 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
     """
 
     def scaled(path: Sequence[Any], update: jax.Array, param: jax.Array) -> jax.Array:
-        if not decays(path):
+        declared = parameters[path_names(path)]
+        if not declared.decays:
             return update
-        axes = _ratio_axes(path, param.ndim)
+        axes = tuple(set(range(param.ndim)) - set(declared.separate_axes))
 
         def norm(x: jax.Array) -> jax.Array:
             return jnp.sqrt(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
@@ -162,37 +150,6 @@ class MuonState(NamedTuple):
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-def _is_matrix(path: Sequence[Any]) -> bool:
-    """Whether Muon is for a parameter: the matrices of the encoder's layers."""
-    names = path_names(path)
-    return 'encoder' in names and names[-1] == 'kernel'
-
-
-def _matrices(names: Sequence[str], x: jax.Array) -> jax.Array:
-    """A kernel as matrices [number, in, out]: q, k and v are three, and so are stacked layers.
-
-    Which dims go in and which come out follows from the three forms of kernels that layers have.
-    Another form has to be added here: taken for one of these, it would train, and wrongly.
-    """
-    dims = 4 if 'qkv' in names else 3 if 'attention' in names else 2
-    assert x.ndim - ('layer' in names) == dims, (
-        f"Muon does not know the matrices of {'/'.join(names)} {x.shape}: add its form here")
-    if 'qkv' in names:  # [..., hidden, 3, heads, head_dim]
-        x = jnp.moveaxis(x, -4, -3)
-        return x.reshape(-1, x.shape[-3], x.shape[-2] * x.shape[-1])
-    if 'attention' in names:  # [..., heads, head_dim, hidden]
-        return x.reshape(-1, x.shape[-3] * x.shape[-2], x.shape[-1])
-    return x.reshape(-1, *x.shape[-2:])
-
-
-def _kernel(names: Sequence[str], matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The kernel of a shape that `_matrices` has made matrices of."""
-    if 'qkv' in names:
-        *layers, hidden, three, heads, head_dim = shape
-        return jnp.moveaxis(matrices.reshape(*layers, three, hidden, heads, head_dim), -3, -4)
-    return matrices.reshape(shape)
-
-
 def _orthogonalized(x: jax.Array, eps: float) -> jax.Array:
     """About U V^T of each matrix U S V^T of [number, m, n], m <= n, by Newton and Schulz."""
     x = x / (jnp.linalg.norm(x, axis=(1, 2), keepdims=True) + eps)
@@ -203,8 +160,13 @@ def _orthogonalized(x: jax.Array, eps: float) -> jax.Array:
     return x
 
 
-def scale_by_muon(decay: float, eps: float, mesh: Mesh | None) -> optax.GradientTransformation:
+def scale_by_muon(
+    decay: float, eps: float, mesh: Mesh | None, parameters: Parameters
+) -> optax.GradientTransformation:
     """Muon (Jordan, 2024) for kernels of layers: Nesterov's momentum, made orthogonal.
+
+    `optax.contrib.muon` computes the same on every device; this one is written here because it
+    deals the matrices out.
 
     Updates have a root mean square of at most about 0.2, as Adam's (Liu et al., 2025, section 2.2).
 
@@ -225,8 +187,8 @@ def scale_by_muon(decay: float, eps: float, mesh: Mesh | None) -> optax.Gradient
             lambda m, g: decay * m / (1 - decay ** (t + 1)) + (1 - decay) * g / (1 - decay**t),
             momentum, grads)
         kernels, tree = jax.tree_util.tree_flatten_with_path(ahead)
-        names = [path_names(path) for path, _ in kernels]
-        matrices = [_matrices(n, x) for n, (_, x) in zip(names, kernels)]
+        declared = [parameters[path_names(path)] for path, _ in kernels]
+        matrices = [d.to_matrices(x) for d, (_, x) in zip(declared, kernels)]
         tall = [x.shape[1] > x.shape[2] for x in matrices]
         matrices = [x.mT if flip else x for x, flip in zip(matrices, tall)]
         for shape in sorted({x.shape[1:] for x in matrices}):
@@ -237,32 +199,29 @@ def scale_by_muon(decay: float, eps: float, mesh: Mesh | None) -> optax.Gradient
             for i, part in zip(alike, jnp.split(x, ends)):
                 matrices[i] = part
         matrices = [x.mT if flip else x for x, flip in zip(matrices, tall)]
-        updates = [_kernel(n, x, old.shape) for n, x, (_, old) in zip(names, matrices, kernels)]
+        updates = [d.from_matrices(x, old.shape)
+                   for d, x, (_, old) in zip(declared, matrices, kernels)]
         return jax.tree.unflatten(tree, updates), MuonState(t, momentum)
 
     return optax.GradientTransformation(init, update)
 
 
 def scale_by_muon_and_adam(
-    b1: float, b2: float, eps: float, mesh: Mesh | None
+    b1: float, b2: float, eps: float, mesh: Mesh | None, parameters: Parameters
 ) -> optax.GradientTransformation:
     """Muon for the matrices of the layers, Adam with Nesterov's momentum for all else.
 
     Their updates are of one size, so that one rate and one weight decay serve both.
     """
+    def is_for_muon(path: Sequence[Any], _: Any) -> bool:
+        names = path_names(path)
+        return in_layers(names) and parameters[names].num_in > 0
+
     return optax.partition(
-        {True: scale_by_muon(0.95, eps, mesh),
+        {True: scale_by_muon(0.95, eps, mesh, parameters),
          False: optax.scale_by_adam(b1, b2, eps, nesterov=True)},
-        lambda params: jax.tree_util.tree_map_with_path(lambda path, _: _is_matrix(path), params),
+        lambda params: jax.tree_util.tree_map_with_path(is_for_muon, params),
     )
-
-
-def _layers(names: Sequence[str], x: jax.Array) -> list[int]:
-    """The layers that a parameter is of: all where they are stacked for scanning; [-1]: of none."""
-    if 'layer' in names:
-        return list(range(x.shape[0]))
-    numbers = [name.removeprefix('layer_') for name in names if name.startswith('layer_')]
-    return [int(number) for number in numbers if number.isdigit()] or [-1]  # no `layer_weights`
 
 
 def scale_by_depth(decay: float) -> optax.GradientTransformation:
@@ -275,12 +234,12 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None):
         del params
         leaves = jax.tree_util.tree_leaves_with_path(updates)
-        num_layers = max(_layers(path_names(path), x)[-1] + 1 for path, x in leaves)
+        num_layers = 1 + max(max(layers_of(path_names(path), x), default=0) for path, x in leaves)
 
         def scaled(path: Sequence[Any], x: jax.Array) -> jax.Array:
             names = path_names(path)
-            layers = _layers(names, x)
-            if layers == [-1]:
+            layers = layers_of(names, x)
+            if not layers:
                 return x * decay ** (num_layers + 1) if 'embeddings' in names else x
             factors = np.array([decay ** (num_layers - i) for i in layers], x.dtype)
             return x * factors.reshape(-1, *(1,) * (x.ndim - 1))
@@ -362,7 +321,8 @@ def _from_optax(name: str, arguments: Mapping[str, Any]) -> list[optax.GradientT
 
 
 def make_optimizer(
-    name: str, schedule: Schedule, *, weight_decay: float, b1: float, b2: float, eps: float,
+    name: str, schedule: Schedule, parameters: Parameters, *, weight_decay: float, b1: float,
+    b2: float, eps: float,
     layer_decay: float = 1.0, frozen: str = '', mesh: Mesh | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> optax.GradientTransformation:
@@ -372,7 +332,8 @@ def make_optimizer(
       name: 'bert_adamw' (the original's), 'adamw' (with bias correction), 'lamb', 'muon', or one of
         `optax_optimizers`.
       schedule: learning rate by step.
-      weight_decay: added to the update before the learning rate (decoupled), see `decays`.
+      parameters: what they declare (`train.state.parameters_of`).
+      weight_decay: added to the update before the learning rate (decoupled), where they decay.
       b1, b2, eps: of Adam in the first four; those of optax take `arguments` alone.
       layer_decay: see `scale_by_depth`; 1 for one rate everywhere.
       frozen: top-level part of the parameters that is left as it is, without moments.
@@ -383,11 +344,12 @@ def make_optimizer(
         'bert_adamw': lambda: [scale_by_bert_adam(b1, b2, eps)],
         'adamw': lambda: [optax.scale_by_adam(b1, b2, eps)],
         'lamb': lambda: [optax.scale_by_adam(b1, b2, eps)],
-        'muon': lambda: [scale_by_muon_and_adam(b1, b2, eps, mesh)],
+        'muon': lambda: [scale_by_muon_and_adam(b1, b2, eps, mesh, parameters)],
     }.get(name, lambda: _from_optax(name, arguments or {}))()
-    parts = [*parts, optax.add_decayed_weights(weight_decay, decay_mask)]
+    parts = [*parts, optax.add_decayed_weights(
+        weight_decay, functools.partial(decay_mask, parameters))]
     if name == 'lamb':
-        parts.append(scale_by_layer_trust_ratio())
+        parts.append(scale_by_layer_trust_ratio(parameters))
     if layer_decay != 1.0:
         parts.append(scale_by_depth(layer_decay))
     optimizer = optax.chain(*parts, optax.scale_by_learning_rate(schedule))

@@ -34,7 +34,7 @@ from bert_jax.train.optimizers import (
     optimizer_arguments,
 )
 from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
-from bert_jax.train.state import TrainState, abstract_state, make_init
+from bert_jax.train.state import TrainState, abstract_state, make_init, parameters_of
 from bert_jax.train.step import TrainStep, make_eval_step, make_train_step, train_update
 
 
@@ -111,8 +111,8 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
 
     def optimizer_of(schedule: Schedule) -> optax.GradientTransformation:
         return make_optimizer(
-            o.name, schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2, eps=o.eps,
-            layer_decay=o.layer_decay, frozen=task.frozen, mesh=mesh,
+            o.name, schedule, parameters_of(objective), weight_decay=o.weight_decay,
+            b1=o.b1, b2=o.b2, eps=o.eps, layer_decay=o.layer_decay, frozen=task.frozen, mesh=mesh,
             arguments=optimizer_arguments(o.name, o.arguments),
         )
 

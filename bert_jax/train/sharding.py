@@ -274,8 +274,3 @@ def to_global(
     if mesh.size == 1:
         return jax.device_put(dict(local_batch), sharding)
     return {name: place(x) for name, x in local_batch.items()}
-
-
-def partitioned(init: Callable[..., Any], *logical_axes: str | None) -> Callable[..., Any]:
-    """A parameter initializer that also names the parameter's logical axes."""
-    return nn.with_logical_partitioning(init, logical_axes)

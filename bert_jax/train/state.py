@@ -13,6 +13,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from bert_jax.model.layers import Names, Parameter, declared_parameters
 from bert_jax.model.objectives import Objective
 from bert_jax.train.sharding import tree_shardings
 
@@ -29,6 +30,11 @@ class TrainState:
 @functools.lru_cache(maxsize=8)  # tracing all layers takes seconds
 def _boxed_shapes(objective: Objective) -> Any:
     return jax.eval_shape(lambda: objective.init(jax.random.key(0)))
+
+
+def parameters_of(objective: Objective) -> dict[Names, Parameter]:
+    """What each parameter declares to optimizers, by path."""
+    return declared_parameters(_boxed_shapes(objective))
 
 
 def _boxed_state(params: Any, optimizer: optax.GradientTransformation) -> TrainState:

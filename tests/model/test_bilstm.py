@@ -11,8 +11,7 @@ from flax import linen as nn
 
 from bert_jax.model import dropout as drop
 from bert_jax.model.bilstm import FEATURES, BertFeatureTagger, BiLstm, FeatureCombination
-from bert_jax.model.layers import ModelConfig
-from bert_jax.train.optimizers import path_names
+from bert_jax.model.layers import ModelConfig, path_names
 from bert_jax.train.sharding import Layout, make_mesh
 
 CONFIG = ModelConfig(

@@ -16,8 +16,13 @@ from bert_jax.config import MODEL_SIZES
 from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining, masked_lm_logits, masked_lm_loss
-from bert_jax.model.layers import LayerNorm, ModelConfig, gelu
-from bert_jax.train.optimizers import decays, path_names
+from bert_jax.model.layers import (
+    LayerNorm,
+    ModelConfig,
+    declared_parameters,
+    gelu,
+    path_names,
+)
 from bert_jax.train.sharding import Layout
 
 GOLDEN = Path(__file__).parent.parent / 'golden'
@@ -329,13 +334,11 @@ def test_parameter_names_shapes_axes_and_decay_are_the_golden_ones(scan):
                    intermediate_size=4 * hidden, scan_layers=scan)
     boxed = jax.eval_shape(lambda: init(c))
     lines = []
-    for path, box in jax.tree_util.tree_leaves_with_path(
-        boxed, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata)
-    ):
+    for names, box in declared_parameters(boxed).items():
         shape = 'x'.join(map(str, box.value.shape))
         axes = ','.join(name or '-' for name in box.names)
-        assert len(box.names) == len(box.value.shape), path
-        lines.append(f"{'/'.join(path_names(path))} {shape} {axes} {decays(path)}")
+        assert len(box.names) == len(box.value.shape), names
+        lines.append(f"{'/'.join(names)} {shape} {axes} {box.decays}")
     text = '\n'.join(sorted(lines)) + '\n'
     golden = GOLDEN / f"tiny_parameters{'_scanned' if scan else ''}.txt"
     if os.environ.get('UPDATE_GOLDEN'):

@@ -16,7 +16,7 @@ from bert_jax.model.objectives import Pretraining
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import MESH_AXES
-from bert_jax.train.state import TrainState
+from bert_jax.train.state import TrainState, parameters_of
 from bert_jax.train.step import make_eval_step, make_train_step
 from bert_jax.weights.names import to_tree
 from bert_jax.weights.tf1 import read_tf1
@@ -102,7 +102,8 @@ def test_thirty_training_steps_of_the_original(small):
         warmup=training['num_warmup_steps'],
     )])
     optimizer = make_optimizer(
-        'bert_adamw', lambda step: schedule(step + 1), weight_decay=training['weight_decay'],
+        'bert_adamw', lambda step: schedule(step + 1), parameters_of(task),
+        weight_decay=training['weight_decay'],
         b1=0.9, b2=0.999, eps=1e-6,
     )
     step = make_train_step(

@@ -10,12 +10,11 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.train.state import abstract_state
+from bert_jax.train.state import abstract_state, parameters_of
 from bert_jax.train.step import make_train_step
 from bert_jax.weights.names import from_tree
 
 SCHEDULE = make_schedule([ScheduleSegment(0, 10, 1e-2, 0)])
-ADAM = make_optimizer('bert_adamw', SCHEDULE, weight_decay=0.01, b1=0.9, b2=0.999, eps=1e-6)
 ROWS = SyntheticExamples(vocab_size=300, max_seq_length=16, max_predictions_per_seq=3)
 
 
@@ -24,6 +23,11 @@ def task(scan):
         vocab_size=300, num_layers=2, hidden_size=32, num_heads=2, intermediate_size=48,
         max_position_embeddings=16, scan_layers=scan,
     ))
+
+
+ADAM = make_optimizer(
+    'bert_adamw', SCHEDULE, parameters_of(task(False)) | parameters_of(task(True)),
+    weight_decay=0.01, b1=0.9, b2=0.999, eps=1e-6)
 
 
 def filled(abstract, scale=1.0):

@@ -18,7 +18,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.model.objectives import Pretraining
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import Layout, to_global
-from bert_jax.train.state import TrainState, abstract_state, init_state
+from bert_jax.train.state import TrainState, abstract_state, init_state, parameters_of
 from bert_jax.train.step import make_eval_step, make_train_step
 
 BATCH, STEPS = 16, 5
@@ -51,7 +51,8 @@ class Run:
         ))
         schedule = make_schedule([ScheduleSegment(0, 20, 1e-3, 2)])
         optimizer = make_optimizer(
-            'bert_adamw', schedule, weight_decay=0.01, b1=0.9, b2=0.999, eps=1e-6)
+            'bert_adamw', schedule, parameters_of(task), weight_decay=0.01, b1=0.9, b2=0.999,
+            eps=1e-6)
         step = make_train_step(
             task, optimizer, schedule, on, seed=3, clip_norm=1.0, accumulation_steps=parts)
         if params is None:

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from bert_jax.data.spec import Feature
 from bert_jax.model.dropout import CLASSIFIER, dropout
-from bert_jax.train.sharding import MESH_AXES, partitioned
+from bert_jax.model.layers import parameter
+from bert_jax.train.sharding import MESH_AXES
 from bert_jax.train.step import make_train_step
 
 
@@ -23,8 +24,9 @@ class Toy:
     shown: ClassVar = {'mse': 'mse'}
 
     def init(self, rng):
-        kernel = partitioned(jax.random.normal, 'embed', 'mlp')(rng, (8, self.width))
-        bias = partitioned(lambda key, shape: jnp.zeros(shape), 'mlp')(rng, (self.width,))
+        kernel = parameter(jax.random.normal, 'embed', 'mlp')(rng, (8, self.width))
+        zeros = parameter(lambda key, shape: jnp.zeros(shape), 'mlp', decays=False)
+        bias = zeros(rng, (self.width,))
         return {'dense': {'kernel': kernel, 'bias': bias}}
 
     def batch_spec(self, max_seq_length, max_predictions_per_seq):
