@@ -12,7 +12,6 @@ Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.log_eve
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ except ModuleNotFoundError:  # a repository without its requirements: no door ca
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.tasks import TASK_FIELDS, task_fields
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, nearest
 
 # Table 1 of the paper (base, large), the sizes of its Table 6, and the 24 miniatures that
 # google-research/bert released in March 2020 (every L with every H, heads of 64, except that the
@@ -186,12 +185,6 @@ def add_section(config: ConfigDict, task: str) -> None:
     own = task_fields(task)
     if own.section:
         config[own.section] = ConfigDict(dict(own.fields))
-
-
-def nearest(word: str, choices: Sequence[str]) -> str:
-    """' (did you mean X?)' for the nearest choice, or the choices themselves."""
-    close = difflib.get_close_matches(str(word), choices, 1, 0.5)
-    return f'did you mean {close[0]!r}?' if close else 'choose from ' + ', '.join(choices)
 
 
 def fields(config: ConfigDict, prefix: str = '') -> list[str]:

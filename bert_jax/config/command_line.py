@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from bert_jax.config.phases import PHASE_FIELDS, check_phases
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, nearest
 
 _FAULTS = (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error)
 
@@ -99,7 +99,7 @@ def _check_config_file(argv: list[str]) -> None:
     for name in (*wanted, *there):
         if name not in wanted:
             raise InputError(
-                f'{path}: {name} is not a field: {config_lib.nearest(name, wanted)}')
+                f'{path}: {name} is not a field: {nearest(name, wanted)}')
         if name not in there:
             raise InputError(
                 f'{path}: get_config() gives a config without {name}: it is to start from '
@@ -115,7 +115,7 @@ def _defined_in(path: str) -> dict[str, Any]:
                 if name.endswith('.py')] if os.path.isdir(folder) else []
         raise InputError(
             f'--config={path}: no such file'
-            + (f': {config_lib.nearest(path, near)}' if near else '')
+            + (f': {nearest(path, near)}' if near else '')
         )
     if os.path.isdir(path):
         raise InputError(f'--config={path} is a directory: name a file in it')
@@ -158,7 +158,7 @@ def _in_one_line(argv: list[str], error: Exception) -> InputError:
         name, _, _ = argument.lstrip('-').partition('=')
         path = name.removeprefix('config.').partition('[')[0]
         if name.startswith('config.') and path not in known:
-            return InputError(f'--{name} is not a field: {config_lib.nearest(path, known)}')
+            return InputError(f'--{name} is not a field: {nearest(path, known)}')
         if isinstance(error, LookupError) and name.startswith('config.phases['):
             return InputError(
                 f'--{name}: the config has no such phase, or the phase does not say this: set '

@@ -7,9 +7,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import get_field, nearest
+from bert_jax.config import get_field
 from bert_jax.config.durations import parse_duration
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, nearest
 
 # What a phase may say, and the field that it is taken from where it does not.
 PHASE_FIELDS = {

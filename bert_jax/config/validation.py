@@ -15,7 +15,6 @@ from bert_jax.config import (
     get_field,
     is_complete,
     model_sizes,
-    nearest,
 )
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.durations import parse_duration, parse_steps
@@ -24,7 +23,7 @@ from bert_jax.config.ranges import Range, count
 from bert_jax.config.tasks import task_fields
 from bert_jax.data.masking import MASKINGS
 from bert_jax.model.bilstm import FEATURES
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import check_scheme
 from bert_jax.tasks.opening import check_task_name
 from bert_jax.tasks.texts import WINDOWS

@@ -1,10 +1,15 @@
 """The exceptions that a user is meant to read."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
 
 class InputError(ValueError):
     """Bad input or configuration: one line that names the place, the value and the remedy.
 
-    The doors (`main`, `tools`) print it on standard error without a traceback and exit with
+    Commands print it on standard error without a traceback and exit with
     status 2. Anything else that escapes is a defect of this program and keeps its traceback.
     """
 
@@ -26,3 +31,9 @@ class Stopped(BaseException):
 
     Like KeyboardInterrupt no Exception, so that nothing on its way takes it for a fault.
     """
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """"did you mean 'x'?" for the most similar choice; where none is similar, all of them."""
+    close = difflib.get_close_matches(str(word), choices, 1, 0.5)
+    return f'did you mean {close[0]!r}?' if close else 'choose from ' + ', '.join(choices)

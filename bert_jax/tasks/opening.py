@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import nearest
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.tasks.base import ScoredModel, Task
 from bert_jax.tasks.boolq import open_boolq
 from bert_jax.tasks.choices import open_choices, open_swag

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.config import nearest
 from bert_jax.data.pairs import Sequences, make_sequences
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks.base import ScoredModel

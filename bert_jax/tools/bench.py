@@ -35,9 +35,8 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 from absl import flags, logging
 
-from bert_jax.config import nearest
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import as_path, write_whole
 from bert_jax.runtime.outputs import check_new_file

@@ -44,7 +44,6 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 
 from absl import logging
 
-from bert_jax.config import nearest
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.faults import error_boundary

@@ -10,10 +10,10 @@ import urllib.parse
 
 from absl import flags
 
-from bert_jax.config import ConfigDict, all_fields, nearest
+from bert_jax.config import ConfigDict, all_fields
 from bert_jax.config.command_line import define_config, parse_flags
 from bert_jax.config.validation import check_used, validate
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, nearest
 
 _SAFE = ' :+@'  # of the characters that quoting would replace, harmless in a file's name
 

@@ -19,10 +19,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.config import nearest
 from bert_jax.model.encoder import in_layers, layers_of
 from bert_jax.model.layers import Names, Parameter, path_names
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.train.sharding import deal_out
 
 Schedule = Callable[[jax.Array], jax.Array]
