@@ -13,7 +13,7 @@ Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.log_eve
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 try:

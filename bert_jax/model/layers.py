@@ -92,8 +92,8 @@ class Parameter(nn.LogicallyPartitioned):
 def parameter(
     init: Callable[..., jax.Array], *names: str | None, num_in: int = 0, num_separate: int = 0,
     decays: bool = True,
-) -> Callable[..., Parameter]:
-    """An initializer whose result declares what it is; arguments as `Parameter`'s attributes."""
+) -> Callable[..., Any]:
+    """An initializer whose result, a `Parameter`, declares what it is; arguments as there."""
     def declared(*args: Any) -> Parameter:
         return Parameter(
             init(*args), names, num_in=num_in, num_separate=num_separate, decays=decays)

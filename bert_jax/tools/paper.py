@@ -45,7 +45,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 from absl import logging
 
 from bert_jax.runtime import hosts
-from bert_jax.runtime.errors import InputError, Stopped
+from bert_jax.runtime.errors import InputError, Stopped, nearest
 from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.outputs import is_by_the_way, open_folder
