@@ -25,8 +25,8 @@ from bert_jax.config import (
 from bert_jax.config.durations import parse_duration, parse_steps
 from bert_jax.config.phases import phases
 from bert_jax.config.validation import FIELDS, validate
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Pretraining
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.preflight import without_data

@@ -11,9 +11,9 @@ import optax
 import pytest
 from flax import linen as nn
 
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig, Parameter, declared_parameters, path_names
-from bert_jax.model.objectives import Pretraining
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.optimizers import (
     ScheduleSegment,

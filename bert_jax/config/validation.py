@@ -22,7 +22,7 @@ from bert_jax.config.phases import PHASE_FIELDS, check_phases, phases
 from bert_jax.config.ranges import Range, count
 from bert_jax.config.tasks import task_fields
 from bert_jax.data.masking import MASKINGS
-from bert_jax.model.bilstm import FEATURES
+from bert_jax.heads.tagging import FEATURES
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import check_scheme
 from bert_jax.tasks.opening import check_task_name

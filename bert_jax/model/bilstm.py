@@ -1,17 +1,15 @@
-"""BERT as a fixed feature extractor for tagging (paper section 5.3, table 7).
+"""A bidirectional LSTM, for the ablation of section 5.1 and the features of section 5.3.
 
-Frozen activations of the encoder -> two BiLSTM layers -> a dense layer on every token, read at the
-first piece of each word; no CRF. Rows may be packed (see `Bert`): an LSTM's state is reset
-wherever the sequence number in `input_mask` changes. That also keeps padding out, so the backward
-direction begins at a sequence's last token.
+Rows may be packed (see `Bert`): an LSTM's state is reset wherever the sequence number in
+`input_mask` changes. That also keeps padding out, so the backward direction begins at a sequence's
+last token.
 
-    B: batch rows, S: sequence, H: hidden_size, F: features, U: units of one direction,
-    D: directions (2), G: gates (4), T: time, which runs backwards in direction 1, L: labels
+    B: batch rows, S: sequence, F: features, U: units of one direction, D: directions (2),
+    G: gates (4), T: time, which runs backwards in direction 1
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,47 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from bert_jax.model import dropout as drop
-from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import Dense, ModelConfig, parameter
-
-FEATURES = (
-    'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
-    'weighted_sum_all',
-)
-
-
-class FeatureCombination(nn.Module):
-    """Features [B, S, F] of a `Bert` output, by one of the six choices of table 7.
-
-    F is H, or 4 H for `concat_last_four` (of a model with fewer layers, all of them). A weighted
-    sum is ELMo's (Peters et al., 2018, equation 1): softmax of `layer_weights` (zeros at the
-    start: a mean) times `scale` (one), both learned. `weighted_sum_all` takes the outputs of all
-    layers, not the embeddings; `embeddings` are those after their LayerNorm.
-    """
-
-    kind: str
-
-    @nn.compact
-    def __call__(self, output: Mapping[str, Any]) -> jax.Array:
-        layers = output['layers']
-        assert layers, 'scanned layers give no output of each layer'
-        if self.kind == 'embeddings':
-            return output['embedding_output']
-        if self.kind == 'second_to_last':
-            return layers[-2]
-        if self.kind == 'last':
-            return layers[-1]
-        if self.kind == 'concat_last_four':
-            return jnp.concatenate(layers[-4:], axis=-1)
-        assert self.kind in FEATURES, self.kind
-        chosen = layers if self.kind == 'weighted_sum_all' else layers[-4:]
-        weights = self.param(
-            'layer_weights', parameter(nn.initializers.zeros, None), (len(chosen),)
-        )
-        scale = self.param('scale', parameter(nn.initializers.ones), ())
-        shares = (scale * jax.nn.softmax(weights)).astype(chosen[0].dtype)
-        return sum(shares[i] * x_BxSxH for i, x_BxSxH in enumerate(chosen))
+from bert_jax.model.layers import ModelConfig, parameter
 
 
 def _scan(x_TxDxBxGxU: jax.Array, kernel_DxUxGxU: jax.Array, keep_TxDxB: jax.Array) -> Any:
@@ -200,40 +158,3 @@ def _torch_uniform(
 def _forget_bias(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
     del key
     return jnp.zeros(shape, dtype).at[:, 1].set(1.0)
-
-
-class BertFeatureTagger(nn.Module):
-    """Logits [B, S, L] float32 from a frozen encoder, two BiLSTM layers and a dense layer.
-
-    The encoder runs without dropout and receives no gradient (an optimizer with weight decay has to
-    leave `bert` out besides). `classifier_dropout` is applied to the input of each BiLSTM
-    and of the classifier. The paper's "768-dimensional" is taken as the units of each direction.
-    Parameters: `bert`, `features`, `bilstm_0`, `bilstm_1`, `classifier`.
-    """
-
-    config: ModelConfig
-    num_labels: int
-    features_kind: str = 'concat_last_four'
-    units: int = 768
-
-    def setup(self) -> None:
-        c = self.config
-        self.bert = Bert(c, pooled=False)
-        self.features = FeatureCombination(self.features_kind)
-        self.bilstm = [BiLstm(c, self.units) for _ in range(2)]
-        self.classifier = Dense(c, (2 * self.units,), (self.num_labels,), (None,), (None,))
-
-    def __call__(
-        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
-    ) -> jax.Array:
-        mask_BxS = batch['input_mask']
-        output = lax.stop_gradient(self.bert(
-            batch['input_ids'], mask_BxS, batch['segment_ids'], None, batch.get('position_ids'),
-        ))
-        x = self.features(output)
-        rate = self.config.classifier_dropout
-        for i, layer in enumerate(self.bilstm):
-            x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, i)
-            x = layer(x, mask_BxS)
-        x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, len(self.bilstm))
-        return self.classifier.logits(x)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.pairs import Sequences, joined
+from bert_jax.heads import HEADS
+from bert_jax.heads.classification import MultipleChoice, softmax
 from bert_jax.predict import functions
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
@@ -42,7 +44,7 @@ def next_sentence(
     model.need('next-sentence')
 
     def results(made: Made, outputs: Outputs) -> Iterator[dict[str, Any]]:
-        for pair, of_pair in zip(made[0], _softmax(outputs['logits']).tolist(), strict=True):
+        for pair, of_pair in zip(made[0], softmax(outputs['logits']).tolist(), strict=True):
             yield shown_parts(pair.texts) | {'probability': of_pair[0]}
 
     return stream(
@@ -56,8 +58,8 @@ def classify(
 ) -> Iterator[dict[str, Any]]:
     """Labels of texts or pairs, values, or choices; see `Model.classify`."""
     model.need('classify')
-    head, labels = model.weights.head, model.weights.labels
-    if head == 'multiple_choice':
+    head, labels = HEADS[model.weights.head], model.weights.labels
+    if head is MultipleChoice:
         if windows is not None:
             raise InputError(f'windows={windows!r}: beginnings and ends are cut, not read in parts')
         return _choose(model, texts)
@@ -66,22 +68,8 @@ def classify(
     def results(made: Made, outputs: Outputs) -> Iterator[dict[str, Any]]:
         texts, read = made
         logits = read.combined_logits(head, outputs['logits']).astype(np.float64)
-        if head == 'regression':
-            for text, value in zip(texts, logits[:, 0].tolist(), strict=True):
-                yield shown_parts(text.texts) | {'value': value}
-        elif head == 'multi_label':
-            for text, row in zip(texts, (1 / (1 + np.exp(-logits))).tolist(), strict=True):
-                yield shown_parts(text.texts) | {
-                    'labels': [x for x, p in zip(labels, row, strict=True) if p > 0.5],
-                    'probabilities': dict(zip(labels, row, strict=True)),
-                }
-        else:
-            rows = zip(_softmax(logits).tolist(), logits.argmax(axis=1).tolist(), strict=True)
-            for text, (row, best) in zip(texts, rows, strict=True):
-                yield shown_parts(text.texts) | {
-                    'label': labels[best], 'probability': row[best],
-                    'probabilities': dict(zip(labels, row, strict=True)),
-                }
+        for text, result in zip(texts, head.described(logits, labels), strict=True):
+            yield shown_parts(text.texts) | result
 
     return stream(
         model, texts, read=reader(model, 1, 2, how=how), make=maker(model, how), results=results,
@@ -106,7 +94,7 @@ def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any
     def results(texts: list[list[Tokenized]], outputs: Outputs) -> Iterator[dict[str, Any]]:
         bounds = np.cumsum([len(text) for text in texts])[:-1]
         for text, logits in zip(texts, np.split(outputs['logits'][:, 0], bounds), strict=True):
-            probabilities = _softmax(logits).tolist()
+            probabilities = softmax(logits).tolist()
             best = int(logits.argmax())
             yield {
                 'text': text[0].texts[0], 'choices': [pair.texts[1] for pair in text],
@@ -174,10 +162,3 @@ def _chosen(first: TextWindows, second: TextWindows, from_second: np.ndarray) ->
         np.array([x.first_lengths[i] for _, i, x in windows]),
     )
     return TextWindows(sequences, np.array([text for text, _, _ in windows]), first.how)
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis, in double precision."""
-    x = logits.astype(np.float64)
-    x = np.exp(x - x.max(axis=-1, keepdims=True))
-    return x / x.sum(axis=-1, keepdims=True)

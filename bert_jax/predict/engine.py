@@ -24,7 +24,7 @@ from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 
 Params = Any
 Outputs = dict[str, np.ndarray]
-# From parameters and a packed batch (`labelled.packing`) to arrays [R, K, ...], a unit each, or
+# From parameters and a packed batch (`tasks.packing`) to arrays [R, K, ...], a unit each, or
 # [R, S, ...], a token each. Compiled once a function, so it must be the same object (or equal)
 # each time.
 Function = Callable[[Params, dict[str, jax.Array]], dict[str, jax.Array]]

@@ -11,18 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from bert_jax.data.pairs import Sequences
-from bert_jax.heads import CLASSIFIER, HEADS, SPAN
+from bert_jax.heads import HEADS
+from bert_jax.heads.base import LabelledHead
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.task_heads import (
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-)
 from bert_jax.predict import functions
 from bert_jax.predict.engine import Outputs
 from bert_jax.predict.export_formats import FORMATS, Call, Computation, plain_gelu_erf
@@ -89,8 +84,9 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
 
 
 def _forward(model: LoadedModel, config: ModelConfig) -> Any:
-    has, head = model.weights.has, HEADS[model.weights.head]
-    pretraining = functions.Pretraining(config)
+    has = model.weights.has
+    # Its name alone says what the head computes of hidden states: no features of frozen encoders.
+    head = HEADS[model.weights.head].of_model(config, model.weights.num_labels, {})
 
     def forward(flat, input_ids, input_mask, segment_ids, positions=None):  # type: ignore[no-untyped-def]
         params = to_tree(flat, padded_vocab_size=None, scan_layers=False)
@@ -100,29 +96,15 @@ def _forward(model: LoadedModel, config: ModelConfig) -> Any:
             {'params': params['bert']}, input_ids, input_mask, segment_ids, None, position_ids)
         x, pooled = out['sequence_output'], out['pooled_output']
 
-        def layer(module: nn.Module, compute: Any, *inputs: jax.Array) -> Any:
-            """What a layer of a head's own module gives."""
-            return nn.apply(compute, module)({'params': params}, *inputs).astype(jnp.float32)
-
         outputs = {'sequence_output': x.astype(jnp.float32)}
         if pooled is not None:
             outputs['pooled_output'] = pooled.astype(jnp.float32)
         if positions is not None:
             at = jnp.take_along_axis(x, positions[..., None], axis=1)
-            logits = layer(pretraining, functions.Pretraining.predict, at)
+            logits: Any = functions.Pretraining(config).apply(
+                {'params': params}, at, method=functions.Pretraining.predict)
             outputs['masked_lm_logits'] = logits[..., : config.vocab_size]
-        if has('cls/seq_relationship') and pooled is not None:
-            outputs['next_sentence_logits'] = layer(
-                pretraining, lambda module, x: module.cls.seq_relationship(x), pooled)
-        elif head.own == (SPAN,):
-            logits = layer(BertForQuestionAnswering(config), lambda module, x: module.cls(x), x)
-            outputs |= {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
-        elif head.own == (CLASSIFIER,):
-            kind = BertForSequenceClassification if head.pooled else BertForTokenClassification
-            outputs['logits'] = layer(
-                kind(config, model.weights.num_labels), lambda module, x: module.classifier(x),
-                pooled if head.pooled else x)
-        return outputs
+        return outputs | head.of_states(params, x, pooled)
 
     return forward
 
@@ -181,7 +163,7 @@ def _of_engine(model: LoadedModel, units: Units) -> Outputs:
         return model.engine.outputs(function, model.device_params, units)
 
     has, config = model.weights.has, model.config
-    if HEADS[model.weights.head].own in ((CLASSIFIER,), (SPAN,)):
+    if issubclass(HEADS[model.weights.head], LabelledHead):
         return run(model.objective.outputs)
     found: Outputs = {}
     if has('cls/predictions'):

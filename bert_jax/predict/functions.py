@@ -1,7 +1,7 @@
-"""What commands without an objective of their own compute of a packed batch (`labelled.packing`).
+"""Jitted inference functions over packed batches (`tasks.packing`) of the encoder and pre-training.
 
-Each gives a function for the engine: the same object for the same arguments, so that it is
-compiled once a shape. (Task heads: `model.objectives`.)
+Each returns a function for the engine: the same object for the same arguments, so that it is
+compiled once a shape. Those of task heads are `heads.base.Head.outputs`.
 
     R: rows, S: row length, K: units a row, H: hidden_size, V: padded vocabulary
 """
@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from bert_jax.heads.pretraining import PretrainingHeads, masked_lm_logits
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
-from bert_jax.model.heads import PretrainingHeads, masked_lm_logits
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Function
 

@@ -14,10 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.data.pairs import joined
 from bert_jax.heads import HEADS
+from bert_jax.heads.base import Head
 from bert_jax.model.attention_check import settled
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import OBJECTIVES, Objective
 from bert_jax.predict.engine import Engine
 from bert_jax.predict.sentence_transformers import Pooling, read_pooling
 from bert_jax.runtime.errors import InputError
@@ -49,7 +49,8 @@ _NEEDS = {
     ),
     'features': (tuple(HEADS), (), ''),
     'export': (
-        tuple(head for head in HEADS if HEADS[head].portable), (), 'a head that other formats have'
+        tuple(name for name, head in HEADS.items() if head.portable()), (),
+        'a head that other formats have',
     ),
 }
 # What an ablation's model (`causal`, `bilstm`) cannot do: a masked word is guessed from both sides,
@@ -125,19 +126,13 @@ class LoadedModel:
         return Engine(self._mesh, token_cost=functools.partial(token_flops, self.config))
 
     @functools.cached_property
-    def objective(self) -> Objective:
+    def objective(self) -> Head:
         """The head's own outputs, each sequence being a unit."""
-        head = self.weights.head
-        fixed = {'multiple_choice': 1, 'question_answering': 2}
-        more = {}
-        if head == 'feature_tagger':
-            if 'features' not in self.inference:  # a run older than the field
-                raise InputError(
-                    f'{self.weights.source}: its config.json has no inference.features: put there '
-                    'what it says of conll.features'
-                )
-            more['features'] = self.inference['features']
-        return OBJECTIVES[head](self.config, fixed.get(head, self.weights.num_labels), **more)
+        weights = self.weights
+        try:
+            return HEADS[weights.head].of_model(self.config, weights.num_labels, self.inference)
+        except InputError as error:
+            raise InputError(f'{weights.source}: {error}') from None
 
     @functools.cached_property
     def pooling(self) -> Pooling:

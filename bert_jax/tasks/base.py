@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from bert_jax.heads.base import Head
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Objective
 from bert_jax.runtime.files import Path
 from bert_jax.train.gates import Gates
 from bert_jax.train.loop import Phase
@@ -35,7 +35,7 @@ class Task(Protocol):
     def identity(self) -> dict[str, str]:
         """What all hosts must have read alike, by name: digests of content, and counts."""
 
-    def objective(self, bert: ModelConfig) -> Objective:
+    def objective(self, bert: ModelConfig) -> Head:
         """What is trained, on an encoder."""
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:

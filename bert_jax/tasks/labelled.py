@@ -21,9 +21,10 @@ from ml_collections import ConfigDict
 from bert_jax.data.pairs import Encode
 from bert_jax.data.prepared import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute
+from bert_jax.heads import HEADS
+from bert_jax.heads.base import Head
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import OBJECTIVES, Objective
 from bert_jax.predict.engine import Engine
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
@@ -170,8 +171,8 @@ class LabelledTask:
             found[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
         return found
 
-    def objective(self, bert: ModelConfig) -> Objective:
-        objective: Objective = OBJECTIVES[self.head](bert, **self.data.objective)
+    def objective(self, bert: ModelConfig) -> Head:
+        objective: Head = HEADS[self.head](bert, **self.data.objective)
         return objective
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
@@ -240,7 +241,7 @@ class LabelledTask:
     def _sets(self) -> tuple[EvalSet, ...]:
         return (*self.data.evaluated, *self.data.predicted)
 
-    def predictors(self, objective: Objective, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
+    def predictors(self, objective: Head, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
         """From parameters to the outputs of each set: first those that are scored."""
         engine = self._engine(mesh, objective.config)
         return [

@@ -22,9 +22,9 @@ from bert_jax.data.masking import MaskingRates
 from bert_jax.data.packed_pretrain import PackedExamples, packed_spec
 from bert_jax.data.pretrain import PretrainExamples, Recipe
 from bert_jax.data.spec import BatchSpec, pretrain_spec
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.flops import muon_flops, token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Pretraining
 from bert_jax.predict.engine import Engine
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import model_sizes
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
-from bert_jax.model.bilstm import FEATURES
+from bert_jax.heads.tagging import FEATURES
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_whole
 from bert_jax.runtime.hosts import say

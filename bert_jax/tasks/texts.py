@@ -20,6 +20,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.pairs import Sequences, make_sequences
+from bert_jax.heads import HEADS
+from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
@@ -272,26 +274,12 @@ class TextWindows:
         weights = self.sequences.lengths.reshape(-1, *[1] * (values.ndim - 1))
         return np.add.reduceat(values * weights, starts) / np.add.reduceat(weights, starts)
 
-    def combined_logits(self, head: str, logits: np.ndarray) -> np.ndarray:
-        """The logits [n, L] of the combined probabilities; of a regression the combined values.
-
-        Args:
-          head: 'classification', 'multi_label' or 'regression'.
-          logits: [W, L].
-        """
-        if head == 'regression' or len(self.text) == self.text[-1] + 1:
+    def combined_logits(self, head: type[Classification], logits: np.ndarray) -> np.ndarray:
+        """The logits [n, L] of the combined probabilities, of `logits` [W, L]; of a regression the
+        combined values."""
+        if len(self.text) == self.text[-1] + 1:
             return self.combined(logits)
-        logits = logits.astype(np.float64)
-        if head == 'multi_label':
-            if self.how == 'max':  # the largest probability is that of the largest logit
-                return self.combined(logits)
-            no_WxL = np.logaddexp(0, logits)  # -log of the probability of its absence
-            yes, no = (self.combined(np.exp(x)) for x in (logits - no_WxL, -no_WxL))
-        else:
-            yes = np.exp(logits - logits.max(axis=-1, keepdims=True))
-            yes, no = self.combined(yes / yes.sum(axis=-1, keepdims=True)), np.ones(1)
-        with np.errstate(divide='ignore'):  # a probability of 0
-            return np.log(yes) - np.log(no)
+        return head.of_windows(logits, self.combined, self.how == 'max')
 
 
 def text_windows(
@@ -375,10 +363,8 @@ def text_task(
 
         def predict(outputs: Outputs) -> np.ndarray:
             """[n] ids or numbers, or [n, L] of 0 and 1."""
-            logits = read.combined_logits(head, outputs['logits'])
-            if head == 'regression':
-                return logits[:, 0]
-            return (logits > 0).astype(np.float32) if head == 'multi_label' else logits.argmax(-1)
+            of_head = HEADS[head]
+            return of_head.predictions(read.combined_logits(of_head, outputs['logits']))
 
         def score(outputs: Outputs) -> dict[str, float]:
             predictions, truth = predict(outputs), examples.labelled()
@@ -388,18 +374,9 @@ def text_task(
             return {name: METRICS[name].compute(predictions, truth) for name in metrics}
 
         def write(outputs: Outputs, folder: Path) -> None:
-            predictions = predict(outputs)
-            if head == 'regression':
-                values = [f'{value:.6f}' for value in predictions]
-            elif head == 'multi_label':
-                # A list in JSON where a label holds the comma that would separate it.
-                join = json.dumps if any(',' in label for label in labels) else ','.join
-                values = [join([labels[int(i)] for i in np.flatnonzero(row)])
-                          for row in predictions]
-            else:
-                values = [labels[int(i)] for i in predictions]
             write_predictions(
-                folder / f'{split}_predictions.tsv', id_column, examples.ids, values)
+                folder / f'{split}_predictions.tsv', id_column, examples.ids,
+                HEADS[head].texts(predict(outputs), labels))
 
         return EvalSet((prefixes or {}).get(split, ''), of_windows,
                        score if labelled else None, write)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.config.durations import parse_duration
+from bert_jax.heads.tagging import FeatureTagging, Tagging
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import FeatureTagging, Tagging
 from bert_jax.runtime.chips import CHIPS
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path

@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.model.objectives import Pretraining
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.runtime.chips import Chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import PretrainTask, step_flops

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.heads import HEADS
+from bert_jax.heads.tagging import Tagging
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import OBJECTIVES, Tagging
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.lease import holder
@@ -77,9 +78,9 @@ class RunRecords:
                 a_step = whole_step_flops(
                     model, {'packed_rows': 0} | phase, self.fields.get('optimizer.name', ''))
             else:  # rows are packed; an old run may not say its head
-                more = [features] if (features := self.fields.get('inference.features')) else []
-                objective = OBJECTIVES.get(head, Tagging)(model, 1, *more)
-                a_step = rows * length * share * objective.token_flops(length)
+                features = self.fields.get('inference.features') or 'concat_last_four'
+                trained = HEADS[head or Tagging.name].of_model(model, 1, {'features': features})
+                a_step = rows * length * share * trained.token_flops(length)
             new_steps = step - steps[-1]
             steps.append(step)
             tokens.append(tokens[-1] + new_steps * rows * length * share)

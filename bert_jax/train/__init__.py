@@ -1,1 +1,1 @@
-"""The training loop. It knows `model.objectives.Objective`, and no task."""
+"""The training loop. It knows a head (`heads.base.Head`), and no task."""

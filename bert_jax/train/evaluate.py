@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.model.objectives import Objective
+from bert_jax.heads.base import Head
 from bert_jax.train.step import Batch, EvalStep
 
 
-def evaluate(objective: Objective, eval_step: EvalStep, params: Any, batches: Iterable[Batch]
+def evaluate(objective: Head, eval_step: EvalStep, params: Any, batches: Iterable[Batch]
              ) -> dict[str, float]:
     """The objective's metrics over all batches; rows of weight 0 count nowhere.
 

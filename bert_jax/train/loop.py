@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.model.objectives import Objective
+from bert_jax.heads.base import Head
 from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints
@@ -64,7 +64,7 @@ class Cadence:
 
 
 def train(
-    objective: Objective,
+    objective: Head,
     train_step: TrainStep,
     state: TrainState,
     phases: Sequence[Phase],
@@ -120,7 +120,7 @@ def train(
 
 
 def _train(
-    objective: Objective, train_step: TrainStep, state: TrainState, phases: Sequence[Phase],
+    objective: Head, train_step: TrainStep, state: TrainState, phases: Sequence[Phase],
     cadence: Cadence, checkpoints: Checkpoints, report: Report, goodput: Goodput,
     profile: Profile, best: Best | None, gates: Gates | None, peak_flops: float | None,
     should_stop: Callable[[int], bool],
@@ -228,7 +228,7 @@ def _train(
 
 
 def _log(
-    objective: Objective, report: Report, phase: Phase, step: int, last: int, steps: list[Any],
+    objective: Head, report: Report, phase: Phase, step: int, last: int, steps: list[Any],
     timed_steps: int, seconds: float, waited: float, peak_flops: float | None, goodput: Goodput,
 ) -> dict[str, float]:
     metrics = means(objective, steps)

@@ -20,9 +20,9 @@ from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.config.durations import parse_duration
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.config.validation import check_vocabulary, validate
+from bert_jax.heads.base import Head
 from bert_jax.model.attention_check import settled
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Objective
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.base import Task
 from bert_jax.train.compiled import CompiledStep, device_bytes, device_memory, host_memory
@@ -82,7 +82,7 @@ class Program:
     mesh: Mesh
     phases: list[dict[str, Any]]
     bert: ModelConfig
-    objective: Objective
+    objective: Head
     optimizer: optax.GradientTransformation
     state: TrainState
     accumulation_steps: int

@@ -13,8 +13,8 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from bert_jax.heads.base import Head
 from bert_jax.model.layers import Names, Parameter, declared_parameters
-from bert_jax.model.objectives import Objective
 from bert_jax.train.sharding import tree_shardings
 
 
@@ -28,11 +28,11 @@ class TrainState:
 
 
 @functools.lru_cache(maxsize=8)  # tracing all layers takes seconds
-def _boxed_shapes(objective: Objective) -> Any:
+def _boxed_shapes(objective: Head) -> Any:
     return jax.eval_shape(lambda: objective.init(jax.random.key(0)))
 
 
-def parameters_of(objective: Objective) -> dict[Names, Parameter]:
+def parameters_of(objective: Head) -> dict[Names, Parameter]:
     """What each parameter declares to optimizers, by path."""
     return declared_parameters(_boxed_shapes(objective))
 
@@ -42,7 +42,7 @@ def _boxed_state(params: Any, optimizer: optax.GradientTransformation) -> TrainS
 
 
 def abstract_state(
-    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh
+    objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
     """Shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct leaves); nothing is run."""
     boxed = jax.eval_shape(lambda p: _boxed_state(p, optimizer), _boxed_shapes(objective))
@@ -54,7 +54,7 @@ def abstract_state(
 
 
 def make_init(
-    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh
+    objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> Callable[[int], TrainState]:
     """From a seed to a fresh state; see `init_state`."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
@@ -67,7 +67,7 @@ def make_init(
 
 
 def init_state(
-    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
+    objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
 ) -> TrainState:
     """A fresh state, computed straight into its shards; it does not depend on the mesh."""
     return make_init(objective, optimizer, mesh)(seed)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.heads.base import Head, Params, Sums
 from bert_jax.model.dropout import dropout_rows
-from bert_jax.model.objectives import Objective, Params, Sums
 from bert_jax.train.optimizers import Schedule
 from bert_jax.train.sharding import BATCH_AXES, UPDATE_AXES, Layout
 from bert_jax.train.state import TrainState, abstract_state
@@ -25,7 +25,7 @@ EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
 
 
 def _gradients(
-    objective: Objective, params: Params, batch: Batch, rows_Bx2: jax.Array, parts: int, mesh: Mesh,
+    objective: Head, params: Params, batch: Batch, rows_Bx2: jax.Array, parts: int, mesh: Mesh,
     shardings: Any,
 ) -> tuple[Any, jax.Array, Sums]:
     """Gradient (split as the parameters are), loss and sums of a global batch.
@@ -83,7 +83,7 @@ def _gradients(
 
 
 def _in_parts(
-    objective: Objective, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums,
+    objective: Head, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums,
     parts: int, layout: Layout,
 ) -> tuple[Any, jax.Array, Sums]:
     """Gradient, loss and sums of rows of a batch, computed in `parts` parts and added up."""
@@ -91,17 +91,15 @@ def _in_parts(
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, batch, totals, rows_Bx2)
         return grads, loss, sums
+    if objective.compares:
+        return _in_two_passes(objective, params, batch, rows_Bx2, totals, parts, layout)
 
-    def split(x: jax.Array) -> jax.Array:
-        # Every A-th row, not runs of B / A rows: each device goes on with rows that it holds.
-        x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
-        return layout(x, None, 'batch', *(None,) * (x.ndim - 2))
+    xs = jax.tree.map(lambda x: _split(x, parts, layout), (dict(batch), rows_Bx2))
 
     def add(carry: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         (loss, sums), grads = value_and_grad(params, part[0], totals, part[1])
         return jax.tree.map(jnp.add, carry, (grads, loss, sums)), None
 
-    xs = jax.tree.map(split, (dict(batch), rows_Bx2))
     first = jax.tree.map(lambda x: x[0], xs)
     shapes = jax.eval_shape(value_and_grad, params, first[0], totals, first[1])
     (loss_shape, sums_shape), grads_shape = shapes
@@ -112,8 +110,41 @@ def _in_parts(
     return grads, loss, sums
 
 
+def _split(x: jax.Array, parts: int, layout: Layout) -> jax.Array:
+    """Rows [B, ...] as [A, B / A, ...]: every A-th, so that devices go on with rows they hold."""
+    x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+    return layout(x, None, 'batch', *(None,) * (x.ndim - 2))
+
+
+def _in_two_passes(
+    objective: Any, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums, parts: int,
+    layout: Layout,
+) -> tuple[Any, jax.Array, Sums]:
+    """The same where the loss compares all examples: outputs first, then gradients part by part.
+
+    The forward pass is computed twice (Gao et al., 2021, "Scaling Deep Contrastive Learning Batch
+    Size under Memory Limited Setup").
+    """
+    def whole(x: jax.Array) -> jax.Array:
+        return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+    xs = jax.tree.map(lambda x: _split(x, parts, layout), (dict(batch), rows_Bx2))
+    outputs = jax.lax.map(lambda part: objective.outputs(params, *part), xs)
+    (loss, sums), d_outputs = jax.value_and_grad(objective.loss_of, has_aux=True)(
+        jax.tree.map(whole, outputs), batch, totals)
+
+    def add(grads: Any, part: Any) -> tuple[Any, None]:
+        rows, d_part = part
+        _, pull = jax.vjp(lambda p: objective.outputs(p, *rows), params)
+        return jax.tree.map(jnp.add, grads, pull(d_part)[0]), None
+
+    d_parts = jax.tree.map(lambda x: _split(x, parts, layout), d_outputs)
+    grads, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (xs, d_parts))
+    return grads, loss, sums
+
+
 def train_update(
-    objective: Objective,
+    objective: Head,
     optimizer: optax.GradientTransformation,
     schedule: Schedule,
     mesh: Mesh,
@@ -151,12 +182,12 @@ def train_update(
     return train_step
 
 
-def _shardings(objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh) -> Any:
+def _shardings(objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
 
 
 def make_train_step(
-    objective: Objective,
+    objective: Head,
     optimizer: optax.GradientTransformation,
     schedule: Schedule,
     mesh: Mesh,
@@ -188,7 +219,7 @@ def make_train_step(
     return jax.jit(update, donate_argnums=0, out_shardings=(kept, replicated))
 
 
-def make_eval_step(objective: Objective, mesh: Mesh) -> EvalStep:
+def make_eval_step(objective: Head, mesh: Mesh) -> EvalStep:
     """The jitted (params, batch) -> metric sums, without dropout."""
 
     def eval_step(params: Params, batch: Batch) -> dict[str, jax.Array]:

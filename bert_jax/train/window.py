@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from bert_jax.model.objectives import Objective
+from bert_jax.heads.base import Head
 from bert_jax.runtime.errors import Diverged
 
 
@@ -55,7 +55,7 @@ class Window:
         return fetched
 
 
-def means(objective: Objective, steps: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
+def means(objective: Head, steps: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
     """Metrics over several steps: sums through `score`, the step's own as they are."""
     own = ('loss', 'grad_norm', 'learning_rate')
     sums = {

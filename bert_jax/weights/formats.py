@@ -14,8 +14,8 @@ import numpy as np
 
 from bert_jax.config.bert_config import Format
 from bert_jax.heads import HEADS, PARTS, POOLER, part_of
-from bert_jax.heads.tensors import Format as FileFormat
-from bert_jax.heads.tensors import Tensor
+from bert_jax.heads.base import Format as FileFormat
+from bert_jax.heads.base import Tensor
 from bert_jax.runtime.checksum import is_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.faults import FULL
@@ -243,7 +243,7 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
       InputError: the parameters have not the head that the config names.
     """
     def has(head: str) -> bool:
-        return any(part_of(name) in HEADS[head].own for name in params)
+        return any(part_of(name) in HEADS[head].parts() for name in params)
 
     pooled = any(part_of(name) is POOLER for name in params)
     if hint and not has(hint):
@@ -259,7 +259,7 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
         head = 'pretraining'
     if head == 'classification' and len(params['classifier/bias']) == 1:
         head = 'regression'
-    if not pooled and (HEADS[head].pooled or 'cls/seq_relationship/kernel' in params):
+    if not pooled and (HEADS[head].needs_pooler() or 'cls/seq_relationship/kernel' in params):
         raise InputError(f'{named_by}, whose head needs a pooler, and there is none')
     return head
 
@@ -270,7 +270,7 @@ def check_head(name: Any, where: Path, any_head: bool = False) -> str:
         raise InputError(
             f"{where}: head={name!r} is unknown: {', '.join(filter(None, HEADS))}"
         )
-    if not (any_head or HEADS[name].portable):
+    if not (any_head or HEADS[name].portable()):
         raise InputError(
             f'{where}: {HEADS[name].title} stays in its run: it can be trained, scored by '
             'bert_jax.evaluate and used by bert_jax.predict, not carried to another'

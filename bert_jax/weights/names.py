@@ -4,7 +4,7 @@ One table for both directions. Parameter names are those of a model with unrolle
 (`bert/encoder/layer_0/...`) and an unpadded vocabulary; `to_tree` and `from_tree` convert between
 them and the parameters that the model takes (scanned or unrolled, vocabulary padded).
 
-    The dims' letters are those of `heads.tensors`.
+    The dims' letters are those of `heads.base`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from bert_jax.config.bert_config import OPTIONS, Format
 from bert_jax.heads import PARTS
-from bert_jax.heads.tensors import Tensor
+from bert_jax.heads.base import Tensor
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 

@@ -88,7 +88,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     params = {name: np.asarray(x) for name, x in params.items()}
     for name, x in params.items():
         check_finite(name, x, step)
-    portable = HEADS[hint].portable
+    portable = HEADS[hint].portable()
     shapes = {name: x.shape for name, x in params.items()
               if portable or name.startswith('bert/')}  # other heads are in no table of names
     table, _ = check_tensors('bert_jax', shapes, model, step, config_file)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from bert_jax.heads import HEADS
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import OBJECTIVES, Pretraining
 
 CONFIG = ModelConfig(
     vocab_size=50, num_layers=2, hidden_size=8, num_heads=2, intermediate_size=8,
@@ -148,7 +149,7 @@ def test_without_the_next_sentence_there_is_no_gradient_of_it():
 ])
 def test_a_packed_sequence_is_computed_as_if_alone(head, causal, bilstm):
     config = dataclasses.replace(CONFIG, num_layers=1, causal=causal, bilstm=bilstm)
-    objective = OBJECTIVES[head](config, 2 if head == 'question_answering' else 3)
+    objective = HEADS[head](config, 2 if head == 'question_answering' else 3)
     params = params_of(objective)
     assert ('bilstm' in params) == bilstm
     last = IDS.copy()

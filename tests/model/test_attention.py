@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from bert_jax.config.bert_config import COMPUTATION
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import IMPLEMENTATIONS, SelfAttention, attend, choose
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Pretraining
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.sharding import Layout, make_mesh
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from bert_jax.heads.tagging import FEATURES, BertFeatureTagger, FeatureCombination
 from bert_jax.model import dropout as drop
-from bert_jax.model.bilstm import FEATURES, BertFeatureTagger, BiLstm, FeatureCombination
+from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.layers import ModelConfig, path_names
 from bert_jax.train.sharding import Layout, make_mesh
 

@@ -13,9 +13,9 @@ import pytest
 from flax import linen as nn
 
 from bert_jax.config import MODEL_SIZES
+from bert_jax.heads.pretraining import BertForPreTraining, masked_lm_logits, masked_lm_loss
 from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
-from bert_jax.model.heads import BertForPreTraining, masked_lm_logits, masked_lm_loss
 from bert_jax.model.layers import (
     LayerNorm,
     ModelConfig,

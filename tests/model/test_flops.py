@@ -8,10 +8,11 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from bert_jax.config import MODEL_SIZES
+from bert_jax.heads.classification import Classification
+from bert_jax.heads.pretraining import BertForPreTraining, masked_lm_logits
+from bert_jax.heads.tagging import FeatureTagging, Tagging
 from bert_jax.model.flops import token_flops, train_flops
-from bert_jax.model.heads import BertForPreTraining, masked_lm_logits
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Classification, FeatureTagging, Tagging
 
 
 def config(name, vocab_size=30522, **changes):

@@ -10,9 +10,9 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.data.spec import pretrain_spec
-from bert_jax.model.heads import cross_entropy, masked_lm_logits
+from bert_jax.heads.base import cross_entropy
+from bert_jax.heads.pretraining import Pretraining, masked_lm_logits
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Pretraining
 from bert_jax.train.evaluate import evaluate
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import MESH_AXES

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from bert_jax.model.heads import BertForPreTraining, masked_lm_logits
+from bert_jax.heads.pretraining import BertForPreTraining, masked_lm_logits
 from bert_jax.predict import functions, load
 from bert_jax.predict.api import Model
 from bert_jax.runtime.errors import InputError

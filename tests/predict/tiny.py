@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.config.bert_config import BertConfig
-from bert_jax.model.heads import BertForPreTraining
+from bert_jax.heads.pretraining import BertForPreTraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.api import Model
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab

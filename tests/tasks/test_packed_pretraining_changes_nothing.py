@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from bert_jax.data.masking import MaskingRates
 from bert_jax.data.packed_pretrain import PackedExamples
-from bert_jax.model.objectives import Pretraining
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.train.sharding import Layout, make_mesh, to_global
 from bert_jax.train.state import init_state
 from bert_jax.train.step import make_train_step

@@ -12,20 +12,16 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.data.pairs import Sequences
+from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
+from bert_jax.heads.span import QuestionAnswering
+from bert_jax.heads.tagging import Tagging
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import (
-    Classification,
-    MultiLabel,
-    MultipleChoice,
-    QuestionAnswering,
-    Regression,
-    Tagging,
-)
 from bert_jax.predict.engine import Engine
 from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.train.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.train.state import init_state
 from bert_jax.train.step import make_train_step
+from tests.tasks.contrastive import Contrastive
 
 CONFIG = ModelConfig(
     vocab_size=100, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
@@ -36,7 +32,7 @@ CONFIG = ModelConfig(
 def units_of(kind):
     """24 units of random tokens with what the task is trained on."""
     rng = np.random.default_rng(0)
-    choices = 4 if kind == 'choice' else 1
+    choices = {'choice': 4, 'pair': 2}.get(kind, 1)
     lengths = rng.integers(4, 30, 24 * choices)
     total = int(lengths.sum())
     sequences = Sequences(
@@ -49,7 +45,7 @@ def units_of(kind):
     if kind == 'labels':
         return Units(sequences, labels={
             'labels': rng.integers(0, 2, (24, 3)).astype(np.float32)})
-    if kind in ('label', 'choice'):
+    if kind in ('label', 'choice', 'pair'):
         return Units(sequences, choices, labels={'labels': labels})
     if kind == 'span':
         ends = rng.integers(0, lengths)
@@ -68,6 +64,7 @@ TASKS = {
     'choice': MultipleChoice(CONFIG, 4),
     'span': QuestionAnswering(CONFIG),
     'tag': Tagging(CONFIG, 3),
+    'pair': Contrastive(CONFIG, 1),  # a head whose examples are compared with each other
 }
 
 
@@ -140,11 +137,11 @@ def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
                 together[name][start:end], x[i, : end - start], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('kind', ['label', 'tag'])
-def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind):
+@pytest.mark.parametrize('kind, parts', [('label', 1), ('tag', 1), ('pair', 1), ('pair', 2)])
+def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind, parts):
     units = units_of(kind)
     plan = plan_steps(
-        units.lengths, np.arange(len(units))[None], row_lengths=(64,), shards=4,
+        units.lengths, np.arange(len(units))[None], row_lengths=(64,), shards=8,
         token_cost=lambda s: 1.0,
     )
     results = []
@@ -153,7 +150,8 @@ def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind):
             TASKS[kind], config=dataclasses.replace(CONFIG, layout=Layout(mesh)))
         optimizer = optax.sgd(0.1)
         step = make_train_step(
-            task, optimizer, lambda count: jnp.float32(0.1), mesh, seed=0, clip_norm=1.0)
+            task, optimizer, lambda count: jnp.float32(0.1), mesh, seed=0, clip_norm=1.0,
+            accumulation_steps=parts if mesh.size > 1 else 1)
         rows = int(plan.num_rows[0])
         batch = to_global(mesh, whole_batch(units, plan), rows, range(rows))
         state, metrics = step(init_state(task, optimizer, mesh, 0), batch)
@@ -174,3 +172,17 @@ def test_a_sequence_is_not_touched_by_its_neighbours():
     after = np.asarray(outputs(changed)['logits'])
     np.testing.assert_array_equal(after[:, 0], before[:, 0])
     assert (after[:, 1] != before[:, 1]).any()
+
+
+def test_examples_are_compared_with_all_others_of_the_batch_and_no_empty_places():
+    task, units, params = TASKS['pair'], units_of('pair'), params_of('pair')
+    batch = whole_batch(units, packed(units))
+    assert (batch['unit_weights'] == 0).any()
+    loss, sums = jax.jit(
+        lambda: task.loss(params, batch, task.totals(batch), None))()
+    x = np.asarray(Engine(one_device(), token_cost=lambda row_length: 1.0).outputs(
+        task.outputs, params, units)['logits'], np.float64)
+    scores = x[:, 0] @ x[:, 1].T / task.temperature
+    expected = np.log(np.exp(scores).sum(axis=1)) - np.diag(scores)
+    np.testing.assert_allclose(loss, expected.mean(), rtol=1e-4)
+    assert sums['units'] == len(units) == len(expected)

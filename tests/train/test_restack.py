@@ -6,8 +6,8 @@ import pytest
 from toy import mesh
 
 from bert_jax.data.synthetic import SyntheticExamples
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Pretraining
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.state import abstract_state, parameters_of

@@ -14,8 +14,8 @@ import pytest
 from toy import Toy, batch, mesh, sgd_step
 
 from bert_jax.data.synthetic import SyntheticExamples
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Pretraining
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import Layout, to_global
 from bert_jax.train.state import TrainState, abstract_state, init_state, parameters_of
@@ -63,7 +63,7 @@ class Run:
             state = jax.device_put(fresh, shardings)
         self.initial = jax.device_get(state.params)
         batches = [to_global(on, rows, BATCH, range(BATCH)) for rows in bert_batches()]
-        with mock.patch('bert_jax.model.objectives.CHUNK_BYTES_ON_CPU', 60_000):
+        with mock.patch('bert_jax.heads.pretraining.CHUNK_BYTES_ON_CPU', 60_000):
             compiled = step.lower(state, batches[0]).compile(FAST_COMPILE)
         self.hlo = compiled.as_text()
         shardings = jax.tree.map(lambda x: x.sharding, state)

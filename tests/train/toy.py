@@ -22,6 +22,7 @@ class Toy:
 
     width: int = 16
     shown: ClassVar = {'mse': 'mse'}
+    compares: ClassVar = False
 
     def init(self, rng):
         kernel = parameter(jax.random.normal, 'embed', 'mlp')(rng, (8, self.width))

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import optax
 
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Pretraining
 from bert_jax.runtime import hosts
 from bert_jax.train import restore as restoring
 from bert_jax.train import sharding

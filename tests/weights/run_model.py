@@ -4,14 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.heads.classification import BertForSequenceClassification
+from bert_jax.heads.pretraining import BertForPreTraining, Predictions, masked_lm_logits
+from bert_jax.heads.span import BertForQuestionAnswering
+from bert_jax.heads.tagging import BertForTokenClassification
 from bert_jax.model.encoder import Bert
-from bert_jax.model.heads import BertForPreTraining, Predictions, masked_lm_logits
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.task_heads import (
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-)
 from bert_jax.weights.names import to_tree
 
 INPUTS = ('input_ids', 'attention_mask', 'token_type_ids')

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bert_jax.config import complete, default_config, model_fields
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
 from bert_jax.config.validation import validate
-from bert_jax.model.heads import BertForPreTraining
+from bert_jax.heads.pretraining import BertForPreTraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from run_model import INPUTS, outputs, real
 
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Pretraining
 from bert_jax.text import load_tokenizer
 from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import write_huggingface

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.objectives import Pretraining
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.best import Best
 from bert_jax.train.checkpoint import Checkpoints

@@ -1,4 +1,4 @@
-"""Pre-training heads and losses (paper section 3.1).
+"""The pre-training heads: masked LM and next sentence (paper section 3.1).
 
     B: batch rows, S: sequence, P: masked positions a row, K: sequences a row, H: hidden_size,
     V: padded vocabulary
@@ -6,20 +6,57 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from bert_jax.heads.base import (
+    POOLER,
+    Batch,
+    Head,
+    Params,
+    Part,
+    Sums,
+    Tensor,
+    any_shape,
+    apply_layer,
+    cross_entropy,
+)
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
+from bert_jax.model.flops import train_flops
 from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu, parameter
 from bert_jax.train.sharding import Layout
 
 PADDING_LOGIT = -1e30
+# Masked-LM logits are computed in parts of at most so many bytes a device; a CPU has little cache.
+CHUNK_BYTES, CHUNK_BYTES_ON_CPU = 1 << 30, 16 << 20
+
+PREDICTIONS = Part('cls/predictions/', (
+    Tensor('cls/predictions/transform/dense/kernel', 'cls/predictions/transform/dense/kernel',
+           'cls.predictions.transform.dense.weight', 'H,H'),
+    Tensor('cls/predictions/transform/dense/bias', 'cls/predictions/transform/dense/bias',
+           'cls.predictions.transform.dense.bias', 'H'),
+    Tensor('cls/predictions/transform/LayerNorm/scale', 'cls/predictions/transform/LayerNorm/gamma',
+           'cls.predictions.transform.LayerNorm.weight', 'H'),
+    Tensor('cls/predictions/transform/LayerNorm/bias', 'cls/predictions/transform/LayerNorm/beta',
+           'cls.predictions.transform.LayerNorm.bias', 'H'),
+    Tensor('cls/predictions/output_bias', 'cls/predictions/output_bias',
+           'cls.predictions.bias', 'V'),
+))
+SEQ_RELATIONSHIP = Part('cls/seq_relationship/', (
+    Tensor('cls/seq_relationship/kernel', 'cls/seq_relationship/output_weights',
+           'cls.seq_relationship.weight', 'H,2'),
+    Tensor('cls/seq_relationship/bias', 'cls/seq_relationship/output_bias',
+           'cls.seq_relationship.bias', '2'),
+))
 
 
 class Predictions(nn.Module):
@@ -132,23 +169,6 @@ def masked_lm_logits(output: MlmOutput) -> jax.Array:
     return logits + bias_V
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Negative log-likelihood and whether the label has the highest logit.
-
-    Args:
-      logits: [..., V] float32.
-      labels: [...] int32.
-
-    Returns:
-      (loss [...] float32, correct [...] float32 of 0 and 1).
-    """
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    # Equality with the maximum, which is at hand, instead of an argmax over the vocabulary.
-    correct = (label_logit >= jnp.max(logits, axis=-1)).astype(jnp.float32)
-    return log_z - label_logit, correct
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def masked_lm_loss(
     output: MlmOutput, labels_BxP: jax.Array, weights_BxP: jax.Array, chunks: int, layout: Layout
@@ -240,3 +260,133 @@ def _masked_lm_backward(chunks, layout, residuals, cotangents):
 
 
 masked_lm_loss.defvjp(_masked_lm_forward, _masked_lm_backward)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretraining(Head):
+    """The mean MLM loss over masked positions plus the mean NSP loss over pairs (section 3.1).
+
+    Both means are over the global batch. (google-research/bert on TPUs averages per core first,
+    which weights positions by how many others their core holds.)
+
+    A left-to-right model (`causal`, section 5.1) has the loss of a language model instead of the
+    MLM's: at every position that of the next token, [SEP] too, in rows as they were before masking.
+    """
+
+    name: ClassVar[str] = 'pretraining'
+    title: ClassVar[str] = 'a pre-training head'
+    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {
+        'BertForPreTraining': (POOLER, PREDICTIONS, SEQ_RELATIONSHIP),
+        'BertForMaskedLM': (PREDICTIONS,),
+        'BertForNextSentencePrediction': (POOLER, SEQ_RELATIONSHIP),
+    }
+    shown: ClassVar[Mapping[str, str]] = {
+        'mlm_accuracy': 'mlm', 'lm_accuracy': 'lm', 'nsp_accuracy': 'nsp',
+    }
+
+    next_sentence: bool = True
+
+    def init(self, rng: jax.Array) -> Params:
+        ones_1x8 = jnp.ones((1, 8), jnp.int32)
+        positions = jnp.zeros((1, 1), jnp.int32)
+        model = BertForPreTraining(any_shape(self.config))
+        return model.init(rng, ones_1x8, ones_1x8, ones_1x8, positions)['params']
+
+    def _predicted(self, batch: Batch) -> tuple[jax.Array, ...]:
+        """(Ids [B, S] that are read, labels [B, P], their weights [B, P])."""
+        labels_BxP, weights_BxP = batch['masked_lm_ids'], batch['masked_lm_weights']
+        if not self.config.causal:
+            return batch['input_ids'], labels_BxP, weights_BxP
+        numbers_BxS = batch['input_mask']
+        rows, width = numbers_BxS.shape
+        masked_BxP = jnp.where(weights_BxP > 0, batch['masked_lm_positions'], width)
+        ids_BxS = batch['input_ids'].at[jnp.arange(rows)[:, None], masked_BxP].set(
+            labels_BxP, mode='drop')
+        same = (numbers_BxS[:, 1:] == numbers_BxS[:, :-1]) & (numbers_BxS[:, 1:] > 0)
+        return (
+            ids_BxS, jnp.roll(ids_BxS, -1, axis=1),
+            jnp.pad(same.astype(jnp.float32), ((0, 0), (0, 1))),
+        )
+
+    def totals(self, batch: Batch) -> Sums:
+        return {
+            'masked': jnp.maximum(jnp.sum(self._predicted(batch)[2]), 1.0),
+            'rows': jnp.maximum(jnp.sum(batch['example_weights']), 1.0),
+        }
+
+    def outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
+    ) -> dict[str, Any]:
+        return self._outputs(params, batch, rows_Bx2, everywhere=True)
+
+    def _outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None, *, everywhere: bool
+    ) -> dict[str, Any]:
+        outputs: Any = BertForPreTraining(self.config, everywhere).apply(
+            {'params': params},
+            self._predicted(batch)[0], batch['input_mask'], batch['segment_ids'],
+            None if self.config.causal else batch['masked_lm_positions'], rows_Bx2,
+            batch.get('position_ids'), batch.get('cls_positions'),
+        )
+        return outputs
+
+    def loss(
+        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
+    ) -> tuple[jax.Array, Sums]:
+        outputs = self._outputs(params, batch, rows_Bx2, everywhere=False)
+        _, labels_BxP, weights_BxP = self._predicted(batch)
+        c = self.config
+        num_rows, num_slots = weights_BxP.shape
+        chunks = mlm_chunks(
+            -(-num_rows // c.layout.batch_shards), num_slots, c.padded_vocab_size,
+            CHUNK_BYTES_ON_CPU if c.layout.on_cpu else CHUNK_BYTES,
+        )
+        mlm_loss, mlm_correct = masked_lm_loss(
+            outputs['mlm_output'], labels_BxP, weights_BxP, chunks, c.layout
+        )
+        sums = {
+            'mlm_loss': mlm_loss,
+            'mlm_correct': mlm_correct,
+            'mlm_count': jnp.sum(weights_BxP),
+            'rows': jnp.sum(batch['example_weights']),
+            'tokens': jnp.sum((batch['input_mask'] > 0).astype(jnp.float32)),
+        }
+        loss = sums['mlm_loss'] / totals['masked']
+        if self.next_sentence:
+            weights = batch['example_weights']  # [B], or [B, K] of packed rows
+            losses, correct = cross_entropy(outputs['nsp_logits'], batch['next_sentence_labels'])
+            sums['nsp_loss'] = jnp.sum(losses * weights)
+            sums['nsp_correct'] = jnp.sum(correct * weights)
+            loss = loss + sums['nsp_loss'] / totals['rows']
+        return loss, sums
+
+    def score(self, sums: Mapping[str, float]) -> dict[str, float]:
+        masked, rows = max(sums['mlm_count'], 1.0), max(sums['rows'], 1.0)
+        mlm_loss = sums['mlm_loss'] / masked
+        name = 'lm' if self.config.causal else 'mlm'
+        metrics = {
+            f'{name}_loss': mlm_loss,
+            f'{name}_perplexity': math.exp(min(mlm_loss, 700.0)),
+            f'{name}_accuracy': sums['mlm_correct'] / masked,
+        }
+        if self.next_sentence:
+            metrics['nsp_loss'] = sums['nsp_loss'] / rows
+            metrics['nsp_accuracy'] = sums['nsp_correct'] / rows
+        return metrics
+
+    def flops(
+        self, max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int = 1
+    ) -> float:
+        """FLOPs of training on one row."""
+        predicted = max_seq_length if self.config.causal else max_predictions_per_seq
+        return train_flops(self.config, max_seq_length, predicted, pairs_a_row)
+
+    def of_states(
+        self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
+    ) -> dict[str, jax.Array]:
+        """Next-sentence logits alone: masked ones are of chosen positions (`predict.export`)."""
+        if pooled_BxH is None or 'seq_relationship' not in params['cls']:
+            return {}
+        module = BertForPreTraining(self.config)
+        return {'next_sentence_logits': apply_layer(
+            module, params, 'cls.seq_relationship', pooled_BxH)}

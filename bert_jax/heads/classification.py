@@ -1,0 +1,293 @@
+"""Heads over a sequence's vector: classification, regression, multiple labels, multiple choice.
+
+A dense layer on the pooled vector (paper sections 4.1 and 4.4, figure 4). In the ablations of
+section 5.1, a sequence's vector is that of its last token where the encoder is `causal`: this token
+alone has seen the rest. With `bilstm`, it is what the two directions of a BiLSTM between encoder
+and head end with.
+
+    B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels,
+    C: choices an example, W: windows, n: texts
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from bert_jax.heads.base import (
+    POOLER,
+    Batch,
+    Head,
+    LabelledHead,
+    Params,
+    Part,
+    Tensor,
+    ablation_bilstm,
+    apply_layer,
+    cross_entropy,
+    encode,
+)
+from bert_jax.model import dropout as drop
+from bert_jax.model.attention import gather_positions
+from bert_jax.model.encoder import Bert
+from bert_jax.model.flops import token_flops
+from bert_jax.model.layers import Dense, ModelConfig
+
+CLASSIFIER = Part('classifier/', (
+    Tensor('classifier/kernel', 'output_weights', 'classifier.weight', 'H,L'),
+    Tensor('classifier/bias', 'output_bias', 'classifier.bias', 'L'),
+))
+
+
+def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
+    """Where sequences 1 to `num` of packed rows end [B, K]; 0 where there is no such."""
+    own_BxKxS = numbers_BxS[:, None, :] == jnp.arange(1, num + 1)[:, None]
+    return jnp.max(jnp.where(own_BxKxS, jnp.arange(numbers_BxS.shape[1]), 0), axis=2)
+
+
+class BertForSequenceClassification(nn.Module):
+    """Logits [B, L] float32 of a dense layer on the pooled vector; [B, K, L] from packed rows.
+
+    With one label it is a regression. Multiple choice is this with one label and the choices'
+    logits side by side.
+    """
+
+    config: ModelConfig
+    num_labels: int
+
+    def setup(self) -> None:
+        c = self.config
+        self.bert = Bert(c)
+        self.bilstm = ablation_bilstm(c)
+        self.classifier = Dense(c, (c.hidden_size,), (self.num_labels,), ('embed',), (None,))
+
+    def __call__(
+        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
+    ) -> jax.Array:
+        pooled = self._pooled(batch, rows_Bx2)
+        pooled = drop.dropout(pooled, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
+        return self.classifier.logits(pooled)
+
+    def _pooled(
+        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None
+    ) -> jax.Array:
+        """[B, H] or [B, K, H]; the last layer is computed at [CLS], or the last token, alone."""
+        inputs = batch['input_ids'], batch['input_mask'], batch['segment_ids'], rows_Bx2
+        packed = 'cls_positions' in batch
+        first_BxK = (
+            batch['cls_positions'] if packed else jnp.zeros((len(batch['input_ids']), 1), jnp.int32)
+        )
+        last_BxK = last_tokens(batch['input_mask'], first_BxK.shape[1])
+        if self.bilstm is None:
+            among_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
+            read_BxK = last_BxK if self.config.causal else first_BxK
+            pooled_BxKxH = self.bert(
+                *inputs, batch.get('position_ids'), among_BxK, read_BxK)['pooled_output']
+        else:
+            x_BxSxH = encode(self.bert, self.bilstm, batch, rows_Bx2)
+            forward_BxSxU, backward_BxSxU = jnp.split(x_BxSxH, 2, axis=-1)
+            pooled_BxKxH = self.bert.pooler(jnp.concatenate([
+                gather_positions(forward_BxSxU, last_BxK),
+                gather_positions(backward_BxSxU, first_BxK),
+            ], axis=-1))
+        return pooled_BxKxH if packed else pooled_BxKxH[:, 0]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis, in double precision."""
+    x = logits.astype(np.float64)
+    x = np.exp(x - x.max(axis=-1, keepdims=True))
+    return x / x.sum(axis=-1, keepdims=True)
+
+
+Combine = Callable[[np.ndarray], np.ndarray]  # of windows [W, L]: a value a text [n, L]
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification(LabelledHead):
+    """Cross-entropy over labels, one label an example (section 4.1)."""
+
+    name: ClassVar[str] = 'classification'
+    title: ClassVar[str] = 'a classification head'
+    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {
+        'BertForSequenceClassification': (POOLER, CLASSIFIER)}
+    labelled: ClassVar[bool] = True
+    problem_type: ClassVar[str] = 'single_label_classification'
+
+    @property
+    def module(self) -> nn.Module:
+        return BertForSequenceClassification(self.config, self.num_outputs)
+
+    def token_flops(self, row_length: int) -> float:
+        c = self.config
+        if c.scan_layers or c.bilstm:
+            return super().token_flops(row_length)
+        # The last layer is computed at [CLS] alone (`Bert`, `wanted_BxP`), from keys and values.
+        others = token_flops(c, row_length) * (1 - 1 / c.num_layers)
+        return 3.0 * (others + 6 * c.hidden_size**2)
+
+    def losses(
+        self, outputs: Mapping[str, Any], batch: Batch
+    ) -> tuple[jax.Array, jax.Array | None]:
+        return cross_entropy(outputs['logits'], batch['labels'])
+
+    def of_states(
+        self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
+    ) -> dict[str, jax.Array]:
+        assert pooled_BxH is not None
+        return {'logits': apply_layer(self.module, params, 'classifier', pooled_BxH)}
+
+    @staticmethod
+    def of_windows(logits_WxL: np.ndarray, combine: Combine, largest: bool) -> np.ndarray:
+        """Logits [n, L] of texts from those of their windows.
+
+        Args:
+          logits_WxL: of windows.
+          combine: the mean over a text's windows, or where `largest`, the largest.
+          largest: see there.
+        """
+        probabilities = combine(softmax(logits_WxL))
+        with np.errstate(divide='ignore'):  # a probability of 0
+            return np.log(probabilities)
+
+    @staticmethod
+    def predictions(logits_nxL: np.ndarray) -> np.ndarray:
+        """[n]: the ids of the labels."""
+        return logits_nxL.argmax(-1)
+
+    @staticmethod
+    def texts(predictions_n: np.ndarray, labels: Sequence[str]) -> list[str]:
+        """Predictions as a file has them."""
+        return [labels[int(i)] for i in predictions_n]
+
+    @staticmethod
+    def described(logits_nxL: np.ndarray, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Predictions with probabilities, as `predict` gives them."""
+        best_n = logits_nxL.argmax(axis=1).tolist()
+        for row, best in zip(softmax(logits_nxL).tolist(), best_n, strict=True):
+            yield {
+                'label': labels[best], 'probability': row[best],
+                'probabilities': dict(zip(labels, row, strict=True)),
+            }
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression(Classification):
+    """Squared error; the label is a number. `logits` are [R, K, 1]."""
+
+    name: ClassVar[str] = 'regression'
+    title: ClassVar[str] = 'a regression head'
+    labelled: ClassVar[bool] = False
+    problem_type: ClassVar[str] = 'regression'
+    shown: ClassVar[Mapping[str, str]] = {'squared_error': 'mse'}
+
+    num_outputs: int = 1
+
+    def losses(
+        self, outputs: Mapping[str, Any], batch: Batch
+    ) -> tuple[jax.Array, jax.Array | None]:
+        return jnp.square(outputs['logits'][..., 0] - batch['labels']), None
+
+    def score(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {'squared_error': sums['loss_sum'] / max(sums['units'], 1.0)}
+
+    @staticmethod
+    def of_windows(logits_WxL: np.ndarray, combine: Combine, largest: bool) -> np.ndarray:
+        return combine(logits_WxL)
+
+    @staticmethod
+    def predictions(logits_nxL: np.ndarray) -> np.ndarray:
+        """[n]: the values."""
+        return logits_nxL[:, 0]
+
+    @staticmethod
+    def texts(predictions_n: np.ndarray, labels: Sequence[str]) -> list[str]:
+        return [f'{value:.6f}' for value in predictions_n]
+
+    @staticmethod
+    def described(logits_nxL: np.ndarray, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for value in logits_nxL[:, 0].tolist():
+            yield {'value': value}
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLabel(Classification):
+    """Any number of labels an example: binary cross-entropy, mean over the L labels.
+
+    `labels` are [R, K, L] of 0 and 1. An example is right where all of its labels are.
+    """
+
+    name: ClassVar[str] = 'multi_label'
+    title: ClassVar[str] = 'a multi-label head'
+    problem_type: ClassVar[str] = 'multi_label_classification'
+
+    def losses(
+        self, outputs: Mapping[str, Any], batch: Batch
+    ) -> tuple[jax.Array, jax.Array | None]:
+        logits, labels = outputs['logits'], batch['labels']
+        losses_RxKxL = optax.sigmoid_binary_cross_entropy(logits, labels)
+        right_RxK = jnp.all((logits > 0) == (labels > 0.5), axis=-1)
+        return jnp.mean(losses_RxKxL, axis=-1), right_RxK.astype(jnp.float32)
+
+    @staticmethod
+    def of_windows(logits_WxL: np.ndarray, combine: Combine, largest: bool) -> np.ndarray:
+        logits_WxL = logits_WxL.astype(np.float64)
+        if largest:  # the largest probability is that of the largest logit
+            return combine(logits_WxL)
+        no_WxL = np.logaddexp(0, logits_WxL)  # -log of the probability of its absence
+        yes, no = (combine(np.exp(x)) for x in (logits_WxL - no_WxL, -no_WxL))
+        with np.errstate(divide='ignore'):  # a probability of 0
+            return np.log(yes) - np.log(no)
+
+    @staticmethod
+    def predictions(logits_nxL: np.ndarray) -> np.ndarray:
+        """[n, L] of 0 and 1."""
+        return (logits_nxL > 0).astype(np.float32)
+
+    @staticmethod
+    def texts(predictions_n: np.ndarray, labels: Sequence[str]) -> list[str]:
+        # A list in JSON where a label holds the comma that would separate it.
+        join = json.dumps if any(',' in label for label in labels) else ','.join
+        return [join([labels[int(i)] for i in np.flatnonzero(row)]) for row in predictions_n]
+
+    @staticmethod
+    def described(logits_nxL: np.ndarray, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for row in (1 / (1 + np.exp(-logits_nxL))).tolist():
+            yield {
+                'labels': [x for x, p in zip(labels, row, strict=True) if p > 0.5],
+                'probabilities': dict(zip(labels, row, strict=True)),
+            }
+
+
+@dataclasses.dataclass(frozen=True)
+class MultipleChoice(Classification):
+    """Softmax over the `num_outputs` sequences of an example, `logits` [R, K, C] (section 4.4)."""
+
+    name: ClassVar[str] = 'multiple_choice'
+    title: ClassVar[str] = 'a multiple-choice head'
+    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {
+        'BertForMultipleChoice': (POOLER, CLASSIFIER)}
+    labelled: ClassVar[bool] = False
+    problem_type: ClassVar[str] = ''
+
+    @classmethod
+    def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
+        return cls(config, 1)
+
+    @property
+    def module(self) -> nn.Module:
+        return BertForSequenceClassification(self.config, 1)
+
+    def outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
+    ) -> dict[str, Any]:
+        logits = self.apply(params, batch, rows_Bx2)
+        return {'logits': logits.reshape(logits.shape[0], -1, self.num_outputs)}

@@ -1,0 +1,114 @@
+"""The head of extractive question answering: a span's start and end (paper section 4.2).
+
+    B, R: rows, S: row length, H: hidden_size, K: examples (windows) a row
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.heads.base import (
+    ELSEWHERE,
+    Batch,
+    Head,
+    LabelledHead,
+    Params,
+    Part,
+    Tensor,
+    ablation_bilstm,
+    apply_layer,
+    cross_entropy,
+    encode,
+)
+from bert_jax.model.encoder import Bert
+from bert_jax.model.layers import Dense, ModelConfig
+
+SPAN = Part('cls/squad/', (
+    Tensor('cls/squad/kernel', 'cls/squad/output_weights', 'qa_outputs.weight', 'H,2'),
+    Tensor('cls/squad/bias', 'cls/squad/output_bias', 'qa_outputs.bias', '2'),
+))
+
+
+class SpanHead(nn.Module):
+    """`squad`: start and end scores of each token."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.squad = Dense(c, (c.hidden_size,), (2,), ('embed',), (None,))
+
+    def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
+        return self.squad.logits(x_BxSxH)
+
+
+class BertForQuestionAnswering(nn.Module):
+    """Start and end logits [B, S, 2] float32 of every token; no dropout before them."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, pooled=False)
+        self.bilstm = ablation_bilstm(self.config)
+        self.cls = SpanHead(self.config)
+
+    def __call__(
+        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
+    ) -> jax.Array:
+        return self.cls(encode(self.bert, self.bilstm, batch, rows_Bx2))
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionAnswering(LabelledHead):
+    """Mean of the cross-entropies of start and end over the tokens of the window (section 4.2).
+
+    A window without an answer has it at [CLS]. (google-research/bert's softmax also runs over the
+    padding of the window, which is not there in packed rows.) An example is right where both ends
+    are.
+    """
+
+    name: ClassVar[str] = 'question_answering'
+    title: ClassVar[str] = 'a question-answering head'
+    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {'BertForQuestionAnswering': (SPAN,)}
+
+    num_outputs: int = 2
+
+    @classmethod
+    def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
+        return cls(config)
+
+    @property
+    def module(self) -> nn.Module:
+        return BertForQuestionAnswering(self.config)
+
+    def outputs(
+        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
+    ) -> dict[str, Any]:
+        logits = self.apply(params, batch, rows_Bx2)
+        return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
+
+    def losses(
+        self, outputs: Mapping[str, Any], batch: Batch
+    ) -> tuple[jax.Array, jax.Array | None]:
+        numbers_K = jnp.arange(1, batch['unit_weights'].shape[1] + 1)
+        inside_RxKxS = batch['input_mask'][:, None, :] == numbers_K[None, :, None]
+
+        def span_loss(logits_RxS: jax.Array, positions_RxK: jax.Array) -> tuple[jax.Array, ...]:
+            logits_RxKxS = jnp.where(inside_RxKxS, logits_RxS[:, None, :], ELSEWHERE)
+            return cross_entropy(logits_RxKxS, positions_RxK)
+
+        start_RxK, start_right = span_loss(outputs['start_logits'], batch['start_positions'])
+        end_RxK, end_right = span_loss(outputs['end_logits'], batch['end_positions'])
+        return (start_RxK + end_RxK) * 0.5, start_right * end_right
+
+    def of_states(
+        self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
+    ) -> dict[str, jax.Array]:
+        logits = apply_layer(self.module, params, 'cls', x_BxSxH)
+        return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}

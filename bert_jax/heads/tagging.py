@@ -1,0 +1,186 @@
+"""Heads over each token: tagging by fine-tuning, and by a BiLSTM on features (sections 4, 5.3).
+
+    B, R: rows, S: row length, H: hidden_size, F: features, U: units of one direction, L: labels
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from bert_jax.heads.base import (
+    Batch,
+    Head,
+    LabelledHead,
+    Params,
+    Part,
+    ablation_bilstm,
+    apply_layer,
+    cross_entropy,
+    encode,
+)
+from bert_jax.heads.classification import CLASSIFIER
+from bert_jax.model import dropout as drop
+from bert_jax.model.bilstm import BiLstm
+from bert_jax.model.encoder import Bert
+from bert_jax.model.flops import bilstm_flops, token_flops
+from bert_jax.model.layers import Dense, ModelConfig, parameter
+from bert_jax.runtime.errors import InputError
+
+FEATURES = (
+    'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
+    'weighted_sum_all',
+)
+
+
+class BertForTokenClassification(nn.Module):
+    """Logits [B, S, L] float32 of a dense layer on every token's last hidden state."""
+
+    config: ModelConfig
+    num_labels: int
+
+    def setup(self) -> None:
+        c = self.config
+        self.bert = Bert(c, pooled=False)
+        self.bilstm = ablation_bilstm(c)
+        self.classifier = Dense(c, (c.hidden_size,), (self.num_labels,), ('embed',), (None,))
+
+    def __call__(
+        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
+    ) -> jax.Array:
+        x_BxSxH = encode(self.bert, self.bilstm, batch, rows_Bx2)
+        x_BxSxH = drop.dropout(x_BxSxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
+        return self.classifier.logits(x_BxSxH)
+
+
+class FeatureCombination(nn.Module):
+    """Features [B, S, F] of a `Bert` output, by one of the six choices of table 7.
+
+    F is H, or 4 H for `concat_last_four` (of a model with fewer layers, all of them). A weighted
+    sum is ELMo's (Peters et al., 2018, equation 1): softmax of `layer_weights` (zeros at the
+    start: a mean) times `scale` (one), both learned. `weighted_sum_all` takes the outputs of all
+    layers, not the embeddings; `embeddings` are those after their LayerNorm.
+    """
+
+    kind: str
+
+    @nn.compact
+    def __call__(self, output: Mapping[str, Any]) -> jax.Array:
+        layers = output['layers']
+        assert layers, 'scanned layers give no output of each layer'
+        if self.kind == 'embeddings':
+            return output['embedding_output']
+        if self.kind == 'second_to_last':
+            return layers[-2]
+        if self.kind == 'last':
+            return layers[-1]
+        if self.kind == 'concat_last_four':
+            return jnp.concatenate(layers[-4:], axis=-1)
+        assert self.kind in FEATURES, self.kind
+        chosen = layers if self.kind == 'weighted_sum_all' else layers[-4:]
+        weights = self.param(
+            'layer_weights', parameter(nn.initializers.zeros, None), (len(chosen),)
+        )
+        scale = self.param('scale', parameter(nn.initializers.ones), ())
+        shares = (scale * jax.nn.softmax(weights)).astype(chosen[0].dtype)
+        return sum(shares[i] * x_BxSxH for i, x_BxSxH in enumerate(chosen))
+
+
+class BertFeatureTagger(nn.Module):
+    """Logits [B, S, L] float32 from a frozen encoder, two BiLSTM layers and a dense layer.
+
+    The encoder runs without dropout and receives no gradient (an optimizer with weight decay has to
+    leave `bert` out besides). `classifier_dropout` is applied to the input of each BiLSTM
+    and of the classifier. The paper's "768-dimensional" is taken as the units of each direction.
+    Parameters: `bert`, `features`, `bilstm_0`, `bilstm_1`, `classifier`.
+    """
+
+    config: ModelConfig
+    num_labels: int
+    features_kind: str = 'concat_last_four'
+    units: int = 768
+
+    def setup(self) -> None:
+        c = self.config
+        self.bert = Bert(c, pooled=False)
+        self.features = FeatureCombination(self.features_kind)
+        self.bilstm = [BiLstm(c, self.units) for _ in range(2)]
+        self.classifier = Dense(c, (2 * self.units,), (self.num_labels,), (None,), (None,))
+
+    def __call__(
+        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
+    ) -> jax.Array:
+        mask_BxS = batch['input_mask']
+        output = lax.stop_gradient(self.bert(
+            batch['input_ids'], mask_BxS, batch['segment_ids'], None, batch.get('position_ids'),
+        ))
+        x = self.features(output)
+        rate = self.config.classifier_dropout
+        for i, layer in enumerate(self.bilstm):
+            x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, i)
+            x = layer(x, mask_BxS)
+        x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, len(self.bilstm))
+        return self.classifier.logits(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagging(LabelledHead):
+    """Cross-entropy at the first piece of each word (`token_weights` 1), mean over words."""
+
+    name: ClassVar[str] = 'token_classification'
+    title: ClassVar[str] = 'a token-classification head'
+    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {
+        'BertForTokenClassification': (CLASSIFIER,)}
+    labelled: ClassVar[bool] = True
+    weights: ClassVar[str] = 'token_weights'
+
+    @property
+    def module(self) -> nn.Module:
+        return BertForTokenClassification(self.config, self.num_outputs)
+
+    def losses(
+        self, outputs: Mapping[str, Any], batch: Batch
+    ) -> tuple[jax.Array, jax.Array | None]:
+        return cross_entropy(outputs['logits'], batch['token_labels'])
+
+    def of_states(
+        self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
+    ) -> dict[str, jax.Array]:
+        return {'logits': apply_layer(self.module, params, 'classifier', x_BxSxH)}
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureTagging(Tagging):
+    """The same from a BiLSTM on `features` of a frozen encoder (section 5.3)."""
+
+    name: ClassVar[str] = 'feature_tagger'
+    title: ClassVar[str] = 'a BiLSTM on features of a frozen encoder'
+    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {}
+
+    features: str = 'concat_last_four'
+
+    @classmethod
+    def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
+        if 'features' not in inference:  # a run older than the field
+            raise InputError('its config.json has no inference.features: put there what it has '
+                             'under conll.features')
+        return cls(config, num_labels, inference['features'])
+
+    @property
+    def module(self) -> nn.Module:
+        return BertFeatureTagger(self.config, self.num_outputs, self.features)
+
+    def token_flops(self, row_length: int) -> float:
+        c, units = self.config, BertFeatureTagger.units
+        layers = {'embeddings': 0, 'second_to_last': c.num_layers - 1}.get(
+            self.features, c.num_layers)  # the compiler leaves the others out
+        inputs = c.hidden_size * (
+            min(4, c.num_layers) if self.features == 'concat_last_four' else 1)
+        trained = bilstm_flops(inputs, units) + bilstm_flops(2 * units, units)
+        return layers / c.num_layers * token_flops(c, row_length) + 3.0 * trained
