@@ -13,8 +13,8 @@ import argparse
 from collections.abc import Sequence
 
 from bert_jax.config.bert_config import OPTIONS
-from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.process import error_boundary
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import Weights, check_free
 

@@ -40,9 +40,8 @@ from bert_jax.config import complete, data_config_of
 from bert_jax.config.command_line import define_config, define_overrides, parse_flags
 from bert_jax.config.tasks import task_fields
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import error_boundary
-from bert_jax.runtime.files import Path, as_path, write_whole
-from bert_jax.runtime.outputs import open_folder
+from bert_jax.runtime.files import Path, as_path, open_folder, write_whole
+from bert_jax.runtime.process import error_boundary
 
 _USAGE = 'name a run or a model: python -m bert_jax.evaluate RUN --config.data.eval_source=FILE'
 # What decides which examples there are, how they are cut, and what is predicted of them; so does
@@ -76,7 +75,7 @@ def evaluate(
     from bert_jax.tasks.opening import open_task
     from bert_jax.train.program import model_config, open_mesh
     from bert_jax.train.report import duration
-    from bert_jax.train.state import init_state
+    from bert_jax.train.step import init_state
     from bert_jax.weights import load_weights
     from bert_jax.weights.warm_start import warm_start
 

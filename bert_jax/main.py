@@ -26,8 +26,8 @@ from bert_jax.config.command_line import define_config, parse_flags
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
-from bert_jax.runtime.faults import answer, error_boundary
 from bert_jax.runtime.files import as_path
+from bert_jax.runtime.process import answer, error_boundary
 from bert_jax.runtime.stopping import Guard
 
 

@@ -22,8 +22,7 @@ from bert_jax.config import (
     get_field,
     model_sizes,
 )
-from bert_jax.config.durations import parse_duration, parse_steps
-from bert_jax.config.phases import phases
+from bert_jax.config.phases import parse_duration, parse_steps, phases
 from bert_jax.config.validation import FIELDS, validate
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig

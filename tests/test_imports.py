@@ -9,13 +9,13 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / 'bert_jax').rglob('*.py'))
 
 TENSORFLOW_FILES = {
-    'data/corpus.py', 'data/store_part.py', 'data/tokenize.py', 'data/pipeline.py',
-    'data/records.py', 'data/tfds_data.py', 'predict/export_formats.py', 'runtime/process.py',
+    'data/corpus.py', 'data/store_worker.py', 'data/tokenize.py', 'data/pipeline.py',
+    'data/records.py', 'predict/export.py', 'runtime/process.py',
     'weights/tf1.py',
 }
 FLOORS = [
     {'runtime', 'config', 'train.sharding', 'text',
-     'tasks.metrics', 'tasks.table', 'data.spec', 'data.stateless'},
+     'tasks.metrics', 'tasks.table', 'data.stateless'},
     {'data', 'model', 'heads', 'weights'},
     {'tasks.packing'},
     {'train', 'predict.engine', 'predict.functions'},

@@ -6,13 +6,19 @@ import jax
 import pytest
 
 from bert_jax.config import complete, default_config
-from bert_jax.model import attention_check
+from bert_jax.model import attention as attention_module
 from bert_jax.model.attention_kernel import kernel_attention
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.opening import open_task
 from bert_jax.train import program as program_lib
-from bert_jax.train.compiled import Memory, device_bytes
-from bert_jax.train.program import build_program, check_memory, open_mesh, phase_calls
+from bert_jax.train.program import (
+    Memory,
+    build_program,
+    check_memory,
+    device_bytes,
+    open_mesh,
+    phase_calls,
+)
 
 
 def small(**settings):
@@ -126,14 +132,14 @@ def chip(request, monkeypatch):
     attention_on_gpu = jax.nn.dot_product_attention
 
     def put(scale):
-        where = {'tpu': (attention_check, 'kernel_attention'),
+        where = {'tpu': (attention_module, 'kernel_attention'),
                  'gpu': (jax.nn, 'dot_product_attention')}[request.param]
         monkeypatch.setattr(*where, lambda *args, **kwargs: scale * fused(*args, **kwargs))
 
     monkeypatch.setattr(jax, 'default_backend', lambda: request.param)
-    attention_check.fault.cache_clear()
+    attention_module.fault.cache_clear()
     yield put
-    attention_check.fault.cache_clear()
+    attention_module.fault.cache_clear()
 
 
 @pytest.mark.parametrize('scale, attention', [(1.0, 'auto'), (1.1, 'xla')])
@@ -141,7 +147,7 @@ def test_fused_attention_that_a_chip_does_not_compute_right_is_not_used(
     scale, attention, chip, capsys
 ):
     chip(scale)
-    assert attention_check.settled('auto') == attention
+    assert attention_module.settled('auto') == attention
     said = capsys.readouterr().out
     assert ('differs from XLA by' in said) == (attention == 'xla')
 
@@ -150,7 +156,7 @@ def test_fused_attention_that_does_not_compile_is_not_used(chip, monkeypatch, ca
     def refuse(*_):
         raise RuntimeError('Mosaic failed\nand more')
 
-    monkeypatch.setattr(attention_check, 'disagreement', refuse)
-    assert attention_check.settled('auto') == 'xla'
-    assert attention_check.settled('kernel') == 'kernel', 'what is asked for is not changed'
+    monkeypatch.setattr(attention_module, 'disagreement', refuse)
+    assert attention_module.settled('auto') == 'xla'
+    assert attention_module.settled('kernel') == 'kernel', 'what is asked for is not changed'
     assert '(Mosaic failed)' in capsys.readouterr().out

@@ -23,7 +23,7 @@ from bert_jax.train.sharding import (
     rows_of,
     to_global,
 )
-from bert_jax.train.state import abstract_state
+from bert_jax.train.step import abstract_state
 
 
 def one_device():

@@ -16,10 +16,8 @@ from bert_jax.config import (
     is_complete,
     model_sizes,
 )
-from bert_jax.config.bert_config import COMPUTATION, OPTIONS
-from bert_jax.config.durations import parse_duration, parse_steps
-from bert_jax.config.phases import PHASE_FIELDS, check_phases, phases
-from bert_jax.config.ranges import Range, count
+from bert_jax.config.bert_config import COMPUTATION, OPTIONS, Range, count
+from bert_jax.config.phases import PHASE_FIELDS, check_phases, parse_duration, parse_steps, phases
 from bert_jax.config.tasks import task_fields
 from bert_jax.data.masking import MASKINGS
 from bert_jax.heads.tagging import FEATURES

@@ -9,12 +9,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bert_jax.data.examples import Examples, Mixture, RecordExamples, Rows, eval_batch
+from bert_jax.data.examples import (
+    Examples,
+    Mixture,
+    RecordExamples,
+    Rows,
+    SyntheticExamples,
+    eval_batch,
+    plain_batches,
+)
 from bert_jax.data.prepared import Places, share_added_words, share_store, share_vocabulary
-from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
-from bert_jax.data.repeats import frequency_loss, repeated_share
-from bert_jax.data.synthetic import SyntheticExamples, plain_batches
-from bert_jax.data.token_store import TokenStore
+from bert_jax.data.pretrain import (
+    PretrainExamples,
+    Recipe,
+    SpecialIds,
+    frequency_loss,
+    repeated_share,
+)
+from bert_jax.data.store import TokenStore
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path

@@ -1,15 +1,77 @@
-"""Sets of rows by index: the protocol, ready-made records, and weighted mixtures."""
+"""Pre-training examples as batches: features and their shapes, rows of a step, made-up ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from bert_jax.data.spec import BatchSpec, empty_rows, pretrain_spec
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.runtime.errors import InputError
+
+Batch = Mapping[str, np.ndarray]
+
+
+class Feature(NamedTuple):
+    """One row of a feature. A batch of it is [B, *shape]."""
+
+    shape: tuple[int, ...]
+    dtype: type
+
+
+BatchSpec = Mapping[str, Feature]
+
+
+def pretrain_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpec:
+    """Features of pre-training, named as in google-research/bert, plus `example_weights`.
+
+    `example_weights` is 1 for real rows and 0 for rows that only fill up an evaluation batch
+    (their `masked_lm_weights` are 0 as well).
+    """
+    s, p = (max_seq_length,), (max_predictions_per_seq,)
+    return {
+        'input_ids': Feature(s, np.int32),
+        'input_mask': Feature(s, np.int32),
+        'segment_ids': Feature(s, np.int32),
+        'masked_lm_positions': Feature(p, np.int32),
+        'masked_lm_ids': Feature(p, np.int32),
+        'masked_lm_weights': Feature(p, np.float32),
+        'next_sentence_labels': Feature((), np.int32),
+        'example_weights': Feature((), np.float32),
+    }
+
+
+def packed_pretrain_spec(
+    max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int
+) -> BatchSpec:
+    """As `pretrain_spec`, of rows that up to `pairs_a_row` pairs share.
+
+    `input_mask` numbers the pairs from 1, `position_ids` begin at 0 with each, `cls_positions` says
+    where each begins. The prediction slots are the row's.
+    """
+    spec, k = dict(pretrain_spec(max_seq_length, max_predictions_per_seq)), (pairs_a_row,)
+    return spec | {
+        'position_ids': Feature((max_seq_length,), np.int32),
+        'cls_positions': Feature(k, np.int32),
+        'next_sentence_labels': Feature(k, np.int32),
+        'example_weights': Feature(k, np.float32),
+    }
+
+
+def empty_rows(spec: BatchSpec, num_rows: int) -> dict[str, np.ndarray]:
+    """Rows of zeros: no example, no weight."""
+    return {name: np.zeros((num_rows, *f.shape), f.dtype) for name, f in spec.items()}
+
+
+def check_batch(spec: BatchSpec, batch: Batch) -> None:
+    """Asserts that a batch is what the spec says (our own invariant, not user input)."""
+    assert set(batch) == set(spec), f'{sorted(batch)} != {sorted(spec)}'
+    for name, feature in spec.items():
+        x = batch[name]
+        assert x.shape[1:] == feature.shape, (name, x.shape, feature.shape)
+        assert x.dtype == feature.dtype, (name, x.dtype, feature.dtype)
+
 
 _MIXTURE_BLOCK = 1000  # rows over which a mixture keeps its weights exactly
 
@@ -174,3 +236,53 @@ class Mixture:
             for name in batch:
                 batch[name][here] = rows[name]
         return batch
+
+
+class SyntheticExamples:
+    """Rows of uniformly random pieces, full length, every prediction slot in use."""
+
+    def __init__(
+        self, *, vocab_size: int, max_seq_length: int, max_predictions_per_seq: int,
+        num_examples: int = 4096, seed: int = 0,
+    ):
+        self.spec = pretrain_spec(max_seq_length, max_predictions_per_seq)
+        self.num_examples = self.num_frozen = num_examples
+        self._vocab_size = vocab_size
+        self._seed = seed
+
+    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of these ids [n]; equal ids modulo `num_examples` give equal rows."""
+        rows = [self._row(int(i) % self.num_examples) for i in row_ids]
+        return {name: np.stack([row[name] for row in rows]) for name in self.spec}
+
+    def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """All are full."""
+        (length,), (slots,) = self.spec['input_ids'].shape, self.spec['masked_lm_ids'].shape
+        return np.full(len(row_ids), length), np.full(len(row_ids), slots)
+
+    def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """As `rows`."""
+        return self.rows(row_ids)
+
+    def _row(self, index: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng((self._seed, index))
+        (length,), (slots,) = self.spec['input_ids'].shape, self.spec['masked_lm_ids'].shape
+        return {
+            'input_ids': rng.integers(0, self._vocab_size, length, np.int32),
+            'input_mask': np.ones(length, np.int32),
+            'segment_ids': (np.arange(length) > length // 2).astype(np.int32),
+            'masked_lm_positions': np.sort(rng.permutation(np.arange(1, length - 1))[:slots])
+            .astype(np.int32),
+            'masked_lm_ids': rng.integers(0, self._vocab_size, slots, np.int32),
+            'masked_lm_weights': np.ones(slots, np.float32),
+            'next_sentence_labels': np.asarray(rng.integers(2), np.int32),
+            'example_weights': np.ones((), np.float32),
+        }
+
+
+def plain_batches(
+    examples: Rows, batch_size: int, local: np.ndarray, steps: range
+) -> Iterator[dict[str, np.ndarray]]:
+    """Like `pipeline.train_batches`, without TensorFlow and without making anything ahead."""
+    for step in steps:
+        yield examples.rows(step * batch_size + local)

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from bert_jax.data.examples import Examples, Rows, eval_batch
-from bert_jax.data.spec import BatchSpec
+from bert_jax.data.examples import BatchSpec, Examples, Rows, eval_batch
 
 _ROWS_A_CALL = 2048  # rows made in one call: numpy's cost a call is then small
 _PREFETCH_BATCHES = 8

@@ -1,34 +1,126 @@
-"""Token stores and trained vocabularies for all hosts of a run: made once, by the first of them.
-
-What is made is kept in `data.dir`. One host with `data.dir` on a disk uses it there, and so do
-several processes on one machine. Otherwise the first host makes things on its own disk
-(`data.local_dir`) and publishes them in `data.dir`, and every other host copies them from there: a
-bucket or another machine's disk is never read at random.
-"""
+"""Vocabulary and token store, made once, published and copied to each host's disk."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bert_jax.data import disk
-from bert_jax.data.identity import new_digest
-from bert_jax.data.store import build_store, store_fingerprint
-from bert_jax.data.token_store import MANIFEST, TokenStore
-from bert_jax.data.transfer import copy_store
+from bert_jax.data.store import (
+    MANIFEST,
+    TokenStore,
+    damaged,
+    digests,
+    disk_faults,
+    in_threads,
+    locked,
+    new_digest,
+    read_manifest,
+)
+from bert_jax.data.store_build import build_store, store_fingerprint
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.outputs import open_folder
+from bert_jax.runtime.files import open_folder
 from bert_jax.text import read_switches, write_switches
 from bert_jax.text.training import add_words
 from bert_jax.text.wordpiece import ORIGINAL
+
+_THREADS = 16
+_BLOCK_BYTES = 8 << 20
+
+
+def copy_store(source: files.Path, target: files.Path) -> tuple[int, float]:
+    """Copies a finished store, many files at once, each checked against the manifest.
+
+    Args:
+      source: its folder, on a disk or in a bucket.
+      target: another one, on a disk if `source` is not; its parent need not exist.
+
+    Returns:
+      Bytes that were copied, and the seconds it took.
+
+    Raises:
+      InputError: the store is damaged, or does not fit where it should go.
+    """
+    started = time.monotonic()
+    entries = read_manifest(source)['files']
+    target.mkdir(parents=True, exist_ok=True)
+    if not files.in_bucket(target):
+        for left in target.glob('.*.tmp'):  # by a copy that was killed
+            left.unlink()
+    missing = [name for name, entry in entries.items() if not _has(target / name, entry)]
+    size = sum(entries[name]['bytes'] for name in missing)
+    if not files.in_bucket(target) and (free := shutil.disk_usage(target).free) < size:
+        raise InputError(
+            f'{target} has room for {free / 1e9:.1f} GB, and the token store has {size / 1e9:.1f} '
+            'GB more: free some space, or set --config.data.local_dir to a larger disk'
+        )
+
+    def copy(name: str, check: Callable[[], None]) -> None:
+        check()
+        if files.in_bucket(target):
+            files.upload(source / name, target / name)
+            if not _has(target / name, entries[name]):
+                raise InputError(damaged(source, name))
+            return
+        with files.open_whole(target / name) as file:
+            _read_checked(source, name, entries[name], check, file.write)
+
+    in_threads(copy, missing, _THREADS)
+    files.write_whole(target / MANIFEST, (source / MANIFEST).read_bytes())
+    return size, time.monotonic() - started
+
+
+def check_store(path: files.Path) -> tuple[int, float]:
+    """Reads a published store back; what this takes, a host's copy takes at least.
+
+    Returns:
+      Bytes that were read, and the seconds it took.
+
+    Raises:
+      InputError: a file is not what the manifest says.
+    """
+    started = time.monotonic()
+    entries = read_manifest(path)['files']
+
+    def read(name: str, check: Callable[[], None]) -> None:
+        _read_checked(path, name, entries[name], check, len)
+
+    in_threads(read, list(entries), _THREADS)
+    return sum(entry['bytes'] for entry in entries.values()), time.monotonic() - started
+
+
+def _has(path: files.Path, entry: dict[str, Any]) -> bool:
+    """Whether a file is there and whole."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().length == entry['bytes'] and digests([path]) == [entry['md5']]
+    return False
+
+
+def _read_checked(
+    folder: files.Path, name: str, entry: dict[str, Any], check: Callable[[], None],
+    take: Callable[[bytes], Any],
+) -> None:
+    digest = new_digest()
+    try:
+        with (folder / name).open('rb') as file:
+            while block := file.read(_BLOCK_BYTES):
+                check()
+                digest.update(block)
+                take(block)
+    except FileNotFoundError:
+        raise InputError(damaged(folder, name)) from None
+    if digest.hexdigest() != entry['md5']:
+        raise InputError(damaged(folder, name))
+
 
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
@@ -134,12 +226,12 @@ def _copy(source: files.Path, target: files.Path, name: str, progress: bool, fie
                   f'({size / 1e6 / max(seconds, 1e-3):,.0f} MB/s)', file=sys.stderr, flush=True)
 
     folder = target / 'stores' / name
-    with disk.faults('the token store', target, field):
+    with disk_faults('the token store', target, field):
         folder.parent.mkdir(parents=True, exist_ok=True)
         if files.in_bucket(target):
             copy()
             return
-        with disk.lock(folder.with_suffix('.lock'), f'that copies {name}' if progress else ''):
+        with locked(folder.with_suffix('.lock'), f'that copies {name}' if progress else ''):
             copy()
 
 
@@ -275,10 +367,10 @@ def _kept_vocabulary(folder: files.Path, name: str) -> bytes | None:
 
 def _keep_vocabulary(folder: files.Path, name: str, content: bytes, field: str) -> None:
     path = folder / _vocabulary_name(name, content)
-    with disk.faults('the vocabulary', path.parent, field):
+    with disk_faults('the vocabulary', path.parent, field):
         path.parent.mkdir(parents=True, exist_ok=True)
         if files.in_bucket(folder):
             files.write_whole(path, content)
             return
-        with disk.lock(os.fspath(path.with_suffix('.lock'))):
+        with locked(os.fspath(path.with_suffix('.lock'))):
             files.write_whole(path, content)

@@ -1,265 +1,497 @@
-"""Documents -> token store on disk, on all processors.
-
-Built once for a text, vocabulary and set of options, under a name made of their fingerprints. The
-source's units are cut into parts that are tokenized side by side (`store_part`, `store_workers`)
-and joined here in order, so that the bytes do not depend on the number of processes. Files grow in
-a `.building` directory beside the store; a journal says how far they are good, so a killed build
-goes on where it was and gives the same bytes. When whole, the directory is renamed into place.
-"""
+"""A token store: its files, mapped into memory, its digests, and locks on the disk it lies on."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import functools
+import ctypes
+import dataclasses
+import errno
+import fcntl
 import hashlib
 import json
+import mmap
 import os
-import shutil
+import sys
 import threading
 import time
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from bert_jax.data import disk, pieces, store_workers
-from bert_jax.data.corpus import Source
-from bert_jax.data.identity import digests
-from bert_jax.data.pieces import PieceWriter
-from bert_jax.data.progress import Progress
-from bert_jax.data.store_workers import Part
-from bert_jax.data.token_store import FORMAT_VERSION, MANIFEST, TokenStore, token_dtype
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.process import loading_tensorflow
 
-_SPLITTER_VERSION = 1  # raise it when `split_sentences` changes: stores of old rules are not ours
-_PART_BYTES = 256 << 20  # of text at least, where units are smaller
-_JOIN_BYTES = 64 << 20
-_JOURNAL = 'journal.json'
+_Item = TypeVar('_Item')
+_Result = TypeVar('_Result')
 
-
-def store_fingerprint(source: Source, tokenizer: Any) -> str:
-    """The name of a source's store: of its content, the vocabulary and the rules."""
-    identity = [FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
-def build_store(
-    source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str], progress: bool = True,
-    num_processes: int = 0, field: str = 'data.dir',
-) -> TokenStore:
-    """The token store of a source: opened if it is there, built or finished if not.
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str], waiting_for: str = '') -> Iterator[None]:
+    """Holds a lock that the system gives back when the process ends, however it ends.
 
     Args:
-      source: where the text comes from.
-      tokenizer: has `vocab` (with a length) and `fingerprint`.
-      cache_dir: stores are in its folder `stores`.
-      progress: whether to report on standard error.
-      num_processes: that tokenize; 0: as many as this machine has use for.
-      field: of the config, names `cache_dir`.
+      path: a file on a disk, made where there is none.
+      waiting_for: said on standard error if another process holds it.
+    """
+    with open(path, 'w') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting_for:
+                print(f'waiting for another process {waiting_for}', file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def fsync_folder(path: str | os.PathLike[str]) -> None:
+    """Makes what was renamed or made in a folder survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def disk_faults(what: str, folder: str | os.PathLike[str], field: str) -> Iterator[None]:
+    """Says in a line which place is full or cannot be written.
+
+    Args:
+      what: is written.
+      folder: where to.
+      field: of the config, names another place.
 
     Raises:
-      InputError: unreadable text, no text at all, a damaged store, a full disk.
+      InputError: in place of such an OSError.
     """
-    fingerprint = store_fingerprint(source, tokenizer)
-    final = files.as_path(cache_dir) / 'stores' / fingerprint
-    if final.exists():
-        return TokenStore.open(final)
-    with disk.faults('the token store', final.parent, field):
-        final.parent.mkdir(parents=True, exist_ok=True)
-        lock = final.with_suffix('.lock')
-        with disk.lock(lock, f'that builds {final.name}' if progress else ''):
-            if not final.exists():  # another process may have made it meanwhile
-                building = final.with_suffix('.building')
-                build = _Build(source, tokenizer, building, fingerprint, progress)
-                build.run(num_processes)
-                os.rename(building, final)
-                disk.fsync_folder(final.parent)
-    return TokenStore.open(final)
-
-
-class _Build:
-    """One build: the growing files and how far they are."""
-
-    def __init__(
-        self, source: Source, tokenizer: Any, path: files.Path, fingerprint: str, progress: bool
-    ):
-        self._source, self._tokenizer, self._path = source, tokenizer, path
-        self._dtype = token_dtype(tokenizer)
-        self._units = source.units()
-        # How far the build is: units that are joined, how many tokens, sentences and documents are
-        # in the files, bytes of text, seconds of work.
-        self._state: dict[str, Any] = {
-            'unit': 0, 'tokens': 0, 'sentences': 0, 'documents': 0, 'bytes': 0, 'seconds': 0.0,
-        }
-        self._writers: dict[str, PieceWriter] = {}
-        self._fingerprint = fingerprint
-        self._source_fingerprint = source.fingerprint()
-        self._progress = Progress(progress, sum(unit.num_bytes for unit in self._units))
-        self._lock = threading.Lock()
-        self._in_parts: dict[Part, int] = {}  # bytes of text, of parts that are not joined yet
-
-    def run(self, num_processes: int) -> None:
-        """Builds everything into the directory, from where a former build ended."""
-        self._resume()
-        try:
-            self._started = time.monotonic() - self._state['seconds']
-            parts = self._parts()
-            # A generator that an exception leaves behind would end its processes some time.
-            with contextlib.closing(self._built(parts, num_processes)) as built:
-                for part, counts in zip(parts, built):
-                    self._join(part, counts)
-            documents = self._documents()
-        finally:
-            for writer in self._writers.values():
-                writer.close()
-        self._finish(documents)
-
-    def _parts(self) -> list[Part]:
-        """What is left to do, in parts that are large enough to be worth their beginning."""
-        parts, first, num_bytes = [], self._state['unit'], 0
-        for i in range(first, len(self._units)):
-            num_bytes += self._units[i].num_bytes
-            if num_bytes >= _PART_BYTES or i + 1 == len(self._units):
-                parts.append(Part(first, i + 1, str(self._path / f'units-{first}-{i + 1}')))
-                first, num_bytes = i + 1, 0
-        return parts
-
-    def _built(
-        self, parts: list[Part], num_processes: int
-    ) -> Generator[dict[str, int], None, None]:
-        """The counts of each part, in order."""
-        if not parts:
-            return
-        num_bytes = sum(unit.num_bytes for unit in self._units[parts[0].first:])
-        if self._source.takes_all_cores:
-            num_processes = 1
-        num_processes = (
-            num_processes or store_workers.choose_num_processes(num_bytes, len(parts)))
-        num_threads = -(-store_workers.num_cores() // num_processes)
-        if num_processes > 1:
-            yield from store_workers.build_parts(
-                self._source, self._tokenizer, parts, num_processes, num_threads, self._report
-            )
-            return
-        with loading_tensorflow(self._source.spec):  # nobody else here needs it
-            from bert_jax.data.store_part import PartBuilder
-
-        builder = PartBuilder(self._source, self._tokenizer, num_threads)
-        for part in parts:
-            yield builder.build(part, functools.partial(self._report, part))
-
-    def _report(self, part: Part, num_bytes: int) -> None:
-        with self._lock:
-            self._in_parts[part] = num_bytes
-            self._state['seconds'] = time.monotonic() - self._started
-            done = self._state['bytes'] + sum(self._in_parts.values())
-            self._progress.show({**self._state, 'bytes': done})
-
-    def _sizes(self) -> dict[str, int]:
-        """Bytes of each array that grows, by the state."""
-        s = self._state
-        return {
-            'tokens': self._dtype.itemsize * s['tokens'],
-            'sentence_offsets': 8 * (s['sentences'] + 1),
-            'document_offsets': 8 * (s['documents'] + 1),
-            'document_hashes': 8 * s['documents'],
-        }
-
-    def _resume(self) -> None:
-        fresh = dict(self._state)
-        try:
-            state = json.loads((self._path / _JOURNAL).read_text())
-            self._state = {key: type(fresh[key])(state[key]) for key in fresh}
-            self._open()
-        except (OSError, ValueError, KeyError, TypeError):
-            # No journal, or a machine that lost power lost what it tells of. Parts are good still.
-            self._state = fresh
-            self._path.mkdir(exist_ok=True)
-            for path in self._path.glob('*.bin'):
-                path.unlink()
-            self._open()
-            for name in ('sentence_offsets', 'document_offsets'):
-                self._writers[name].write(bytes(8))
-
-    def _open(self) -> None:
-        fresh = self._state['unit'] == 0
-        for name, size in self._sizes().items():
-            self._writers[name] = PieceWriter(self._path, name, 0 if fresh else size)
-
-    def _join(self, part: Part, counts: dict[str, int]) -> None:
-        """Adds a part's files to the store's, and deletes them."""
-        folder, state, writers = files.as_path(part.folder), self._state, self._writers
-        for name, array, dtype, base in (
-            ('tokens.bin', 'tokens', self._dtype, 0),
-            ('sentence_ends.bin', 'sentence_offsets', np.dtype('<i8'), state['tokens']),
-            ('document_ends.bin', 'document_offsets', np.dtype('<i8'), state['sentences']),
-            ('document_hashes.bin', 'document_hashes', np.dtype('<u8'), 0),
-        ):
-            with open(folder / name, 'rb') as file:
-                while len(values := np.fromfile(file, dtype, _JOIN_BYTES // dtype.itemsize)):
-                    writers[array].write((values + base if base else values).data)
-        with self._lock:
-            self._in_parts.pop(part, None)
-            state['unit'] = part.last
-            for key in ('tokens', 'sentences', 'documents', 'bytes'):
-                state[key] += counts[key]
-            state['seconds'] = time.monotonic() - self._started
-        for writer in writers.values():
-            writer.sync()
-        files.write_whole(self._path / _JOURNAL, json.dumps(state))
-        shutil.rmtree(folder)
-
-    def _documents(self) -> np.ndarray:
-        """Indices of the documents without exact duplicates, written as an array of their own."""
-        if not self._state['documents']:
-            raise InputError(f"data source '{self._source.spec}' holds no text")
-        for writer in self._writers.values():
-            writer.sync()
-        names = pieces.piece_names(
-            'document_hashes', 8 * self._state['documents'], pieces.PIECE_BYTES)
-        hashes = np.concatenate([np.fromfile(self._path / name, '<u8') for name in names])
-        documents = np.sort(np.unique(hashes, return_index=True)[1]).astype('<i8')
-        self._writers['documents'] = PieceWriter(self._path, 'documents', 0)
-        self._writers['documents'].write(documents.data)
-        return documents
-
-    def _finish(self, documents: np.ndarray) -> None:
-        state = self._state
-        if self._source.fingerprint() != self._source_fingerprint:
-            shutil.rmtree(self._path)
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
             raise InputError(
-                f"data source '{self._source.spec}' changed while it was read: start again when "
-                'its files are complete'
-            )
-        for left in self._path.glob('units-*'):  # joined, but not deleted any more
-            shutil.rmtree(left)
-        for left in self._path.glob('.*.tmp'):  # by a build that was killed while it wrote
-            left.unlink()
-        paths = sorted(self._path.glob('*.bin'))
-        manifest = {
-            'format_version': FORMAT_VERSION,
-            'fingerprint': self._fingerprint,
-            'source': self._source.spec,
-            'source_fingerprint': self._source_fingerprint,
-            'tokenizer_fingerprint': self._tokenizer.fingerprint,
-            'vocab_size': len(self._tokenizer.vocab),
-            'dtype': self._dtype.str,
-            'num_tokens': state['tokens'],
-            'num_sentences': state['sentences'],
-            'num_documents': state['documents'],
-            'num_duplicates': state['documents'] - len(documents),
-            'text_bytes': state['bytes'],
-            'seconds': round(state['seconds'], 2),
-            'megabytes_per_second': round(state['bytes'] / 1e6 / max(state['seconds'], 1e-3), 2),
-            'piece_bytes': pieces.PIECE_BYTES,
-            'files': {
-                path.name: {'bytes': os.path.getsize(path), 'md5': digest}
-                for path, digest in zip(paths, digests(paths), strict=True)
-            },
+                f'no space left for {what} in {folder}: free some (it goes on where it was), or '
+                f'set --config.{field} to a larger disk'
+            ) from error
+        if error.errno in _NOT_WRITABLE:
+            raise InputError(
+                f'{folder} cannot be written ({error.strerror}): set --config.{field} to a '
+                'directory that can'
+            ) from error
+        raise
+
+
+def in_threads(
+    work: Callable[[_Item, Callable[[], None]], _Result], items: Sequence[_Item], num_threads: int
+) -> list[_Result]:
+    """Work on many items side by side; the first fault, or a signal here, ends all.
+
+    Args:
+      work: of an item and a function to call between short pieces of the work: it raises where
+        there is no reason to go on.
+      items: what to work on.
+      num_threads: at once.
+
+    Returns:
+      The results, in order.
+    """
+    stop = threading.Event()
+
+    def check() -> None:
+        if stop.is_set():
+            raise futures.CancelledError
+
+    with futures.ThreadPoolExecutor(max(1, min(num_threads, len(items)))) as pool:
+        tasks: list[futures.Future[Any]] = [pool.submit(work, item, check) for item in items]
+        try:
+            for task in futures.as_completed(tasks):
+                task.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [task.result() for task in tasks]
+
+
+_REMEMBERED = '~/.cache/bert_jax/digests.json'
+_MAX_REMEMBERED = 100_000  # files, the ones asked for last
+_BLOCK_BYTES = 4 << 20
+# Disks keep time in steps: a file could change twice in one of them.
+_SETTLED_SECONDS = 2.0
+_BUCKET_THREADS = 32
+
+
+def new_digest() -> Any:
+    """A hash object for content that passes by."""
+    return hashlib.md5(usedforsecurity=False)
+
+
+def digests(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The digest of each file's content, as hexadecimal digits; hashed only where not known.
+
+    Raises:
+      OSError: a file is missing or cannot be read.
+    """
+    names = [os.fspath(path) for path in paths]
+    distant = [name for name in names if files.in_bucket(name)]
+    found = dict(zip(distant, in_threads(_of_object, distant, _BUCKET_THREADS), strict=True))
+    local = [name for name in names if not files.in_bucket(name)]
+    known = _read_remembered() if local else {}
+    states = {name: _state(name) for name in local}
+    for name, (place, *state) in states.items():
+        if known.get(place, [])[:-1] == state:
+            found[name] = known[place][-1]
+    unknown = [name for name in states if name not in found]
+    if unknown:
+        hashed = in_threads(_of_file, unknown, os.cpu_count() or 1)
+        found |= zip(unknown, hashed, strict=True)
+        _remember({
+            states[name][0]: [*states[name][1:], found[name]] for name in unknown
+            # One that changed while it was read is another one by now.
+            if _state(name) == states[name]
+            and time.time() - states[name][2] / 1e9 > _SETTLED_SECONDS
+        })
+    return [found[name] for name in names]
+
+
+def _state(name: str) -> tuple[str, int, int, int]:
+    """A file's real path, and what changes with its content."""
+    stat = os.stat(name)
+    return os.path.realpath(name), stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _of_file(name: str, check: Callable[[], None]) -> str:
+    digest = new_digest()
+    block = memoryview(bytearray(_BLOCK_BYTES))
+    with open(name, 'rb', buffering=0) as file:
+        while size := file.readinto(block):
+            digest.update(block[:size])
+            check()
+    return digest.hexdigest()
+
+
+def _of_object(name: str, check: Callable[[], None]) -> str:
+    import fsspec
+
+    check()
+    system, path = fsspec.core.url_to_fs(name)
+    info = system.info(path)
+    if 'md5Hash' in info:
+        return base64.b64decode(info['md5Hash']).hex()
+    # An object that was uploaded in pieces has no MD5.
+    return f"crc32c {info['crc32c']} of {info['size']} bytes"
+
+
+def _read_remembered() -> dict[str, list[Any]]:
+    """[size, time, inode, digest] by real path; whatever is not of that form is forgotten."""
+    try:
+        content = json.loads(files.as_path(_REMEMBERED).read_text())
+        return {
+            path: list(entry) for path, entry in content.items()
+            if [type(value) for value in entry] == [int, int, int, str]
         }
-        files.write_whole(self._path / MANIFEST, json.dumps(manifest, indent=1))
-        (self._path / _JOURNAL).unlink()
-        disk.fsync_folder(self._path)
-        self._progress.end(manifest)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _remember(entries: dict[str, list[Any]]) -> None:
+    if not entries:
+        return
+    path = files.as_path(_REMEMBERED)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix('.lock')):
+            known = _read_remembered()
+            kept = {place: known[place] for place in known if place not in entries} | entries
+            files.write_whole(path, json.dumps(dict([*kept.items()][-_MAX_REMEMBERED:])))
+    except OSError:
+        pass  # a home that cannot be written costs time, not the run
+
+
+PIECE_BYTES = 512 << 20  # a multiple of every system's page
+
+_MAP_FIXED = 0x10  # Linux and macOS; Python's mmap module has no such argument
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+def piece_name(name: str, index: int) -> str:
+    """The file of an array's piece."""
+    return f'{name}-{index:05}.bin'
+
+
+def piece_names(name: str, num_bytes: int, piece_bytes: int) -> list[str]:
+    """The files of an array of so many bytes; at least one, which may be empty."""
+    return [piece_name(name, i) for i in range(max(1, -(-num_bytes // piece_bytes)))]
+
+
+class PieceWriter:
+    """An array's files while it grows."""
+
+    def __init__(self, folder: files.Path, name: str, num_bytes: int):
+        """Goes on behind the first `num_bytes`; what is there beyond them is dropped.
+
+        Raises:
+          ValueError: there are fewer.
+        """
+        self._folder, self._name = folder, name
+        index, self._room = divmod(num_bytes, PIECE_BYTES)
+        for i in range(index):
+            if os.path.getsize(folder / piece_name(name, i)) != PIECE_BYTES:
+                raise ValueError(f'{folder / piece_name(name, i)} is cut short')
+        for later in folder.glob(f'{name}-*.bin'):
+            if later.name > piece_name(name, index):
+                later.unlink()
+        self._open(index)
+        if self._file.tell() < self._room:
+            self._file.close()
+            raise ValueError(f'{folder / piece_name(name, index)} is cut short')
+        self._file.truncate(self._room)
+        self._room = PIECE_BYTES - self._room
+
+    def _open(self, index: int) -> None:
+        self._index = index
+        # Closed by `close`.
+        self._file: BinaryIO = open(self._folder / piece_name(self._name, index), 'ab')  # noqa: SIM115
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast('B')
+        while len(view):
+            if not self._room:
+                self.close()
+                self._open(self._index + 1)
+                self._room = PIECE_BYTES
+            part = view[:self._room]
+            self._file.write(part)
+            self._room -= len(part)
+            view = view[len(part):]
+
+    def sync(self) -> None:
+        """Returns when what was written would survive a loss of power."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        try:
+            self.sync()
+        finally:
+            with contextlib.suppress(OSError):  # a full disk was told by `sync`
+                self._file.close()
+
+
+def map_pieces(paths: list[str], sizes: list[int], dtype: str) -> np.ndarray:
+    """One read-only array over files that follow each other; mapped until the process ends.
+
+    Args:
+      paths: the files, on a disk.
+      sizes: their bytes; of all but the last a multiple of the system's page.
+      dtype: of the elements.
+
+    Raises:
+      OSError: a file cannot be opened or mapped.
+    """
+    total = sum(sizes)
+    if not total:
+        return np.zeros(0, dtype)
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+
+    def map_at(address: int | None, size: int, access: int, flags: int, file: int) -> int:
+        got = call(address, size, access, flags, file, 0)
+        if got == _MAP_FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return got
+
+    # Address space for all is reserved first, so that nothing else can come to lie in it.
+    start = map_at(None, total, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    offset = 0
+    for path, size in zip(paths, sizes, strict=True):
+        assert offset % mmap.PAGESIZE == 0, (path, offset)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            if size:
+                map_at(start + offset, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED,
+                       descriptor)
+        finally:
+            os.close(descriptor)
+        offset += size
+    memory: Any = (ctypes.c_uint8 * total).from_address(start)
+    array = np.frombuffer(memory, dtype)
+    array.flags.writeable = False
+    return array
+
+
+FORMAT_VERSION = 2
+MANIFEST = 'manifest.json'
+
+
+class Part(NamedTuple):
+    """A part of a store that one process builds."""
+
+    first: int  # unit of the source
+    last: int  # the unit after its last
+    folder: str  # where its files grow
+
+
+def token_dtype(tokenizer: Any) -> np.dtype:
+    """16 bits a token where they are enough."""
+    return np.dtype('<u2' if len(tokenizer.vocab) < 65_536 else '<u4')
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenStore:
+    """Token ids with the bounds of sentences and documents. No sentence or document is empty.
+
+    Attributes:
+      path: the store's directory.
+      manifest: what it was built from and how much is in it.
+      tokens: uint16 or uint32 [T], all documents one after the other, without special tokens.
+      sentence_offsets: int64 [S+1], sentence s is tokens[sentence_offsets[s]:...[s+1]].
+      document_offsets: int64 [D+1], document d is sentences document_offsets[d] to ...[d+1].
+      document_hashes: uint64 [D], of the token ids.
+      documents: int64 [K], indices of the documents to use, ascending.
+    """
+
+    path: files.Path
+    manifest: dict[str, Any]
+    tokens: np.ndarray
+    sentence_offsets: np.ndarray
+    document_offsets: np.ndarray
+    document_hashes: np.ndarray
+    documents: np.ndarray
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> TokenStore:
+        """Maps a finished store whose files are what its manifest says, to the last byte.
+
+        Raises:
+          InputError: there is none, or a file is another one.
+        """
+        folder = files.as_path(path)
+        manifest = read_manifest(folder)
+        entries = manifest['files']
+        for name, entry in entries.items():
+            file = folder / name
+            found = os.path.getsize(file) if file.exists() else -1
+            if found != entry['bytes']:
+                raise InputError(
+                    f'{file} is missing: {remedy(folder)}' if found < 0 else
+                    f"{file} has {found} bytes where the manifest says {entry['bytes']}: "
+                    f'{remedy(folder)}'
+                )
+        for name, digest in zip(entries, digests([folder / name for name in entries]), strict=True):
+            if digest != entries[name]['md5']:
+                raise InputError(damaged(folder, name))
+        arrays = {}
+        for array, (dtype, count) in array_types(manifest).items():
+            num_bytes = count * np.dtype(dtype).itemsize
+            names = piece_names(array, num_bytes, manifest['piece_bytes'])
+            sizes = [entries[name]['bytes'] if name in entries else -1 for name in names]
+            if min(sizes) < 0 or sum(sizes) != num_bytes:
+                raise InputError(
+                    f'{folder / MANIFEST} is damaged (its files do not hold {count} {array}): '
+                    f'{remedy(folder)}'
+                )
+            arrays[array] = map_pieces([str(folder / name) for name in names], sizes, dtype)
+        return cls(folder, manifest, **arrays)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the store: text, vocabulary and options."""
+        return self.manifest['fingerprint']
+
+    def split_held_out(
+        self, fraction: float, min_documents: int = 2
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Splits the documents by their hashes: by what they say, not where they stand.
+
+        A document's side depends on its own text only (but for `min_documents`), so a corpus can
+        grow without any document changing sides.
+
+        Args:
+          fraction: share of the documents to hold out; 0 holds out none.
+          min_documents: at least so many on each side.
+
+        Returns:
+          (training, held-out) document indices, int64, ascending.
+
+        Raises:
+          InputError: too few documents.
+        """
+        none = self.documents[:0]
+        if fraction <= 0:
+            return self.documents, none
+        if len(self.documents) < 2 * min_documents:
+            raise InputError(
+                f"data source '{self.manifest['source']}' has {len(self.documents)} different "
+                f'documents, too few to hold some out ({2 * min_documents} are needed): separate '
+                'documents by a blank line, add text, or set --config.data.eval_source'
+            )
+        hashes = self.document_hashes[self.documents]
+        held_out = hashes < np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
+        by_hash = np.argsort(hashes)
+        held_out[by_hash[:min_documents]] = True
+        held_out[by_hash[len(by_hash) - min_documents:]] = False
+        return self.documents[~held_out], self.documents[held_out]
+
+
+def array_types(manifest: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """(dtype, number of elements) of each array of a store."""
+    documents = manifest['num_documents']
+    return {
+        'tokens': (manifest['dtype'], manifest['num_tokens']),
+        'sentence_offsets': ('<i8', manifest['num_sentences'] + 1),
+        'document_offsets': ('<i8', documents + 1),
+        'document_hashes': ('<u8', documents),
+        'documents': ('<i8', documents - manifest['num_duplicates']),
+    }
+
+
+def read_manifest(path: files.Path) -> dict[str, Any]:
+    """The manifest of a finished store, on a disk or in a bucket.
+
+    Raises:
+      InputError: there is none, or it is not one of this program.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        version = manifest.get('format_version')
+        if version == FORMAT_VERSION:
+            entries = manifest['files'].values()
+            numbers = [manifest['piece_bytes'], *(entry['bytes'] for entry in entries)]
+            numbers += [count for _, count in array_types(manifest).values()]
+            if any('/' in name for name in manifest['files']):
+                raise ValueError('a file is not in its folder')
+            texts = [manifest['fingerprint'], manifest['source'],
+                     *(entry['md5'] for entry in entries)]
+            if not (all(type(number) is int and number >= 0 for number in numbers)
+                    and all(isinstance(text, str) for text in texts)
+                    and manifest['piece_bytes'] and manifest['dtype'] in ('<u2', '<u4')):
+                raise ValueError('a value is of the wrong kind')
+    except FileNotFoundError:
+        raise InputError(
+            f'{path} is not a finished token store (no {MANIFEST}): build it again'
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f'{path / MANIFEST} is damaged ({error}): {remedy(path)}') from None
+    if version != FORMAT_VERSION:
+        raise InputError(
+            f'{path} has format version {version}, this program reads {FORMAT_VERSION}: '
+            f'{remedy(path)}'
+        )
+    return manifest
+
+
+def damaged(path: files.Path, name: str) -> str:
+    """What to say of a file that is not the one that was written."""
+    return f'{path / name} is damaged (its content is not that of the manifest): {remedy(path)}'
+
+
+def remedy(path: files.Path) -> str:
+    return f'delete {path} and it is built again'

@@ -36,8 +36,7 @@ def load(
       InputError: there is no model, or something is wrong with it.
     """
     from bert_jax.predict.api import Model
-    from bert_jax.predict.loaded import with_vocabulary
-    from bert_jax.predict.sentence_transformers import inference_of, transformer_of
+    from bert_jax.predict.loaded import inference_of, transformer_of, with_vocabulary
     from bert_jax.runtime.files import as_path  # not above: `--help` does not wait for JAX
     from bert_jax.weights import load_weights
 

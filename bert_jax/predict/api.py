@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.predict import features, masked_lm
-from bert_jax.predict.answer import answer
-from bert_jax.predict.classify import classify, next_sentence
+from bert_jax.predict import commands, features
+from bert_jax.predict.commands import Pair, Single, Text, answer, classify, next_sentence, tag
 from bert_jax.predict.loaded import LoadedModel
-from bert_jax.predict.tag import tag
-from bert_jax.predict.texts import Pair, Single, Text
 from bert_jax.runtime.errors import InputError
 
 
@@ -46,7 +43,7 @@ class Model(LoadedModel):
 
     def iter_fill_mask(self, texts: Iterable[Single], top_k: int = 5) -> Iterator[dict[str, Any]]:
         """`fill_mask`, one by one."""
-        return masked_lm.fill_mask(self, texts, top_k)
+        return commands.fill_mask(self, texts, top_k)
 
     def next_sentence(self, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
         """How likely the second text of a pair follows the first in a document.
@@ -77,7 +74,7 @@ class Model(LoadedModel):
 
     def iter_score(self, texts: Iterable[Single]) -> Iterator[dict[str, Any]]:
         """`score`, one by one."""
-        return masked_lm.score(self, texts)
+        return commands.score(self, texts)
 
     def features(
         self, texts: Iterable[Text], layers: Sequence[int] = (-1,)

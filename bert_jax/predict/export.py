@@ -1,17 +1,24 @@
-"""The computation as a file that other programs run, compared with the engine before it is kept.
+"""The computation as a file that other programs run: StableHLO, TensorFlow's SavedModel, ONNX.
+
+Each is compared with the engine before it is kept.
 
     b: rows, s: tokens a row, p: masked positions a row, H: hidden_size, L: labels, V: vocabulary
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import Any
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
+from jax import export
 
 from bert_jax.data.pairs import Sequences
 from bert_jax.heads import HEADS
@@ -20,13 +27,206 @@ from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import functions
 from bert_jax.predict.engine import Outputs
-from bert_jax.predict.export_formats import FORMATS, Call, Computation, plain_gelu_erf
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path
+from bert_jax.runtime.files import Path, open_whole
+from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.tasks.packing import Units
 from bert_jax.train.sharding import Layout
+from bert_jax.weights.formats import new_folder
 from bert_jax.weights.names import to_tree
+
+PLATFORMS = ('cpu', 'cuda', 'tpu')
+
+Rows = Mapping[str, np.ndarray]
+Call = Callable[[Rows], dict[str, np.ndarray]]  # what was written, from its inputs to its outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """What is exported.
+
+    Attributes:
+      function: of the parameters and the inputs, to outputs by name.
+      params: by name.
+      inputs: dims of each by its name, 'b, s'; all are int32.
+      max_length: the largest s.
+    """
+
+    function: Callable[..., dict[str, jax.Array]]
+    params: Mapping[str, np.ndarray]
+    inputs: Mapping[str, str]
+    max_length: int
+
+    @property
+    def constraints(self) -> list[str]:
+        return [f's <= {self.max_length}']
+
+    def shapes(self) -> list[Any]:
+        """Of parameters and inputs, in symbols."""
+        scope = export.SymbolicScope(self.constraints)
+        return [
+            {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self.params.items()},
+            *(jax.ShapeDtypeStruct(export.symbolic_shape(dims, scope=scope), jnp.int32)
+              for dims in self.inputs.values()),
+        ]
+
+    def outputs(self) -> dict[str, Any]:
+        """Shapes of the outputs, in symbols."""
+        return jax.eval_shape(self.function, *self.shapes())
+
+
+Writer = Callable[[Computation, Path, Callable[[Call], None]], dict[str, Any]]
+
+
+def _stablehlo(
+    c: Computation, output: Path, compare: Callable[[Call], None]
+) -> dict[str, Any]:
+    """A file that JAX alone runs, and beside it the parameters as .npz.
+
+    Parameters are not in the file: as constants of the program they would be compiled into it
+    anew, hundreds of megabytes, for each shape that it is called with.
+    """
+    with _needing('export', 'flatbuffers'):  # jax.export writes and reads files with it
+        import flatbuffers  # noqa: F401
+    params_file = output.with_suffix('.npz')
+    if params_file == output:
+        raise InputError(f'--output={output} is what the parameters go to: end it in .stablehlo')
+    exported = export.export(jax.jit(c.function), platforms=PLATFORMS)(*c.shapes())
+    with _whole(output) as file, _whole(params_file) as params:
+        file.write(exported.serialize())
+        np.savez(params, **dict(c.params))  # type: ignore[arg-type]
+        file.flush()
+        params.flush()
+        with open(file.name, 'rb') as written:
+            call = jax.jit(export.deserialize(bytearray(written.read())).call)
+        held = dict(np.load(params.name))
+        compare(lambda rows: jax.device_get(call(held, *rows.values())))
+    return {'params': str(params_file), 'platforms': list(PLATFORMS)}
+
+
+def _saved_model(
+    c: Computation, output: Path, compare: Callable[[Call], None]
+) -> dict[str, Any]:
+    """A folder with the signature `serving_default`, for TensorFlow alone, on any platform."""
+    with loading_tensorflow('export --to saved_model'):
+        import tensorflow as tf
+        from jax.experimental import jax2tf
+
+    for kind in ('GPU', 'TPU'):  # which jax has
+        tf.config.set_visible_devices([], kind)
+    converted = jax2tf.convert(
+        c.function, polymorphic_shapes=[None, *(f'({dims})' for dims in c.inputs.values())],
+        polymorphic_constraints=c.constraints, with_gradient=False,
+        native_serialization_platforms=PLATFORMS,
+    )
+    module = tf.Module()
+    module.params = {
+        name: tf.Variable(x, trainable=False, name=name) for name, x in c.params.items()}
+    module.call = tf.function(
+        lambda *rows: converted(module.params, *rows), autograph=False,
+        input_signature=[tf.TensorSpec((None, None), tf.int32, name) for name in c.inputs],
+    )
+    with new_folder(output) as folder:
+        tf.saved_model.save(module, str(folder), signatures=module.call)
+        signature = tf.saved_model.load(str(folder)).signatures['serving_default']
+
+        def call(rows: Rows) -> dict[str, np.ndarray]:
+            try:
+                outputs = signature(**{name: tf.constant(x) for name, x in rows.items()})
+            except tf.errors.InvalidArgumentError as error:
+                raise InputError(
+                    f'TensorFlow {tf.__version__} cannot run what jax {jax.__version__} writes: '
+                    'install a newer TensorFlow or an older jax, or export --to onnx'
+                ) from error
+            return {name: x.numpy() for name, x in outputs.items()}
+
+        compare(call)
+    return {'signature': 'serving_default', 'platforms': list(PLATFORMS)}
+
+
+def _onnx(c: Computation, output: Path, compare: Callable[[Call], None]) -> dict[str, Any]:
+    """A file with the parameters in it, for ONNX Runtime and its like."""
+    with _needing('export --to onnx', 'jax2onnx onnxruntime'):
+        for name in ('jax2onnx', 'onnx_ir'):  # of parts that are not used here
+            logging.getLogger(name).setLevel(logging.ERROR)
+        import jax2onnx
+        import onnxruntime
+
+    names = list(c.outputs())
+    params = jax.tree.map(jnp.asarray, dict(c.params))
+
+    def function(*rows: jax.Array) -> tuple[jax.Array, ...]:
+        outputs = c.function(params, *rows)
+        return tuple(outputs[name] for name in names)
+
+    model = jax2onnx.to_onnx(
+        function,
+        [jax.ShapeDtypeStruct(tuple(dims.split(', ')), jnp.int32)  # type: ignore[arg-type]
+         for dims in c.inputs.values()],
+        input_names=list(c.inputs), output_names=names,
+    )
+    for value, x in zip(model.graph.output, c.outputs().values(), strict=True):
+        for dim, size in zip(value.type.tensor_type.shape.dim, x.shape, strict=True):
+            if not isinstance(size, int):
+                dim.dim_param = str(size)
+    with _whole(output) as file:
+        file.write(model.SerializeToString())
+        file.flush()
+        session = onnxruntime.InferenceSession(file.name, providers=['CPUExecutionProvider'])
+        compare(lambda rows: dict(zip(names, session.run(names, dict(rows)), strict=True)))
+    return {'opset': model.opset_import[0].version}
+
+
+FORMATS: Mapping[str, Writer] = {
+    'stablehlo': _stablehlo, 'saved_model': _saved_model, 'onnx': _onnx,
+}
+
+
+def plain_gelu_erf(x: jax.Array) -> jax.Array:
+    """`gelu_erf` with an erf of plain operations, as XLA computes it.
+
+    The operation erf, as jax writes it since 0.9, is newer than what TensorFlow 2.21 reads.
+    """
+    y = jnp.clip(x * math.sqrt(0.5), -3.7439211627767994, 3.7439211627767994)
+    square = y * y
+
+    def polynomial(*coefficients: float) -> jax.Array:
+        total = jnp.full_like(square, coefficients[0])
+        for coefficient in coefficients[1:]:
+            total = total * square + coefficient
+        return total
+
+    erf = y * polynomial(
+        0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861, 0.18520832239976145,
+        1.128379143519084,
+    ) / polynomial(
+        -1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885,
+        0.014070470171167667, 0.11098505178285362, 0.49746925110067538, 1.0,
+    )
+    return x * 0.5 * (1.0 + erf)
+
+
+@contextlib.contextmanager
+def _needing(purpose: str, packages: str) -> Iterator[None]:
+    """For imports that an export needs."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f'{purpose} needs {error.name}, which is not installed: python -m pip install '
+            f'{packages}'
+        ) from None
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with open_whole(path) as file:
+            yield file
+    except OSError as error:
+        raise InputError(f'{path} cannot be written ({error.strerror or error})') from error
+
 
 _COMPARED = (16, 5, 11)  # lengths of the rows that are compared
 # What may lie between two ways to compute the same: on CPUs in float32, and wherever products are

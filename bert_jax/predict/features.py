@@ -1,20 +1,92 @@
-"""Hidden states of texts, a token or a text, as values, JSON lines or .npz."""
+"""Hidden states, vectors and attention probabilities of texts; hidden states as JSON or .npz.
+
+    R: rows, S: row length, N: heads, n: tokens of the text
+"""
 
 from __future__ import annotations
 
+import functools
+import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from types import TracebackType
+from typing import IO, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.model.encoder import Bert
+from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import functions
-from bert_jax.predict.classify import Made, maker, reader
-from bert_jax.predict.engine import Outputs
+from bert_jax.predict.commands import Made, Text, maker, reader, stream
+from bert_jax.predict.engine import Function, Outputs
+from bert_jax.predict.functions import inputs
 from bert_jax.predict.loaded import LoadedModel
-from bert_jax.predict.npz import GrowingNpz
-from bert_jax.predict.texts import Text, stream
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path
+from bert_jax.runtime.files import Path, as_path, in_bucket, open_whole
+
+
+class GrowingNpz:
+    """Writes an .npz with one float32 array that never is in memory as a whole.
+
+    A context manager: the file appears at the end of the block, or not at all where the block is
+    left by an exception.
+
+    Attributes:
+      others: further arrays that the file shall hold, by name.
+    """
+
+    def __init__(self, path: Path, name: str):
+        """Begins the file at `path`; `name` is that of the growing array.
+
+        Raises:
+          InputError: the path does not end in .npz, or its folder cannot be written to.
+        """
+        if path.suffix != '.npz':
+            raise InputError(f'--output={path} must end in .npz')
+        self.others: Mapping[str, np.ndarray] = {}
+        self._path, self._name = path, name
+        self._shape: tuple[int, ...] = ()
+        self._num_rows = 0
+        try:
+            place = None if in_bucket(path) else path.parent
+            self._rows: IO[bytes] = tempfile.TemporaryFile(dir=place)  # noqa: SIM115
+        except OSError as error:
+            raise InputError(f'--output={path}: {path.parent}: {error.strerror}') from error
+
+    def add(self, rows: np.ndarray) -> None:
+        """Appends rows [n, ...]."""
+        self._shape = rows.shape[1:]
+        self._num_rows += len(rows)
+        self._rows.write(np.ascontiguousarray(rows, '<f4').data)
+
+    def __enter__(self) -> GrowingNpz:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        del error, trace
+        try:
+            if kind is None:
+                self._write()
+        finally:
+            self._rows.close()
+
+    def _write(self) -> None:
+        header = {'descr': '<f4', 'fortran_order': False, 'shape': (self._num_rows, *self._shape)}
+        with open_whole(self._path) as whole, zipfile.ZipFile(whole, 'w') as archive:
+            with archive.open(f'{self._name}.npy', 'w', force_zip64=True) as file:
+                np.lib.format.write_array_header_2_0(file, header)
+                self._rows.seek(0)
+                while block := self._rows.read(1 << 20):
+                    file.write(block)
+            for name, array in self.others.items():
+                with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
+                    np.lib.format.write_array(file, array, allow_pickle=False)
+
 
 POOLS = ('mean', 'cls', 'max')
 
@@ -170,3 +242,52 @@ def lines(
 
 def _rounded(values: np.ndarray) -> np.ndarray:
     return np.round(values.astype(np.float64), 6)
+
+
+def attention(model: LoadedModel, text: str) -> dict[str, Any]:
+    """The probabilities of every layer and head.
+
+    Args:
+      model: of any head.
+      text: one; of a longer one than the model takes, the end is left out.
+
+    Returns:
+      {'tokens': n strings, [CLS] and [SEP] among them, 'probabilities': [layers, N, n, n] float32,
+      from a token (the last but one dim) to those that it sees}.
+
+    Raises:
+      InputError: the text cannot be read.
+    """
+    def results(made: Made, outputs: Outputs) -> list[dict[str, Any]]:
+        ids = made[1].sequences.ids.tolist()  # the only text, so it begins where its row begins
+        found = outputs['probabilities'][..., : len(ids)]
+        return [{
+            'tokens': [model.vocab.tokens[i] for i in ids],
+            'probabilities': np.moveaxis(found, 0, 2).astype(np.float32),
+        }]
+
+    def refused(text: Any, reason: str) -> Any:
+        raise InputError(f'{text!r:.60}: {reason}')
+
+    (answer,) = stream(
+        model, [text], read=reader(model, 1), make=maker(model), results=results, refused=refused,
+        function=_all_probabilities(model.config),
+    )
+    found: dict[str, Any] = answer
+    return found
+
+
+@functools.cache
+def _all_probabilities(config: ModelConfig) -> Function:
+    """`probabilities` [R, S, layers, N, S], as the model's own attention computes them."""
+    def function(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        _, kept = Bert(config, pooled=False).apply(
+            {'params': params['bert']}, *inputs(batch), mutable=['intermediates'])
+        layers = kept['intermediates']['encoder']
+        probabilities_RxLxNxSxS = jnp.stack([
+            layers[f'layer_{i}']['attention']['self']['probabilities'][0]
+            for i in range(config.num_layers)
+        ], axis=1)
+        return {'probabilities': jnp.moveaxis(probabilities_RxLxNxSxS, 3, 1)}
+
+    return function

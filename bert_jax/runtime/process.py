@@ -1,18 +1,29 @@
-"""How the process itself runs."""
+"""The process: errors that a user reads, TensorFlow, the chip, and compiled programs on a disk."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
+import hashlib
 import io
+import logging
 import os
 import platform
 import sys
+import tempfile
 import time
+import traceback
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.runtime.errors import InputError
+import jax
+
+from bert_jax.runtime import files, hosts
+from bert_jax.runtime.errors import Diverged, InputError, Stopped
+from bert_jax.runtime.files import Path, write_whole
 
 STARTED = time.time()  # of this process, as far as a module can tell
 
@@ -120,3 +131,284 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
             f"{'-cpu' if small else ''}==2.21.*' tensorflow-datasets && python -m pip install "
             "--no-deps 'tensorflow-text==2.21.*'"
         ) from None
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = 'No space left on device'
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NOT_AS_NAMED = (
+    errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG,
+    errno.ELOOP, errno.ENXIO, errno.ENODEV,
+)
+_BAD_DISK = (errno.EIO, errno.ESTALE, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]:
+    """Ends the program with one line on standard error where the block fails.
+
+    Args:
+      stopped: what is said after Ctrl-C.
+      writing: a file that the block writes, which may be what fills its disk.
+
+    Raises:
+      SystemExit: 2 where bad input is the cause, 130 after Ctrl-C, 1 of anything else.
+    """
+    _leave_unsaid()
+    try:
+        check_streams()
+        yield
+        sys.stdout.flush()  # a full disk may be told of as late as here
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        _drop_output()
+    except (Exception, KeyboardInterrupt) as error:
+        line, status = answer(error, writing)
+        if isinstance(error, KeyboardInterrupt):
+            line = stopped
+        _drop_output()
+        print(f'error: {line}', file=sys.stderr, flush=True)
+        sys.exit(status)
+
+
+def _leave_unsaid() -> None:
+    """Orbax leaves tasks behind where a file of a checkpoint cannot be read. What becomes of them
+    when they are collected would be told with tracebacks, after the line that says it."""
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+    warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _unless_of_a_task
+
+
+def _unless_of_a_task(unraisable: Any) -> None:
+    """Tells faults that Python cannot raise, but for what tasks leave, and for a stop asked for in
+    such a place, which comes after the first step (see `stopping`)."""
+    left = isinstance(unraisable.object, types.CoroutineType) or isinstance(
+        unraisable.exc_value, Stopped)
+    if not left and 'Event loop is closed' not in str(unraisable.exc_value):
+        sys.__unraisablehook__(unraisable)
+
+
+def _drop_output() -> None:
+    """Writes what is left for standard output, or where that cannot be, nowhere."""
+    if _fault_of_output():  # its reader is gone, its disk full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _fault_of_output() -> Exception | None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        return error
+    return None
+
+
+def answer(
+    error: BaseException, writing: object = None, log_folder: Path | None = None
+) -> tuple[str, int]:
+    """(what to say of an exception in one line, exit status).
+
+    Args:
+      error: that ends the program.
+      writing: the file or folder that the program writes: a full disk may be its.
+      log_folder: where a traceback is kept, if it can be.
+    """
+    chain = _chain(error)
+    for fault in chain:
+        if isinstance(fault, InputError):
+            return ' '.join(str(fault).split()), 2
+        if isinstance(fault, Diverged):
+            return ' '.join(str(fault).split()), 1
+    if isinstance(error, KeyboardInterrupt):
+        return 'stopped', 130
+    for fault in chain:
+        if isinstance(fault, OSError) and (said := _of_the_system(fault, writing)):
+            return said
+    if any(_NO_SPACE in str(fault) for fault in chain):
+        return _full(writing), 1
+    if any(isinstance(fault, MemoryError) or 'RESOURCE_EXHAUSTED' in str(fault) for fault in chain):
+        return (
+            f'out of memory ({_first_line(chain[0])}): lower the batch size, '
+            'config.train.eval_batch_size or the sequence length', 1
+        )
+    platforms = os.environ.get('JAX_PLATFORMS')
+    if platforms and any('Unable to initialize backend' in str(fault) for fault in chain):
+        return (
+            f'JAX_PLATFORMS={platforms}: jax finds no such device here ({_first_line(chain[-1])}): '
+            'set JAX_PLATFORMS=cpu to use the CPU, or install jax for the device of this machine', 2
+        )
+    for fault in chain:
+        if isinstance(fault, UnicodeError):
+            return (
+                f'a text cannot be written or read as {fault.encoding}'  # type: ignore[attr-defined]
+                f' ({_first_line(fault)}): convert it to UTF-8, and set PYTHONUTF8=1 where the '
+                'locale is another', 2
+            )
+    return (
+        f'{type(error).__name__}: {_first_line(error)} (this may be a fault of bert_jax; the '
+        f'traceback is in {_keep(error, log_folder)})', 1
+    )
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An exception and what it was raised from, itself first."""
+    chain: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in chain:
+        chain.append(found)
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return chain
+
+
+def _of_the_system(error: OSError, writing: object) -> tuple[str, int] | None:
+    """Of a fault that the system names with its place, or None."""
+    if error.errno in FULL:
+        output = getattr(_fault_of_output(), 'errno', None) in FULL
+        return _full(error.filename or ('standard output' if output else writing)), 1
+    if error.filename is None:
+        return None
+    said = f'{os.fsdecode(error.filename)}: {error.strerror}'
+    if error.errno in _NOT_ALLOWED:
+        return f'{said}: name another place, or ask for the rights to this one', 2
+    if error.errno in _NOT_AS_NAMED:
+        return f'{said}: check the path', 2
+    if error.errno in _BAD_DISK:
+        return f'{said}: the disk or network that it is on fails', 1
+    return None
+
+
+def _full(place: object) -> str:
+    where = f'the disk of {place}' if place else 'a disk'
+    return f'{where} is full ({_NO_SPACE}): free some space and start again'
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _keep(error: BaseException, folder: Path | None) -> str:
+    """Writes the traceback where it can be written; where."""
+    text = ''.join(traceback.format_exception(error))
+    for place in (folder, Path(tempfile.gettempdir())):
+        if place is not None:
+            path = place / f'error-{os.getpid()}.log'
+            with contextlib.suppress(Exception):  # of many libraries; there is another place
+                write_whole(path, text)
+                return str(path)
+    sys.stderr.write(text)
+    return 'the lines above'
+
+
+_GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A chip; what is 0 is not known here.
+
+    Attributes:
+      name: as it is called in a topology, such as v5e.
+      kinds: parts of jax's `device_kind` in lower case.
+      peak_flops: FLOP/s.
+      cycle_flops: FLOPs of a cycle, by the convention of the compiler's `estimated_cycles`.
+      memory_bytes: what the compiler allows a program (the chip's memory less its reserve).
+      bandwidth: bytes/s of that memory.
+      links: bytes/s between chips, all links of a chip together, one direction.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    peak_flops: float
+    cycle_flops: int = 0
+    memory_bytes: int = 0
+    bandwidth: float = 0.0
+    links: float = 0.0
+
+    @property
+    def clock(self) -> float:
+        """Cycles/s."""
+        return self.peak_flops / self.cycle_flops
+
+
+# TPUs: peaks, bandwidth and links (Gbit/s there) from Google's Cloud TPU documentation; 123e12 is
+# the commonly cited peak of v3. FLOPs a cycle: matrix units x their size, at clocks of 1.05 (v4),
+# 1.5 (v5e) and 1.75 GHz (v5p, v6e). memory_bytes: "available HBM" in the compiler's own message
+# (libtpu 0.0.42.1). GPUs: NVIDIA's data sheets; how much memory there is, a GPU says itself.
+CHIPS = (
+    Chip('v6e', ('v6 lite', 'v6e'), 918e12, 524_288, int(31.25 * _GIB), 1.64e12, 448e9),
+    Chip('v5e', ('v5 lite', 'v5e'), 197e12, 131_072, int(15.75 * _GIB), 0.819e12, 200e9),
+    Chip('v5p', ('v5p', 'v5'), 459e12, 262_144, int(95.74 * _GIB), 2.765e12, 600e9),
+    Chip('v4', ('v4',), 275e12, 262_144, int(30.75 * _GIB), 1.23e12, 300e9),
+    Chip('v3', ('v3',), 123e12),
+    Chip('v2', ('v2',), 46e12),
+    Chip('H200', ('h200',), 989e12, bandwidth=4.8e12),
+    Chip('H100', ('h100',), 989e12, bandwidth=3.35e12),
+    Chip('A100', ('a100',), 312e12, bandwidth=2.0e12),
+)
+
+
+def find_chip(device_kind: str) -> Chip | None:
+    """The chip of a `device_kind` of jax, or None where it is not known (CPUs)."""
+    kind = device_kind.lower()
+    return next((chip for chip in CHIPS if any(part in kind for part in chip.kinds)), None)
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Peak bf16 FLOP/s of a chip, or None where it is not known (CPUs)."""
+    chip = find_chip(device_kind)
+    return chip.peak_flops if chip else None
+
+
+_MAX_BYTES = 2 << 30
+
+
+def keep_compiled(folder: Any) -> None:
+    """Keeps compiled programs under a folder, on a disk or in a bucket.
+
+    The folder may be shared: the first host writes and all read. JAX_COMPILATION_CACHE_DIR of the
+    environment goes first. Call it before anything is compiled.
+    """
+    if getattr(jax.config, 'jax_compilation_cache_dir', None):
+        return
+    folder = files.absolute(folder) / _platform()
+    if files.in_bucket(folder):
+        # XLA's own caches, of GPU kernels, can be on a disk only.
+        jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
+    if hosts.first():
+        _shrink(folder, _MAX_BYTES)
+    jax.config.update('jax_compilation_cache_dir', os.fspath(folder))
+
+
+def _platform() -> str:
+    """What programs are compiled for; of CPUs also which instructions they know.
+
+    jax's key does not say the latter, and a program with others than the machine's crashes.
+    """
+    backend = jax.default_backend()
+    if backend != 'cpu':
+        return backend
+    try:
+        with open('/proc/cpuinfo', encoding='utf-8') as file:
+            lines = sorted({line for line in file if line.startswith(('model name', 'flags',
+                                                                      'Features'))})
+    except OSError:
+        lines = [platform.processor()]
+    return f"cpu-{hashlib.sha256(''.join(lines).encode()).hexdigest()[:12]}"
+
+
+def _shrink(folder: Any, max_bytes: int) -> None:
+    """Deletes the oldest files of a folder until the rest has at most `max_bytes`."""
+    by_age = []
+    for path in files.children(folder):
+        with contextlib.suppress(FileNotFoundError):  # another run deletes too
+            if files.in_bucket(path):
+                found = path.stat()
+                by_age.append((found.mtime, found.length, path))
+            else:  # epath's `stat` asks who owns it, which a container may not know
+                status = os.stat(path)
+                by_age.append((status.st_mtime, status.st_size, path))
+    surplus = sum(size for _, size, _ in by_age) - max_bytes
+    for _, size, path in sorted(by_age, key=lambda entry: entry[0]):
+        if surplus > 0 and path.is_file():
+            path.unlink(missing_ok=True)
+            surplus -= size

@@ -26,9 +26,8 @@ from bert_jax.heads.base import Head
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine
-from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.files import Path, as_path, not_finite
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
@@ -354,7 +353,7 @@ def refuse_eval_source(config: ConfigDict, instead: str) -> None:
 def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str, Any]]:
     """Records of a split of tensorflow-datasets."""
     with loading_tensorflow(f'tfds:{name}'):
-        from bert_jax.data.tfds_data import tfds_records
+        from bert_jax.data.corpus import tfds_records
 
     return tfds_records(name, split, config.data.tfds_dir)
 

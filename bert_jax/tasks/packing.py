@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.data.examples import BatchSpec, Feature, empty_rows
 from bert_jax.data.packing import pack
 from bert_jax.data.pairs import Sequences
-from bert_jax.data.spec import BatchSpec, Feature, empty_rows
 
 MAX_SHAPES = 4
 _SHAPE_GAIN = 0.02  # a further shape is worth compiling if it saves this share of the work

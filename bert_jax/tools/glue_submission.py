@@ -25,9 +25,8 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import error_boundary
-from bert_jax.runtime.files import as_path, local_copy, write_whole
-from bert_jax.runtime.outputs import check_new_file
+from bert_jax.runtime.files import as_path, check_new_file, local_copy, write_whole
+from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks import table
 from bert_jax.tasks.glue import GLUE_TASKS, GlueTask
 from bert_jax.tasks.texts import numbers

@@ -16,6 +16,7 @@ Exit status: 0 all phases fit, 1 one does not, 2 bad flags or configuration.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime
 import importlib.metadata
@@ -23,18 +24,433 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import flags, logging
+from ml_collections import ConfigDict
 
-from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import error_boundary
-from bert_jax.runtime.files import Path, as_path, write_whole
-from bert_jax.runtime.outputs import check_new_file
-from bert_jax.tools.preflight_topology import open_topology
+from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
+from bert_jax.runtime.process import Chip, error_boundary
+from bert_jax.tasks.pretrain import PretrainTask, step_flops
+from bert_jax.tools.preflight_hlo import (
+    CompiledText,
+    Instruction,
+    attention_cycles,
+    open_topology,
+    scope_of,
+    short_name,
+)
+from bert_jax.train.program import (
+    Memory,
+    Program,
+    build_program,
+    device_bytes,
+    open_mesh,
+    phase_calls,
+)
+
+Say = Callable[[str], None]
+_BUFFERS = 10
+_TRIES = 3  # compiled to find a change that fits
+
+
+def plan(config: ConfigDict, devices: Any) -> Program:
+    """The program of a completed config on a topology's devices."""
+    return build_program(config, open_mesh(config, devices), PretrainTask(config))
+
+
+def measure_phase(program: Program, number: int, chip: Chip, say: Say) -> dict[str, Any]:
+    """Compiles the steps of a phase and reads what they take, as plain values."""
+    phase, mesh = program.phases[number], program.mesh
+    calls = phase_calls(program, phase)
+    parts = program.accumulation_steps
+    rows = phase['packed_rows'] or phase['batch_size']
+    name = f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})"
+    compiled, memory, seconds = _compile(program, calls, 'train', name, say)
+    _, held_out, eval_seconds = _compile(program, calls, 'evaluation', name, say)
+    flops = step_flops(Pretraining(program.bert), phase) / phase['batch_size']
+    record = phase | {
+        'name': name, 'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
+        'rows_at_once': rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts),
+        'formula_flops_per_sequence': flops,
+        'floor_cycles_per_sequence': flops / chip.cycle_flops,
+        'cycles_per_sequence': None, 'collectives': [], 'compile_seconds': seconds + eval_seconds,
+        **_sizes(program, memory, chip),
+        'evaluation_bytes_per_chip': held_out.total + device_bytes(program.state.opt_state),
+    }
+    record['fits'] = (
+        compiled is not None
+        and max(record['bytes_per_chip'], record['evaluation_bytes_per_chip'])
+        <= record['bytes_limit']
+    )
+    record['largest_rows_at_once'] = _largest_rows(record)
+    if compiled is not None:
+        rate = program.bert.attention_dropout
+        record |= _times(CompiledText(compiled.as_text()), record, mesh.size, chip, rate)
+        say(f"{name}: {record['cycles_per_sequence'] / 1e3:,.0f} thousand cycles a sequence")
+    say(f"{name}: {record['bytes_per_chip'] / 1e9:.2f} GB a chip in training, "
+        f"{record['evaluation_bytes_per_chip'] / 1e9:.2f} in evaluation, of "
+        f"{chip.memory_bytes / 1e9:.2f}")
+    return record
+
+
+def _compile(
+    program: Program, calls: dict[str, Any], name: str, what: str, say: Say
+) -> tuple[Any | None, Memory, float]:
+    step, arguments = calls[name]
+    started = time.monotonic()
+    with _ticking(f'compiling {name} of {what} for {program.mesh.size} chips', say):
+        compiled, memory = step.compile(*arguments)
+    return compiled, memory, time.monotonic() - started
+
+
+@contextlib.contextmanager
+def _ticking(line: str, say: Say) -> Iterator[None]:
+    """Says what is being done, and every half minute for how long."""
+    done, started = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not done.wait(30):
+            say(f'{line}: {time.monotonic() - started:.0f} s')
+
+    say(line)
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    say(f'{line}: done in {time.monotonic() - started:.0f} s')
+
+
+def _sizes(program: Program, memory: Memory, chip: Chip) -> dict[str, Any]:
+    params = device_bytes(program.state.params)
+    moments = device_bytes(program.state.opt_state)
+    return {
+        'bytes_per_chip': memory.total, 'bytes_limit': chip.memory_bytes,
+        'bytes': {
+            'parameters': params, 'optimizer': moments,
+            'batch': memory.arguments - params - moments,
+            'temporaries': memory.temporaries, 'results': memory.outputs, 'code': memory.code,
+        },
+    }
+
+
+def _largest_rows(record: dict[str, Any]) -> int:
+    """Rows that a chip can compute at once, from those that it does: temporaries grow with them.
+
+    On the careful side: what does not grow (gradients in one part) is taken to grow too.
+    """
+    sizes = record['bytes']
+    gradients = sizes['parameters'] if record['accumulation_steps'] > 1 else 0  # added up
+    growing = max(sizes['temporaries'] - gradients, 1) + sizes['batch']
+    fixed = record['bytes_per_chip'] - growing
+    return max(0, int(record['rows_at_once'] * (record['bytes_limit'] - fixed) / growing))
+
+
+def _times(
+    text: CompiledText, record: dict[str, Any], chips: int, chip: Chip, attention_dropout: float
+) -> dict[str, Any]:
+    batch = record['batch_size']
+    cycles = 0.0
+    scopes: collections.Counter[tuple[str, str]] = collections.Counter()
+    unknown: collections.Counter[tuple[str, str, int]] = collections.Counter()
+    for instruction, estimate in text.timed():
+        if estimate is None:
+            estimate, how = kernel_cycles(text, instruction, chip, attention_dropout)
+            of = short_name(instruction.op_name) or instruction.name
+            unknown[of, how, estimate] += instruction.times
+        cycles += instruction.times * estimate
+        scopes[scope_of(instruction.op_name)] += instruction.times * estimate
+    collectives = text.collectives()
+    # An all-reduce sends everything twice. Nothing is taken to overlap.
+    sent = sum(c['bytes'] * (2 if c['kind'] == 'all-reduce' else 1) for c in collectives)
+    seconds = {'compute': cycles / chip.clock, 'collectives': sent / chip.links}
+    step = sum(seconds.values())
+    flops = (text.product_flops() + _attention_flops(text)) * chips / batch
+    hours = record['steps'] * step / 3600
+    return {
+        'cycles_per_sequence': cycles * chips / batch,
+        'scopes': [
+            {'scope': scope, 'pass': pass_, 'cycles_per_sequence': total * chips / batch}
+            for (scope, pass_), total in scopes.most_common()
+        ],
+        'without_estimate': [
+            {'of': of, 'by': how, 'count': count, 'cycles': each}
+            for (of, how, each), count in unknown.items()
+        ],
+        'flops_per_sequence': flops,
+        'flops_ratio': flops / record['formula_flops_per_sequence'],
+        'collectives': collectives,
+        'collective_bytes': sum(c['bytes'] for c in collectives),
+        'largest_buffers': text.largest_buffers(_BUFFERS),
+        'seconds': seconds, 'step_seconds': step,
+        'sequences_per_second': batch / step,
+        'mfu': record['formula_flops_per_sequence'] * batch / (chips * chip.peak_flops * step),
+        'hours': hours, 'chip_hours': hours * chips,
+    }
+
+
+def _attention_flops(text: CompiledText) -> int:
+    """Of the products within the attention kernel: two forward and five backward."""
+    flops = 0
+    for instruction, estimate in text.timed():
+        if estimate is None and (name := _attention_kernel(instruction)):
+            rows, length, width = text.operand(instruction, 0).shape
+            products = 2 if name == 'attention_forward' else 5
+            flops += instruction.times * products * 2 * rows * length**2 * width // 3
+    return flops
+
+
+def _attention_kernel(instruction: Instruction) -> str:
+    """Which of the attention kernels it is; '' for none."""
+    return next((name for name in ('attention_forward', 'attention_backward')
+                 if name in instruction.name or name in instruction.op_name), '')
+
+
+def kernel_cycles(
+    text: CompiledText, instruction: Instruction, chip: Chip, rate: float
+) -> tuple[int, str]:
+    """Cycles of what the compiler has no estimate of, and what they were counted by.
+
+    Of the attention kernel by its schedule, or by its bytes over the memory's bandwidth where that
+    is more; of anything else by its bytes, which is a floor.
+    """
+    moved = round(text.bytes_moved(instruction) / chip.bandwidth * chip.clock)
+    name = _attention_kernel(instruction)
+    if not name:
+        return moved, 'bytes'
+    rows, length, width = text.operand(instruction, 0).shape
+    marks = text.operand(instruction, 3 if name == 'attention_forward' else 5).shape[1]
+    found = attention_cycles(chip.name, rows, length, width // 3, rate if marks > 1 else 0.0)
+    return max((moved, 'bytes'), (found[name], 'schedule'))
+
+
+def smallest_change(
+    config: ConfigDict, program: Program, record: dict[str, Any], number: int, say: Say
+) -> dict[str, Any] | None:
+    """Compiles changes, smallest first, until a phase fits; at most three of them.
+
+    Returns:
+      `settings` (config fields by name) and `bytes_per_chip`, or None where none fitted.
+    """
+    tried = 0
+    for settings in _changes(config, program, record):
+        changed = ConfigDict(config)
+        with changed.unlocked():
+            changed.update_from_flattened_dict(settings)
+        try:
+            other = plan(changed, list(program.mesh.devices.flat))
+        except InputError:
+            continue
+        step, arguments = phase_calls(other, other.phases[number])['train']
+        shown = ' '.join(f'--config.{name}={value}' for name, value in settings.items())
+        with _ticking(f'compiling with {shown}', say):
+            compiled, memory = step.compile(*arguments)
+        if compiled is not None and memory.total <= record['bytes_limit']:
+            return {'settings': settings, 'bytes_per_chip': memory.total}
+        tried += 1
+        if tried == _TRIES:
+            return None
+    return None
+
+
+def _changes(
+    config: ConfigDict, program: Program, record: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Settings that may fit: those that change no result first."""
+    if record['evaluation_bytes_per_chip'] > record['bytes_limit']:
+        yield {'train.eval_batch_size': max(program.mesh.size, config.train.eval_batch_size // 4)}
+    parts, rows = record['accumulation_steps'], record['rows_at_once']
+    for remat in (config.model.remat, 'full') if config.model.remat != 'full' else ('full',):
+        given = {} if remat == config.model.remat else {'model.remat': remat}
+        # Computed again, a layer keeps its input alone: well under an eighth of a row.
+        room = record['largest_rows_at_once'] * (8 if given else 1)
+        factor = 1
+        while factor * 2 <= rows and rows / factor > max(room, 1):
+            factor *= 2
+        for more in (factor, factor * 2):
+            if rows / more >= 1 and (given or more > 1):
+                yield given | ({'train.accumulation_steps': parts * more} if more > 1 else {})
+    for tensor in (2, 4, 8):
+        if config.mesh.tensor * tensor <= program.mesh.size:
+            yield {'mesh.tensor': config.mesh.tensor * tensor, 'model.remat': 'full'}
+
+
+Record = dict[str, Any]
+_CHANGED = 0.002  # share from which a figure counts as changed
+
+
+def tables(record: Record) -> str:
+    """Everything of a record, for people."""
+    phases = record['phases']
+    mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
+    versions = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
+    parts = [
+        f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} chips, "
+        f'mesh {mesh}\n{versions}; {record["date"]}',
+        _grid([['', *(p['name'].split(' (')[0] for p in phases)]] + [
+            [title, *(_cell(make, phase) for phase in phases)] for title, make in _ROWS
+        ]),
+    ]
+    for phase in phases:
+        if phase['cycles_per_sequence'] is not None:
+            parts.append(f"{phase['name']}, thousands of cycles a sequence\n" + _scopes(phase))
+            parts.append(f"{phase['name']}, messages a step and chip\n" + _grid([
+                ['what', 'largest array', 'count', 'MB', 'of'],
+                *([c['kind'], c['largest'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}",
+                   c['scope']] for c in phase['collectives']),
+            ]))
+            parts.append(f"{phase['name']}, largest arrays (not all at the same time)\n" + _grid([
+                ['array', 'MB', 'count', 'of'],
+                *([b['array'], f"{b['bytes'] / 1e6:,.0f}", str(b['count']), b['name'][-60:]]
+                  for b in phase['largest_buffers']),
+            ]))
+    return '\n\n'.join([*parts, verdict(record)])
+
+
+def _cell(make: Callable[[Record], str], phase: Record) -> str:
+    try:
+        return make(phase)
+    except (KeyError, TypeError):  # of a phase that does not compile
+        return '-'
+
+
+def _gb(size: float) -> str:
+    return f'{size / 1e9:.2f}'
+
+
+_ROWS: tuple[tuple[str, Callable[[Record], str]], ...] = (
+    ('steps', lambda p: f"{p['steps']:,}"),
+    ('batch x length', lambda p: f"{p['batch_size']:,} x {p['max_seq_length']}"),
+    ('rows a chip, in parts', lambda p: f"{p['rows_per_chip']:g}, {p['accumulation_steps']}"),
+    ('GB a chip: parameters', lambda p: _gb(p['bytes']['parameters'])),
+    ('  optimizer', lambda p: _gb(p['bytes']['optimizer'])),
+    ('  batch', lambda p: _gb(p['bytes']['batch'])),
+    ('  temporaries', lambda p: _gb(p['bytes']['temporaries'])),
+    ('  results and code', lambda p: _gb(p['bytes']['results'] + p['bytes']['code'])),
+    ('  all', lambda p: _gb(p['bytes_per_chip'])),
+    ('  in evaluation', lambda p: _gb(p['evaluation_bytes_per_chip'])),
+    ('  there are', lambda p: _gb(p['bytes_limit'])),
+    ('fits', lambda p: 'yes' if p['fits'] else 'NO'),
+    ('rows at once, and at most about',
+     lambda p: f"{p['rows_at_once']:g}, {p['largest_rows_at_once']}"),
+    ('FLOPs compiled / formula', lambda p: f"{p['flops_ratio']:.3f}"),
+    ('kcycles a sequence', lambda p: f"{p['cycles_per_sequence'] / 1e3:,.0f}"),
+    ('  at the peak', lambda p: f"{p['floor_cycles_per_sequence'] / 1e3:,.0f}"),
+    ('  without estimate', lambda p: str(sum(k['count'] for k in p['without_estimate']))),
+    ('MB of messages a step', lambda p: f"{p['collective_bytes'] / 1e6:,.0f}"),
+    ('ms a step: compute', lambda p: f"{1e3 * p['seconds']['compute']:,.1f}"),
+    ('  messages', lambda p: f"{1e3 * p['seconds']['collectives']:,.1f}"),
+    ('sequences/s', lambda p: f"{p['sequences_per_second']:,.0f}"),
+    ('MFU', lambda p: f"{100 * p['mfu']:.1f} %"),
+    ('hours', lambda p: f"{p['hours']:,.1f}"),
+    ('chip-hours', lambda p: f"{p['chip_hours']:,.0f}"),
+)
+
+
+def _scopes(phase: Record) -> str:
+    passes = ('forward', 'forward again', 'backward', 'update')
+    table: dict[str, dict[str, float]] = collections.defaultdict(dict)
+    for entry in phase['scopes']:
+        table[entry['scope']][entry['pass']] = entry['cycles_per_sequence'] / 1e3
+    used = [p for p in passes if any(p in row for row in table.values())]
+    rows = sorted(table.items(), key=lambda item: -sum(item[1].values()))
+    text = _grid([['', *used, 'all', '%'], *(
+        [scope, *(f'{row.get(p, 0):,.1f}' for p in used), f'{sum(row.values()):,.1f}',
+         f"{100e3 * sum(row.values()) / phase['cycles_per_sequence']:.1f}"]
+        for scope, row in rows
+    )])
+    for kernel in phase['without_estimate']:
+        text += (f"\nwithout estimate: {kernel['of']}, {kernel['count']} times "
+                 f"{kernel['cycles']:,} cycles by its {kernel['by']}")
+    return text
+
+
+def _grid(rows: list[list[str]]) -> str:
+    """Columns: the first to the left, the others to the right, words (`of`) at the end as is."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    words = rows[0][-1] == 'of'
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        if words:
+            cells[-1] = row[-1]
+        lines.append('  '.join(cells).rstrip())
+    return '\n'.join([lines[0], '-' * max(map(len, lines)), *lines[1:]])
+
+
+def verdict(record: Record) -> str:
+    """One paragraph: whether it fits and what it takes, or what to change."""
+    lines = []
+    for phase in record['phases']:
+        if phase['fits']:
+            continue
+        needed = max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'])
+        line = (f"{phase['name']} does not fit: {_gb(needed)} GB a chip, of which there are "
+                f"{_gb(phase['bytes_limit'])}")
+        if change := phase.get('change'):
+            settings = ' '.join(
+                f'--config.{name}={value}' for name, value in change['settings'].items()
+            )
+            line += f"; with {settings} it takes {_gb(change['bytes_per_chip'])} GB and fits"
+        lines.append(line)
+    if not lines:
+        lines.append(
+            f"fits; {record['hours']:,.1f} hours ({record['hours'] / 24:.2f} days), "
+            f"{record['chip_hours']:,.0f} chip-hours, without evaluation, saving and waiting"
+        )
+    return '\n'.join(lines)
+
+
+def differences(before: Record, after: Record) -> str:
+    """What changed from one record to another, phase by phase."""
+    lines = []
+    for field in ('config', 'topology', 'mesh', 'versions', 'remat', 'scan_layers'):
+        if before.get(field) != after.get(field):
+            lines.append(f'{field}: {before.get(field)} -> {after.get(field)}')
+    for old, new in zip(before['phases'], after['phases'], strict=False):
+        ours, theirs = _figures(new), _figures(old)
+        for name in [*ours, *(name for name in theirs if name not in ours)]:
+            was, now = theirs.get(name), ours.get(name)
+            if was == now:
+                continue
+            if not (was and now):
+                lines.append(f"{new['name']}: {name}: {_short(was)} -> {_short(now)}")
+            elif abs(now - was) > _CHANGED * abs(was):
+                lines.append(f"{new['name']}: {name}: {_short(was)} -> {_short(now)} "
+                             f'({100 * (now / was - 1):+.1f} %)')
+    if len(before['phases']) != len(after['phases']):
+        lines.append(f"phases: {len(before['phases'])} -> {len(after['phases'])}")
+    return 'changed:\n' + '\n'.join(lines or ['nothing'])
+
+
+def _figures(phase: Record) -> dict[str, float]:
+    figures = {'fits': float(phase['fits'])}
+    for name in ('steps', 'batch_size', 'max_seq_length', 'accumulation_steps', 'bytes_per_chip',
+                 'cycles_per_sequence', 'flops_per_sequence', 'collective_bytes', 'step_seconds',
+                 'chip_hours'):
+        if phase.get(name) is not None:
+            figures[name] = phase[name]
+    for name, size in phase['bytes'].items():
+        figures[f'bytes of {name}'] = size
+    for entry in phase.get('scopes', ()):
+        figures[f"cycles of {entry['scope']}, {entry['pass']}"] = entry['cycles_per_sequence']
+    for entry in phase.get('collectives', ()):
+        figures[f"bytes of {entry['kind']} of {entry['largest']}"] = entry['bytes']
+    return figures
+
+
+def _short(value: float | None) -> str:
+    return '-' if value is None else f'{value:,.4g}' if value < 1e4 else f'{value:,.0f}'
 
 
 def define_flags(argv: list[str]) -> flags.FlagValues:
@@ -99,8 +515,7 @@ def check(config: ConfigDict, topology: str) -> dict[str, Any]:
       Plain values, as `--json` writes them.
     """
     from bert_jax.config.validation import validate
-    from bert_jax.runtime.chips import find_chip
-    from bert_jax.tools.preflight_measure import measure_phase, plan, smallest_change
+    from bert_jax.runtime.process import find_chip
 
     validate(config)
     config = without_data(config)
@@ -161,7 +576,6 @@ def main(argv: Sequence[str]) -> None:
         if f.config is None:
             raise InputError('--config is missing: name a config file of pre-training')
         logging.set_verbosity(logging.ERROR)
-        from bert_jax.tools.preflight_report import differences, tables
 
         if f.json and not _is_record(as_path(f.json)):
             check_new_file(f.json, '--json')

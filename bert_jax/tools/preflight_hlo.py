@@ -1,20 +1,69 @@
-"""Reads a program compiled for TPUs: where its cycles, products, messages and bytes are.
-
-The compiler's text (scheduled HLO) is a list of computations; an instruction names its result's
-arrays, its operands and, on TPUs, how many cycles the compiler expects it to take. Loops are
-written once: everything here is counted as often as it runs.
-"""
+"""The compiler's view of a step: TPU topologies, cycles by scope and messages in HLO, kernels."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import functools
+import glob
+import importlib.util
 import itertools
 import math
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
+
+from bert_jax.runtime.errors import InputError
+
+_DIMS = {'v4': 3, 'v5p': 3, 'v5e': 2, 'v6e': 2}
+_LONGEST = {'v4': 16, 'v5p': 24, 'v5e': 16, 'v6e': 16}  # dim of a pod: beyond, libtpu aborts
+
+
+def open_topology(name: str) -> list[Any]:
+    """The devices of a slice that need not exist, for the compiler alone.
+
+    Raises:
+      InputError: there is no such slice, or no libtpu.
+    """
+    match = re.fullmatch(r'(\w+):([1-9]\d*(?:x[1-9]\d*)*)', name)
+    chip = match[1] if match else ''
+    if match is None or chip not in _DIMS:
+        raise InputError(
+            f'--topology={name!r} is not a slice: write one of {", ".join(_DIMS)} and its shape in '
+            'chips, such as v5e:16x16 or v4:4x4x4'
+        )
+    shape = [int(dim) for dim in match[2].split('x')]
+    if len(shape) != _DIMS[chip] or max(shape) > _LONGEST[chip]:
+        raise InputError(
+            f'--topology={name!r}: a slice of {chip} has {_DIMS[chip]} dims of at most '
+            f'{_LONGEST[chip]} chips'
+        )
+    if importlib.util.find_spec('libtpu') is None:
+        raise InputError(
+            "libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax"
+        )
+    from jax.experimental import topologies
+
+    from bert_jax.runtime.process import quiet_stderr
+
+    options: dict[str, Any] = {}
+    if chip in ('v4', 'v5p'):
+        options['chip_config_name'] = 'megacore'  # one device a chip, as jax has it there
+    if max(shape) == 1:
+        options['chips_per_host_bounds'] = (1, 1, 1)
+    try:
+        with quiet_stderr():  # it misses the environment of a TPU VM
+            topology = topologies.get_topology_desc(
+                platform='tpu', topology_name=name, **options
+            )
+    except Exception as error:  # of many types
+        raise InputError(f'--topology={name!r}: {error}') from error
+    return list(topology.devices)
+
 
 COLLECTIVES = (
     'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute',
@@ -306,3 +355,81 @@ def short_name(op_name: str) -> str:
     name = re.sub(r'(while/body/|closed_call/|checkpoint/|rematted_computation/|train_step/)', '',
                   name)
     return re.sub(r'layer_\d+', 'layer_N', name).replace('//', '/').strip('/')
+
+
+_CORES = {'v4': 2, 'v5p': 2}  # of a chip, which share a kernel's rows; one elsewhere
+_BUNDLE = re.compile(r'\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2}:?\s*)*:?\s*((?:>\s*)*)\{')
+
+
+@functools.cache
+def attention_cycles(chip: str, rows: int, length: int, hidden: int, rate: float) -> dict[str, int]:
+    """Cycles of `attention_forward` and `attention_backward` on a chip.
+
+    Args:
+      chip: as topologies name it, such as v5e.
+      rows, length, hidden: of the kernel's queries, on one chip.
+      rate: of dropout.
+    """
+    from bert_jax.model.attention_kernel import grids
+
+    shape = '1x1x1' if chip in _CORES else '1x1'
+    with tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
+        wanted = f'--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true'
+        environment = os.environ | {
+            'LIBTPU_INIT_ARGS': f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {wanted}"
+        }
+        subprocess.run(
+            [sys.executable, '-m', __name__, f'{chip}:{shape}',
+             *map(str, (rows, length, hidden, rate))],
+            env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )
+        found = {}
+        for name, (groups, steps) in grids(rows, length, hidden).items():
+            # Other files of the same ending are of earlier stages.
+            path, = (p for p in glob.glob(f'{folder}/*{name}*-final_bundles.txt')
+                     if 'schedule-analysis' not in p and '-TLP-' not in p and '<late' not in p)
+            with open(path, encoding='utf-8', errors='replace') as file:
+                once, each = bundles(file.read())
+            found[name] = once + each * steps * -(-groups // _CORES.get(chip, 1))
+    return found
+
+
+def bundles(text: str) -> tuple[int, int]:
+    """Of a schedule: how many run once, and how many in each step of its loop."""
+    depths = [match[1].count('>') for match in map(_BUNDLE.match, text.splitlines()) if match]
+    assert depths and max(depths) <= 1, 'a loop within the loop: its trips are not known'
+    return depths.count(0), depths.count(1)
+
+
+def _compile(topology: str, rows: int, length: int, hidden: int, rate: float) -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import SingleDeviceSharding
+
+    from bert_jax.model.attention_kernel import HEAD_DIM, kernel_attention
+
+    device = SingleDeviceSharding(open_topology(topology)[0])
+
+    def given(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=device)
+
+    def both(
+        qkv: jax.Array, bias: jax.Array, segments: jax.Array, keys: jax.Array, gradient: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        def attend(qkv: jax.Array, bias: jax.Array) -> jax.Array:
+            return kernel_attention(qkv, bias, segments, keys if rate else None, 0, rate=rate)
+
+        context, back = jax.vjp(attend, qkv, bias)
+        return context, *back(gradient)
+
+    heads = (hidden // HEAD_DIM, HEAD_DIM)
+    jax.jit(both).lower(
+        given((rows, length, 3, *heads), 'bfloat16'), given((3, *heads), 'float32'),
+        given((rows, length), 'int32'),
+        given((rows, 2), 'uint32'), given((rows, length, *heads), 'bfloat16'),
+    ).compile()
+
+
+if __name__ == '__main__':
+    topology, rows, length, hidden, rate = sys.argv[1:]
+    _compile(topology, int(rows), int(length), int(hidden), float(rate))

@@ -28,7 +28,7 @@ from absl import flags, logging
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import define_config, parse_flags
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.faults import error_boundary
+from bert_jax.runtime.process import error_boundary
 
 
 def say(line: str) -> None:
@@ -44,7 +44,7 @@ def prepare(config: ConfigDict) -> None:
     from bert_jax import config as config_lib
     from bert_jax.config.validation import validate
     from bert_jax.data.dataset import TextData
-    from bert_jax.data.transfer import check_store
+    from bert_jax.data.prepared import check_store
     from bert_jax.tasks.pretrain import open_data
     from bert_jax.weights import load_weights
 

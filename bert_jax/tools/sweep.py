@@ -46,12 +46,18 @@ from absl import logging
 from bert_jax.config import ConfigDict, get_field
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
-from bert_jax.runtime.faults import error_boundary
 from bert_jax.runtime.files import Path, as_path, in_bucket, upload
 from bert_jax.runtime.lease import Claim
+from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.stopping import Guard
-from bert_jax.tools.sweep_folder import Folder
-from bert_jax.tools.sweep_grid import Member, grid_members, member_config, merged, read_sweep
+from bert_jax.tools.sweep_folder import (
+    Folder,
+    Member,
+    grid_members,
+    member_config,
+    merged,
+    read_sweep,
+)
 
 # What members that share a compiled step may differ in: its arguments.
 _ARGUMENTS = ('seed', 'optimizer.learning_rate')

@@ -1,17 +1,343 @@
-"""Asynchronous checkpoints with orbax, kept by count."""
+"""Checkpoints: saved asynchronously, restored onto any mesh and for scanned layers or not."""
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import Any
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.checksum import leaves, not_finite, saved_tree
 from bert_jax.runtime.errors import Diverged, InputError
-from bert_jax.train.restore import Damaged, first_line, on_all_hosts, read
-from bert_jax.train.state import TrainState
+from bert_jax.runtime.files import (
+    CHECKSUMS,
+    check_digest,
+    checksums,
+    leaf_name,
+    leaves,
+    not_finite,
+    saved_tree,
+    with_digest,
+)
+from bert_jax.train.sharding import MESH_AXES
+from bert_jax.train.step import TrainState
+
+_STACKED = re.compile(r'(.*encoder/)layer/(.*)')
+_SINGLE = re.compile(r'(.*encoder/)layer_([0-9]+)/(.*)')
+Structs = dict[str, jax.ShapeDtypeStruct]
+
+
+def as_saved(wanted: Structs, saved: Iterable[str]) -> Structs:
+    """What to read in order to have what is wanted: the same, in the arrangement of `saved`."""
+    saved = set(saved)
+    found: Structs = {}
+    for name, x in wanted.items():
+        stacked, single = _STACKED.fullmatch(name), _SINGLE.fullmatch(name)
+        if stacked and _single(stacked, 0) in saved:
+            one = _struct(x, x.shape[1:], x.sharding.spec[1:])
+            found |= {_single(stacked, i): one for i in range(x.shape[0])}
+        elif single and _stacked(single) in saved:
+            number = max(int(m[2]) for m in map(_SINGLE.fullmatch, wanted) if m) + 1
+            found[_stacked(single)] = _struct(x, (number, *x.shape), (None, *x.sharding.spec))
+        else:
+            found[name] = x
+    return found
+
+
+def restack(arrays: dict[str, jax.Array], wanted: Structs) -> dict[str, jax.Array]:
+    """The arrays of `as_saved` as they are wanted; what is stacked leaves `arrays` one by one."""
+    found: dict[str, jax.Array] = {}
+    for name, x in wanted.items():
+        stacked, single = _STACKED.fullmatch(name), _SINGLE.fullmatch(name)
+        if name in arrays:
+            found[name] = arrays.pop(name)
+        elif stacked:
+            layers = [arrays.pop(_single(stacked, i)) for i in range(x.shape[0])]
+            found[name] = _jitted(_stack, x.sharding)(*layers)
+        else:
+            assert single
+            found[name] = _jitted(_pick, x.sharding)(arrays[_stacked(single)], int(single[2]))
+    return found
+
+
+def _single(match: re.Match[str], layer: int) -> str:
+    return f'{match[1]}layer_{layer}/{match[2]}'
+
+
+def _stacked(match: re.Match[str]) -> str:
+    return f'{match[1]}layer/{match[3]}'
+
+
+def _struct(
+    x: jax.ShapeDtypeStruct, shape: tuple[int, ...], spec: Iterable[object]
+) -> jax.ShapeDtypeStruct:
+    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*spec))
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+
+
+def _stack(*layers: jax.Array) -> jax.Array:
+    return jnp.stack(layers)
+
+
+def _pick(layers: jax.Array, layer: jax.Array) -> jax.Array:
+    return layers[layer]
+
+
+@functools.cache
+def _jitted(move: Callable[..., jax.Array], sharding: Sharding) -> Callable[..., jax.Array]:
+    return jax.jit(move, out_shardings=sharding)
+
+
+_REPLICAS = MESH_AXES[0]
+Structs_replicas = dict[str, jax.ShapeDtypeStruct]
+
+
+def on_first(wanted: Structs_replicas) -> Structs_replicas:
+    """The same shapes on the first replica's devices alone."""
+    def moved(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(_first(x.sharding.mesh), x.sharding.spec)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return {name: moved(x) for name, x in wanted.items()}
+
+
+def holds_first(wanted: Structs_replicas) -> bool:
+    """Whether this process has devices of the first replica, and so has to read."""
+    mesh = next(iter(wanted.values())).sharding.mesh
+    return jax.process_index() in {device.process_index for device in mesh.devices[0].flat}
+
+
+def spread(arrays: dict[str, jax.Array], wanted: Structs_replicas) -> dict[str, jax.Array]:
+    """The first replica's arrays on all devices, bit for bit.
+
+    Args:
+      arrays: laid out as `on_first` says; empty on processes without a device of it. It is emptied,
+        so that the devices hold the state once and one array twice.
+      wanted: shapes and shardings of the result.
+    """
+    return {name: _spread(arrays.pop(name, None), x) for name, x in wanted.items()}
+
+
+def _first(mesh: Mesh) -> Mesh:
+    assert mesh.axis_names[0] == _REPLICAS
+    return Mesh(mesh.devices[:1], mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def _spread(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
+    mesh = like.sharding.mesh
+    spec = PartitionSpec(*(
+        tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ())
+              if axis != _REPLICAS)
+        for axes in like.sharding.spec
+    ))
+    held = {} if x is None else {shard.device: shard.data for shard in x.addressable_shards}
+    del x
+    if like.sharding.is_fully_addressable:  # one process: its devices copy, nothing is compiled
+        origins = np.broadcast_to(mesh.devices[:1], mesh.devices.shape)
+        parts = [
+            jax.device_put(held[origin], device)
+            for origin, device in zip(origins.flat, mesh.devices.flat, strict=True)
+        ]
+        whole = jax.make_array_from_single_device_arrays(
+            like.shape, NamedSharding(mesh, spec), parts)
+        return jax.device_put(whole, like.sharding)
+    # One slice a replica: the first holds the values, the others zeros. Their sum is the values.
+    shape = (mesh.shape[_REPLICAS], *like.shape)
+    slices = NamedSharding(mesh, PartitionSpec(_REPLICAS, *spec))
+    zeros = np.zeros(slices.shard_shape(shape), like.dtype)
+    parts = [
+        held.pop(device)[None] if device in held else jax.device_put(zeros, device)
+        for device in slices.addressable_devices
+    ]
+    stacked = jax.make_array_from_single_device_arrays(shape, slices, parts)
+    return _sum(like.sharding)(stacked)
+
+
+@functools.cache
+def _sum(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
+    def add(x: jax.Array) -> jax.Array:
+        # As integers: -0.0 + 0.0 is 0.0.
+        bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f'uint{8 * x.dtype.itemsize}'))
+        return jax.lax.bitcast_convert_type(jnp.sum(bits, axis=0, dtype=bits.dtype), x.dtype)
+
+    return jax.jit(add, out_shardings=sharding)
+
+
+_T = TypeVar('_T')
+_ITEM = 'default'  # orbax's name of what a checkpoint holds
+# What TensorStore's faults begin with where bytes are missing or are no checkpoint's; a fault
+# without a code is an invalid argument to it, such as a description that is no JSON. Any other code
+# is of the machine or the network: UNAVAILABLE, PERMISSION_DENIED, RESOURCE_EXHAUSTED, …
+_DAMAGE = ('DATA_LOSS', 'NOT_FOUND', 'OUT_OF_RANGE', 'FAILED_PRECONDITION', 'INVALID_ARGUMENT')
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+# How Python code falls over a description that is JSON, but not the one that was written.
+_MISREAD = (KeyError, TypeError, AttributeError, IndexError, NotImplementedError)
+
+
+class Damaged(Exception):
+    """A checkpoint's description or bytes are missing, or are not what was written."""
+
+
+def read(folder: Any, abstract: Any) -> Any:
+    """The arrays of a checkpoint, laid out as `abstract` says. Called by all hosts.
+
+    One replica reads, and the others get it from there. Encoder layers may have been saved stacked
+    or not.
+
+    Raises:
+      InputError: it is of another model or optimizer.
+      Damaged: it cannot be read.
+      Exception: any other fault, on all hosts.
+    """
+    folder = files.as_path(folder)
+    saved = _shapes(folder)
+    has_checksums = saved.pop(CHECKSUMS, None) is not None
+    wanted = leaves(abstract)
+    laid_out = as_saved(wanted, saved)
+    _check_same(saved, {name: x.shape for name, x in laid_out.items()}, folder)
+    if has_checksums:
+        mesh = next(iter(wanted.values())).sharding.mesh
+        laid_out[CHECKSUMS] = jax.ShapeDtypeStruct(
+            (len(saved),), np.uint32, sharding=NamedSharding(mesh, PartitionSpec())
+        )
+
+    def load() -> dict[str, jax.Array]:
+        return _load(folder, on_first(laid_out)) if holds_first(laid_out) else {}
+
+    arrays = spread(on_all_hosts('read a checkpoint', load), laid_out)
+    if has_checksums:
+        written = np.asarray(arrays.pop(CHECKSUMS))
+        on_all_hosts('verify a checkpoint', lambda: _verify(arrays, written))
+    arrays = restack(arrays, wanted)
+    structure = jax.tree.structure(abstract)
+    return jax.tree.unflatten(structure, [arrays[name] for name in wanted])
+
+
+def on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
+    """What `act` returns. All hosts call it, and where it fails on one it fails on all.
+
+    Raises:
+      Damaged: a host found damage.
+      Exception: a host met another fault; on that host it is the fault itself.
+    """
+    try:
+        result, fault = act(), None
+    except Exception as error:
+        result, fault = None, _cause(error)
+    told = ''
+    if fault is not None:
+        told = ('damaged ' if _is_damage(fault) else 'failed ') + first_line(fault)
+    found = [text.partition(' ') for text in hosts.exchange(what, told)]
+    if fault is not None and told.startswith('failed'):
+        raise fault
+    for host, (kind, _, line) in enumerate(found):
+        if kind == 'failed':
+            raise RuntimeError(f'host {host} failed to {what}: {line}')
+    for kind, _, line in found:
+        if kind == 'damaged':
+            raise Damaged(line) from fault
+    return result  # type: ignore[return-value]
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in short."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The fault that orbax packed into a plain Exception."""
+    while type(error) is Exception and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _is_damage(error: BaseException) -> bool:
+    if isinstance(error, (Damaged, *_MISSING, *_MISREAD)):
+        return True
+    if not isinstance(error, ValueError):  # JSON and text decoding raise kinds of ValueError
+        return False
+    code = re.match(r'([A-Z_]{5,}): ', str(error))
+    return code is None or code[1] in _DAMAGE
+
+
+def _shapes(folder: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of a saved tree by name. The first host reads them for all."""
+    def describe() -> str:
+        if not hosts.first():
+            return ''
+        _, saved = _description(folder)
+        return json.dumps({name: x.shape for name, x in saved.items()})
+
+    text = on_all_hosts('describe a checkpoint', describe)
+    shapes = json.loads(hosts.share('shapes', lambda: text))
+    return {name: tuple(shape) for name, shape in shapes.items()}
+
+
+def _load(folder: Any, wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """This process's shards. Orbax wants a tree of the saved one's structure, whatever ours is."""
+    tree, _ = _description(folder)
+    target = jax.tree_util.tree_map_with_path(
+        lambda path, x: wanted[leaf_name(path)] if _is_array(x) else x, tree, is_leaf=_is_array
+    )
+    handler = ocp.StandardCheckpointHandler()
+    try:
+        return leaves(handler.restore(folder / _ITEM, args=ocp.args.StandardRestore(target)))
+    finally:
+        handler.close()
+
+
+def _description(folder: Any) -> tuple[Any, dict[str, Any]]:
+    """The saved tree with what each array is in its place, and those by name."""
+    handler = ocp.StandardCheckpointHandler()
+    try:
+        tree = getattr(handler.metadata(folder / _ITEM), 'tree', None)
+    finally:
+        handler.close()
+    if tree is None:
+        raise Damaged('it has no description')
+    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_array)
+    return tree, {leaf_name(path): x for path, x in found if _is_array(x)}
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, 'shape') and hasattr(x, 'dtype')
+
+
+def _verify(arrays: dict[str, jax.Array], written: np.ndarray) -> None:
+    differing = np.flatnonzero(checksums(arrays) != written)
+    if differing.size:
+        raise Damaged(f'{sorted(arrays)[differing[0]]} is not what was saved')
+
+
+def _check_same(
+    saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]], where: Any
+) -> None:
+    # Parameters first: they say more than the moments made after them.
+    for name, shape in sorted(wanted.items(), key=lambda item: not item[0].startswith('params')):
+        if name not in saved:
+            raise InputError(
+                f'{where} is of another model or optimizer: it has no {name}; give another '
+                '--workdir, or the config that it was made with'
+            )
+        if saved[name] != shape:
+            raise InputError(
+                f'{where} is of another model: {name} is {list(saved[name])} there and '
+                f'{list(shape)} in the config; give another --workdir, or that config'
+            )
+    extra = sorted(set(saved) - set(wanted))
+    if extra:
+        raise InputError(
+            f'{where} is of another model or optimizer: it also has {extra[0]}; give another '
+            '--workdir, or the config that it was made with'
+        )
 
 
 class Checkpoints:
@@ -136,3 +462,75 @@ class Checkpoints:
 
 def _as_tree(state: TrainState) -> dict[str, Any]:
     return {'step': state.step, 'params': state.params, 'opt_state': state.opt_state}
+
+
+class Best:
+    """One checkpoint of parameters, `DIRECTORY/STEP/`, with the metrics it was chosen by.
+
+    Orbax writes metrics and parameters together and renames, so a killed run holds one good one.
+    """
+
+    def __init__(self, directory: Any, metric: str):
+        """Opens what is there.
+
+        Args:
+          directory: `best/` of the run.
+          metric: name of the metric that is to be high.
+
+        Raises:
+          InputError: what is there cannot be read.
+        """
+        self._metric = metric
+        self._directory = files.absolute(directory)
+        try:
+            self._manager = ocp.CheckpointManager(
+                self._directory,
+                item_handlers=ocp.StandardCheckpointHandler(),
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=1, create=True, best_fn=lambda metrics: metrics[metric],
+                    best_mode='max',
+                ),
+            )
+            found = self.metrics()
+            good = found is None or metric in found and all(map(math.isfinite, found.values()))
+        except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError):
+            good = False
+        if not good:
+            raise InputError(
+                f'{self._directory} holds no {metric} that can be read (STEP/metrics/metrics): put '
+                'it back as it was, or move the folder away and the next evaluation is the best'
+            )
+
+    def offer(self, step: int, metrics: dict[str, float], params: Any) -> None:
+        """Keeps these parameters if they are better than all before (the first, where equal)."""
+        best = self.metrics()
+        if best is None or metrics[self._metric] > best[self._metric]:
+            saved = ocp.args.StandardSave(saved_tree({'params': params}))
+            self._manager.save(step, args=saved, metrics=with_digest(metrics))
+            self._manager.wait_until_finished()  # `params` are donated to the next step
+
+    def metrics(self) -> dict[str, float] | None:
+        """Metrics of the best evaluation, or None before the first."""
+        step = self._manager.best_step()
+        return None if step is None else check_digest(
+            self._manager.metrics(step), self._directory / str(step) / 'metrics')
+
+    def restore(self, abstract_params: Any) -> tuple[int, Any]:
+        """(step, parameters) of the best evaluation.
+
+        Raises:
+          InputError: they cannot be read.
+        """
+        step = self._manager.best_step()
+        assert step is not None, 'nothing was offered'
+        path = self._directory / str(step)
+        try:
+            return step, read(path, {'params': abstract_params})['params']
+        except Damaged as error:
+            raise InputError(
+                f'{path} cannot be read ({error}): the parameters of the best evaluation are lost; '
+                'move it away, and start again for the result of the last one'
+            ) from error
+
+    def close(self) -> None:
+        self._manager.close()

@@ -13,25 +13,23 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.config.durations import parse_duration, parse_steps
+from bert_jax.config.phases import parse_duration, parse_steps
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.chips import peak_flops
-from bert_jax.runtime.compilation_cache import keep_compiled
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import STARTED, huge_pages_note
+from bert_jax.runtime.process import STARTED, huge_pages_note, keep_compiled, peak_flops
 from bert_jax.tasks.opening import open_task
-from bert_jax.train.best import Best
-from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.goodput import Goodput
+from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.loop import Cadence, train
-from bert_jax.train.profile import Profile
 from bert_jax.train.program import Program, build_program, check_memory, open_mesh
-from bert_jax.train.report import Report, count
-from bert_jax.train.run_directory import check_run_directory, describe_run, flat_fields
-from bert_jax.train.shared_folder import check_shared
-from bert_jax.train.state import num_params
-from bert_jax.train.step import TrainStep
+from bert_jax.train.report import Goodput, Profile, Report, count
+from bert_jax.train.run_directory import (
+    check_run_directory,
+    check_shared,
+    describe_run,
+    flat_fields,
+)
+from bert_jax.train.step import TrainStep, num_params
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
 from bert_jax.weights.warm_start import warm_start

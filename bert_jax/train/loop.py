@@ -12,15 +12,10 @@ import jax
 
 from bert_jax.heads.base import Head
 from bert_jax.runtime.errors import Diverged, Stopped
-from bert_jax.train.best import Best
-from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.gates import Gates
-from bert_jax.train.goodput import Goodput, Pace
-from bert_jax.train.profile import Profile
-from bert_jax.train.report import Report, count, duration
-from bert_jax.train.state import TrainState
-from bert_jax.train.step import Batch, TrainStep
-from bert_jax.train.window import Window, means
+from bert_jax.train.report import Goodput, Pace, Profile, Report, Window, count, duration, means
+from bert_jax.train.step import Batch, TrainState, TrainStep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -331,7 +331,7 @@ def make_optimizer(
       name: 'bert_adamw' (the original's), 'adamw' (with bias correction), 'lamb', 'muon', or one of
         `optax_optimizers`.
       schedule: learning rate by step.
-      parameters: what they declare (`train.state.parameters_of`).
+      parameters: what they declare (`train.step.parameters_of`).
       weight_decay: added to the update before the learning rate (decoupled), where they decay.
       b1, b2, eps: of Adam in the first four; those of optax take `arguments` alone.
       layer_decay: see `scale_by_depth`; 1 for one rate everywhere.

@@ -1,17 +1,91 @@
-"""What a run writes and prints: metrics.jsonl, TensorBoard events, curves.png, progress lines."""
+"""What a run reports: metrics of a window, log lines, files, profiles, goodput."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
+import os
+import pathlib
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, in_bucket, open_whole, write_whole
+import jax
+import numpy as np
+
+from bert_jax.heads.base import Head
+from bert_jax.runtime.errors import Diverged, InputError
+from bert_jax.runtime.files import (
+    Path,
+    as_path,
+    children,
+    in_bucket,
+    open_whole,
+    upload,
+    write_whole,
+)
 from bert_jax.runtime.process import without
 from bert_jax.train.gates import Alarm
-from bert_jax.train.uploads import Uploads
+
+# An object cannot grow: each upload is of the whole file. A long run's records are megabytes.
+_SECONDS_BETWEEN = 30.0
+
+
+class Uploads:
+    """Uploads what changed in a local folder, in a thread, so that no step waits for it.
+
+    Attributes:
+      folder: where to write; it goes with this object. Names that begin with a dot stay here.
+    """
+
+    def __init__(self, target: Any):
+        """`target`: the folder in a bucket."""
+        self._target = target
+        self._temporary = tempfile.TemporaryDirectory(prefix='bert_jax_')
+        self.folder = as_path(self._temporary.name)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self._running: concurrent.futures.Future[None] | None = None
+        self._last = time.monotonic()
+        self._uploaded: dict[str, int] = {}  # bytes of each file
+
+    def start(self, now: bool = False) -> None:
+        """Begins an upload if the last one was a while ago (or `now`) and has ended."""
+        if self._running is not None:
+            if not self._running.done():
+                return
+            if error := self._running.exception():
+                print(f'warning: {self._target} takes no files at present '
+                      f"({' '.join(str(error).split())[:200]}); trying again later", flush=True)
+            self._running = None
+        if now or time.monotonic() - self._last > _SECONDS_BETWEEN:
+            self._last = time.monotonic()
+            self._running = self._thread.submit(self._upload)
+
+    def finish(self) -> None:
+        """Uploads what is not yet, and waits for it; raises what hinders it."""
+        self._thread.submit(self._upload).result()
+
+    def _upload(self) -> None:
+        for path in children(self.folder):
+            size = os.stat(path).st_size
+            # Images are drawn anew: their size says nothing.
+            if path.name.startswith('.') or (
+                path.suffix != '.png' and self._uploaded.get(path.name) == size
+            ):
+                continue
+            upload(path, self._target / path.name)
+            self._uploaded[path.name] = size
+
+    def close(self) -> None:
+        """Ends with everything uploaded."""
+        self.finish()
+        self._thread.shutdown()
+        self._temporary.cleanup()
 
 
 def duration(seconds: float) -> str:
@@ -180,3 +254,280 @@ class Report:
             self._file.close()
             if self._uploads is not None:
                 self._uploads.close()
+
+
+# What a run does beside steps that count. Start: imports, preparation of the data, restoring. Data:
+# waiting for batches. Lost: steps after the checkpoint from which the run went on.
+_CAUSES = ('start', 'compile', 'data', 'evaluation', 'save', 'profile', 'lost')
+_KEPT_MARKS = 100
+_FIELDS = {'seconds', 'away', 'at', 'marks'}  # of the file
+
+
+class Goodput:
+    """A stopwatch that always runs for one cause; `goodput.json` carries it over restarts."""
+
+    def __init__(self, workdir: Any, active: bool, start_step: int, began: float,
+                 clock: Callable[[], float] = time.time):
+        """Goes on from what the run directory says.
+
+        Args:
+          workdir: the run directory.
+          active: whether this process reads and writes there.
+          start_step: where training starts; steps beyond it were lost.
+          began: when this process did, as `clock` tells the time.
+          clock: seconds.
+        """
+        self._path = as_path(workdir) / 'goodput.json' if active else None
+        # What a kill undid is known up to the last write; a bucket takes its time for one.
+        self._write_seconds = 30.0 if in_bucket(workdir) else 1.0
+        self.clock = clock
+        self._cause, self._since = 'start', began
+        self.seconds = dict.fromkeys(('step', *_CAUSES), 0.0)
+        self._away = 0.0  # no process was alive, or none that is known of
+        self._marks = {0: 0.0}  # by step saved: seconds of the steps up to it
+        self._written = began
+        old = self._read()
+        if old:
+            self.seconds |= {k: v for k, v in old['seconds'].items() if k in self.seconds}
+            self._away = old['away'] + max(began - old['at'], 0.0)
+            self._marks |= {int(step): seconds for step, seconds in old['marks'].items()}
+            kept = max(seconds for step, seconds in self._marks.items() if step <= start_step)
+            self._marks = {k: v for k, v in self._marks.items() if k <= start_step}
+            self.seconds['lost'] += self.seconds['step'] - kept
+            self.seconds['step'] = kept
+
+    def _read(self) -> dict[str, Any] | None:
+        if self._path is None or not self._path.exists():
+            return None
+        try:
+            old = json.loads(self._path.read_text())
+            known = _is_ours(old)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            known = False
+        # It only reports: a file that is not as it should be is no reason to stop a run.
+        return old if known else None
+
+    def enter(self, cause: str) -> None:
+        """From now on the time goes to `cause`: 'step', or one of those above."""
+        now = self.clock()
+        self.seconds[self._cause] += max(now - self._since, 0.0)
+        self._cause, self._since = cause, now
+
+    def now(self) -> dict[str, float]:
+        """Seconds by cause until now."""
+        self.enter(self._cause)
+        return dict(self.seconds)
+
+    @contextlib.contextmanager
+    def during(self, cause: str) -> Iterator[None]:
+        """The time goes to `cause` within the block."""
+        before = self._cause
+        self.enter(cause)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def mark(self, step: int) -> None:
+        """A state is saved: steps up to this one are not lost any more."""
+        self.enter(self._cause)
+        self._marks[step] = self.seconds['step']
+        for old in list(self._marks)[1:-_KEPT_MARKS]:
+            del self._marks[old]
+        self.write()
+
+    def write(self, at_most_every: float = 0.0) -> None:
+        """Writes the file, unless it was written so many seconds ago or less."""
+        self.enter(self._cause)
+        if self._path is None or self._since - self._written < at_most_every:
+            return
+        self._written = self._since
+        write_whole(self._path, json.dumps({
+            'seconds': self.seconds, 'away': self._away, 'at': self._since, 'marks': self._marks,
+        }))
+
+    def metrics(self) -> dict[str, float]:
+        """For a record: the share, and seconds by cause."""
+        self.write(self._write_seconds)
+        return {'train/goodput': self._share('step'),
+                **{f'time/{cause}': seconds for cause, seconds in self.seconds.items()}}
+
+    def _share(self, cause: str) -> float:
+        return self.seconds[cause] / max(sum(self.seconds.values()), 1e-9)
+
+    def line(self) -> str:
+        """All of it on one line."""
+        self.enter(self._cause)
+        parts = [f'{name} {100 * self._share(name):.1f}%' for name in _CAUSES
+                 if self._share(name) >= 0.0005]
+        away = f'; {duration(self._away)} not running' if self._away >= 1 else ''
+        return (f"goodput {100 * self._share('step'):.1f}% of "
+                f"{duration(sum(self.seconds.values()))} ({', '.join(parts)}){away}")
+
+
+def _is_ours(old: Any) -> bool:
+    """Whether a file says what is written here."""
+    numbers = [old['away'], old['at'], *old['seconds'].values(), *old['marks'].values()]
+    return old.keys() == _FIELDS and all(map(str.isdecimal, old['marks'])) and all(
+        type(number) in (int, float) and -1e18 < number < 1e18 for number in numbers)
+
+
+class Pace:
+    """Says when a phase has become slower than its own first hour in this process.
+
+    The median of that hour's log lines, the first left out, is compared with the last ten minutes.
+    """
+
+    HOUR, RECENT, SLOWER = 3600.0, 600.0, 1.1
+
+    def __init__(self, clock: Callable[[], float] = time.time):
+        self._clock = clock
+        self._began: float | None = None
+        self._first_hour: list[tuple[float, float]] = []  # (seconds a step, share of waiting)
+        self._recent: deque[tuple[float, int, float, float]] = deque()
+        self._slow_since: tuple[float, int] | None = None  # (time, step)
+        self._warned = -self.HOUR
+
+    def add(self, step: int, steps: int, seconds: float, waited: float) -> str | None:
+        """Takes the steps of a log line; gives a warning, at most one an hour.
+
+        Args:
+          step: the last of them.
+          steps: how many.
+          seconds: that they took, without evaluation and saving.
+          waited: of these, for data.
+        """
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+            return None
+        if now - self._began <= self.HOUR or not self._first_hour:
+            self._first_hour.append((seconds / steps, waited / seconds))
+            return None
+        usual = statistics.median(pace for pace, _ in self._first_hour)
+        if seconds / steps <= self.SLOWER * usual:
+            self._slow_since = None
+        elif self._slow_since is None:
+            self._slow_since = now - seconds, step - steps
+        self._recent.append((now, steps, seconds, waited))
+        while now - self._recent[0][0] >= self.RECENT and len(self._recent) > 1:
+            self._recent.popleft()
+        _, counts, times, waits = zip(*self._recent, strict=True)
+        pace = sum(times) / sum(counts)
+        if (pace <= self.SLOWER * usual or self._slow_since is None
+                or now - self._warned < self.HOUR):
+            return None
+        self._warned = now
+        since, first = self._slow_since
+        return (
+            f'warning: a step takes {pace:.3g} s, in the first hour it took {usual:.3g} s: '
+            f'{100 * (pace / usual - 1):.0f}% slower since '
+            f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(since))} (step {first:,}); "
+            f'waiting for data is {100 * sum(waits) / sum(times):.0f}% of it, and was '
+            f'{100 * statistics.median(wait for _, wait in self._first_hour):.0f}%'
+        )
+
+
+class Profile:
+    """A trace of the steps `first` to `last`, in `plugins/profile/` of the run directory.
+
+    It is the first host's, which sees its own devices; all hosts compute alike. A run that resumes
+    between the two traces the steps that are left, one that resumes behind them none.
+    """
+
+    def __init__(self, steps: tuple[int, int] | None, workdir: Any, active: bool):
+        self._steps = steps if active else None
+        self._workdir = workdir
+        self._target: str | None = None  # while it traces
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def before(self, step: int, last: Any) -> None:
+        """Begins, where `step` is the first to trace; results of the `last` are waited for."""
+        if self._steps is None or self._target or not self._steps[0] <= step <= self._steps[1]:
+            return
+        jax.block_until_ready(last)
+        if in_bucket(self._workdir):  # jax writes to disks only
+            self._scratch = tempfile.TemporaryDirectory()
+        self._target = self._scratch.name if self._scratch else str(self._workdir)
+        jax.profiler.start_trace(self._target)
+
+    def after(self, step: int, results: Any) -> str | None:
+        """Ends, where `step` was the last to trace; a line that says so."""
+        if not self._target or self._steps is None or step < self._steps[1]:
+            return None
+        jax.block_until_ready(results)
+        return self.close()
+
+    def close(self) -> str | None:
+        """Ends a trace that is going on."""
+        if not self._target:
+            return None
+        jax.profiler.stop_trace()
+        self._steps = self._target = None
+        if self._scratch:
+            folder = pathlib.Path(self._scratch.name)
+            for file in folder.rglob('*'):
+                if file.is_file():
+                    target = as_path(self._workdir) / file.relative_to(folder).as_posix()
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(file.read_bytes())
+            self._scratch.cleanup()
+        return f'profile: tensorboard --logdir {self._workdir}'
+
+
+class Window:
+    """Metrics of the steps since the last log line, checked for NaN as they are fetched."""
+
+    def __init__(self, first_step: int, first_of_run: int):
+        """`first_of_run`: the step that the run starts from, here and now."""
+        self._first_of_run = first_of_run
+        self._next_step = first_step + 1  # steps are named by the updates done with them
+        self._on_device: list[dict[str, jax.Array]] = []
+        self.fetched: list[dict[str, np.ndarray]] = []
+
+    def add(self, metrics: dict[str, jax.Array]) -> None:
+        self._on_device.append(metrics)
+        # At most two steps in flight: hundreds of unsynchronised ones abort on virtual CPU
+        # devices, and more than two gain nothing.
+        if len(self._on_device) > 2:
+            jax.block_until_ready(self._on_device[-3]['loss'])
+
+    def fetch(self) -> None:
+        """Waits for all steps.
+
+        Raises:
+          Diverged: at the first step whose loss or gradient is not finite.
+        """
+        for metrics in jax.device_get(self._on_device):
+            if not (np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])):
+                before = self._next_step - 1
+                raise Diverged(
+                    f"step {self._next_step}: loss {metrics['loss']}, gradient norm "
+                    f"{metrics['grad_norm']}: stopped. " + (
+                        'No step was done before, so no learning rate is the cause: look at the '
+                        'parameters that it starts from, and at the data'
+                        if before == self._first_of_run else
+                        'Lower config.optimizer.learning_rate or lengthen config.optimizer.warmup'
+                    ), before)
+            self._next_step += 1
+            self.fetched.append(metrics)
+        self._on_device.clear()
+
+    def take(self) -> list[dict[str, np.ndarray]]:
+        self.fetch()
+        fetched, self.fetched = self.fetched, []
+        return fetched
+
+
+def means(objective: Head, steps: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
+    """Metrics over several steps: sums through `score`, the step's own as they are."""
+    own = ('loss', 'grad_norm', 'learning_rate')
+    sums = {
+        name: float(sum(np.float64(s[name]) for s in steps)) for name in steps[0] if name not in own
+    }
+    return {
+        'loss': float(np.mean([s['loss'] for s in steps])),
+        **objective.score(sums),
+        'grad_norm': float(np.mean([s['grad_norm'] for s in steps])),
+        'learning_rate': float(steps[-1]['learning_rate']),
+    }

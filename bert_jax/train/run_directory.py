@@ -1,20 +1,27 @@
-"""What a run directory says of its run: `config.json` and the vocabulary."""
+"""A run directory: `config.json` and the vocabulary; a folder that all hosts see alike."""
 
 from __future__ import annotations
 
 import contextlib
+import secrets
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
-from bert_jax.runtime import hosts
-from bert_jax.runtime.checksum import digest
+from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, check_deletion, write_whole
+from bert_jax.runtime.files import (
+    Path,
+    check_deletion,
+    digest,
+    is_by_the_way,
+    open_folder,
+    write_whole,
+)
 from bert_jax.runtime.lease import Claim, held
-from bert_jax.runtime.outputs import is_by_the_way, open_folder
 from bert_jax.text import read_switches, write_switches
 from bert_jax.weights.run_directory import read_config, whole_steps, write_config
 
@@ -202,3 +209,40 @@ def flat_fields(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
         inner = isinstance(value, dict)
         flat |= flat_fields(value, f'{prefix}{key}.') if inner else {prefix + key: value}
     return flat
+
+
+def check_shared(workdir: Any, seconds: float = 30.0) -> None:
+    """Makes sure that what the first host writes into the run directory is there for the others.
+
+    Otherwise each host would save its part of a checkpoint on a disk of its own, and wait for the
+    others' parts.
+
+    Args:
+      workdir: exists on the first host.
+      seconds: that the others wait; network disks lag.
+
+    Raises:
+      InputError: on all hosts, naming the first that does not see it.
+    """
+    if hosts.count() == 1:
+        return
+    folder = files.as_path(workdir)
+
+    def leave_token() -> str:
+        name = f'.shared-{secrets.token_hex(8)}'
+        (folder / name).write_text('All hosts of a run look for this file while it starts.\n')
+        return name
+
+    token = folder / hosts.share('run directory', leave_token)
+    deadline = time.monotonic() + seconds
+    while not (seen := token.exists()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    blind = [host for host, text in enumerate(hosts.exchange('run directory', 'seen' * seen))
+             if not text]
+    if hosts.first():
+        token.unlink(missing_ok=True)
+    if blind:
+        raise InputError(
+            f'--workdir={workdir} is not the same folder on all hosts (host {blind[0]} does not '
+            'see what host 0 writes there): name a bucket or a disk that they share'
+        )

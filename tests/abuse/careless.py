@@ -29,8 +29,8 @@ from absl import flags
 
 from bert_jax.config.command_line import define_config, parse_flags
 from bert_jax.config.validation import check_used, validate
-from bert_jax.predict.lines import Texts
-from bert_jax.runtime import faults
+from bert_jax.predict.__main__ import Texts
+from bert_jax.runtime import process
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.opening import open_task
@@ -119,12 +119,12 @@ def attempt(act: Callable[[], list[str]]) -> tuple[str, list[str] | str]:
     try:
         return 'read', act()
     except InputError as error:
-        line, status = faults.answer(error)
+        line, status = process.answer(error)
         return ('refused', line) if status == 2 and '\n' not in line else ('HARM', line)
     except SystemExit as error:
         return 'refused', str(error)
     except Exception as error:
-        line, status = faults.answer(error)
+        line, status = process.answer(error)
         return ('refused', line) if status == 2 else ('HARM', f'{type(error).__name__}: {line}')
 
 

@@ -145,7 +145,7 @@ def _open_data(args: list[str]) -> Answer:
     """Opens the text of a run, and says what its first batches are."""
     from bert_jax.config import complete
     from bert_jax.main import _parse
-    from bert_jax.runtime import faults
+    from bert_jax.runtime import process
     from bert_jax.tasks.pretrain import open_data
 
     err = io.StringIO()
@@ -161,7 +161,7 @@ def _open_data(args: list[str]) -> Answer:
                 rows, batch_size=8, local=local, first_step=0, num_steps=1)), next(iter(
                     data.eval_batches(held_out, batch_size=8, local=local, num_examples=8)))]
     except Exception as error:
-        line, status = faults.answer(error)
+        line, status = process.answer(error)
         return Answer(status, '', f'{err.getvalue()}error: {line}\n')
     digest = hashlib.md5(b''.join(
         np.asarray(batch[name]).tobytes() for batch in batches for name in sorted(batch)))

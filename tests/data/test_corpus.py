@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from bert_jax.data import python_docs, text_files
-from bert_jax.data.corpus import open_source, sample_texts
-from bert_jax.data.tfds_data import tfds_records
+from bert_jax.data.corpus import open_source, sample_texts, tfds_records
 from bert_jax.runtime.errors import InputError
 
 WIKI = (

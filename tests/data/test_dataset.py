@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from bert_jax.data import prepared
 from bert_jax.data.dataset import SyntheticData, TextData, TextOptions, is_records
+from bert_jax.data.examples import check_batch, pretrain_spec
 from bert_jax.data.pretrain import Recipe
-from bert_jax.data.spec import check_batch, pretrain_spec
 from bert_jax.runtime.errors import InputError
 from bert_jax.text import load_tokenizer
 

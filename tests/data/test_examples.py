@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_jax.data.examples import Mixture, RecordExamples
-from bert_jax.data.spec import check_batch, empty_rows, pretrain_spec
+from bert_jax.data.examples import Mixture, RecordExamples, check_batch, empty_rows, pretrain_spec
 from bert_jax.runtime.errors import InputError
 
 

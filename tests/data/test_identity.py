@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from bert_jax.data import identity
+from bert_jax.data import store
 from bert_jax.data.corpus import open_source
 
 
 @pytest.fixture
 def remembered(tmp_path, monkeypatch):
     path = tmp_path / 'cache' / 'digests.json'
-    monkeypatch.setattr(identity, '_REMEMBERED', str(path))
+    monkeypatch.setattr(store, '_REMEMBERED', str(path))
     return path
 
 
@@ -21,13 +21,13 @@ def remembered(tmp_path, monkeypatch):
 def hashed(monkeypatch):
     """The files that were read."""
     names = []
-    of_file = identity._of_file
+    of_file = store._of_file
 
     def count(name, check):
         names.append(os.path.basename(name))
         return of_file(name, check)
 
-    monkeypatch.setattr(identity, '_of_file', count)
+    monkeypatch.setattr(store, '_of_file', count)
     return names
 
 
@@ -41,19 +41,19 @@ def test_digest_is_of_the_content_and_hashed_once(tmp_path, remembered, hashed):
     for path in paths:
         _write(path, path.name.encode() * 10_000_000)
     expected = [hashlib.md5(path.read_bytes()).hexdigest() for path in paths]
-    assert identity.digests(paths) == expected
-    assert identity.digests(paths[::-1]) == expected[::-1]
+    assert store.digests(paths) == expected
+    assert store.digests(paths[::-1]) == expected[::-1]
     assert sorted(hashed) == ['a', 'b']
     _write(paths[0], b'x' * 10_000_000, age=50)  # the size is the same
-    assert identity.digests(paths) == [hashlib.md5(paths[0].read_bytes()).hexdigest(), expected[1]]
+    assert store.digests(paths) == [hashlib.md5(paths[0].read_bytes()).hexdigest(), expected[1]]
     assert sorted(hashed) == ['a', 'a', 'b']
 
 
 def test_a_file_of_this_moment_is_not_remembered(tmp_path, remembered, hashed):
     _write(tmp_path / 'a', b'1', age=0)
-    identity.digests([tmp_path / 'a'])
+    store.digests([tmp_path / 'a'])
     _write(tmp_path / 'a', b'2', age=0)  # perhaps within one step of the disk's clock
-    assert identity.digests([tmp_path / 'a']) == [hashlib.md5(b'2').hexdigest()]
+    assert store.digests([tmp_path / 'a']) == [hashlib.md5(b'2').hexdigest()]
     assert hashed == ['a', 'a']
 
 
@@ -63,12 +63,12 @@ def test_a_damaged_memory_is_forgotten(tmp_path, remembered, content):
     remembered.write_text(content)
     _write(tmp_path / 'a', b'1')
     for _ in range(2):
-        assert identity.digests([tmp_path / 'a']) == [hashlib.md5(b'1').hexdigest()]
+        assert store.digests([tmp_path / 'a']) == [hashlib.md5(b'1').hexdigest()]
 
 
 def test_missing_files_are_an_error(tmp_path, remembered):
     with pytest.raises(FileNotFoundError):
-        identity.digests([tmp_path / 'none'])
+        store.digests([tmp_path / 'none'])
 
 
 def test_a_source_is_its_content(tmp_path, remembered):
@@ -95,4 +95,4 @@ def test_objects_in_a_bucket_have_the_same_identity(tmp_path, remembered, bucket
 
     _write(tmp_path / 'a.txt', b'One.\n')
     files.write_whole(f'{bucket}/a.txt', b'One.\n')
-    assert identity.digests([f'{bucket}/a.txt']) == identity.digests([tmp_path / 'a.txt'])
+    assert store.digests([f'{bucket}/a.txt']) == store.digests([tmp_path / 'a.txt'])

@@ -5,11 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.examples import Mixture
+from bert_jax.data.examples import Mixture, SyntheticExamples, check_batch
 from bert_jax.data.masking import MaskingRates
-from bert_jax.data.packed_pretrain import PackedExamples
-from bert_jax.data.spec import check_batch
-from bert_jax.data.synthetic import SyntheticExamples
+from bert_jax.data.packing import PackedExamples
 from bert_jax.runtime.errors import InputError
 from tests.data.test_pretrain import _examples, _random_store
 

@@ -8,9 +8,8 @@ import pytest
 pytest.importorskip('tensorflow')
 
 from bert_jax.data import pipeline
+from bert_jax.data.examples import check_batch, plain_batches
 from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
-from bert_jax.data.spec import check_batch
-from bert_jax.data.synthetic import plain_batches
 
 
 @dataclasses.dataclass

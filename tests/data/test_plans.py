@@ -7,9 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from bert_jax.data import plans as plans_lib
-from bert_jax.data.plans import Chunks, EpochPlans
-from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
+from bert_jax.data import pretrain as plans_lib
+from bert_jax.data.pretrain import Chunks, EpochPlans, PretrainExamples, Recipe, SpecialIds
 from bert_jax.data.stateless import below, hash64, uniform
 
 

@@ -10,14 +10,13 @@ import pytest
 pytest.importorskip('tensorflow_text')
 
 from bert_jax.data import corpus as corpus_module
-from bert_jax.data import prepared, transfer
-from bert_jax.data import store as store_module
+from bert_jax.data import prepared
+from bert_jax.data import store_build as store_module
 from bert_jax.data.corpus import open_source
 from bert_jax.data.dataset import _open_texts
-from bert_jax.data.prepared import Places, share_store, share_vocabulary
-from bert_jax.data.store import build_store
-from bert_jax.data.token_store import TokenStore
-from bert_jax.data.transfer import copy_store
+from bert_jax.data.prepared import Places, copy_store, share_store, share_vocabulary
+from bert_jax.data.store import TokenStore
+from bert_jax.data.store_build import build_store
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from tests.data.test_store import _random_texts, _tokenizer
@@ -196,7 +195,7 @@ def test_a_damaged_publication_is_named(tmp_path, corpus, damage):
         data[-1] ^= 1
         victim.write_bytes(data)
     target = files.as_path(tmp_path / 'copy')
-    for attempt in (lambda: copy_store(published, target), lambda: transfer.check_store(published)):
+    for attempt in (lambda: copy_store(published, target), lambda: prepared.check_store(published)):
         with pytest.raises(InputError, match='sentence_offsets-00000.bin is damaged') as error:
             attempt()
         assert str(published) in str(error.value) and '\n' not in str(error.value)

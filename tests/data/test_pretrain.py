@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.data.examples import check_batch
 from bert_jax.data.masking import MaskingRates
 from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
-from bert_jax.data.spec import check_batch
 from bert_jax.runtime.errors import InputError
 
 CLS, SEP, MASK, FIRST = 1, 2, 3, 4

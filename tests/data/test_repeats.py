@@ -5,8 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from bert_jax.data import repeats
-from bert_jax.data.repeats import frequency_loss, repeated_share
+from bert_jax.data import pretrain
+from bert_jax.data.pretrain import frequency_loss, repeated_share
 
 
 def store(documents):
@@ -39,9 +39,9 @@ TEXT = [document(seed) for seed in range(40)]
     ([[[1, 2, 3]]], range(1), 0.0),
 ])
 def test_repeated_share(documents, used, share, monkeypatch):
-    monkeypatch.setattr(repeats, '_CHUNK', 7)
+    monkeypatch.setattr(pretrain, '_CHUNK', 7)
     assert repeated_share(store(documents), np.array(used)) == pytest.approx(share)
-    monkeypatch.setattr(repeats, '_KEPT', 100)  # of so many they are a sample
+    monkeypatch.setattr(pretrain, '_KEPT', 100)  # of so many they are a sample
     assert repeated_share(store(documents), np.array(used)) == pytest.approx(share, abs=0.12)
 
 

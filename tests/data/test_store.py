@@ -17,12 +17,10 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.data import pieces as pieces_module
-from bert_jax.data import store as store_module
-from bert_jax.data import store_part, store_workers
+from bert_jax.data import store, store_build, store_worker
 from bert_jax.data.corpus import Document, Unit, open_source
-from bert_jax.data.store import build_store
-from bert_jax.data.token_store import TokenStore
+from bert_jax.data.store import TokenStore
+from bert_jax.data.store_build import build_store
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -119,8 +117,8 @@ def test_wide_vocabulary(tmp_path):
 
 @pytest.mark.parametrize('fail_at', [3, 39])
 def test_killed_build_goes_on(tmp_path, monkeypatch, fail_at):
-    monkeypatch.setattr(store_part, '_BATCH_DOCUMENTS', 4)
-    monkeypatch.setattr(store_part, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store_worker, '_BATCH_DOCUMENTS', 4)
+    monkeypatch.setattr(store_worker, '_JOURNAL_SECONDS', 0.0)
     texts, tokenizer = _random_texts(40), _tokenizer()
     whole = build_store(_Source(texts), tokenizer, tmp_path / 'whole', progress=False)
     with pytest.raises(KeyError):
@@ -142,10 +140,10 @@ def test_bytes_do_not_depend_on_processes_and_pieces(tmp_path, monkeypatch):
         path.write_text('\n\n'.join(_random_texts(30, seed=i)))
     source, tokenizer = open_source(f'{tmp_path}/*.txt'), _tokenizer()
     whole = build_store(source, tokenizer, tmp_path / 'whole', progress=False)
-    monkeypatch.setattr(store_module, '_PART_BYTES', 1)
+    monkeypatch.setattr(store_build, '_PART_BYTES', 1)
     parts = build_store(source, tokenizer, tmp_path / 'parts', progress=False)
     assert _bytes(parts) == _bytes(whole)
-    monkeypatch.setattr(pieces_module, 'PIECE_BYTES', mmap.PAGESIZE)
+    monkeypatch.setattr(store, 'PIECE_BYTES', mmap.PAGESIZE)
     workers = build_store(source, tokenizer, tmp_path / 'workers', False, num_processes=2)
     for name in ('tokens', 'sentence_offsets', 'document_offsets', 'document_hashes', 'documents'):
         assert getattr(workers, name).tobytes() == getattr(whole, name).tobytes()
@@ -160,13 +158,13 @@ def test_bytes_do_not_depend_on_processes_and_pieces(tmp_path, monkeypatch):
 def test_workers_end_with_their_builder(tmp_path):
     code = f"""
 import os
-from bert_jax.data import store_workers
+from bert_jax.data import store, store_build
 def receive(worker):
     print(worker.pid, flush=True)
     os.kill(os.getpid(), 9)
-store_workers._receive = receive
-part = store_workers.Part(0, 1, {str(tmp_path / 'part')!r})
-list(store_workers.build_parts(None, None, [part], 1, 1, print))
+store_build._receive = receive
+part = store.Part(0, 1, {str(tmp_path / 'part')!r})
+list(store_build.build_parts(None, None, [part], 1, 1, print))
 """
     process = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert process.returncode == -9, process.stderr
@@ -185,9 +183,9 @@ class _FailsThere:
 
 
 def test_faults_of_a_worker_come_through(tmp_path):
-    part = store_workers.Part(0, 1, str(tmp_path / 'part'))
+    part = store.Part(0, 1, str(tmp_path / 'part'))
     with pytest.raises(FileNotFoundError, match='/no such file'):
-        list(store_workers.build_parts(_FailsThere(), None, [part], 2, 1, print))
+        list(store_build.build_parts(_FailsThere(), None, [part], 2, 1, print))
 
 
 def _state(process):
@@ -199,8 +197,8 @@ def _state(process):
 
 
 def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_part, '_BATCH_DOCUMENTS', 1)
-    monkeypatch.setattr(store_part, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store_worker, '_BATCH_DOCUMENTS', 1)
+    monkeypatch.setattr(store_worker, '_JOURNAL_SECONDS', 0.0)
     texts, tokenizer = _random_texts(40), _tokenizer()
     with pytest.raises(KeyError):
         build_store(_Source(texts, 39), tokenizer, tmp_path, progress=False)
@@ -210,8 +208,8 @@ def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
 
 
 def test_lost_file_ends_are_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_part, '_BATCH_DOCUMENTS', 4)
-    monkeypatch.setattr(store_part, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store_worker, '_BATCH_DOCUMENTS', 4)
+    monkeypatch.setattr(store_worker, '_JOURNAL_SECONDS', 0.0)
     texts, tokenizer = _random_texts(40), _tokenizer()
     with pytest.raises(KeyError):
         build_store(_Source(texts, 30), tokenizer, tmp_path, progress=False)
@@ -284,7 +282,7 @@ def test_source_that_changes_meanwhile(tmp_path):
 
 def test_one_builds_and_the_other_waits(tmp_path):
     source, tokenizer = _Source(['a', 'b']), _tokenizer()
-    path = tmp_path / 'stores' / f'{store_module.store_fingerprint(source, tokenizer)}.lock'
+    path = tmp_path / 'stores' / f'{store_build.store_fingerprint(source, tokenizer)}.lock'
     path.parent.mkdir()
     with futures.ThreadPoolExecutor(1) as pool, open(path, 'w') as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -349,7 +347,7 @@ def test_too_few_documents_to_hold_out(tmp_path):
 
 
 def test_opening_needs_no_tensorflow():
-    code = 'import sys, bert_jax.data.token_store; assert "tensorflow" not in sys.modules'
+    code = 'import sys, bert_jax.data.store; assert "tensorflow" not in sys.modules'
     subprocess.run([sys.executable, '-c', code], check=True)
 
 
@@ -372,7 +370,7 @@ def test_large_buffers_keep_their_pages(tmp_path):
 
 def test_progress_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(time, 'monotonic', itertools.count(0, 20).__next__)
-    monkeypatch.setattr(store_part, '_BATCH_DOCUMENTS', 10)
+    monkeypatch.setattr(store_worker, '_BATCH_DOCUMENTS', 10)
     build_store(_Source(_random_texts(40)), _tokenizer(), tmp_path)
     err = capsys.readouterr().err
     assert '% of' in err and 'MB/s' in err and '40 documents' in err

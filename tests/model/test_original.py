@@ -9,15 +9,13 @@ import pytest
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.data.spec import pretrain_spec
+from bert_jax.data.examples import pretrain_spec
 from bert_jax.heads.base import cross_entropy
 from bert_jax.heads.pretraining import Pretraining, masked_lm_logits
 from bert_jax.model.layers import ModelConfig
-from bert_jax.train.evaluate import evaluate
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import MESH_AXES
-from bert_jax.train.state import TrainState, parameters_of
-from bert_jax.train.step import make_eval_step, make_train_step
+from bert_jax.train.step import TrainState, evaluate, make_eval_step, make_train_step, parameters_of
 from bert_jax.weights.names import to_tree
 from bert_jax.weights.tf1 import read_tf1
 

@@ -14,8 +14,7 @@ import tiny
 from jax import export
 
 from bert_jax.predict import export as export_module
-from bert_jax.predict.export import export_model
-from bert_jax.predict.export_formats import plain_gelu_erf
+from bert_jax.predict.export import export_model, plain_gelu_erf
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 

@@ -10,7 +10,7 @@ import tiny
 
 from bert_jax.data.pairs import make_sequences
 from bert_jax.predict.api import Model
-from bert_jax.predict.tag import entities
+from bert_jax.predict.commands import entities
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.packing import Units
 from bert_jax.tasks.squad import final_texts, predict_answers

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny
 
-from bert_jax.predict.attention import attention
+from bert_jax.predict.features import attention
 
 torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
 transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.runtime.chips import CHIPS, find_chip, peak_flops
+from bert_jax.runtime.process import CHIPS, find_chip, peak_flops
 
 
 @pytest.mark.parametrize('kind, peak', [

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from bert_jax.runtime import compilation_cache as ours
 from bert_jax.runtime import files
-from bert_jax.train.state import init_state
+from bert_jax.runtime import process as ours
+from bert_jax.train.step import init_state
 from tests.train import toy
 
 EVENTS: list[str] = []

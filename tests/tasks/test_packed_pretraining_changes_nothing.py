@@ -11,11 +11,10 @@ import pytest
 from flax import linen as nn
 
 from bert_jax.data.masking import MaskingRates
-from bert_jax.data.packed_pretrain import PackedExamples
+from bert_jax.data.packing import PackedExamples
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.train.sharding import Layout, make_mesh, to_global
-from bert_jax.train.state import init_state
-from bert_jax.train.step import make_train_step
+from bert_jax.train.step import init_state, make_train_step
 from tests.data.test_pretrain import _examples, _random_store
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device
 

@@ -19,8 +19,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine
 from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.train.sharding import MESH_AXES, Layout, make_mesh, to_global
-from bert_jax.train.state import init_state
-from bert_jax.train.step import make_train_step
+from bert_jax.train.step import init_state, make_train_step
 from tests.tasks.contrastive import Contrastive
 
 CONFIG = ModelConfig(

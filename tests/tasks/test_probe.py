@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from bert_jax.tasks.probe import Probe, fit
+from bert_jax.tasks.pretrain import Probe, fit
 from tests.tasks.test_packing_changes_nothing import CONFIG
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bert_jax.predict.lines import Texts
+from bert_jax.predict.__main__ import Texts
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.texts import Columns, LearntNames, read_texts
 

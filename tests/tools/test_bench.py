@@ -10,8 +10,8 @@ import pytest
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.tools import bench
-from bert_jax.tools.bench_report import Figure, Result, table
-from bert_jax.tools.bench_step import run_peer
+from bert_jax.tools.bench import run_peer
+from bert_jax.tools.bench_data import Figure, Result, table
 
 ROOT = Path(__file__).resolve().parents[2]
 # tiny: 2 layers of 128. Eight rows: one a virtual device.

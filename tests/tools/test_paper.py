@@ -10,18 +10,25 @@ from scipy import stats
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
-from bert_jax.tools import paper, paper_cost, paper_report
-from bert_jax.tools.paper_cells import (
+from bert_jax.tools import paper, paper_report
+from bert_jax.tools.paper_report import (
     beyond_chance,
     cell_of,
     chance_of_difference,
     mean_of_columns,
     order_of_rows,
     pretraining_flops,
+    write_table,
 )
-from bert_jax.tools.paper_parts import Options, columns_of, parts_of, rows_of
-from bert_jax.tools.paper_report import write_table
-from bert_jax.tools.paper_tables import COLUMNS, TABLES, TASKS
+from bert_jax.tools.paper_tables import (
+    COLUMNS,
+    TABLES,
+    TASKS,
+    Options,
+    columns_of,
+    parts_of,
+    rows_of,
+)
 from bert_jax.train.report import Report
 from tests.conftest import ROOT
 from tests.tools.test_sweep import few_devices
@@ -240,7 +247,7 @@ def test_what_costs_is_said_first(tmp_path, quick, monkeypatch, capsys):
         phase = {'floor_cycles_per_sequence': 1.0, 'cycles_per_sequence': 2.0}
         return {'chip_hours': 72.0, 'phases': [phase]}
 
-    monkeypatch.setattr(paper_cost, '_preflight', preflight)
+    monkeypatch.setattr(paper, '_preflight', preflight)
     command = ['2', '--scale=paper', f'--workdir={tmp_path}']
     with pytest.raises(SystemExit) as ended:
         paper.main(command)

@@ -12,11 +12,11 @@ import jax
 import pytest
 
 from bert_jax.config import default_config
-from bert_jax.runtime import chips
+from bert_jax.runtime import process
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import preflight
-from bert_jax.tools.preflight_report import differences, tables
-from bert_jax.train.compiled import CompiledStep, Memory, device_bytes
+from bert_jax.tools.preflight import differences, tables
+from bert_jax.train.program import CompiledStep, Memory, device_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -31,9 +31,9 @@ SMALL = [
 def pretend(monkeypatch, memory_bytes):
     """This machine's devices in place of a slice, of a chip with so many bytes."""
     chip = dataclasses.replace(
-        chips.find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes)
+        process.find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes)
     monkeypatch.setattr(preflight, 'open_topology', lambda name: jax.devices()[:2])
-    monkeypatch.setattr(chips, 'find_chip', lambda kind: chip)
+    monkeypatch.setattr(process, 'find_chip', lambda kind: chip)
 
 
 @pytest.fixture(scope='module')

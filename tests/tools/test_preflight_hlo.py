@@ -8,8 +8,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bert_jax.tools.preflight_hlo import CompiledText, scope_of, short_name
-from bert_jax.tools.preflight_kernel import bundles
+from bert_jax.tools.preflight_hlo import CompiledText, bundles, scope_of, short_name
 
 MODEL = 'jit(train_step)/jvp(BertForPreTraining)/bert/encoder/layer_3'
 # What a compiled step looks like there, cut down to what is read.

@@ -5,9 +5,9 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.train.best import Best
+from bert_jax.train.checkpoint import Best
 from bert_jax.train.sharding import make_mesh
-from bert_jax.train.state import abstract_state
+from bert_jax.train.step import abstract_state
 from tests.train.toy import Toy
 
 

@@ -14,9 +14,8 @@ from toy import Toy, mesh
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError
-from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.restore import Damaged, read
-from bert_jax.train.state import abstract_state, init_state
+from bert_jax.train.checkpoint import Checkpoints, Damaged, read
+from bert_jax.train.step import abstract_state, init_state
 
 ADAM = optax.adam(1e-3)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bert_jax.train.compiled import CompiledStep, Memory, device_bytes, device_memory
+from bert_jax.train.program import CompiledStep, Memory, device_bytes, device_memory
 
 G = 1 << 30
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bert_jax.train.goodput import Goodput, Pace
+from bert_jax.train.report import Goodput, Pace
 
 
 class Clock:

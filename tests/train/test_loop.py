@@ -8,10 +8,9 @@ import pytest
 from toy import Toy, batch, mesh, sgd_step
 
 from bert_jax.runtime.errors import Diverged, Stopped
-from bert_jax.train.goodput import Goodput
 from bert_jax.train.loop import Cadence, Phase, train
-from bert_jax.train.profile import Profile
-from bert_jax.train.state import init_state
+from bert_jax.train.report import Goodput, Profile
+from bert_jax.train.step import init_state
 
 MESH = mesh()
 
@@ -286,7 +285,7 @@ def test_profile_writes_a_trace_for_tensorboard(trainer, tmp_path, at, traced):
 @pytest.mark.parametrize('bucket', [False, True])
 def test_a_trace_ends_with_a_run_that_is_stopped(trainer, tmp_path, monkeypatch, bucket):
     """Also where it is uploaded in the end, as into a bucket."""
-    monkeypatch.setattr('bert_jax.train.profile.in_bucket', lambda path: bucket)
+    monkeypatch.setattr('bert_jax.train.report.in_bucket', lambda path: bucket)
     profile = Profile((2, 4), tmp_path, True)
     Run(trainer, steps=(8,), stop_at=3, profile=profile)
     assert profile.close()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bert_jax.runtime import files
-from bert_jax.train import uploads
+from bert_jax.train import report as uploads
 from bert_jax.train.report import Report, count, duration
 
 

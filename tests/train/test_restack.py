@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 from toy import mesh
 
-from bert_jax.data.synthetic import SyntheticExamples
+from bert_jax.data.examples import SyntheticExamples
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.train.state import abstract_state, parameters_of
-from bert_jax.train.step import make_train_step
+from bert_jax.train.step import abstract_state, make_train_step, parameters_of
 from bert_jax.weights.names import from_tree
 
 SCHEDULE = make_schedule([ScheduleSegment(0, 10, 1e-2, 0)])

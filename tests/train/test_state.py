@@ -7,7 +7,7 @@ import optax
 import pytest
 from toy import Toy, mesh
 
-from bert_jax.train.state import abstract_state, init_state, num_params
+from bert_jax.train.step import abstract_state, init_state, num_params
 
 OPTIMIZER = optax.adam(1e-3)
 

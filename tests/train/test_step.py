@@ -13,13 +13,19 @@ import optax
 import pytest
 from toy import Toy, batch, mesh, sgd_step
 
-from bert_jax.data.synthetic import SyntheticExamples
+from bert_jax.data.examples import SyntheticExamples
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import Layout, to_global
-from bert_jax.train.state import TrainState, abstract_state, init_state, parameters_of
-from bert_jax.train.step import make_eval_step, make_train_step
+from bert_jax.train.step import (
+    TrainState,
+    abstract_state,
+    init_state,
+    make_eval_step,
+    make_train_step,
+    parameters_of,
+)
 
 BATCH, STEPS = 16, 5
 FAST_COMPILE = {'xla_backend_optimization_level': 0}

@@ -13,7 +13,7 @@ import pytest
 from toy import Toy, mesh
 
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.state import abstract_state
+from bert_jax.train.step import abstract_state
 from tests.conftest import ROOT
 from tests.train.two_hosts import numbers
 

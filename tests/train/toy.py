@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.data.spec import Feature
+from bert_jax.data.examples import Feature
 from bert_jax.model.dropout import CLASSIFIER, dropout
 from bert_jax.model.layers import parameter
 from bert_jax.train.sharding import MESH_AXES

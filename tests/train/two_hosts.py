@@ -14,12 +14,12 @@ import optax
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import hosts
-from bert_jax.train import restore as restoring
+from bert_jax.train import checkpoint as restoring
 from bert_jax.train import sharding
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.run_directory import check_shared
 from bert_jax.train.sharding import make_mesh
-from bert_jax.train.shared_folder import check_shared
-from bert_jax.train.state import abstract_state
+from bert_jax.train.step import abstract_state
 from bert_jax.weights.formats import Weights
 from bert_jax.weights.names import flat_tree, from_tree
 from bert_jax.weights.warm_start import warm_start

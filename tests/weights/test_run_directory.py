@@ -13,10 +13,9 @@ import pytest
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
-from bert_jax.train.best import Best
-from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.sharding import Layout, make_mesh
-from bert_jax.train.state import abstract_state
+from bert_jax.train.step import abstract_state
 from bert_jax.weights import load_weights
 from bert_jax.weights.names import from_tree
 from bert_jax.weights.run_directory import write_run
