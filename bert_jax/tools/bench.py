@@ -5,14 +5,13 @@
     python -m bert_jax.tools.bench --only=step --model=base --batch_size=8 --json=step.json \\
         --peer='PEER_VENV/bin/python benchmarks/huggingface_pretrain.py'
 
+first_step  seconds from the command to the first finished step of configs/tiny_pretrain.py
 store       raw text -> token store with exact ids: MB/s, tokens/s, peak memory
 rows        token store -> masked, batched rows out of tf.data: rows/s
-first_step  seconds from the command to the first finished step of configs/tiny_pretrain.py
 step        the train step that bert_jax.main runs, on random rows: sequences/s, tokens/s, FLOP/s,
             MFU where the chip is known; needs no TensorFlow
 
-A figure is the median of --repeats measurements, shown with their spread. Goals are this project's
-own, for orientation: two cores for the data and the first step, BERT-Base for the ratio to a peer.
+A figure is the median of --repeats measurements, shown with their spread.
 Exit status: 0 done, 2 bad flags or input, 1 anything else.
 """
 
@@ -22,68 +21,223 @@ import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-import dataclasses
+import argparse
+import datetime
+import importlib.metadata
 import importlib.util
 import json
 import math
+import platform
+import resource
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from absl import flags, logging
+import numpy as np
 
 from bert_jax import config as config_lib
 from bert_jax.model.flops import train_flops
-from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import as_path, check_new_file, write_whole
 from bert_jax.runtime.process import error_boundary, peak_flops
-from bert_jax.tasks.pretrain import PretrainTask
-from bert_jax.tools import bench_data
-from bert_jax.tools.bench_data import Figure, Result, check_ended_well, last_line, record, table
+from bert_jax.tasks.pretrain import PretrainTask, open_data
 from bert_jax.train.program import build_program, open_mesh
 from bert_jax.train.sharding import local_rows, to_global
 from bert_jax.train.step import init_state, num_params
 
 _ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'tensorflow', 'tensorflow-text')
 _NUM_BATCHES = 4  # different ones, placed on the device beforehand and taken in turn
 _STEPS_IN_FLIGHT = 2  # as in training: see train/loop.py
+_VOCAB_SIZE, _VOCAB_SAMPLE_BYTES = 8000, 10_000_000
+_DOCS_BYTES = 50_000_000  # Python's documentation is repeated up to this size
+_WARM_UP_BATCHES = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class StepOptions:
-    """What to train and for how long: see the flags of the same names in bench.py."""
+class Figure(NamedTuple):
+    """One measured quantity: its values, one a repeat, in a unit."""
 
-    model: str = 'base'
-    batch_size: int = 8
-    seq: int = 128
-    predictions: int = 20
-    vocab_size: int = 30522
-    dtype: str = 'auto'
-    warmup: int = 2
-    steps: int = 10
-    seed: int = 0
+    name: str
+    values: Sequence[float]
+    unit: str
+
+
+class Result(NamedTuple):
+    """The figures of one benchmark and what they were measured on."""
+
+    benchmark: str
+    settings: Mapping[str, Any]
+    figures: Sequence[Figure]
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def first_step(o: argparse.Namespace, folder: Path) -> Result:
+    """Seconds from the command to the first finished step of configs/tiny_pretrain.py.
+
+    A run that is not counted makes the vocabulary and the token store first. Each run is ended
+    after its first step.
+
+    Raises:
+      InputError: the configs are not beside the package.
+    """
+    config = _ROOT / 'configs' / 'tiny_pretrain.py'
+    if not config.exists():
+        raise InputError(f'first_step runs {config}, which is not there: use a checkout')
+    times = []
+    for i in range(-1, o.repeats):
+        command = [
+            sys.executable, '-m', 'bert_jax.main', f'--config={config}', f'--config.seed={o.seed}',
+            f'--config.data.dir={folder}', f'--workdir={folder / f"run{i + 1}"}',
+        ]
+        seconds = _seconds_to_first_step(command)
+        if i < 0:
+            say(f'first_step: {seconds:.1f} s with the text still to tokenize (not counted)')
+        else:
+            times.append(seconds)
+            say(f'first_step: run {i + 1} of {o.repeats}: {seconds:.1f} s')
+    return Result('first_step', {'config': config.name}, [
+        Figure('command to first step, tiny', times, 's'),
+    ])
+
+
+def _seconds_to_first_step(command: list[str]) -> float:
+    with tempfile.TemporaryFile('w+') as errors:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if line.startswith('first step done'):
+                    return time.perf_counter() - started
+            errors.seek(0)
+            raise InputError(f'bert_jax.main ended with status {process.wait()}: '
+                             + (_last_line(errors.read()) or 'it gave no reason'))
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def prepare_text(o: argparse.Namespace, folder: Path) -> tuple[str, str, str]:
+    """The text to measure on: the source given, else Python's documentation.
+
+    The documentation is written to one file beforehand (parsing Python would be measured otherwise)
+    and repeated up to 50 MB. Without a vocabulary, one of 8,000 pieces is trained.
+
+    Returns:
+      (source, vocabulary file, name of the source for people).
+
+    Raises:
+      InputError: the text or the vocabulary cannot be read.
+    """
+    from bert_jax.data.corpus import open_source, sample_texts
+    from bert_jax.text import load_tokenizer
+    from bert_jax.text.training import train_wordpiece
+    from bert_jax.text.vocab import write_vocab
+
+    source, name, vocab_file = o.text, o.text, o.vocab_file
+    if not source:
+        say("text: collecting Python's documentation")
+        docs = open_source('docs:python')
+        # A docstring may hold a NUL, which a text file may not.
+        texts = [document.text.replace(b'\0', b'')
+                 for unit in docs.units() for document in docs.read(unit)]
+        size = sum(map(len, texts))
+        repeats = max(1, round(_DOCS_BYTES / size))
+        (folder / 'docs.txt').write_bytes(b'\n\n'.join(texts * repeats) + b'\n')
+        source = f'text:{folder}/docs.txt'
+        name = f'docs:python, {size / 1e6:.1f} MB {repeats} times'
+    if not vocab_file:
+        say(f'text: training a vocabulary of {_VOCAB_SIZE:,} pieces')
+        sample = sample_texts(open_source(source), _VOCAB_SAMPLE_BYTES)
+        vocab_file = str(folder / 'vocab.txt')
+        write_vocab(Path(vocab_file), train_wordpiece(sample, _VOCAB_SIZE, o.lowercase))
+    load_tokenizer(vocab_file, o.lowercase)
+    open_source(source)
+    return source, vocab_file, name
+
+
+def store(o: argparse.Namespace, text: tuple[str, str, str], folder: Path) -> Result:
+    """Builds the token store in `folder` again and again; the last one is left there.
+
+    Everything counts: the tokenizer, and finding out which characters it can trust TF-Text with.
+    """
+    from bert_jax.data.corpus import open_source
+    from bert_jax.data.store_build import build_store
+    from bert_jax.text import load_tokenizer
+
+    source, vocab_file, name = text
+    seconds = []
+    for i in range(o.repeats):
+        shutil.rmtree(folder, ignore_errors=True)
+        started = time.perf_counter()
+        tokenizer = load_tokenizer(vocab_file, o.lowercase)
+        manifest = build_store(open_source(source), tokenizer, folder, False).manifest
+        seconds.append(time.perf_counter() - started)
+        say(f"store: run {i + 1} of {o.repeats}: {manifest['text_bytes'] / 1e6:.1f} MB in "
+            f'{seconds[-1]:.1f} s')
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak *= 1 if sys.platform == 'darwin' else 1024
+    settings = {'text': name, 'vocab_file': Path(vocab_file).name,
+                **{key: manifest[key] for key in ('text_bytes', 'num_tokens', 'num_documents')}}
+    return Result('store', settings, [
+        Figure('raw text', [manifest['text_bytes'] / 1e6 / x for x in seconds], 'MB/s'),
+        Figure('tokens', [manifest['num_tokens'] / x for x in seconds], 'tokens/s'),
+        Figure('peak memory', [peak / 1e9], 'GB'),
+    ])
+
+
+def rows(o: argparse.Namespace, text: tuple[str, str, str], folder: Path) -> Result:
+    """Masked batches out of the tf.data pipeline, from the token store in `folder`."""
+    source, vocab_file, name = text
+    say(f'rows: {o.repeats} windows of {o.rows_seconds:g} s, after warm-up')
+    config = config_lib.default_config()
+    config.seed = o.seed
+    config.data.update(source=source, vocab_file=vocab_file, lowercase=o.lowercase,
+                       dir=str(folder), held_out=0.0)
+    data = open_data(config_lib.complete(config))
+    examples = data.training(o.seq, o.predictions)
+    size = o.rows_batch_size
+    batches = data.train_batches(
+        examples, batch_size=size, local=np.arange(size), first_step=0, num_steps=10**9)
+    for _ in range(_WARM_UP_BATCHES):
+        next(batches)
+    rates = []
+    for _ in range(o.repeats):
+        started, made = time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - started) < o.rows_seconds:
+            next(batches)
+            made += size
+        rates.append(made / elapsed)
+    settings = {'text': name, 'batch_size': size, 'seq': o.seq, 'predictions': o.predictions,
+                'rows_an_epoch': examples.num_examples, 'window_seconds': o.rows_seconds}
+    return Result('rows', settings, [
+        Figure(f'masked rows of {o.seq}, batch {size}', rates, 'rows/s')])
 
 
 class StepRun:
     """The train step of `bert_jax.main` on random full-length rows, ready to be timed."""
 
-    def __init__(self, options: StepOptions):
+    def __init__(self, o: argparse.Namespace):
         """Builds it as `experiment.run` does.
 
         Raises:
           InputError: options that cannot work.
         """
-        self.options = o = options
         config = config_lib.default_config()
         config.task = 'synthetic'
         config.seed = o.seed
@@ -136,75 +290,60 @@ class StepRun:
             raise RuntimeError(f'the loss is {self.losses[-1]} after {self._done} steps')
         return seconds
 
-    def sizes(self) -> dict[str, int | str]:
-        """What a peer is told."""
-        o, m = self.options, self.model
-        return {
-            'layers': m.num_layers, 'hidden': m.hidden_size, 'heads': m.num_heads,
-            'vocab_size': m.vocab_size, 'batch_size': o.batch_size, 'seq': o.seq,
-            'predictions': o.predictions, 'dtype': m.dtype, 'steps': o.steps, 'warmup': o.warmup,
-        }
 
-
-def step(options: StepOptions, peer: str, repeats: int, say: Callable[[str], None]) -> Result:
+def step(o: argparse.Namespace) -> Result:
     """Times the train step, and a peer in turn with it (A-B-B-A) where one is given.
 
-    Args:
-      options: what to train.
-      peer: a command, or empty. It is given --layers, --hidden, --heads, --vocab_size,
-        --batch_size, --seq, --predictions, --dtype, --steps and --warmup, and prints a JSON object
-        with `sequences_per_second` as its last line.
-      repeats: timings of each.
-      say: takes progress lines.
+    The peer is a command. It is given --layers, --hidden, --heads, --vocab_size, --batch_size,
+    --seq, --predictions, --dtype, --steps and --warmup, and prints a JSON object with
+    `sequences_per_second` as its last line.
 
     Raises:
       InputError: options that cannot work, or a peer that does not run.
     """
-    if peer and jax.default_backend() != 'cpu':
+    if o.peer and jax.default_backend() != 'cpu':
         raise InputError(
             f'--peer compares on CPUs, and this is a {jax.default_backend()}: set JAX_PLATFORMS=cpu'
         )
-    run = StepRun(options)
-    say(f'step: compiling {options.model} ({run.num_params:,} parameters, {run.model.dtype}, '
-        f'batch {options.batch_size} x {options.seq})')
+    run = StepRun(o)
+    m = run.model
+    say(f'step: compiling {o.model} ({run.num_params:,} parameters, {m.dtype}, '
+        f'batch {o.batch_size} x {o.seq})')
     first_call = run.seconds(1)
-    if options.warmup:
-        run.seconds(options.warmup)
+    if o.warmup:
+        run.seconds(o.warmup)
     ours: list[float] = []
     theirs: list[float] = []
+    sizes = {
+        'layers': m.num_layers, 'hidden': m.hidden_size, 'heads': m.num_heads,
+        'vocab_size': m.vocab_size, 'batch_size': o.batch_size, 'seq': o.seq,
+        'predictions': o.predictions, 'dtype': m.dtype, 'steps': o.steps, 'warmup': o.warmup,
+    }
     answer: dict[str, Any] = {}
 
     def time_ours() -> None:
-        ours.append(options.steps * options.batch_size / run.seconds(options.steps))
-        say(f'step: run {len(ours)} of {repeats}: {ours[-1]:.2f} sequences/s')
+        ours.append(o.steps * o.batch_size / run.seconds(o.steps))
+        say(f'step: run {len(ours)} of {o.repeats}: {ours[-1]:.2f} sequences/s')
 
     def time_peer() -> None:
-        answer.update(run_peer(peer, run.sizes()))
+        answer.update(run_peer(o.peer, sizes))
         theirs.append(float(answer['sequences_per_second']))
-        say(f'step: peer {len(theirs)} of {repeats}: {theirs[-1]:.2f} sequences/s')
+        say(f'step: peer {len(theirs)} of {o.repeats}: {theirs[-1]:.2f} sequences/s')
 
-    for i in range(repeats):
-        turns = [time_ours, time_peer] if peer else [time_ours]
+    for i in range(o.repeats):
+        turns = [time_ours, time_peer] if o.peer else [time_ours]
         for turn in turns if i % 2 == 0 else turns[::-1]:
             turn()
 
-    settings = dataclasses.asdict(options) | {
-        'dtype': run.model.dtype, 'num_layers': run.model.num_layers,
-        'hidden_size': run.model.hidden_size, 'num_heads': run.model.num_heads,
-        'parameters': run.num_params, 'flops_per_sequence': run.flops_per_sequence,
-        'tokens_per_step': run.tokens_per_step, 'losses': run.losses,
-    }
-    return Result('step', settings | ({'peer': {'command': peer, **answer}} if peer else {}),
-                  _step_figures(run, ours, theirs, first_call))
-
-
-def _step_figures(
-    run: StepRun, ours: list[float], theirs: list[float], first_call: float
-) -> list[Figure]:
-    tokens = run.tokens_per_step / run.options.batch_size
+    settings = sizes | {
+        'model': o.model, 'seed': o.seed, 'parameters': run.num_params,
+        'flops_per_sequence': run.flops_per_sequence, 'tokens_per_step': run.tokens_per_step,
+        'losses': run.losses,
+    } | ({'peer': {'command': o.peer, **answer}} if o.peer else {})
+    tokens = run.tokens_per_step / o.batch_size
     flops = [rate * run.flops_per_sequence for rate in ours]
     figures = [
-        Figure(f'{run.options.model}, {run.model.dtype}', ours, 'sequences/s'),
+        Figure(f'{o.model}, {m.dtype}', ours, 'sequences/s'),
         Figure('tokens', [rate * tokens for rate in ours], 'tokens/s'),
         Figure('model FLOPs', [rate / 1e9 for rate in flops], 'GFLOP/s'),
     ]
@@ -213,13 +352,10 @@ def _step_figures(
         figures.append(Figure('MFU, of the bf16 peak', [100 * f / peak for f in flops], '%'))
     figures.append(Figure('compilation and first call', [first_call], 's'))
     if theirs:
-        goal = '>= 1.3' if run.options.model == 'base' else ''
-        figures += [
-            Figure('peer', theirs, 'sequences/s'),
-            # Of neighbours in time: what else the machine does cancels out.
-            Figure('ours / peer', [a / b for a, b in zip(ours, theirs)], 'x', goal),
-        ]
-    return figures
+        # Ratios of neighbours in time: what else the machine does cancels out.
+        figures += [Figure('peer', theirs, 'sequences/s'),
+                    Figure('ours / peer', [a / b for a, b in zip(ours, theirs)], 'x')]
+    return Result('step', settings, figures)
 
 
 def run_peer(peer: str, sizes: Mapping[str, int | str]) -> dict[str, Any]:
@@ -236,248 +372,184 @@ def run_peer(peer: str, sizes: Mapping[str, int | str]) -> dict[str, Any]:
     if process.returncode:
         raise InputError(
             f'--peer={peer!r} ended with status {process.returncode}: '
-            + (last_line(process.stderr) or 'it gave no reason')
+            + (_last_line(process.stderr) or 'it gave no reason')
         )
     try:
-        answer = json.loads(last_line(process.stdout))
+        answer = json.loads(_last_line(process.stdout))
         float(answer['sequences_per_second'])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f'--peer={peer!r} did not end its output with a JSON object that has '
-            f'sequences_per_second, but with {last_line(process.stdout)[:80]!r}'
+            f'sequences_per_second, but with {_last_line(process.stdout)[:80]!r}'
         ) from error
     return answer
 
 
-def first_step(repeats: int, seed: int, folder: Path, say: Callable[[str], None]) -> Result:
-    """Seconds from the command to the first finished step of configs/tiny_pretrain.py.
-
-    A run that is not counted makes the vocabulary and the token store first. Each run is ended
-    after its first step.
-
-    Raises:
-      InputError: the configs are not beside the package.
-    """
-    config = _ROOT / 'configs' / 'tiny_pretrain.py'
-    if not config.exists():
-        raise InputError(f'first_step runs {config}, which is not there: use a checkout')
-    times = []
-    for i in range(-1, repeats):
-        command = [
-            sys.executable, '-m', 'bert_jax.main', f'--config={config}', f'--config.seed={seed}',
-            f'--config.data.dir={folder}', f'--workdir={folder / f"run{i + 1}"}',
-        ]
-        seconds = _seconds_to_first_step(command)
-        if i < 0:
-            say(f'first_step: {seconds:.1f} s with the text still to tokenize (not counted)')
-        else:
-            times.append(seconds)
-            say(f'first_step: run {i + 1} of {repeats}: {seconds:.1f} s')
-    return Result('first_step', {'config': config.name}, [
-        Figure('command to first step, tiny', times, 's', '<= 20'),
-    ])
+def _last_line(text: str) -> str:
+    """The last line that is not empty: of a failed program's standard error, its reason."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), '')
 
 
-def _seconds_to_first_step(command: list[str]) -> float:
-    with tempfile.TemporaryFile('w+') as errors:
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if line.startswith('first step done'):
-                    return time.perf_counter() - started
-            status = process.wait()
-            errors.seek(0)
-            check_ended_well(status, errors.read(), 'bert_jax.main')
-            raise RuntimeError("bert_jax.main ended without the line 'first step done'")
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
+def table(results: Sequence[Result]) -> str:
+    """Benchmark, figure, median, spread and unit in columns."""
+    def number(value: float) -> str:
+        return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
+
+    lines = [f"{'benchmark':10}  {'figure':34} {'median':>10}  {'min - max':>23}  unit"]
+    for result in results:
+        for name, values, unit in result.figures:
+            spread = f'{number(min(values))} - {number(max(values))}' if len(values) > 1 else ''
+            lines.append(f'{result.benchmark:10}  {name:34} '
+                         f'{number(statistics.median(values)):>10}  {spread:>23}  {unit}')
+    return '\n'.join([lines[0], '-' * max(map(len, lines)), *lines[1:]])
 
 
-# In the order they run: `step` takes hold of the accelerator, so it comes last.
-BENCHMARKS = ('store', 'rows', 'first_step', 'step')
-_NEED_TENSORFLOW = ('store', 'rows', 'first_step')
+def record(results: Sequence[Result], seed: int, command: Sequence[str]) -> dict[str, Any]:
+    """Everything about a run of the benchmarks, for JSON."""
+    versions = {'python': platform.python_version()}
+    for name in _PACKAGES:
+        if importlib.util.find_spec(name.replace('-', '_')):
+            versions[name] = importlib.metadata.version(name)
+    return {
+        'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+        'seed': seed, 'command': list(command),
+        'hardware': {
+            'cpu': _cpu_model(), 'cores': len(os.sched_getaffinity(0)),
+            'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
+        },
+        'versions': versions,
+        'results': [{
+            'benchmark': result.benchmark, 'settings': dict(result.settings),
+            'figures': [{
+                'name': name, 'unit': unit, 'median': statistics.median(values),
+                'min': min(values), 'max': max(values), 'values': list(values),
+            } for name, values, unit in result.figures],
+        } for result in results],
+    }
 
 
-def define_flags() -> flags.FlagValues:
-    """The flags, apart from absl's global ones: importing this file changes nothing."""
-    f = flags.FlagValues()
-    flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
-    flags.DEFINE_list(
-        'only', [], 'Which to run, of store,rows,first_step,step. Default: all that can run here.',
-        flag_values=f,
-    )
-    flags.DEFINE_integer('repeats', 4, 'Measurements of each.', lower_bound=1, flag_values=f)
-    flags.DEFINE_integer('seed', 0, 'Of all that is random.', lower_bound=0, flag_values=f)
-    flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=f)
-
-    flags.DEFINE_string(
-        'text', '', 'store, rows: a source as in config.data.source, such as a glob of files. '
-        "Default: Python's documentation.", flag_values=f,
-    )
-    flags.DEFINE_string(
-        'vocab_file', '', 'store, rows: its vocabulary. Default: one of 8,000 pieces, trained.',
-        flag_values=f,
-    )
-    flags.DEFINE_boolean(
-        'lowercase', True, 'store, rows: whether the vocabulary is uncased. Default: it is.',
-        flag_values=f,
-    )
-    flags.DEFINE_integer(
-        'rows_batch_size', 256, 'rows: rows of a batch.', lower_bound=1, flag_values=f
-    )
-    flags.DEFINE_float(
-        'rows_seconds', 3.0, 'rows: length of a measurement.', lower_bound=0.01, flag_values=f
-    )
-
-    flags.DEFINE_string('model', 'base', 'step: model size, as config.model.name.', flag_values=f)
-    flags.DEFINE_integer(
-        'batch_size', 8, 'step: sequences a step, over all devices.', lower_bound=1, flag_values=f
-    )
-    flags.DEFINE_integer('seq', 128, 'step, rows: tokens a sequence.', lower_bound=8, flag_values=f)
-    flags.DEFINE_integer(
-        'predictions', 20, 'step, rows: masked positions a sequence.', lower_bound=1, flag_values=f
-    )
-    flags.DEFINE_integer(
-        'vocab_size', 30522, 'step: pieces in the vocabulary.', lower_bound=104, flag_values=f
-    )
-    flags.DEFINE_enum(
-        'dtype', 'auto', ['auto', 'float32', 'bfloat16'],
-        'step: of the computation; auto is float32 on CPUs, else bfloat16.', flag_values=f,
-    )
-    flags.DEFINE_integer(
-        'warmup', 2, 'step: steps before the first measurement.', lower_bound=0, flag_values=f
-    )
-    flags.DEFINE_integer('steps', 10, 'step: steps a measurement.', lower_bound=1, flag_values=f)
-    flags.DEFINE_string(
-        'peer', '', 'step: a command to compare with, run in turn (A-B-B-A) on the same sizes; '
-        'see benchmarks/README.md. It has its own processes, so any Python can run it.',
-        flag_values=f,
-    )
-    return f
+def _cpu_model() -> str:
+    path = Path('/proc/cpuinfo')
+    lines = path.read_text(errors='replace').splitlines() if path.exists() else []
+    names = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.machine()
 
 
-def help_text(f: Any) -> str:
-    """What this is, and the flags in the order of their definition."""
-    lines = [__doc__ or '', 'Flags, with their defaults:']
-    for name in f:
-        flag = f[name]
-        if name not in ('help', 'flagfile', 'undefok'):  # absl adds the last two
-            default = '' if flag.default in ('', []) else flag.default
-            shown = f'--[no]{name}' if flag.boolean else f'--{name}={default}'
-            lines.append(textwrap.fill(
-                flag.help, 100, initial_indent=f'  {shown:<24}', subsequent_indent=' ' * 26
-            ))
-    return '\n'.join(lines)
+# In the order they run: `first_step` needs the accelerator before this process takes it.
+BENCHMARKS = ('first_step', 'store', 'rows', 'step')
 
 
-def chosen(only: Sequence[str]) -> list[str]:
-    """The benchmarks to run, in their order.
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise InputError(message)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The flags.
 
     Raises:
-      InputError: one that is unknown, or that cannot run here.
+      InputError: flags that cannot be.
     """
-    for name in only:
+    def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
+        def read(text: str) -> Any:
+            if (value := kind(text)) < least:
+                raise argparse.ArgumentTypeError(f'{text} is less than {least}')
+            return value
+
+        return read
+
+    p = _Parser(prog='python -m bert_jax.tools.bench', description=__doc__, allow_abbrev=False,
+                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--only', default='', metavar='A,B', help='which to run; all that can run here')
+    for name, kind, least, default, what in (
+        ('repeats', int, 1, 4, 'measurements of each'),
+        ('seed', int, 0, 0, 'of all that is random'),
+        ('rows_batch_size', int, 1, 256, 'rows: rows of a batch'),
+        ('rows_seconds', float, 0.01, 3.0, 'rows: length of a measurement'),
+        ('batch_size', int, 1, 8, 'step: sequences a step, over all devices'),
+        ('seq', int, 8, 128, 'step, rows: tokens a sequence'),
+        ('predictions', int, 1, 20, 'step, rows: masked positions a sequence'),
+        ('vocab_size', int, 104, 30522, 'step: pieces in the vocabulary'),
+        ('warmup', int, 0, 2, 'step: steps before the first measurement'),
+        ('steps', int, 1, 10, 'step: steps a measurement'),
+    ):
+        p.add_argument(f'--{name}', type=at_least(kind, least), default=default, metavar='N',
+                       help=f'{what} ({default})')
+    for name, text, what in (
+        ('json', '', 'also write everything to this file'),
+        ('text', '', "store, rows: a source as in config.data.source (Python's documentation)"),
+        ('vocab_file', '', 'store, rows: its vocabulary (one of 8,000 pieces, trained)'),
+        ('model', 'base', 'step: size, as config.model.name (base)'),
+        ('peer', '', 'step: a command to compare with, run in turn (A-B-B-A) on the same sizes; '
+                     'see benchmarks/README.md. It has its own processes: any Python can run it'),
+    ):
+        p.add_argument(f'--{name}', default=text, help=what)
+    p.add_argument('--nolowercase', dest='lowercase', action='store_false',
+                   help='store, rows: the vocabulary is cased')
+    p.add_argument('--dtype', default='auto', choices=['auto', 'float32', 'bfloat16'],
+                   help='step: of the computation; auto is float32 on CPUs, else bfloat16')
+    o = p.parse_args(arguments)
+    o.only = o.only.split(',') if o.only else []
+    for name in o.only:
         if name not in BENCHMARKS:
             raise InputError(f'--only={name} is not a benchmark: {nearest(name, BENCHMARKS)}')
-    names = [name for name in BENCHMARKS if not only or name in only]
-    if all(importlib.util.find_spec(p) for p in ('tensorflow', 'tensorflow_text')):
-        return names
-    blocked = [name for name in names if name in _NEED_TENSORFLOW]
-    if only and blocked:
-        raise InputError(
-            f'--only={blocked[0]} needs tensorflow and tensorflow-text: install them, or run '
-            '--only=step'
-        )
-    if blocked:
-        say(f"TensorFlow is not installed: left out {', '.join(blocked)}")
-    return [name for name in names if name not in blocked]
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
-def run(f: Any, folder: Path) -> list[Result]:
-    """Runs the chosen benchmarks.
-
-    Args:
-      f: flags, as `define_flags` has them.
-      folder: a scratch directory.
-    """
-    if f.predictions > f.seq - 2:
-        raise InputError(f'--predictions={f.predictions} must be at most --seq - 2 = {f.seq - 2}')
-    names = chosen(f.only)
-    if f.peer and 'step' not in names:
+    if o.predictions > o.seq - 2:
+        raise InputError(f'--predictions={o.predictions} must be at most --seq - 2 = {o.seq - 2}')
+    if o.peer and o.only and 'step' not in o.only:
         raise InputError('--peer is for the benchmark step, which --only leaves out')
-    results = []
-    if 'store' in names or 'rows' in names:
-        text = bench_data.prepare_text(f.text, f.vocab_file, f.lowercase, folder, say)
-        data = folder / 'data'
-        if 'store' in names:
-            results.append(bench_data.store(text, data, f.repeats, say))
-        if 'rows' in names:
-            results.append(bench_data.rows(
-                text, data, f.rows_batch_size, f.seq, f.predictions, f.repeats, f.rows_seconds,
-                f.seed, say,
-            ))
-    if 'first_step' in names or 'step' in names:
-
-        if 'first_step' in names:
-            results.append(first_step(f.repeats, f.seed, folder / 'first', say))
-        if 'step' in names:
-            options = StepOptions(
-                model=f.model, batch_size=f.batch_size, seq=f.seq, predictions=f.predictions,
-                vocab_size=f.vocab_size, dtype=f.dtype, warmup=f.warmup, steps=f.steps, seed=f.seed,
-            )
-            results.append(step(options, f.peer, f.repeats, say))
-    return results
-
-
-def _is_benchmark(path: files.Path) -> bool:
-    """Whether a file is what an earlier run has written: that may be written anew."""
     try:
-        return 'hardware' in json.loads(path.read_bytes())
-    except (OSError, ValueError, TypeError):
-        return False
-
-
-def _check_peer(peer: str) -> None:
-    try:
-        command = shlex.split(peer)
+        command = shlex.split(o.peer)
     except ValueError as error:
-        raise InputError(f'--peer={peer!r} is no command ({error})') from None
+        raise InputError(f'--peer={o.peer!r} is no command ({error})') from None
     if command and shutil.which(command[0]) is None:
-        raise InputError(f'--peer={peer!r} cannot be run: there is no program {command[0]}')
+        raise InputError(f'--peer={o.peer!r} cannot be run: there is no program {command[0]}')
+    return o
+
+
+def run(o: argparse.Namespace, folder: Path) -> list[Result]:
+    """Runs the chosen benchmarks, with `folder` as scratch.
+
+    Raises:
+      InputError: one cannot run here.
+    """
+    names = [name for name in BENCHMARKS if not o.only or name in o.only]
+    if not all(importlib.util.find_spec(p) for p in ('tensorflow', 'tensorflow_text')):
+        blocked = [name for name in names if name != 'step']
+        if o.only and blocked:
+            raise InputError(f'--only={blocked[0]} needs tensorflow and tensorflow-text: install '
+                             'them, or run --only=step')
+        if blocked:
+            say(f"TensorFlow is not installed: left out {', '.join(blocked)}")
+        names = ['step']
+    results = []
+    text = prepare_text(o, folder) if {'store', 'rows'} & {*names} else None
+    for name in names:
+        if name == 'first_step':
+            results.append(first_step(o, folder / 'first'))
+        elif name == 'step':
+            results.append(step(o))
+        else:
+            assert text is not None
+            results.append({'store': store, 'rows': rows}[name](o, text, folder / 'data'))
+    return results
 
 
 def main(argv: Sequence[str]) -> None:
     """Parses flags, runs, prints the table and writes the JSON."""
-    f: Any = define_flags()
     with error_boundary():
-        try:
-            rest = f(argv)
-        except flags.Error as error:
-            raise InputError(' '.join(str(error).split())) from error
-        if f.help:
-            print(help_text(f))
-            return
-        if len(rest) > 1:
-            raise InputError(f'unexpected argument {rest[1]!r}: flags are written --NAME=VALUE')
-        if f.json and not _is_benchmark(as_path(f.json)):
-            check_new_file(f.json, '--json')
-        _check_peer(f.peer)
-        logging.set_verbosity(logging.ERROR)
+        o = parse(argv[1:])
+        if o.json:
+            try:  # what an earlier run has written may be written anew
+                ours = 'hardware' in json.loads(as_path(o.json).read_bytes())
+            except (OSError, ValueError, TypeError):
+                ours = False
+            if not ours:
+                check_new_file(o.json, '--json')
         with tempfile.TemporaryDirectory(prefix='bert_jax_bench_') as folder:
-            results = run(f, Path(folder))
-        whole = record(results, f.seed, list(argv)[1:])
-        if f.json:
-            write_whole(f.json, json.dumps(whole, indent=2) + '\n')
+            results = run(o, Path(folder))
+        whole = record(results, o.seed, argv[1:])
+        if o.json:
+            write_whole(o.json, json.dumps(whole, indent=2) + '\n')
         hardware = whole['hardware']
         print(f"\n{hardware['cpu']}, {hardware['cores']} cores; {hardware['num_devices']} x "
               f"{hardware['device_kind']}; jax {whole['versions']['jax']}\n\n{table(results)}")

@@ -2,8 +2,7 @@
 
     python -m bert_jax.tools.preflight --config=configs/base_pretrain.py --topology=v5e:4x4
     python -m bert_jax.tools.preflight --config=configs/large_pretrain.py:lamb \\
-        --topology=v5e:16x16 --json=after.json --against=before.json \\
-        --config.train.accumulation_steps=16
+        --topology=v5e:16x16 --json=after.json --config.train.accumulation_steps=16
 
 No TPU and no data are needed: the train and evaluation steps that bert_jax.main would run are
 compiled by TPUs' own compiler (libtpu, of the extra [tpu]) from shapes alone, some minutes a phase.
@@ -29,15 +28,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 from absl import flags, logging
-from ml_collections import ConfigDict
 
+from bert_jax.config import ConfigDict, complete
 from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.tasks import task_fields
+from bert_jax.config.validation import validate
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
-from bert_jax.runtime.process import Chip, error_boundary
+from bert_jax.runtime.process import Chip, error_boundary, find_chip
 from bert_jax.tasks.pretrain import PretrainTask, step_flops
+from bert_jax.text import load_tokenizer
+from bert_jax.text.training import add_words
 from bert_jax.tools.preflight_hlo import (
     CompiledText,
     Instruction,
@@ -54,9 +58,9 @@ from bert_jax.train.program import (
     open_mesh,
     phase_calls,
 )
+from bert_jax.weights import load_weights
 
 Say = Callable[[str], None]
-_BUFFERS = 10
 _TRIES = 3  # compiled to find a change that fits
 
 
@@ -190,7 +194,6 @@ def _times(
         'flops_ratio': flops / record['formula_flops_per_sequence'],
         'collectives': collectives,
         'collective_bytes': sum(c['bytes'] for c in collectives),
-        'largest_buffers': text.largest_buffers(_BUFFERS),
         'seconds': seconds, 'step_seconds': step,
         'sequences_per_second': batch / step,
         'mfu': record['formula_flops_per_sequence'] * batch / (chips * chip.peak_flops * step),
@@ -285,7 +288,6 @@ def _changes(
 
 
 Record = dict[str, Any]
-_CHANGED = 0.002  # share from which a figure counts as changed
 
 
 def tables(record: Record) -> str:
@@ -307,11 +309,6 @@ def tables(record: Record) -> str:
                 ['what', 'largest array', 'count', 'MB', 'of'],
                 *([c['kind'], c['largest'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}",
                    c['scope']] for c in phase['collectives']),
-            ]))
-            parts.append(f"{phase['name']}, largest arrays (not all at the same time)\n" + _grid([
-                ['array', 'MB', 'count', 'of'],
-                *([b['array'], f"{b['bytes'] / 1e6:,.0f}", str(b['count']), b['name'][-60:]]
-                  for b in phase['largest_buffers']),
             ]))
     return '\n\n'.join([*parts, verdict(record)])
 
@@ -411,48 +408,6 @@ def verdict(record: Record) -> str:
     return '\n'.join(lines)
 
 
-def differences(before: Record, after: Record) -> str:
-    """What changed from one record to another, phase by phase."""
-    lines = []
-    for field in ('config', 'topology', 'mesh', 'versions', 'remat', 'scan_layers'):
-        if before.get(field) != after.get(field):
-            lines.append(f'{field}: {before.get(field)} -> {after.get(field)}')
-    for old, new in zip(before['phases'], after['phases'], strict=False):
-        ours, theirs = _figures(new), _figures(old)
-        for name in [*ours, *(name for name in theirs if name not in ours)]:
-            was, now = theirs.get(name), ours.get(name)
-            if was == now:
-                continue
-            if not (was and now):
-                lines.append(f"{new['name']}: {name}: {_short(was)} -> {_short(now)}")
-            elif abs(now - was) > _CHANGED * abs(was):
-                lines.append(f"{new['name']}: {name}: {_short(was)} -> {_short(now)} "
-                             f'({100 * (now / was - 1):+.1f} %)')
-    if len(before['phases']) != len(after['phases']):
-        lines.append(f"phases: {len(before['phases'])} -> {len(after['phases'])}")
-    return 'changed:\n' + '\n'.join(lines or ['nothing'])
-
-
-def _figures(phase: Record) -> dict[str, float]:
-    figures = {'fits': float(phase['fits'])}
-    for name in ('steps', 'batch_size', 'max_seq_length', 'accumulation_steps', 'bytes_per_chip',
-                 'cycles_per_sequence', 'flops_per_sequence', 'collective_bytes', 'step_seconds',
-                 'chip_hours'):
-        if phase.get(name) is not None:
-            figures[name] = phase[name]
-    for name, size in phase['bytes'].items():
-        figures[f'bytes of {name}'] = size
-    for entry in phase.get('scopes', ()):
-        figures[f"cycles of {entry['scope']}, {entry['pass']}"] = entry['cycles_per_sequence']
-    for entry in phase.get('collectives', ()):
-        figures[f"bytes of {entry['kind']} of {entry['largest']}"] = entry['bytes']
-    return figures
-
-
-def _short(value: float | None) -> str:
-    return '-' if value is None else f'{value:,.4g}' if value < 1e4 else f'{value:,.0f}'
-
-
 def define_flags(argv: list[str]) -> flags.FlagValues:
     """The flags of a command line: importing this file changes nothing."""
     f = flags.FlagValues()
@@ -460,9 +415,6 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
     define_config(f, argv)
     flags.DEFINE_string('topology', '', 'Slice, such as v5e:16x16.', flag_values=f)
     flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=f)
-    flags.DEFINE_string(
-        'against', '', 'A file that --json wrote: also say what changed.', flag_values=f
-    )
     return f
 
 
@@ -476,12 +428,6 @@ def without_data(config: ConfigDict) -> ConfigDict:
     Raises:
       InputError: not pre-training, or steps that only the data can tell.
     """
-    from bert_jax import config as config_lib
-    from bert_jax.config.tasks import task_fields
-    from bert_jax.text import load_tokenizer
-    from bert_jax.text.training import add_words
-    from bert_jax.weights import load_weights
-
     if not task_fields(config.task).phased:
         raise InputError(
             f'config.task={config.task!r}: only pre-training is compiled ahead; the rows of a '
@@ -494,7 +440,7 @@ def without_data(config: ConfigDict) -> ConfigDict:
                 f'config.{where}={steps!r} depends on the data, which is not read: write steps'
             )
     published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
-    c = config_lib.complete(config, published)
+    c = complete(config, published)
     with c.unlocked():
         if not c.model.vocab_size:
             c.model.vocab_size = c.data.vocab_size
@@ -514,9 +460,6 @@ def check(config: ConfigDict, topology: str) -> dict[str, Any]:
     Returns:
       Plain values, as `--json` writes them.
     """
-    from bert_jax.config.validation import validate
-    from bert_jax.runtime.process import find_chip
-
     validate(config)
     config = without_data(config)
     devices = open_topology(topology)
@@ -560,8 +503,9 @@ def _is_record(path: Path) -> bool:
 
 def main(argv: Sequence[str]) -> None:
     """Parses flags, compiles, prints the tables and writes the JSON."""
-    # Before jax is loaded: nothing runs here, and a TPU that is there is left alone.
-    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    # Nothing runs here, and a TPU that is there is left alone.
+    if not os.environ.get('JAX_PLATFORMS'):
+        jax.config.update('jax_platforms', 'cpu')
     os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
     os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -579,19 +523,11 @@ def main(argv: Sequence[str]) -> None:
 
         if f.json and not _is_record(as_path(f.json)):
             check_new_file(f.json, '--json')
-        before = None
-        if f.against:
-            try:
-                before = json.loads(as_path(f.against).read_text())
-            except (OSError, ValueError) as error:
-                raise InputError(f'--against={f.against} cannot be read: {error}') from error
         record = {'config': f['config'].config_filename, 'arguments': list(argv)[1:]}
         record |= check(f.config, f.topology)
         if f.json:
             write_whole(f.json, json.dumps(record, indent=1) + '\n')
         say('\n' + tables(record))
-        if before is not None:
-            say('\n' + differences(before, record))
     sys.exit(0 if record['fits'] else 1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import glob
@@ -74,9 +73,6 @@ _SENTINEL = 1 << 60
 _KERNEL = 'tpu_custom_call'  # a kernel of Pallas; other targets are the compiler's own and free
 _BYTES = {'pred': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 's8': 1, 'u8': 1, 's4': 1, 'u4': 1,
           'f64': 8, 's64': 8, 'u64': 8, 'c64': 8}
-_NO_BUFFER = ('parameter', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'constant',
-              'conditional', 'copy-start', 'copy-done', 'slice-start', 'slice-done',
-              'optimization-barrier')
 
 # Of the first part that an instruction's name contains: its scope.
 _SCOPES = (
@@ -249,24 +245,6 @@ class CompiledText:
             {'kind': kind, 'scope': scope, 'largest': largest, 'count': count, 'bytes': size}
             for (kind, scope, largest), (count, size) in
             sorted(found.items(), key=lambda item: -item[1][1])
-        ]
-
-    def largest_buffers(self, count: int) -> list[dict[str, Any]]:
-        """The largest arrays that are written to main memory, alike ones together.
-
-        Not all are there at the same time.
-        """
-        found: collections.Counter[tuple[str, str, int]] = collections.Counter()
-        for i in self.instructions:
-            if i.fused or i.opcode in _NO_BUFFER:
-                continue
-            for array in i.arrays[:1] if i.opcode.endswith('-start') else i.arrays:
-                if not array.fast and array.bytes >= 1 << 20:
-                    found[short_name(i.op_name) or i.name, str(array), array.bytes] += 1
-        largest = sorted(found.items(), key=lambda item: -item[0][2])[:count]
-        return [
-            {'name': name, 'array': array, 'bytes': size, 'count': number}
-            for (name, array, size), number in largest
         ]
 
 

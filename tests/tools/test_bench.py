@@ -10,8 +10,7 @@ import pytest
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.tools import bench
-from bert_jax.tools.bench import run_peer
-from bert_jax.tools.bench_data import Figure, Result, table
+from bert_jax.tools.bench import Figure, Result, run_peer, table
 
 ROOT = Path(__file__).resolve().parents[2]
 # tiny: 2 layers of 128. Eight rows: one a virtual device.
@@ -54,13 +53,13 @@ def test_step_benchmark(tmp_path, peer, capsys):
     (step,) = whole['results']
     assert step['benchmark'] == 'step'
     for figure in step['figures']:
-        assert set(figure) == {'name', 'unit', 'goal', 'median', 'min', 'max', 'values'}
+        assert set(figure) == {'name', 'unit', 'median', 'min', 'max', 'values'}
         assert 0 < figure['min'] <= figure['median'] <= figure['max']
 
     settings = step['settings']
     assert settings['flops_per_sequence'] == FLOPS
     assert settings['tokens_per_step'] == 8 * 16
-    assert settings['dtype'] == 'float32' and settings['num_layers'] == 2
+    assert settings['dtype'] == 'float32' and settings['layers'] == 2
     assert len(settings['losses']) == 4  # first call, warm-up, two measurements
     ours = values(step, 'tiny')
     assert len(ours) == 2
@@ -90,18 +89,18 @@ def test_without_tensorflow_the_step_still_runs(tmp_path):
         capture_output=True, text=True, timeout=600,
     )
     assert process.returncode == 0, process.stderr
-    assert process.stdout.startswith('TensorFlow is not installed: left out store, rows')
+    assert process.stdout.startswith('TensorFlow is not installed: left out first_step, store')
     whole = json.loads((tmp_path / 'figures.json').read_text())
     assert [result['benchmark'] for result in whole['results']] == ['step']
 
 
 @pytest.mark.parametrize('arguments, words', [
-    (['--steps=0'], '--steps=0'),
+    (['--steps=0'], '--steps'),
     (['--stpes=3'], 'stpes'),
     (['--only=steps'], "did you mean 'step'?"),
     (['--dtype=float16'], 'bfloat16'),
     (['--only=rows', '--peer=true'], '--peer'),
-    (['base'], "unexpected argument 'base'"),
+    (['base'], 'unrecognized arguments: base'),
     (['--json=/no/such/folder/x.json'], 'folder'),
     (['--seq=16', '--predictions=15'], '--predictions=15'),
     (['--only=step', '--model=bse'], "did you mean 'base'?"),
@@ -129,19 +128,17 @@ def test_a_peer_that_fails_says_why(body, words, tmp_path):
 
 
 def test_help(capsys):
-    bench.main(['bench', '--help'])
+    with pytest.raises(SystemExit) as exit_:
+        bench.main(['bench', '--help'])
     out = capsys.readouterr().out
-    for name in bench.define_flags():
-        if name not in ('help', 'flagfile', 'undefok'):
-            assert f'--{name}' in out.replace('--[no]', '--')
+    assert exit_.value.code == 0 and '--rows_seconds' in out
     assert 'python -m bert_jax.tools.bench' in out
-    assert max(map(len, out.splitlines())) <= 100
 
 
 def test_table():
     text = table([
-        Result('step', {}, [Figure('speed', [3.0, 1.0, 2.0], 'x/s', '>= 2')]),
+        Result('step', {}, [Figure('speed', [3.0, 1.0, 2.0], 'x/s')]),
         Result('rows', {}, [Figure('rows', [123456.7], 'rows/s')]),
     ])
-    assert text.splitlines()[2].split() == ['step', 'speed', '2', '1', '-', '3', 'x/s', '>=', '2']
+    assert text.splitlines()[2].split() == ['step', 'speed', '2', '1', '-', '3', 'x/s']
     assert text.splitlines()[3].split() == ['rows', 'rows', '123,457', 'rows/s']

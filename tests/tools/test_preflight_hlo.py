@@ -38,12 +38,6 @@ def test_messages_are_counted_once_whatever_they_are_spread_over():
     assert (permute['count'], permute['bytes']) == (1, 512)
 
 
-def test_large_arrays_of_main_memory_are_named():
-    (buffer,) = CompiledText(TPU).largest_buffers(3)
-    assert (buffer['array'], buffer['bytes'], buffer['count']) == ('f32[512,1024]', 1 << 21, 1)
-    assert buffer['name'].endswith('bert/encoder/layer_N/attention/self/qkv/dot_general')
-
-
 @pytest.mark.parametrize('strides, padding, left, right', [
     ((1, 1), [(0, 0), (0, 0)], (1, 1), (1, 1)),
     ((3, 1), [(2, 1), (0, 3)], (2, 1), (1, 2)),
