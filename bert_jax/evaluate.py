@@ -38,7 +38,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import complete, data_config_of
 from bert_jax.config.command_line import define_config, define_overrides, parse_flags
-from bert_jax.config.tasks import task_fields
+from bert_jax.config.fields import task_fields
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_folder, write_whole
 from bert_jax.runtime.process import error_boundary

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ('--config.model.num_layers=1', '--config.model.hidden_size=32',
         '--config.model.num_heads=2', '--config.data.max_seq_length=32')
-WORDS = 'the old town lies on a wide river and its castle stands above'.split()
+WORDS = ['the', 'old', 'town', 'lies', 'on', 'a', 'wide', 'river', 'and', 'its', 'castle']
 
 
 def sentence(number: int) -> str:

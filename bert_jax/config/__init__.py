@@ -1,4 +1,4 @@
-"""Every knob with its default, and the checks that refuse values which cannot work.
+"""The config: a ConfigDict with the default of every field of `config.fields`.
 
 A config file under `configs/` starts from `default_config()`, changes what it is about and returns
 it; the command line changes single fields (`--config.train.steps=1000`). `validation.validate`
@@ -18,11 +18,11 @@ from typing import Any
 
 try:
     from ml_collections import ConfigDict, config_dict
-except ModuleNotFoundError:  # a repository without its requirements: no door can go on
+except ModuleNotFoundError:  # a repository without its requirements: no command can run
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
-from bert_jax.config.bert_config import COMPUTATION, OPTIONS
-from bert_jax.config.tasks import TASK_FIELDS, task_fields
+from bert_jax.config.bert_config import OPTIONS
+from bert_jax.config.fields import DURATION, FIELDS, SECTIONS, TASK_FIELDS, Field, task_fields
 from bert_jax.runtime.errors import InputError, nearest
 
 # Table 1 of the paper (base, large), the sizes of its Table 6, and the 24 miniatures that
@@ -56,135 +56,39 @@ _NUMERICS = {o.name: o.default for o in _DECIDED if o.default is not None}
 _RESIZED = ('max_position_embeddings', 'bilstm')
 
 
-def _free(default: Any = None) -> config_dict.FieldReference:
-    """A field whose type is not fixed by its default (a duration, or a source or list of them)."""
-    return config_dict.FieldReference(default, field_type=object)
-
-
 def default_config(task: str = 'pretrain') -> ConfigDict:
-    """The default of every field. A config file changes some of them.
+    """The default of every field (`config.fields`). A config file changes some of them.
 
     Args:
       task: its name; where it has fields of its own, they are in a section of their own. Whether
         there is such a task, `validation.validate` looks.
     """
     c = ConfigDict()
-    c.task = task  # pretrain, synthetic (random batches, no data), or a name that a task registers
-    c.seed = 0  # parameters, data order, masks and dropout all follow from it
-    # Parameters to start from: a run directory, a TF1 checkpoint prefix, a Hugging Face folder.
-    c.init_checkpoint = ''
-
-    c.model = m = ConfigDict()
-    # One of MODEL_SIZES, or empty: the size of init_checkpoint. The four sizes override it.
-    m.name = 'base'
-    m.vocab_size = 0  # 0: as many as the vocabulary has
-    # What a model is; bert_config.py has the fields with their defaults. What a checkpoint decides
-    # is empty, which means: as in init_checkpoint, else the default.
-    for option in _DECIDED:
-        m[option.name] = config_dict.placeholder(option.type)
-    for option in OPTIONS:
-        if option.role == 'trains':
-            m[option.name] = option.default
-    # How it is computed. dtype: auto is bfloat16 on TPU and GPU, else float32; scan_layers: one
-    # compiled layer looped over instead of num_layers copies; remat: dots keeps the outputs of
-    # matrix products for the backward pass, full the inputs of layers only, none everything;
-    # attention: its implementation, auto chooses.
-    for name, choices in COMPUTATION.items():
-        m[name] = choices[0]
-
-    c.data = d = ConfigDict()
-    d.source = _free('docs:python')  # a source, or a list of (source, weight)
-    d.eval_source = ''  # empty: held-out documents of `source`
-    d.held_out = 0.01  # share of the documents that is held out for evaluation
-    # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
-    # `vocab_size`.
-    d.vocab_file = ''
-    # Words to add to it, one a line: [unused] slots first, then new rows of the word table, which
-    # start at the mean of the word's old pieces.
-    d.add_tokens = ''
-    d.vocab_size = 8000
-    d.lowercase = config_dict.placeholder(bool)  # empty: as in init_checkpoint, else True
-    # Token stores and trained vocabularies, kept by fingerprint; for several hosts a bucket or a
-    # folder that all share.
-    d.dir = '~/.cache/bert_jax'
-    d.local_dir = '~/.cache/bert_jax'  # each host's copies of what is in such a place
-    d.tfds_dir = ''  # prepared tensorflow-datasets; empty: their default place
-    d.max_seq_length = 128
-    d.max_predictions_per_seq = 20
-    d.min_sentences = 1  # documents with fewer are left out
-    d.masked_lm_prob = 0.15
-    d.mask_rate = 0.8  # of the masked positions: [MASK]
-    d.random_rate = 0.1  # a random piece; the rest keep theirs
-    d.num_maskings = 0  # 0: new pairs and masks every epoch; 10: ten in turn, as the original
-    d.short_seq_prob = 0.1
-    d.random_next_prob = 0.5
-    d.masking = 'pieces'  # what is masked together: pieces | words | ngrams | spans
-    d.next_sentence = True  # False: one segment a row and no NSP loss
-    # Downstream tasks. `source` is the folder of the benchmark, or your own file (for SQuAD also a
-    # list of them); `eval_source` the file that is scored, empty: the folder's, or `held_out` of
-    # your own.
-    d.text, d.text_pair, d.label = 'text', '', 'label'  # columns of your own file
-    d.choices = ''  # of multiple choice, between commas
-    d.id = ''  # column that names each row in the predictions; empty: rows are counted from 0
-    d.packing = True  # several examples a row; scores do not change
-    d.max_malformed = 0.01  # share of unusable rows past which reading is an error
-
-    c.train = t = ConfigDict()
-    t.steps = _free(0)  # 0: the sum of the phases' steps
-    t.batch_size = 256  # sequences a step, over all devices
-    t.packed_rows = 0  # rows that a step's sequences share in pre-training; 0: a row each
-    t.accumulation_steps = 1  # a step's batch is computed in this many parts
-    t.eval_every = _free(0)  # 0: only at the end, where there always is one
-    t.eval_batch_size = 256  # of pre-training; downstream sets are packed into batches
-    t.max_eval_examples = 0  # of pre-training; 0: all held-out examples
-    t.save_every = _free(0)  # 0: only at the end
-    t.keep_checkpoints = 2
-    t.log_every = _free(100)
-    t.skip_steps = ()  # of pre-training: they train on rows that no step of their length has
-    # A former run of this recipe (its directory or its metrics.jsonl): accuracies by step that are
-    # far from its are told.
-    t.reference = ''
-    # Labelled texts (columns as below `data`): at each evaluation of pre-training a logistic
-    # regression on the mean of the last layer is fitted to half of them, and scored on the others.
-    t.probe = ''
-    t.profile = ''  # '100..110': a trace of these steps, for TensorBoard's profile plugin
-
-    c.optimizer = o = ConfigDict()
-    # bert_adamw (no bias correction) | adamw | lamb | muon, or any optimizer of optax: lion, ...
-    o.name = 'bert_adamw'
-    o.arguments = ''  # of an optimizer of optax, such as 'b1=0.95, b2=0.98'
-    o.learning_rate = 1e-4
-    o.warmup = _free('1%')
-    o.decay_power = 1.0  # polynomial decay to 0; 1 is linear
-    o.decay_from = 'start'  # start: as if there were no warm-up, the original's | peak: after it
-    o.layer_decay = 1.0  # the last layer has this share of the rate, the one before its square, ...
-    o.weight_decay = 0.01  # not on biases and LayerNorm
-    o.b1 = 0.9  # b1, b2 and eps are of the first four
-    o.b2 = 0.999
-    o.eps = 1e-6
-    o.clip_norm = 1.0  # global gradient norm; 0: no clipping
-
-    c.mesh = x = ConfigDict()
-    # The batch, masters and moments are split over data x fsdp devices. Gradients are summed over
-    # fsdp first: neighbours. -1: the devices that are left, fsdp an axis of the torus.
-    x.data = -1
-    x.fsdp = -1
-    x.tensor = 1  # heads, intermediate and vocabulary split
-
-    # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; what a phase
-    # leaves out comes from `train` and `data`. The optimizer's moments carry over from phase to
-    # phase, and one learning-rate schedule spans them all, unless a phase names `learning_rate`
-    # (and `warmup`): then its own schedule starts with it.
-    c.phases = ()
+    for path, field in FIELDS.items():
+        section, _, name = path.rpartition('.')
+        if section and section not in c:
+            c[section] = ConfigDict()
+        (c[section] if section else c)[name] = _default(path, field)
+    c.task = task
     add_section(c, task)
     return c.lock()
 
 
+def _default(path: str, field: Field) -> Any:
+    """A default as ConfigDict takes it, with the type that other values must have."""
+    if field.default is None:
+        types = {f'model.{o.name}': o.type for o in OPTIONS}
+        return config_dict.placeholder(types.get(path, bool))
+    if field.allowed == DURATION or path == 'data.source':  # numbers and texts, texts and lists
+        return config_dict.FieldReference(field.default, field_type=object)
+    return field.default
+
+
 def add_section(config: ConfigDict, task: str) -> None:
     """Gives the config the section of a task, with its defaults, if it has one."""
-    own = task_fields(task)
-    if own.section:
-        config[own.section] = ConfigDict(dict(own.fields))
+    if section := task_fields(task).section:
+        config[section] = ConfigDict({
+            name: field.default for name, field in SECTIONS[section].items()})
 
 
 def fields(config: ConfigDict, prefix: str = '') -> list[str]:

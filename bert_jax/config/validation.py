@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -16,80 +15,28 @@ from bert_jax.config import (
     is_complete,
     model_sizes,
 )
-from bert_jax.config.bert_config import COMPUTATION, OPTIONS, Range, count
+from bert_jax.config.bert_config import Range
+from bert_jax.config.fields import (
+    DURATION,
+    FIELDS,
+    LABELLED,
+    OWN_FILES,
+    PATH,
+    PRETRAINING,
+    TEXT,
+    field_of,
+    task_fields,
+)
 from bert_jax.config.phases import PHASE_FIELDS, check_phases, parse_duration, parse_steps, phases
-from bert_jax.config.tasks import task_fields
-from bert_jax.data.masking import MASKINGS
-from bert_jax.heads.tagging import FEATURES
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import check_scheme
 from bert_jax.tasks.opening import check_task_name
-from bert_jax.tasks.texts import WINDOWS
 from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 
-_SHARE = Range(0, 1)
-_SWITCH = (False, True)
-_TEXT, _PATH, _DURATION = 'text', 'a path', 'a duration'
-_OWN = 'checked where it is read'
-# What each field may be: a range, the values that it may have, or how it is looked at. Fields of
-# the model are in bert_config.py; that a task's section is here, tests/test_config.py holds.
-FIELDS: Mapping[str, Range | tuple[Any, ...] | str] = {
-    'task': _OWN, 'seed': count(2**31 - 1, least=0), 'init_checkpoint': _PATH,
-    'model.name': _TEXT, 'model.vocab_size': count(2**24, least=0),
-    **{f'model.{o.name}': o.kind for o in OPTIONS if o.name != 'vocab_size'},
-    **{f'model.{name}': choices for name, choices in COMPUTATION.items()},
-    'data.source': _OWN, 'data.eval_source': _PATH, 'data.held_out': Range(0, 1, open=')'),
-    'data.vocab_file': _PATH, 'data.add_tokens': _PATH, 'data.vocab_size': count(2**24, least=16),
-    'data.lowercase': _SWITCH, 'data.dir': _PATH, 'data.local_dir': _PATH, 'data.tfds_dir': _PATH,
-    'data.max_seq_length': count(2**16), 'data.max_predictions_per_seq': count(2**16, least=0),
-    'data.min_sentences': count(10**6), 'data.masked_lm_prob': _SHARE, 'data.mask_rate': _SHARE,
-    'data.random_rate': _SHARE, 'data.num_maskings': count(10**6, least=0),
-    'data.short_seq_prob': _SHARE, 'data.random_next_prob': _SHARE,
-    'data.masking': MASKINGS, 'data.next_sentence': _SWITCH, 'data.text': _TEXT,
-    'data.text_pair': _TEXT, 'data.choices': _TEXT, 'data.label': _TEXT, 'data.id': _TEXT,
-    'data.packing': _SWITCH, 'data.max_malformed': _SHARE,
-    'train.steps': _DURATION, 'train.batch_size': count(2**22),
-    'train.packed_rows': count(2**22, least=0),
-    'train.accumulation_steps': count(2**16), 'train.eval_every': _DURATION,
-    'train.eval_batch_size': count(2**18), 'train.max_eval_examples': count(2**40, least=0),
-    'train.save_every': _DURATION, 'train.keep_checkpoints': count(10**6),
-    'train.log_every': _DURATION, 'train.profile': _OWN, 'train.skip_steps': _OWN,
-    'train.reference': _PATH, 'train.probe': _PATH,
-    'optimizer.name': (*OWN_OPTIMIZERS, *optax_optimizers()), 'optimizer.arguments': _TEXT,
-    'optimizer.layer_decay': Range(0, 1, open='('),
-    'optimizer.learning_rate': Range(0, 1000, open='('), 'optimizer.warmup': _DURATION,
-    'optimizer.decay_from': ('start', 'peak'),
-    'optimizer.decay_power': Range(0, 100), 'optimizer.weight_decay': Range(0, 1000),
-    'optimizer.b1': Range(0, 1, open=')'), 'optimizer.b2': Range(0, 1, open=')'),
-    'optimizer.eps': Range(0, 1), 'optimizer.clip_norm': Range(0, 1e9),
-    'mesh.data': count(2**20, least=-1), 'mesh.fsdp': count(2**20, least=-1),
-    'mesh.tensor': count(2**20),
-    'phases': _OWN,
-    'squad.doc_stride': count(2**16), 'squad.max_query_length': count(2**16),
-    'classification.separator': _TEXT, 'classification.multi_label': _SWITCH,
-    'classification.metrics': _OWN, 'regression.metrics': _OWN,
-    'classification.windows': ('', *WINDOWS), 'regression.windows': ('', *WINDOWS),
-    'conll.document_context': _SWITCH, 'tagging.document_context': _SWITCH,
-    'conll.features': ('', *FEATURES), 'tagging.features': ('', *FEATURES),
-}
 _OF_A_PHASE = (
     'batch_size', 'packed_rows', 'max_seq_length', 'max_predictions_per_seq', 'learning_rate',
 )
-
-
-# Fields that not every task reads, and for what they are. A kind of task names those of its own
-# files that it reads.
-_OF_PRETRAINING = (
-    'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate', 'data.num_maskings',
-    'data.short_seq_prob', 'data.random_next_prob', 'data.masking', 'data.next_sentence',
-    'data.min_sentences', 'data.max_predictions_per_seq', 'data.vocab_size',
-    'train.packed_rows', 'train.eval_batch_size', 'train.max_eval_examples',
-    'train.skip_steps', 'train.reference', 'train.probe',
-)
-_OF_LABELLED_DATA = ('data.packing', 'data.max_malformed', 'model.bilstm')
-_OF_OWN_FILES = (
-    'data.text', 'data.text_pair', 'data.choices', 'data.label', 'data.id', 'data.held_out')
 
 
 def check_used(config: ConfigDict) -> None:
@@ -99,19 +46,17 @@ def check_used(config: ConfigDict) -> None:
       InputError: a field that the task does not read is not its default.
     """
     check_task(config)
-    own, start = task_fields(config.task), default_config(config.task)
-    for paths, used, others in (
-        (_OF_PRETRAINING, own.phased, 'pre-training'),
-        (_OF_LABELLED_DATA, not own.phased, 'downstream tasks'),
-        (_OF_OWN_FILES, False, 'tasks on files of your own that have it'),
-    ):
-        for path in paths:
-            value = get_field(config, path)
-            if not used and path not in own.reads and value != get_field(start, path):
-                raise InputError(
-                    f'config.{path}={value!r} means nothing to config.task={config.task!r}: it is '
-                    f'for {others}, leave it out'
-                )
+    task, start = task_fields(config.task), default_config(config.task)
+    read = {
+        '': True, PRETRAINING: task.phased, LABELLED: not task.phased, OWN_FILES: False}
+    for path, field in FIELDS.items():
+        read_by = LABELLED if path == 'model.bilstm' else field.read_by
+        value = get_field(config, path)
+        if not read[read_by] and path not in task.reads and value != get_field(start, path):
+            raise InputError(
+                f'config.{path}={value!r} means nothing to config.task={config.task!r}: it is '
+                f'for {read_by}, leave it out'
+            )
 
 
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:
@@ -146,7 +91,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
 
 
 def _check_field(config: ConfigDict, path: str) -> None:
-    value, allowed = get_field(config, path), FIELDS.get(path, _OWN)
+    value, allowed = get_field(config, path), field_of(path).allowed
     if value is None:  # left to `init_checkpoint`
         return
     if isinstance(allowed, Range):
@@ -155,15 +100,15 @@ def _check_field(config: ConfigDict, path: str) -> None:
     elif isinstance(allowed, tuple):
         if value not in allowed:
             raise InputError(f'config.{path}={value!r} is unknown: {nearest(value, allowed)}')
-    elif allowed in (_TEXT, _PATH):
+    elif allowed in (TEXT, PATH):
         if not isinstance(value, str) or '\0' in value:
             raise InputError(f'config.{path}={value!r} must be a text')
-        if allowed == _PATH:
+        if allowed == PATH:
             try:
                 check_scheme(value)
             except InputError as error:
                 raise InputError(f'config.{path}={error}') from None
-    elif allowed == _DURATION:
+    elif allowed == DURATION:
         _check_duration(value, path)
 
 
@@ -175,6 +120,10 @@ def _check_duration(value: Any, path: str) -> None:
 
 
 def _check_optimizer(optimizer: ConfigDict) -> None:
+    names = [*OWN_OPTIMIZERS, *optax_optimizers()]
+    if optimizer.name not in names:
+        raise InputError(f'config.optimizer.name={optimizer.name!r} is unknown: '
+                         + nearest(optimizer.name, names))
     optimizer_arguments(optimizer.name, optimizer.arguments)
     start = default_config().optimizer
     for key in ('b1', 'b2', 'eps'):
@@ -197,7 +146,7 @@ def _check_phases(config: ConfigDict) -> None:
         for field, value in given.items():
             path = f'phases[{i}].{field}'
             if field in _OF_A_PHASE and value is not None:
-                allowed = FIELDS[PHASE_FIELDS[field]]
+                allowed = FIELDS[PHASE_FIELDS[field]].allowed
                 assert isinstance(allowed, Range)
                 if fault := allowed.fault(value):
                     raise InputError(f'config.{path}={value!r} must be {fault}')

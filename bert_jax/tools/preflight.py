@@ -33,7 +33,7 @@ from absl import flags, logging
 
 from bert_jax.config import ConfigDict, complete
 from bert_jax.config.command_line import define_config, parse_flags
-from bert_jax.config.tasks import task_fields
+from bert_jax.config.fields import task_fields
 from bert_jax.config.validation import validate
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.runtime.errors import InputError

@@ -1,0 +1,221 @@
+"""Every field of the config: its default, what it may be, and which tasks read it.
+
+A field of a task's section, and reading columns of files of one's own, are rows here too. The
+model's fields are those of `bert_config.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from bert_jax.config.bert_config import COMPUTATION, OPTIONS, Range, count
+
+TEXT, PATH, DURATION = 'text', 'a path', 'a duration'
+CHECKED_WHERE_READ = 'checked where it is read'
+# Who reads a field, where not every task does: in words for messages.
+PRETRAINING, LABELLED, OWN_FILES = (
+    'pre-training', 'downstream tasks', 'tasks on files of your own that have it')
+
+
+class Field(NamedTuple):
+    """A field of the config.
+
+    Attributes:
+      default: None: it is left to `init_checkpoint`.
+      allowed: a range, the values that it may have, or how it is looked at.
+      read_by: PRETRAINING, LABELLED, OWN_FILES or '', all tasks.
+    """
+
+    default: Any
+    allowed: Range | tuple[Any, ...] | str
+    read_by: str = ''
+
+
+_SHARE, _BELOW_1 = Range(0, 1), Range(0, 1, open=')')
+_SWITCH = (False, True)
+_WINDOWS = ('', 'first', 'mean', 'max')  # tasks.texts.WINDOWS
+_FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four',
+             'concat_last_four', 'weighted_sum_all')  # heads.tagging.FEATURES
+
+FIELDS: Mapping[str, Field] = {
+    'task': Field('pretrain', CHECKED_WHERE_READ),  # one of tasks.opening.OPENERS
+    'seed': Field(0, count(2**31 - 1, least=0)),  # of parameters, data order, masks and dropout
+    # Parameters to start from: a run directory, a TF1 checkpoint prefix, a Hugging Face folder.
+    'init_checkpoint': Field('', PATH),
+
+    # One of MODEL_SIZES, or empty: the size of init_checkpoint. The four sizes override it.
+    'model.name': Field('base', TEXT),
+    'model.vocab_size': Field(0, count(2**24, least=0)),  # 0: as many as the vocabulary has
+    # What a checkpoint decides is empty, which means: as in init_checkpoint, else the default.
+    **{f'model.{o.name}': Field(o.default if o.role == 'trains' else None, o.kind)
+       for role in (('shape', 'computes'), ('trains',)) for o in OPTIONS
+       if o.role in role and o.name != 'vocab_size'},
+    # How it is computed. dtype: auto is bfloat16 on TPU and GPU, else float32; scan_layers: one
+    # compiled layer looped over instead of num_layers copies; remat: dots keeps the outputs of
+    # matrix products for the backward pass, full the inputs of layers only, none everything;
+    # attention: its implementation, auto chooses.
+    **{f'model.{name}': Field(choices[0], choices) for name, choices in COMPUTATION.items()},
+
+    'data.source': Field('docs:python', CHECKED_WHERE_READ),  # or a list of (source, weight)
+    # The held-out text, or the file that is scored; empty: `held_out` of `source`, the folder's.
+    'data.eval_source': Field('', PATH),
+    'data.held_out': Field(0.01, _BELOW_1, OWN_FILES),  # share that is held out for evaluation
+    # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
+    # `vocab_size`.
+    'data.vocab_file': Field('', PATH),
+    # Words to add to it, one a line: [unused] slots first, then new rows of the word table, which
+    # start at the mean of the word's old pieces.
+    'data.add_tokens': Field('', PATH),
+    'data.vocab_size': Field(8000, count(2**24, least=16), PRETRAINING),
+    'data.lowercase': Field(None, _SWITCH),  # empty: as in init_checkpoint, else True
+    # Token stores and trained vocabularies, kept by fingerprint; for several hosts a bucket or a
+    # folder that all share.
+    'data.dir': Field('~/.cache/bert_jax', PATH),
+    'data.local_dir': Field('~/.cache/bert_jax', PATH),  # each host's copies of what is there
+    'data.tfds_dir': Field('', PATH),  # prepared tensorflow-datasets; empty: their default place
+    'data.max_seq_length': Field(128, count(2**16)),
+    'data.max_predictions_per_seq': Field(20, count(2**16, least=0), PRETRAINING),
+    'data.min_sentences': Field(1, count(10**6), PRETRAINING),  # shorter documents are left out
+    'data.masked_lm_prob': Field(0.15, _SHARE, PRETRAINING),
+    'data.mask_rate': Field(0.8, _SHARE, PRETRAINING),  # of the masked positions: [MASK]
+    'data.random_rate': Field(0.1, _SHARE, PRETRAINING),  # a random piece; the rest keep theirs
+    # 0: new pairs and masks every epoch; 10: ten in turn, as the original.
+    'data.num_maskings': Field(0, count(10**6, least=0), PRETRAINING),
+    'data.short_seq_prob': Field(0.1, _SHARE, PRETRAINING),
+    'data.random_next_prob': Field(0.5, _SHARE, PRETRAINING),
+    # What is masked together (data.masking.MASKINGS).
+    'data.masking': Field('pieces', ('pieces', 'words', 'ngrams', 'spans'), PRETRAINING),
+    'data.next_sentence': Field(True, _SWITCH, PRETRAINING),  # False: one segment, no NSP loss
+    # Columns of your own file.
+    'data.text': Field('text', TEXT, OWN_FILES),
+    'data.text_pair': Field('', TEXT, OWN_FILES),
+    'data.label': Field('label', TEXT, OWN_FILES),
+    'data.choices': Field('', TEXT, OWN_FILES),  # of multiple choice, between commas
+    'data.id': Field('', TEXT, OWN_FILES),  # names rows in predictions; empty: counted from 0
+    'data.packing': Field(True, _SWITCH, LABELLED),  # several examples a row: the same scores
+    'data.max_malformed': Field(0.01, _SHARE, LABELLED),  # of rows; more is an error
+
+    'train.steps': Field(0, DURATION),  # 0: the sum of the phases' steps
+    'train.batch_size': Field(256, count(2**22)),  # sequences a step, over all devices
+    # Rows that a step's sequences share in pre-training; 0: a row each.
+    'train.packed_rows': Field(0, count(2**22, least=0), PRETRAINING),
+    'train.accumulation_steps': Field(1, count(2**16)),  # parts that a batch is computed in
+    'train.eval_every': Field(0, DURATION),  # 0: only at the end, where there always is one
+    'train.eval_batch_size': Field(256, count(2**18), PRETRAINING),
+    'train.max_eval_examples': Field(0, count(2**40, least=0), PRETRAINING),  # 0: all held out
+    'train.save_every': Field(0, DURATION),  # 0: only at the end
+    'train.keep_checkpoints': Field(2, count(10**6)),
+    'train.log_every': Field(100, DURATION),
+    # Steps that train on rows which no other step of their length has.
+    'train.skip_steps': Field((), CHECKED_WHERE_READ, PRETRAINING),
+    # A former run of this recipe (its directory or its metrics.jsonl): accuracies by step that are
+    # far from its give a warning.
+    'train.reference': Field('', PATH, PRETRAINING),
+    # Labelled texts (columns as below `data`): at each evaluation of pre-training a logistic
+    # regression on the mean of the last layer is fitted to half of them, and scored on the others.
+    'train.probe': Field('', PATH, PRETRAINING),
+    # '100..110': a trace of these steps, for TensorBoard's profile plugin.
+    'train.profile': Field('', CHECKED_WHERE_READ),
+
+    # bert_adamw (no bias correction) | adamw | lamb | muon, or any optimizer of optax: lion, ...
+    'optimizer.name': Field('bert_adamw', CHECKED_WHERE_READ),
+    'optimizer.arguments': Field('', TEXT),  # of an optimizer of optax: 'b1=0.95, b2=0.98'
+    'optimizer.learning_rate': Field(1e-4, Range(0, 1000, open='(')),
+    'optimizer.warmup': Field('1%', DURATION),
+    'optimizer.decay_power': Field(1.0, Range(0, 100)),  # polynomial decay to 0; 1 is linear
+    # start: as if there were no warm-up, the original's | peak: after it.
+    'optimizer.decay_from': Field('start', ('start', 'peak')),
+    # The last layer has this share of the rate, the one before its square, ...
+    'optimizer.layer_decay': Field(1.0, Range(0, 1, open='(')),
+    'optimizer.weight_decay': Field(0.01, Range(0, 1000)),  # not on biases and LayerNorm
+    'optimizer.b1': Field(0.9, _BELOW_1),  # b1, b2 and eps are of the first four optimizers
+    'optimizer.b2': Field(0.999, _BELOW_1),
+    'optimizer.eps': Field(1e-6, _SHARE),
+    'optimizer.clip_norm': Field(1.0, Range(0, 1e9)),  # global gradient norm; 0: no clipping
+
+    # The batch, masters and moments are split over data x fsdp devices. Gradients are summed over
+    # fsdp first: neighbours. -1: the devices that are left, fsdp an axis of the torus.
+    'mesh.data': Field(-1, count(2**20, least=-1)),
+    'mesh.fsdp': Field(-1, count(2**20, least=-1)),
+    'mesh.tensor': Field(1, count(2**20)),  # heads, intermediate and vocabulary split
+
+    # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; what a phase
+    # leaves out comes from `train` and `data`. The optimizer's moments carry over from phase to
+    # phase, and one learning-rate schedule spans them all, unless a phase names `learning_rate`
+    # (and `warmup`): then its own schedule starts with it.
+    'phases': Field((), CHECKED_WHERE_READ),
+}
+
+_TEXTS = {
+    # Names between commas, the first picks the best evaluation; empty: the usual ones.
+    'metrics': Field('', CHECKED_WHERE_READ),
+    # What becomes of a text longer than data.max_seq_length where it is predicted: first, it is
+    # cut, as in training | mean, max: it is read in windows, whose probabilities are combined.
+    # Empty: first; of a model that is only evaluated, as it had it.
+    'windows': Field('', _WINDOWS),
+}
+_TAGGING = {
+    'document_context': Field(False, _SWITCH),  # neighbouring sentences fill the window
+    # Empty: fine-tuned; else features of a frozen encoder for a BiLSTM (paper table 7).
+    'features': Field('', _FEATURES),
+}
+SECTIONS: Mapping[str, Mapping[str, Field]] = {
+    'classification': {
+        'multi_label': Field(False, _SWITCH),  # any number of labels an example
+        'separator': Field(',', TEXT),  # between them, where they stand in one cell
+        **_TEXTS,
+    },
+    'regression': _TEXTS,
+    'conll': _TAGGING,
+    'tagging': _TAGGING,
+    'squad': {
+        'doc_stride': Field(128, count(2**16)),  # pieces from one window of a text to the next
+        'max_query_length': Field(64, count(2**16)),  # pieces of a question
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskFields:
+    """What a task has of the config.
+
+    Attributes:
+      section: one of SECTIONS; empty: it has none.
+      phased: whether the run may have several phases, of rows with masked positions.
+      reads: which fields of OWN_FILES.
+    """
+
+    section: str = ''
+    phased: bool = False
+    reads: tuple[str, ...] = ()
+
+
+_COLUMNS = ('data.text', 'data.text_pair', 'data.label', 'data.id', 'data.held_out')
+
+# A task without a row has no section and reads no field of files of your own, as GLUE's.
+TASK_FIELDS: Mapping[str, TaskFields] = {
+    'pretrain': TaskFields(phased=True, reads=(
+        'data.held_out', 'data.text', 'data.text_pair', 'data.label')),
+    'synthetic': TaskFields(phased=True, reads=('data.held_out',)),
+    'classification': TaskFields('classification', reads=_COLUMNS),
+    'regression': TaskFields('regression', reads=_COLUMNS),
+    'multiple_choice': TaskFields(
+        reads=('data.text', 'data.choices', 'data.label', 'data.id', 'data.held_out')),
+    'conll': TaskFields('conll'),
+    'tagging': TaskFields('tagging', reads=('data.text', 'data.label', 'data.held_out')),
+    'squad_v1': TaskFields('squad'),
+    'squad_v2': TaskFields('squad'),
+}
+
+
+def task_fields(task: str) -> TaskFields:
+    """What a task has of the config; of an unknown one nothing, which `validate` refuses."""
+    return TASK_FIELDS.get(task, TaskFields())
+
+
+def field_of(path: str) -> Field:
+    """The field at a dotted path."""
+    section, _, name = path.rpartition('.')
+    return SECTIONS[section][name] if section in SECTIONS else FIELDS[path]
