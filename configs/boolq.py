@@ -6,19 +6,12 @@
 `BoolQ` is the folder of train.jsonl, val.jsonl and, where predictions are wanted, test.jsonl.
 """
 
-from bert_jax.config import default_config
+from bert_jax.config import finetuning_config
 
 
 def get_config():
-    c = default_config('boolq')
-    c.model.name = ''
+    c = finetuning_config('boolq')
     c.data.source = 'BoolQ'
     c.data.max_seq_length = 256
-    c.train.steps = '3 epochs'
-    c.train.batch_size = 32
-    c.train.eval_every = '1 epoch'
-    c.train.save_every = '1 epoch'
-    c.train.log_every = 50
     c.optimizer.learning_rate = 2e-5
-    c.optimizer.warmup = '10%'
     return c

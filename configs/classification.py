@@ -11,20 +11,11 @@ else names between commas. `--config.classification.metrics=macro_f1,accuracy`: 
 the second of two labels), macro_f1, micro_f1, matthews; the first picks the best evaluation.
 """
 
-from bert_jax.config import default_config
+from bert_jax.config import finetuning_config
 
 
 def get_config():
-    c = default_config('classification')
-    c.model.name = ''
+    c = finetuning_config('classification')
     c.data.source = 'train.csv'
     c.data.held_out = 0.1
-    c.data.max_seq_length = 128
-    c.train.steps = '3 epochs'
-    c.train.batch_size = 32
-    c.train.eval_every = '1 epoch'
-    c.train.save_every = '1 epoch'
-    c.train.log_every = 50
-    c.optimizer.learning_rate = 5e-5
-    c.optimizer.warmup = '10%'
     return c

@@ -13,7 +13,7 @@ concatenated last four layers, or another of its six choices. The paper gives no
 from its grid (Appendix A.3), and Adam's usual 1e-3 for the BiLSTM.
 """
 
-from bert_jax.config import default_config
+from bert_jax.config import finetuning_config
 
 
 def get_config(context: str = 'sentences'):
@@ -21,18 +21,12 @@ def get_config(context: str = 'sentences'):
         raise ValueError(
             f'configs/conll.py:{context} is unknown: choose sentences, documents or features'
         )
-    c = default_config('conll')
-    c.model.name = ''
+    c = finetuning_config('conll')
     c.data.source = 'conll2003'
     c.conll.document_context = context != 'sentences'
     c.data.max_seq_length = 128 if context == 'sentences' else 512
     c.train.steps = '4 epochs'
     c.train.batch_size = 32 if context == 'sentences' else 8
-    c.train.eval_every = '1 epoch'
-    c.train.save_every = '1 epoch'
-    c.train.log_every = 50
-    c.optimizer.learning_rate = 5e-5
-    c.optimizer.warmup = '10%'
     if context == 'features':
         c.conll.features = 'concat_last_four'
         c.optimizer.learning_rate = 1e-3

@@ -12,7 +12,7 @@ benchmark's files, or `tfds:glue`. The paper takes the best of the learning rate
 and 2e-5 on the dev set.
 """
 
-from bert_jax.config import default_config
+from bert_jax.config import finetuning_config
 
 
 def get_config(task: str = 'mrpc'):
@@ -21,15 +21,6 @@ def get_config(task: str = 'mrpc'):
             'configs/glue.py:ax has no training set: configs/glue.py:mnli predicts it, where the '
             'folder of the benchmark has diagnostic/'
         )
-    c = default_config(task)
-    c.model.name = ''
+    c = finetuning_config(task)
     c.data.source = 'glue'
-    c.data.max_seq_length = 128
-    c.train.steps = '3 epochs'
-    c.train.batch_size = 32
-    c.train.eval_every = '1 epoch'
-    c.train.save_every = '1 epoch'
-    c.train.log_every = 50
-    c.optimizer.learning_rate = 5e-5
-    c.optimizer.warmup = '10%'
     return c

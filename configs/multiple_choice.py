@@ -10,20 +10,13 @@ same in every row; in JSON lines data.choices may be the one field with a list o
 evaluation file a tenth is held out (data.held_out), equal questions on one side.
 """
 
-from bert_jax.config import default_config
+from bert_jax.config import finetuning_config
 
 
 def get_config():
-    c = default_config('multiple_choice')
-    c.model.name = ''
+    c = finetuning_config('multiple_choice')
     c.data.source = 'train.csv'
     c.data.held_out = 0.1
-    c.data.max_seq_length = 128
-    c.train.steps = '3 epochs'
     c.train.batch_size = 16
-    c.train.eval_every = '1 epoch'
-    c.train.save_every = '1 epoch'
-    c.train.log_every = 50
     c.optimizer.learning_rate = 2e-5
-    c.optimizer.warmup = '10%'
     return c

@@ -7,20 +7,11 @@ Files and columns are as for configs/classification.py. `--config.regression.met
 spearman and pearson; the first picks the best evaluation.
 """
 
-from bert_jax.config import default_config
+from bert_jax.config import finetuning_config
 
 
 def get_config():
-    c = default_config('regression')
-    c.model.name = ''
+    c = finetuning_config('regression')
     c.data.source = 'train.csv'
     c.data.held_out = 0.1
-    c.data.max_seq_length = 128
-    c.train.steps = '3 epochs'
-    c.train.batch_size = 32
-    c.train.eval_every = '1 epoch'
-    c.train.save_every = '1 epoch'
-    c.train.log_every = 50
-    c.optimizer.learning_rate = 5e-5
-    c.optimizer.warmup = '10%'
     return c

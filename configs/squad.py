@@ -9,21 +9,15 @@ score. To train on TriviaQA first, train on it in SQuAD's layout and start from 
 directory receives predictions.json, nbest_predictions.json and, for `:v2`, null_odds.json.
 """
 
-from bert_jax.config import default_config
+from bert_jax.config import finetuning_config
 
 
 def get_config(version: str = 'v1'):
     if version not in ('v1', 'v2'):
         raise ValueError(f'configs/squad.py:{version} is unknown: choose v1 or v2')
-    c = default_config(f'squad_{version}')
-    c.model.name = ''
+    c = finetuning_config(f'squad_{version}')
     c.data.source = 'squad'
     c.data.max_seq_length = 384
     c.train.steps = '3 epochs' if version == 'v1' else '2 epochs'
     c.train.batch_size = 32 if version == 'v1' else 48
-    c.train.eval_every = '1 epoch'
-    c.train.save_every = '1 epoch'
-    c.train.log_every = 50
-    c.optimizer.learning_rate = 5e-5
-    c.optimizer.warmup = '10%'
     return c

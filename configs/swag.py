@@ -7,19 +7,12 @@
 TSV), of which a fifth is held out.
 """
 
-from bert_jax.config import default_config
+from bert_jax.config import finetuning_config
 
 
 def get_config():
-    c = default_config('swag')
-    c.model.name = ''
+    c = finetuning_config('swag')
     c.data.source = 'swag'
-    c.data.max_seq_length = 128
-    c.train.steps = '3 epochs'
     c.train.batch_size = 16
-    c.train.eval_every = '1 epoch'
-    c.train.save_every = '1 epoch'
-    c.train.log_every = 50
     c.optimizer.learning_rate = 2e-5
-    c.optimizer.warmup = '10%'
     return c

@@ -9,21 +9,12 @@ IOBES) are scored by their F1, other tags, such as parts of speech, by the words
 Without an evaluation file a tenth of the sentences is held out (data.held_out).
 """
 
-from bert_jax.config import default_config
+from bert_jax.config import finetuning_config
 
 
 def get_config():
-    c = default_config('tagging')
-    c.model.name = ''
+    c = finetuning_config('tagging')
     c.data.source = 'train.txt'
     c.data.text, c.data.label = 'tokens', 'tags'
     c.data.held_out = 0.1
-    c.data.max_seq_length = 128
-    c.train.steps = '3 epochs'
-    c.train.batch_size = 32
-    c.train.eval_every = '1 epoch'
-    c.train.save_every = '1 epoch'
-    c.train.log_every = 50
-    c.optimizer.learning_rate = 5e-5
-    c.optimizer.warmup = '10%'
     return c

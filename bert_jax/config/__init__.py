@@ -74,6 +74,17 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     return c.lock()
 
 
+def finetuning_config(task: str) -> ConfigDict:
+    """What fine-tuning recipes share (paper section 4.1): 3 epochs, batch 32, 5e-5, scored and
+    saved after each epoch. The size is that of `init_checkpoint`."""
+    c = default_config(task)
+    c.model.name = ''
+    c.train.update(steps='3 epochs', batch_size=32, eval_every='1 epoch', save_every='1 epoch',
+                   log_every=50)
+    c.optimizer.update(learning_rate=5e-5, warmup='10%')
+    return c
+
+
 def _default(path: str, field: Field) -> Any:
     """A default as ConfigDict takes it, with the type that other values must have."""
     if field.default is None:
