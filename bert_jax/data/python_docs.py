@@ -17,11 +17,11 @@ import json
 import os
 import platform
 import re
-import subprocess
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
+
+from bert_jax.data.processes import process_pool
 
 PACKAGES = (
     'jax', 'flax', 'optax', 'orbax', 'chex', 'numpy', 'scipy', 'ml_dtypes', 'opt_einsum',
@@ -92,32 +92,8 @@ def _all_paragraphs(paths: Sequence[str], num_processes: int) -> Iterator[list[s
     if num_processes < 2:
         yield from map(file_paragraphs, paths)
         return
-    # Each worker takes every n-th file; reading their answers in turn restores the order. -I keeps
-    # this folder, whose file names shadow standard modules, off the workers' path.
-    workers = [
-        subprocess.Popen([sys.executable, '-I', __file__, str(i), str(num_processes)],
-                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for i in range(num_processes)
-    ]
-    request = '\n'.join(paths).encode('utf-8', 'surrogateescape')
-    try:
-        for worker in workers:
-            assert worker.stdin is not None
-            worker.stdin.write(request)
-            worker.stdin.close()
-        for i in range(len(paths)):
-            answer = workers[i % num_processes].stdout
-            assert answer is not None
-            line = answer.readline()
-            if not line:
-                raise RuntimeError(f'a process that reads documentation ended at {paths[i]}')
-            yield json.loads(line)
-    finally:
-        for worker in workers:
-            assert worker.stdout is not None
-            worker.stdout.close()
-            worker.kill()
-            worker.wait()
+    with process_pool(num_processes) as pool:
+        yield from pool.map(file_paragraphs, paths, chunksize=8)
 
 
 def _topics() -> Iterator[list[str]]:
@@ -132,12 +108,15 @@ def _topics() -> Iterator[list[str]]:
 
 def file_paragraphs(path: str) -> list[str]:
     """Cleaned paragraphs of all docstrings of one Python file; none where it does not parse."""
+    gc.disable()  # syntax trees hold no cycles, and looking for some is a third of the time
     try:
         with open(path, 'rb') as file, warnings.catch_warnings():
             warnings.simplefilter('ignore')  # invalid escapes in other people's code
             tree = ast.parse(file.read())
     except (SyntaxError, ValueError, RecursionError, OSError):
         return []
+    finally:
+        gc.enable()
     return [paragraph for text in _docstrings(tree.body) for paragraph in clean(text)]
 
 
@@ -245,16 +224,3 @@ def _prose(paragraph: str) -> str:
     if len(_NOT_PROSE.findall(text)) > 0.06 * len(text):
         return ''
     return text
-
-
-def _worker(i: int, n: int) -> None:
-    """Reads all paths from standard input; writes every n-th file's paragraphs, a line a file."""
-    gc.disable()  # syntax trees hold no cycles, and looking for some is a third of the time
-    paths = sys.stdin.buffer.read().decode('utf-8', 'surrogateescape').split('\n')
-    for path in paths[i::n]:
-        sys.stdout.write(json.dumps(file_paragraphs(path)) + '\n')
-        sys.stdout.flush()
-
-
-if __name__ == '__main__':
-    _worker(int(sys.argv[1]), int(sys.argv[2]))

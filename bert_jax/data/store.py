@@ -339,6 +339,17 @@ class Part(NamedTuple):
     folder: str  # where its files grow
 
 
+JOURNAL = 'journal.json'  # of a build, and of each part: how far its files are good
+
+
+def num_bytes_of(part: Part) -> int:
+    """Bytes of text that are done of a part that is being built, by its journal."""
+    try:
+        return int(json.loads((files.as_path(part.folder) / JOURNAL).read_text())['bytes'])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
 def token_dtype(tokenizer: Any) -> np.dtype:
     """16 bits a token where they are enough."""
     return np.dtype('<u2' if len(tokenizer.vocab) < 65_536 else '<u4')

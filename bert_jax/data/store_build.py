@@ -12,23 +12,21 @@ import hashlib
 import json
 import os
 import pickle
-import queue
 import shutil
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator
 from concurrent import futures
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.data import store
 from bert_jax.data.corpus import Source
+from bert_jax.data.processes import process_pool
 from bert_jax.data.store import (
     FORMAT_VERSION,
+    JOURNAL,
     MANIFEST,
     Part,
     PieceWriter,
@@ -37,6 +35,7 @@ from bert_jax.data.store import (
     disk_faults,
     fsync_folder,
     locked,
+    num_bytes_of,
     piece_names,
     token_dtype,
 )
@@ -44,7 +43,6 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import loading_tensorflow
 
-_ROOT = Path(__file__).resolve().parents[2]
 _CORES_A_PROCESS = 8
 _MIN_BYTES_A_PROCESS = 1 << 30  # a process takes seconds to start
 
@@ -60,91 +58,32 @@ def choose_num_processes(num_bytes: int, num_parts: int) -> int:
     return max(1, min(num_cores() // _CORES_A_PROCESS, worth, num_parts))
 
 
-def build_parts(
-    source: Source, tokenizer: Any, parts: Sequence[Part], num_processes: int, num_threads: int,
-    report: Callable[[Part, int], None],
-) -> Iterator[dict[str, int]]:
-    """What `PartBuilder.build` returns for each part, in order, as they become ready.
+@functools.lru_cache(maxsize=1)
+def _builder(job: bytes) -> Any:
+    """The `PartBuilder` of a process of the pool."""
+    source, tokenizer, num_threads = pickle.loads(job)
+    # TensorFlow would take threads for all processors in every process.
+    os.environ.update(CUDA_VISIBLE_DEVICES='', TF_NUM_INTRAOP_THREADS=str(num_threads),
+                      TF_NUM_INTEROP_THREADS=str(num_threads + 2))
+    with loading_tensorflow(source.spec):
+        from bert_jax.data.pipeline import hide_accelerators
+        from bert_jax.data.store_worker import PartBuilder
+
+        hide_accelerators()
+    return PartBuilder(source, tokenizer, num_threads)
+
+
+def build_part(job: bytes, part: Part) -> dict[str, int]:
+    """What `PartBuilder.build` returns, in a process of the pool.
 
     Args:
-      source: can be pickled.
-      tokenizer: can be pickled.
-      parts: to build.
-      num_processes: at once.
-      num_threads: of each process.
-      report: takes a part and the bytes of it that are done, in any thread.
+      job: (source, tokenizer, threads of this process), pickled: the same for all parts.
+      part: to build.
 
     Raises:
-      InputError, OSError: as a worker met them.
-      RuntimeError: a worker failed or was ended.
+      InputError, OSError: see there.
     """
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get('PYTHONPATH')]))
-    workers = [
-        subprocess.Popen(
-            [sys.executable, '-m', 'bert_jax.data.store_worker'], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, start_new_session=True,  # Ctrl-C reaches them through us
-            env=os.environ | {
-                # TensorFlow would take threads for all processors in every worker.
-                'PYTHONPATH': path, 'CUDA_VISIBLE_DEVICES': '',
-                'TF_NUM_INTRAOP_THREADS': str(num_threads),
-                'TF_NUM_INTEROP_THREADS': str(num_threads + 2),
-            },
-        )
-        for _ in range(num_processes)
-    ]
-    free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-    job = pickle.dumps((source, tokenizer, num_threads))
-
-    def build(part: Part) -> dict[str, int]:
-        worker = free.get()
-        _send(worker, pickle.dumps(part))
-        while True:
-            kind, what = _receive(worker)
-            if kind == 'fault':
-                raise what
-            if kind == 'done':
-                free.put(worker)
-                return what
-            report(part, what)
-
-    pool = futures.ThreadPoolExecutor(num_processes)
-    try:
-        for worker in workers:
-            _send(worker, job)
-            free.put(worker)
-        for task in [pool.submit(build, part) for part in parts]:
-            yield task.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.kill()  # what it wrote is good up to its journal
-            free.put(worker)  # a thread that waits for one goes on, and fails
-        pool.shutdown()
-        for worker in workers:
-            worker.wait()
-            for pipe in (worker.stdin, worker.stdout):
-                assert pipe is not None
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
-
-def _send(worker: subprocess.Popen[bytes], message: bytes) -> None:
-    assert worker.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended: `_receive` says so
-        worker.stdin.write(message)
-        worker.stdin.flush()
-
-
-def _receive(worker: subprocess.Popen[bytes]) -> Any:
-    assert worker.stdout is not None
-    try:
-        return pickle.load(worker.stdout)
-    except (EOFError, pickle.UnpicklingError):
-        status = worker.wait()
-        reason = ', perhaps for want of memory' if status == -9 else ''
-        raise RuntimeError(
-            f'a process that builds the token store ended with status {status}{reason}'
-        ) from None
+    return _builder(job).build(part, lambda num_bytes: None)
 
 
 class Progress:
@@ -190,7 +129,7 @@ class Progress:
 _SPLITTER_VERSION = 1  # raise it when `split_sentences` changes: stores of old rules are not ours
 _PART_BYTES = 256 << 20  # of text at least, where units are smaller
 _JOIN_BYTES = 64 << 20
-_JOURNAL = 'journal.json'
+_LOOK_SECONDS = 0.5
 
 
 def store_fingerprint(source: Source, tokenizer: Any) -> str:
@@ -251,7 +190,6 @@ class _Build:
         self._fingerprint = fingerprint
         self._source_fingerprint = source.fingerprint()
         self._progress = Progress(progress, sum(unit.num_bytes for unit in self._units))
-        self._lock = threading.Lock()
         self._in_parts: dict[Part, int] = {}  # bytes of text, of parts that are not joined yet
 
     def run(self, num_processes: int) -> None:
@@ -293,9 +231,14 @@ class _Build:
             num_processes or choose_num_processes(num_bytes, len(parts)))
         num_threads = -(-num_cores() // num_processes)
         if num_processes > 1:
-            yield from build_parts(
-                self._source, self._tokenizer, parts, num_processes, num_threads, self._report
-            )
+            job = pickle.dumps((self._source, self._tokenizer, num_threads))
+            with process_pool(num_processes) as pool:
+                waiting = {part: pool.submit(build_part, job, part) for part in parts}
+                for part in parts:
+                    while not futures.wait([waiting[part]], timeout=_LOOK_SECONDS).done:
+                        for other in waiting:
+                            self._report(other, num_bytes_of(other))
+                    yield waiting.pop(part).result()
             return
         with loading_tensorflow(self._source.spec):  # nobody else here needs it
             from bert_jax.data.store_worker import PartBuilder
@@ -305,11 +248,10 @@ class _Build:
             yield builder.build(part, functools.partial(self._report, part))
 
     def _report(self, part: Part, num_bytes: int) -> None:
-        with self._lock:
-            self._in_parts[part] = num_bytes
-            self._state['seconds'] = time.monotonic() - self._started
-            done = self._state['bytes'] + sum(self._in_parts.values())
-            self._progress.show({**self._state, 'bytes': done})
+        self._in_parts[part] = num_bytes
+        self._state['seconds'] = time.monotonic() - self._started
+        done = self._state['bytes'] + sum(self._in_parts.values())
+        self._progress.show({**self._state, 'bytes': done})
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of each array that grows, by the state."""
@@ -324,7 +266,7 @@ class _Build:
     def _resume(self) -> None:
         fresh = dict(self._state)
         try:
-            state = json.loads((self._path / _JOURNAL).read_text())
+            state = json.loads((self._path / JOURNAL).read_text())
             self._state = {key: type(fresh[key])(state[key]) for key in fresh}
             self._open()
         except (OSError, ValueError, KeyError, TypeError):
@@ -354,15 +296,14 @@ class _Build:
             with open(folder / name, 'rb') as file:
                 while len(values := np.fromfile(file, dtype, _JOIN_BYTES // dtype.itemsize)):
                     writers[array].write((values + base if base else values).data)
-        with self._lock:
-            self._in_parts.pop(part, None)
-            state['unit'] = part.last
-            for key in ('tokens', 'sentences', 'documents', 'bytes'):
-                state[key] += counts[key]
-            state['seconds'] = time.monotonic() - self._started
+        self._in_parts.pop(part, None)
+        state['unit'] = part.last
+        for key in ('tokens', 'sentences', 'documents', 'bytes'):
+            state[key] += counts[key]
+        state['seconds'] = time.monotonic() - self._started
         for writer in writers.values():
             writer.sync()
-        files.write_whole(self._path / _JOURNAL, json.dumps(state))
+        files.write_whole(self._path / JOURNAL, json.dumps(state))
         shutil.rmtree(folder)
 
     def _documents(self) -> np.ndarray:
@@ -414,6 +355,6 @@ class _Build:
             },
         }
         files.write_whole(self._path / MANIFEST, json.dumps(manifest, indent=1))
-        (self._path / _JOURNAL).unlink()
+        (self._path / JOURNAL).unlink()
         fsync_folder(self._path)
         self._progress.end(manifest)

@@ -11,13 +11,8 @@ import hashlib
 import itertools
 import json
 import os
-import pickle
-import queue
 import shutil
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
@@ -25,15 +20,12 @@ import numpy as np
 import tensorflow as tf
 
 from bert_jax.data.corpus import Source, Unit
-from bert_jax.data.store import Part, token_dtype
+from bert_jax.data.store import JOURNAL, Part, token_dtype
 from bert_jax.data.tokenize import FastTokenizer, split_sentences
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.process import loading_tensorflow
 
 _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 10_000
-_JOURNAL = 'journal.json'
 _JOURNAL_SECONDS = 5.0
 
 
@@ -132,7 +124,7 @@ class _Growing:
         }
         fresh = dict(self.state)
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            self.state = {key: int(json.loads((folder / _JOURNAL).read_text())[key])
+            self.state = {key: int(json.loads((folder / JOURNAL).read_text())[key])
                           for key in fresh}
             if any(
                 not (folder / name).exists() or os.path.getsize(folder / name) < size
@@ -191,11 +183,11 @@ class _Growing:
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
-        files.write_whole(self._folder / _JOURNAL, json.dumps(self.state))
+        files.write_whole(self._folder / JOURNAL, json.dumps(self.state))
 
     def close(self) -> None:
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # a full disk was told by the first write
+            with contextlib.suppress(OSError):  # the first write has reported a full disk
                 file.close()
 
 
@@ -229,59 +221,3 @@ def _text_batches(
 def _split_lines(texts: tf.Tensor) -> tf.RaggedTensor:
     """[n] string -> [n, (lines)] string: one sentence a line."""
     return tf.strings.split(texts, '\n')
-
-
-_REPORT_SECONDS = 0.5
-
-
-class _Answers:
-    """Where answers go."""
-
-    def __init__(self, pipe: BinaryIO):
-        self._pipe, self._reported = pipe, 0.0
-
-    def send(self, kind: str, what: Any) -> None:
-        pickle.dump((kind, what), self._pipe)
-        self._pipe.flush()
-
-    def report(self, num_bytes: int) -> None:
-        """Says now and then how far a part is."""
-        if time.monotonic() - self._reported > _REPORT_SECONDS:
-            self._reported = time.monotonic()
-            self.send('bytes', num_bytes)
-
-
-def _listen(parts: queue.SimpleQueue[Part]) -> None:
-    """Ends this process when the other one has ended, however it did."""
-    with contextlib.suppress(Exception):
-        while True:
-            parts.put(pickle.load(sys.stdin.buffer))
-    os._exit(1)
-
-
-def _work(answers: _Answers) -> None:
-    source, tokenizer, num_threads = pickle.load(sys.stdin.buffer)
-    parts: queue.SimpleQueue[Part] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(parts,), daemon=True).start()
-    with loading_tensorflow('pre-training from text'):
-        from bert_jax.data.pipeline import hide_accelerators
-
-        hide_accelerators()
-        builder = PartBuilder(source, tokenizer, num_threads)
-    while True:
-        answers.send('done', builder.build(parts.get(), answers.report))
-
-
-def main() -> None:
-    answers = _Answers(os.fdopen(os.dup(1), 'wb'))
-    os.dup2(2, 1)  # whatever else prints does not get among the answers
-    try:
-        _work(answers)
-    except (InputError, OSError) as error:
-        answers.send('fault', error)
-    except BaseException:
-        answers.send('fault', RuntimeError(traceback.format_exc()))
-
-
-if __name__ == '__main__':
-    main()

@@ -1,8 +1,7 @@
-"""Wikitext -> the text passages of an article; run as a program, a process that does this for many.
+"""Wikitext -> the text passages of an article.
 
 As BERT's own corpus, "only the text passages" (paper, section 3.1): no lists, tables or headings,
-no templates, references, pictures, formulas. This file imports nothing of ours, because worker
-processes start it as a script (see `wikidump.py`, which says what passes through their pipes).
+no templates, references, pictures, formulas. `wikidump.py` calls it in processes of their own.
 """
 
 from __future__ import annotations
@@ -10,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import html
-import importlib
 import io
-import json
 import re
 import signal
-import sys
 from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from typing import Any
 from xml.etree.ElementTree import ParseError
 
 VERSION = 1  # part of the fingerprint: raise it when the cleaning rules change
@@ -162,7 +158,9 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def articles(xml: bytes) -> dict[str, Any]:
-    """What a part of a dump (header, whole pages, end) holds, as JSON.
+    """What a part of a dump (header, whole pages, end) holds.
+
+    A page that the parser is lost in ends the process, by its processor time.
 
     Returns:
       documents: the text of each article that has any, in order.
@@ -171,6 +169,7 @@ def articles(xml: bytes) -> dict[str, Any]:
     """
     import mwxml
 
+    gc.disable()  # a page's objects go by their counts; cycles are looked for at the end
     documents: list[str] = []
     unreadable: list[tuple[str, str]] = []
     fault = None
@@ -187,7 +186,6 @@ def articles(xml: bytes) -> dict[str, Any]:
             wikitext = texts[-1] or ''
             if wikitext[:100].lstrip().lower().startswith('#redirect'):
                 continue
-            # A page that the parser is lost in ends the process, and the parent goes on without it.
             signal.setitimer(signal.ITIMER_PROF, _CPU_SECONDS)
             try:
                 text = clean(wikitext, hidden)
@@ -202,36 +200,7 @@ def articles(xml: bytes) -> dict[str, Any]:
         fault = (error.position[0], str(error).partition(':')[0])
     except (AssertionError, mwxml.errors.MalformedXML, TypeError, ValueError) as error:
         fault = (0, (str(error) or 'no <mediawiki> with <siteinfo>').strip())
-    return {'documents': documents, 'unreadable': unreadable, 'fault': fault}
-
-
-def send(pipe: IO[bytes], message: bytes) -> None:
-    """Writes a message and its length."""
-    pipe.write(len(message).to_bytes(8, 'little') + message)
-    pipe.flush()
-
-
-def receive(pipe: IO[bytes]) -> bytes | None:
-    """The next message, or None where the other end is gone."""
-    length = pipe.read(8)
-    if len(length) < 8:
-        return None
-    size = int.from_bytes(length, 'little')
-    message = pipe.read(size)
-    return message if len(message) == size else None
-
-
-def _work() -> None:
-    """Answers each part of a dump on standard input with its articles, until that is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us through the parent
-    importlib.import_module('mwparserfromhell')
-    importlib.import_module('mwxml')
-    send(sys.stdout.buffer, b'ready')
-    gc.disable()  # a page's objects go by their counts; cycles are looked for after a part
-    while (part := receive(sys.stdin.buffer)) is not None:
-        send(sys.stdout.buffer, json.dumps(articles(part)).encode())
+    finally:
+        gc.enable()
         gc.collect()
-
-
-if __name__ == '__main__':
-    _work()
+    return {'documents': documents, 'unreadable': unreadable, 'fault': fault}

@@ -1,10 +1,8 @@
 """MediaWiki dumps (XML; plain, .gz or .bz2) -> documents, on all processors.
 
-This process decompresses and cuts the text between pages; worker processes (`wiki_articles.py`,
-started as a script) read the XML with mwxml, the wikitext with mwparserfromhell, and answer with
-the text of the articles: namespace 0, no redirects. Answers are taken in the order of the
-questions, so documents come as the dump has them. Workers end when their pipe closes, however this
-process ends.
+This process decompresses and cuts the text between pages; others (`wiki_articles.py`) read the XML
+with mwxml, the wikitext with mwparserfromhell, and return the text of the articles: namespace 0, no
+redirects. Results are taken in the order of the parts, so documents come as the dump has them.
 
 A bz2 file of many streams (the `multistream` dumps) is decompressed on all processors too; one of a
 single stream has to go through one.
@@ -17,23 +15,23 @@ import collections
 import contextlib
 import gzip
 import importlib.util
-import json
+import itertools
 import os
-import queue
 import re
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from bert_jax.data import wiki_articles
+from bert_jax.data.processes import process_pool
 from bert_jax.data.text_files import Document
+from bert_jax.data.wiki_articles import VERSION, articles
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 
-FORMAT = f'wikidump {wiki_articles.VERSION}'
+FORMAT = f'wikidump {VERSION}'
 _READ_BYTES = 1 << 18
 _PART_BYTES = 1 << 19  # of pages that a worker is asked for at a time
 _FIRST_BYTES = 4 << 20  # in which a bz2 file of many streams begins its second
@@ -80,8 +78,8 @@ def read_documents(path: str, num_processes: int = 0) -> Iterator[Document]:
     num_processes = num_processes or os.cpu_count() or 1
     unreadable: list[tuple[str, str]] = []
     with (
-        contextlib.closing(_parts(path, num_processes)) as parts, _Workers() as workers,
-        contextlib.closing(_in_order(workers.ask, parts, num_processes)) as answers,
+        contextlib.closing(_parts(path, num_processes)) as parts,
+        contextlib.closing(_answers(parts, num_processes)) as answers,
     ):
         for first_line, answer in answers:
             unreadable += answer['unreadable']
@@ -206,83 +204,45 @@ def _not_a_dump(path: str, begin: bytes) -> InputError:
     )
 
 
-class _Workers:
-    """Processes that read pages; each is started when all others are busy."""
+def _answers(
+    parts: Iterable[tuple[int, bytes]], num_processes: int
+) -> Generator[tuple[int, dict[str, Any]], None, None]:
+    """(line, what `articles` returns) of each part, in order, few of them ahead."""
+    pending: collections.deque[tuple[int, bytes, Future[dict[str, Any]]]] = collections.deque()
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(process_pool(num_processes))
+        for line, part in itertools.chain(parts, [(0, b'')]):
+            if part:
+                pending.append((line, part, pool.submit(articles, part)))
+            while pending and (not part or len(pending) > 2 * num_processes):
+                begin, first, answer = pending.popleft()
+                try:
+                    yield begin, answer.result()
+                except BrokenProcessPool:  # by this part, or by one that was read beside it
+                    yield begin, _without_the_cause(first)
+                    stack.close()
+                    pool = stack.enter_context(process_pool(num_processes))
+                    pending = collections.deque(
+                        (begin, part, pool.submit(articles, part)) for begin, part, _ in pending)
 
-    def __init__(self) -> None:
-        self._free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        self._all: set[subprocess.Popen[bytes]] = set()
-        self._closed = False
 
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closed = True
-        for worker in list(self._all):
-            self._end(worker)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # -P keeps this folder, whose file names shadow other modules, off the worker's path.
-        worker = subprocess.Popen(
-            [sys.executable, '-P', wiki_articles.__file__], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self._all.add(worker)
-        assert worker.stdout is not None
-        ready = wiki_articles.receive(worker.stdout)
-        if self._closed:  # meanwhile
-            self._end(worker)
-        elif ready is None:
-            raise RuntimeError(
-                f'a process that reads wikitext ended with status {self._end(worker)} at its start'
-            )
-        return worker
-
-    def _end(self, worker: subprocess.Popen[bytes]) -> int:
-        self._all.discard(worker)
-        worker.kill()
-        status = worker.wait()
-        for pipe in (worker.stdin, worker.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
-        return status
-
-    def ask(self, question: tuple[int, bytes]) -> tuple[int, dict[str, Any]]:
-        """(line, what `wiki_articles.articles` says of a part) for (line, part)."""
-        line, part = question
-        try:
-            worker = self._free.get_nowait()
-        except queue.Empty:
-            worker = self._start()
-        assert worker.stdin is not None and worker.stdout is not None
-        answer = None
-        with contextlib.suppress(OSError, ValueError):  # it has ended: there is no answer
-            wiki_articles.send(worker.stdin, part)
-            answer = wiki_articles.receive(worker.stdout)
-        if answer is not None:
-            self._free.put(worker)
-            return line, json.loads(answer)
-        status = self._end(worker)
-        if self._closed:
-            return line, {'documents': [], 'unreadable': [], 'fault': None}
-        return line, self._without_the_cause(part, status)
-
-    def _without_the_cause(self, part: bytes, status: int) -> dict[str, Any]:
-        """Asks for the pages of a part one by one, leaving out the one that ended its reader."""
-        begin = part.find(b'<page>')
-        pages = part[begin:].split(_PAGE_END)[:-1]
-        if len(pages) == 1:
-            title = re.search(rb'<title>(.*?)</title>', pages[0])
-            name = title[1].decode(errors='replace') if title else '?'
-            reason = f'its reader ended with status {status}'
-            return {'documents': [], 'unreadable': [(name, reason)], 'fault': None}
-        whole: dict[str, Any] = {'documents': [], 'unreadable': [], 'fault': None}
-        for page in pages:
-            one = part[:begin] + page.lstrip() + _PAGE_END + b'</mediawiki>'
-            answer = self.ask((0, one))[1]
-            whole['documents'] += answer['documents']
-            whole['unreadable'] += answer['unreadable']
-            whole['fault'] = whole['fault'] or answer['fault']
-        return whole
+def _without_the_cause(part: bytes) -> dict[str, Any]:
+    """Reads a part in a process of its own, without the page that ends its reader, if one does."""
+    with process_pool(1) as pool, contextlib.suppress(BrokenProcessPool):
+        return pool.submit(articles, part).result()
+    begin = part.find(b'<page>')
+    pages = part[begin:].split(_PAGE_END)[:-1]
+    if len(pages) == 1:
+        title = re.search(rb'<title>(.*?)</title>', pages[0])
+        name = title[1].decode(errors='replace') if title else '?'
+        return {'documents': [], 'unreadable': [(name, 'it ended its reader')], 'fault': None}
+    halves = [
+        _without_the_cause(part[:begin] + b''.join(
+            page.lstrip() + _PAGE_END for page in half) + b'</mediawiki>')
+        for half in (pages[: len(pages) // 2], pages[len(pages) // 2 :])
+    ]
+    return {
+        'documents': halves[0]['documents'] + halves[1]['documents'],
+        'unreadable': halves[0]['unreadable'] + halves[1]['unreadable'],
+        'fault': halves[0]['fault'] or halves[1]['fault'],
+    }

@@ -6,6 +6,7 @@ import itertools
 import json
 import mmap
 import os
+import pickle
 import resource
 import subprocess
 import sys
@@ -19,6 +20,7 @@ pytest.importorskip('tensorflow_text')
 
 from bert_jax.data import store, store_build, store_worker
 from bert_jax.data.corpus import Document, Unit, open_source
+from bert_jax.data.processes import process_pool
 from bert_jax.data.store import TokenStore
 from bert_jax.data.store_build import build_store
 from bert_jax.runtime.errors import InputError
@@ -155,26 +157,6 @@ def test_bytes_do_not_depend_on_processes_and_pieces(tmp_path, monkeypatch):
     assert joined == _bytes(whole)['tokens-00000.bin']
 
 
-def test_workers_end_with_their_builder(tmp_path):
-    code = f"""
-import os
-from bert_jax.data import store, store_build
-def receive(worker):
-    print(worker.pid, flush=True)
-    os.kill(os.getpid(), 9)
-store_build._receive = receive
-part = store.Part(0, 1, {str(tmp_path / 'part')!r})
-list(store_build.build_parts(None, None, [part], 1, 1, print))
-"""
-    process = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert process.returncode == -9, process.stderr
-    worker = f'/proc/{int(process.stdout)}'
-    deadline = time.monotonic() + 20
-    while os.path.exists(worker) and _state(worker) != 'Z':
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 class _FailsThere:
     """Cannot be read by the process that it is sent to."""
 
@@ -182,18 +164,10 @@ class _FailsThere:
         return open, ('/no such file',)
 
 
-def test_faults_of_a_worker_come_through(tmp_path):
-    part = store.Part(0, 1, str(tmp_path / 'part'))
-    with pytest.raises(FileNotFoundError, match='/no such file'):
-        list(store_build.build_parts(_FailsThere(), None, [part], 2, 1, print))
-
-
-def _state(process):
-    try:
-        with open(f'{process}/stat') as file:
-            return file.read().rpartition(') ')[2][:1]
-    except FileNotFoundError:
-        return 'Z'
+def test_faults_of_a_process_come_through(tmp_path):
+    with process_pool(1) as pool, pytest.raises(FileNotFoundError, match='/no such file'):
+        job = pickle.dumps((_FailsThere(), None, 1))
+        pool.submit(store_build.build_part, job, store.Part(0, 1, str(tmp_path / 'p'))).result()
 
 
 def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
