@@ -69,7 +69,7 @@ def _describe(weights: Weights) -> list[str]:
         f"  {m['num_layers']} layers, hidden size {m['hidden_size']}, {m['num_heads']} heads, "
         f"vocabulary {m['vocab_size']:,}, {m['hidden_act']}" + ''.join(
             f', {option.name} {m[option.name]}' for option in OPTIONS
-            if isinstance(option.kind, tuple) and option.name != 'hidden_act'
+            if isinstance(option.allowed, tuple) and option.name != 'hidden_act'
             and m[option.name] != option.default
         ),
         f'  {len(weights.params)} tensors, {parameters:,} parameters',

@@ -101,9 +101,9 @@ def evaluate(
             with completed.unlocked(), completed.ignore_type():  # of a training that is not to be
                 completed.train.steps, completed.train.batch_size = 1, jax.device_count()
                 completed.train.accumulation_steps = 1
-                own: Any = completed.get(config.task)
-                if own is not None and 'windows' in own:
-                    own.windows = own.windows or published.inference.get('windows', '')
+                section: Any = completed.get(config.task)
+                if section is not None and 'windows' in section:
+                    section.windows = section.windows or published.inference.get('windows', '')
             mesh = open_mesh(completed, jax.devices())
             inference = dict(published.inference)
             if thresholds:
@@ -129,16 +129,16 @@ def evaluate(
             published, fresh, bert, head=task.head, labels=task.labels,
             vocab_file=task.vocab_path, whole=True,
         )
-        found = [predict(params) for predict in task.predictors(objective, mesh)]
+        result = [predict(params) for predict in task.predictors(objective, mesh)]
         if len(models) == 1:
-            outputs = found
+            outputs = result
             break
-        outputs = outputs or [dict.fromkeys(of_set, np.zeros(())) for of_set in found]
-        for mean, of_set in zip(outputs, found, strict=True):
+        outputs = outputs or [dict.fromkeys(of_set, np.zeros(())) for of_set in result]
+        for mean, of_set in zip(outputs, result, strict=True):
             for name, x in of_set.items():
                 mean[name] = mean[name] + x.astype(np.float64) / len(models)
         left = (time.monotonic() - started) / number * (len(models) - number)
-        line = '  '.join(f'{name} {x:.4f}' for name, x in task.score(found).items())
+        line = '  '.join(f'{name} {x:.4f}' for name, x in task.score(result).items())
         print(f'{model}: {line}  eta {duration(left)}', flush=True)
     scores = {f'eval/{name}': value for name, value in task.score(outputs).items()}
     if jax.process_index() == 0:

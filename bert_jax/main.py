@@ -49,7 +49,7 @@ def _parse(argv: list[str]) -> tuple[Any, str]:
         raise InputError(
             '--config is missing: name a config file, such as --config=configs/tiny_pretrain.py')
     if not f['verbosity'].present:
-        logging.set_verbosity(logging.FATAL)  # what ends the run is told in one line
+        logging.set_verbosity(logging.FATAL)  # what ends the run is printed in one line
     if f.workdir:
         return f.config, f.workdir
     name, _, argument = f['config'].config_filename.partition(':')

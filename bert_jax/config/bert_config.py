@@ -34,11 +34,11 @@ class Range:
         return '' if low and high else str(self)
 
     def __str__(self) -> str:
-        kind, most = 'a whole number ' if self.whole else '', _shown(self.most)
+        whole, most = 'a whole number ' if self.whole else '', _shown(self.most)
         below = ')' in self.open
         if self.least == (1 if self.whole else 0) and (self.whole or '(' in self.open):
-            return f"{kind}above 0, {'below' if below else 'at most'} {most}"
-        return f"{kind}from {_shown(self.least)} to {'below ' if below else ''}{most}"
+            return f"{whole}above 0, {'below' if below else 'at most'} {most}"
+        return f"{whole}from {_shown(self.least)} to {'below ' if below else ''}{most}"
 
 
 def _shown(number: float) -> str:
@@ -68,7 +68,7 @@ COMPUTATION: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class Said(NamedTuple):
+class Spelling(NamedTuple):
     """How the config file of a format says a field.
 
     Attributes:
@@ -90,7 +90,7 @@ class Option:
     Attributes:
       name: of the field, here, in `config.model` and in run directories.
       default: what a file means that does not say it; None: every file says it.
-      kind: a range such as SIZE, or the values that it may have.
+      allowed: a range such as SIZE, or the values that it may have.
       role: 'shape': which parameters there are; 'computes': what the same parameters compute;
         'trains': how they are trained. The first two come with a checkpoint.
       huggingface, tf1: how the format says it. None: not at all, so that only a model of the
@@ -99,38 +99,38 @@ class Option:
 
     name: str
     default: Any
-    kind: Range | tuple[Any, ...]
+    allowed: Range | tuple[Any, ...]
     role: Role
-    huggingface: Said | None
-    tf1: Said | None
+    huggingface: Spelling | None
+    tf1: Spelling | None
 
     @property
     def type(self) -> type:
         """Of its values."""
-        if isinstance(self.kind, tuple):
-            return type(self.kind[0])
-        return int if self.kind.whole else float
+        if isinstance(self.allowed, tuple):
+            return type(self.allowed[0])
+        return int if self.allowed.whole else float
 
-    def said(self, form: Format) -> Said | None:
+    def spelling(self, form: Format) -> Spelling | None:
         """How a format says it; run directories say everything by our names."""
-        return Said(self.name) if form == 'bert_jax' else getattr(self, form)
+        return Spelling(self.name) if form == 'bert_jax' else getattr(self, form)
 
     def fault(self, value: Any) -> str:
         """What a value must be and is not; '' of a good one."""
-        if isinstance(self.kind, tuple):
-            return '' if value in self.kind else 'one of ' + ', '.join(map(str, self.kind))
-        return self.kind.fault(value)
+        if isinstance(self.allowed, tuple):
+            return '' if value in self.allowed else 'one of ' + ', '.join(map(str, self.allowed))
+        return self.allowed.fault(value)
 
 
 def _is(
-    role: Role, kind: Range | tuple[Any, ...], huggingface: Said | None, tf1: Said | None
+    role: Role, allowed: Range | tuple[Any, ...], huggingface: Spelling | None, tf1: Spelling | None
 ) -> dict[str, Any]:
-    return {'role': role, 'kind': kind, 'huggingface': huggingface, 'tf1': tf1}
+    return {'role': role, 'allowed': allowed, 'huggingface': huggingface, 'tf1': tf1}
 
 
-def _size(key: str, kind: Range = SIZE) -> dict[str, Any]:
+def _size(key: str, allowed: Range = SIZE) -> dict[str, Any]:
     """A size, which both formats call the same."""
-    return _is('shape', kind, Said(key), Said(key))
+    return _is('shape', allowed, Spelling(key), Spelling(key))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,33 +148,34 @@ class BertConfig:
     # `gelu`. Its tanh forms differ in how they are computed, not in what.
     hidden_act: str = field(default='gelu_tanh', metadata=_is(
         'computes', ('gelu_tanh', 'gelu_erf'),
-        Said('hidden_act', {
+        Spelling('hidden_act', {
             'gelu': 'gelu_erf', 'gelu_python': 'gelu_erf', 'gelu_pytorch_tanh': 'gelu_tanh',
             'gelu_new': 'gelu_tanh', 'gelu_fast': 'gelu_tanh',
         }),
-        Said('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True),
+        Spelling('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True),
     ))
-    # A token sees those before it and itself alone: left-to-right, the paper's ablation (5.1).
+    # A token sees those before it and itself only: left-to-right, the paper's ablation (5.1).
     causal: bool = field(default=False, metadata=_is('computes', (False, True), None, None))
     # One BiLSTM between the encoder and the head of a downstream task (the same section), of half
     # of hidden_size in each direction.
     bilstm: bool = field(default=False, metadata=_is('shape', (False, True), None, None))
     layer_norm_eps: float = field(default=1e-12, metadata=_is(
-        'computes', SMALL, Said('layer_norm_eps'), Said('layer_norm_eps', ours=True)
+        'computes', SMALL, Spelling('layer_norm_eps'), Spelling('layer_norm_eps', ours=True)
     ))
     # Truncated normal, cut at two standard deviations.
     initializer_range: float = field(default=0.02, metadata=_is(
-        'trains', SMALL, Said('initializer_range'), Said('initializer_range')
+        'trains', SMALL, Spelling('initializer_range'), Spelling('initializer_range')
     ))
     hidden_dropout: float = field(default=0.1, metadata=_is(
-        'trains', SHARE, Said('hidden_dropout_prob'), Said('hidden_dropout_prob')
+        'trains', SHARE, Spelling('hidden_dropout_prob'), Spelling('hidden_dropout_prob')
     ))
     attention_dropout: float = field(default=0.1, metadata=_is(
-        'trains', SHARE, Said('attention_probs_dropout_prob'), Said('attention_probs_dropout_prob')
+        'trains', SHARE, Spelling('attention_probs_dropout_prob'),
+        Spelling('attention_probs_dropout_prob')
     ))
     # Before the layer of a downstream task.
     classifier_dropout: float = field(default=0.1, metadata=_is(
-        'trains', SHARE, Said('classifier_dropout'), Said('classifier_dropout', ours=True)
+        'trains', SHARE, Spelling('classifier_dropout'), Spelling('classifier_dropout', ours=True)
     ))
 
     @property

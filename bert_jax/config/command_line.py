@@ -1,4 +1,4 @@
-"""What the commands share: a config file with overrides, and faults told in one line.
+"""What the commands share: a config file with overrides, and faults reported in one line.
 
     --config=FILE.py or --config=FILE.py:ARG, then --config.FIELD=VALUE for any field
 """
@@ -46,7 +46,7 @@ def define_overrides(
 
 
 def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
-    """absl's parsing, with faults told in one line.
+    """absl's parsing, with faults reported in one line.
 
     Raises:
       InputError: a flag that is unknown or cannot be read.
@@ -137,7 +137,7 @@ def _defined_in(path: str) -> dict[str, Any]:
 
 
 def _in_config_file(path: str, act: Callable[[], Any]) -> Any:
-    """What `act` gives, which runs code of a config file; a fault there is told with its line."""
+    """Runs `act`, code of a config file, and returns its result; faults are reported by line."""
     try:
         return act()
     except InputError as error:
@@ -145,11 +145,11 @@ def _in_config_file(path: str, act: Callable[[], Any]) -> Any:
     except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
                  if frame.filename == path]
-        said = ' '.join(str(error).split())
-        if isinstance(error, ValueError) and path in said:  # it says so itself
-            raise InputError(said) from None
+        message = ' '.join(str(error).split())
+        if isinstance(error, ValueError) and path in message:  # it says so itself
+            raise InputError(message) from None
         where = f', line {lines[-1]}' if lines else ''
-        raise InputError(f'--config={path}{where}: {type(error).__name__}: {said}') from None
+        raise InputError(f'--config={path}{where}: {type(error).__name__}: {message}') from None
 
 
 def _in_one_line(argv: list[str], error: Exception) -> InputError:

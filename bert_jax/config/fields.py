@@ -49,7 +49,7 @@ FIELDS: Mapping[str, Field] = {
     'model.name': Field('base', TEXT),
     'model.vocab_size': Field(0, count(2**24, least=0)),  # 0: as many as the vocabulary has
     # What a checkpoint decides is empty, which means: as in init_checkpoint, else the default.
-    **{f'model.{o.name}': Field(o.default if o.role == 'trains' else None, o.kind)
+    **{f'model.{o.name}': Field(o.default if o.role == 'trains' else None, o.allowed)
        for role in (('shape', 'computes'), ('trains',)) for o in OPTIONS
        if o.role in role and o.name != 'vocab_size'},
     # How it is computed. dtype: auto is bfloat16 on TPU and GPU, else float32; scan_layers: one

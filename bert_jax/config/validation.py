@@ -159,14 +159,14 @@ def check_task(config: ConfigDict) -> None:
       InputError: there is no such task, or the config is of another one and lacks its section.
     """
     check_task_name(config.task)
-    own = task_fields(config.task)
-    if config.phases and not own.phased:
+    task = task_fields(config.task)
+    if config.phases and not task.phased:
         raise InputError(
             f'config.phases is for pre-training: config.task={config.task!r} has one phase'
         )
-    if own.section and own.section not in config:
+    if task.section and task.section not in config:
         raise InputError(
-            f'config.task={config.task!r} needs the section config.{own.section}, which this '
+            f'config.task={config.task!r} needs the section config.{task.section}, which this '
             f"config file does not have: it starts from default_config({config.task!r})"
         )
 

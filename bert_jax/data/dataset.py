@@ -223,15 +223,15 @@ class TextData:
         return {spec: store for spec, store in rows.items() if not is_records(spec)}
 
     def identity(self) -> dict[str, str]:
-        found = {'vocabulary': self._tokenizer_fingerprint}
+        result = {'vocabulary': self._tokenizer_fingerprint}
         for spec, _, rows in self._sources:
-            found[f'content of {spec}'] = (
+            result[f'content of {spec}'] = (
                 f'{len(rows)} records' if is_records(spec) else rows.fingerprint
             )
             if self._eval is None and not is_records(spec):
                 held_out = self._documents(rows, held_out=True)
-                found[f'held-out documents of {spec}'] = str(len(held_out))
-        return found
+                result[f'held-out documents of {spec}'] = str(len(held_out))
+        return result
 
     def frequency_loss(self) -> float | None:
         if any(is_records(spec) for spec, _, _ in self._sources):

@@ -177,7 +177,7 @@ def _word_keys(
       word: of each position.
       run: of each position; the words of a run are taken one after another, from its first word
         on or from its last backwards, by a coin: of the run that is taken in part, either end is
-        as likely. (From the first alone, the first word of a segment, which always begins a run,
+        as likely. (From the first only, the first word of a segment, which always begins a run,
         would be masked more often than others.)
       candidates, wanted: as in `mask_rows`.
       bits: the low ones.

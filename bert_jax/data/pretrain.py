@@ -335,11 +335,11 @@ class PretrainExamples:
 
     def documents(self, row_ids: np.ndarray) -> np.ndarray:
         """The documents [n] of the store that the rows (their segments A) are from."""
-        found = np.empty(len(row_ids), np.int64)
+        result = np.empty(len(row_ids), np.int64)
         for here, epoch, index in self._chunks(np.asarray(row_ids, np.int64)):
             sentence = np.searchsorted(self._offsets, self._segments(epoch, index)[0], 'right') - 1
-            found[here] = np.searchsorted(self._store.document_offsets, sentence, 'right') - 1
-        return found
+            result[here] = np.searchsorted(self._store.document_offsets, sentence, 'right') - 1
+        return result
 
     def _chunks(self, row_ids: np.ndarray) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
         """By epoch: which of the rows are of it, and the chunks of which drawn epoch they are."""
@@ -461,7 +461,7 @@ def repeated_share(store: Tokens, documents: np.ndarray) -> float:
     used[documents] = True
     num_sentences = len(store.sentence_offsets) - 1
     every = max(1, num_sentences // _KEPT)
-    found = []
+    result = []
     for begin in range(0, num_sentences, _CHUNK):
         offsets = np.asarray(store.sentence_offsets[begin : begin + _CHUNK + 1])
         sentence = np.flatnonzero(np.diff(offsets) >= _COMPARED)
@@ -473,8 +473,8 @@ def repeated_share(store: Tokens, documents: np.ndarray) -> float:
         starts, key = starts[chosen], key[chosen]
         for i in range(2, _COMPARED):
             key = hash64(key, store.tokens[starts + i])
-        found.append(key)
-    keys = np.sort(np.concatenate(found))  # np.unique takes several times as long
+        result.append(key)
+    keys = np.sort(np.concatenate(result))  # np.unique takes several times as long
     return int((keys[1:] == keys[:-1]).sum()) / max(len(keys), 1)
 
 

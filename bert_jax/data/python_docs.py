@@ -3,7 +3,7 @@
 Docstrings of modules, classes and functions are found with `ast`, so nothing is imported or run,
 in the standard library and in a fixed list of packages (what this project installs; one that is
 missing is just absent). A document is one file's docstrings in order. The file runs on the standard
-library alone, because worker processes start it as a script.
+library only, for processes that start quickly.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def source_files() -> list[tuple[str, str, int]]:
     """All files to read: (name relative to its package's parent, path, size), in a fixed order."""
     roots = [('python', sysconfig.get_paths()['stdlib'])]
     for package in PACKAGES:
-        # By the path alone: nothing is imported, and what was imported before makes no difference
+        # By the path only: nothing is imported, and what was imported before makes no difference
         # (TensorFlow adds folders to its package when it is).
         spec = importlib.machinery.PathFinder.find_spec(package)
         for path in sorted((spec and spec.submodule_search_locations) or ()):

@@ -56,9 +56,9 @@ class RecordFiles:
         Raises:
           InputError: no such file, gzipped, cut short, damaged, or not pre-training examples.
         """
-        found = _matching(glob)
-        paths = [str(local_copy(file.path)) for file in found]  # records are read in any order
-        identity = [[file.size, file.checksum or _place_and_time(file.path)] for file in found]
+        result = _matching(glob)
+        paths = [str(local_copy(file.path)) for file in result]  # records are read in any order
+        identity = [[file.size, file.checksum or _place_and_time(file.path)] for file in result]
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         cached = as_path(cache_dir) / 'records' / f'{name}.npy'
         if cached.exists():
@@ -137,11 +137,11 @@ class RecordFiles:
                 _parse(tf.constant([record]), spec)
             except _PARSE_ERRORS:
                 file, offset, length = self.records[index].tolist()
-                found = _feature_lengths(self.paths[file], offset, length)
+                result = _feature_lengths(self.paths[file], offset, length)
                 return (
                     f'{self.paths[file]}: record {index} at byte {offset} has max_seq_length '
-                    f"{found['input_ids']} and max_predictions_per_seq "
-                    f"{found['masked_lm_positions']} where the first record has "
+                    f"{result['input_ids']} and max_predictions_per_seq "
+                    f"{result['masked_lm_positions']} where the first record has "
                     f'{self.max_seq_length} and {self.max_predictions_per_seq}; do not mix files '
                     'of several settings'
                 )
@@ -169,10 +169,10 @@ def _parse(serialized: tf.Tensor, spec: dict) -> dict[str, tf.Tensor]:
 def _matching(glob: str) -> list[Found]:
     files: list[Found] = []
     for pattern in map(str.strip, glob.split(',')):
-        found = find(pattern)
-        if not found:
+        result = find(pattern)
+        if not result:
             raise InputError(f"no file matches '{pattern}': name existing TFRecord files")
-        files += found
+        files += result
     return files
 
 

@@ -37,7 +37,7 @@ def locked(path: str | os.PathLike[str], waiting_for: str = '') -> Iterator[None
 
     Args:
       path: a file on a disk, made where there is none.
-      waiting_for: said on standard error if another process holds it.
+      waiting_for: printed on standard error if another process holds it.
     """
     with open(path, 'w') as file:
         try:
@@ -139,24 +139,24 @@ def digests(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     """
     names = [os.fspath(path) for path in paths]
     distant = [name for name in names if files.in_bucket(name)]
-    found = dict(zip(distant, in_threads(_of_object, distant, _BUCKET_THREADS), strict=True))
+    result = dict(zip(distant, in_threads(_of_object, distant, _BUCKET_THREADS), strict=True))
     local = [name for name in names if not files.in_bucket(name)]
     known = _read_remembered() if local else {}
     states = {name: _state(name) for name in local}
     for name, (place, *state) in states.items():
         if known.get(place, [])[:-1] == state:
-            found[name] = known[place][-1]
-    unknown = [name for name in states if name not in found]
+            result[name] = known[place][-1]
+    unknown = [name for name in states if name not in result]
     if unknown:
         hashed = in_threads(_of_file, unknown, os.cpu_count() or 1)
-        found |= zip(unknown, hashed, strict=True)
+        result |= zip(unknown, hashed, strict=True)
         _remember({
-            states[name][0]: [*states[name][1:], found[name]] for name in unknown
+            states[name][0]: [*states[name][1:], result[name]] for name in unknown
             # One that changed while it was read is another one by now.
             if _state(name) == states[name]
             and time.time() - states[name][2] / 1e9 > _SETTLED_SECONDS
         })
-    return [found[name] for name in names]
+    return [result[name] for name in names]
 
 
 def _state(name: str) -> tuple[str, int, int, int]:
@@ -279,7 +279,7 @@ class PieceWriter:
         try:
             self.sync()
         finally:
-            with contextlib.suppress(OSError):  # a full disk was told by `sync`
+            with contextlib.suppress(OSError):  # `sync` has reported a full disk
                 self._file.close()
 
 
@@ -389,11 +389,11 @@ class TokenStore:
         entries = manifest['files']
         for name, entry in entries.items():
             file = folder / name
-            found = os.path.getsize(file) if file.exists() else -1
-            if found != entry['bytes']:
+            result = os.path.getsize(file) if file.exists() else -1
+            if result != entry['bytes']:
                 raise InputError(
-                    f'{file} is missing: {remedy(folder)}' if found < 0 else
-                    f"{file} has {found} bytes where the manifest says {entry['bytes']}: "
+                    f'{file} is missing: {remedy(folder)}' if result < 0 else
+                    f"{file} has {result} bytes where the manifest says {entry['bytes']}: "
                     f'{remedy(folder)}'
                 )
         for name, digest in zip(entries, digests([folder / name for name in entries]), strict=True):

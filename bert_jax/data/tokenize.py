@@ -7,7 +7,7 @@ go through the reference in `bert_jax.text`, and all others through TF-Text:
 
 - A line is *safe* if it holds only code points that both treat alike (`safe_codepoints`, found by
   comparing them on every code point) and is valid UTF-8.
-- Words of more than 200 characters are [UNK] in BERT. TF-Text is told a limit of 200 bytes, so
+- Words of more than 200 characters are [UNK] in BERT. TF-Text is given a limit of 200 bytes, so
   only lines with both an [UNK] and a long run of letters are in doubt.
 
 Shapes: n lines, N tokens in all lines together.

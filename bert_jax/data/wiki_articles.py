@@ -80,8 +80,8 @@ def clean(wikitext: str, hidden: frozenset[str] = frozenset({'file', 'image', 'c
     text = _FIRST.sub(_without, wikitext)
     # The parser makes objects of all that it finds, and templates are most of it.
     for _ in range(_MAX_TEMPLATE_DEPTH):
-        text, found = _TEMPLATE.subn(_GONE, text)
-        if not found:
+        text, result = _TEMPLATE.subn(_GONE, text)
+        if not result:
             break
     for begin, end in (('{{', '}}'), ('{|', '|}'), ('[[', ']]'), ('<', '>')):
         if text.count(begin) - text.count(end) > _MAX_UNCLOSED:

@@ -49,8 +49,8 @@ CLASSIFIER = Part('classifier/', (
 
 def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
     """Where sequences 1 to `num` of packed rows end [B, K]; 0 where there is no such."""
-    own_BxKxS = numbers_BxS[:, None, :] == jnp.arange(1, num + 1)[:, None]
-    return jnp.max(jnp.where(own_BxKxS, jnp.arange(numbers_BxS.shape[1]), 0), axis=2)
+    inside_BxKxS = numbers_BxS[:, None, :] == jnp.arange(1, num + 1)[:, None]
+    return jnp.max(jnp.where(inside_BxKxS, jnp.arange(numbers_BxS.shape[1]), 0), axis=2)
 
 
 class BertForSequenceClassification(nn.Module):
@@ -79,7 +79,7 @@ class BertForSequenceClassification(nn.Module):
     def _pooled(
         self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None
     ) -> jax.Array:
-        """[B, H] or [B, K, H]; the last layer is computed at [CLS], or the last token, alone."""
+        """[B, H] or [B, K, H]; the last layer is computed at [CLS], or the last token, only."""
         inputs = batch['input_ids'], batch['input_mask'], batch['segment_ids'], rows_Bx2
         packed = 'cls_positions' in batch
         first_BxK = (
@@ -130,7 +130,7 @@ class Classification(LabelledHead):
         c = self.config
         if c.scan_layers or c.bilstm:
             return super().token_flops(row_length)
-        # The last layer is computed at [CLS] alone (`Bert`, `wanted_BxP`), from keys and values.
+        # The last layer is computed at [CLS] only (`Bert`, `wanted_BxP`), from keys and values.
         others = token_flops(c, row_length) * (1 - 1 / c.num_layers)
         return 3.0 * (others + 6 * c.hidden_size**2)
 

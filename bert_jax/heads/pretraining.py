@@ -108,7 +108,7 @@ class BertForPreTraining(nn.Module):
 
     Args:
       everywhere: whether `sequence_output` is of all positions. Else it is of [CLS] and of the
-        masked ones, which the losses need, and the last layer is computed there alone.
+        masked ones, which the losses need, and the last layer is computed there only.
 
     Returns a dict: `nsp_logits` [B, 2] float32, or [B, K, 2] of packed rows (see `Bert`); what
     `masked_lm_logits` and `masked_lm_loss` take as `output`: `mlm_output`, (hidden [B, P, H], word
@@ -384,7 +384,7 @@ class Pretraining(Head):
     def of_states(
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
     ) -> dict[str, jax.Array]:
-        """Next-sentence logits alone: masked ones are of chosen positions (`predict.export`)."""
+        """Next-sentence logits only: masked ones are of chosen positions (`predict.export`)."""
         if pooled_BxH is None or 'seq_relationship' not in params['cls']:
             return {}
         module = BertForPreTraining(self.config)

@@ -68,22 +68,22 @@ class FeatureCombination(nn.Module):
     layers, not the embeddings; `embeddings` are those after their LayerNorm.
     """
 
-    kind: str
+    combination: str
 
     @nn.compact
     def __call__(self, output: Mapping[str, Any]) -> jax.Array:
         layers = output['layers']
         assert layers, 'scanned layers give no output of each layer'
-        if self.kind == 'embeddings':
+        if self.combination == 'embeddings':
             return output['embedding_output']
-        if self.kind == 'second_to_last':
+        if self.combination == 'second_to_last':
             return layers[-2]
-        if self.kind == 'last':
+        if self.combination == 'last':
             return layers[-1]
-        if self.kind == 'concat_last_four':
+        if self.combination == 'concat_last_four':
             return jnp.concatenate(layers[-4:], axis=-1)
-        assert self.kind in FEATURES, self.kind
-        chosen = layers if self.kind == 'weighted_sum_all' else layers[-4:]
+        assert self.combination in FEATURES, self.combination
+        chosen = layers if self.combination == 'weighted_sum_all' else layers[-4:]
         weights = self.param(
             'layer_weights', parameter(nn.initializers.zeros, None), (len(chosen),)
         )
@@ -103,13 +103,13 @@ class BertFeatureTagger(nn.Module):
 
     config: ModelConfig
     num_labels: int
-    features_kind: str = 'concat_last_four'
+    combination: str = 'concat_last_four'
     units: int = 768
 
     def setup(self) -> None:
         c = self.config
         self.bert = Bert(c, pooled=False)
-        self.features = FeatureCombination(self.features_kind)
+        self.features = FeatureCombination(self.combination)
         self.bilstm = [BiLstm(c, self.units) for _ in range(2)]
         self.classifier = Dense(c, (2 * self.units,), (self.num_labels,), (None,), (None,))
 

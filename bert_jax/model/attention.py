@@ -262,16 +262,16 @@ def fault() -> str:
     try:
         match _FUSED.get(jax.default_backend()):
             case 'kernel':
-                found = disagreement(functools.partial(kernel_attention, rate=_RATE), _RATE)
+                result = disagreement(functools.partial(kernel_attention, rate=_RATE), _RATE)
             case 'cudnn':
-                found = disagreement(_implementation('cudnn', 0.0), 0.0)
+                result = disagreement(_implementation('cudnn', 0.0), 0.0)
             case _:
                 return ''
     except Exception as error:  # of the compiler, of many types
         return str(error).strip().partition('\n')[0][:200] or type(error).__name__
-    if found <= TOLERANCE:
+    if result <= TOLERANCE:
         return ''
-    return f'it differs from XLA by {found:.1%} of the largest element'
+    return f'it differs from XLA by {result:.1%} of the largest element'
 
 
 def settled(attention: str) -> str:
@@ -324,7 +324,7 @@ def disagreement(
         real = segments > 0
         return [x.astype(np.float64) for x in (context[real], d_qkv[real], d_bias)]
 
-    found, wanted = both(fused), both(_implementation('xla', rate, num_heads))
+    result, wanted = both(fused), both(_implementation('xla', rate, num_heads))
     return max(
-        float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, wanted, strict=True)
+        float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(result, wanted, strict=True)
     )

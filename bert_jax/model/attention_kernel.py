@@ -5,7 +5,7 @@ It reads queries, keys and values where their projection left them, `[B, S, 3H]`
 again. Two heads of 64 share the 128 lanes of a tile. Dropout draws the masks of `model.dropout`
 bit for bit, whatever the blocks and the mesh are.
 
-Scores are held as [keys, queries]: then the maximum, the sum and the gradient's row sums of
+Scores lie as [keys, queries]: then the maximum, the sum and the gradient's row sums of
 softmax are rows of lanes, found by additions of whole registers and not by the slow unit that
 moves data between lanes. Context and gradients come out as [head_dim, S], at half the matrix
 unit's work, and are turned once for two heads.
@@ -40,7 +40,7 @@ from bert_jax.train.sharding import BATCH_AXES
 
 LANES, SUBLANES = 128, 8  # of a tile
 HEAD_DIM = 64
-# Whole rows are held on the chip, and 16 MB are what all kinds have.
+# Whole rows stay on the chip; all TPUs have 16 MB.
 MAX_LENGTH = 512
 MAX_HEADS = 20
 MASKED_SCORE = -10000.0
@@ -335,7 +335,7 @@ def _backward_kernel(
     dtype = q_ref.dtype
     length = q_ref.shape[1]
     turned: dict[Any, tuple[jax.Array, ...]] = {}
-    found: dict[Any, jax.Array] = {}  # of the last pair
+    result: dict[Any, jax.Array] = {}  # of the last pair
 
     def products(u: _Unit) -> tuple[jax.Array, jax.Array]:
         if (u.row, u.pair) not in turned:
@@ -365,11 +365,11 @@ def _backward_kernel(
         dk_DxK = _dot(q_LxS[:, u.queries], ds_KxQ, 1, 1)
         dv_DxK = _dot(do_LxS[:, u.queries], p_KxQ, 1, 1)
         if u.queries.start:
-            dk_DxK += found['k', h]
-            dv_DxK += found['v', h]
-        found['k', h] = dk_DxK
-        found['v', h] = dv_DxK
-        found['q', h] = _dot(k_LxS, ds_KxQ, 1, 0)
+            dk_DxK += result['k', h]
+            dv_DxK += result['v', h]
+        result['k', h] = dk_DxK
+        result['v', h] = dv_DxK
+        result['q', h] = _dot(k_LxS, ds_KxQ, 1, 0)
         if h == 1:
             write(u, u.queries, 0, 'q')
             if u.queries.stop == length:
@@ -378,7 +378,7 @@ def _backward_kernel(
 
     def write(u: _Unit, part: slice, which: int, name: str) -> None:
         scale = (1.0 if name == 'v' else HEAD_DIM**-0.5) / (1.0 - rate)
-        x_LxS = jnp.concatenate([found[name, 0], found[name, 1]]) * scale
+        x_LxS = jnp.concatenate([result[name, 0], result[name, 1]]) * scale
         pairs = d_ref.shape[2] // (3 * LANES)
         pair = which * pairs + pl.program_id(1) * (q_ref.shape[2] // LANES) + u.pair
         lanes = pl.ds(pl.multiple_of(pair * LANES, LANES), LANES)
@@ -412,12 +412,12 @@ def _overlap(units: Sequence[_Unit], stages: Sequence[Callable[..., Any]]) -> No
     The compiler's scheduler looks for independent work nearby: this puts it there.
     """
     lag = max(1, len(units) // 8)
-    found: dict[int, Any] = {}
+    result: dict[int, Any] = {}
     for t in range(len(units) + lag * (len(stages) - 1)):
         for n, stage in enumerate(stages):
             i = t - n * lag
             if 0 <= i < len(units):
-                found[i] = stage(units[i], found.pop(i)) if n else stage(units[i])
+                result[i] = stage(units[i], result.pop(i)) if n else stage(units[i])
 
 
 def _kept(lines_ref: Any, places: Any, u: _Unit, rate: float) -> jax.Array:

@@ -150,7 +150,7 @@ class Output(nn.Module):
 class Layer(nn.Module):
     """One Transformer layer: (x, layer index) -> (x, None), in the form that nn.scan takes.
 
-    With `wanted_BxP` the output is [B, P, H], at these positions alone.
+    With `wanted_BxP` the output is [B, P, H], at these positions only.
     """
 
     config: ModelConfig
@@ -237,7 +237,7 @@ class Bert(nn.Module):
 
     A row is one sequence, or several packed into it. Packed rows come with `position_ids`, which
     begin at 0 with each sequence, and their `input_mask` numbers the sequences: 1, 2, ... and 0
-    on padding. Each sequence then attends to itself alone.
+    on padding. Each sequence then attends to itself only.
 
     Args:
       pooled: whether the model has a pooler (Hugging Face's token and span models have none).
@@ -273,7 +273,7 @@ class Bert(nn.Module):
             [B, K, H].
           wanted_BxP: the positions at which the last layer's output is needed, where that is not
             all of them. `sequence_output` is then [B, P, H], the same numbers with the same
-            dropout, and `cls_positions` count among these. The last layer attends from there alone
+            dropout, and `cls_positions` count among these. The last layer attends from there only
             and leaves out three quarters of its work at the other positions.
         """
         embedded_BxSxH = self.embeddings(

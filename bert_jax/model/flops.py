@@ -53,7 +53,7 @@ def train_flops(
     """FLOPs of training on one row: three times the forward pass, as far as it is needed.
 
     The row holds `num_cls` sequences. As `token_flops` counts, but the last layer has all but its
-    projection to queries, keys and values at [CLS] and the predicted positions alone. The optimizer
+    projection to queries, keys and values at [CLS] and the predicted positions only. The optimizer
     and rematerialisation are left out, and the vocabulary is counted unpadded.
     """
     c, s, p, h = config, seq_length, num_predictions, config.hidden_size

@@ -90,19 +90,19 @@ def stream(
     def prepare(chunk: tuple[int, list[Any]]) -> tuple[_Chunk, Units]:
         first, members = chunk
         notes: list[str] = []
-        found = [_read(read, text, first + i, notes.append) for i, text in enumerate(members)]
-        good = [x for x in found if not isinstance(x, Exception)]
+        result = [_read(read, text, first + i, notes.append) for i, text in enumerate(members)]
+        good = [x for x in result if not isinstance(x, Exception)]
         made, units = make(good) if good else (None, NONE)
-        return _Chunk(members, found, made, notes), units
+        return _Chunk(members, result, made, notes), units
 
     def answers() -> Iterator[Any]:
         chunks = _chunks(texts, size or num_tokens, limit)
         for chunk, outputs in engine.stream(function, model.device_params, chunks, prepare):
             for note in chunk.notes:
                 model.note(note)
-            found = iter(() if chunk.made is None else results(chunk.made, outputs))
+            result = iter(() if chunk.made is None else results(chunk.made, outputs))
             for text, x in zip(chunk.texts, chunk.read, strict=True):
-                yield refused(text, _reason(x)) if isinstance(x, Exception) else next(found)
+                yield refused(text, _reason(x)) if isinstance(x, Exception) else next(result)
 
     return answers()
 
@@ -362,22 +362,22 @@ def score(model: LoadedModel, texts: Iterable[Single]) -> Iterator[dict[str, Any
         return list(parts), _units(model, list(masked))[1]
 
     def results(parts: list[_Part], outputs: Outputs) -> Iterator[tuple[_Part, list[float]]]:
-        found = iter(outputs['log_probability'].tolist())
+        result = iter(outputs['log_probability'].tolist())
         for part in parts:
-            yield part, [next(found) for _ in part.places]
+            yield part, [next(result) for _ in part.places]
 
     def answers() -> Iterator[dict[str, Any]]:
         logs: list[float] = []
-        for found in stream(
+        for result in stream(
             model, parts(), read=read, make=make, results=results,
             function=functions.masked_lm_log_probability(model.config),
             refused=lambda part, reason: refused(part.text, reason),
             size=lambda part: len(part.places) * min(len(part.ids) + 2, model.max_length),
         ):
-            if isinstance(found, dict):
-                yield found
+            if isinstance(result, dict):
+                yield result
                 continue
-            part, values = found
+            part, values = result
             logs += values
             if part.is_last:
                 total, num = math.fsum(logs), len(logs)
@@ -553,11 +553,11 @@ def answer(
             isinstance(null_threshold, bool) or not isinstance(null_threshold, numbers.Real)
             or math.isnan(null_threshold)):
         raise InputError(f'null_threshold={null_threshold!r:.60} must be a number')
-    own = _DEFAULTS | dict(model.inference)
-    threshold = own.get('null_threshold') if null_threshold is None else null_threshold
-    max_length = min(own['max_seq_length'], model.max_length)
+    defaults = _DEFAULTS | dict(model.inference)
+    threshold = defaults.get('null_threshold') if null_threshold is None else null_threshold
+    max_length = min(defaults['max_seq_length'], model.max_length)
     # As evaluation cuts it; where the model is too short for that, a token of the text is left.
-    max_question = min(own['max_query_length'], max_length - 4)
+    max_question = min(defaults['max_query_length'], max_length - 4)
     vocab, lowercase = model.vocab, model.weights.lowercase
 
     def read(pair: Any, number: int, note: Note) -> _Asked:
@@ -584,7 +584,7 @@ def answer(
         )
         windows = squad_windows(
             examples, model.encode_all, **model.vocab.ends, max_length=max_length,
-            doc_stride=own['doc_stride'], max_question_length=max_question, training=False,
+            doc_stride=defaults['doc_stride'], max_question_length=max_question, training=False,
         )
         return (examples, windows), Units(windows.sequences)
 
@@ -598,10 +598,10 @@ def answer(
             version='v1' if threshold is None else 'v2',
             max_answer_length=max_answer_length,
         )
-        for question, context, found in zip(
+        for question, context, result in zip(
             examples.questions, examples.context_index, predictions, strict=True
         ):
-            yield {'question': question} | _answer(examples.contexts[context], found, threshold)
+            yield {'question': question} | _answer(examples.contexts[context], result, threshold)
 
     def refused(pair: Any, reason: str) -> dict[str, Any]:
         return {'question': shown(pair).get('first'), 'answer': '', 'error': reason}
@@ -641,10 +641,10 @@ def tag(
 
     def read(text: Any, number: int, note: Note) -> _Words:
         del number, note
-        found = _words(text)
-        for word in found.words:
+        result = _words(text)
+        for word in result.words:
             model.tokenizer.encode(word)  # what cannot be tokenized is this text's own fault
-        return found
+        return result
 
     def make(texts: list[_Words]) -> tuple[tuple[list[_Words], ConllWindows], Units]:
         words = [word for text in texts for word in text.words]
@@ -721,14 +721,14 @@ def entities(
     """
     if not are_entities(labels):
         return []
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     in_iob2 = normal_tags([x['label'] for x in tags], np.array([0, len(tags)]))
     for of_word, label in zip(tags, in_iob2, strict=True):
         if label == 'O':
             continue
         if label.startswith('B-'):
-            found.append(of_word | {'label': label[2:]})
-        entity = found[-1]
+            result.append(of_word | {'label': label[2:]})
+        entity = result[-1]
         entity['end'] = of_word['end']
         entity['probability'] = min(entity['probability'], of_word['probability'])
     return [
@@ -736,5 +736,5 @@ def entities(
             'text': text[x['start'] : x['end']], 'label': x['label'], 'start': x['start'],
             'end': x['end'], 'probability': x['probability'],
         }
-        for x in found
+        for x in result
     ]

@@ -144,7 +144,7 @@ class Engine:
         lengths, used = units.lengths, frozenset(self._used[function])
         longest = int(lengths.max())
         full = self.tokens_a_step * self._token_cost(_SHARED_ROWS[0])
-        found: list[tuple[float, Shape, np.ndarray]] = []
+        result: list[tuple[float, Shape, np.ndarray]] = []
         fitting = {shape.row_length for shape in used} | set(_SHARED_ROWS)
         fitting = {s for s in fitting if s >= longest} | {-(-longest // _ROW_STEP) * _ROW_STEP}
         for row_length in sorted(fitting if lengths.sum() > _ROW_STEP else {_ROW_STEP}):
@@ -161,8 +161,8 @@ class Engine:
                 cost = -(-num_rows // shape.rows) * (work + _STEP_COST * full)
                 if shape not in used:
                     cost = cost * _NEW_SHAPE + _NEW_SHAPE_STEPS * full
-                found.append((cost, shape, rows_n))
-        _, shape, rows_n = min(found, key=lambda candidate: candidate[:2])
+                result.append((cost, shape, rows_n))
+        _, shape, rows_n = min(result, key=lambda candidate: candidate[:2])
         self._used[function].add(shape)
         return plan_once(
             lengths, rows_n, row_length=shape.row_length, rows_a_step=shape.rows,
@@ -185,7 +185,7 @@ class _Planned:
     plan: Plan | None  # none where there are no units
     outputs: Outputs = dataclasses.field(default_factory=dict)
     started: float = 0.0
-    said: float = 0.0
+    printed: float = 0.0
 
     @property
     def num_steps(self) -> int:
@@ -195,11 +195,11 @@ class _Planned:
         """Prints how far it is before a step, ten seconds after it did so last."""
         now = time.monotonic()
         if not step:
-            self.started = self.said = now
-        elif now - self.said > 10 and jax.process_index() == 0:
+            self.started = self.printed = now
+        elif now - self.printed > 10 and jax.process_index() == 0:
             left = (now - self.started) / step * (self.num_steps - step)
             print(f'predicting: {step / self.num_steps:.0%}  eta {duration(left)}', flush=True)
-            self.said = now
+            self.printed = now
 
 
 def _collect(chunk: _Planned, step: int, outputs: Any) -> Iterator[tuple[Any, Outputs]]:

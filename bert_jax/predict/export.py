@@ -100,15 +100,15 @@ def _stablehlo(
         params.flush()
         with open(file.name, 'rb') as written:
             call = jax.jit(export.deserialize(bytearray(written.read())).call)
-        held = dict(np.load(params.name))
-        compare(lambda rows: jax.device_get(call(held, *rows.values())))
+        params_read = dict(np.load(params.name))
+        compare(lambda rows: jax.device_get(call(params_read, *rows.values())))
     return {'params': str(params_file), 'platforms': list(PLATFORMS)}
 
 
 def _saved_model(
     c: Computation, output: Path, compare: Callable[[Call], None]
 ) -> dict[str, Any]:
-    """A folder with the signature `serving_default`, for TensorFlow alone, on any platform."""
+    """A folder with the signature `serving_default`, for TensorFlow only, on any platform."""
     with loading_tensorflow('export --to saved_model'):
         import tensorflow as tf
         from jax.experimental import jax2tf
@@ -271,15 +271,15 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
         _forward(model, dataclasses.replace(config, **changes)),
         flatten_dict(model.params, sep='/'), inputs, model.max_length,
     )
-    found: list[float] = []
+    result: list[float] = []
     described = FORMATS[to](
-        computation, output, lambda call: found.append(_compare(model, call)))
+        computation, output, lambda call: result.append(_compare(model, call)))
     return {
         'output': str(output), **described,
         'inputs': {name: f'int32[{dims}]' for name, dims in inputs.items()},
         'outputs': {
             name: f'{x.dtype}{list(x.shape)}' for name, x in computation.outputs().items()},
-        'largest_difference': found[0],
+        'largest_difference': result[0],
     }
 
 
@@ -317,15 +317,15 @@ def _compare(model: LoadedModel, call: Call) -> float:
     """
     units, rows = _made_up(model)
     mask = rows['input_mask'] > 0
-    found = call(rows)
-    if 'masked_lm_logits' in found:
-        logits = found['masked_lm_logits'][:, 0].astype(np.float64)
+    result = call(rows)
+    if 'masked_lm_logits' in result:
+        logits = result['masked_lm_logits'][:, 0].astype(np.float64)
         of_targets = np.take_along_axis(logits, units.labels['targets'][:, None], axis=1)[:, 0]
-        found['log_probability'] = of_targets - np.log(np.exp(logits).sum(axis=1))
+        result['log_probability'] = of_targets - np.log(np.exp(logits).sum(axis=1))
     exact = model.config.dtype == 'float32' and model.config.layout.on_cpu
     largest = 0.0
     for name, expected in _of_engine(model, units).items():
-        x = found[name][mask] if len(expected) > len(mask) else found[name]
+        x = result[name][mask] if len(expected) > len(mask) else result[name]
         difference = float(np.abs(x - expected).max())
         limit = (_ROUNDING if exact else _COARSE) * max(1.0, float(np.abs(expected).max()))
         if not difference <= limit:
@@ -365,10 +365,10 @@ def _of_engine(model: LoadedModel, units: Units) -> Outputs:
     has, config = model.weights.has, model.config
     if issubclass(HEADS[model.weights.head], LabelledHead):
         return run(model.objective.outputs)
-    found: Outputs = {}
+    result: Outputs = {}
     if has('cls/predictions'):
-        found |= run(functions.masked_lm_log_probability(config))
+        result |= run(functions.masked_lm_log_probability(config))
     if has('cls/seq_relationship') and has('bert/pooler'):
-        found['next_sentence_logits'] = run(functions.next_sentence(config))['logits']
-    return found or {
+        result['next_sentence_logits'] = run(functions.next_sentence(config))['logits']
+    return result or {
         'sequence_output': run(functions.hidden_states(config, (-1,)))['values'][:, 0]}

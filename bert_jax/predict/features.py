@@ -132,10 +132,10 @@ def text_vectors(
     how = model.windows(windows)
 
     def results(made: Made, outputs: Outputs) -> Iterable[np.ndarray]:
-        found = made[1].combined(outputs['vectors']).astype(np.float32, copy=False)
+        result = made[1].combined(outputs['vectors']).astype(np.float32, copy=False)
         if normalize:
-            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        return (vector.copy() for vector in found)  # those of the whole chunk can go
+            result = result / np.maximum(np.linalg.norm(result, axis=1, keepdims=True), 1e-12)
+        return (vector.copy() for vector in result)  # those of the whole chunk can go
 
     def refused(text: Any, reason: str) -> np.ndarray:
         model.note(f'{text!r:.40} has no vector: {reason}')
@@ -260,10 +260,10 @@ def attention(model: LoadedModel, text: str) -> dict[str, Any]:
     """
     def results(made: Made, outputs: Outputs) -> list[dict[str, Any]]:
         ids = made[1].sequences.ids.tolist()  # the only text, so it begins where its row begins
-        found = outputs['probabilities'][..., : len(ids)]
+        result = outputs['probabilities'][..., : len(ids)]
         return [{
             'tokens': [model.vocab.tokens[i] for i in ids],
-            'probabilities': np.moveaxis(found, 0, 2).astype(np.float32),
+            'probabilities': np.moveaxis(result, 0, 2).astype(np.float32),
         }]
 
     def refused(text: Any, reason: str) -> Any:
@@ -273,8 +273,8 @@ def attention(model: LoadedModel, text: str) -> dict[str, Any]:
         model, [text], read=reader(model, 1), make=maker(model), results=results, refused=refused,
         function=_all_probabilities(model.config),
     )
-    found: dict[str, Any] = answer
-    return found
+    result: dict[str, Any] = answer
+    return result
 
 
 @functools.cache

@@ -31,7 +31,7 @@ def inputs(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Arr
 
 
 class Pretraining(nn.Module):
-    """The encoder with either pre-training head on packed rows; a model may have one alone."""
+    """The encoder with either pre-training head on packed rows; a model may have one only."""
 
     config: ModelConfig
     pooled: bool = False
@@ -52,7 +52,7 @@ class Pretraining(nn.Module):
         return masked_lm_logits((hidden, table, bias))
 
     def next_sentence(self, batch: Batch) -> jax.Array:
-        """Logits [R, K, 2]: it follows, it does not. The last layer is computed at [CLS] alone."""
+        """Logits [R, K, 2]: it follows, it does not. The last layer is computed at [CLS] only."""
         cls_RxK = batch['cls_positions']
         among_RxK = jnp.broadcast_to(jnp.arange(cls_RxK.shape[1]), cls_RxK.shape)
         x: Any = self.bert(*inputs(batch), cls_positions_BxK=among_RxK, wanted_BxP=cls_RxK)
@@ -124,8 +124,8 @@ def vectors(config: ModelConfig, layer: int, pool: str) -> Function:
     def function(params: Any, batch: Batch) -> dict[str, jax.Array]:
         (x_RxSxH,) = _states(config, params, batch, (layer,))
         if pool == 'cls':
-            found = gather_positions(x_RxSxH, batch['cls_positions']).astype(jnp.float32)
-            return {'vectors': found}
+            result = gather_positions(x_RxSxH, batch['cls_positions']).astype(jnp.float32)
+            return {'vectors': result}
         x_RxSxH = x_RxSxH.astype(jnp.float32)
         mask_RxS = batch['input_mask']
         numbers_K = jnp.arange(1, batch['cls_positions'].shape[1] + 1)
@@ -135,12 +135,12 @@ def vectors(config: ModelConfig, layer: int, pool: str) -> Function:
                 numbers_K,
             )
             return {'vectors': maxima_KxRxH.swapaxes(0, 1)}
-        own_RxKxS = mask_RxS[:, None, :] == numbers_K[None, :, None]
+        inside_RxKxS = mask_RxS[:, None, :] == numbers_K[None, :, None]
         sums = jnp.einsum(
-            'RKS,RSH->RKH', own_RxKxS.astype(jnp.float32), x_RxSxH,
+            'RKS,RSH->RKH', inside_RxKxS.astype(jnp.float32), x_RxSxH,
             precision=jax.lax.Precision.HIGHEST,
         )
-        return {'vectors': sums / jnp.maximum(jnp.sum(own_RxKxS, axis=2), 1)[..., None]}
+        return {'vectors': sums / jnp.maximum(jnp.sum(inside_RxKxS, axis=2), 1)[..., None]}
 
     return function
 
@@ -149,6 +149,6 @@ def _states(
     config: ModelConfig, params: Any, batch: Batch, layers: tuple[int, ...]
 ) -> list[jax.Array]:
     outputs: Any = Bert(config, pooled=False).apply({'params': params['bert']}, *inputs(batch))
-    # Of scanned layers the last one alone comes out.
+    # Of scanned layers the last one only comes out.
     states = (outputs['embedding_output'], *(outputs['layers'] or [outputs['sequence_output']]))
     return [states[i] for i in layers]

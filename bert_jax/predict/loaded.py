@@ -89,13 +89,13 @@ def _pool(config_file: Path) -> str:
     modes = [name.removeprefix('pooling_mode_') for name, on in config.items()
              if name.startswith('pooling_mode_') and on is True]
     named = config.get('pooling_mode')  # as newer versions write it
-    found = [named] if isinstance(named, str) else [_POOLS.get(mode, mode) for mode in modes]
-    if len(found) != 1 or found[0] not in _POOLS.values():
+    result = [named] if isinstance(named, str) else [_POOLS.get(mode, mode) for mode in modes]
+    if len(result) != 1 or result[0] not in _POOLS.values():
         raise InputError(
-            f"{config_file} pools by {' and '.join(map(str, found)) or 'nothing'}, which cannot "
+            f"{config_file} pools by {' and '.join(map(str, result)) or 'nothing'}, which cannot "
             f"be computed: name pool, one of {', '.join(_POOLS.values())}"
         )
-    return found[0]
+    return result[0]
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:

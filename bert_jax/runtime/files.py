@@ -154,7 +154,7 @@ def find(pattern: str) -> list[Found]:
         system = _file_system()
         literal = system.isfile(pattern)
         objects = {pattern: system.info(pattern)} if literal else system.glob(pattern, detail=True)
-        found = [
+        result = [
             Found(f"gs://{info['name']}", info['size'], info.get('md5Hash') or info['crc32c'])
             for info in objects.values() if info['type'] == 'file'
         ]
@@ -163,8 +163,8 @@ def find(pattern: str) -> list[Found]:
         for name in names:
             if os.path.islink(name) and not os.path.exists(name):
                 raise InputError(f'{name} is a link to {os.readlink(name)}, which is not there')
-        found = [Found(name, os.stat(name).st_size, '') for name in names if os.path.isfile(name)]
-    return sorted(found)
+        result = [Found(name, os.stat(name).st_size, '') for name in names if os.path.isfile(name)]
+    return sorted(result)
 
 
 def local_copy(path: str | os.PathLike[str]) -> Path:
@@ -218,7 +218,7 @@ def _file_system() -> Any:
 
 @functools.cache
 def _check_bucket(name: str) -> None:
-    """Lists a bucket once, so that what is wrong with it is said at the start and in one line."""
+    """Lists a bucket once, so that a fault is reported at the start and in one line."""
     url = f'gs://{name}'
     try:
         import gcsfs  # noqa: F401
@@ -411,7 +411,7 @@ def open_folder(
     Args:
       named: the folder.
       flag: that names it.
-      is_ours: whether a folder that is not empty holds earlier results of this door.
+      is_ours: whether a folder that is not empty holds earlier results of this command.
 
     Raises:
       InputError: it holds something else, or cannot be written.

@@ -55,10 +55,10 @@ def first() -> bool:
 
 
 def connect() -> None:
-    """Joins the other processes of the run, wherever jax finds a cluster or is told of one.
+    """Joins the other processes of the run, where jax or the environment names a cluster.
 
     jax finds TPU VMs (by their metadata server), GKE, SLURM and Open MPI. Processes elsewhere are
-    told with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    named with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
     Raises:
       InputError: this process was started as one of several, and they have not joined.
@@ -119,16 +119,16 @@ def check_accelerators() -> None:
     """
     if os.environ.get('JAX_PLATFORMS') or jax.default_backend() != 'cpu':
         return
-    found = None
+    result = None
     if any(_pci('vendor', path) == '0x1ae0' and _pci('device', path) in _TPU_DEVICES
            for path in glob.glob('/sys/bus/pci/devices/*')):
-        found = 'a TPU', 'tpu'
+        result = 'a TPU', 'tpu'
     elif glob.glob('/dev/nvidia[0-9]*'):
-        found = 'an NVIDIA GPU', 'cuda13'
-    if found:
+        result = 'an NVIDIA GPU', 'cuda13'
+    if result:
         raise InputError(
-            f"this machine has {found[0]} and jax {jax.__version__} uses the CPU: pip install "
-            f"'jax[{found[1]}]=={jax.__version__}', or set JAX_PLATFORMS=cpu to train on the CPU"
+            f"this machine has {result[0]} and jax {jax.__version__} uses the CPU: pip install "
+            f"'jax[{result[1]}]=={jax.__version__}', or set JAX_PLATFORMS=cpu to train on the CPU"
         )
 
 
@@ -184,11 +184,11 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
     ours = json.loads(json.dumps(values))
     differing = [name for name in sorted(set(ours) | set(theirs))
                  if ours.get(name) != theirs.get(name)]
-    found = '; '.join(
+    result = '; '.join(
         f'{name} is {theirs.get(name)!r} on host 0 and {ours.get(name)!r} on host {index()}'
         for name in differing[:3]
     )
-    lines = [line for line in exchange(what, found) if line]
+    lines = [line for line in exchange(what, result) if line]
     if lines:
         raise InputError(f'{what} must be the same on all hosts: {lines[0]}')
 

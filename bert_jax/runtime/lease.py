@@ -35,7 +35,7 @@ _PREFIX = '.claim-'
 
 
 class Claim:
-    """A wish to write in a folder, and once `attempt` has said so the right to.
+    """A wish to write in a folder, and once `attempt` returns True the right to.
 
     Attributes:
       holder: who has the folder, as the last attempt that failed has seen it.
@@ -45,7 +45,7 @@ class Claim:
     def __init__(self, folder: str | os.PathLike[str]):
         """`folder` exists (in a bucket: is anywhere)."""
         self._folder = as_path(folder)
-        self._said: dict[str, Any] = {
+        self._content: dict[str, Any] = {
             'token': secrets.token_hex(8), 'host': platform.node(), 'pid': os.getpid(),
             'machine': _machine(), 'started': _started(os.getpid()), 'beat': 0,
         }
@@ -67,7 +67,7 @@ class Claim:
         if number and not self._is_dead(claims[number]):
             return False
         path = self._folder / f'{_PREFIX}{number + 1}'
-        if not write_new(path, json.dumps(self._said)):
+        if not write_new(path, json.dumps(self._content)):
             return False  # another was quicker
         if number and (again := _read(claims[number])) and again != self._seen[0]:
             path.unlink(missing_ok=True)  # the number was another's meanwhile
@@ -107,29 +107,30 @@ class Claim:
     def _is_dead(self, path: Path) -> bool:
         """Whether the holder of a claim is known to be gone."""
         text, now = _read(path), time.monotonic()
-        said = _parsed(text)
+        content = _parsed(text)
         if text != self._seen[0]:
-            self.known_alive = said.get('token') == _parsed(self._seen[0] or '').get('token', '')
+            self.known_alive = content.get('token') == _parsed(self._seen[0] or '').get('token', '')
             self._seen = text, now
-        self.holder = f"process {said.get('pid', '?')} on {said.get('host', 'another machine')}"
-        if self._said['machine'] and said.get('machine') == self._said['machine']:
-            self.known_alive = _started(said.get('pid')) == said.get('started') is not None
+        on = content.get('host', 'another machine')
+        self.holder = f"process {content.get('pid', '?')} on {on}"
+        if self._content['machine'] and content.get('machine') == self._content['machine']:
+            self.known_alive = _started(content.get('pid')) == content.get('started') is not None
             return not self.known_alive
         return now - self._seen[1] > SECONDS
 
     def _beat(self) -> None:
         path = self._path
         while path is not None and not self._ended.wait(_BEAT_SECONDS):
-            self._said['beat'] += 1
+            self._content['beat'] += 1
             with contextlib.suppress(Exception):  # of many libraries; the next beat tries again
                 if max(self._claims(), default=0) > int(path.name[len(_PREFIX):]):
                     self._lost = True
                     return
-                write_whole(path, json.dumps(self._said))
+                write_whole(path, json.dumps(self._content))
 
 
 @contextlib.contextmanager
-def held(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
+def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
     """Holds a folder; waits for a claim that may be a dead process's.
 
     Args:
@@ -140,15 +141,15 @@ def held(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
       InputError: another process is at work in it.
     """
     claim = Claim(folder)
-    told = False
+    reported = False
     while not claim.attempt():
         if claim.known_alive:
             raise InputError(
                 f'{folder}: {claim.holder} is at work on this {what}: wait until it has ended, '
                 'or give another --workdir'
             )
-        if claim.holder and not told:
-            told = True
+        if claim.holder and not reported:
+            reported = True
             print(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at work '
                   f'on this {what}', file=sys.stderr, flush=True)
         time.sleep(0.2)
@@ -175,10 +176,10 @@ def _read(path: Path) -> str:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        said = json.loads(text)
+        content = json.loads(text)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _machine() -> str | None:

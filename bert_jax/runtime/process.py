@@ -43,7 +43,7 @@ def huge_pages_note() -> str:
 
 
 def check_streams() -> None:
-    """Refuses to work where nothing could be said, or arguments not be read.
+    """Refuses to work where nothing can be printed, or arguments cannot be read.
 
     A stream that is closed leaves its number to the first file that is opened, into which libraries
     would then write what they tell: so somebody has to have it.
@@ -108,14 +108,14 @@ def without(package: str, *, empty: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def loading_tensorflow(purpose: str) -> Iterator[None]:
-    """For imports of TensorFlow and what comes with it: quiet, and told in a line where it lacks.
+    """For imports of TensorFlow and what comes with it: quiet, and one line where it is missing.
 
     Raises:
       InputError: it is not installed; says what needs it and how it is installed.
     """
     try:
         with quiet_stderr():
-            # Keras is a third of its import. What lacks is told below, by whoever needs it.
+            # Keras is a third of its import. Whoever needs it reports below what is missing.
             with without('keras'), contextlib.suppress(ModuleNotFoundError):
                 import tensorflow  # noqa: F401
             yield
@@ -124,7 +124,7 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
         if not missing.startswith('tensorflow'):
             raise
         # TensorFlow Text would bring the plain package, which is larger and knows accelerators;
-        # the small one is made for x86-64 alone.
+        # the small one is made for x86-64 only.
         small = sys.platform == 'linux' and platform.machine() == 'x86_64'
         raise InputError(
             f"{purpose} needs {missing}, which is not installed: python -m pip install 'tensorflow"
@@ -148,7 +148,7 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
     """Ends the program with one line on standard error where the block fails.
 
     Args:
-      stopped: what is said after Ctrl-C.
+      stopped: printed after Ctrl-C.
       writing: a file that the block writes, which may be what fills its disk.
 
     Raises:
@@ -158,7 +158,7 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
     try:
         check_streams()
         yield
-        sys.stdout.flush()  # a full disk may be told of as late as here
+        sys.stdout.flush()  # a full disk may show as late as here
     except BrokenPipeError:  # the reader has seen enough, as `head` does
         _drop_output()
     except (Exception, KeyboardInterrupt) as error:
@@ -172,7 +172,7 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
 
 def _leave_unsaid() -> None:
     """Orbax leaves tasks behind where a file of a checkpoint cannot be read. What becomes of them
-    when they are collected would be told with tracebacks, after the line that says it."""
+    when they are collected would print tracebacks, after the line that reports it."""
     logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
     if sys.unraisablehook is sys.__unraisablehook__:
@@ -222,8 +222,8 @@ def answer(
     if isinstance(error, KeyboardInterrupt):
         return 'stopped', 130
     for fault in chain:
-        if isinstance(fault, OSError) and (said := _of_the_system(fault, writing)):
-            return said
+        if isinstance(fault, OSError) and (message := _of_the_system(fault, writing)):
+            return message
     if any(_NO_SPACE in str(fault) for fault in chain):
         return _full(writing), 1
     if any(isinstance(fault, MemoryError) or 'RESOURCE_EXHAUSTED' in str(fault) for fault in chain):
@@ -253,10 +253,10 @@ def answer(
 def _chain(error: BaseException) -> list[BaseException]:
     """An exception and what it was raised from, itself first."""
     chain: list[BaseException] = []
-    found: BaseException | None = error
-    while found is not None and found not in chain:
-        chain.append(found)
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    result: BaseException | None = error
+    while result is not None and result not in chain:
+        chain.append(result)
+        result = result.__cause__ or (None if result.__suppress_context__ else result.__context__)
     return chain
 
 
@@ -267,13 +267,13 @@ def _of_the_system(error: OSError, writing: object) -> tuple[str, int] | None:
         return _full(error.filename or ('standard output' if output else writing)), 1
     if error.filename is None:
         return None
-    said = f'{os.fsdecode(error.filename)}: {error.strerror}'
+    message = f'{os.fsdecode(error.filename)}: {error.strerror}'
     if error.errno in _NOT_ALLOWED:
-        return f'{said}: name another place, or ask for the rights to this one', 2
+        return f'{message}: name another place, or ask for the rights to this one', 2
     if error.errno in _NOT_AS_NAMED:
-        return f'{said}: check the path', 2
+        return f'{message}: check the path', 2
     if error.errno in _BAD_DISK:
-        return f'{said}: the disk or network that it is on fails', 1
+        return f'{message}: the disk or network that it is on fails', 1
     return None
 
 
@@ -402,8 +402,8 @@ def _shrink(folder: Any, max_bytes: int) -> None:
     for path in files.children(folder):
         with contextlib.suppress(FileNotFoundError):  # another run deletes too
             if files.in_bucket(path):
-                found = path.stat()
-                by_age.append((found.mtime, found.length, path))
+                result = path.stat()
+                by_age.append((result.mtime, result.length, path))
             else:  # epath's `stat` asks who owns it, which a container may not know
                 status = os.stat(path)
                 by_age.append((status.st_mtime, status.st_size, path))

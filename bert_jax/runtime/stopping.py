@@ -122,8 +122,8 @@ class Guard:
                 if hosts.first():
                     self._judge()
                 else:
-                    found = hosts.state().client.key_value_dir_get('bert_jax/verdict/')
-                    self._verdict = json.loads(found[0][1]) if found else self._verdict
+                    result = hosts.state().client.key_value_dir_get('bert_jax/verdict/')
+                    self._verdict = json.loads(result[0][1]) if result else self._verdict
             except Exception as error:
                 if not self._finished.is_set():
                     self._end(f'host 0 does not answer any more ({_first_line(error)})', 1)
@@ -132,29 +132,29 @@ class Guard:
 
     def _post(self) -> None:
         self._beat += 1
-        said = {'beat': self._beat, 'fault': self._fault, 'asked': self._asked,
+        reports = {'beat': self._beat, 'fault': self._fault, 'asked': self._asked,
                 'bound': self._bound}
         hosts.state().client.key_value_set(
-            f'bert_jax/live/{hosts.index()}', json.dumps(said), allow_overwrite=True
+            f'bert_jax/live/{hosts.index()}', json.dumps(reports), allow_overwrite=True
         )
 
     def _judge(self) -> None:
-        """Host 0's part: what all have said becomes the verdict."""
+        """Host 0's part: the reports of all hosts become the verdict."""
         client, now = hosts.state().client, time.monotonic()
-        said = {int(key.rpartition('/')[2]): json.loads(value)
+        reports = {int(key.rpartition('/')[2]): json.loads(value)
                 for key, value in client.key_value_dir_get('bert_jax/live/')}
         verdict = dict(self._verdict)
         for host in range(hosts.count()):
-            beat = said.get(host, {}).get('beat', 0)
+            beat = reports.get(host, {}).get('beat', 0)
             if self._heard.get(host, (-1, 0.0))[0] != beat:
                 self._heard[host] = beat, now
-            fault = said.get(host, {}).get('fault')
+            fault = reports.get(host, {}).get('fault')
             if fault is None and now - self._heard[host][1] > SILENCE_SECONDS:
                 fault = f'has not been heard of for {SILENCE_SECONDS:.0f} seconds', 1
             if fault is not None and verdict['fault'] is None:
                 verdict['fault'] = [host, *fault]
-        verdict['asked'] |= any(one['asked'] for one in said.values())
-        bounds = [said.get(host, {}).get('bound') for host in range(hosts.count())]
+        verdict['asked'] |= any(one['asked'] for one in reports.values())
+        bounds = [reports.get(host, {}).get('bound') for host in range(hosts.count())]
         if verdict['stop_at'] is None and None not in bounds:
             verdict['stop_at'] = max(bounds)
         self._verdict = verdict
@@ -166,7 +166,7 @@ class Guard:
             host, message, status = fault
             if hosts.first():
                 time.sleep(4 * self._turn)  # see `fail`
-            if self._fault is not None:  # it has told its own
+            if self._fault is not None:  # it has reported its own
                 _leave(self._fault[1])
             self._end(f'host {host}: {message}', status)
         with self._changed:

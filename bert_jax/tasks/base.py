@@ -63,7 +63,7 @@ class Task(Protocol):
         """
 
     def with_seed(self, seed: int) -> Task:
-        """The task of a run that differs in its seed (and rate) alone, on the same data."""
+        """The task of a run that differs in its seed (and rate) only, on the same data."""
 
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         """Writes what else belongs into the run directory, of the best evaluation.

@@ -163,12 +163,12 @@ class LabelledTask:
         return task
 
     def identity(self) -> dict[str, str]:
-        found = {'vocabulary': self._vocabulary}
+        result = {'vocabulary': self._vocabulary}
         if self.data.train is not None:
-            found['training examples'] = self.data.train.digest()
+            result['training examples'] = self.data.train.digest()
         for i, eval_set in enumerate(self._sets):
-            found[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
-        return found
+            result[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
+        return result
 
     def objective(self, bert: ModelConfig) -> Head:
         objective: Head = HEADS[self.head](bert, **self.data.objective)
@@ -207,8 +207,8 @@ class LabelledTask:
 
         def evaluate(params: Any) -> dict[str, float]:
             outputs = [predict(params) for predict in self._predictors[: len(d.evaluated)]]
-            for eval_set, found in zip(d.evaluated, outputs, strict=True):
-                if name := not_finite(found):  # a label would be chosen of NaN as well
+            for eval_set, result in zip(d.evaluated, outputs, strict=True):
+                if name := not_finite(result):  # a label would be chosen of NaN as well
                     return {f'{eval_set.name}{name}': math.nan}
             metrics = self.score(outputs)
             if self._best is None or metrics[self.metric] > self._best[0][self.metric]:
@@ -230,8 +230,8 @@ class LabelledTask:
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
         """Writes the predictions of all sets."""
         # Those of the scored sets are at hand, unless the best evaluation was before a restart.
-        found = self._best[1] if self._best is not None and self._best[0] == metrics else []
-        outputs = [*found, *(predict(params) for predict in self._predictors[len(found) :])]
+        result = self._best[1] if self._best is not None and self._best[0] == metrics else []
+        outputs = [*result, *(predict(params) for predict in self._predictors[len(result) :])]
         if jax.process_index() == 0:
             self.write(outputs, workdir)
         return {name: metrics[name] for name in self.data.settled if name in metrics}
@@ -251,15 +251,15 @@ class LabelledTask:
     def score(self, outputs: Sequence[Outputs]) -> dict[str, float]:
         """Metrics by name, of all sets that are scored, from the outputs of each."""
         metrics: dict[str, float] = {}
-        for eval_set, found in zip(self.data.evaluated, outputs, strict=False):
+        for eval_set, result in zip(self.data.evaluated, outputs, strict=False):
             assert eval_set.score is not None
-            metrics |= {eval_set.name + name: x for name, x in eval_set.score(found).items()}
+            metrics |= {eval_set.name + name: x for name, x in eval_set.score(result).items()}
         return metrics
 
     def write(self, outputs: Sequence[Outputs], folder: Path) -> None:
         """Writes the predictions of all sets, from the outputs of each."""
-        for eval_set, found in zip(self._sets, outputs, strict=True):
-            eval_set.write(found, folder)
+        for eval_set, result in zip(self._sets, outputs, strict=True):
+            eval_set.write(result, folder)
 
 
 def one_source(config: ConfigDict, meaning: str) -> str:

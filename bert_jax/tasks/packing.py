@@ -1,7 +1,7 @@
 """Short sequences packed into rows, with attention kept inside each, so that no work is padding.
 
 A *unit* is what must stay together in a row: one sequence, or the choices of one question. The
-packing is planned from the lengths alone, for all steps at once; a batch is then filled in by
+packing is planned from the lengths only, for all steps at once; a batch is then filled in by
 index, and its outputs are brought back to the units. Packing changes no score: sequences attend to
 themselves and have positions of their own (Krell et al., 2021, pack for pre-training; here for
 fine-tuning and evaluation too).

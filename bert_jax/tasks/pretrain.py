@@ -276,13 +276,13 @@ class PretrainTask:
         batch, _ = next(self._stretches(phases, number, step - 1 - (ends[number] - phase['steps'])))
         rows = np.arange(batch * phase['batch_size'], (batch + 1) * phase['batch_size'])
         epochs, places = rows // examples.num_examples, rows % examples.num_examples
-        said = (f'row {places[0]:,} of epoch {epochs[0]} to row {places[-1]:,} of epoch '
+        message = (f'row {places[0]:,} of epoch {epochs[0]} to row {places[-1]:,} of epoch '
                 f'{epochs[-1]}')
         if isinstance(examples, PretrainExamples):
-            found = np.unique(examples.documents(rows)).tolist()
-            said += f", of documents {', '.join(map(str, found[:_NAMED]))}" + (
-                ', ...' if len(found) > _NAMED else '')
-        return said + '; '
+            result = np.unique(examples.documents(rows)).tolist()
+            message += f", of documents {', '.join(map(str, result[:_NAMED]))}" + (
+                ', ...' if len(result) > _NAMED else '')
+        return message + '; '
 
     def with_seed(self, seed: int) -> PretrainTask:
         if seed == self._config.seed:
@@ -323,8 +323,8 @@ def step_flops(objective: Pretraining, phase: Mapping[str, Any]) -> float:
 
 def whole_step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str) -> float:
     """The same with those of the optimizer, where they are worth a mention: of Muon."""
-    own = muon_flops(model) if optimizer == 'muon' else 0.0
-    return step_flops(Pretraining(model), phase) + own
+    of_muon = muon_flops(model) if optimizer == 'muon' else 0.0
+    return step_flops(Pretraining(model), phase) + of_muon
 
 
 def run_flops(config: ConfigDict) -> float:

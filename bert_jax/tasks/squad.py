@@ -62,14 +62,14 @@ def open_squad(
     (google-research/bert counts questions for its steps, 1 % fewer, so it ends a little before its
     last epoch does.)
     """
-    own = {name: config.squad[name] for name in ('doc_stride', 'max_query_length')}
+    options = {name: config.squad[name] for name in ('doc_stride', 'max_query_length')}
     t = open_tokenization(config)
 
     def windows(training: bool) -> tuple[SquadExamples, SquadWindows]:
         examples = _read(config, version, training)
         return examples, squad_windows(
-            examples, t.encode, max_length=t.max_length, doc_stride=own['doc_stride'],
-            max_question_length=own['max_query_length'], training=training, **t.vocab.ends,
+            examples, t.encode, max_length=t.max_length, doc_stride=options['doc_stride'],
+            max_question_length=options['max_query_length'], training=training, **t.vocab.ends,
         )
 
     threshold = scored.inference.get('null_threshold') if scored and version == 'v2' else None
@@ -81,14 +81,14 @@ def open_squad(
     scorer.examples.gold_texts()  # rather now than after an epoch
     train = None
     if scored is None:
-        _, found = windows(training=True)
-        train = Units(found.sequences, positions={
-            'start_positions': found.start_positions, 'end_positions': found.end_positions,
+        _, result = windows(training=True)
+        train = Units(result.sequences, positions={
+            'start_positions': result.start_positions, 'end_positions': result.end_positions,
         })
     return LabelledTask(config, t, LabelledData(
         train=train,
         evaluated=(EvalSet('', Units(scorer.windows.sequences), scorer.score, scorer.write),),
-        metric='f1', head='question_answering', inference=own,
+        metric='f1', head='question_answering', inference=options,
         settled=('null_threshold',),
     ))
 
@@ -125,7 +125,7 @@ class _Scorer:
         texts = final_texts(ids, predictions)
         if self.version == 'v1':
             return squad_scores(texts, answers, version='v1')
-        odds = {name: found.null_odds for name, found in zip(ids, predictions, strict=True)}
+        odds = {name: result.null_odds for name, result in zip(ids, predictions, strict=True)}
         threshold = self.threshold
         if threshold is None:
             threshold = best_null_threshold(texts, answers, odds)
@@ -228,8 +228,8 @@ def final_texts(
     """
     limit = math.inf if null_threshold is None else null_threshold
     return {
-        name: '' if found.null_odds > limit else found.text
-        for name, found in zip(ids, predictions, strict=True)
+        name: '' if result.null_odds > limit else result.text
+        for name, result in zip(ids, predictions, strict=True)
     }
 
 
@@ -674,11 +674,11 @@ def write_predictions(
     pairs = list(zip(ids, predictions, strict=True))
     _write(folder, 'predictions.json', final_texts(ids, predictions, null_threshold))
     _write(folder, 'nbest_predictions.json', {
-        name: [dataclasses.asdict(candidate) for candidate in found.n_best]
-        for name, found in pairs
+        name: [dataclasses.asdict(candidate) for candidate in result.n_best]
+        for name, result in pairs
     })
     if null_threshold is not None:
-        _write(folder, 'null_odds.json', {name: found.null_odds for name, found in pairs})
+        _write(folder, 'null_odds.json', {name: result.null_odds for name, result in pairs})
 
 
 def _write(folder: str | os.PathLike[str], name: str, content: dict[str, Any]) -> None:

@@ -67,13 +67,13 @@ class SquadExamples:
         Raises:
           InputError: a question without the field 'answers', which a test set may leave out.
         """
-        for name, found in zip(self.ids, self.answers):
-            if found is None:
+        for name, result in zip(self.ids, self.answers):
+            if result is None:
                 raise InputError(
                     f"{self.source}: question {name} has no field 'answers', so predictions "
                     'cannot be scored: set config.data.eval_source to a file with answers'
                 )
-        return {i: [text for text, _ in found or ()] for i, found in zip(self.ids, self.answers)}
+        return {i: [text for text, _ in result or ()] for i, result in zip(self.ids, self.answers)}
 
 
 def read_squad(
@@ -166,16 +166,16 @@ def _examples(
                     )
                 ids[name] = path
                 question = _field(qa, 'question', str, where_qa)
-                found = _answers(qa, where_qa, version, training)
+                result = _answers(qa, where_qa, version, training)
                 if training:
-                    found = found[:1] if found and not qa.get('is_impossible') else ()
-                    if fault := _fault(qa, found, context):
+                    result = result[:1] if result and not qa.get('is_impossible') else ()
+                    if fault := _fault(qa, result, context):
                         skipped.append(f'{path}: question {name}: {fault}')
                         del ids[name]
                         continue
                 questions.append(question)
                 context_index.append(len(contexts) - 1)
-                answers.append(found)
+                answers.append(result)
     if not total:
         raise InputError(f'{source}: no question in it; {_LAYOUT}')
     allowed = max(1, int(max_skipped * total)) if max_skipped > 0 else 0
@@ -201,16 +201,16 @@ def _answers(
     """All answers of a question as they are in the file; None where the field is missing."""
     if 'answers' not in qa and not training:
         return None
-    found = tuple(
+    result = tuple(
         (_field(answer, 'text', str, place), _field(answer, 'answer_start', int, place))
         for place, answer in _items(qa, 'answers', where)
     )
-    if version == 'v1' and (not found or qa.get('is_impossible')):
+    if version == 'v1' and (not result or qa.get('is_impossible')):
         raise InputError(
             f'{where} (id {qa["id"]}) has no answer, which SQuAD 1.1 does not have; read the file '
             'as v2 (configs/squad.py:v2)'
         )
-    return found
+    return result
 
 
 def _fault(qa: dict[str, Any], found: tuple[tuple[str, int], ...], context: str) -> str:
@@ -465,10 +465,10 @@ def _answer_tokens(
     """
     first = np.full(len(examples), -1)
     last = np.full(len(examples), -1)
-    answered = [q for q, found in enumerate(examples.answers) if found]
+    answered = [q for q, result in enumerate(examples.answers) if result]
     if not answered:
         return first, last
-    texts = [found[0][0] for found in examples.answers if found]
+    texts = [result[0][0] for result in examples.answers if result]
     answer_ids, answer_n = encode(texts)
     answer_ends = np.cumsum(answer_n).tolist()
     all_ids = answer_ids.tolist()
@@ -481,7 +481,7 @@ def _answer_tokens(
         final = begin + len(text.strip(WHITESPACE)) - 1
         word, last_word = low - 1 + np.searchsorted(words, [begin, final], 'right')
         token, end = documents.word_tokens[word], documents.word_tokens[last_word + 1]
-        if token == end:  # a word of control characters alone
+        if token == end:  # a word of control characters only
             continue
         span, answer = documents.ids[token:end].tolist(), all_ids[answer_end - n:answer_end]
         for i in range(len(span) - n + 1):

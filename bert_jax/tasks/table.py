@@ -405,4 +405,4 @@ def _check_first_line(path: str, line: bytes) -> None:
     if line.startswith(b'\x1f\x8b'):
         raise InputError(f'{path} is compressed by gzip: let its name end in .gz')
     if not line.endswith(b'\n') and b'\r' in line[:-1]:
-        raise InputError(f"{path}: its lines end with CR alone: convert it (tr '\\r' '\\n')")
+        raise InputError(f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")

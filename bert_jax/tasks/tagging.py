@@ -83,7 +83,7 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
     say(f'{len(train):,} sentences, {len(train.words):,} words; tags: ' + ', '.join(
         f'{tag} {n:,}' for tag, n in sorted(counts.items(), key=lambda item: -item[1])[:20]))
     if unseen := sorted(set(dev.tags) - set(train.tags)):
-        say(f"note: {', '.join(unseen[:10])} occur in evaluation alone and count as errors")
+        say(f"note: {', '.join(unseen[:10])} occur only in evaluation and count as errors")
     return _task(
         config, config.tagging, train.labels, train, {'dev': dev}, _metrics(train.labels))
 
@@ -94,7 +94,7 @@ def _metrics(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def _task(
-    config: ConfigDict, own: ConfigDict, labels: tuple[str, ...], train: ConllExamples | None,
+    config: ConfigDict, section: ConfigDict, labels: tuple[str, ...], train: ConllExamples | None,
     evaluated: Mapping[str, ConllExamples], metrics: Sequence[str],
 ) -> LabelledTask:
     for examples in evaluated.values():
@@ -109,32 +109,32 @@ def _task(
                 'computed: write its tags as B-TYPE, I-TYPE and O'
             )
     t = open_tokenization(config)
-    _check_features(config, own.features)
+    _check_features(config, section.features)
 
     def cut(examples: ConllExamples) -> ConllWindows:
         return conll_windows(
             examples, t.encode, labels, max_length=t.max_length,
-            document_context=own.document_context, unk_id=t.vocab.unk_id, **t.vocab.ends,
+            document_context=section.document_context, unk_id=t.vocab.unk_id, **t.vocab.ends,
         )
 
     def eval_set(split: str, examples: ConllExamples) -> EvalSet:
         windows = cut(examples)
-        found = (labels, examples, windows)
+        result = (labels, examples, windows)
         return EvalSet(
             '' if split == 'dev' else f'{split}_', _units(windows),
-            functools.partial(_score, *found, metrics[0]),
-            functools.partial(_write, *found, f'{split}_predictions.txt'),
+            functools.partial(_score, *result, metrics[0]),
+            functools.partial(_write, *result, f'{split}_predictions.txt'),
         )
 
     return LabelledTask(config, t, LabelledData(
         train=None if train is None else _units(cut(train)),
         evaluated=tuple(eval_set(*item) for item in evaluated.items()),
         metric=metrics[0], labels=labels,
-        head='feature_tagger' if own.features else 'token_classification',
-        frozen='bert' if own.features else '',
+        head='feature_tagger' if section.features else 'token_classification',
+        frozen='bert' if section.features else '',
         objective={'num_outputs': len(labels)} | (
-            {'features': own.features} if own.features else {}),
-        inference={'features': own.features} if own.features else {},
+            {'features': section.features} if section.features else {}),
+        inference={'features': section.features} if section.features else {},
     ))
 
 
@@ -431,18 +431,18 @@ def read_tagged_file(
 
     rows = table.read_table(path, [words, tags], parse, max_malformed=max_malformed)
     # Sentences without words are no rows that are malformed, and nothing to learn from.
-    found = [sentence for sentence in rows.values if sentence[0]]
+    result = [sentence for sentence in rows.values if sentence[0]]
     lines = [line for line, sentence in zip(rows.lines, rows.values) if sentence[0]]
-    if not found:
+    if not result:
         raise InputError(f'{path} holds no words: copy it again')
-    lengths = [len(some) for some, _ in found]
+    lengths = [len(some) for some, _ in result]
     offsets = np.append(0, np.cumsum(lengths))
     return ConllExamples(
-        words=[word for some, _ in found for word in some],
-        tags=normal_tags([tag for _, their in found for tag in their], offsets),
+        words=[word for some, _ in result for word in some],
+        tags=normal_tags([tag for _, their in result for tag in their], offsets),
         lines=np.repeat(np.array(lines, np.int64), lengths),
         # As a file of words without -DOCSTART- lines: one document.
-        sentence_offsets=offsets, documents=np.zeros(len(found), np.int64),
+        sentence_offsets=offsets, documents=np.zeros(len(result), np.int64),
         num_skipped=rows.num_skipped, source=path,
     )
 
@@ -636,19 +636,19 @@ def conll_scores(
     """
     assert len(predicted) == len(gold), (len(predicted), len(gold))
     types = tag_types(predicted, gold)
-    found, wanted = _parse(predicted, offsets, types), _parse(gold, offsets, types)
+    result, wanted = _parse(predicted, offsets, types), _parse(gold, offsets, types)
     # The end [W] of the entity that begins at a word; -1: none does.
     ends = np.full((2, len(gold)), -1, np.int64)
-    for row, parsed in zip(ends, (found, wanted), strict=True):
+    for row, parsed in zip(ends, (result, wanted), strict=True):
         starts_E, ends_E = _entities(*parsed)
         row[starts_E] = ends_E
-    right_W = (ends[0] >= 0) & (ends[0] == ends[1]) & (found[1] == wanted[1])
+    right_W = (ends[0] >= 0) & (ends[0] == ends[1]) & (result[1] == wanted[1])
 
     def count(where_W: np.ndarray, type_W: np.ndarray) -> np.ndarray:
         return np.bincount(type_W[where_W], minlength=len(types)).astype(np.float64)
 
     counts = np.stack([
-        count(right_W, wanted[1]), count(found[0], found[1]), count(wanted[0], wanted[1])
+        count(right_W, wanted[1]), count(result[0], result[1]), count(wanted[0], wanted[1])
     ])
     same = sum(a == b for a, b in zip(predicted, gold, strict=True))
     scores = _scores(*counts.sum(axis=1)) | {'accuracy': same / max(len(gold), 1)}

@@ -426,7 +426,7 @@ def open_classification(
         f'{name} {n:,} ({n / len(shown):.0%})' for name, n in zip(names.names, counts)))
     if names.unseen:
         unseen = ', '.join(sorted(names.unseen)[:10])
-        say(f'note: {unseen} occur in evaluation alone and count as errors')
+        say(f'note: {unseen} occur only in evaluation and count as errors')
     check_metrics(metrics, head, len(names.names), 'config.classification.metrics')
     return _task(config, head, names.names, metrics, train, dev)
 

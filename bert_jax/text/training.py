@@ -118,7 +118,7 @@ def count_basic_tokens(texts: Iterable[str], lowercase: bool) -> collections.Cou
     """How often each basic token occurs in `texts`.
 
     Runs between white space are counted first: tokenizing each distinct one once is an order of
-    magnitude faster than tokenizing the text. At most `_MAX_COUNTED_WORDS` are held: when there
+    magnitude faster than tokenizing the text. At most `_MAX_COUNTED_WORDS` are kept: when there
     are more, those seen least go, with a threshold that rises until half the room is free.
     """
     runs: collections.Counter[str] = collections.Counter()

@@ -138,7 +138,7 @@ def is_unused(token: str) -> bool:
 def read_lines(
     path: str | os.PathLike[str], what: str = "vocabulary", field: str = "data.vocab_file"
 ) -> list[str]:
-    """The lines of a UTF-8 file, split at `\\n` alone: tokens may hold other line separators.
+    """The lines of a UTF-8 file, split at `\\n` only: tokens may hold other line separators.
 
     Raises:
         InputError: it cannot be read, is empty or not text; it names `what` and the `field`.

@@ -68,16 +68,16 @@ def find_predictions(folder: str) -> dict[str, str]:
         if task == 'mnli':
             splits['ax'] = 'AX.tsv'
         names |= {f'{split}_predictions.tsv': file for split, file in splits.items()}
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name, file in names.items():
         path = os.path.join(folder, name)
         if as_path(path).is_file():
-            if file in found:
-                raise InputError(f'{found[file]} and {path} are both {file}: remove one of them')
-            found[file] = path
-    if not found:
+            if file in result:
+                raise InputError(f'{result[file]} and {path} are both {file}: remove one of them')
+            result[file] = path
+    if not result:
         raise InputError(f"{folder} has none of {', '.join(names)}")
-    return found
+    return result
 
 
 def read_predictions(file: str, path: str) -> list[str]:

@@ -123,8 +123,8 @@ def _preflight(part: Part, root: Path, topology: str) -> dict:
             capture_output=True, text=True, check=False,
         )
         if not path.exists():
-            said = process.stderr.strip().splitlines() or [f'it ended with {process.returncode}']
-            raise InputError(f'{part.title}: tools.preflight: {said[-1]}')
+            message = process.stderr.strip().splitlines() or [f'it ended with {process.returncode}']
+            raise InputError(f'{part.title}: tools.preflight: {message[-1]}')
     record: dict = json.loads(path.read_text())
     if record['chip_hours'] is None or not record['fits']:
         raise InputError(

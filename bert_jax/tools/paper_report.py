@@ -62,10 +62,10 @@ def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | Non
     paper = row.figures.get(column)
     dev = paper if row.dev is None else row.dev.get(column)
     cell: Cell = {'paper': paper, 'dev': dev, 'parts': [part.path.name for part in parts]}
-    found = _chosen(parts, what, by_part=bool(what.task) and not row.scratch)
-    if found is None:
+    result = _chosen(parts, what, by_part=bool(what.task) and not row.scratch)
+    if result is None:
         return cell
-    settings, values, seeds = found
+    settings, values, seeds = result
     if not what.lower and not what.task.startswith('squad'):  # whose scores are per cent already
         values = [100 * value for value in values]
     mean = statistics.fmean(values)
@@ -90,9 +90,9 @@ def _chosen(
     groups: dict[Settings, list[tuple[float, float, int]]] = {}
     for number, part in enumerate(parts):
         for member in part.members:
-            if (found := _evaluation(part.folder, member, what)) is not None:
+            if (result := _evaluation(part.folder, member, what)) is not None:
                 seed = number if by_part else int(dict(member.settings)['seed'])
-                groups.setdefault(member.without('seed'), []).append((*found, seed))
+                groups.setdefault(member.without('seed'), []).append((*result, seed))
     if not groups:
         return None
     most = max(map(len, groups.values()))
@@ -122,19 +122,19 @@ def _evaluation(folder: Folder, member: Member, what: Column) -> tuple[float, fl
 
 def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
     """The mean of columns by row, a value for each seed that all of them have."""
-    found: dict[str, Cell] = {}
+    result: dict[str, Cell] = {}
     columns = list(columns)
     for row in dict.fromkeys(itertools.chain(*columns)):
         by_seed = [_by_seed(column[row]) for column in columns if 'values' in column.get(row, {})]
         seeds = set.intersection(*map(set, by_seed)) if len(by_seed) == len(columns) else set()
         runs = [statistics.fmean(values[seed] for values in by_seed) for seed in sorted(seeds)]
-        found[row] = {'paper': None}
+        result[row] = {'paper': None}
         if runs:
-            found[row] |= {
+            result[row] |= {
                 'mean': statistics.fmean(runs), 'values': runs, 'runs': len(runs), 'passes': None,
                 'deviation': statistics.stdev(runs) if len(runs) > 1 else None,
             }
-    return found
+    return result
 
 
 def _by_seed(cell: Cell) -> dict[int, float]:
@@ -169,9 +169,9 @@ def order_of_rows(cells: Mapping[str, Cell]) -> dict[str, Any] | None:
     count = {'same': 0, 'opposite': 0, 'undecided': 0}
     opposite = []
     for (a, b), differ in zip(pairs, beyond_chance(chances), strict=True):
-        found = statistics.fmean(ours[a]) - statistics.fmean(ours[b])
+        result = statistics.fmean(ours[a]) - statistics.fmean(ours[b])
         kind = 'undecided' if not differ else (
-            'same' if found * (known[a] - known[b]) > 0 else 'opposite')
+            'same' if result * (known[a] - known[b]) > 0 else 'opposite')
         count[kind] += 1
         if kind == 'opposite':
             opposite.append(f'{a} / {b}')
@@ -205,12 +205,12 @@ def beyond_chance(chances: Sequence[float], level: float = 0.05) -> list[bool]:
       level: share of families with a false difference among them, at most.
     """
     order = sorted(range(len(chances)), key=chances.__getitem__)
-    found = [False] * len(chances)
+    result = [False] * len(chances)
     for rank, i in enumerate(order):
         if chances[i] > level / (len(chances) - rank):
             break
-        found[i] = True
-    return found
+        result[i] = True
+    return result
 
 
 def pretraining_flops(row: Row, options: Options) -> float | None:
@@ -241,8 +241,8 @@ def write_table(
     table = TABLES[name]
     rows, columns = rows_of(table, options), columns_of(table, options)
     cells = {
-        column: {row.title: found for row in rows
-                 if (found := cell_of(row, column, table, options)) is not None}
+        column: {row.title: result for row in rows
+                 if (result := cell_of(row, column, table, options)) is not None}
         for column in columns
     }
     titles = {column: COLUMNS[column].title for column in columns}
@@ -285,7 +285,7 @@ def write_table(
         if table.curves:
             with open_whole(options.root / f'{stem}_flops.png') as file:
                 _draw_curves(file, record)
-    return text, all('mean' in cell for found in cells.values() for cell in found.values())
+    return text, all('mean' in cell for result in cells.values() for cell in result.values())
 
 
 def hardware() -> str:
@@ -298,8 +298,8 @@ def hardware() -> str:
     names = {platform.machine()}
     if os.path.exists('/proc/cpuinfo'):
         with open('/proc/cpuinfo', encoding='utf-8') as file:
-            said = {line.partition(':')[2].strip() for line in file if 'model name' in line}
-            names = said or names
+            message = {line.partition(':')[2].strip() for line in file if 'model name' in line}
+            names = message or names
     return f"{os.cpu_count()} cores of {', '.join(sorted(names))}"
 
 
@@ -337,10 +337,10 @@ def _markdown(record: dict[str, Any]) -> str:
                           for name, version in record['versions'].items())
               + f"; {record['seeds']} seeds of pre-training, {record['restarts']} of fine-tuning; "
               f"{runs['finished']} of {runs['all']} runs, {record['hours']:.2f} hours."]
-    said = [f'--{kind} {one}' for kind in ('pretrain', 'finetune') for one in settings[kind]]
-    said += [f'--weights {name}={path}' for name, path in settings['weights'].items()]
-    if said:
-        lines.append('Settings: ' + ', '.join(f'`{one}`' for one in said) + '.')
+    message = [f'--{kind} {one}' for kind in ('pretrain', 'finetune') for one in settings[kind]]
+    message += [f'--weights {name}={path}' for name, path in settings['weights'].items()]
+    if message:
+        lines.append('Settings: ' + ', '.join(f'`{one}`' for one in message) + '.')
     lines += [f'Failed: {title}: {why}' for title, why in record['failed'].items()]
     return '\n'.join(lines) + '\n'
 

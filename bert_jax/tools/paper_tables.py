@@ -371,12 +371,12 @@ class Part:
 
     def seconds(self) -> list[float]:
         """What its finished runs took, as their goodput.json says."""
-        found = []
+        result = []
         for member in self.members:
             path = self.folder.run(member) / 'goodput.json'
             if self.folder.result(member) is not None and path.exists():
-                found.append(sum(json.loads(path.read_text())['seconds'].values()))
-        return found
+                result.append(sum(json.loads(path.read_text())['seconds'].values()))
+        return result
 
 
 def rows_of(table: Table, options: Options) -> list[Row]:
@@ -471,17 +471,17 @@ def _described(given: str) -> tuple[Mapping[str, Any], str]:
 def parts_of(table: Table, options: Options) -> list[Part]:
     """All parts of a table, each once, in an order in which they can be run."""
     rows, columns = rows_of(table, options), columns_of(table, options)
-    found: dict[Path, Part] = {}
+    result: dict[Path, Part] = {}
     # A row after the other, so that the first rows of the table are there early.
     for row in rows:
         if (part := pretraining(row, options)) is not None:
-            found.setdefault(part.path, part)
+            result.setdefault(part.path, part)
         for name in columns:
             if COLUMNS[name].task and (not row.only or name in row.only):
                 for seed in seeds_of(row, options):
                     part = finetuning(row, COLUMNS[name].task, seed, table, options)
-                    found.setdefault(part.path, part)
-    return list(found.values())
+                    result.setdefault(part.path, part)
+    return list(result.values())
 
 
 def seeds_of(row: Row, options: Options) -> range:

@@ -5,7 +5,7 @@
         --topology=v5e:16x16 --json=after.json --config.train.accumulation_steps=16
 
 No TPU and no data are needed: the train and evaluation steps that bert_jax.main would run are
-compiled by TPUs' own compiler (libtpu, of the extra [tpu]) from shapes alone, some minutes a phase.
+compiled by TPUs' own compiler (libtpu, of the extra [tpu]) from shapes only, some minutes a phase.
 Topologies: v4, v5p (three dims, v4:4x4x4), v5e, v6e (two dims, v6e:16x16), counted in chips. The
 vocabulary's size is that of config.data.vocab_file, or model.vocab_size, or data.vocab_size.
 
@@ -232,8 +232,8 @@ def kernel_cycles(
         return moved, 'bytes'
     rows, length, width = text.operand(instruction, 0).shape
     marks = text.operand(instruction, 3 if name == 'attention_forward' else 5).shape[1]
-    found = attention_cycles(chip.name, rows, length, width // 3, rate if marks > 1 else 0.0)
-    return max((moved, 'bytes'), (found[name], 'schedule'))
+    result = attention_cycles(chip.name, rows, length, width // 3, rate if marks > 1 else 0.0)
+    return max((moved, 'bytes'), (result[name], 'schedule'))
 
 
 def smallest_change(
@@ -274,7 +274,7 @@ def _changes(
     parts, rows = record['accumulation_steps'], record['rows_at_once']
     for remat in (config.model.remat, 'full') if config.model.remat != 'full' else ('full',):
         given = {} if remat == config.model.remat else {'model.remat': remat}
-        # Computed again, a layer keeps its input alone: well under an eighth of a row.
+        # Computed again, a layer keeps its input only: well under an eighth of a row.
         room = record['largest_rows_at_once'] * (8 if given else 1)
         factor = 1
         while factor * 2 <= rows and rows / factor > max(room, 1):
@@ -486,11 +486,11 @@ def check(config: ConfigDict, topology: str) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    result = {}
     for name in ('bert-jax', 'jax', 'jaxlib', 'libtpu', 'flax', 'optax'):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            result[name] = importlib.metadata.version(name)
+    return result
 
 
 def _is_record(path: Path) -> bool:

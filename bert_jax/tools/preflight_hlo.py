@@ -23,7 +23,7 @@ _LONGEST = {'v4': 16, 'v5p': 24, 'v5e': 16, 'v6e': 16}  # dim of a pod: beyond, 
 
 
 def open_topology(name: str) -> list[Any]:
-    """The devices of a slice that need not exist, for the compiler alone.
+    """The devices of a slice that need not exist, for the compiler only.
 
     Raises:
       InputError: there is no such slice, or no libtpu.
@@ -150,20 +150,20 @@ class CompiledText:
                 lines.append(line)
         times = dict.fromkeys(bodies, 0) | {entry: 1}
         fused = set()
-        found = []
+        result = []
         for name in reversed(bodies):  # callers come after what they call
             for line in bodies[name] if times[name] else ():
                 parsed = _parse(line, times[name], name if name in fused else '')
                 if parsed is None:
                     continue
-                found.append(parsed)
+                result.append(parsed)
                 for role, called in _called(parsed.attributes):
                     often = _trips(bodies, parsed) if role == 'body' else 1
                     times[called] = times.get(called, 0) + times[name] * often
                     if parsed.opcode == 'fusion' or role == 'to_apply' or name in fused:
                         fused.add(called)
-        self.instructions = found[::-1]
-        self._by_name = {instruction.name: instruction for instruction in found}
+        self.instructions = result[::-1]
+        self._by_name = {instruction.name: instruction for instruction in result}
 
     def operand(self, instruction: Instruction, number: int) -> Array:
         return self._by_name[instruction.operands[number]].arrays[0]
@@ -216,7 +216,7 @@ class CompiledText:
         The compiler joins small ones, of `several` scopes. Bytes are those of the whole result of a
         gather, else of what a chip puts in.
         """
-        found: dict[tuple[str, str, str], list[int]] = {}
+        result: dict[tuple[str, str, str], list[int]] = {}
         seen = set()
         for i in self.instructions:
             kind = i.opcode.removesuffix('-start')
@@ -238,13 +238,13 @@ class CompiledText:
                 arrays = arrays[1:2]
             scope = scope_of(i.op_name)[0] if len(arrays) == 1 else 'several'
             largest = max(arrays, key=lambda array: array.bytes)
-            entry = found.setdefault((kind, scope, str(largest)), [0, 0])
+            entry = result.setdefault((kind, scope, str(largest)), [0, 0])
             entry[0] += i.times
             entry[1] += i.times * sum(array.bytes for array in arrays)
         return [
             {'kind': kind, 'scope': scope, 'largest': largest, 'count': count, 'bytes': size}
             for (kind, scope, largest), (count, size) in
-            sorted(found.items(), key=lambda item: -item[1][1])
+            sorted(result.items(), key=lambda item: -item[1][1])
         ]
 
 
@@ -361,15 +361,15 @@ def attention_cycles(chip: str, rows: int, length: int, hidden: int, rate: float
              *map(str, (rows, length, hidden, rate))],
             env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )
-        found = {}
+        result = {}
         for name, (groups, steps) in grids(rows, length, hidden).items():
             # Other files of the same ending are of earlier stages.
             path, = (p for p in glob.glob(f'{folder}/*{name}*-final_bundles.txt')
                      if 'schedule-analysis' not in p and '-TLP-' not in p and '<late' not in p)
             with open(path, encoding='utf-8', errors='replace') as file:
                 once, each = bundles(file.read())
-            found[name] = once + each * steps * -(-groups // _CORES.get(chip, 1))
-    return found
+            result[name] = once + each * steps * -(-groups // _CORES.get(chip, 1))
+    return result
 
 
 def bundles(text: str) -> tuple[int, int]:

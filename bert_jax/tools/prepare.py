@@ -6,7 +6,7 @@
 Takes the config and the --config.FIELD=VALUE that bert_jax.main will be given, and needs no
 accelerator: all processors of this machine tokenize. What is made is kept in config.data.dir by the
 content of the text, where every host of the run finds it: name a bucket or a folder that all of
-them share (for a run on this machine alone, any folder). The text is still named in the run's
+them share (for a run on this machine only, any folder). The text is still named in the run's
 config, and the first host looks at it to find its store: have it in a bucket too, or on a disk that
 the host has. Killed and started again, it goes on where it was.
 

@@ -72,15 +72,15 @@ class RunRecords:
     def curves(self) -> dict[str, list[Point]]:
         """Every `train/...` and `eval/...` by its name."""
         steps, tokens, flops = self._work()
-        found: dict[str, list[Point]] = {}
+        result: dict[str, list[Point]] = {}
         for record in self.records:
             step = record['step']
             place = (step, float(np.interp(step, steps, tokens)),
                      float(np.interp(step, steps, flops)))
             for name, value in record.items():
                 if name.startswith(('train/', 'eval/')):
-                    found.setdefault(name, []).append((*place, value))
-        return found
+                    result.setdefault(name, []).append((*place, value))
+        return result
 
     def _work(self) -> tuple[list[float], list[float], list[float]]:
         """Steps, and tokens (no padding) and training FLOPs up to each."""
@@ -114,20 +114,20 @@ class RunRecords:
 
     def _phases(self) -> list[dict[str, Any]]:
         """The phases, each with the step that it `end`s with."""
-        found, end = [], 0
+        result, end = [], 0
         for phase in self.fields.get('phases') or ():
             end += phase['steps']
-            found.append(dict(phase, end=end))
-        return found
+            result.append(dict(phase, end=end))
+        return result
 
     def gates(self) -> dict[str, list[int]]:
         """The steps at which each gate has spoken."""
-        found: dict[str, list[int]] = {}
+        result: dict[str, list[int]] = {}
         for record in self.records:
             for name in record:
                 if name.startswith('gate/'):
-                    found.setdefault(name.removeprefix('gate/'), []).append(record['step'])
-        return found
+                    result.setdefault(name.removeprefix('gate/'), []).append(record['step'])
+        return result
 
     def results(self) -> dict[str, str]:
         """The scores of the best evaluation where the run keeps it, else of the last; and what the
@@ -220,12 +220,12 @@ def _model(folder: Path) -> ModelConfig:
 def differences(runs: Sequence[RunRecords]) -> dict[str, list[str]]:
     """The fields that are not alike in all runs, with the value of each; '' where it has none."""
     names = dict.fromkeys(name for run in runs for name in run.fields)
-    found = {}
+    result = {}
     for name in names:
         values = [repr(run.fields[name]) if name in run.fields else '' for run in runs]
         if len(set(values)) > 1:
-            found[name] = values
-    return found
+            result[name] = values
+    return result
 
 
 _AXES = ('steps', 'tokens', 'FLOPs')
@@ -384,13 +384,13 @@ def _times(runs: Sequence[RunRecords]) -> str:
 
 
 def _settings(runs: Sequence[RunRecords]) -> str:
-    found = differences(runs)
+    result = differences(runs)
     if len(runs) == 1:
         return ''
-    if not found:
+    if not result:
         return '<p>None.</p>'
     return _table(runs, [
-        {name: values[i] for name, values in found.items()} for i in range(len(runs))
+        {name: values[i] for name, values in result.items()} for i in range(len(runs))
     ])
 
 
@@ -466,10 +466,10 @@ def heads(model: Model, text: str) -> dict[str, Any]:
       {'tokens', 'layers', 'heads', 'values': base64 of bytes [layers, heads, n, n], each a
       probability in parts of 255}.
     """
-    found = attention(model, text)
-    values = np.round(found['probabilities'] * 255).astype(np.uint8)
+    result = attention(model, text)
+    values = np.round(result['probabilities'] * 255).astype(np.uint8)
     return {
-        'tokens': found['tokens'], 'layers': values.shape[0], 'heads': values.shape[1],
+        'tokens': result['tokens'], 'layers': values.shape[0], 'heads': values.shape[1],
         'values': base64.b64encode(values.tobytes()).decode(),
     }
 
@@ -483,14 +483,14 @@ def neighbours(model: Model, text: str) -> list[dict[str, Any]]:
     table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
     wanted = [i for i in dict.fromkeys(model.tokenizer.encode(text))
               if known[i] and _WORD.search(vocab.tokens[i].removeprefix(CONTINUATION))]
-    found = []
+    result = []
     for i in wanted:
         cosines = np.where(known, table @ table[i], -np.inf)
         cosines[i] = -np.inf
         best = np.argsort(-cosines, kind='stable')[: min(_TOP, int(known.sum()) - 1)]
-        found.append({'word': vocab.tokens[i],
+        result.append({'word': vocab.tokens[i],
                       'nearest': [(vocab.tokens[j], float(cosines[j])) for j in best]})
-    return found
+    return result
 
 
 _TEXT = 'The old town lies on the river, and the king lived in the castle for many years.'

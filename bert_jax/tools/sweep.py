@@ -10,7 +10,7 @@ field. --restarts=N adds the seeds 0 to N-1, the paper's remedy for small data s
 --config.FIELD=VALUE go to every run. Started again, the sweep goes on where it was: finished runs
 are kept, an interrupted one resumes from its checkpoint.
 
-Runs that differ in seed and learning rate alone share the process, the weights and data that were
+Runs that differ in seed and learning rate only share the process, the weights and data that were
 read, and the compiled step, one after another. --parallel=P takes P processes, each on a P-th of
 the processor cores and of the --devices accelerators. Any number of machines may run the same
 command on one folder: each run is claimed by one, and taken over if that one dies.
@@ -99,9 +99,9 @@ def take_share(slot: int, parallel: int, devices: int) -> None:
     """Limits this process to its share of the machine; before anything looks for devices."""
     if devices:
         share = devices // parallel
-        own = ','.join(visible_devices(devices)[slot * share : (slot + 1) * share])
+        devices_of_slot = ','.join(visible_devices(devices)[slot * share : (slot + 1) * share])
         os.environ.update({
-            'CUDA_VISIBLE_DEVICES': own, 'TPU_VISIBLE_CHIPS': own,
+            'CUDA_VISIBLE_DEVICES': devices_of_slot, 'TPU_VISIBLE_CHIPS': devices_of_slot,
             'TPU_CHIPS_PER_PROCESS_BOUNDS': f'1,{share},1', 'TPU_PROCESS_BOUNDS': '1,1,1',
         })
     elif parallel > 1:  # they are on one GPU, if there is one: each would take most of its memory
@@ -350,7 +350,7 @@ def main(argv: list[str]) -> int:
         visible_devices(options.devices)
         options.config, grid = read_sweep(options.config)
         members = grid_members(merged(grid, options.grid), options.restarts)
-        for member in members:  # one that cannot work is told of before any is run
+        for member in members:  # one that cannot work is reported before any is run
             member_config(options.config, overrides, member)
         if options.workdir is None:
             name, _, argument = options.config.partition(':')

@@ -99,13 +99,13 @@ def read_sweep(named: str) -> tuple[str, list[str]]:
     if not os.path.isfile(name):  # whoever reads it as a config says so
         return named, []
     try:
-        found = runpy.run_path(name)
+        result = runpy.run_path(name)
     except Exception as error:
         raise InputError(f'--config={name}: {type(error).__name__}: {error}') from error
-    if 'GRID' not in found:
+    if 'GRID' not in result:
         return named, []
-    config = os.path.normpath(os.path.join(os.path.dirname(name), found['CONFIG']))
-    return config + colon + argument, list(found['GRID'])
+    config = os.path.normpath(os.path.join(os.path.dirname(name), result['CONFIG']))
+    return config + colon + argument, list(result['GRID'])
 
 
 def merged(grid: list[str], ours: list[str]) -> list[str]:
@@ -132,10 +132,10 @@ def member_config(config: str, overrides: list[str], member: Member) -> ConfigDi
     rest = parse_flags(argv, values)
     if len(rest) > 1:
         raise InputError(f'{rest[1]} is no option of this program; see --help')
-    found: ConfigDict = values['config'].value
-    validate(found)
-    check_used(found)
-    return found
+    result: ConfigDict = values['config'].value
+    validate(result)
+    check_used(result)
+    return result
 
 
 Settings = tuple[tuple[str, str], ...]
@@ -150,11 +150,11 @@ def _read(path: Path, **kinds: type) -> Any:
     if not path.exists():
         return None
     hint = 'put it back as it was, or delete it'
-    found = read_json(path, hint)
+    result = read_json(path, hint)
     for name, kind in kinds.items():
-        if not isinstance(found.get(name), kind):
-            raise InputError(f'{path} has {name}={found.get(name)!r}: {hint}')
-    return found
+        if not isinstance(result.get(name), kind):
+            raise InputError(f'{path} has {name}={result.get(name)!r}: {hint}')
+    return result
 
 
 def _is_sweep(folder: Path) -> bool:
@@ -186,10 +186,10 @@ class Folder:
         ours = {'config': config, 'settings': sorted(settings)}
         theirs = _read(path, config=str, settings=list)
         if theirs is not None and theirs != ours:
-            said = [' '.join([f"--config={s['config']}", *map(str, s['settings'])])
+            shown = [' '.join([f"--config={s['config']}", *map(str, s['settings'])])
                     for s in (theirs, ours)]
             raise InputError(
-                f'{self.path} holds a sweep of {said[0]}, this is one of {said[1]}: give another '
+                f'{self.path} holds a sweep of {shown[0]}, this is one of {shown[1]}: give another '
                 '--workdir, or the same settings'
             )
         self._is_new = theirs is None
@@ -210,20 +210,21 @@ class Folder:
                 self.path.rmdir()
 
     def result(self, member: Member) -> dict[str, Any] | None:
-        """What a finished member said, with `metric`; None if it is not finished."""
+        """The result of a finished member, with `metric`; None if it is not finished."""
         path = self.run(member) / 'sweep_result.json'
-        found: dict[str, Any] | None = _read(path, metric=str)
-        if found is not None:
-            value = found.get(found['metric'])
+        results: dict[str, Any] | None = _read(path, metric=str)
+        if results is not None:
+            metric = results['metric']
+            value = results.get(metric)
             if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise InputError(f"{path} has {found['metric']}={value!r}: delete it, and the run "
-                                 'is run again')
-        return found
+                raise InputError(
+                    f'{path} has {metric}={value!r}: delete it, and the run is run again')
+        return results
 
     def failed(self, member: Member) -> bool:
         """Whether a member failed since this process began; before that, it is tried again."""
-        found = _read(self.run(member) / 'sweep_failed.json', time=float)
-        return found is not None and found['time'] >= self._opened
+        result = _read(self.run(member) / 'sweep_failed.json', time=float)
+        return result is not None and result['time'] >= self._opened
 
     def unfinished(self) -> list[Member]:
         """Members that are still to be run, by whomever."""

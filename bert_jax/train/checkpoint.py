@@ -38,34 +38,34 @@ Structs = dict[str, jax.ShapeDtypeStruct]
 def as_saved(wanted: Structs, saved: Iterable[str]) -> Structs:
     """What to read in order to have what is wanted: the same, in the arrangement of `saved`."""
     saved = set(saved)
-    found: Structs = {}
+    result: Structs = {}
     for name, x in wanted.items():
         stacked, single = _STACKED.fullmatch(name), _SINGLE.fullmatch(name)
         if stacked and _single(stacked, 0) in saved:
             one = _struct(x, x.shape[1:], x.sharding.spec[1:])
-            found |= {_single(stacked, i): one for i in range(x.shape[0])}
+            result |= {_single(stacked, i): one for i in range(x.shape[0])}
         elif single and _stacked(single) in saved:
             number = max(int(m[2]) for m in map(_SINGLE.fullmatch, wanted) if m) + 1
-            found[_stacked(single)] = _struct(x, (number, *x.shape), (None, *x.sharding.spec))
+            result[_stacked(single)] = _struct(x, (number, *x.shape), (None, *x.sharding.spec))
         else:
-            found[name] = x
-    return found
+            result[name] = x
+    return result
 
 
 def restack(arrays: dict[str, jax.Array], wanted: Structs) -> dict[str, jax.Array]:
     """The arrays of `as_saved` as they are wanted; what is stacked leaves `arrays` one by one."""
-    found: dict[str, jax.Array] = {}
+    result: dict[str, jax.Array] = {}
     for name, x in wanted.items():
         stacked, single = _STACKED.fullmatch(name), _SINGLE.fullmatch(name)
         if name in arrays:
-            found[name] = arrays.pop(name)
+            result[name] = arrays.pop(name)
         elif stacked:
             layers = [arrays.pop(_single(stacked, i)) for i in range(x.shape[0])]
-            found[name] = _jitted(_stack, x.sharding)(*layers)
+            result[name] = _jitted(_stack, x.sharding)(*layers)
         else:
             assert single
-            found[name] = _jitted(_pick, x.sharding)(arrays[_stacked(single)], int(single[2]))
-    return found
+            result[name] = _jitted(_pick, x.sharding)(arrays[_stacked(single)], int(single[2]))
+    return result
 
 
 def _single(match: re.Match[str], layer: int) -> str:
@@ -101,7 +101,7 @@ Structs_replicas = dict[str, jax.ShapeDtypeStruct]
 
 
 def on_first(wanted: Structs_replicas) -> Structs_replicas:
-    """The same shapes on the first replica's devices alone."""
+    """The same shapes on the first replica's devices only."""
     def moved(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(_first(x.sharding.mesh), x.sharding.spec)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -138,12 +138,12 @@ def _spread(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
               if axis != _REPLICAS)
         for axes in like.sharding.spec
     ))
-    held = {} if x is None else {shard.device: shard.data for shard in x.addressable_shards}
+    shards = {} if x is None else {shard.device: shard.data for shard in x.addressable_shards}
     del x
     if like.sharding.is_fully_addressable:  # one process: its devices copy, nothing is compiled
         origins = np.broadcast_to(mesh.devices[:1], mesh.devices.shape)
         parts = [
-            jax.device_put(held[origin], device)
+            jax.device_put(shards[origin], device)
             for origin, device in zip(origins.flat, mesh.devices.flat, strict=True)
         ]
         whole = jax.make_array_from_single_device_arrays(
@@ -154,7 +154,7 @@ def _spread(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
     slices = NamedSharding(mesh, PartitionSpec(_REPLICAS, *spec))
     zeros = np.zeros(slices.shard_shape(shape), like.dtype)
     parts = [
-        held.pop(device)[None] if device in held else jax.device_put(zeros, device)
+        shards.pop(device)[None] if device in shards else jax.device_put(zeros, device)
         for device in slices.addressable_devices
     ]
     stacked = jax.make_array_from_single_device_arrays(shape, slices, parts)
@@ -232,16 +232,16 @@ def on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
         result, fault = act(), None
     except Exception as error:
         result, fault = None, _cause(error)
-    told = ''
+    reported = ''
     if fault is not None:
-        told = ('damaged ' if _is_damage(fault) else 'failed ') + first_line(fault)
-    found = [text.partition(' ') for text in hosts.exchange(what, told)]
-    if fault is not None and told.startswith('failed'):
+        reported = ('damaged ' if _is_damage(fault) else 'failed ') + first_line(fault)
+    results = [text.partition(' ') for text in hosts.exchange(what, reported)]
+    if fault is not None and reported.startswith('failed'):
         raise fault
-    for host, (kind, _, line) in enumerate(found):
+    for host, (kind, _, line) in enumerate(results):
         if kind == 'failed':
             raise RuntimeError(f'host {host} failed to {what}: {line}')
-    for kind, _, line in found:
+    for kind, _, line in results:
         if kind == 'damaged':
             raise Damaged(line) from fault
     return result  # type: ignore[return-value]
@@ -303,8 +303,8 @@ def _description(folder: Any) -> tuple[Any, dict[str, Any]]:
         handler.close()
     if tree is None:
         raise Damaged('it has no description')
-    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_array)
-    return tree, {leaf_name(path): x for path, x in found if _is_array(x)}
+    result = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_array)
+    return tree, {leaf_name(path): x for path, x in result if _is_array(x)}
 
 
 def _is_array(x: Any) -> bool:
@@ -491,8 +491,8 @@ class Best:
                     best_mode='max',
                 ),
             )
-            found = self.metrics()
-            good = found is None or metric in found and all(map(math.isfinite, found.values()))
+            result = self.metrics()
+            good = result is None or metric in result and all(map(math.isfinite, result.values()))
         except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError):
             good = False
         if not good:

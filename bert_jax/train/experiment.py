@@ -42,16 +42,16 @@ _PLACES = ('vocab_file', 'add_tokens', 'dir', 'local_dir', 'tfds_dir')
 
 def versions() -> dict[str, str]:
     """Installed versions of this package and of those that compute."""
-    found = {}
+    result = {}
     for name in ('bert-jax', 'jax', 'jaxlib', 'flax', 'optax'):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[f'version of {name}'] = importlib.metadata.version(name)
-    return found
+            result[f'version of {name}'] = importlib.metadata.version(name)
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """What a run needs before it begins; runs that differ in seed and rate alone share it.
+    """What a run needs before it begins; runs that differ in seed and rate only share it.
 
     Attributes:
       config: completed.
@@ -180,7 +180,7 @@ def train_run(
     profile = Profile(traced, workdir, hosts.first())
     best = Best(workdir / 'best', task.metric) if task.keeps_best else None
     if best is not None and best.metrics() is not None:
-        best.restore(program.state.params)  # what cannot be read is told before the work
+        best.restore(program.state.params)  # what cannot be read is reported before the work
     describe_run(workdir, resolved, task.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "

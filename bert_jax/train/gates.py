@@ -84,7 +84,7 @@ class Gates:
         self._losses: deque[float] = deque(maxlen=_HISTORY)
         self._norms: deque[float] = deque(maxlen=_HISTORY)
         self._out: dict[str, int] = {}  # records in a row that were out of the curve's band
-        self._said: set[str] = set()  # alarms that stay as long as what they are about
+        self._raised: set[str] = set()  # alarms that stay as long as what they are about
 
     def trained(
         self, step: int, steps: Sequence[Mapping[str, Any]], means: Mapping[str, float]
@@ -97,25 +97,25 @@ class Gates:
           means: of all of them.
         """
         first = step - len(steps) + 1
-        found = [*self._start(first, steps), *self._spikes(first, steps)]
+        result = [*self._start(first, steps), *self._spikes(first, steps)]
         loss = _language_model(means, 'loss')
         if self._by_frequency is not None and loss is not None and step >= self._settled:
-            found += self._lasting(
+            result += self._lasting(
                 'plateau', loss > self._by_frequency - _PLATEAU, step, loss,
                 f'language-model loss {loss:.2f}, and guessing by frequency has '
                 f'{self._by_frequency:.2f}: it learns nothing from the context yet. Lower the '
                 'rate, lengthen the warm-up, and see whether labels belong to their rows')
-        return [*found, *self._measured('train', step, means)]
+        return [*result, *self._measured('train', step, means)]
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """What an evaluation gives rise to."""
         return self._measured('eval', step, metrics)
 
     def _start(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:
-        found = []
+        result = []
         if self._repeated > _REPEATED:
             share, self._repeated = self._repeated, 0.0
-            found.append(Alarm(
+            result.append(Alarm(
                 'repeats', first, share,
                 f'{share:.0%} of the sentences of ten tokens or more are repeats: is a part of '
                 'the text there twice?'))
@@ -123,12 +123,12 @@ class Gates:
             loss, chance = float(steps[0]['loss']), self._chance
             self._chance = None
             if abs(loss - chance) > _FIRST_LOSS:
-                found.append(Alarm(
+                result.append(Alarm(
                     'first_loss', first, loss,
                     f'the loss of step {first} is {loss:.2f}, by guessing it is {chance:.2f}: '
                     + ('look at model.initializer_range' if loss > chance
                        else 'the rows give their answers away')))
-        return found
+        return result
 
     def _spikes(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:
         """The worst step of each kind."""
@@ -159,19 +159,19 @@ class Gates:
         return [alarm for _, alarm in worst.values()]
 
     def _measured(self, kind: str, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        found: list[Alarm] = []
+        result: list[Alarm] = []
         accuracy = _language_model(metrics, 'accuracy')
         if accuracy is not None:
             early = self._fresh and step < self._settled
-            found += self._lasting(
+            result += self._lasting(
                 'leak', accuracy > (_TOO_GOOD_EARLY if early else _TOO_GOOD), step, accuracy,
                 f'language-model accuracy ({kind}) {accuracy:.1%}: no words are as easy to guess; '
                 'do the rows still hold what is asked, or held-out documents stand in the training '
                 'text?',
                 kind)
         for name, value in metrics.items():
-            found += self._compared(f'{kind}/{name}', step, value)
-        return found
+            result += self._compared(f'{kind}/{name}', step, value)
+        return result
 
     def _compared(self, name: str, step: int, value: float) -> list[Alarm]:
         """With the curve, between its first and its last step."""
@@ -195,11 +195,11 @@ class Gates:
         """An alarm of a state: once, until the state is over."""
         key = name + about
         if not speaks:
-            self._said.discard(key)
+            self._raised.discard(key)
             return []
-        if key in self._said:
+        if key in self._raised:
             return []
-        self._said.add(key)
+        self._raised.add(key)
         return [Alarm(name, step, value, f'step {step:,}: {line}')]
 
 

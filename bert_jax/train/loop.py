@@ -88,7 +88,7 @@ def train(
       cadence: when to log, evaluate and save.
       checkpoints: where the state is saved.
       report: where metrics go.
-      goodput: is told what the time goes into.
+      goodput: counts what the time goes into.
       profile: traces some steps.
       best: keeps the parameters of the best evaluation, where that is wanted.
       gates: see every step's metrics, where the run has some.
@@ -100,7 +100,7 @@ def train(
 
     Raises:
       Diverged: a loss, a parameter or a metric is not finite; what is kept is good.
-      Stopped: `should_stop` said so; the state is saved.
+      Stopped: `should_stop` returned True; the state is saved.
     """
     try:
         state, metrics = _train(
@@ -180,8 +180,8 @@ def _train(
                 first_of_run = False
                 timed, timed_step = goodput.now(), step
             with goodput.during('profile'):
-                if said := profile.after(step, step_metrics):
-                    report.say(said)
+                if message := profile.after(step, step_metrics):
+                    report.say(message)
             stopping = should_stop(step)
             ends = step == phase.end
 

@@ -249,7 +249,7 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
 
 
 OWN_OPTIMIZERS = ('bert_adamw', 'adamw', 'lamb', 'muon')
-# Of optax, but no function of gradients alone whose updates are proportional to the rate.
+# Of optax, but no function of gradients only whose updates are proportional to the rate.
 _NOT_PROPORTIONAL = ('fromage', 'lbfgs', 'noisy_sgd')
 _SET_BY_CONFIG = ('learning_rate', 'weight_decay', 'mask', 'weight_decay_mask', 'weight_decay_rate')
 
@@ -333,7 +333,7 @@ def make_optimizer(
       schedule: learning rate by step.
       parameters: what they declare (`train.step.parameters_of`).
       weight_decay: added to the update before the learning rate (decoupled), where they decay.
-      b1, b2, eps: of Adam in the first four; those of optax take `arguments` alone.
+      b1, b2, eps: of Adam in the first four; those of optax take `arguments` only.
       layer_decay: see `scale_by_depth`; 1 for one rate everywhere.
       frozen: top-level part of the parameters that is left as it is, without moments.
       mesh: that the work of Muon is spread over.

@@ -108,11 +108,11 @@ class CompiledStep:
                     raise
                 return None, Memory(device_bytes(arguments), 0, temporaries)
         program = self._programs[key]
-        found = program.memory_analysis()
+        result = program.memory_analysis()
         return program, Memory(
-            found.argument_size_in_bytes,
-            found.output_size_in_bytes - found.alias_size_in_bytes,
-            found.temp_size_in_bytes, found.generated_code_size_in_bytes,
+            result.argument_size_in_bytes,
+            result.output_size_in_bytes - result.alias_size_in_bytes,
+            result.temp_size_in_bytes, result.generated_code_size_in_bytes,
         )
 
     def __call__(self, *arguments: Any) -> Any:
@@ -143,10 +143,10 @@ def device_bytes(tree: Any) -> int:
 
 def host_memory() -> int:
     """Bytes that this process can have: of the machine, or of its container."""
-    found = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    result = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     with contextlib.suppress(OSError, ValueError), open('/sys/fs/cgroup/memory.max') as file:
-        found = min(found, int(file.read()))  # 'max': no limit
-    return found
+        result = min(result, int(file.read()))  # 'max': no limit
+    return result
 
 
 def device_memory(device: jax.Device) -> int | None:
@@ -258,7 +258,7 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
 
 
 def make_shared_step(program: Program) -> Callable[[Numbers], TrainStep]:
-    """One compiled step for all members of a sweep that differ in seed and learning rate alone.
+    """One compiled step for all members of a sweep that differ in seed and learning rate only.
 
     Returns:
       From a member's numbers to its step.
@@ -349,10 +349,10 @@ def _activations(bert: ModelConfig, batch: Any, name: str) -> int:
 def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[ScheduleSegment]:
     """One segment for the whole run, or one from each phase that names its learning rate on."""
     starts = np.concatenate([[0], np.cumsum([p['steps'] for p in phases])]).tolist()
-    own = [i for i, phase in enumerate(phases) if phase['learning_rate'] is not None]
+    with_rate = [i for i, phase in enumerate(phases) if phase['learning_rate'] is not None]
     segments = []
-    for i in ([] if 0 in own else [0]) + own:
-        end = starts[min((j for j in own if j > i), default=len(phases))]
+    for i in ([] if 0 in with_rate else [0]) + with_rate:
+        end = starts[min((j for j in with_rate if j > i), default=len(phases))]
         steps = end - starts[i]
         if phases[i]['learning_rate'] is None:
             rate = config.optimizer.learning_rate

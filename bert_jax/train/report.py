@@ -521,9 +521,10 @@ class Window:
 
 def means(objective: Head, steps: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
     """Metrics over several steps: sums through `score`, the step's own as they are."""
-    own = ('loss', 'grad_norm', 'learning_rate')
+    not_summed = ('loss', 'grad_norm', 'learning_rate')
     sums = {
-        name: float(sum(np.float64(s[name]) for s in steps)) for name in steps[0] if name not in own
+        name: float(sum(np.float64(s[name]) for s in steps))
+        for name in steps[0] if name not in not_summed
     }
     return {
         'loss': float(np.mean([s['loss'] for s in steps])),

@@ -21,7 +21,7 @@ from bert_jax.runtime.files import (
     open_folder,
     write_whole,
 )
-from bert_jax.runtime.lease import Claim, held
+from bert_jax.runtime.lease import Claim, claimed
 from bert_jax.text import read_switches, write_switches
 from bert_jax.weights.run_directory import read_config, whole_steps, write_config
 
@@ -50,7 +50,7 @@ _BEGUN = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
 
 @contextlib.contextmanager
 def opened(workdir: Path) -> Iterator[Claim | None]:
-    """The run directory, made where there is none, and held by this run alone while the block runs.
+    """The run directory, made where there is none, to which only this run writes in the block.
 
     The first host does this for all; on the others it is None.
 
@@ -66,7 +66,7 @@ def opened(workdir: Path) -> Iterator[Claim | None]:
         if (workdir / name).exists() and not (workdir / name).is_dir():
             raise InputError(f'{workdir / name} is no folder: move it away, or give another '
                              '--workdir')
-    with held(workdir, 'run') as claim:
+    with claimed(workdir, 'run') as claim:
         yield claim
 
 

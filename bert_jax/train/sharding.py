@@ -162,7 +162,7 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
     """NamedShardings of a tree whose leaves carry flax's logical partitioning metadata.
 
     The tensor axis splits what the names say. Masters and moments are split over the axes of the
-    batch as well, so that a device updates its own part alone (Xu et al., 2020, "Automatic
+    batch as well, so that a device updates its own part only (Xu et al., 2020, "Automatic
     Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `train.step` gathers
     and reduces. Leaves without metadata (counters) are replicated.
     """
@@ -192,7 +192,7 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
 
 
 def _update_axes(mesh: Mesh) -> tuple[str, ...]:
-    """The axes of the batch that updates are split over: between slices, sums alone are sent."""
+    """The axes of the batch that updates are split over: between slices, sums only are sent."""
     return UPDATE_AXES if _num_slices(mesh.devices.flat) == 1 else UPDATE_AXES[:1]
 
 

@@ -220,7 +220,7 @@ def train_update(
 ) -> TrainStep:
     """The pure (state, batch) -> (state, metrics), to be compiled; see `make_train_step`.
 
-    The rates in `schedule` and the seed may be traced: runs that differ in them alone share a
+    The rates in `schedule` and the seed may be traced: runs that differ in them only share a
     compiled step (`program.make_shared_step`).
     """
     layout = Layout(mesh)

@@ -174,7 +174,7 @@ def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str
     """
     model: dict[str, Any] = {}
     for option in OPTIONS:
-        spelling = option.said(form)
+        spelling = option.spelling(form)
         value = config.get(spelling.key) if spelling else None
         if spelling is None or (value is None and option.default is not None):
             model[option.name] = option.default
@@ -192,7 +192,7 @@ def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str
         model[option.name] = option.type(value)
     heads, hidden = model['num_heads'], model['hidden_size']
     if hidden % heads:
-        heads_spelling = next(o.said(form) for o in OPTIONS if o.name == 'num_heads')
+        heads_spelling = next(o.spelling(form) for o in OPTIONS if o.name == 'num_heads')
         raise InputError(
             f'{where}: {heads_spelling.key if heads_spelling else ""}={heads} does not divide '
             f'hidden_size={hidden}'
@@ -215,7 +215,7 @@ def write_model(
     """
     config, notes = {}, []
     for option in OPTIONS:
-        value, spelling = model[option.name], option.said(form)
+        value, spelling = model[option.name], option.spelling(form)
         if spelling is None and value != option.default:
             raise InputError(
                 f'{source} has {option.name}={value!r}, which {_TITLES[form]} cannot say: it '

@@ -12,7 +12,7 @@ import pytest
 from bert_jax.runtime import lease
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
-from bert_jax.runtime.lease import Claim, held
+from bert_jax.runtime.lease import Claim, claimed
 
 
 @pytest.fixture(params=['disk', 'bucket'])
@@ -52,20 +52,20 @@ def test_of_many_at_one_moment_one_gets_it(folder, time_):
 
 
 def test_a_holder_at_work_is_named_at_once(folder):
-    with held(folder, 'run'):
+    with claimed(folder, 'run'):
         before = time.monotonic()
         says = f'process {os.getpid()} on .* is at work on this run'
-        with pytest.raises(InputError, match=says), held(folder, 'run'):
+        with pytest.raises(InputError, match=says), claimed(folder, 'run'):
             pass
         assert time.monotonic() - before < 2
-    with held(folder, 'run'):
+    with claimed(folder, 'run'):
         pass
 
 
 def test_on_another_machine_it_is_seen_by_its_beat(folder, quick, monkeypatch):
-    with held(folder, 'run'):
+    with claimed(folder, 'run'):
         elsewhere(monkeypatch)
-        with pytest.raises(InputError, match='is at work'), held(folder, 'run'):
+        with pytest.raises(InputError, match='is at work'), claimed(folder, 'run'):
             pass
 
 
@@ -75,7 +75,7 @@ def test_a_dead_machine_s_claim_lasts_so_many_seconds(folder, quick, monkeypatch
     lost._ended.set()  # as if it had been killed: no beat, and its claim stays
     elsewhere(monkeypatch)
     before = time.monotonic()
-    with held(folder, 'run'):
+    with claimed(folder, 'run'):
         assert 0.5 <= time.monotonic() - before < 20
     assert 'waiting up to' in capsys.readouterr().err
 
@@ -87,7 +87,7 @@ def test_who_was_suspended_too_long_hears_that_it_lost(folder, quick, monkeypatc
         patch.setattr(Claim, '_beat', lambda self: None)
         assert suspended.attempt()
     elsewhere(monkeypatch)
-    with held(folder, 'run'):
+    with claimed(folder, 'run'):
         beat(suspended)
         with pytest.raises(InputError, match='taken by another process'):
             suspended.check()
@@ -111,7 +111,7 @@ def test_a_killed_process_of_this_machine_is_known_at_once(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     before = time.monotonic()
-    with held(tmp_path, 'run'):
+    with claimed(tmp_path, 'run'):
         assert time.monotonic() - before < 1
     assert not list(tmp_path.iterdir())
 
@@ -119,5 +119,5 @@ def test_a_killed_process_of_this_machine_is_known_at_once(tmp_path):
 @pytest.mark.parametrize('content', ['', '{', '[]', '{"pid": "x"}', '\0', json.dumps({'pid': -1})])
 def test_a_claim_of_nonsense_dies_as_well(tmp_path, quick, content):
     (tmp_path / '.claim-7').write_text(content)
-    with held(tmp_path, 'run'):
+    with claimed(tmp_path, 'run'):
         assert [path.name for path in tmp_path.iterdir()] == ['.claim-8']

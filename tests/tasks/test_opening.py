@@ -231,7 +231,7 @@ def test_a_label_met_in_evaluation_alone_is_an_error_that_stops_nothing(tmp_path
     data = opened(config_of('classification', source, tmp_path, eval_source=dev))
     right = data.evaluated[0].score({'logits': np.eye(3, dtype=np.float32)[[1, 0]]})
     assert right['accuracy'] == 0.5
-    assert 'awful occur in evaluation alone' in capsys.readouterr().out
+    assert 'awful occur only in evaluation' in capsys.readouterr().out
 
 
 def test_several_labels_that_only_evaluation_has_count_against_the_model(tmp_path):
@@ -302,7 +302,7 @@ def test_tags_from_json_lines_and_unseen_ones(tmp_path, capsys):
     size = len(data.evaluated[0].units.sequences.ids)
     scores = data.evaluated[0].score({'logits': np.tile([[1.0, 0.0]], (size, 1))})
     assert scores['accuracy'] == 0.5
-    assert '7 occur in evaluation alone' in capsys.readouterr().out
+    assert '7 occur only in evaluation' in capsys.readouterr().out
 
 
 def test_your_own_choices(tmp_path):

@@ -148,8 +148,8 @@ SIZES = vars(BertConfig(
 
 def another(option):
     """A good value that is not the default."""
-    if isinstance(option.kind, tuple):
-        return next(value for value in option.kind if value != option.default)
+    if isinstance(option.allowed, tuple):
+        return next(value for value in option.allowed if value != option.default)
     return 128 if option.type is int else 0.25
 
 
@@ -165,7 +165,7 @@ def test_the_list_is_the_dataclass():
 @pytest.mark.parametrize('option', OPTIONS, ids=lambda option: option.name)
 def test_a_field_comes_back_from_every_format(option, form):
     model = SIZES | {option.name: another(option)}
-    if option.said(form) is None:  # see the next test
+    if option.spelling(form) is None:  # see the next test
         return
     said, notes = write_model(model, form, 'a model')
     assert read_model(json.loads(json.dumps(said)), form, Path('config.json')) == model
