@@ -25,8 +25,8 @@ what one is at holds up only what needs it. After each part the table's .md and 
 anew, at the end its .png.
 
 A pre-training here is one process. What runs on a slice of several hosts is started with
-bert_jax.main and given with --weights NAME=RUN. At the paper's scale the command first says what
-the rest will cost on TPUs (tools.preflight), and goes no further without --yes.
+bert_jax.main and given with --weights NAME=RUN. tools.preflight tells what a pre-training at the
+paper's scale costs; --list prints the config of each.
 
 Exit status: 0 the table is whole, 1 a part failed, 2 bad input, 143 stopped.
 """
@@ -38,24 +38,17 @@ import os
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
 import argparse
-import hashlib
-import json
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from absl import logging
 
-from bert_jax.config.phases import parse_duration
-from bert_jax.heads.tagging import FeatureTagging, Tagging
-from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, Stopped, nearest
 from bert_jax.runtime.files import Path, as_path, is_by_the_way, open_folder
-from bert_jax.runtime.process import CHIPS, error_boundary
+from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.stopping import Guard
 from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tools.paper_tables import (
@@ -65,88 +58,12 @@ from bert_jax.tools.paper_tables import (
     TASKS,
     Options,
     Part,
-    identity,
     parts_of,
     rows_of,
     stem_of,
 )
 from bert_jax.tools.sweep import Worker
 from bert_jax.train.report import duration
-
-_EFFICIENCY = 0.4  # of a chip's peak, where no pre-training is compiled that would say
-
-
-def print_cost(parts: Sequence[Part], root: Path, topology: str) -> float:
-    """Prints what the unfinished parts will cost; the chip-hours in all.
-
-    Pre-training is compiled by `tools.preflight`, each shape once; its answers are kept in the
-    directory. Fine-tuning is reckoned by its FLOPs, on rows of full length, at the efficiency that
-    the compiler's estimate has there.
-
-    Raises:
-      InputError: there is no such topology, or a pre-training does not fit it.
-    """
-    total, efficiency = 0.0, _EFFICIENCY
-    chip = next((chip for chip in CHIPS if chip.name == topology.partition(':')[0]), None)
-    if chip is None:
-        raise InputError(f'--topology={topology}: write a slice such as v5e:4x4')
-    for part in parts:
-        left = len(part.folder.unfinished())
-        if not left:
-            continue
-        if part.kind.startswith('pre-training'):
-            record = _preflight(part, root, topology)
-            hours = record['chip_hours']
-            first = record['phases'][0]
-            efficiency = first['floor_cycles_per_sequence'] / first['cycles_per_sequence']
-        else:
-            hours = _flops(part) / (chip.peak_flops * efficiency) / 3600
-        total += hours * left
-        print(f'{part.title}: {left} run(s), {hours * left:,.1f} chip-hours', flush=True)
-    print(f'in all about {total:,.0f} chip-hours of {topology}', flush=True)
-    return total
-
-
-def _preflight(part: Part, root: Path, topology: str) -> dict:
-    """What `tools.preflight --json` says of a part's config; of equal shapes it is asked once."""
-    shape = {name: x for name, x in identity(part.resolved, root).items()
-             if not name.startswith(('data.', 'optimizer.')) or name.startswith('data.max_')}
-    shape |= {'topology': topology, 'optimizer': part.resolved.optimizer.name,
-              'mesh': part.resolved.mesh.to_dict()}
-    known = json.dumps(shape, sort_keys=True)
-    path = root / 'preflight' / f'{hashlib.sha256(known.encode()).hexdigest()[:12]}.json'
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        process = subprocess.run(
-            [sys.executable, '-m', 'bert_jax.tools.preflight', f'--config={part.config}',
-             *part.overrides, f'--topology={topology}', f'--json={path}'],
-            capture_output=True, text=True, check=False,
-        )
-        if not path.exists():
-            message = process.stderr.strip().splitlines() or [f'it ended with {process.returncode}']
-            raise InputError(f'{part.title}: tools.preflight: {message[-1]}')
-    record: dict = json.loads(path.read_text())
-    if record['chip_hours'] is None or not record['fits']:
-        raise InputError(
-            f'{part.title} does not fit {topology} ({path} says what it takes): give another '
-            '--topology, or --pretrain train.accumulation_steps=N'
-        )
-    return record
-
-
-def _flops(part: Part) -> float:
-    """Of a downstream run: its epochs over the official training set, at full length."""
-    config, task = part.resolved, TASKS[part.kind]
-    steps = parse_duration(
-        config.train.steps, 'train.steps', batch_size=config.train.batch_size,
-        num_examples=task.examples, total=None,
-    )
-    sizes: Any = part.sizes
-    bert = ModelConfig(vocab_size=1, bilstm=bool(config.model.bilstm), **sizes)
-    features = config.conll.features if config.task == 'conll' else ''
-    objective = FeatureTagging(bert, 1, features) if features else Tagging(bert, 1)
-    return steps * config.train.batch_size * task.tokens * objective.token_flops(task.tokens)
-
 
 _WAIT_SECONDS = 10.0  # between looks at what other machines are at
 
@@ -168,8 +85,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--restarts', type=int, default=0,
                         help='seeds of fine-tuning; default: 1 tiny, else as the paper')
     parser.add_argument('--columns', default='', help=f'some of {",".join(COLUMNS)}')
-    parser.add_argument('--topology', default='v5e:4x4', help='that costs are reckoned for')
-    parser.add_argument('--yes', action='store_true', help='begin, whatever it costs')
     parser.add_argument('--list', action='store_true', help='only say what would be run')
     return parser.parse_args(argv)
 
@@ -340,11 +255,6 @@ def main(argv: Sequence[str]) -> int:
         _check_parts(parts, options)
         open_folder(options.root, '--workdir', _is_ours)
         (options.root / 'parts').mkdir(exist_ok=True)
-        if not options.tiny:
-
-            hours = print_cost(parts, options.root, given.topology)
-            if hours > 1 and not given.yes:
-                raise InputError(f'about {hours:,.0f} chip-hours: add --yes to begin')
         return _run(given.table, options, parts)
 
 

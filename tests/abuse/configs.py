@@ -78,8 +78,6 @@ CASES = [
           ('data.label', 'y'), ('data.held_out', 0.5))),
     Case('no config', 'preflight', '--topology=v5e:2x2', r'--config is missing'),
     Case('a slice that is none', 'preflight', '@synthetic --topology=3', r'topology'),
-    Case('a folder to compare with', 'preflight', '@synthetic --topology=v5e:2x2 '
-         '--against={folder}/notes', r'--against=.*notes'),
     Case('no config', 'sweep', '--config=nowhere.py --restarts=1 --workdir={folder}/new',
          r'nowhere\.py'),
     Case('no config', 'prepare', '--config=nowhere.py', r'nowhere\.py'),

@@ -242,27 +242,6 @@ def test_what_fails_on_another_machine_is_not_waited_for(tmp_path, quick, capsys
     assert ' | 40.00 n=1 (86.5)' in row_of('No NSP', out)
 
 
-def test_what_costs_is_said_first(tmp_path, quick, monkeypatch, capsys):
-    def preflight(part, root, topology):
-        phase = {'floor_cycles_per_sequence': 1.0, 'cycles_per_sequence': 2.0}
-        return {'chip_hours': 72.0, 'phases': [phase]}
-
-    monkeypatch.setattr(paper, '_preflight', preflight)
-    command = ['2', '--scale=paper', f'--workdir={tmp_path}']
-    with pytest.raises(SystemExit) as ended:
-        paper.main(command)
-    assert ended.value.code == 2 and not quick.trained
-    said = capsys.readouterr()
-    assert 'pre-training base: 1 run(s), 72.0 chip-hours' in said.out
-    # 3 epochs of 87,599 rows of 384 tokens, 3 passes, at half of v5e's 197 TFLOP/s.
-    flops = 3 * 87_584 * 3 * 384 * 12 * (24 * 768**2 + 4 * 384 * 768)
-    hours = flops / (0.5 * 197e12) / 3600
-    assert f'squad_v1 from BERT-Base (single), seed 0: 1 run(s), {hours:.1f} chip' in said.out
-    assert 'chip-hours: add --yes to begin' in said.err
-    assert paper.main([*command, '--yes']) == 1  # these results have no exact match
-    assert len(quick.trained) == 4
-
-
 def test_a_row_and_task_have_one_choice_of_settings_and_the_last_evaluation(tmp_path):
     where = options(tmp_path, columns=('mrpc', 'mrpc_f1'), seeds=2)
     table, row = TABLES['5'], TABLES['5'].rows[0]
