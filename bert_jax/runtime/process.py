@@ -19,9 +19,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
-from bert_jax.runtime import files, hosts
+from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
 from bert_jax.runtime.files import Path, write_whole
 
@@ -368,6 +366,10 @@ def keep_compiled(folder: Any) -> None:
     The folder may be shared: the first host writes and all read. JAX_COMPILATION_CACHE_DIR of the
     environment goes first. Call it before anything is compiled.
     """
+    import jax  # not above: `--help` does not wait for it
+
+    from bert_jax.runtime import hosts
+
     if getattr(jax.config, 'jax_compilation_cache_dir', None):
         return
     folder = files.absolute(folder) / _platform()
@@ -384,6 +386,8 @@ def _platform() -> str:
 
     jax's key does not say the latter, and a program with others than the machine's crashes.
     """
+    import jax
+
     backend = jax.default_backend()
     if backend != 'cpu':
         return backend

@@ -26,8 +26,9 @@ from bert_jax.heads.base import Head
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine
+from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, not_finite
+from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps

@@ -16,8 +16,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.errors import Diverged, InputError
-from bert_jax.runtime.files import (
+from bert_jax.runtime.checksum import (
     CHECKSUMS,
     check_digest,
     checksums,
@@ -27,6 +26,7 @@ from bert_jax.runtime.files import (
     saved_tree,
     with_digest,
 )
+from bert_jax.runtime.errors import Diverged, InputError
 from bert_jax.train.sharding import MESH_AXES
 from bert_jax.train.step import TrainState
 

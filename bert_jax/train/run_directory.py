@@ -12,15 +12,9 @@ import jax
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.runtime import files, hosts
+from bert_jax.runtime.checksum import digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import (
-    Path,
-    check_deletion,
-    digest,
-    is_by_the_way,
-    open_folder,
-    write_whole,
-)
+from bert_jax.runtime.files import Path, check_deletion, is_by_the_way, open_folder, write_whole
 from bert_jax.runtime.lease import Claim, claimed
 from bert_jax.text import read_switches, write_switches
 from bert_jax.weights.run_directory import read_config, whole_steps, write_config

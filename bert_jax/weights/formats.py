@@ -16,8 +16,9 @@ from bert_jax.config.bert_config import Format
 from bert_jax.heads import HEADS, PARTS, POOLER, part_of
 from bert_jax.heads.base import Format as FileFormat
 from bert_jax.heads.base import Tensor
+from bert_jax.runtime.checksum import is_finite
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, children, in_bucket, is_finite, upload
+from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
 from bert_jax.runtime.process import FULL
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import Vocab, is_unused

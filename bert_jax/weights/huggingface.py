@@ -19,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import HEADS, Part, part_of
+from bert_jax.runtime.checksum import checksum
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, checksum, children, local_copy
+from bert_jax.runtime.files import Path, as_path, children, local_copy
 from bert_jax.text import (
     SWITCHES_FILE,
     read_switches,

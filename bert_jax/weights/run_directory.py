@@ -12,23 +12,18 @@ import orbax.checkpoint as ocp
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.heads import HEADS
-from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import (
+from bert_jax.runtime.checksum import (
     CHECKSUMS,
-    Path,
-    absolute,
-    as_path,
     check_digest,
     checksum,
-    children,
     digest,
-    in_bucket,
     leaf_name,
     leaves,
     saved_tree,
     with_digest,
-    write_whole,
 )
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket, write_whole
 from bert_jax.text import read_switches, write_switches
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights.formats import (

@@ -24,8 +24,9 @@ from bert_jax.config.validation import validate
 from bert_jax.evaluate import evaluate
 from bert_jax.evaluate import main as evaluate_main
 from bert_jax.predict import load
+from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError, Stopped
-from bert_jax.runtime.files import as_path, check_digest
+from bert_jax.runtime.files import as_path
 from bert_jax.tasks.squad import NEVER_ANSWER
 from bert_jax.train import experiment
 from bert_jax.train.run_directory import read_run_fields

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.runtime.files import (
+from bert_jax.runtime.checksum import (
     checksum_on_device,
     checksums,
     is_finite,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import check_digest
 from bert_jax.text import load_tokenizer, read_switches, switches_of
 from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import fast_tokenizer, write_huggingface

@@ -16,8 +16,8 @@ from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
 from bert_jax.config.validation import validate
 from bert_jax.heads.pretraining import BertForPreTraining
 from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import check_digest
 from bert_jax.train.run_directory import check_run_directory, describe_run
 from bert_jax.weights import load_weights
 from bert_jax.weights.names import (

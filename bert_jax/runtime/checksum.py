@@ -1,0 +1,158 @@
+"""Whether content is unchanged: checksums of arrays, digests of bytes and JSON, finite numbers.
+
+A file format's checksums cover what it wrote, where it has any. Those of arrays cover the way
+from the devices and back: they are sums of integers, so they depend neither on the mesh nor on
+the order of summation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bert_jax.runtime.errors import InputError
+
+CHECKSUMS = 'checksums'  # what they are called beside the trees that are saved
+DIGEST = 'digest'  # the field of a JSON object that holds the digest of the others
+_BLOCK = 1 << 18  # elements that stay in a CPU's cache
+
+
+def digest(content: bytes) -> str:
+    """32 hexadecimal digits of SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def with_digest(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a JSON object and their digest, as they are written."""
+    return {**fields, DIGEST: _digest_of_fields(fields)}
+
+
+def check_digest(written: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """The fields of a JSON object without their digest.
+
+    Objects without a digest are accepted: older versions wrote none, and users who edit a file on
+    purpose remove it.
+
+    Args:
+      written: the object as read.
+      where: its file, for messages.
+
+    Raises:
+      InputError: the digest is of other fields.
+    """
+    fields = dict(written)
+    expected = fields.pop(DIGEST, None)
+    if expected is not None and expected != _digest_of_fields(fields):
+        raise InputError(
+            f'{where} is not what was written (its "{DIGEST}" is of another content): put it back '
+            f'as it was, or remove its line "{DIGEST}" if it was changed on purpose'
+        )
+    return fields
+
+
+def _digest_of_fields(fields: Mapping[str, Any]) -> str:
+    return digest(json.dumps(fields, sort_keys=True).encode())
+
+
+def saved_tree(tree: dict[str, Any]) -> dict[str, Any]:
+    """A dict of trees with their checksums, as checkpoints hold them."""
+    return tree | {CHECKSUMS: checksums(leaves(tree))}
+
+
+def leaves(tree: Any) -> dict[str, Any]:
+    """Leaves by their path, 'params/bert/pooler/dense/kernel'."""
+    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
+    """One uint32 for each array, sorted by name. Any change of one element changes it.
+
+    Computed where the arrays are; on CPUs without compiling anything.
+    """
+    sums = [
+        checksum(np.asarray(x)) if _is_on_host(x) else _run_blocking(checksum_on_device, x)
+        for x in (arrays[name] for name in sorted(arrays))
+    ]
+    return np.array(jax.device_get(sums), np.uint32)
+
+
+def _is_on_host(x: Any) -> bool:
+    return not isinstance(x, jax.Array) or (
+        x.is_fully_addressable and x.addressable_shards[0].device.platform == 'cpu')
+
+
+def _run_blocking(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Runs a program on devices; on CPUs, waits for its result.
+
+    CPUs start small programs in any order, so hosts could wait for each other in different sums.
+    """
+    result = function(x)
+    if x.addressable_shards[0].device.platform == 'cpu':
+        result.block_until_ready()
+    return result
+
+
+def checksum(x: np.ndarray) -> np.uint32:
+    """The checksum of an array on the host."""
+    bits = np.ascontiguousarray(x).reshape(-1).view(f'uint{8 * x.dtype.itemsize}')
+    total = 0
+    for start in range(0, bits.size, _BLOCK):
+        block = bits[start : start + _BLOCK].astype(np.uint32)
+        index = np.arange(start, start + block.size).astype(np.uint32)
+        total += int(_mixed(block, index).sum(dtype=np.uint64))
+    return np.uint32(total & 0xFFFFFFFF)
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """The name of a tree's leaf by its path, 'params/bert/pooler/dense/kernel'."""
+    return '/'.join(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key))))
+                    for key in path)
+
+
+def not_finite(arrays: Mapping[str, Any]) -> str | None:
+    """The name of the first array, on host or device, that holds NaN or infinity; None: of none."""
+    finite = {
+        name: is_finite(np.asarray(x)) if _is_on_host(x) else _run_blocking(is_finite_on_device, x)
+        for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)
+    }
+    return next((name for name, good in jax.device_get(finite).items() if not good), None)
+
+
+def is_finite(x: np.ndarray) -> bool:
+    """Whether no element is NaN or infinite."""
+    with np.errstate(all='ignore'):
+        # One pass without an array of the same size. The sum of finite numbers may overflow.
+        if np.isfinite(np.add.reduce(x, axis=None, dtype=np.result_type(x.dtype, np.float32))):
+            return True
+    return bool(np.isfinite(x).all())
+
+
+@jax.jit
+def is_finite_on_device(x: jax.Array) -> jax.Array:
+    return jnp.isfinite(x).all()
+
+
+@jax.jit
+def checksum_on_device(x: jax.Array) -> jax.Array:
+    bits = lax.bitcast_convert_type(x, jnp.dtype(f'uint{8 * x.dtype.itemsize}'))
+    index = jnp.zeros(x.shape, jnp.uint32)
+    stride = 1
+    for dim in reversed(range(x.ndim)):
+        index += lax.broadcasted_iota(jnp.uint32, x.shape, dim) * jnp.uint32(stride % 2**32)
+        stride *= x.shape[dim]
+    return jnp.sum(_mixed(bits.astype(jnp.uint32), index), dtype=jnp.uint32)
+
+
+def _mixed(bits: Any, index: Any) -> Any:
+    """A hash of each element and its index; for a given index it is a bijection."""
+    h = bits ^ index * np.uint32(0x9E3779B9)
+    h = (h ^ (h >> 16)) * np.uint32(0x7FEB352D)
+    h = (h ^ (h >> 15)) * np.uint32(0x846CA68B)
+    return h ^ (h >> 16)
