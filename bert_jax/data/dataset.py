@@ -1,10 +1,17 @@
-"""Sources of a run -> rows for training and evaluation: vocabulary, token stores, records."""
+"""Pre-training data: vocabulary and token store made once, copied to each host, then examples."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import json
-from collections.abc import Iterator
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +25,6 @@ from bert_jax.data.examples import (
     eval_batch,
     plain_batches,
 )
-from bert_jax.data.prepared import Places, share_added_words, share_store, share_vocabulary
 from bert_jax.data.pretrain import (
     PretrainExamples,
     Recipe,
@@ -26,12 +32,368 @@ from bert_jax.data.pretrain import (
     frequency_loss,
     repeated_share,
 )
-from bert_jax.data.store import TokenStore
+from bert_jax.data.store import (
+    MANIFEST,
+    TokenStore,
+    damaged,
+    digests,
+    disk_faults,
+    in_threads,
+    locked,
+    new_digest,
+    read_manifest,
+)
+from bert_jax.data.store_build import build_store, store_fingerprint
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path
+from bert_jax.runtime.files import Path, open_folder
 from bert_jax.runtime.process import loading_tensorflow
-from bert_jax.text import check_known, load_tokenizer
+from bert_jax.text import check_known, load_tokenizer, read_switches, write_switches
+from bert_jax.text.training import add_words
+from bert_jax.text.wordpiece import ORIGINAL
+
+_THREADS = 16
+_BLOCK_BYTES = 8 << 20
+
+
+def copy_store(source: files.Path, target: files.Path) -> tuple[int, float]:
+    """Copies a finished store, many files at once, each checked against the manifest.
+
+    Args:
+      source: its folder, on a disk or in a bucket.
+      target: another one, on a disk if `source` is not; its parent need not exist.
+
+    Returns:
+      Bytes that were copied, and the seconds it took.
+
+    Raises:
+      InputError: the store is damaged, or does not fit where it should go.
+    """
+    started = time.monotonic()
+    entries = read_manifest(source)['files']
+    target.mkdir(parents=True, exist_ok=True)
+    if not files.in_bucket(target):
+        for left in target.glob('.*.tmp'):  # by a copy that was killed
+            left.unlink()
+    missing = [name for name, entry in entries.items() if not _has(target / name, entry)]
+    size = sum(entries[name]['bytes'] for name in missing)
+    if not files.in_bucket(target) and (free := shutil.disk_usage(target).free) < size:
+        raise InputError(
+            f'{target} has room for {free / 1e9:.1f} GB, and the token store has {size / 1e9:.1f} '
+            'GB more: free some space, or set --config.data.local_dir to a larger disk'
+        )
+
+    def copy(name: str, check: Callable[[], None]) -> None:
+        check()
+        if files.in_bucket(target):
+            files.upload(source / name, target / name)
+            if not _has(target / name, entries[name]):
+                raise InputError(damaged(source, name))
+            return
+        with files.open_whole(target / name) as file:
+            _read_checked(source, name, entries[name], check, file.write)
+
+    in_threads(copy, missing, _THREADS)
+    files.write_whole(target / MANIFEST, (source / MANIFEST).read_bytes())
+    return size, time.monotonic() - started
+
+
+def check_store(path: files.Path) -> tuple[int, float]:
+    """Reads a published store back; what this takes, a host's copy takes at least.
+
+    Returns:
+      Bytes that were read, and the seconds it took.
+
+    Raises:
+      InputError: a file is not what the manifest says.
+    """
+    started = time.monotonic()
+    entries = read_manifest(path)['files']
+
+    def read(name: str, check: Callable[[], None]) -> None:
+        _read_checked(path, name, entries[name], check, len)
+
+    in_threads(read, list(entries), _THREADS)
+    return sum(entry['bytes'] for entry in entries.values()), time.monotonic() - started
+
+
+def _has(path: files.Path, entry: dict[str, Any]) -> bool:
+    """Whether a file is there and whole."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().length == entry['bytes'] and digests([path]) == [entry['md5']]
+    return False
+
+
+def _read_checked(
+    folder: files.Path, name: str, entry: dict[str, Any], check: Callable[[], None],
+    take: Callable[[bytes], Any],
+) -> None:
+    digest = new_digest()
+    try:
+        with (folder / name).open('rb') as file:
+            while block := file.read(_BLOCK_BYTES):
+                check()
+                digest.update(block)
+                take(block)
+    except FileNotFoundError:
+        raise InputError(damaged(folder, name)) from None
+    if digest.hexdigest() != entry['md5']:
+        raise InputError(damaged(folder, name))
+
+
+_VOCABULARY_SAMPLE_BYTES = 200_000_000
+_VOCABULARY_VERSION = 1
+# Network disks may show another host's new file late, if they were asked for it before.
+_PATIENCE_SECONDS = 70.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where things are kept.
+
+    Attributes:
+      shared: `data.dir`, the same for all hosts.
+      local: a folder on this host's own disk; `shared` itself where that is good enough.
+    """
+
+    shared: files.Path
+    local: files.Path
+
+    @classmethod
+    def choose(cls, shared: str, local: str) -> Places:
+        """The places for this run's hosts.
+
+        Args:
+          shared: config.data.dir.
+          local: config.data.local_dir.
+
+        Raises:
+          InputError: `local` is in a bucket, or a folder cannot be written.
+        """
+        if files.in_bucket(local):
+            raise InputError(
+                f'config.data.local_dir={local} is in a bucket: name a folder on a disk of each '
+                'host, such as ~/.cache/bert_jax'
+            )
+        for field, folder in (('data.dir', shared), ('data.local_dir', local)):
+            if not files.in_bucket(folder) and (field == 'data.dir' or files.in_bucket(shared)):
+                open_folder(folder, f'config.{field}', lambda _: True)
+        place = files.as_path(shared)
+        machines = set(hosts.exchange('machine', _machine()))
+        if files.in_bucket(shared) or len(machines) > 1:
+            return cls(place, files.as_path(local))
+        return cls(place, place)
+
+
+def _machine() -> str:
+    """A name that processes on one machine, and only they, have in common."""
+    try:
+        with open('/proc/sys/kernel/random/boot_id') as file:
+            return f'{platform.node()} {file.read().strip()}'
+    except OSError:
+        return platform.node()
+
+
+def share_store(source: Any, tokenizer: Any, places: Places, progress: bool) -> TokenStore:
+    """The token store of a source, on this host's disk; every host calls it.
+
+    Args:
+      source: as from `corpus.open_source`; read on the first host only.
+      tokenizer: see `store.build_store`.
+      places: where to.
+      progress: whether to report on standard error.
+
+    Raises:
+      InputError: whatever building raises, a damaged store, or `data.dir` is not shared.
+    """
+    def prepare() -> str:
+        name = store_fingerprint(source, tokenizer)
+        if not (places.local / 'stores' / name).exists() and (
+                places.shared / 'stores' / name / MANIFEST).exists():
+            _copy(places.shared, places.local, name, progress, 'data.local_dir')
+        else:
+            field = 'data.dir' if places.local == places.shared else 'data.local_dir'
+            build_store(source, tokenizer, places.local, progress, field=field)
+        return name
+
+    name = hosts.share('token store', prepare)
+    if places.local != places.shared or hosts.count() > 1:
+        here = (places.local / 'stores' / name / MANIFEST).exists()
+        wanting = '' in hosts.exchange('has the token store', 'yes' if here else '')
+        if places.local != places.shared and (wanting or files.in_bucket(places.shared)):
+            def publish() -> str:
+                if not (places.shared / 'stores' / name / MANIFEST).exists():
+                    _copy(places.local, places.shared, name, progress, 'data.dir')
+                return ''
+
+            hosts.share('publish the token store', publish)
+        if not here:
+            _await(places.shared, places.shared / 'stores' / name / MANIFEST)
+            if places.local != places.shared:
+                _copy(places.shared, places.local, name, progress, 'data.local_dir')
+    return TokenStore.open(places.local / 'stores' / name)
+
+
+def _copy(source: files.Path, target: files.Path, name: str, progress: bool, field: str) -> None:
+    """Copies a store, once among the processes of this machine."""
+    def copy() -> None:
+        if (folder / MANIFEST).exists():
+            return
+        size, seconds = copy_store(source / 'stores' / name, folder)
+        if progress:
+            print(f'token store: {size / 1e6:,.0f} MB copied to {folder} in {seconds:.1f} s '
+                  f'({size / 1e6 / max(seconds, 1e-3):,.0f} MB/s)', file=sys.stderr, flush=True)
+
+    folder = target / 'stores' / name
+    with disk_faults('the token store', target, field):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if files.in_bucket(target):
+            copy()
+            return
+        with locked(folder.with_suffix('.lock'), f'that copies {name}' if progress else ''):
+            copy()
+
+
+def _await(shared: files.Path, path: files.Path) -> None:
+    """Waits for a file of the first host.
+
+    Raises:
+      InputError: it does not come to be seen.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise InputError(
+                f'config.data.dir={shared} is not the same folder on all hosts: {path} was '
+                f'written by host 0, and host {hosts.index()} does not see it; set --config.data'
+                '.dir to a bucket (gs://...) or a folder that all hosts share'
+            )
+        time.sleep(1.0)
+
+
+def share_vocabulary(
+    sources: Sequence[Any], vocab_size: int, lowercase: bool, places: Places,
+    say: Callable[[str], None],
+) -> files.Path:
+    """A vocabulary trained on the sources, on this host's disk; every host calls it.
+
+    Args:
+      sources: as from `corpus.open_source`; read on the first host only.
+      vocab_size: see `text.training.train_wordpiece`, as the next one.
+      lowercase: whether it is uncased.
+      places: where it is kept.
+      say: takes lines on what is done.
+
+    Raises:
+      InputError: a source cannot be read, or a kept vocabulary is damaged.
+    """
+    def make() -> str:
+        identity = [source.fingerprint() for source in sources]
+        name = hashlib.sha256(json.dumps(
+            [*identity, vocab_size, lowercase, _VOCABULARY_VERSION]).encode()).hexdigest()[:16]
+        content = _kept_vocabulary(places.shared, name)
+        if content is None:
+            say(f'training a vocabulary of {vocab_size:,} pieces on '
+                + ', '.join(source.spec for source in sources))
+            content = _train(sources, vocab_size, lowercase)
+            _keep_vocabulary(places.shared, name, content, 'data.dir')
+        return json.dumps([name, content.decode()])
+
+    name, text = json.loads(hosts.share('vocabulary', make))
+    content = text.encode()
+    path = places.local / _vocabulary_name(name, content)
+    if places.local != places.shared and not path.exists():
+        _keep_vocabulary(places.local, name, content, 'data.local_dir')
+    say(f'vocabulary: {path}')
+    return path
+
+
+def share_added_words(
+    vocab_file: files.Path, words_file: str, lowercase: bool, places: Places
+) -> files.Path:
+    """A vocabulary with a file's words added, on this host's disk; every host calls it.
+
+    Args:
+      vocab_file: a WordPiece vocabulary.
+      words_file: see `text.training.add_words`; read on the first host only. Empty: none.
+      lowercase: whether the vocabulary is uncased.
+      places: where it is kept.
+
+    Raises:
+      InputError: whatever is wrong with the words.
+    """
+    if not words_file:
+        return vocab_file
+
+    def make() -> str:
+        tokens, notes = add_words(vocab_file, words_file, lowercase)
+        for note in notes:
+            hosts.say(note)
+        return ''.join(f'{token}\n' for token in tokens)
+
+    content = hosts.share('vocabulary with words added', make).encode()
+    path = places.local / _vocabulary_name('added', content)
+    if not path.exists():
+        field = 'data.dir' if places.local == places.shared else 'data.local_dir'
+        _keep_vocabulary(places.local, 'added', content, field)
+    switches = read_switches(vocab_file)
+    if switches == ORIGINAL:
+        return path
+    # In a folder of its own, as the switches are in a file beside it.
+    folder = path.with_suffix('')
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_whole(folder / 'vocab.txt', content)
+    write_switches(folder, switches)
+    return folder / 'vocab.txt'
+
+
+def _train(sources: Sequence[Any], vocab_size: int, lowercase: bool) -> bytes:
+    from bert_jax.data.corpus import sample_texts
+    from bert_jax.text.training import train_wordpiece
+
+    share = _VOCABULARY_SAMPLE_BYTES // len(sources)
+    tokens = train_wordpiece(
+        (text for source in sources for text in sample_texts(source, share)), vocab_size, lowercase
+    )
+    return ''.join(f'{token}\n' for token in tokens).encode()
+
+
+def _vocabulary_name(name: str, content: bytes) -> str:
+    """Names the text that it was trained on, and what came out."""
+    digest = new_digest()
+    digest.update(content)
+    return f'vocabularies/{name}-{digest.hexdigest()[:16]}.txt'
+
+
+def _kept_vocabulary(folder: files.Path, name: str) -> bytes | None:
+    """The vocabulary of that name, or None if there is none.
+
+    Raises:
+      InputError: it is not what was written.
+    """
+    if not (folder / 'vocabularies').exists():
+        return None
+    for path in sorted((folder / 'vocabularies').glob(f'{name}-*.txt')):
+        content = path.read_bytes()
+        if folder / _vocabulary_name(name, content) != path:
+            raise InputError(
+                f'{path} is damaged (its content is not that of its name): delete it and it is '
+                'trained again'
+            )
+        return content
+    return None
+
+
+def _keep_vocabulary(folder: files.Path, name: str, content: bytes, field: str) -> None:
+    path = folder / _vocabulary_name(name, content)
+    with disk_faults('the vocabulary', path.parent, field):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if files.in_bucket(folder):
+            files.write_whole(path, content)
+            return
+        with locked(os.fspath(path.with_suffix('.lock'))):
+            files.write_whole(path, content)
+
 
 _LOOKED_AT = 1_000_000  # pieces of a text, to see whether its vocabulary knows them
 # Evaluation rows are drawn with a seed of their own, so that all runs are judged on the same rows.

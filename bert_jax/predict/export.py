@@ -33,8 +33,7 @@ from bert_jax.runtime.files import Path, open_whole
 from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.tasks.packing import Units
 from bert_jax.train.sharding import Layout
-from bert_jax.weights.formats import new_folder
-from bert_jax.weights.names import to_tree
+from bert_jax.weights.formats import new_folder, to_tree
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 

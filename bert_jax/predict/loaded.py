@@ -28,8 +28,13 @@ from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.sharding import Layout, make_mesh
-from bert_jax.weights.formats import Weights, check_order, check_vocabulary, looks_lowercase
-from bert_jax.weights.names import to_tree
+from bert_jax.weights.formats import (
+    Weights,
+    check_order,
+    check_vocabulary,
+    looks_lowercase,
+    to_tree,
+)
 
 _POOLS = {'mean_tokens': 'mean', 'cls_token': 'cls', 'max_tokens': 'max'}
 

@@ -32,7 +32,7 @@ from bert_jax.tools.paper_tables import (
     stem_of,
 )
 from bert_jax.tools.preflight import without_data
-from bert_jax.tools.sweep_folder import Folder, Member, Settings
+from bert_jax.tools.sweep import Folder, Member, Settings
 from bert_jax.train.experiment import versions
 
 Cell = dict[str, Any]

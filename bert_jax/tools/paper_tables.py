@@ -15,7 +15,7 @@ from bert_jax.config import ConfigDict, get_field
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.tools.sweep_folder import Folder, Member, grid_members, member_config
+from bert_jax.tools.sweep import Folder, Member, grid_members, member_config
 from bert_jax.train.run_directory import flat_fields
 from bert_jax.weights import load_weights
 

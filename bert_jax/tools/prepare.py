@@ -43,8 +43,7 @@ def prepare(config: ConfigDict) -> None:
     """
     from bert_jax import config as config_lib
     from bert_jax.config.validation import validate
-    from bert_jax.data.dataset import TextData
-    from bert_jax.data.prepared import check_store
+    from bert_jax.data.dataset import TextData, check_store
     from bert_jax.tasks.pretrain import open_data
     from bert_jax.weights import load_weights
 

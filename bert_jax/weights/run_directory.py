@@ -32,13 +32,15 @@ from bert_jax.weights.formats import (
     check_head,
     check_tensors,
     find_head,
+    from_tree,
     new_folder,
     read_inference,
     read_json,
     read_labels,
+    read_model,
     read_vocabulary,
+    to_tree,
 )
-from bert_jax.weights.names import from_tree, read_model, to_tree
 
 # What else the section "model" of a run's config.json may hold: how the model is computed, the name
 # of its size, and of a feature-based run which features.

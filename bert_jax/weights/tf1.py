@@ -29,12 +29,14 @@ from bert_jax.weights.formats import (
     read_inference,
     read_json,
     read_labels,
+    read_model,
     read_vocabulary,
     take_params,
+    tensors,
     whole_vocabulary,
     write_json,
+    write_model,
 )
-from bert_jax.weights.names import read_model, tensors, write_model
 
 _NAME = 'bert_model.ckpt'
 

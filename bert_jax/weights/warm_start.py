@@ -18,8 +18,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import is_unused
-from bert_jax.weights.formats import Weights
-from bert_jax.weights.names import VOCABULARY_ROWS, flat_tree, to_tree, tree_shapes
+from bert_jax.weights.formats import VOCABULARY_ROWS, Weights, flat_tree, to_tree, tree_shapes
 
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'

@@ -12,7 +12,7 @@ pytest.importorskip('tensorflow_text')
 
 import tensorflow as tf
 
-from bert_jax.data import prepared
+from bert_jax.data import dataset
 from bert_jax.data.dataset import SyntheticData, TextData, TextOptions, is_records
 from bert_jax.data.examples import check_batch, pretrain_spec
 from bert_jax.data.pretrain import Recipe
@@ -148,7 +148,7 @@ def test_batches_from_text(folder):
 def test_everything_is_built_once(folder, monkeypatch):
     first = _open(folder, 'a.txt')
     rows = _epoch(first.training(S, P))
-    monkeypatch.setattr(prepared, '_train', lambda *_: pytest.fail('trained again'))
+    monkeypatch.setattr(dataset, '_train', lambda *_: pytest.fail('trained again'))
     again = _open(folder, 'a.txt')
     assert again.vocab_path == first.vocab_path
     assert np.array_equal(_epoch(again.training(S, P))['input_ids'], rows['input_ids'])

@@ -10,11 +10,10 @@ import pytest
 pytest.importorskip('tensorflow_text')
 
 from bert_jax.data import corpus as corpus_module
-from bert_jax.data import prepared
+from bert_jax.data import dataset as prepared
 from bert_jax.data import store_build as store_module
 from bert_jax.data.corpus import open_source
-from bert_jax.data.dataset import _open_texts
-from bert_jax.data.prepared import Places, copy_store, share_store, share_vocabulary
+from bert_jax.data.dataset import Places, _open_texts, copy_store, share_store, share_vocabulary
 from bert_jax.data.store import TokenStore
 from bert_jax.data.store_build import build_store
 from bert_jax.runtime import files, hosts

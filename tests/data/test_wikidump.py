@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from bert_jax.data import wiki_articles, wikidump
+from bert_jax.data import wikidump
 from bert_jax.data.corpus import open_source
 from bert_jax.runtime.errors import InputError
 
@@ -241,7 +241,7 @@ def _texts(path, num_processes=2):
 @pytest.mark.parametrize(('title', 'text', 'paragraphs'), ARTICLES, ids=[a[0] for a in ARTICLES])
 def test_an_article_becomes_its_paragraphs(title, text, paragraphs):
     hidden = frozenset({'file', 'image', 'category', 'datei', 'kategorie'})
-    assert wiki_articles.clean(text, hidden).split('\n') == paragraphs
+    assert wikidump.clean(text, hidden).split('\n') == paragraphs
 
 
 @pytest.mark.parametrize(('name', 'content', 'num_processes'), [
@@ -271,10 +271,13 @@ def test_the_source_has_a_file_a_unit(tmp_path):
     assert source.fingerprint() != open_source(f'text:{tmp_path}/articles-p*.xml.bz2').fingerprint()
 
 
+_articles = wikidump.articles
+
+
 def _lost_in_endless(xml):
     if b'Endless' in xml:
         os.kill(os.getpid(), signal.SIGPROF)
-    return wiki_articles.articles(xml)
+    return _articles(xml)
 
 
 @pytest.mark.parametrize(('kill', 'reason'), [

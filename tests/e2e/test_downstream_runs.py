@@ -31,7 +31,7 @@ from bert_jax.tasks.squad import NEVER_ANSWER
 from bert_jax.train import experiment
 from bert_jax.train.run_directory import read_run_fields
 from bert_jax.weights import load_weights
-from bert_jax.weights.names import from_tree
+from bert_jax.weights.formats import from_tree
 from tests.conftest import ROOT
 
 WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']

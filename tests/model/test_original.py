@@ -16,7 +16,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import MESH_AXES
 from bert_jax.train.step import TrainState, evaluate, make_eval_step, make_train_step, parameters_of
-from bert_jax.weights.names import to_tree
+from bert_jax.weights.formats import to_tree
 from bert_jax.weights.tf1 import read_tf1
 
 

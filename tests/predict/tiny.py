@@ -15,8 +15,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.api import Model
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.weights import load_weights
-from bert_jax.weights.formats import Weights
-from bert_jax.weights.names import from_tree
+from bert_jax.weights.formats import Weights, from_tree
 
 # Folders of transformers' models with what they gave: 40 tokens, 10 positions.
 RECORDED = Path(__file__).parent.parent / 'fixtures' / 'huggingface'

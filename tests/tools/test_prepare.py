@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.data import prepared
+from bert_jax.data import dataset as prepared
 from bert_jax.data.store import TokenStore
 from bert_jax.runtime import files
 from bert_jax.tools import prepare

@@ -19,8 +19,16 @@ import pytest
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.lease import Claim
-from bert_jax.tools.sweep import Worker, main, visible_devices
-from bert_jax.tools.sweep_folder import Folder, grid_members, member_config, merged, read_sweep
+from bert_jax.tools.sweep import (
+    Folder,
+    Worker,
+    grid_members,
+    main,
+    member_config,
+    merged,
+    read_sweep,
+    visible_devices,
+)
 from bert_jax.train import experiment
 from bert_jax.train.report import Report
 from tests.conftest import ROOT

@@ -20,8 +20,7 @@ from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.run_directory import check_shared
 from bert_jax.train.sharding import make_mesh
 from bert_jax.train.step import abstract_state
-from bert_jax.weights.formats import Weights
-from bert_jax.weights.names import flat_tree, from_tree
+from bert_jax.weights.formats import Weights, flat_tree, from_tree
 from bert_jax.weights.warm_start import warm_start
 from tests.train.toy import Toy
 

@@ -10,7 +10,7 @@ from bert_jax.heads.span import BertForQuestionAnswering
 from bert_jax.heads.tagging import BertForTokenClassification
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
-from bert_jax.weights.names import to_tree
+from bert_jax.weights.formats import to_tree
 
 INPUTS = ('input_ids', 'attention_mask', 'token_type_ids')
 

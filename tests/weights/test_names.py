@@ -20,7 +20,7 @@ from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.run_directory import check_run_directory, describe_run
 from bert_jax.weights import load_weights
-from bert_jax.weights.names import (
+from bert_jax.weights.formats import (
     from_tree,
     read_model,
     sizes_of,

@@ -15,8 +15,8 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.text import load_tokenizer
 from bert_jax.weights import load_weights
+from bert_jax.weights.formats import sizes_of, tensors, to_tree
 from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.names import sizes_of, tensors, to_tree
 from bert_jax.weights.run_directory import write_run
 from bert_jax.weights.tf1 import write_tf1
 

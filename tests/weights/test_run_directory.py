@@ -17,7 +17,7 @@ from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.train.step import abstract_state
 from bert_jax.weights import load_weights
-from bert_jax.weights.names import from_tree
+from bert_jax.weights.formats import from_tree
 from bert_jax.weights.run_directory import write_run
 
 RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'

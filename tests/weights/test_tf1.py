@@ -10,8 +10,7 @@ import pytest
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.weights import load_weights
-from bert_jax.weights.formats import Weights
-from bert_jax.weights.names import sizes_of, tensors
+from bert_jax.weights.formats import Weights, sizes_of, tensors
 from bert_jax.weights.tf1 import write_tf1
 
 tf = pytest.importorskip('tensorflow', reason='it reads and writes TF1 checkpoints')
