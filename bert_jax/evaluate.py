@@ -71,7 +71,7 @@ def evaluate(
     import jax
     import optax
 
-    from bert_jax.tasks.base import ScoredModel
+    from bert_jax.tasks.labelled import ScoredModel
     from bert_jax.tasks.opening import open_task
     from bert_jax.train.program import model_config, open_mesh
     from bert_jax.train.report import duration

@@ -7,9 +7,9 @@ import functools
 from ml_collections import ConfigDict
 
 from bert_jax.runtime.files import as_path
-from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     LabelledTask,
+    ScoredModel,
     one_source,
     open_tokenization,
     refuse_eval_source,

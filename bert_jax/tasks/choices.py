@@ -21,12 +21,12 @@ from ml_collections import ConfigDict
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
-from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
     LabelledTask,
     Outputs,
+    ScoredModel,
     one_source,
     open_tokenization,
     own_files,

@@ -18,9 +18,9 @@ from ml_collections import ConfigDict
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.tasks import table
-from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     LabelledTask,
+    ScoredModel,
     one_source,
     open_tokenization,
     refuse_eval_source,

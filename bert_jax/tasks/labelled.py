@@ -1,4 +1,4 @@
-"""What tasks on labelled examples share: packed batches, evaluation, predictions.
+"""The interface of a task, and the task on labelled examples: packed batches, predictions.
 
 Every example is tokenized once at the start. A step holds exactly `batch_size` examples, packed
 into as few rows as they need; the planner picks the row length and at most four numbers of rows.
@@ -12,7 +12,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.text.vocab import Vocab
+from bert_jax.train.gates import Gates
 from bert_jax.train.loop import Phase
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep
@@ -41,6 +42,77 @@ from bert_jax.train.step import Batch, EvalStep
 Outputs = dict[str, np.ndarray]
 # Row lengths to choose from. A row holds at least the longest unit.
 _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+class Task(Protocol):
+    """What a task brings to a run: data, loss, evaluation, files."""
+
+    name: str
+    vocab_size: int
+    vocab_path: Path | None
+    head: str  # one of `heads.HEADS`
+    labels: tuple[str, ...]
+    metric: str  # of the evaluation, the higher the better; sweeps go by it
+    frozen: str  # top-level part of the parameters that is not trained
+    keeps_best: bool  # whether the parameters of the best evaluation are kept
+    inference: Mapping[str, Any]  # how predictions are made, for config.json
+
+    @property
+    def num_examples(self) -> int | None:
+        """Rows an epoch, or None where no duration asks for it."""
+
+    def identity(self) -> dict[str, str]:
+        """What all hosts must have read alike, by name: digests of content, and counts."""
+
+    def objective(self, bert: ModelConfig) -> Head:
+        """What is trained, on an encoder."""
+
+    def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
+        """Shapes and shardings of a phase's batches for `train` and for `evaluation`.
+
+        Empty where rows are packed into many shapes as they come.
+        """
+
+    def phase(
+        self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
+        mesh: Mesh,
+    ) -> Phase:
+        """Of the run's phases the one of this number, from 0."""
+
+    def gates(
+        self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
+    ) -> Gates | None:
+        """What looks whether the run goes wrong, if its task has such.
+
+        Args:
+          objective: of the run.
+          phases: of the run.
+          fresh: whether it starts here and now, from random parameters.
+          settled: step by which a run has learnt something.
+        """
+
+    def with_seed(self, seed: int) -> Task:
+        """The task of a run that differs in its seed (and rate) only, on the same data."""
+
+    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
+        """Writes what else belongs into the run directory, of the best evaluation.
+
+        Returns:
+          What the evaluation has settled of `inference`.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredModel:
+    """What a task has to know of a model that is only scored, not trained.
+
+    Attributes:
+      labels: of its head, by id; empty where it has none, or where the task's own are meant.
+      inference: how its predictions are made (`Weights.inference`).
+    """
+
+    labels: tuple[str, ...] = ()
+    inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +204,7 @@ class LabelledData:
 
 
 class LabelledTask:
-    """See `base.Task`."""
+    """See `Task`."""
 
     keeps_best = True
 

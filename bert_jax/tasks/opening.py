@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from ml_collections import ConfigDict
 
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.tasks.base import ScoredModel, Task
 from bert_jax.tasks.boolq import open_boolq
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
+from bert_jax.tasks.labelled import ScoredModel, Task
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tasks.squad import open_squad
 from bert_jax.tasks.tagging import open_conll, open_tagging

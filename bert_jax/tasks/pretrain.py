@@ -31,7 +31,7 @@ from bert_jax.predict.engine import Engine
 from bert_jax.predict.functions import vectors
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.tasks.base import ScoredModel
+from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.packing import Units
 from bert_jax.tasks.texts import Columns, LearntNames, read_texts
 from bert_jax.text import load_tokenizer
@@ -127,7 +127,7 @@ _NAMED = 8  # documents of a step
 
 
 class PretrainTask:
-    """See `base.Task`."""
+    """See `labelled.Task`."""
 
     head = 'pretraining'
     labels: tuple[str, ...] = ()

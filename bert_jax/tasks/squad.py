@@ -30,11 +30,11 @@ from ml_collections import ConfigDict
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, in_bucket, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
     LabelledTask,
+    ScoredModel,
     Tokenization,
     open_tokenization,
     tfds_records,

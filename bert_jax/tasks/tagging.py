@@ -29,12 +29,12 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import table
-from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
     LabelledTask,
     Outputs,
+    ScoredModel,
     check_labels_known,
     one_source,
     open_tokenization,

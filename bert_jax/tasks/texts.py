@@ -25,12 +25,12 @@ from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks.base import ScoredModel
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
     LabelledTask,
     Outputs,
+    ScoredModel,
     Tokenization,
     check_labels_known,
     open_tokenization,

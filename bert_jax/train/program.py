@@ -30,7 +30,7 @@ from bert_jax.model.attention import settled
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import find_chip
-from bert_jax.tasks.base import Task
+from bert_jax.tasks.labelled import Task
 from bert_jax.train.optimizers import (
     Schedule,
     ScheduleSegment,

@@ -32,7 +32,7 @@ from bert_jax.config.validation import check_used, validate
 from bert_jax.predict.__main__ import Texts
 from bert_jax.runtime import process
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.base import ScoredModel
+from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
 from tests.conftest import ROOT
 

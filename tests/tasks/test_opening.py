@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.config import default_config
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.base import ScoredModel
+from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
 
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']

@@ -1,4 +1,4 @@
-"""Packing changes no score, no loss and no gradient of a downstream task."""
+"""Packing changes no score, loss or gradient, in fine-tuning and in pre-training."""
 
 import dataclasses
 import functools
@@ -11,8 +11,11 @@ import pytest
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from bert_jax.data.masking import MaskingRates
+from bert_jax.data.packing import PackedExamples
 from bert_jax.data.pairs import Sequences
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.span import QuestionAnswering
 from bert_jax.heads.tagging import Tagging
 from bert_jax.model.layers import ModelConfig
@@ -20,6 +23,7 @@ from bert_jax.predict.engine import Engine
 from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.train.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.train.step import init_state, make_train_step
+from tests.data.test_pretrain import _examples, _random_store
 from tests.tasks.contrastive import Contrastive
 
 CONFIG = ModelConfig(
@@ -185,3 +189,55 @@ def test_examples_are_compared_with_all_others_of_the_batch_and_no_empty_places(
     expected = np.log(np.exp(scores).sum(axis=1)) - np.diag(scores)
     np.testing.assert_allclose(loss, expected.mean(), rtol=1e-4)
     assert sums['units'] == len(units) == len(expected)
+
+
+BATCH, ROWS = 40, 32
+
+
+@functools.cache
+def batches():
+    """(unpacked, packed) rows of one step."""
+    store = _random_store(80, most_sentences=6, most_tokens=12)
+    store.tokens %= CONFIG.vocab_size
+    examples = _examples(store, masking=MaskingRates(random_rate=0.0))
+    packed = PackedExamples(examples, BATCH, ROWS)
+    return examples.rows(BATCH + np.arange(BATCH)), packed.rows(ROWS + np.arange(ROWS))
+
+
+def test_loss_scores_and_gradients_are_those_of_a_row_each():
+    task = Pretraining(CONFIG)
+    params = nn.meta.unbox(jax.jit(task.init)(jax.random.key(0)))
+
+    @jax.jit
+    def results(batch):
+        (value, sums), grads = jax.value_and_grad(
+            lambda params: task.loss(params, batch, task.totals(batch), None), has_aux=True
+        )(params)
+        return value, sums, grads
+
+    unpacked, packed = batches()
+    assert packed['input_mask'].max() > 1
+    (value, sums, grads), others = results(unpacked), results(packed)
+    assert sums['rows'] == BATCH and sums['mlm_count'] > 2 * BATCH
+    np.testing.assert_allclose(task.score(sums)['nsp_loss'], task.score(others[1])['nsp_loss'],
+                               rtol=1e-5)
+    for one, other in zip(
+        jax.tree.leaves((value, sums, grads)), jax.tree.leaves(others), strict=True
+    ):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize('parts', [1, 2])
+def test_a_pretraining_step_on_eight_devices_is_that_of_one_with_dropout_on(parts):
+    results = []
+    for mesh, parts_here in ((make_mesh(4, 2, 1), parts), (one_device(), 1)):
+        task = Pretraining(dataclasses.replace(CONFIG, layout=Layout(mesh)))
+        optimizer = optax.sgd(0.1)
+        step = make_train_step(
+            task, optimizer, lambda count: jnp.float32(0.1), mesh, seed=0, clip_norm=1.0,
+            accumulation_steps=parts_here)
+        batch = to_global(mesh, batches()[1], ROWS, range(ROWS))
+        state, metrics = step(init_state(task, optimizer, mesh, 0), batch)
+        results.append(jax.device_get((metrics, state.params)))
+    for sharded, whole in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(sharded, whole, rtol=2e-5, atol=1e-6)

@@ -1,4 +1,9 @@
-"""Which rows the steps of pre-training have: named, skipped, resumed."""
+"""Pre-training: the rows of each step, what its gates read from the text, and the probe."""
+
+import math
+import random
+import types
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -6,7 +11,7 @@ import pytest
 from bert_jax.config import complete, default_config
 from bert_jax.config.phases import batches_of, stretches
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.pretrain import PretrainTask, read_curve
+from bert_jax.tasks.pretrain import PretrainTask, Probe, fit, read_curve
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device
 
 PHASES = [{'steps': steps, 'batch_size': 4, 'max_seq_length': 16, 'max_predictions_per_seq': 3,
@@ -96,3 +101,105 @@ def test_a_reference_without_a_curve_is_refused(content, words, tmp_path):
         (tmp_path / 'metrics.jsonl').write_text(content)
     with pytest.raises(InputError, match=words):
         read_curve(str(tmp_path))
+
+
+WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
+
+
+def gates_of(folder, documents, **how):
+    """Of a run on these documents of sentences."""
+    (folder / 'text.txt').write_text('\n\n'.join('\n'.join(lines) for lines in documents))
+    (folder / 'vocab.txt').write_text(
+        '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS]))
+    c = default_config('pretrain')
+    c.model.name, c.data.source = 'tiny', f'lines:{folder}/text.txt'
+    c.data.vocab_file, c.data.dir = str(folder / 'vocab.txt'), str(folder)
+    task = PretrainTask(complete(c))
+    return task.gates(task.objective(CONFIG), PHASES, **{'fresh': True, 'settled': 3} | how)
+
+
+def names(alarms):
+    return [alarm.name for alarm in alarms]
+
+
+def learning(loss, count=1):
+    return [{'loss': loss, 'grad_norm': 1.0}] * count
+
+
+@pytest.fixture(scope='module')
+def documents():
+    rng = random.Random(0)
+    return [[' '.join(rng.choices(WORDS, k=12)) for _ in range(6)] for _ in range(60)]
+
+
+def test_a_run_is_held_to_its_own_chance_and_frequencies(documents, tmp_path):
+    chance = math.log(CONFIG.vocab_size) + math.log(2)
+    counts = Counter(word for lines in documents for line in lines for word in line.split())
+    shares = [count / counts.total() for count in counts.values()]
+    by_frequency = -sum(share * math.log(share) for share in shares)
+    gates = gates_of(tmp_path, documents)
+    assert names(gates.trained(1, learning(chance + 0.4), {})) == []
+    stuck = {'mlm_loss': by_frequency}
+    assert names(gates.trained(2, learning(chance), stuck)) == [], 'it has not settled'
+    assert names(gates.trained(3, learning(chance), {'mlm_loss': by_frequency - 0.2})) == []
+    (alarm,) = gates.trained(4, learning(chance), stuck)
+    assert alarm.name == 'plateau' and f'frequency has {by_frequency:.2f}:' in alarm.line
+    assert names(gates_of(tmp_path, documents).trained(1, learning(chance + 0.6), {})) == [
+        'first_loss']
+    goes_on = gates_of(tmp_path, documents, fresh=False)
+    assert names(goes_on.trained(900, learning(chance + 0.6), {})) == []
+
+
+def test_sentences_in_two_documents_are_told_once_when_a_run_begins(documents, tmp_path):
+    rng = random.Random(1)
+    again = [rng.sample(lines, k=len(lines)) for lines in documents[:30]]  # no document is equal
+    assert again[0] != documents[0]
+    chance = math.log(CONFIG.vocab_size) + math.log(2)
+    gates = gates_of(tmp_path, documents + again)
+    (alarm,) = gates.trained(1, learning(chance), {})
+    assert alarm.name == 'repeats' and alarm.value == pytest.approx(1 / 3, abs=0.02)
+    assert names(gates.trained(2, learning(chance), {})) == []
+    goes_on = gates_of(tmp_path, documents + again, fresh=False)
+    assert names(goes_on.trained(900, learning(chance), {})) == []
+
+
+def blobs(num, seed=0, labels=3, width=20):
+    """Texts' features, some of which tell the label."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, labels, num).astype(np.int32)
+    x = rng.normal(0, 1, (num, width))
+    x[np.arange(num), y] += 2.0
+    return 100 + 7 * x, y
+
+
+def test_it_is_logistic_regression():
+    linear_model = pytest.importorskip(
+        'sklearn.linear_model', reason='the extra [parity] is not installed')
+    (x, y), (x_new, y_new) = blobs(300), blobs(500, seed=1)
+    z, z_new = ((a - x.mean(0)) / x.std(0) for a in (x, x_new))
+    # scikit-learn weighs the losses' sum, and here it is the ridge that grows with the texts.
+    theirs = linear_model.LogisticRegression(C=1 / (0.01 * len(x)), tol=1e-8).fit(z, y)
+    ours = fit(x, y)(x_new)
+    assert np.mean(ours == theirs.predict(z_new)) > 0.995
+    assert np.mean(ours == y_new) > 0.75
+
+
+def test_features_that_say_nothing():
+    x, y = blobs(400, labels=2)
+    shuffled = np.random.default_rng(1).permutation(y)
+    assert np.mean(fit(x[:200], shuffled[:200])(x[200:]) == shuffled[200:]) < 0.6
+    fit(np.ones((10, 4)), y[:10])(np.ones((1, 4)))  # no deviation at all
+
+
+@pytest.mark.parametrize('told', [True, False])
+def test_texts_are_scored_by_others(told):
+    """More features than texts: any labels can be fitted, and only true ones carry over."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 120).astype(np.int32)
+    x = rng.normal(0, 1, (120, 200))
+    x[:, :20] += 3 * told * labels[:, None]
+    engine = types.SimpleNamespace(outputs=lambda function, params, units: {'vectors': x})
+    score = Probe(None, labels).scorer(engine, CONFIG)
+    found = score(None)['probe_accuracy']
+    assert found > 0.9 if told else found < 0.7
+    assert np.mean(fit(x, labels)(x) == labels) == 1.0
