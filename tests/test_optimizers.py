@@ -27,6 +27,8 @@ from bert_jax.train.optimizers import (
 from bert_jax.train.sharding import make_mesh
 from bert_jax.train.step import abstract_state, parameters_of
 
+pytestmark = pytest.mark.slow
+
 ADAM = {'weight_decay': 0.01, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 

@@ -15,6 +15,8 @@ from tests.abuse import configs, files_of_others, hand_edited, inputs, numbers, 
 from tests.abuse.doors import Case, alarm, check, contents, open_door
 from tests.abuse.things import expand
 
+pytestmark = pytest.mark.slow
+
 CASES: list[Case] = [
     *files_of_others.CASES, *numbers.CASES, *configs.CASES, *inputs.CASES, *hand_edited.CASES,
     *outputs.CASES,

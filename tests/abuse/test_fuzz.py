@@ -2,8 +2,12 @@
 
 import shutil
 
+import pytest
+
 from tests.abuse import careless
 from tests.abuse.fuzz import TARGETS, Fuzz, convert_run, shared_programs
+
+pytestmark = pytest.mark.slow
 
 _CASES = 48
 

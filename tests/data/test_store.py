@@ -27,6 +27,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
+pytestmark = pytest.mark.slow
 LETTERS = 'abcdefghijklmnopqrstuvwxyz'
 
 

@@ -5,12 +5,15 @@ import signal
 import time
 
 import numpy as np
+import pytest
 
 from bert_jax.convert import main as convert
 from bert_jax.predict import load
 from bert_jax.runtime import files
 from bert_jax.weights import load_weights
 from tests.e2e.test_runs import TINY, WORDS, result, start
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_run_in_a_bucket(run_main, bucket, bucket_server, monkeypatch):

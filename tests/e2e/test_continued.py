@@ -15,6 +15,8 @@ from bert_jax.weights.run_directory import write_run
 from bert_jax.weights.tf1 import write_tf1
 from tests.predict.tiny import VOCAB, pretraining_weights, random_texts
 
+pytestmark = pytest.mark.slow
+
 ADDED = ('catbird', 'thea', 'greenred')
 PIECES = {'catbird': '[UNK]', 'thea': '[UNK]', 'greenred': '[UNK]', 'cated': 'cat ##ed'}
 

@@ -34,6 +34,8 @@ from bert_jax.weights import load_weights
 from bert_jax.weights.formats import from_tree
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
 TINY = (
     '--config.data.max_seq_length=48', '--config.train.batch_size=8', '--config.train.log_every=2',

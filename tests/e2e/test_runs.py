@@ -15,6 +15,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 TINY = (
     '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=32',
     '--config.model.num_heads=2', '--config.data.vocab_size=300', '--config.data.max_seq_length=32',

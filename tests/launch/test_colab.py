@@ -18,6 +18,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 nbformat = pytest.importorskip('nbformat')
 NOTEBOOK = ROOT / 'launch' / 'colab.ipynb'
 IMAGE = Path(__file__).with_name('colab_image.txt')

@@ -17,6 +17,8 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 
+pytestmark = pytest.mark.slow
+
 CONFIG = ModelConfig(
     vocab_size=50, num_layers=2, hidden_size=8, num_heads=2, intermediate_size=8,
     max_position_embeddings=16,

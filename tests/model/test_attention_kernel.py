@@ -11,6 +11,8 @@ from bert_jax.model import dropout as drop
 from bert_jax.model.attention_kernel import MAX_HEADS, MAX_LENGTH, kernel_attention, refusal
 from bert_jax.train.sharding import make_mesh
 
+pytestmark = pytest.mark.slow
+
 LAYER = 3
 kernel = functools.partial(kernel_attention, interpret=True)
 

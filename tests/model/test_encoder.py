@@ -25,6 +25,8 @@ from bert_jax.model.layers import (
 )
 from bert_jax.train.sharding import Layout
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent.parent / 'golden'
 CONFIG = ModelConfig(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,

@@ -16,6 +16,8 @@ from bert_jax.model.attention import gather_positions
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.sharding import Layout
 
+pytestmark = pytest.mark.slow
+
 BATCH, SLOTS, HIDDEN, VOCAB, PADDED = 4, 10, 16, 50, 64
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 

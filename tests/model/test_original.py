@@ -19,6 +19,8 @@ from bert_jax.train.step import TrainState, evaluate, make_eval_step, make_train
 from bert_jax.weights.formats import to_tree
 from bert_jax.weights.tf1 import read_tf1
 
+pytestmark = pytest.mark.slow
+
 
 def model_at(prefix, **changes):
     """(config, parameters) of a checkpoint of the original."""

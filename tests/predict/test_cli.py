@@ -15,6 +15,8 @@ import tiny
 
 from bert_jax.predict.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

@@ -16,6 +16,8 @@ from bert_jax.predict import functions, load
 from bert_jax.predict.api import Model
 from bert_jax.runtime.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 LIMIT = tiny.SIZES['max_position_embeddings'] - 2
 
 

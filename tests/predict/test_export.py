@@ -18,6 +18,8 @@ from bert_jax.predict.export import export_model, plain_gelu_erf
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip('flatbuffers', reason='jax.export writes files with it')
 
 # What a user without this package runs; the last lines are the check that it is so.

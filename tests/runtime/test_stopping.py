@@ -13,6 +13,8 @@ import pytest
 from bert_jax.runtime.errors import Stopped
 from bert_jax.runtime.stopping import Guard
 
+pytestmark = pytest.mark.slow
+
 LOCAL_HOSTS = Path(__file__).resolve().parents[2] / 'launch' / 'local_hosts.sh'
 
 # Each host prints its process id, then steps; the slow host is behind the others.

@@ -26,6 +26,8 @@ from bert_jax.train.step import init_state, make_train_step
 from tests.data.test_pretrain import _examples, _random_store
 from tests.tasks.contrastive import Contrastive
 
+pytestmark = pytest.mark.slow
+
 CONFIG = ModelConfig(
     vocab_size=100, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
     max_position_embeddings=64, initializer_range=0.2,

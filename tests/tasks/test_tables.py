@@ -74,8 +74,8 @@ BAD = {
     'a doubled column': ('a.csv', 'text,text,label\nx,y,a\nz,w,b\n', "two columns 'text'"),
     'a doubled column, tsv': (
         'a.tsv', 'text\ttext\tlabel\nx\ty\ta\n', "two columns 'text'"),
-    'CR line ends, csv': ('a.csv', CSV.replace('\n', '\r'), 'end with CR alone'),
-    'CR line ends, tsv': ('a.tsv', TSV.replace('\n', '\r'), 'end with CR alone'),
+    'CR line ends, csv': ('a.csv', CSV.replace('\n', '\r'), 'end with CR only'),
+    'CR line ends, tsv': ('a.tsv', TSV.replace('\n', '\r'), 'end with CR only'),
     'UTF-16': ('a.csv', CSV.encode('utf-16'), 'is UTF-16'),
     'UTF-16, big end first': (
         'a.csv', codecs.BOM_UTF16_BE + CSV.encode('utf-16-be'), 'is UTF-16'),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.pairs import joined, make_sequences
+from bert_jax.heads import HEADS
 from bert_jax.tasks.texts import text_windows
 
 CLS, SEP = 2, 3
@@ -62,7 +63,7 @@ def test_what_fits_and_what_is_cut_are_the_sequences_of_training():
             np.testing.assert_array_equal(found.sequences.ids, expected.ids)
             np.testing.assert_array_equal(found.sequences.first_lengths, expected.first_lengths)
             values = np.random.default_rng(0).normal(size=(20, 3))
-            assert found.combined_logits('classification', values) is values
+            assert found.combined_logits(HEADS['classification'], values) is values
     long = joined(texts(20, 50, 5))
     cut = text_windows(long, None, 'first', **LIMITS)
     np.testing.assert_array_equal(cut.sequences.ids, make_sequences(long, None, **LIMITS).ids)
@@ -82,7 +83,7 @@ def test_probabilities_are_combined(head, how):
         return 1 / (1 + np.exp(-x)) if head == 'multi_label' else x
 
     each, lengths = probabilities(logits), windows.sequences.lengths
-    found = probabilities(windows.combined_logits(head, logits))
+    found = probabilities(windows.combined_logits(HEADS[head], logits))
     for i in range(10):
         mine = windows.text == i
         expected = (each[mine].max(0) if how == 'max' else

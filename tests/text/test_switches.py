@@ -14,6 +14,8 @@ from bert_jax.text import load_tokenizer, read_switches, switches_of, write_swit
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 
+pytestmark = pytest.mark.slow
+
 NEVER_SPLIT = ('naïve', 'Über-all', '[X]', '你', 'U.S.')
 # Four switches: 16 combinations, of an uncased and of a cased tokenizer.
 COMBINATIONS = [

@@ -12,6 +12,8 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.tools import bench
 from bert_jax.tools.bench import Figure, Result, run_peer, table
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 # tiny: 2 layers of 128. Eight rows: one a virtual device.
 TINY = [

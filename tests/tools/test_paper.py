@@ -33,6 +33,8 @@ from bert_jax.train.report import Report
 from tests.conftest import ROOT
 from tests.tools.test_sweep import few_devices
 
+pytestmark = pytest.mark.slow
+
 
 def options(root, **more):
     return Options(**{'tiny': True, 'root': as_path(root), 'data': 'data', 'restarts': 1} | more)

@@ -18,6 +18,8 @@ from bert_jax.tools import preflight
 from bert_jax.tools.preflight import tables
 from bert_jax.train.program import CompiledStep, Memory, device_bytes
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
     f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", '--config.model.num_layers=1',

@@ -33,6 +33,8 @@ from bert_jax.train import experiment
 from bert_jax.train.report import Report
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 GRID = ['optimizer.learning_rate=1e-3,1e-2']
 
 

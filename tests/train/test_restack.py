@@ -13,6 +13,8 @@ from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_sche
 from bert_jax.train.step import abstract_state, make_train_step, parameters_of
 from bert_jax.weights.formats import from_tree
 
+pytestmark = pytest.mark.slow
+
 SCHEDULE = make_schedule([ScheduleSegment(0, 10, 1e-2, 0)])
 ROWS = SyntheticExamples(vocab_size=300, max_seq_length=16, max_predictions_per_seq=3)
 

@@ -27,6 +27,8 @@ from bert_jax.train.step import (
     parameters_of,
 )
 
+pytestmark = pytest.mark.slow
+
 BATCH, STEPS = 16, 5
 FAST_COMPILE = {'xla_backend_optimization_level': 0}
 

@@ -17,6 +17,8 @@ from bert_jax.train.step import abstract_state
 from tests.conftest import ROOT
 from tests.train.two_hosts import numbers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):

@@ -20,6 +20,8 @@ from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.run_directory import write_run
 from bert_jax.weights.tf1 import write_tf1
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
 tokenizers = pytest.importorskip('tokenizers', reason='the extra [parity] is not installed')
 transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')

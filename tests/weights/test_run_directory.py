@@ -20,6 +20,8 @@ from bert_jax.weights import load_weights
 from bert_jax.weights.formats import from_tree
 from bert_jax.weights.run_directory import write_run
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
 MODEL = {
     'vocab_size': 40, 'num_layers': 2, 'hidden_size': 8, 'num_heads': 2, 'intermediate_size': 16,
