@@ -13,7 +13,7 @@ CONFIGS = Path(__file__).resolve().parent.parent / 'configs'
 
 
 def parsed(name, *overrides):
-    """The config of `configs/NAME` after overrides, as a door has it."""
+    """The config of `configs/NAME` after overrides, as a command has it."""
     values = flags.FlagValues()
     argv = ['program', f'--config={CONFIGS / name}', *(f'--config.{o}' for o in overrides)]
     define_config(values, argv)

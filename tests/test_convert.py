@@ -1,4 +1,4 @@
-"""The door that converts, as a user comes through it."""
+"""The command that converts, as a user comes through it."""
 
 import os
 import subprocess

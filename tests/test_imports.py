@@ -71,7 +71,7 @@ def test_arrows_point_down(path):
         assert floor(other) <= floor(module), f'{module} imports {other}, which is above it'
         if floor(module) == len(FLOORS) - 1 and floor(other) == floor(module):
             assert other.partition('.')[0] == module.partition('.')[0], (
-                f'door {module} imports door {other}'
+                f'command {module} imports command {other}'
             )
     assert not any(name.split('.')[0] == 'configs' for name in imports(path))
 

@@ -242,8 +242,13 @@ def _reason(error: Exception) -> str:
     return ' '.join(str(error).split())[:200] or type(error).__name__
 
 
-def check_new_file(path: str | os.PathLike[str], flag: str) -> None:
+def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') -> None:
     """Refuses a file that is there already, or that could not be written.
+
+    Args:
+      path: the file.
+      flag: that names it.
+      unless: a field of JSON by which a file is known as an earlier result, to be written anew.
 
     Raises:
       InputError: so it is; it names the flag.
@@ -251,6 +256,9 @@ def check_new_file(path: str | os.PathLike[str], flag: str) -> None:
     target = as_path(path)
     if target.is_dir():
         raise InputError(f'{flag}={path} is a folder: name a file')
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        if unless and unless in json.loads(target.read_bytes()):
+            return
     if target.exists() or os.path.islink(target):
         raise InputError(f'{flag}: {path} is there already: name another file, nothing is written '
                          'over')

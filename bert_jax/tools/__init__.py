@@ -1,1 +1,1 @@
-"""Doors for measuring and planning; nothing here is needed to train."""
+"""Commands for measuring and planning; nothing here is needed to train."""

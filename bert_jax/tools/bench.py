@@ -47,7 +47,7 @@ import numpy as np
 from bert_jax import config as config_lib
 from bert_jax.model.flops import train_flops
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.runtime.files import as_path, check_new_file, write_whole
+from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.process import error_boundary, peak_flops
 from bert_jax.tasks.pretrain import PretrainTask, open_data
 from bert_jax.train.program import build_program, open_mesh
@@ -539,12 +539,7 @@ def main(argv: Sequence[str]) -> None:
     with error_boundary():
         o = parse(argv[1:])
         if o.json:
-            try:  # what an earlier run has written may be written anew
-                ours = 'hardware' in json.loads(as_path(o.json).read_bytes())
-            except (OSError, ValueError, TypeError):
-                ours = False
-            if not ours:
-                check_new_file(o.json, '--json')
+            check_new_file(o.json, '--json', unless='hardware')
         with tempfile.TemporaryDirectory(prefix='bert_jax_bench_') as folder:
             results = run(o, Path(folder))
         whole = record(results, o.seed, argv[1:])

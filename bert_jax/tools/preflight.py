@@ -37,7 +37,7 @@ from bert_jax.config.fields import task_fields
 from bert_jax.config.validation import validate
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
+from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.process import Chip, error_boundary, find_chip
 from bert_jax.tasks.pretrain import PretrainTask, step_flops
 from bert_jax.text import load_tokenizer
@@ -493,14 +493,6 @@ def _versions() -> dict[str, str]:
     return result
 
 
-def _is_record(path: Path) -> bool:
-    """Whether a file is what an earlier run has written: that may be written anew."""
-    try:
-        return 'phases' in json.loads(path.read_bytes())
-    except (OSError, ValueError, TypeError):
-        return False
-
-
 def main(argv: Sequence[str]) -> None:
     """Parses flags, compiles, prints the tables and writes the JSON."""
     # Nothing runs here, and a TPU that is there is left alone.
@@ -521,8 +513,8 @@ def main(argv: Sequence[str]) -> None:
             raise InputError('--config is missing: name a config file of pre-training')
         logging.set_verbosity(logging.ERROR)
 
-        if f.json and not _is_record(as_path(f.json)):
-            check_new_file(f.json, '--json')
+        if f.json:
+            check_new_file(f.json, '--json', unless='phases')
         record = {'config': f['config'].config_filename, 'arguments': list(argv)[1:]}
         record |= check(f.config, f.topology)
         if f.json:

@@ -1,6 +1,6 @@
 """Config files that are none, and settings that mean nothing."""
 
-from tests.abuse.doors import Case
+from tests.abuse.commands import Case
 
 
 def _file(name: str, content: str | bytes, says: str, argument: str = '') -> Case:

@@ -1,6 +1,6 @@
 """Files that were not ours: nothing that somebody else wrote is written over."""
 
-from tests.abuse.doors import Case
+from tests.abuse.commands import Case
 
 CASES = [
     Case('a Hugging Face folder as run directory', 'main',

@@ -3,9 +3,9 @@
     python -m tests.abuse.fuzz --cases=2000 --seed=0
 
 A case copies a run, a token store or published weights, damages one of the files, and opens it
-through a door. The answer is the one that the undamaged copy gives, bit for bit (the damage did not
-matter, or an older checkpoint was taken, which a line says), or an error in one line. Anything else
-is harm: another result, NaN, a traceback, a hang, another file changed. Each case is a function of
+through a command. The answer is the one that the undamaged copy gives, bit for bit (the damage did
+not matter, or an older checkpoint was taken, which a line says), or an error in one line. Anything
+else is harm: another result, NaN, a traceback, a hang, another file changed. Each case is a function of
 the seed and its number; `--only=N` runs one again and shows what it said.
 
 Config and vocabulary of published weights have no checksum in any format: what leaves another valid
@@ -35,8 +35,8 @@ from unittest import mock
 
 import numpy as np
 
+from tests.abuse.commands import Answer, alarm, contents, open_command
 from tests.abuse.damage import damage
-from tests.abuse.doors import Answer, alarm, contents, open_door
 from tests.abuse.things import expand, make
 
 _HANGS = 60  # seconds
@@ -49,15 +49,15 @@ class Target:
     Attributes:
       name: of the group in the table.
       folder: whose files are damaged.
-      door, args: as of `doors.Case`; {folder} is the case's.
+      command, args: as of `commands.Case`; {folder} is the case's.
       result: of a successful answer, what must be the same.
-      writes: folders that the door may change.
+      writes: folders that the command may change.
       sealed: whether checksums cover config and vocabulary too.
     """
 
     name: str
     folder: str
-    door: str
+    command: str
     args: str
     result: Callable[[Path, Answer], Any]
     writes: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ def make_all(folder: Path) -> None:
     """What is damaged, of runs that say of where they lie that it is `folder`."""
     make(folder)
     shutil.rmtree(folder / 'run')  # another in its place, whose schedule has no end
-    answer = open_door('main', *expand(['@text', _STEADY, f'--workdir={folder}/run'], folder))
+    answer = open_command('main', *expand(['@text', _STEADY, f'--workdir={folder}/run'], folder))
     assert answer.status == 0, answer.err
     convert_run(folder)
 
@@ -137,7 +137,7 @@ def convert_run(folder: Path) -> None:
     shutil.rmtree(folder / 'cache' / 'compiled', ignore_errors=True)
     for source, target, form in (
             ('run', 'hf', 'huggingface'), ('run', 'tf1', 'tf1'), ('run', 'converted', 'bert_jax')):
-        answer = open_door('convert', f'{folder}/{source}', f'{folder}/{target}', '--to', form)
+        answer = open_command('convert', f'{folder}/{source}', f'{folder}/{target}', '--to', form)
         assert answer.status == 0, answer.err
 
 
@@ -202,7 +202,9 @@ class Fuzz:
     def _open(self, target: Target, seconds: int = _HANGS) -> Answer:
         args = expand(shlex.split(target.args), self._folder)
         with alarm(seconds):
-            return _open_data(args) if target.door == 'data' else open_door(target.door, *args)
+            if target.command == 'data':
+                return _open_data(args)
+            return open_command(target.command, *args)
 
     def _expect(self, target: Target) -> Any:
         self._copy()

@@ -8,7 +8,7 @@ import shutil
 from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.run_directory import write_run
-from tests.abuse.doors import Case
+from tests.abuse.commands import Case
 
 
 def _write(pattern, change):
@@ -98,10 +98,11 @@ _CONFIGS = {
 }
 
 CASES = [
-    *(Case(f'config.json: {name}', door, args, r'config\.json|holds a run with',
+    *(Case(f'config.json: {name}', command, args, r'config\.json|holds a run with',
            before=_write('run/config.json', change))
-      for name, change in _CONFIGS.items() for door, args in (('main', _RUN), ('predict', _PREDICT))
-      if (name, door) not in (('a task of numbers', 'predict'), ('data of numbers', 'main'))),
+      for name, change in _CONFIGS.items()
+      for command, args in (('main', _RUN), ('predict', _PREDICT))
+      if (name, command) not in (('a task of numbers', 'predict'), ('data of numbers', 'main'))),
     *(Case(f'metrics.jsonl: {name}', 'main', _RUN, r'metrics\.jsonl', status,
            before=_write('run/metrics.jsonl', change))
       for name, change, status in (
@@ -121,9 +122,9 @@ CASES = [
     *(Case(f'newest checkpoint {name}', 'convert', '{folder}/run {folder}/new --to huggingface',
            r'checkpoints/4.*cannot be read', before=_write(_NEWEST, change))
       for name, change in (('of garbage', _garbage), ('flipped', _flipped))),
-    *(Case('vocab.txt: lines gone', door, args, r'vocab', before=_write(
+    *(Case('vocab.txt: lines gone', command, args, r'vocab', before=_write(
         'run/vocab.txt', _cut_vocabulary))
-      for door, args in (('main', _RUN), ('predict', _PREDICT),
+      for command, args in (('main', _RUN), ('predict', _PREDICT),
                          ('convert', '{folder}/run {folder}/new --to huggingface'))),
     Case('vocab.txt: lines swapped', 'predict', _PREDICT, r'vocab', before=_write(
         'run/vocab.txt', lambda data: b'\n'.join(

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.abuse.doors import Case
+from tests.abuse.commands import Case
 from tests.abuse.things import WORDS
 
 _MODEL = 'model.safetensors'
@@ -118,16 +118,16 @@ CASES = [
          '--config.data.eval_source={folder}/t.csv --config.data.dir={folder}/cache '
          '--config.data.max_seq_length=16 --workdir={folder}/new',
          r't\.csv', before=_write('t.csv', 'text,label\n' + f'{WORDS[0]},a\n' * 50)),
-    *(Case(f'weights with {value}', door, args, rf'{_POOLER}|bert/pooler/dense/kernel',
+    *(Case(f'weights with {value}', command, args, rf'{_POOLER}|bert/pooler/dense/kernel',
            before=_tensor(_POOLER, _poisoned(value)))
-      for value in (np.nan, np.inf, -np.inf) for door, args in _TWO),
-    *(Case(f'{field}={value}', door, args, rf'config\.json: {field}',
+      for value in (np.nan, np.inf, -np.inf) for command, args in _TWO),
+    *(Case(f'{field}={value}', command, args, rf'config\.json: {field}',
            before=_set('hf_pretraining/config.json', **{field: value}))
       for field, value in (
           ('layer_norm_eps', -1), ('layer_norm_eps', float('nan')), ('hidden_dropout_prob', 7.5),
           ('initializer_range', -1), ('num_hidden_layers', 10**9), ('vocab_size', -3),
           ('layer_norm_eps', '1e-12'), ('hidden_size', 1.5), ('hidden_size', True))
-      for door, args in _TWO[:2]),
+      for command, args in _TWO[:2]),
     Case('weights cut', 'convert', '{folder}/hf_pretraining {folder}/new --to bert_jax', _MODEL,
          before=lambda folder: os.truncate(folder / 'hf_pretraining' / _MODEL, 5000)),
     Case('weights of nothing', 'convert', '{folder}/hf_pretraining {folder}/new --to bert_jax',

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.abuse.doors import Case
+from tests.abuse.commands import Case
 
 _REFUSED = {
     # field: values, each refused by its name

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from tests.abuse.doors import Case
+from tests.abuse.commands import Case
 
 _READ_ONLY = '/proc/1'  # where nothing can be made, even by root
 

@@ -6,7 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
-from tests.abuse.doors import open_door
+from tests.abuse.commands import open_command
 from tests.conftest import ROOT
 
 WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
@@ -55,7 +55,7 @@ def make(folder: Path) -> None:
         rows = [f'x\t{i % 2}\t\t{sentence(rng)}' for i in range(count)]
         (folder / 'glue' / 'CoLA' / f'{split}.tsv').write_text('\n'.join(rows) + '\n')
     for run, words in (('run', '@text'), ('cola', '@glue')):
-        answer = open_door('main', *expand([words], folder), f'--workdir={folder}/{run}')
+        answer = open_command('main', *expand([words], folder), f'--workdir={folder}/{run}')
         assert answer.status == 0, answer.err
     for name in ('pretraining', 'classification', 'question_answering'):
         shutil.copytree(ROOT / 'tests/fixtures/huggingface' / name, folder / f'hf_{name}')

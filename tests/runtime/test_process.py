@@ -33,10 +33,10 @@ def test_another_missing_module_is_a_fault_of_ours():
         import no_such_module  # noqa: F401
 
 
-@pytest.mark.parametrize('door', ['main', 'tools.prepare', 'tools.preflight', 'tools.sweep'])
-def test_a_door_without_its_requirements(door):
+@pytest.mark.parametrize('command', ['main', 'tools.prepare', 'tools.preflight', 'tools.sweep'])
+def test_a_command_without_its_requirements(command):
     code = (f'import runpy, sys; sys.modules["ml_collections"] = None; '
-            f'runpy.run_module("bert_jax.{door}", run_name="__main__")')
+            f'runpy.run_module("bert_jax.{command}", run_name="__main__")')
     process = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 1
     assert process.stderr.startswith('error: ml_collections is not installed: python -m pip ')

@@ -1,4 +1,4 @@
-"""Every door in this process, as a careless hand opens it."""
+"""Every command in this process, as a careless hand opens it."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ TAKES_PROGRAM_NAME = ('main', 'evaluate', 'bench', 'prepare', 'preflight')
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is done at a door, and how it must answer.
+    """What is done at a command, and how it must answer.
 
     Attributes:
       name: of the test.
-      door: a key of MODULES.
+      command: a key of MODULES.
       args: of the command line; {folder} is the case's own folder, other names are `things`.
       says: a pattern of what the one line holds.
       status: that it exits with.
       before: prepares the case's folder.
       stdin: what comes in.
-      around: a context in which the door is opened, of the case's folder.
+      around: a context in which the command is opened, of the case's folder.
     """
 
     name: str
-    door: str
+    command: str
     args: str | tuple[str, ...]
     says: str
     status: int = 2
@@ -68,10 +68,10 @@ class Answer:
         return [line for line in self.err.splitlines() if line.startswith('error:')]
 
 
-def open_door(door: str, *args: str, stdin: bytes = b'') -> Answer:
-    """Runs a door as if it had been started with these arguments, on one device."""
+def open_command(command: str, *args: str, stdin: bytes = b'') -> Answer:
+    """Runs a command as if it had been started with these arguments, on one device."""
     one = jax.devices()[:1]
-    module = importlib.import_module(MODULES[door])
+    module = importlib.import_module(MODULES[command])
     out, err = io.StringIO(), io.StringIO()
     out.reconfigure = lambda **_: None  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
@@ -80,16 +80,17 @@ def open_door(door: str, *args: str, stdin: bytes = b'') -> Answer:
         # One process of many tests joins no others, and hears its own signals.
         stack.enter_context(mock.patch.object(hosts, 'connect', lambda: None))
         stack.enter_context(mock.patch.object(Guard, 'start', lambda self: None))
-        stack.enter_context(mock.patch.object(sys, 'argv', [door, *args]))
+        stack.enter_context(mock.patch.object(sys, 'argv', [command, *args]))
         stack.enter_context(mock.patch.object(sys, 'stdin', io.TextIOWrapper(io.BytesIO(stdin))))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         stack.enter_context(contextlib.chdir(ROOT))
         try:
-            if door == 'predict':
+            if command == 'predict':
                 status = module.main()
             else:
-                status = module.main([door, *args] if door in TAKES_PROGRAM_NAME else list(args))
+                names = [command] if command in TAKES_PROGRAM_NAME else []
+                status = module.main([*names, *args])
         except SystemExit as ended:
             status = ended.code
         except (Exception, KeyboardInterrupt) as error:

@@ -1,7 +1,7 @@
-"""Careless and hostile inputs at every door: none does harm, each is answered in one line.
+"""Careless and hostile inputs at every command: none does harm, each is answered in one line.
 
-`CASES` is the table: a door, what it is given, the exit status, what its one line says. Files that
-were there before are there afterwards, byte for byte.
+`CASES` is the table: a command, what it is given, the exit status, what its one line says. Files
+that were there before are there afterwards, byte for byte.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import pytest
 
 from tests.abuse import configs, files_of_others, hand_edited, inputs, numbers, outputs
-from tests.abuse.doors import Case, alarm, check, contents, open_door
+from tests.abuse.commands import Case, alarm, check, contents, open_command
 from tests.abuse.things import expand
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize('case', CASES, ids=lambda case: f'{case.door}-{case.name}')
+@pytest.mark.parametrize('case', CASES, ids=lambda case: f'{case.command}-{case.name}')
 def test_an_abuse_is_answered(case, things, tmp_path):
     folder = tmp_path / 'all'
     shutil.copytree(things, folder, symlinks=True)
@@ -31,7 +31,7 @@ def test_an_abuse_is_answered(case, things, tmp_path):
     before = contents(folder)
     args = shlex.split(case.args) if isinstance(case.args, str) else list(case.args)
     with case.around(folder), alarm(60):
-        answer = open_door(case.door, *expand(args, folder, things), stdin=case.stdin)
+        answer = open_command(case.command, *expand(args, folder, things), stdin=case.stdin)
     check(answer, case.status, case.says)
     after = contents(folder)
     changed = [name for name, digest in before.items() if after.get(name) != digest]
