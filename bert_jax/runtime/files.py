@@ -12,6 +12,7 @@ import contextlib
 import functools
 import glob as globbing
 import gzip
+import json
 import logging
 import re
 import tempfile
