@@ -5,7 +5,7 @@
 A case copies a run, a token store or published weights, damages one of the files, and opens it
 through a command. The answer is the one that the undamaged copy gives, bit for bit (the damage did
 not matter, or an older checkpoint was taken, which a line says), or an error in one line. Anything
-else is harm: another result, NaN, a traceback, a hang, another file changed. Each case is a function
+else is harm: another result, NaN, a traceback, a hang, another file changed. A case is a function
 of the seed and its number; `--only=N` runs one again and shows its output.
 
 Config and vocabulary of published weights have no checksum in any format: what leaves another valid
