@@ -1,5 +1,6 @@
 """Schedules and optimizers against their formulas, written out in NumPy."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -11,11 +12,15 @@ import optax
 import pytest
 from flax import linen as nn
 
+from bert_jax.config.bert_config import OPTIONS
+from bert_jax.heads.classification import Classification
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.model.flops import muon_flops
+from bert_jax.model.encoder import in_layers
+from bert_jax.model.flops import muon_flops, token_flops
 from bert_jax.model.layers import ModelConfig, Parameter, declared_parameters, path_names
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.optimizers import (
+    OWN_OPTIMIZERS,
     ScheduleSegment,
     decay_mask,
     make_optimizer,
@@ -71,10 +76,13 @@ def test_a_second_segment_starts_its_own_warmup_and_decay(step, rate):
     assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
 
 
+SMALL = ModelConfig(vocab_size=40, num_layers=2, hidden_size=8, num_heads=2,
+                    intermediate_size=12, max_position_embeddings=8)
+
+
 def of_model(scan=False):
     """(Shapes of the parameters of a small model, what they declare)."""
-    config = ModelConfig(vocab_size=40, num_layers=2, hidden_size=8, num_heads=2,
-                        intermediate_size=12, max_position_embeddings=8, scan_layers=scan)
+    config = dataclasses.replace(SMALL, scan_layers=scan)
     tree = jax.eval_shape(Pretraining(config).init, jax.random.key(0))
     return nn.meta.unbox(tree), declared_parameters(tree)
 
@@ -404,3 +412,33 @@ def test_muon_deals_its_matrices_out_to_the_devices(axes, scanned, share):
     found, _ = dealt(*(jax.device_put(x, to) for x, to in zip(
         (grads, optimizer.init(params), params), (*shardings, shardings[0]))))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-4), found, expected)
+
+
+OTHER = {o.name: next(value for value in o.allowed if value != o.default)
+         for o in OPTIONS if isinstance(o.allowed, tuple)}
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('option', ['', *OTHER])
+def test_every_model_option_declares_its_parameters_and_fits_every_optimizer(option, scan):
+    config = dataclasses.replace(
+        SMALL, scan_layers=scan, **({option: OTHER[option]} if option else {}))
+    task = Classification(config, 3) if option == 'bilstm' else Pretraining(config)
+    boxed = jax.eval_shape(task.init, jax.random.key(0))
+    parameters = declared_parameters(boxed)
+    shapes = nn.meta.unbox(boxed)
+    matrices = 0
+    for path, x in jax.tree_util.tree_leaves_with_path(shapes):
+        p, names = parameters[path_names(path)], path_names(path)
+        if in_layers(names) and x.ndim - p.stacked > 1 and names[-1] != 'bias':
+            assert p.num_in and p.decays, f'{names} is a matrix of a layer: it declares its dims'
+            matrices += x.size
+        elif x.ndim - p.stacked < 2 and names[-1] not in ('scale', 'layer_weights'):
+            assert not p.decays or 'kernel' in names[-1], names
+    assert token_flops(config, 0) == 2 * matrices  # a multiply-add a weight and token
+    params = random_tree(shapes, 0)
+    grads = random_tree(params, 1)
+    for name in (*OWN_OPTIMIZERS, 'lion'):
+        optimizer = make_optimizer(name, lambda step: 0.1, parameters, **ADAM)
+        updates, _ = jit(optimizer.update)(grads, optimizer.init(params), params)
+        assert all(jnp.isfinite(x).all() and x.any() for x in jax.tree.leaves(updates)), name
