@@ -75,7 +75,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
 
 
 def finetuning_config(task: str) -> ConfigDict:
-    """What fine-tuning recipes share (paper section 4.1): 3 epochs, batch 32, 5e-5, scored and
+    """The base of fine-tuning recipes (paper section 4.1): 3 epochs, batch 32, 5e-5, scored and
     saved after each epoch. The size is that of `init_checkpoint`."""
     c = default_config(task)
     c.model.name = ''

@@ -1,4 +1,4 @@
-"""What a model is: one list of fields, with their ranges and their names in other formats."""
+"""The fields of a model: one list, with their ranges and their names in other formats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Range:
     open: str = ''
 
     def fault(self, value: Any) -> str:
-        """What a value must be and is not; '' of a good one."""
+        """The requirement that a value fails; '' where it is good."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
             return str(self) if self.whole else f'a number {self}'
         low = self.least < value if '(' in self.open else self.least <= value
@@ -69,7 +69,7 @@ COMPUTATION: Mapping[str, tuple[Any, ...]] = {
 
 
 class Spelling(NamedTuple):
-    """How the config file of a format says a field.
+    """The name and values of a field in a format's config file.
 
     Attributes:
       key: what it calls it.
@@ -112,11 +112,11 @@ class Option:
         return int if self.allowed.whole else float
 
     def spelling(self, form: Format) -> Spelling | None:
-        """How a format says it; run directories say everything by our names."""
+        """The field in a format; run directories use our names."""
         return Spelling(self.name) if form == 'bert_jax' else getattr(self, form)
 
     def fault(self, value: Any) -> str:
-        """What a value must be and is not; '' of a good one."""
+        """The requirement that a value fails; '' where it is good."""
         if isinstance(self.allowed, tuple):
             return '' if value in self.allowed else 'one of ' + ', '.join(map(str, self.allowed))
         return self.allowed.fault(value)
@@ -135,7 +135,7 @@ def _size(key: str, allowed: Range = SIZE) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """What a model is: sizes, numerics and rates. Hashable, so it is static under jit."""
+    """A model's sizes, numerics and rates. Hashable, so it is static under jit."""
 
     vocab_size: int = field(metadata=_size('vocab_size'))
     num_layers: int = field(metadata=_size('num_hidden_layers', DEPTH))

@@ -1,4 +1,4 @@
-"""What the commands share: a config file with overrides, and faults reported in one line.
+"""The command line of all commands: a config file with overrides, faults reported in one line.
 
     --config=FILE.py or --config=FILE.py:ARG, then --config.FIELD=VALUE for any field
 """
@@ -108,7 +108,7 @@ def _check_config_file(argv: list[str]) -> None:
 
 
 def _defined_in(path: str) -> dict[str, Any]:
-    """What a config file defines."""
+    """The names that a config file defines."""
     if not os.path.exists(path):
         folder = os.path.dirname(path) or '.'
         near = [os.path.join(folder, name) for name in sorted(os.listdir(folder))

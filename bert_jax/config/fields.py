@@ -179,7 +179,7 @@ SECTIONS: Mapping[str, Mapping[str, Field]] = {
 
 @dataclasses.dataclass(frozen=True)
 class TaskFields:
-    """What a task has of the config.
+    """The config fields of a task.
 
     Attributes:
       section: one of SECTIONS; empty: it has none.
@@ -211,7 +211,7 @@ TASK_FIELDS: Mapping[str, TaskFields] = {
 
 
 def task_fields(task: str) -> TaskFields:
-    """What a task has of the config; of an unknown one nothing, which `validate` refuses."""
+    """The config fields of a task; none of an unknown one, which `validate` refuses."""
     return TASK_FIELDS.get(task, TaskFields())
 
 

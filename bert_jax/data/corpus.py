@@ -137,7 +137,7 @@ class Source(Protocol):
         """
 
     def outline(self) -> str:
-        """What tells most texts apart at a glance: hosts compare it, and only one reads."""
+        """A cheap identity of the text: hosts compare it, and only one reads."""
 
     def units(self) -> list[Unit]:
         """The parts of the source, in order."""

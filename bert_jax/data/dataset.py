@@ -149,7 +149,7 @@ _PATIENCE_SECONDS = 70.0
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where things are kept.
+    """The folders for stores and vocabularies.
 
     Attributes:
       shared: `data.dir`, the same for all hosts.
@@ -407,7 +407,7 @@ class Data(Protocol):
     vocab_path: Path | None
 
     def identity(self) -> dict[str, str]:
-        """What all hosts must have read alike, by name."""
+        """Digests and counts by name, which must be equal on all hosts."""
 
     def frequency_loss(self) -> float | None:
         """Masked-LM loss of guessing by frequency, where that can be known."""
@@ -474,7 +474,7 @@ class SyntheticData:
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions:
-    """What text is read and how; see `config.default_config` for each.
+    """The options of reading text; see `config.fields` for each.
 
     `recipe` is that of any phase: its lengths are replaced by each phase's own.
     """

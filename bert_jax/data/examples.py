@@ -115,7 +115,7 @@ def eval_batch(
 
 
 class Records(Protocol):
-    """What is read of Google's ready-made records (`data.records.RecordFiles`)."""
+    """The arrays of Google's ready-made records that are used (`data.records.RecordFiles`)."""
 
     max_seq_length: int
     max_predictions_per_seq: int

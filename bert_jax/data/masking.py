@@ -25,7 +25,7 @@ _LAST = np.uint32(0xFFFFFFFF)  # sort key of positions that are not chosen
 
 @dataclasses.dataclass(frozen=True)
 class MaskingRates:
-    """How positions are chosen and replaced."""
+    """The options of choosing and replacing positions."""
 
     masked_lm_prob: float = 0.15
     mask_rate: float = 0.8

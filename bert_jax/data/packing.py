@@ -158,7 +158,7 @@ class PackedExamples:
         first = np.searchsorted(at_m, at_m)
 
         def before(sizes: np.ndarray) -> np.ndarray:
-            """What the pairs before each take in its row."""
+            """The places taken in its row by the pairs before each."""
             total = np.cumsum(sizes) - sizes
             return total - total[first]
 

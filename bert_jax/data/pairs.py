@@ -49,7 +49,7 @@ def joined(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 def truncated_lengths(
     a_n: np.ndarray, b_n: np.ndarray, budget: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens of A and B stay: the longer one gives, B where they are equal.
+    """The numbers of tokens of A and B that stay: the longer one gives, B where they are equal.
 
     What `_truncate_seq_pair` of google-research/bert arrives at one token at a time.
 

@@ -175,7 +175,7 @@ class EpochPlans:
     def _following(
         self, epoch: int, document: np.ndarray, start: np.ndarray, target: np.ndarray, run: _Map
     ) -> np.ndarray:
-        """Where the chunks after those that begin at these sentences begin."""
+        """The first sentences of the chunks that follow those beginning at these sentences."""
         following = np.empty_like(start)
 
         def advance(begin: int) -> None:
@@ -215,7 +215,7 @@ _DOCUMENT, _START, _TRUNCATE, _MASK, _ORDER = range(104, 109)
 
 
 class Tokens(Protocol):
-    """What is read of a token store (`data.store.TokenStore`)."""
+    """The arrays of a token store that are used (`data.store.TokenStore`)."""
 
     tokens: np.ndarray  # [T] unsigned
     sentence_offsets: np.ndarray  # [sentences + 1] int64, into tokens
@@ -224,7 +224,7 @@ class Tokens(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How rows are made."""
+    """The options of making rows."""
 
     max_seq_length: int = 128
     max_predictions_per_seq: int = 20

@@ -131,7 +131,7 @@ class RecordFiles:
         return data
 
     def _find_fault(self, indices: np.ndarray, data: Sequence[bytes], spec: dict) -> str:
-        """What to tell of a batch that cannot be parsed: its first bad record."""
+        """A message for a batch that cannot be parsed: its first bad record."""
         for index, record in zip(indices.tolist(), data, strict=True):
             try:
                 _parse(tf.constant([record]), spec)

@@ -500,7 +500,7 @@ def read_manifest(path: files.Path) -> dict[str, Any]:
 
 
 def damaged(path: files.Path, name: str) -> str:
-    """What to say of a file that is not the one that was written."""
+    """A message for a file that is not the one that was written."""
     return f'{path / name} is damaged (its content is not that of the manifest): {remedy(path)}'
 
 

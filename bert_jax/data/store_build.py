@@ -53,7 +53,7 @@ def num_cores() -> int:
 
 
 def choose_num_processes(num_bytes: int, num_parts: int) -> int:
-    """How many processes are worth their start for so much text."""
+    """The number of processes that is worth their start for so much text."""
     worth = num_bytes // _MIN_BYTES_A_PROCESS
     return max(1, min(num_cores() // _CORES_A_PROCESS, worth, num_parts))
 
@@ -74,7 +74,7 @@ def _builder(job: bytes) -> Any:
 
 
 def build_part(job: bytes, part: Part) -> dict[str, int]:
-    """What `PartBuilder.build` returns, in a process of the pool.
+    """Runs `PartBuilder.build` in a process of the pool.
 
     Args:
       job: (source, tokenizer, threads of this process), pickled: the same for all parts.
@@ -209,7 +209,7 @@ class _Build:
         self._finish(documents)
 
     def _parts(self) -> list[Part]:
-        """What is left to do, in parts that are large enough to be worth their beginning."""
+        """The remaining units, in parts that are large enough to be worth their start."""
         parts, first, num_bytes = [], self._state['unit'], 0
         for i in range(first, len(self._units)):
             num_bytes += self._units[i].num_bytes

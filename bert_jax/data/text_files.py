@@ -135,7 +135,7 @@ _SECTION = re.compile(rb'\n *= = [^\n]*= =[ \t]*(?=\n)')
 
 
 def _separated(blocks: Iterator[bytes], separator: re.Pattern, split: bool) -> Iterator[Document]:
-    """What stands between the matches of a separator that begins with a line end."""
+    """The text between the matches of a separator that begins with a line end."""
     rest = b'\n'
     for block in blocks:
         parts = separator.split(rest + block)

@@ -111,7 +111,7 @@ def clean(wikitext: str, hidden: frozenset[str] = frozenset({'file', 'image', 'c
 
 
 def _without(match: re.Match[str]) -> str:
-    """What stays of a tag that holds no wikitext: of nowiki every character, as an entity."""
+    """The replacement of a tag that holds no wikitext: of nowiki every character, as an entity."""
     if match[0].startswith('<!--'):
         return ''
     literal = match['literal'] or ''
@@ -177,7 +177,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def articles(xml: bytes) -> dict[str, Any]:
-    """What a part of a dump (header, whole pages, end) holds.
+    """Reads a part of a dump (header, whole pages, end).
 
     A page that the parser is lost in ends the process, by its processor time.
 

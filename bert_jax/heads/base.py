@@ -1,4 +1,4 @@
-"""What all heads share: their declaration, parameters in files, training on packed rows.
+"""The base of all heads: declaration, parameters in files, training on packed rows.
 
     B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels. Dims of
     parameters in files: V: vocabulary, P: positions, T: segment types, I: intermediate_size,
@@ -215,7 +215,7 @@ class Head:
     def of_states(
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
     ) -> dict[str, jax.Array]:
-        """What the head's own layers give of an encoder's outputs, float32, for an export."""
+        """The head's outputs, float32, from an encoder's outputs, for an export."""
         return {}
 
 
@@ -308,7 +308,7 @@ class LabelledHead(Head):
         return 3.0 * (token_flops(c, row_length) + bilstm)
 
     def apply(self, params: Params, batch: Batch, rows_Bx2: jax.Array | None) -> Any:
-        """What the module gives of a batch."""
+        """The module's result for a batch."""
         return self.module.apply({'params': params}, batch, rows_Bx2)
 
     def totals(self, batch: Batch) -> Sums:

@@ -48,7 +48,7 @@ CLASSIFIER = Part('classifier/', (
 
 
 def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
-    """Where sequences 1 to `num` of packed rows end [B, K]; 0 where there is no such."""
+    """The positions [B, K] at which sequences 1 to `num` of packed rows end; 0 for absent ones."""
     inside_BxKxS = numbers_BxS[:, None, :] == jnp.arange(1, num + 1)[:, None]
     return jnp.max(jnp.where(inside_BxKxS, jnp.arange(numbers_BxS.shape[1]), 0), axis=2)
 

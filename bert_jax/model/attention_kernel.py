@@ -233,7 +233,7 @@ class _Unit(NamedTuple):
 
     @property
     def line(self) -> tuple[Any, ...]:
-        """Where a [.., pairs, 2, S] array has this head's queries, as [1, Q]."""
+        """This head's queries in a [.., pairs, 2, S] array, as [1, Q]."""
         return self.row, self.pair, slice(self.head, self.head + 1), self.queries
 
 
@@ -279,7 +279,7 @@ def grids(batch: int, length: int, hidden: int) -> dict[str, tuple[int, int]]:
 
 
 def _prepare(marks_ref: Any, bias: Any, places: Any) -> None:
-    """What all heads of a row share: the mask, and the keys' places turned into columns."""
+    """The mask and the keys' positions as columns, which all heads of a row share."""
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
         for r in range(bias.shape[0]):

@@ -59,7 +59,7 @@ def places(
     rows_Bx2: jax.Array, sizes: tuple[int, ...], site: int, layer: jax.Array | int = 0,
     lines_BxL: jax.Array | None = None,
 ) -> list[jax.Array]:
-    """Where the elements of dims of these `sizes` are, for `kept`: int32 [B, size] a dim.
+    """Global indices of the elements of dims of these `sizes`, for `kept`: int32 [B, size] a dim.
 
     An element's place is `(last-but-one ^ others) + last` of its indices' entries. `lines` are the
     indices along the second of the dims, where they are not 0, 1, 2, ...

@@ -22,7 +22,7 @@ from bert_jax.train.sharding import VOCAB_MULTIPLE, Layout
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(BertConfig):
-    """What the model is, with how and where it is computed."""
+    """The model's fields, with how and where it is computed."""
 
     dtype: str = 'float32'  # of the computation; parameters are float32
     scan_layers: bool = False
@@ -110,7 +110,7 @@ def path_names(path: Sequence[Any]) -> Names:
 
 
 def declared_parameters(boxed: Any) -> dict[Names, Parameter]:
-    """What the parameters of a tree of `Parameter`s declare, by path."""
+    """The declarations of a tree of `Parameter`s, by path."""
     leaves = jax.tree_util.tree_leaves_with_path(
         boxed, is_leaf=lambda x: isinstance(x, Parameter))
     return {path_names(path): x for path, x in leaves}

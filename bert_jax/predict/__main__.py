@@ -413,7 +413,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _results(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
-    """What is to be printed, an object a text."""
+    """The objects to print, one a text."""
     model.need(args.command)  # before standard input is waited for
     match args.command:
         case 'fill-mask':

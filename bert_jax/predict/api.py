@@ -46,7 +46,7 @@ class Model(LoadedModel):
         return commands.fill_mask(self, texts, top_k)
 
     def next_sentence(self, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
-        """How likely the second text of a pair follows the first in a document.
+        """The probability that the second text of a pair follows the first in a document.
 
         Args:
           pairs: (first, second).

@@ -279,7 +279,7 @@ def _prompt(model: LoadedModel, text: Any, number: int, note: Note) -> _Masked:
 
 
 def _around(length: int, place: int, size: int) -> int:
-    """Where the window of `size` tokens begins that has a place in its middle.
+    """The start of the window of `size` tokens that has a position in its middle.
 
     Near an end of the text it is moved, so that it is full where the text is long enough.
     """
@@ -408,7 +408,7 @@ Made = tuple[list[Tokenized], TextWindows]
 def next_sentence(
     model: LoadedModel, pairs: Iterable[Pair]
 ) -> Iterator[dict[str, Any]]:
-    """How likely B follows A; see `Model.next_sentence`."""
+    """The probability that B follows A; see `Model.next_sentence`."""
     model.need('next-sentence')
 
     def results(made: Made, outputs: Outputs) -> Iterator[dict[str, Any]]:

@@ -43,7 +43,7 @@ Call = Callable[[Rows], dict[str, np.ndarray]]  # what was written, from its inp
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """What is exported.
+    """A computation to export.
 
     Attributes:
       function: of the parameters and the inputs, to outputs by name.
@@ -357,7 +357,7 @@ def _made_up(model: LoadedModel) -> tuple[Units, dict[str, np.ndarray]]:
 
 
 def _of_engine(model: LoadedModel, units: Units) -> Outputs:
-    """What the engine gives of the head, or the hidden states where there is none."""
+    """The engine's outputs of the head, or the hidden states where there is none."""
     def run(function: Any) -> Outputs:
         return model.engine.outputs(function, model.device_params, units)
 

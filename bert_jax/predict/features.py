@@ -187,7 +187,7 @@ def lines(
     model: LoadedModel, texts: Iterable[Text], layers: Sequence[int], pool: str | None,
     output: str | None, normalize: bool | None = None, windows: str | None = None,
 ) -> Iterator[dict[str, Any] | None]:
-    """What the command `features` prints, an object a text; None where a file takes it instead.
+    """The objects that the command `features` prints; None where a file takes them instead.
 
     Args:
       model: whose states they are.

@@ -64,7 +64,7 @@ def inference_of(folder: Path) -> dict[str, Any]:
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """What `modules.json` says, if there is one.
+    """Reads the pooling of `modules.json`, if there is one.
 
     Raises:
       InputError: it asks for something that is not done here.
@@ -207,7 +207,7 @@ class LoadedModel:
 
     @functools.cached_property
     def engine(self) -> Engine:
-        """What computes."""
+        """The engine that computes."""
         return Engine(self._mesh, token_cost=functools.partial(token_flops, self.config))
 
     @functools.cached_property
@@ -221,12 +221,12 @@ class LoadedModel:
 
     @functools.cached_property
     def pooling(self) -> Pooling:
-        """How a text's vector is made."""
+        """The pooling that makes a text's vector."""
         return Pooling() if self._folder is None else read_pooling(self._folder)
 
     @property
     def inference(self) -> Mapping[str, Any]:
-        """How the run made its predictions, where it says so."""
+        """The settings of the run's predictions, where it has them."""
         return self.weights.inference
 
     @functools.cached_property
@@ -255,14 +255,14 @@ class LoadedModel:
         return min(positions, self.inference.get('max_seq_length') or positions)
 
     def windows(self, how: str | None = None) -> str:
-        """How the windows of long texts are combined: as asked for, else as the run had it."""
+        """The combination of windows of long texts: the given one, else the run's."""
         how = self.inference.get('windows') or 'first' if how is None else how
         if not isinstance(how, str) or how not in WINDOWS:
             raise InputError(f"windows={how!r:.60} is unknown: {', '.join(WINDOWS)}")
         return how
 
     def commands(self) -> list[str]:
-        """What can be done with this model."""
+        """The commands that this model serves."""
         plain = not (self.config.causal or self.config.bilstm)
         return [
             command for command, (heads, parts, _) in _NEEDS.items()

@@ -69,7 +69,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def children(folder: str | os.PathLike[str]) -> list[Path]:
-    """What is in a folder, by name; nothing where there is no such folder."""
+    """The entries of a folder, sorted by name; none where there is no such folder."""
     try:
         return sorted(as_path(folder).iterdir())
     except (FileNotFoundError, NotADirectoryError):

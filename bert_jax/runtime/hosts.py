@@ -1,4 +1,4 @@
-"""What the processes of one run tell each other beside the computation on their devices.
+"""Messages between the processes of a run, beside the computation on their devices.
 
 It goes through the key-value store of jax's coordination service, which every run of several
 processes has: no device takes part, so it works before the first step, while a device waits for a
@@ -45,7 +45,7 @@ def index() -> int:
 
 
 def count() -> int:
-    """How many processes the run has."""
+    """The number of processes of the run."""
     return state().num_processes or 1
 
 
@@ -141,7 +141,7 @@ def _pci(field: str, path: str) -> str:
 
 
 def share(name: str, make: Callable[[], str]) -> str:
-    """What `make` returns on the first host, on all of them; the others wait, however long."""
+    """Returns on all hosts what `make` returns on the first; the others wait, however long."""
     if count() == 1:
         return make()
     key = f'bert_jax/{next(_calls)}/{name}'

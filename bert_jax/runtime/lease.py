@@ -1,4 +1,4 @@
-"""Who may write in a folder: one process at a time, on one machine or many.
+"""Claims on folders: one process at a time writes in one, on one machine or many.
 
 A claim is a small file in the folder, `.claim-NUMBER`; the highest number counts. It is made
 exclusively (a disk and a bucket both can), so of two that start at one moment one gets it. Its
@@ -160,7 +160,7 @@ def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
 
 
 def holder(folder: str | os.PathLike[str]) -> str:
-    """Who may be at work in a folder, by one look at it: of a process of another machine that was
+    """The process that may be at work in a folder, by one look at it: of one elsewhere that was
     killed nobody knows at once. Empty: nobody is."""
     claim = Claim(folder)
     claims = claim._claims()

@@ -29,7 +29,7 @@ _HUGE_PAGES = 'GLIBC_TUNABLES=glibc.malloc.hugetlb=1'
 
 
 def huge_pages_note() -> str:
-    """What to say to a run on CPUs whose malloc has small pages; '' where that is settled.
+    """A note for runs on CPUs whose malloc has small pages; '' where that is settled.
 
     XLA on CPUs takes and returns its buffers at every step. With 4 kB pages a tiny model's run was
     seen to spend a third of its time in page faults; with huge pages it did 1.3 times the steps.
@@ -382,7 +382,7 @@ def keep_compiled(folder: Any) -> None:
 
 
 def _platform() -> str:
-    """What programs are compiled for; of CPUs also which instructions they know.
+    """The platform that programs are compiled for; of CPUs also their instruction set.
 
     jax's key does not say the latter, and a program with others than the machine's crashes.
     """

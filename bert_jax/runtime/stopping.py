@@ -1,4 +1,4 @@
-"""How a run is stopped, and how its hosts stop and fail together.
+"""Stopping a run: by signals, on all hosts at one step, and where a host fails.
 
 SIGTERM or Ctrl-C on any host stops all of them at the same step. A host that fails ends all with
 its message and status, and so does one that is not heard of any more: the devices of the others

@@ -45,7 +45,7 @@ _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 class Task(Protocol):
-    """What a task brings to a run: data, loss, evaluation, files."""
+    """A task: data, loss, evaluation, files of a run."""
 
     name: str
     vocab_size: int
@@ -62,10 +62,10 @@ class Task(Protocol):
         """Rows an epoch, or None where no duration asks for it."""
 
     def identity(self) -> dict[str, str]:
-        """What all hosts must have read alike, by name: digests of content, and counts."""
+        """Digests of content and counts by name, which must be equal on all hosts."""
 
     def objective(self, bert: ModelConfig) -> Head:
-        """What is trained, on an encoder."""
+        """The head that is trained on an encoder."""
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
         """Shapes and shardings of a phase's batches for `train` and for `evaluation`.
@@ -82,7 +82,7 @@ class Task(Protocol):
     def gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
     ) -> Gates | None:
-        """What looks whether the run goes wrong, if its task has such.
+        """The checks that warn of a run that goes wrong, if its task has some.
 
         Args:
           objective: of the run.
@@ -104,7 +104,7 @@ class Task(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ScoredModel:
-    """What a task has to know of a model that is only scored, not trained.
+    """The facts about a model that is scored and not trained.
 
     Attributes:
       labels: of its head, by id; empty where it has none, or where the task's own are meant.
@@ -117,7 +117,7 @@ class ScoredModel:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenization:
-    """How a run's texts become ids."""
+    """The vocabulary and tokenizer of a run."""
 
     path: Path
     tokenizer: Tokenizer
@@ -176,7 +176,7 @@ class EvalSet:
 
 @dataclasses.dataclass(frozen=True)
 class LabelledData:
-    """What a task reads of its files.
+    """The contents of a task's files.
 
     Attributes:
       train: what is trained on; None where the model is only evaluated.
@@ -353,7 +353,7 @@ def own_files(
     config: ConfigDict, read: Callable[[str], Any], contents: Callable[[Any], Sequence[str]], *,
     meaning: str, what: str, training: bool,
 ) -> tuple[Any, Any]:
-    """What is trained on (None unless `training`) and what is scored, of files of your own.
+    """Training examples (None unless `training`) and scored ones, from files of your own.
 
     Without `data.eval_source` the examples that a hash holds out of `data.source` are scored, by a
     training and by every later evaluation alike.

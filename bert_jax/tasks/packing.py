@@ -68,7 +68,7 @@ class Units:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Where every unit of every step goes.
+    """The row of every unit, for every step.
 
     Attributes:
       units: [steps, U] int64, -1: none.
@@ -233,7 +233,7 @@ def packed_spec(units: Units, plan: Plan) -> BatchSpec:
 
 @dataclasses.dataclass(frozen=True)
 class _Placement:
-    """Where everything of a step goes: u units of it, t tokens of these.
+    """The places of a step's u units and of their t tokens.
 
     Attributes:
       unit, row, slot, start: [u] the unit, its row, its number there, its first column.

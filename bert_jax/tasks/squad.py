@@ -203,7 +203,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What is found for a question.
+    """The predicted answer to a question.
 
     Attributes:
       text: the best answer other than "no answer" ('' for SQuAD 2.0 where there is no span).
@@ -442,7 +442,7 @@ def aligned_place(
     context: str, words: Sequence[tuple[int, int]], text: str, lowercase: bool,
     switches: Switches = ORIGINAL,
 ) -> tuple[int, int]:
-    """Where a tokenized text stands in the words that it came from: first character, and last.
+    """The first and last character of a tokenized text in the words that it came from.
 
     The last is exclusive.
 
@@ -630,7 +630,7 @@ def _gains(
     raw: Mapping[str, float], predictions: Mapping[str, str],
     answers: Mapping[str, Sequence[str]],
 ) -> dict[str, float]:
-    """What a question adds to the sum when it keeps its prediction."""
+    """A question's contribution to the sum where it keeps its prediction."""
     return {n: raw[n] if answers[n] else -bool(predictions[n]) for n in answers}
 
 

@@ -135,7 +135,7 @@ def read_table(
     path: str, columns: Sequence[str], parse: Callable[[list[Any]], Any], *,
     max_malformed: float = 0.01, optional: Sequence[str] = (), headerless: Sequence[str] = (),
 ) -> Rows:
-    """What `parse` makes of each row of a file.
+    """The results of `parse` for each row of a file.
 
     Args:
       path, columns, optional, headerless: as of `read_rows`.

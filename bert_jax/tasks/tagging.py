@@ -89,7 +89,7 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
 
 
 def _metrics(tags: Sequence[str]) -> tuple[str, ...]:
-    """What a model of these tags is scored by, whatever the file; the first picks the best."""
+    """The metrics of a model of these tags, whatever the file; the first picks the best."""
     return ('f1',) if are_entities(tags) else ('accuracy',)
 
 

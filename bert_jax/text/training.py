@@ -115,7 +115,7 @@ def train_wordpiece(
 
 
 def count_basic_tokens(texts: Iterable[str], lowercase: bool) -> collections.Counter[str]:
-    """How often each basic token occurs in `texts`.
+    """The number of occurrences of each basic token in `texts`.
 
     Runs between white space are counted first: tokenizing each distinct one once is an order of
     magnitude faster than tokenizing the text. At most `_MAX_COUNTED_WORDS` are kept: when there

@@ -89,7 +89,7 @@ _SPLIT_PUNCTUATION = _Table(lambda c: f" {c} " if is_punctuation(c) else c)
 
 @dataclasses.dataclass(frozen=True)
 class Switches:
-    """How Hugging Face's BertTokenizer may differ from the original; the defaults are the original.
+    """Switches of Hugging Face's BertTokenizer; the defaults are the original's behaviour.
 
     Their names and meanings are those of `tokenizer_config.json`.
 

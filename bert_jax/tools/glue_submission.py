@@ -162,7 +162,7 @@ def write_submission(
 
 
 def check_submission(path: str | os.PathLike[str]) -> list[str]:
-    """What is wrong with a zip file, a line each; empty: the GLUE site should take it."""
+    """The faults of a zip file, a line each; empty: the GLUE site should take it."""
     try:
         with zipfile.ZipFile(local_copy(path)) as archive:
             return _faults(archive)

@@ -143,7 +143,7 @@ def _check_parts(parts: Sequence[Part], options: Options) -> None:
 
 
 def _left(parts: Sequence[Part]) -> str:
-    """How long the rest will take, by what runs of the same kind took."""
+    """The time that the rest will take, by that of runs alike."""
     seconds: dict[str, list[float]] = {}
     for part in parts:
         seconds.setdefault(part.kind, []).extend(part.seconds())

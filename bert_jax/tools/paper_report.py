@@ -145,7 +145,7 @@ def _by_seed(cell: Cell) -> dict[int, float]:
 
 
 def order_of_rows(cells: Mapping[str, Cell]) -> dict[str, Any] | None:
-    """How often two rows stand as in the paper; pairs that chance may have ordered are undecided.
+    """Counts pairs of rows in the paper's order; those that chance may have ordered are undecided.
 
     A run is a seed of pre-training. Two rows differ by Student's t with the deviation of all rows
     together (of one row's two seeds it would be a matter of luck) and its degrees of freedom, at
@@ -289,7 +289,7 @@ def write_table(
 
 
 def hardware() -> str:
-    """What this process computes on."""
+    """The hardware that this process computes on."""
     import jax
 
     devices = f'{jax.device_count()} x {jax.devices()[0].device_kind}'

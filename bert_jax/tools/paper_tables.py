@@ -71,7 +71,7 @@ FEATURES = ('embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'c
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """What is measured of each row.
+    """A measurement of each row.
 
     Attributes:
       title: at its head.
@@ -310,7 +310,7 @@ _KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command line says.
+    """The options of the command line.
 
     Attributes:
       tiny: the scale; else the paper's.
@@ -370,7 +370,7 @@ class Part:
         return Folder(self.path, list(self.members), self.keep)
 
     def seconds(self) -> list[float]:
-        """What its finished runs took, as their goodput.json says."""
+        """Seconds of its finished runs, from their goodput.json."""
         result = []
         for member in self.members:
             path = self.folder.run(member) / 'goodput.json'
@@ -513,7 +513,7 @@ def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[Config
 
 
 def identity(config: ConfigDict, root: Path) -> dict[str, Any]:
-    """What a run of this config comes to depends on, by field; paths below `root` without it."""
+    """The fields that the result of a run depends on; paths below `root` without it."""
     values = flat_fields(json.loads(config.to_json_best_effort()))
     if not config.init_checkpoint:
         whole = config_lib.complete(config)

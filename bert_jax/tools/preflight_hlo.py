@@ -120,7 +120,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where in the Python program it comes from."""
+        """Its origin in the Python program."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match[1] if match else ''
 
@@ -291,7 +291,7 @@ def _called(attributes: str) -> Iterator[tuple[str, str]]:
 
 
 def _trips(bodies: dict[str, list[str]], loop: Instruction) -> int:
-    """How often a loop runs: from its count where stated, else from `i < constant`."""
+    """The trips of a loop: from its count where stated, else from `i < constant`."""
     if match := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
         return int(match[1])
     condition = next(name for role, name in _called(loop.attributes) if role == 'condition')

@@ -51,7 +51,7 @@ Point = tuple[float, float, float, float]  # step, tokens and FLOPs so far, valu
 
 @dataclasses.dataclass(frozen=True)
 class RunRecords:
-    """What is known of a run without its weights.
+    """A run without its weights: fields, records, state.
 
     Attributes:
       name: by which the page calls it.
@@ -167,12 +167,12 @@ class RunRecords:
         return {name: form(value) for name, (value, form) in shown.items() if value is not None}
 
     def seconds(self) -> dict[str, float]:
-        """What the time went into, as the last record that says so has it."""
+        """Seconds by cause, from the last record that has them."""
         return _seconds(self.records)
 
 
 def read_run(folder: Path, name: str) -> RunRecords:
-    """What a run directory says, of a run that is over, going on, or was killed.
+    """Reads a run directory of a run that is over, going on, or was killed.
 
     Raises:
       InputError: it is no run directory, or a file in it is not as it was written.
@@ -237,7 +237,7 @@ _NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity')
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """What a run's weights make of the sentence (`tools.report`), as far as they can."""
+    """The examples of the report's sentence that a run's weights can make."""
 
     masked: list[dict[str, Any]] | None = None
     heads: dict[str, Any] | None = None
@@ -536,7 +536,7 @@ def _names(folders: Sequence[str]) -> list[str]:
 
 
 def _examples(run: Any, text: str) -> Any:
-    """What the weights of a run can show; what they cannot goes to what is missing."""
+    """Makes the examples of a run; those that its weights cannot make are listed as missing."""
     from bert_jax.predict import load
 
     try:

@@ -181,7 +181,7 @@ Settings = tuple[tuple[str, str], ...]
 
 
 def _read(path: Path, **kinds: type) -> Any:
-    """What a file of ours says, each of these with a value of its kind; None where there is none.
+    """The fields of a JSON file, each of its type; None where there is no file.
 
     Raises:
       InputError: it is something else.
@@ -494,7 +494,7 @@ class Worker:
         self._claims.pop(member).release()
 
     def _key(self, member: Member) -> Any:
-        """What a member has in common with those that share its compiled step."""
+        """The settings that members with one compiled step have in common."""
         return member.without(*_ARGUMENTS)
 
     def _config(self, member: Member) -> Any:
@@ -546,7 +546,7 @@ class Worker:
         self._step_of = make_shared_step(self._opened.program)
 
     def _of_member(self, member: Member) -> Any:
-        """What is open, with a member's own seed and learning rate."""
+        """The open run, with a member's seed and learning rate."""
         given, shared = self._config(member), self._opened
         config = ConfigDict(shared.config.copy_and_resolve_references())
         with config.unlocked():
@@ -558,7 +558,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _open_log(self, member: Member) -> Iterator[IO[str]]:
-        """What a run says, on this machine; for a bucket it is uploaded at the run's end."""
+        """The log of a run, on this machine; for a bucket it is uploaded at the run's end."""
         remote = in_bucket(self._folder.path)
         path: Path = self._folder.run(member) / 'log.txt'
         local = as_path(self._logs.name) / f'{member.name}.txt' if remote else path

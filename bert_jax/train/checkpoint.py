@@ -36,7 +36,7 @@ Structs = dict[str, jax.ShapeDtypeStruct]
 
 
 def as_saved(wanted: Structs, saved: Iterable[str]) -> Structs:
-    """What to read in order to have what is wanted: the same, in the arrangement of `saved`."""
+    """The arrays to read: the wanted ones, in the arrangement of `saved`."""
     saved = set(saved)
     result: Structs = {}
     for name, x in wanted.items():
@@ -222,7 +222,7 @@ def read(folder: Any, abstract: Any) -> Any:
 
 
 def on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
-    """What `act` returns. All hosts call it, and where it fails on one it fails on all.
+    """Returns the result of `act`. All hosts call it; where it fails on one it fails on all.
 
     Raises:
       Damaged: a host found damage.
@@ -248,7 +248,7 @@ def on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short."""
+    """The first line of an error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 

@@ -51,7 +51,7 @@ def versions() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """What a run needs before it begins; runs that differ in seed and rate only share it.
+    """A run's program, weights and data; runs that differ only in seed and rate share them.
 
     Attributes:
       config: completed.

@@ -38,7 +38,7 @@ _REPEATED = 0.2  # of the sentences
 
 
 class Alarm(NamedTuple):
-    """What a gate says.
+    """A warning of a gate.
 
     Attributes:
       name: one of `MEANINGS`.
@@ -89,7 +89,7 @@ class Gates:
     def trained(
         self, step: int, steps: Sequence[Mapping[str, Any]], means: Mapping[str, float]
     ) -> list[Alarm]:
-        """What a log line gives rise to.
+        """The warnings that a log line gives rise to.
 
         Args:
           step: the last of its steps.
@@ -108,7 +108,7 @@ class Gates:
         return [*result, *self._measured('train', step, means)]
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """What an evaluation gives rise to."""
+        """The warnings that an evaluation gives rise to."""
         return self._measured('eval', step, metrics)
 
     def _start(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:

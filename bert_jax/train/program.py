@@ -1,4 +1,4 @@
-"""What a config computes: mesh, model, task, optimizer and steps; compiled ahead and sized.
+"""The program of a config: mesh, model, task, optimizer and steps; compiled ahead and sized.
 
 Nothing is run or allocated. `experiment.train_run` trains with it; `tools.preflight` compiles it
 for machines that are not here.
@@ -162,7 +162,7 @@ def device_memory(device: jax.Device) -> int | None:
 
 
 class Numbers(NamedTuple):
-    """What members of a sweep that share a compiled step differ in: arguments of the step."""
+    """The arguments of a compiled step in which members of a sweep differ."""
 
     seed: Any  # of dropout, uint32
     learning_rates: Any  # [segments of the schedule] float32
@@ -184,7 +184,7 @@ def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a run computes, before any of it is run.
+    """The program of a run, before any of it is run.
 
     Attributes:
       task: what it brings.
@@ -277,7 +277,7 @@ def make_shared_step(program: Program) -> Callable[[Numbers], TrainStep]:
 
 
 def numbers_of(config: ConfigDict, phases: list[dict[str, Any]]) -> Numbers:
-    """What a run's config says of what members differ in (arrays of the host)."""
+    """The `Numbers` of a run, from its config (arrays of the host)."""
     segments = schedule_segments(config, phases)
     return Numbers(
         np.uint32(config.seed), np.array([s.learning_rate for s in segments], np.float32))
@@ -367,7 +367,7 @@ def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[
 
 
 def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig:
-    """What the model is, from the config and the vocabulary's size."""
+    """The model's config, from the run's config and the vocabulary's size."""
     m = config.model
     if m.vocab_size and m.vocab_size < vocab_size:
         raise InputError(

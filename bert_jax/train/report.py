@@ -1,4 +1,4 @@
-"""What a run reports: metrics of a window, log lines, files, profiles, goodput."""
+"""Reports of a run: metrics of a window, log lines, files, profiles, goodput."""
 
 from __future__ import annotations
 

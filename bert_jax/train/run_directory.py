@@ -171,7 +171,7 @@ def _behind(skipped: Sequence[int], before: Sequence[int] | None, workdir: Path)
 
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:
-    """What `config.json` says, by dotted name.
+    """The fields of `config.json`, by dotted name.
 
     Raises:
       InputError: there is none, or it is no JSON object.

@@ -121,7 +121,7 @@ class Layout:
 
     @property
     def platform(self) -> str:
-        """What the program is for, 'cpu', 'gpu' or 'tpu': the mesh's, or jax's own without one."""
+        """The platform, 'cpu', 'gpu' or 'tpu': the mesh's, or jax's default without one."""
         if self.mesh is None:
             return jax.default_backend()
         return str(self.mesh.devices.flat[0].platform)

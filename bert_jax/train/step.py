@@ -39,7 +39,7 @@ def _boxed_shapes(objective: Head) -> Any:
 
 
 def parameters_of(objective: Head) -> dict[Names, Parameter]:
-    """What each parameter declares to optimizers, by path."""
+    """Each parameter's declaration to optimizers, by path."""
     return declared_parameters(_boxed_shapes(objective))
 
 

@@ -1,4 +1,4 @@
-"""What all formats share: names of parameters, `Weights`, checks, atomic folder writes.
+"""The common part of all formats: parameter names, `Weights`, checks, atomic folder writes.
 
 Parameter names are those of a model with unrolled layers (`bert/encoder/layer_0/...`) and an
 unpadded vocabulary, in one table for both directions; `to_tree` and `from_tree` convert between
