@@ -3,8 +3,8 @@
 SIGTERM or Ctrl-C on any host stops all of them at the same step. A host that fails ends all with
 its message and status, and so does one that is not heard of any more: the devices of the others
 would wait for it for ever. The hosts communicate through jax's coordination service: each posts its
-state every half second, host 0 reads all states and posts a verdict, which all read. (jax's own
-`reached_preemption_sync_point` agrees on a step as well, but names no host that failed or is silent.)
+state every half second, host 0 reads all states and posts a verdict, which all read. jax's
+`reached_preemption_sync_point` also agrees on a step, but names no host that failed or went silent.
 """
 
 from __future__ import annotations
