@@ -184,7 +184,6 @@ def _large(
     return Row(title, '24/1024/16', figures, tiny='4/256/4', only=only, dev=dev)
 
 
-
 TABLES: Mapping[str, Table] = {
     '1': Table(
         'Table 1: GLUE', (
