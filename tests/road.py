@@ -38,7 +38,7 @@ def commands(road: str, folder: Path) -> list[tuple[str, ...]]:
     """The commands of a road; the last is the one that counts."""
     (folder / 'text.txt').write_text('\n\n'.join(
         ' '.join(sentence(i + j) for j in range(8)) for i in range(60)))
-    rows = [f'{sentence(i)},{"yes" if i % 3 else "no"}' for i in range(40)]
+    rows = [f'{sentence(i)} {i},{"yes" if i % 3 else "no"}' for i in range(40)]
     (folder / 'rows.csv').write_text('\n'.join(['text,label', *rows]) + '\n')
     pretrain = (
         'bert_jax.main', f'--config={ROOT}/configs/tiny_pretrain.py', *TINY,
