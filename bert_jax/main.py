@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
                     claim.check()
                 return guard.should_stop(step)
 
-            result = experiment.run(config, workdir, should_stop)
+            result = experiment.run(config, workdir, should_stop, guard.watch)
         guard.finish()
     except Stopped as stopped:
         sys.stderr.write(f'error: {stopped}\n')

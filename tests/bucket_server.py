@@ -29,11 +29,13 @@ class BucketServer:
     Attributes:
       requests: 'METHOD path?query' of all that were answered.
       faults: status by pattern, of requests that are refused: 403 or 503 (clients try again).
+      lost: patterns of requests that are carried out and answered by 503, each once.
     """
 
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.faults: dict[str, int] = {}
+        self.lost: list[str] = []
         self.storage = Storage(use_memory_fs=True)
         self.storage._write_config_to_file = lambda: None  # a copy of everything a request
         self.lock = threading.Lock()
@@ -107,8 +109,17 @@ class _Handler(RequestHandler):
             self.rfile = io.BytesIO(body)
         with self._buckets.lock:
             self._buckets.requests.append(f'{self.command} {self.path}')
+            request = f'{self.command} {unquote(self.path)}'
+            pattern = next((p for p in self._buckets.lost if re.search(p, request)), None)
+            answers = self.wfile
+            if pattern is not None:
+                self.wfile = io.BytesIO()
             if not self._answered(body):
                 Router(self).handle(self.command)
+            if pattern is not None:
+                self._buckets.lost.remove(pattern)
+                self.wfile = answers
+                self._answer(503, {'error': {'code': 503, 'message': 'the answer was lost'}})
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 

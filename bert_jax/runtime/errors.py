@@ -14,6 +14,10 @@ class InputError(ValueError):
     """
 
 
+class Unavailable(RuntimeError):
+    """A network or bucket does not answer: one line, exit status 1; launchers try again."""
+
+
 class Diverged(RuntimeError):
     """A loss, a parameter or a metric is not finite any more.
 

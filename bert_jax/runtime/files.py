@@ -15,13 +15,15 @@ import gzip
 import json
 import logging
 import re
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
 from etils.epath import Path
 
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, Unavailable
 
 # A URL's scheme: also that of gs:/b/x, which would else be a local folder called `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
@@ -68,17 +70,26 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     return as_path(path) if in_bucket(path) else as_path(path).resolve()
 
 
-def children(folder: str | os.PathLike[str]) -> list[Path]:
+def children(named: str | os.PathLike[str]) -> list[Path]:
     """The entries of a folder, sorted by name; none where there is no such folder."""
+    folder = as_path(named)
     try:
-        return sorted(as_path(folder).iterdir())
+        if not in_bucket(folder):
+            return sorted(folder.iterdir())
+        # Not etils' list: it has the marker of a folder made in the Cloud console as an entry.
+        names = {name.rstrip('/') for name in _file_system().ls(os.fspath(folder), detail=False)}
     except (FileNotFoundError, NotADirectoryError):
         return []
+    prefix = os.fspath(folder).removeprefix('gs://').rstrip('/') + '/'
+    return sorted(folder / name[len(prefix):] for name in names if name.startswith(prefix))
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a whole file or nothing: beside, then renamed; in a bucket an upload is that."""
     data = content.encode('utf-8') if isinstance(content, str) else content
+    if in_bucket(path):
+        _file_system().pipe_file(os.fspath(as_path(path)), data)
+        return
     with open_whole(path) as file:
         file.write(data)
 
@@ -181,23 +192,23 @@ def upload(local: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
 
 
 def check_deletion(path: str | os.PathLike[str]) -> None:
-    """Refuses a bucket in which orbax could not delete old checkpoints: it asks what kind it is.
+    """Refuses a bucket in which orbax could not delete old checkpoints.
 
-    That takes more than leave to read and write objects, and would fail hours later.
+    It reads the bucket's own description, which takes more rights than objects do, and would fail
+    hours later.
     """
     if not in_bucket(path):
         return
-    url = f"gs://{os.fspath(path).split('/')[2]}"
-    try:
+    name = os.fspath(path).split('/')[2]
+
+    def get() -> None:
         from google.cloud import storage
 
-        storage.Client().get_bucket(url.removeprefix('gs://'))
-    except Exception as error:  # of many libraries
-        raise InputError(
-            f'{url}: old checkpoints could not be deleted there ({_reason(error)}): give this '
-            "machine's service account the role Storage Legacy Bucket Reader as well, and name the "
-            'project in GOOGLE_CLOUD_PROJECT if it is not known'
-        ) from None
+        storage.Client().get_bucket(name, retry=None)
+
+    _ask(f'gs://{name}', get, 'old checkpoints could not be deleted there',
+         "give this machine's service account the role Storage Legacy Bucket Reader as well, and "
+         'name the project in GOOGLE_CLOUD_PROJECT if it is not known')
 
 
 @functools.cache
@@ -221,22 +232,52 @@ def _check_bucket(name: str) -> None:
         raise InputError(f'{url} is a bucket, and gcsfs is not installed: pip install gcsfs') \
             from None
     logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it tells every failed try
-    try:
-        _file_system().call('GET', 'b/{}/o', name, maxResults=1)
-    except FileNotFoundError:
-        raise InputError(
-            f'{url}: there is no such bucket: name another, or make it with '
-            f'gcloud storage buckets create {url}'
-        ) from None
-    except Exception as error:  # of many libraries
-        reason = _reason(error)
-        if 'Forbidden' in reason or getattr(error, 'code', None) in (401, 403):
+    _ask(url, lambda: _file_system().call('GET', 'b/{}/o', name, maxResults=1),
+         'no permission to list it',
+         "log in with gcloud auth application-default login, or give this machine's service "
+         'account the role Storage Object Admin on it')
+
+
+# A new GKE pod has no credentials for some seconds; a bucket may be away for minutes.
+REFUSED_SECONDS, UNREACHABLE_SECONDS = 60.0, 300.0
+
+
+def _ask(url: str, request: Callable[[], object], refused: str, remedy: str) -> None:
+    """Makes a request to a bucket, again and again while its fault may pass.
+
+    Args:
+      url: of the bucket.
+      request: makes the request.
+      refused, remedy: for the message, where it is refused.
+
+    Raises:
+      InputError: there is no such bucket, or it refuses fresh credentials for `REFUSED_SECONDS`.
+      Unavailable: it does not answer for `UNREACHABLE_SECONDS`.
+    """
+    begun, pause = time.monotonic(), 1.0
+    while True:
+        try:
+            request()
+            return
+        except Exception as error:  # of many libraries
+            fault = error
+        reason, code = _reason(fault), getattr(fault, 'code', None)
+        if isinstance(fault, FileNotFoundError) or code == 404:
             raise InputError(
-                f'{url}: no permission to list it ({reason}): log in with gcloud auth '
-                'application-default login, or give this machine\'s service account the role '
-                'Storage Object Admin on it'
+                f'{url}: there is no such bucket: name another, or make it with '
+                f'gcloud storage buckets create {url}'
             ) from None
-        raise InputError(f'{url} cannot be reached ({reason}): check the network') from None
+        is_refused = code in (401, 403) or re.search('Forbidden|[Cc]redentials|Project', reason)
+        seconds = time.monotonic() - begun
+        if is_refused and seconds >= REFUSED_SECONDS:
+            raise InputError(f'{url}: {refused} ({reason}): {remedy}') from None
+        if seconds >= UNREACHABLE_SECONDS:
+            raise Unavailable(f'{url} cannot be reached ({reason}): check the network')
+        if pause == 1.0:
+            print(f'waiting for {url} ({reason})', file=sys.stderr, flush=True)
+        time.sleep(min(pause, REFUSED_SECONDS))
+        pause = min(2 * pause, 15.0)
+        type(_file_system()).clear_instance_cache()  # the next one reads the credentials anew
 
 
 def _reason(error: Exception) -> str:

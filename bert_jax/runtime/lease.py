@@ -67,8 +67,9 @@ class Claim:
         if number and not self._is_dead(claims[number]):
             return False
         path = self._folder / f'{_PREFIX}{number + 1}'
-        if not write_new(path, json.dumps(self._content)):
-            return False  # another was quicker
+        if not write_new(path, json.dumps(self._content)) and (
+                _parsed(_read(path)).get('token') != self._content['token']):
+            return False  # another was quicker; where the answer was lost, the claim is ours
         if number and (again := _read(claims[number])) and again != self._seen[0]:
             path.unlink(missing_ok=True)  # the number was another's meanwhile
             return False

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import Diverged, InputError, Stopped
+from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable
 from bert_jax.runtime.files import Path, write_whole
 
 STARTED = time.time()  # of this process, as far as a module can tell
@@ -215,7 +215,7 @@ def answer(
     for fault in chain:
         if isinstance(fault, InputError):
             return ' '.join(str(fault).split()), 2
-        if isinstance(fault, Diverged):
+        if isinstance(fault, (Diverged, Unavailable)):
             return ' '.join(str(fault).split()), 1
     if isinstance(error, KeyboardInterrupt):
         return 'stopped', 130

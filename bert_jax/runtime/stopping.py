@@ -1,26 +1,38 @@
-"""Stopping a run: by signals, on all hosts at one step, and where a host fails.
+"""Stopping a run: by signals, on all hosts at one step, where a host fails, where none goes on.
 
 SIGTERM or Ctrl-C on any host stops all of them at the same step. A host that fails ends all with
 its message and status, and so does one that is not heard of any more: the devices of the others
-would wait for it for ever. The hosts communicate through jax's coordination service: each posts its
-state every half second, host 0 reads all states and posts a verdict, which all read. jax's
+would wait for it for ever. A run in which no host finishes a step writes the stacks of all hosts
+and ends. The hosts communicate through jax's coordination service: each posts its state every half
+second, host 0 reads all states and posts a verdict, which all read. jax's
 `reached_preemption_sync_point` also agrees on a step, but names no host that failed or went silent.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
 import os
 import signal
+import statistics
 import sys
+import tempfile
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Stopped
+from bert_jax.runtime.files import Path, write_whole
 
-SILENCE_SECONDS = 30.0  # after which a host is taken for dead
+# After which a host is taken for dead: while it trains, and while it imports and compiles.
+SILENCE_SECONDS, SILENCE_AT_START_SECONDS = 30.0, 300.0
+# Without a step, or so many times the usual step where that is longer, after which a run hangs.
+STILL_SECONDS, _STILL_STEPS = 600.0, 20
+_WATCHED = ('step', 'data', 'profile')  # causes; compiling, evaluating and saving take their time
 _PATIENCE_SECONDS = 10.0  # before the first step: for the main thread to hear of a signal
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BEFORE = 'stopped before the first step; start again and it goes on where it was'
@@ -39,8 +51,13 @@ class Guard:
         self._fault: tuple[str, int] | None = None  # of this host
         self._beat = 0
         self._heard: dict[int, tuple[int, float]] = {}  # host: its last beat, and when it changed
-        self._verdict: dict[str, Any] = {'fault': None, 'asked': False, 'stop_at': None}
+        self._verdict: dict[str, Any] = {
+            'fault': None, 'hangs': False, 'asked': False, 'stop_at': None}
         self._finished = threading.Event()
+        self._cause: Callable[[], str] = lambda: 'start'
+        self._folder: Path | None = None  # for stacks
+        self._moved = time.monotonic()  # when a step was polled last
+        self._seconds: deque[float] = deque([0.0], maxlen=99)  # that steps took
         self._turn = 0.5 + hosts.count() / 1000
         self._thread: threading.Thread | None = None
 
@@ -52,9 +69,17 @@ class Guard:
         for number in _SIGNALS:
             signal.signal(number, self._handle)
         threading.Thread(target=self._end_where_deaf, args=(reading,), daemon=True).start()
-        if hosts.count() > 1:
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def watch(self, cause: Callable[[], str], folder: Path) -> None:
+        """Ends the run from now on where no host finishes a step any more.
+
+        Args:
+          cause: what the main thread does, as `Goodput` counts it.
+          folder: receives `stacks-HOST.txt` of every host.
+        """
+        self._cause, self._folder = cause, folder
 
     def _handle(self, number: int, frame: object) -> None:
         del frame
@@ -78,6 +103,9 @@ class Guard:
 
     def should_stop(self, step: int) -> bool:
         """Whether to save and leave after this step; alike on all hosts. Call it at every step."""
+        now = time.monotonic()
+        self._seconds.append(now - self._moved)
+        self._moved = now
         if hosts.count() == 1:
             self._step = step
             return self._asked
@@ -119,9 +147,12 @@ class Guard:
     def _watch(self) -> None:
         while not self._finished.wait(self._turn):
             try:
-                self._post()
+                report = self._report()
+                if hosts.count() > 1:
+                    hosts.state().client.key_value_set(
+                        f'bert_jax/live/{hosts.index()}', json.dumps(report), allow_overwrite=True)
                 if hosts.first():
-                    self._judge()
+                    self._judge(report)
                 else:
                     result = hosts.state().client.key_value_dir_get('bert_jax/verdict/')
                     self._verdict = json.loads(result[0][1]) if result else self._verdict
@@ -131,40 +162,59 @@ class Guard:
                 return
             self._obey()
 
-    def _post(self) -> None:
+    def _report(self) -> dict[str, Any]:
         self._beat += 1
-        reports = {'beat': self._beat, 'fault': self._fault, 'asked': self._asked,
-                'bound': self._bound}
-        hosts.state().client.key_value_set(
-            f'bert_jax/live/{hosts.index()}', json.dumps(reports), allow_overwrite=True
-        )
+        if self._cause() not in _WATCHED:
+            self._moved = time.monotonic()
+        return {
+            'beat': self._beat, 'fault': self._fault, 'asked': self._asked, 'bound': self._bound,
+            'step': self._step, 'still': time.monotonic() - self._moved,
+            'usual': statistics.median(self._seconds),
+        }
 
-    def _judge(self) -> None:
+    def _judge(self, own: dict[str, Any]) -> None:
         """Host 0's part: the reports of all hosts become the verdict."""
         client, now = hosts.state().client, time.monotonic()
-        reports = {int(key.rpartition('/')[2]): json.loads(value)
-                for key, value in client.key_value_dir_get('bert_jax/live/')}
+        reports = {0: own}
+        if hosts.count() > 1:
+            reports = {int(key.rpartition('/')[2]): json.loads(value)
+                       for key, value in client.key_value_dir_get('bert_jax/live/')}
         verdict = dict(self._verdict)
         for host in range(hosts.count()):
             beat = reports.get(host, {}).get('beat', 0)
             if self._heard.get(host, (-1, 0.0))[0] != beat:
                 self._heard[host] = beat, now
-            fault = reports.get(host, {}).get('fault')
-            if fault is None and now - self._heard[host][1] > SILENCE_SECONDS:
-                fault = f'has not been heard of for {SILENCE_SECONDS:.0f} seconds', 1
+            report = reports.get(host, {})
+            fault, silence = report.get('fault'), now - self._heard[host][1]
+            if fault is None and silence > (
+                    SILENCE_AT_START_SECONDS if report.get('step') is None else SILENCE_SECONDS):
+                fault = f'has not been heard of for {silence:.0f} seconds', 1
             if fault is not None and verdict['fault'] is None:
                 verdict['fault'] = [host, *fault]
+        if len(reports) == hosts.count() and verdict['fault'] is None:
+            still = min(report['still'] for report in reports.values())
+            usual = max(report['usual'] for report in reports.values())
+            if still > max(STILL_SECONDS, _STILL_STEPS * usual):
+                last = min(reports, key=lambda host: reports[host]['step'] or 0)
+                verdict['fault'] = [
+                    last, f"at step {reports[last]['step']} no step was finished for {still:.0f} s "
+                    f'(usually {usual:.2g} s): what each host did is in {self._folder}/'
+                    'stacks-HOST.txt; start again and it goes on from the last checkpoint', 1]
+                verdict['hangs'] = True
         verdict['asked'] |= any(one['asked'] for one in reports.values())
-        bounds = [reports.get(host, {}).get('bound') for host in range(hosts.count())]
+        bounds: list[Any] = [reports.get(host, {}).get('bound') for host in range(hosts.count())]
         if verdict['stop_at'] is None and None not in bounds:
             verdict['stop_at'] = max(bounds)
         self._verdict = verdict
-        client.key_value_set('bert_jax/verdict/0', json.dumps(verdict), allow_overwrite=True)
+        if hosts.count() > 1:
+            client.key_value_set('bert_jax/verdict/0', json.dumps(verdict), allow_overwrite=True)
 
     def _obey(self) -> None:
-        fault = self._verdict['fault']
-        if fault is not None and fault[0] != hosts.index():
+        fault, hangs = self._verdict['fault'], self._verdict['hangs']
+        if fault is not None and (hangs or fault[0] != hosts.index()):
             host, message, status = fault
+            if hangs:
+                self._write_stacks()
             if hosts.first():
                 time.sleep(4 * self._turn)  # see `fail`
             if self._fault is not None:  # it has reported its own
@@ -176,6 +226,13 @@ class Guard:
                 self._bound = self._step + 1  # the main thread may be past the step it polled
             self._stop_at = self._verdict['stop_at']
             self._changed.notify_all()
+
+    def _write_stacks(self) -> None:
+        with tempfile.TemporaryFile() as file, contextlib.suppress(Exception):  # of many libraries
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            assert self._folder is not None
+            write_whole(self._folder / f'stacks-{hosts.index()}.txt', file.read())
 
     def _end(self, message: str, status: int) -> None:
         sys.stderr.write(f'error: {message}\n')  # in one piece: other hosts write beside it

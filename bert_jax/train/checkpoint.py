@@ -360,6 +360,7 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=None if keep is None else max(keep, 2), create=True,
                 enable_async_checkpointing=True,
+                cleanup_tmp_directories=True,  # of saves that were cut off; the run has its claim
             ),
         )
         self._keep = keep
@@ -428,6 +429,10 @@ class Checkpoints:
         if name := not_finite(leaves(tree)):
             raise Diverged(f'step {step}: {name} is not finite', step)
         self._manager.save(step, args=ocp.args.StandardSave(saved_tree(tree)))
+
+    def check(self) -> None:
+        """Raises the fault of a save in the background, without waiting for its end."""
+        self._manager.check_for_errors()
 
     def set_aside(self, step: int) -> str:
         """Moves the checkpoint of a step, which was found to be no good, to `STEP.diverged`.

@@ -92,13 +92,17 @@ def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Opened:
     return Opened(config, published, build_program(config, mesh, open_task(config)))
 
 
-def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -> dict[str, float]:
+def run(
+    config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool],
+    watch: Callable[[Callable[[], str], Path], None] | None = None,
+) -> dict[str, float]:
     """Trains (or goes on training) a run and evaluates it.
 
     Args:
       config: as read from the config file and the command line.
       workdir: the run directory; a run found there goes on from its newest checkpoint.
       should_stop: polled with the step; true means save and leave.
+      watch: `Guard.watch`, where a run that hangs is to be ended.
 
     Returns:
       The final held-out metrics, with `step`; of a run that keeps its best evaluation, that one's,
@@ -108,12 +112,14 @@ def run(config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool]) -
       InputError: bad configuration or data.
       Diverged, Stopped: see `train.loop.train`.
     """
-    return train_run(open_run(config, [workdir]), workdir, should_stop, began=STARTED)
+    return train_run(
+        open_run(config, [workdir]), workdir, should_stop, began=STARTED, watch=watch)
 
 
 def train_run(
     opened: Opened, workdir: Path, should_stop: Callable[[int], bool], *, began: float,
     shared_step: TrainStep | None = None,
+    watch: Callable[[Callable[[], str], Path], None] | None = None,
 ) -> dict[str, float]:
     """Restores or starts a run, trains it to its end and evaluates it; see `run`.
 
@@ -123,6 +129,7 @@ def train_run(
       should_stop: see `run`.
       began: when the run did, in seconds since the epoch.
       shared_step: the step that it shares with other members of a sweep; None: the program's own.
+      watch: see `run`.
     """
     config, program = opened.config, opened.program
     task, mesh, published = program.task, program.mesh, opened.published
@@ -159,7 +166,10 @@ def train_run(
         say(f'resuming at step {int(state.step):,} from {workdir}')
     published = None  # its memory; a caller may keep it for the next member
     start = int(state.step)
-    goodput = Goodput(workdir, hosts.first(), start, began)
+    report = Report(workdir, hosts.first(), start)
+    goodput = Goodput(workdir, hosts.first(), start, began, folder=report.folder)
+    if watch is not None:
+        watch(goodput.cause, workdir)
 
     def steps_of(field: str) -> int:
         return parse_duration(
@@ -176,7 +186,6 @@ def train_run(
         needed = 0 if shared_step else check_memory(program, start)
     if needed:
         say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
-    report = Report(workdir, jax.process_index() == 0, start)
     profile = Profile(traced, workdir, hosts.first())
     best = Best(workdir / 'best', task.metric) if task.keeps_best else None
     if best is not None and best.metrics() is not None:

@@ -146,9 +146,9 @@ def _train(
 
     def save() -> None:
         with goodput.during('save'):
+            goodput.mark(step)
             report.flush()
             checkpoints.save(step, state)
-            goodput.mark(step)
 
     for phase in phases:
         if step >= phase.end:
@@ -203,6 +203,7 @@ def _train(
                         step, step - timed_step, seconds, waited)):
                     report.say(slow)
                 timed, timed_step = now, step
+                checkpoints.check()
             soon = step != last and last - step < cadence.eval_every / 10
             saving = due(cadence.save_every) or stopping
             if saving or due(cadence.eval_every):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import errno
 import json
+import math
 import os
 import pathlib
+import shutil
 import statistics
 import sys
 import tempfile
@@ -26,7 +29,6 @@ from bert_jax.runtime.files import (
     children,
     in_bucket,
     open_whole,
-    upload,
     write_whole,
 )
 from bert_jax.runtime.process import without
@@ -34,6 +36,22 @@ from bert_jax.train.gates import Alarm
 
 # An object cannot grow: each upload is of the whole file. A long run's records are megabytes.
 _SECONDS_BETWEEN = 30.0
+_LAST_UPLOADS_SECONDS = 120.0
+_WARNING_SECONDS = 60.0
+_warned: dict[str, float] = {}
+
+
+@contextlib.contextmanager
+def only_warning(place: object) -> Iterator[None]:
+    """Makes a fault of a record a warning, once a minute: training and saving go on without it."""
+    try:
+        yield
+    except Exception as error:  # of many libraries
+        if time.monotonic() - _warned.get(str(place), -math.inf) > _WARNING_SECONDS:
+            _warned[str(place)] = time.monotonic()
+            reason = ' '.join(str(error).split())[:200] or type(error).__name__
+            print(f'warning: {place} takes no records at present ({reason}); trying again later',
+                  file=sys.stderr, flush=True)
 
 
 class Uploads:
@@ -46,46 +64,47 @@ class Uploads:
     def __init__(self, target: Any):
         """`target`: the folder in a bucket."""
         self._target = target
-        self._temporary = tempfile.TemporaryDirectory(prefix='bert_jax_')
-        self.folder = as_path(self._temporary.name)
+        self.folder = as_path(tempfile.mkdtemp(prefix='bert_jax_'))
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
-        self._running: concurrent.futures.Future[None] | None = None
+        self._running: concurrent.futures.Future[bool] | None = None
         self._last = time.monotonic()
-        self._uploaded: dict[str, int] = {}  # bytes of each file
+        self._uploaded: dict[str, int] = {}  # by file: when it was changed
 
     def start(self, now: bool = False) -> None:
         """Begins an upload if the last one was a while ago (or `now`) and has ended."""
-        if self._running is not None:
-            if not self._running.done():
-                return
-            if error := self._running.exception():
-                print(f'warning: {self._target} takes no files at present '
-                      f"({' '.join(str(error).split())[:200]}); trying again later", flush=True)
-            self._running = None
+        if self._running is not None and not self._running.done():
+            return
         if now or time.monotonic() - self._last > _SECONDS_BETWEEN:
             self._last = time.monotonic()
             self._running = self._thread.submit(self._upload)
 
-    def finish(self) -> None:
-        """Uploads what is not yet, and waits for it; raises what hinders it."""
-        self._thread.submit(self._upload).result()
+    def finish(self) -> bool:
+        """Uploads what is not yet uploaded and waits for it; whether all of it is."""
+        return self._thread.submit(self._upload).result()
 
-    def _upload(self) -> None:
-        for path in children(self.folder):
-            size = os.stat(path).st_size
-            # Images are drawn anew: their size says nothing.
-            if path.name.startswith('.') or (
-                path.suffix != '.png' and self._uploaded.get(path.name) == size
-            ):
-                continue
-            upload(path, self._target / path.name)
-            self._uploaded[path.name] = size
+    def _upload(self) -> bool:
+        whole = False
+        with only_warning(self._target):
+            for path in children(self.folder):
+                changed = os.stat(path).st_mtime_ns
+                if not path.name.startswith('.') and self._uploaded.get(path.name) != changed:
+                    # Read at once: a file that grows while it is uploaded is refused.
+                    write_whole(self._target / path.name, path.read_bytes())
+                    self._uploaded[path.name] = changed
+            whole = True
+        return whole
 
     def close(self) -> None:
-        """Ends with everything uploaded."""
-        self.finish()
+        """Ends with everything uploaded, or after two minutes without, and says where it is."""
+        deadline = time.monotonic() + _LAST_UPLOADS_SECONDS
+        while not (whole := self.finish()) and time.monotonic() < deadline:
+            time.sleep(5.0)
         self._thread.shutdown()
-        self._temporary.cleanup()
+        if whole:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            print(f'warning: the last records of {self._target} are in {self.folder} of this '
+                  'machine', file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -157,20 +176,33 @@ class Report:
         self._active = active
         self._drawn = 0  # records
         self.records: list[dict[str, Any]] = []
+        self.folder = workdir
+        self._uploads: Uploads | None = None
         if not active:
             return
         path = workdir / 'metrics.jsonl'
         self.records = [r for r in read_records(path) if r['step'] <= start_step]
-        self._uploads = Uploads(workdir) if in_bucket(workdir) else None
-        self._folder = workdir if self._uploads is None else self._uploads.folder
-        path = self._folder / path.name
+        if in_bucket(workdir):
+            self._uploads = Uploads(workdir)
+            self.folder = self._uploads.folder
+        path = self.folder / path.name
         write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
         self.flush()
-        self._file = path.open('a')
+        self._file = open(path, 'ab', buffering=0)  # noqa: SIM115
+        self._unwritten = b''
         with without('torch'), without('google.cloud.storage'):
-            from tensorboardX import SummaryWriter
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event, SessionLog
+            from tensorboardX.summary import scalar
 
-        self._events = SummaryWriter(str(self._folder), purge_step=start_step + 1, flush_secs=30)
+        self._event, self._scalar = Event, scalar
+        # Not its SummaryWriter, whose thread dies of a full disk, after which the caller hangs.
+        self._events = EventsWriter(str(self.folder / 'events'))
+        self._flushed = 0.0
+        if start_step:
+            self._events.write_event(Event(
+                wall_time=time.time(), step=start_step + 1,
+                session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds one record to metrics.jsonl and to the events."""
@@ -178,10 +210,22 @@ class Report:
             return
         record = {'step': step, **{name: float(value) for name, value in metrics.items()}}
         self.records.append(record)
-        self._file.write(json.dumps(record, allow_nan=False) + '\n')
-        self._file.flush()
-        for name, value in metrics.items():
-            self._events.add_scalar(name, value, step)
+        self._unwritten += (json.dumps(record, allow_nan=False) + '\n').encode()
+        with only_warning(self.folder):
+            size = os.fstat(self._file.fileno()).st_size
+            try:
+                if self._file.write(self._unwritten) < len(self._unwritten):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                os.ftruncate(self._file.fileno(), size)  # whole lines only
+                raise
+            self._unwritten = b''
+            for name, value in metrics.items():
+                self._events.write_event(self._event(
+                    wall_time=time.time(), step=step, summary=self._scalar(name, value)))
+            if time.monotonic() - self._flushed > _SECONDS_BETWEEN:
+                self._flushed = time.monotonic()
+                self._events.flush()
         if self._uploads is not None:
             self._uploads.start()
 
@@ -191,7 +235,7 @@ class Report:
                    for record in self.records)
 
     def flush(self) -> None:
-        """Returns when all records are where they belong."""
+        """Returns when all records are where they belong, or cannot be brought there now."""
         if self._active and self._uploads is not None:
             self._uploads.finish()
 
@@ -242,7 +286,7 @@ class Report:
             axis.grid(alpha=0.3)
             axis.legend(fontsize=8)
         figure.tight_layout()
-        with open_whole(self._folder / 'curves.png') as file:
+        with only_warning(self.folder), open_whole(self.folder / 'curves.png') as file:
             figure.savefig(file, dpi=100, format='png')
         plt.close(figure)
         if self._uploads is not None:
@@ -250,8 +294,9 @@ class Report:
 
     def close(self) -> None:
         if self._active:
-            self._events.close()
-            self._file.close()
+            with only_warning(self.folder):
+                self._events.close()
+                self._file.close()
             if self._uploads is not None:
                 self._uploads.close()
 
@@ -267,19 +312,18 @@ class Goodput:
     """A stopwatch that always runs for one cause; `goodput.json` carries it over restarts."""
 
     def __init__(self, workdir: Any, active: bool, start_step: int, began: float,
-                 clock: Callable[[], float] = time.time):
+                 clock: Callable[[], float] = time.time, folder: Any = None):
         """Goes on from what the run directory says.
 
         Args:
-          workdir: the run directory.
+          workdir: the run directory, read here.
           active: whether this process reads and writes there.
           start_step: where training starts; steps beyond it were lost.
           began: when this process did, as `clock` tells the time.
           clock: seconds.
+          folder: written to, `Report.folder`; default: workdir.
         """
         self._path = as_path(workdir) / 'goodput.json' if active else None
-        # What a kill undid is known up to the last write; a bucket takes its time for one.
-        self._write_seconds = 30.0 if in_bucket(workdir) else 1.0
         self.clock = clock
         self._cause, self._since = 'start', began
         self.seconds = dict.fromkeys(('step', *_CAUSES), 0.0)
@@ -295,6 +339,8 @@ class Goodput:
             self._marks = {k: v for k, v in self._marks.items() if k <= start_step}
             self.seconds['lost'] += self.seconds['step'] - kept
             self.seconds['step'] = kept
+        if self._path is not None and folder is not None:
+            self._path = folder / self._path.name
 
     def _read(self) -> dict[str, Any] | None:
         if self._path is None or not self._path.exists():
@@ -312,6 +358,10 @@ class Goodput:
         now = self.clock()
         self.seconds[self._cause] += max(now - self._since, 0.0)
         self._cause, self._since = cause, now
+
+    def cause(self) -> str:
+        """What the time goes to at present."""
+        return self._cause
 
     def now(self) -> dict[str, float]:
         """Seconds by cause until now."""
@@ -342,13 +392,15 @@ class Goodput:
         if self._path is None or self._since - self._written < at_most_every:
             return
         self._written = self._since
-        write_whole(self._path, json.dumps({
-            'seconds': self.seconds, 'away': self._away, 'at': self._since, 'marks': self._marks,
-        }))
+        with only_warning(self._path):
+            write_whole(self._path, json.dumps({
+                'seconds': self.seconds, 'away': self._away, 'at': self._since,
+                'marks': self._marks,
+            }))
 
     def metrics(self) -> dict[str, float]:
         """For a record: the share, and seconds by cause."""
-        self.write(self._write_seconds)
+        self.write(at_most_every=1.0)  # what a kill undid is known up to the last write
         return {'train/goodput': self._share('step'),
                 **{f'time/{cause}': seconds for cause, seconds in self.seconds.items()}}
 

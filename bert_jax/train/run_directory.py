@@ -77,7 +77,7 @@ def _is_run(workdir: Path) -> bool:
         # What a run leaves that is killed while it starts.
         return all(
             path.name in _BEGUN or path.name.startswith('events.out.') or is_by_the_way(path)
-            for path in workdir.iterdir()
+            for path in files.children(workdir)
         )
     try:
         config = read_config(workdir, 'put it back as it was, or give another --workdir')

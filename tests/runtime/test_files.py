@@ -4,11 +4,12 @@ import gzip
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, Unavailable
 
 
 @pytest.fixture(params=['disk', 'bucket'])
@@ -99,7 +100,47 @@ def test_a_listing_shows_what_another_process_wrote(bucket, bucket_server):
     assert (folder / 'b').exists()
 
 
-def test_what_is_wrong_with_a_bucket_is_said_at_once(bucket, bucket_server, monkeypatch):
+def test_the_marker_of_a_folder_made_in_the_console_is_no_entry_of_it(bucket, bucket_server):
+    folder = files.as_path(bucket) / 'made'
+    files.write_whole(folder / 'a', '')
+    objects = bucket_server.storage.objects[bucket.removeprefix('gs://')]
+    objects['made/'] = objects['made/a'] | {'name': 'made/'}
+    assert [path.name for path in files.children(folder)] == ['a']
+    del objects['made/a']
+    assert files.open_folder(folder, '--workdir', lambda _: False) == folder
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Waits of seconds instead of minutes; libraries try again without a pause."""
+    import gcsfs.retry
+
+    async def at_once(seconds):
+        pass
+
+    monkeypatch.setattr(gcsfs.retry, 'asyncio', type('', (), {'sleep': at_once}))
+    monkeypatch.setattr(files, 'REFUSED_SECONDS', 1.0)
+    monkeypatch.setattr(files, 'UNREACHABLE_SECONDS', 2.0)
+
+
+@pytest.mark.parametrize('status', [401, 403, 429, 500, 503])
+def test_a_fault_that_passes_is_waited_for(bucket, bucket_server, monkeypatch, quick, capsys,
+                                           status):
+    faults = {f"/b/{bucket.removeprefix('gs://')}/o": status}
+    monkeypatch.setattr(bucket_server, 'faults', faults)
+    threading.Timer(0.5, faults.clear).start()
+    files.as_path(f'{bucket}/x')
+    assert f'waiting for {bucket} (' in capsys.readouterr().err
+
+
+def test_a_bucket_that_stays_away_is_no_bad_input(bucket, bucket_server, monkeypatch, quick):
+    monkeypatch.setattr(bucket_server, 'faults', {'/o': 503, 'GET .*/b/': 503})
+    for use in (files.as_path, files.check_deletion):
+        with pytest.raises(Unavailable, match=f'^{bucket} cannot be reached'):
+            use(f'{bucket}/x')
+
+
+def test_what_is_wrong_with_a_bucket_is_said(bucket, bucket_server, monkeypatch, quick):
     with pytest.raises(InputError, match='^gs://no-such: there is no such bucket: .* gcloud'):
         files.as_path('gs://no-such/x')
     name = bucket.removeprefix('gs://')
@@ -121,15 +162,9 @@ def test_any_other_scheme_is_refused_at_once(path, use):
         use(path)
 
 
-def test_a_bucket_that_cannot_be_reached(monkeypatch):
-    import gcsfs.retry
-
-    async def at_once(seconds):
-        pass
-
+def test_a_bucket_that_cannot_be_reached(monkeypatch, quick):
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:1')
-    monkeypatch.setattr(gcsfs.retry, 'asyncio', type('', (), {'sleep': at_once}))
-    with pytest.raises(InputError, match=r'^gs://away cannot be reached \(.*\): check the netw'):
+    with pytest.raises(Unavailable, match=r'^gs://away cannot be reached \(.*\): check the netw'):
         files.as_path('gs://away/x')
 
 

@@ -95,6 +95,14 @@ def test_who_was_suspended_too_long_hears_that_it_lost(folder, quick, monkeypatc
         assert not Claim(folder).attempt(), 'the new holder keeps it'
 
 
+def test_a_claim_whose_answer_is_lost_is_ours(bucket, bucket_server):
+    bucket_server.lost.append('POST .*/upload/')
+    with claimed(bucket, 'run') as claim:
+        assert not bucket_server.lost
+        claim.check()
+        assert not Claim(bucket).attempt()
+
+
 def _hold(folder, ready):
     assert Claim(folder).attempt()
     ready.set()

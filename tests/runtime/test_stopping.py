@@ -24,6 +24,8 @@ from bert_jax.runtime import hosts
 from bert_jax.runtime import stopping
 from bert_jax.runtime.errors import Stopped
 stopping.SILENCE_SECONDS = 4.0
+stopping.SILENCE_AT_START_SECONDS = 8.0
+stopping.STILL_SECONDS = 3.0
 hosts.connect()
 guard = stopping.Guard()
 guard.start()
@@ -89,12 +91,59 @@ def test_a_host_that_fails_ends_all_with_its_message_and_status():
 
 def test_a_host_that_dies_ends_the_others():
     run = Hosts(3, STEPS)
-    time.sleep(0.5)
+    time.sleep(2.0)
     os.kill(run.pids[1], signal.SIGKILL)
     started = time.monotonic()
     _, errors = run.end()
     assert time.monotonic() - started < 20
     assert errors.count('error: host 1: has not been heard of for 4 seconds') == 2
+
+
+def test_a_host_that_is_silent_while_it_compiles_is_given_more_time():
+    run = Hosts(2, 'if hosts.index():\n    time.sleep(60)\n' + STEPS)
+    time.sleep(1.0)
+    os.kill(run.pids[1], signal.SIGSTOP)
+    time.sleep(5.5)
+    assert run.process.poll() is None
+    os.kill(run.pids[1], signal.SIGCONT)
+    time.sleep(1.5)
+    os.kill(run.pids[1], signal.SIGKILL)
+    started = time.monotonic()
+    _, errors = run.end()
+    assert time.monotonic() - started > 5
+    assert 'error: host 1: has not been heard of for 8 seconds' in errors
+
+
+HANGS = """
+from bert_jax.runtime.files import as_path
+guard.watch(lambda: {cause!r}, as_path({folder!r}))
+def waits_for_ever():
+    time.sleep(60)
+for step in range(1, 40):
+    time.sleep(0.05)
+    guard.should_stop(step)
+    if step == 30 - 10 * hosts.index():
+        waits_for_ever() if {cause!r} == 'step' else time.sleep(6)
+guard.finish()
+"""
+
+
+@pytest.mark.parametrize('count', [1, 3])
+def test_a_run_in_which_no_host_goes_on_ends_with_the_stacks_of_all(tmp_path, count):
+    status, errors = Hosts(count, HANGS.format(cause='step', folder=str(tmp_path))).end()
+    assert status == 1
+    last = 30 - 10 * (count - 1)
+    line = f'error: host {count - 1}: at step {last} no step was finished for'
+    assert errors.count(line) == count
+    for host in range(count):
+        stacks = (tmp_path / f'stacks-{host}.txt').read_text()
+        assert 'in waits_for_ever' in stacks and 'in _write_stacks' in stacks
+
+
+def test_evaluation_and_saving_take_their_time(tmp_path):
+    status, errors = Hosts(2, HANGS.format(cause='evaluation', folder=str(tmp_path))).end()
+    assert status == 0, errors
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_signal_before_the_first_step_ends_all_at_once():

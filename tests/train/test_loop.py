@@ -35,6 +35,9 @@ class Records:
     def flush(self):
         pass
 
+    def check(self):
+        pass
+
     def has_evaluation(self, step):
         return ('eval', step) in self.written
 

@@ -1,12 +1,16 @@
 """What a run writes: records cut back on resume, curves, events, lines."""
 
 import json
+import os
+import resource
+import shutil
+import signal
 
 import pytest
 
 from bert_jax.runtime import files
 from bert_jax.train import report as uploads
-from bert_jax.train.report import Report, count, duration
+from bert_jax.train.report import Goodput, Report, count, duration
 
 
 def read(workdir):
@@ -118,6 +122,61 @@ def test_a_bucket_that_is_away_for_a_while_costs_no_record(bucket, bucket_server
         bucket_server.start()
     report.close()
     assert [record['step'] for record in read(workdir)] == [1, 2, 3]
+
+
+def test_a_bucket_that_refuses_records_costs_none_and_ends_nothing(
+        bucket, bucket_server, monkeypatch, capsys):
+    monkeypatch.setattr(uploads, '_LAST_UPLOADS_SECONDS', 0.0)
+    workdir = files.as_path(bucket) / 'run'
+    report = Report(workdir, True, 0)
+    goodput = Goodput(workdir, True, 0, 0.0, folder=report.folder)
+    monkeypatch.setattr(bucket_server, 'faults', {'/o': 403})
+    report.write(1, {'train/mlm_loss': 1.0})
+    goodput.mark(1)
+    report.flush()
+    assert f'warning: {workdir} takes no records at present (Forbidden' in capsys.readouterr().err
+    report.close()
+    assert f'are in {report.folder} of this machine' in capsys.readouterr().err
+    assert [record['step'] for record in read(report.folder)] == [1]
+    shutil.rmtree(report.folder)
+
+
+def test_events_that_grow_while_they_are_uploaded(bucket, monkeypatch):
+    workdir = files.as_path(bucket) / 'run'
+    report = Report(workdir, True, 0)
+    grown = report.folder / 'events.big'
+    grown.write_bytes(bytes(6 << 20))
+    file_system = type(files._file_system())
+    pipe = file_system.pipe_file
+
+    def grow(self, path, data, **how):
+        with open(grown, 'ab') as file:
+            file.write(bytes(1 << 20))
+        return pipe(self, path, data, **how)
+
+    monkeypatch.setattr(file_system, 'pipe_file', grow)
+    report.flush()
+    monkeypatch.undo()
+    assert (workdir / 'events.big').stat().length >= 6 << 20
+    report.close()
+
+
+def test_a_full_disk_costs_no_record(tmp_path, monkeypatch, capsys):
+    report = Report(tmp_path, True, 0)
+    report.write(1, {'train/loss': 1.0})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (
+        os.stat(tmp_path / 'metrics.jsonl').st_size + 10, resource.RLIM_INFINITY))
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        report.write(2, {'train/loss': 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        signal.signal(signal.SIGXFSZ, before)
+    assert [record['step'] for record in read(tmp_path)] == [1]
+    assert 'takes no records at present' in capsys.readouterr().err
+    report.write(3, {'train/loss': 3.0})
+    report.close()
+    assert [record['step'] for record in read(tmp_path)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize('seconds, text', [

@@ -108,6 +108,7 @@ def test_in_a_bucket_a_run_is_one_with_a_whole_checkpoint(bucket):
 
 def test_a_bucket_whose_old_checkpoints_could_not_be_deleted(bucket, bucket_server, monkeypatch):
     workdir = files.as_path(bucket) / 'run'
+    monkeypatch.setattr(files, 'REFUSED_SECONDS', 0.0)
     monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}\\?": 403})
     with pytest.raises(InputError, match=f'^{bucket}: old checkpoints .* Legacy Bucket Reader'):
         check_run_directory(workdir, FIELDS, None, comparable=True)
