@@ -32,6 +32,11 @@ usage() {
   sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"
 }
 
+# Of --tool: what is run instead of training.
+check_tool() {
+  case $1 in '' | sweep) ;; *) fail "--tool=$1: sweep is the only one" ;; esac
+}
+
 # Refuses flags of a run whose directory the hosts would not share.
 check_workdir() {
   local flag workdir=

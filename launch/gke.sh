@@ -20,9 +20,12 @@
 #     --restarts=N                    how often a run is started again (100)
 #     --service-account=NAME          that may use the bucket (default)
 #     --project=PROJECT               default: gcloud's own setting
+#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
 #     --shared-disk                   the workdir is no gs:// path, but all hosts mount it
 #     --dry-run                       print the commands, run none
 #
+# GKE_CREATE_FLAGS are handed on to gcloud container node-pools create as they are, such as
+# --node-locations=ZONE or --reservation-affinity=specific --reservation=NAME.
 # A preempted spot slice is created again by GKE and the run by the JobSet, whoever watches; exit
 # status 2, bad input or configuration, ends it.
 set -euo pipefail
@@ -31,7 +34,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/launch/common.sh"
 
 cluster='' location='' project='' topology='' slices=1 spot='' image='' restarts=100
-service_account=default shared_disk='' dry_run=''
+service_account=default shared_disk='' dry_run='' tool=''
 
 verb=${1:-}
 case $verb in
@@ -55,6 +58,7 @@ while [ $# -gt 0 ]; do
     --spot) spot=1 ;;
     --shared-disk) shared_disk=1 ;;
     --dry-run) dry_run=1 ;;
+    --tool=*) tool=${1#*=} ;;
     --help | -h) usage && exit 0 ;;
     --) shift && break ;;
     *) fail "$1 is not an option of gke.sh (options are written --NAME=VALUE, flags of the run" \
@@ -64,6 +68,7 @@ while [ $# -gt 0 ]; do
 done
 [[ $slices =~ ^[1-9][0-9]*$ ]] || fail "--slices=$slices: give a number from 1"
 [[ $restarts =~ ^[0-9]+$ ]] || fail "--restarts=$restarts: give a number"
+check_tool "$tool"
 
 need() {
   [ -n "$2" ] || fail "--$1 is missing, see --help"
@@ -98,6 +103,7 @@ read_topology() {
   machine=$machine-${chips}t
 }
 
+# shellcheck disable=SC2086
 create() {
   local slice flags
   need cluster "$cluster" && need location "$location" && read_topology
@@ -107,7 +113,7 @@ create() {
   [ -z "$spot" ] || flags+=(--spot)
   [ -z "$project" ] || flags+=("--project=$project")
   for ((slice = 0; slice < slices; slice++)); do
-    run gcloud container node-pools create "$name-$slice" "${flags[@]}" --quiet
+    run gcloud container node-pools create "$name-$slice" "${flags[@]}" ${GKE_CREATE_FLAGS:-} --quiet
   done
 }
 
@@ -135,7 +141,7 @@ for name, value in values.items():
 print(text, end="")
 ' "$root/launch/gke_jobset.yaml" "name=$name" "slices=$slices" "hosts=$hosts" "chips=$chips" \
     "accelerator=$accelerator" "topology=$shape" "image=$image" "restarts=$restarts" \
-    "service_account=$service_account" -- "$@"
+    "service_account=$service_account" "module=bert_jax.${tool:+tools.}${tool:-main}" -- "$@"
 }
 
 start() {

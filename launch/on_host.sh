@@ -3,9 +3,10 @@
 # the connection that started it; ~/.bert_jax holds its flags, process id, log and exit status.
 #
 #     launch/on_host.sh install           makes .venv, with a Python of its own where there is none
-#     launch/on_host.sh start FLAG...     starts python -m bert_jax.main FLAG...; stops what runs
+#     launch/on_host.sh start FLAG...     starts python -m bert_jax.main FLAG... (with --tool=sweep
+#                                         before them bert_jax.tools.sweep); stops what runs
 #     launch/on_host.sh status [FLAG...]  running, other (with other flags), none, lost (it ended
-#                                         without a word, as by a reboot), or the exit status
+#                                         without a word, as by a reboot), stopped, or the exit status
 #     launch/on_host.sh stop              SIGTERM, at which a run saves; SIGKILL after 15 minutes
 #     launch/on_host.sh follow            the log, until the run ends
 set -euo pipefail
@@ -47,7 +48,7 @@ case $verb in
     ;;
   start)
     stop
-    rm -f "$state/status"
+    rm -f "$state/status" "$state/stopped"
     printf '%q ' "$@" > "$state/flags"
     nohup setsid launch/on_host.sh supervise "$@" >> "$state/log" 2>&1 < /dev/null &
     echo $! > "$state/pid"
@@ -57,8 +58,10 @@ case $verb in
     # shellcheck source=launch/venv.sh
     . launch/venv.sh
     trap : TERM # the run hears it too, saves, and ends with 143
-    echo "$(date '+%F %T') python -m bert_jax.main $*"
-    python -m bert_jax.main "$@"
+    module=bert_jax.main
+    if [ "${1:-}" = --tool=sweep ]; then module=bert_jax.tools.sweep && shift; fi
+    echo "$(date '+%F %T') python -m $module $*"
+    python -m "$module" "$@"
     ;;
   status)
     if running; then
@@ -67,6 +70,8 @@ case $verb in
       else
         echo other
       fi
+    elif [ -e "$state/stopped" ]; then
+      echo stopped
     elif [ -s "$state/status" ]; then
       cat "$state/status"
     elif [ -e "$state/pid" ]; then
@@ -75,7 +80,7 @@ case $verb in
       echo none
     fi
     ;;
-  stop) stop ;;
+  stop) touch "$state/stopped" && stop ;;
   follow)
     [ -e "$state/log" ] || { echo "error: no run was started here" >&2 && exit 2; }
     tail -n 100 --pid="$(pid)" -F "$state/log"

@@ -8,11 +8,12 @@
 #                                                 until it is done
 #     launch/slurm.sh follow NAME                 its log, slurm-NAME.log
 #     launch/slurm.sh status NAME
-#     launch/slurm.sh stop   NAME                 ends the run: SIGTERM, at which it saves
+#     launch/slurm.sh stop   NAME                 ends the run: SIGTERM, at which it saves, and it is
+#                                                 not queued again (slurm-NAME.stopped says so)
 #     launch/slurm.sh delete NAME                 at once
 #
 # --gpus is a node's; --partition=..., --time=..., --account=... and the like go to sbatch as they
-# are. --dry-run, before the --, prints the commands and runs none. One task a node drives all its
+# are. --tool=sweep runs bert_jax.tools.sweep instead; --dry-run, before the --, prints the commands and runs none. One task a node drives all its
 # GPUs. Ten minutes before the time limit the run is told to save; exit status 143 (it did) queues
 # it again, 0 is the end, 2 bad input, anything else a fault, and ends it too.
 
@@ -26,17 +27,20 @@ set -euo pipefail
 if [ "${1:-}" = job ]; then # as sbatch runs it, in the folder from which it was called
   shift
   export BERT_JAX_PLATFORM=cuda
+  stopped=slurm-$SLURM_JOB_NAME.stopped
+  [ ! -e "$stopped" ] || { echo "stopped while it was queued" && exit 143; }
   # shellcheck source=launch/venv.sh
   . launch/venv.sh
-  status=0
+  status=0 module=bert_jax.main
+  if [ "${1:-}" = --tool=sweep ]; then module=bert_jax.tools.sweep && shift; fi
   # Under SLURM jax takes one GPU a task, unless it is told of all. A host that fails ends the
   # others by itself, with its own status.
   # shellcheck disable=SC2016
   srun --kill-on-bad-exit=0 bash -c '
     export JAX_LOCAL_DEVICE_IDS=$(seq -s, 0 $((SLURM_GPUS_ON_NODE - 1)))
-    exec python -m bert_jax.main "$@"' bash "$@" || status=$?
+    exec python -m "$@"' bash "$module" "$@" || status=$?
   echo "$(date '+%F %T') ended with status $status"
-  [ "$status" != 143 ] || scontrol requeue "$SLURM_JOB_ID"
+  [ "$status" != 143 ] || [ -e "$stopped" ] || scontrol requeue "$SLURM_JOB_ID"
   exit "$status"
 fi
 
@@ -53,13 +57,14 @@ case $verb in
 esac
 case $name in -* | '') fail "$verb: the name is missing, see --help" ;; esac
 shift 2
-nodes='' gpus='' dry_run=''
+nodes='' gpus='' dry_run='' tool=''
 options=("--job-name=$name" "--output=slurm-$name.log")
 while [ $# -gt 0 ]; do
   case $1 in
     --nodes=*) nodes=${1#*=} ;;
     --gpus=*) gpus=${1#*=} ;;
     --dry-run) dry_run=1 ;;
+    --tool=*) tool=${1#*=} ;;
     --) shift && break ;;
     --config* | --workdir*) fail "$1 is a flag of the run: flags of the run come after --" ;;
     *) options+=("$1") ;;
@@ -73,11 +78,17 @@ case $verb in
     [ -n "$gpus" ] || fail "--gpus is missing: how many a node has, such as --gpus=8"
     [[ $nodes =~ ^[1-9][0-9]*$ ]] || fail "--nodes=$nodes: give a number from 1"
     [[ $gpus =~ ^[1-9][0-9]*$ ]] || fail "--gpus=$gpus: give the number of GPUs of a node"
+    check_tool "$tool"
     shared_disk=1 check_workdir "$@"
-    run sbatch "--nodes=$nodes" "--gpus-per-node=$gpus" "${options[@]}" launch/slurm.sh job "$@"
+    run rm -f "slurm-$name.stopped"
+    run sbatch "--nodes=$nodes" "--gpus-per-node=$gpus" "${options[@]}" launch/slurm.sh job \
+      ${tool:+"--tool=$tool"} "$@"
     ;;
   follow) run tail -n 100 -F "slurm-$name.log" ;;
   status) run squeue "--name=$name" ;;
-  stop) run scancel "--name=$name" --signal=TERM ;;
+  stop)
+    run touch "slurm-$name.stopped" # also for a job that is queued, which hears no signal
+    run scancel "--name=$name" --signal=TERM
+    ;;
   delete) run scancel "--name=$name" ;;
 esac

@@ -10,7 +10,8 @@
 #     launch/tpu_vm.sh relaunch NAME --type=... -- FLAG...
 #                                                    all of these, again after each preemption,
 #                                                    until the run is done
-#     launch/tpu_vm.sh stop     NAME                 SIGTERM on every host: the run saves and ends
+#     launch/tpu_vm.sh stop     NAME                 SIGTERM on every host: the run saves and ends,
+#                                                    and so does a relaunch that watches it
 #     launch/tpu_vm.sh delete   NAME                 the slice, and with it what it costs
 #
 # Options, before the --:
@@ -20,6 +21,7 @@
 #     --spot                          cheaper, and may be taken away at any time
 #     --slices=N                      N slices of that type in one run
 #     --valid-until=DURATION          give up waiting in the queue after, such as 6h
+#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
 #     --shared-disk                   the workdir is no gs:// path, but all hosts mount it
 #     --delete                        relaunch deletes the slice when the run is done or given up
 #     --dry-run                       print the commands, run none
@@ -28,14 +30,16 @@
 # TPU_CREATE_FLAGS and TPU_SSH_FLAGS are handed on to gcloud as they are, such as
 # --service-account=NAME or --tunnel-through-iap. A run that is killed goes on from its last
 # checkpoint: exit status 0 is the end, 2 bad input (relaunch stops), anything else a fault, tried
-# again at most 5 times unless the run went well for an hour in between.
+# again at most 5 times unless the run went well for an hour in between. A slice whose first host
+# cannot be reached for 15 minutes (UNREACHABLE_SECONDS) counts as a fault, and is deleted and asked
+# for again.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source=launch/common.sh
 . "$root/launch/common.sh"
 
 zone='' project='' type='' runtime='' spot='' slices=1 valid_until='' shared_disk='' dry_run=''
-delete_after=''
+delete_after='' tool=''
 pause=${POLL_SECONDS:-60}
 
 verb=${1:-}
@@ -57,6 +61,7 @@ while [ $# -gt 0 ]; do
     --valid-until=*) valid_until=${1#*=} ;;
     --spot) spot=1 ;;
     --shared-disk) shared_disk=1 ;;
+    --tool=*) tool=${1#*=} ;;
     --delete) delete_after=1 ;;
     --dry-run) dry_run=1 ;;
     --help | -h) usage && exit 0 ;;
@@ -67,6 +72,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [[ $slices =~ ^[1-9][0-9]*$ ]] || fail "--slices=$slices: give a number from 1"
+check_tool "$tool"
 
 where=()
 [ -z "$zone" ] || where+=("--zone=$zone")
@@ -126,20 +132,29 @@ host_is_gone() {
   [[ $state == PREEMPTED || $state == TERMINATED ]]
 }
 
+check_type() {
+  [ -n "$type" ] || fail "--type is missing, such as --type=v5litepod-256"
+  [ -z "$runtime" ] || return 0
+  case $type in
+    v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
+    v5p-*) runtime=v2-alpha-tpuv5 ;;
+    v6e-*) runtime=v2-alpha-tpuv6e ;;
+    v2-* | v3-* | v4-*) runtime=tpu-ubuntu2204-base ;;
+    *) fail "--type=$type: no TPU software version is known for it, give one by --runtime" ;;
+  esac
+}
+
+# Before maintenance the hosts get SIGTERM and five minutes, where this gcloud can ask for that.
+# https://cloud.google.com/tpu/docs/autocheckpoint
+autocheckpoint() {
+  case $type in v2-* | v3-* | v4-* | v5litepod-*) ;; *) return 1 ;; esac
+  [ -z "$dry_run" ] && gcloud compute tpus queued-resources create --help 2> /dev/null |
+    grep -q -e --autocheckpoint-enabled
+}
+
 # shellcheck disable=SC2086
 request() {
-  local flags=("--accelerator-type=$type")
-  if [ -z "$runtime" ]; then
-    case $type in
-      v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
-      v5p-*) runtime=v2-alpha-tpuv5 ;;
-      v6e-*) runtime=v2-alpha-tpuv6e ;;
-      v2-* | v3-* | v4-*) runtime=tpu-ubuntu2204-base ;;
-      '') fail "--type is missing, such as --type=v5litepod-256" ;;
-      *) fail "--type=$type: no TPU software version is known for it, give one by --runtime" ;;
-    esac
-  fi
-  flags+=("--runtime-version=$runtime")
+  local flags=("--accelerator-type=$type" "--runtime-version=$runtime")
   if ((slices > 1)); then
     flags+=("--node-count=$slices" "--node-prefix=$name")
   else
@@ -147,11 +162,13 @@ request() {
   fi
   [ -z "$spot" ] || flags+=(--spot)
   [ -z "$valid_until" ] || flags+=("--valid-until-duration=$valid_until")
+  ! autocheckpoint || flags+=(--autocheckpoint-enabled)
   queued create "$name" "${flags[@]}" ${TPU_CREATE_FLAGS:-}
 }
 
 create() {
   local state last=''
+  check_type
   request
   if [ -n "$dry_run" ]; then
     echo "# every $pause seconds, until it is ACTIVE:"
@@ -185,7 +202,7 @@ install() {
 }
 
 start() {
-  ssh_to all all "$(on_host start "$@")"
+  ssh_to all all "$(on_host start ${tool:+"--tool=$tool"} "$@")"
 }
 
 end() {
@@ -194,7 +211,9 @@ end() {
 }
 
 relaunch() {
-  local state last='' status first=1 failures=0 started=$SECONDS
+  local state last='' status failures=0 started=$SECONDS unreachable=''
+  local todo=look # at what is there; then watch it; begin: install and start, whatever is there
+  check_type
   while true; do
     state=$(slice_state)
     [ "$state" = "$last" ] || say "$name is $state"
@@ -202,7 +221,15 @@ relaunch() {
     case $state in
       ACTIVE) ;;
       MISSING)
-        request
+        status=0
+        request 2> "$errors" || status=1
+        cat "$errors" >&2
+        if [ "$status" = 1 ]; then
+          grep -qE 'UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|INTERNAL' "$errors" ||
+            count_failure "the request for $name was refused"
+          sleep "$pause"
+        fi
+        todo=look
         continue
         ;;
       CREATING | ACCEPTED | WAITING_FOR_RESOURCES | PROVISIONING | UNKNOWN)
@@ -216,36 +243,47 @@ relaunch() {
         ;;
     esac
 
-    status=$(run_status "$@")
-    if [ -n "$first" ]; then
-      case $status in
-        running) say "the run is going on" ;;
-        other) fail "$name runs something else: end it with tpu_vm.sh stop $name" ;;
-        unreachable) ;;
-        *) status=none ;; # it ended before this call
-      esac
+    status=$(run_status ${tool:+"--tool=$tool"} "$@")
+    if [ "$status" = unreachable ]; then
+      if [ -z "$unreachable" ]; then
+        unreachable=$SECONDS
+        say "the first host of $name does not answer"
+      fi
+      if host_is_gone; then
+        delete || true
+      elif ((SECONDS - unreachable >= ${UNREACHABLE_SECONDS:-900})); then
+        count_failure "$name is ACTIVE and its first host cannot be reached by ssh"
+        unreachable=''
+        delete || true
+      fi
+      sleep "$pause"
+      continue
     fi
-    [ "$status" = unreachable ] || first=
-    case $status in
-      running) sleep "$pause" ;;
-      0) say "the run is done" && end 0 ;;
-      2) say "bad input or configuration, as tpu_vm.sh follow $name shows" && end 2 ;;
-      unreachable)
-        if host_is_gone; then delete || true; fi
-        sleep "$pause"
-        ;;
+    unreachable=''
+    case $todo.$status in
+      look.running) say "the run is going on" && todo=watch ;;
+      look.other) fail "$name runs something else: end it with tpu_vm.sh stop $name" ;;
+      watch.running) sleep "$pause" ;;
+      watch.0) say "the run is done" && end 0 ;;
+      watch.2) say "bad input or configuration, as tpu_vm.sh follow $name shows" && end 2 ;;
+      watch.stopped) say "the run was stopped by tpu_vm.sh stop $name" && end 143 ;;
       *)
-        case $status in
-          none | lost | 143) ;;
+        case $todo.$status in
+          look.* | begin.*) todo=begin ;;
+          *.lost | *.143) ;;
           *) count_failure "the run ended with status $status" ;;
         esac
         say "starting the run"
-        if { [ "$status" != none ] || install; } && start "$@"; then
+        if { [ "$todo" = watch ] || install; } && start "$@"; then
           started=$SECONDS
+          todo=watch
         else
-          count_failure "installation or start failed"
-          first=1
+          todo=begin
           sleep "$pause"
+          # A host that is being taken away refuses too: that is no fault of the run.
+          if [ "$(slice_state)" = ACTIVE ] && ! host_is_gone; then
+            count_failure "installation or start failed"
+          fi
         fi
         ;;
     esac
@@ -262,6 +300,7 @@ count_failure() {
 
 # What relaunch does where nothing goes wrong, and what it does after a preemption.
 show_relaunch() {
+  check_type
   describe
   create
   install
@@ -280,7 +319,7 @@ esac
 case $verb in
   run) start "$@" ;;
   relaunch)
-    [ -n "$type" ] || fail "--type is missing, such as --type=v5litepod-256"
+    errors=$(mktemp) && trap 'rm -f "$errors"' EXIT
     if [ -n "$dry_run" ]; then show_relaunch "$@"; else relaunch "$@"; fi
     ;;
   follow) ssh_to 0 0 "$(on_host follow)" ;;

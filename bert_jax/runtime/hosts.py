@@ -12,6 +12,7 @@ import glob
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,8 +71,9 @@ def connect() -> None:
         raise InputError(f'{missing} is not set: name {", ".join(given)}, or none of them')
     numbers = {name: _whole_number(name) for name in (
         'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', *(size for size, _ in _TASK_COUNTS))}
+    _check_stale()
     # Hosts of a pod come up minutes apart: the installation is what takes longest.
-    patience = 600
+    patience = _whole_number('BERT_JAX_JOIN_SECONDS') or 600
     if all(given.values()):
         jax.distributed.initialize(
             num_processes=numbers['JAX_NUM_PROCESSES'], process_id=numbers['JAX_PROCESS_ID'],
@@ -95,6 +97,24 @@ def connect() -> None:
                 'they have not joined: start one task, or set JAX_COORDINATOR_ADDRESS=HOST:PORT, '
                 'JAX_NUM_PROCESSES and JAX_PROCESS_ID for each'
             )
+
+
+def _check_stale() -> None:
+    """Refuses, or names, what another run has left in the environment: libtpu would obey it.
+
+    Raises:
+      InputError: variables of a run of several slices are incomplete.
+    """
+    slices = ('MEGASCALE_COORDINATOR_ADDRESS', 'MEGASCALE_NUM_SLICES', 'MEGASCALE_SLICE_ID')
+    found = [name for name in slices if os.environ.get(name)]
+    number, total = (_whole_number(name) for name in reversed(slices[1:]))
+    if (found and len(found) < len(slices)) or (number or 0) >= (total or 1):
+        raise InputError(
+            f'{", ".join(f"{name}={os.environ[name]}" for name in found)} in the environment do '
+            f'not describe slices: set {", ".join(slices)}, or unset them')
+    if chips := os.environ.get('TPU_VISIBLE_CHIPS'):
+        print(f'note: TPU_VISIBLE_CHIPS={chips} is set: this process uses these chips only',
+              file=sys.stderr, flush=True)
 
 
 def _whole_number(variable: str) -> int | None:

@@ -171,6 +171,8 @@ def test_gke(standins, topology, accelerator, hosts, chips, machine):
         'cloud.google.com/gke-tpu-accelerator': accelerator,
         'cloud.google.com/gke-tpu-topology': topology.split(':')[1]}
     assert container['args'] == FLAGS[1:]
+    assert container['command'] == ['python', '-m', 'bert_jax.main']
+    assert pod['shareProcessNamespace']  # Python is not process 1, which ignores SIGTERM
     assert container['image'] == 'host/bert:1'
     assert container['resources']['limits'] == {'google.com/tpu': chips}
     # Bad input ends the set: the rule of the job names the container, that of the set the rule.
@@ -219,7 +221,7 @@ def test_a_dry_run_prints_what_would_run(standins, script, arguments):
     arguments = [*arguments[:2], '--dry-run', *arguments[2:]]
     process = _run([ROOT / 'launch' / script, *arguments], path=standins / 'bin')
     assert process.returncode == 0 and not _calls(standins)
-    _run(['bash', '-c', process.stdout], path=standins / 'bin')
+    _run(['bash', '-c', process.stdout], path=standins / 'bin', cwd=standins)
     printed = re.findall(r'^(?:gcloud|docker|kubectl|sbatch|scancel|squeue) .*', process.stdout,
                          re.MULTILINE)
     assert len(_calls(standins)) == len(printed) > 0
@@ -231,24 +233,34 @@ def test_a_dry_run_prints_what_would_run(standins, script, arguments):
         assert '"--workdir=gs://bucket/run"' in (standins / 'applied').read_text()
 
 
-@pytest.mark.parametrize('status', [0, 1, 2, 143])
-def test_a_job_of_slurm_is_queued_again_when_it_was_stopped(standins, status):
-    """srun starts one task a node, which is told of all its GPUs."""
+@pytest.mark.parametrize(('status', 'stopped'), [
+    (0, ''), (1, ''), (2, ''), (143, ''), (143, 'running'), (143, 'queued')])
+@pytest.mark.parametrize('module', ['bert_jax.main', 'bert_jax.tools.sweep'])
+def test_a_job_of_slurm_is_queued_again_when_its_time_ends(standins, status, stopped, module):
+    """Not when somebody stopped it. srun starts one task a node, which is told of all its GPUs."""
     _write(standins / 'bin' / 'srun', f'''
         printf '%s\\n' "srun $1" >> {standins}/calls
         shift && exec "$@"
         ''')
     _write(standins / 'bin' / 'python',
-           f'printf "%s|" "$JAX_LOCAL_DEVICE_IDS" "$@" >> {standins}/ran; exit {status}\n')
+           f'printf "%s|" "$JAX_LOCAL_DEVICE_IDS" "$@" >> {standins}/ran\n'
+           + 'touch slurm-b.stopped\n' * (stopped == 'running') + f'exit {status}\n')
+    if stopped == 'queued':
+        (standins / 'slurm-b.stopped').touch()
     (standins / 'launch').mkdir()
     (standins / 'launch' / 'venv.sh').write_text('')
-    process = _run([ROOT / 'launch' / 'slurm.sh', 'job', *FLAGS[1:]], path=standins / 'bin',
-                   cwd=standins, SLURM_JOB_ID='7', SLURM_GPUS_ON_NODE='4')
+    tool = ['--tool=sweep'] if module.endswith('sweep') else []
+    process = _run([ROOT / 'launch' / 'slurm.sh', 'job', *tool, *FLAGS[1:]],
+                   path=standins / 'bin', cwd=standins, SLURM_JOB_ID='7', SLURM_GPUS_ON_NODE='4',
+                   SLURM_JOB_NAME='b')
     assert process.returncode == status
-    assert (standins / 'ran').read_text() == '|'.join(
-        ['0,1,2,3', '-m', 'bert_jax.main', *FLAGS[1:], ''])
+    if stopped == 'queued':
+        assert not _calls(standins)
+        return
+    assert (standins / 'ran').read_text() == '|'.join(['0,1,2,3', '-m', module, *FLAGS[1:], ''])
     assert _calls(standins)[0] == 'srun --kill-on-bad-exit=0'
-    assert _calls(standins)[1:] == (['scontrol requeue 7'] if status == 143 else [])
+    requeued = status == 143 and not stopped
+    assert _calls(standins)[1:] == (['scontrol requeue 7'] if requeued else [])
     if status == 143:
         # sbatch reads its options from the head of the script, up to the first command.
         head = (ROOT / 'launch' / 'slurm.sh').read_text().partition('\nset -')[0]

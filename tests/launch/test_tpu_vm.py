@@ -24,22 +24,36 @@ case "$3 $4" in
     cat slice
     if [ "$(cat slice)" = WAITING_FOR_RESOURCES ]; then echo ACTIVE > slice; mkdir home; fi ;;
   'queued-resources create')
+    case $* in *--help*) echo "$HELP"; exit ;; esac
     [ ! -e slice ] || exit 1
+    if [ -s refusals ]; then head -n 1 refusals >&2; sed -i 1d refusals; exit 1; fi
     echo "${AFTER_CREATE:-WAITING_FOR_RESOURCES}" > slice ;;
-  'queued-resources delete') end_host; rm -f slice gone ;;
+  'queued-resources delete') end_host; rm -f slice gone dying ;;
   'queued-resources scp') cp "$5" "home/${6#*:}" ;;
   'queued-resources ssh')
-    [ ! -e gone ] || exit 255
+    [ ! -e gone ] && [ ! -e deaf ] || exit 255
+    case $* in *--worker=all*)
+      [ ! -e dying ] || exit 255
+      if [ -e half ] && [[ $* == *' start '* ]]; then rm half; half=1; fi ;;
+    esac
     for argument in "$@"; do
-      case $argument in --command=*) cd home; HOME=$PWD exec bash -c "${argument#*=}" ;; esac
+      case $argument in
+        --command=*)
+          (cd home; HOME=$PWD exec bash -c "${argument#*=}"); exit $(($? + ${half:-0})) ;;
+      esac
     done ;;
-  'tpu-vm describe') if [ -e gone ]; then echo PREEMPTED; else echo READY; fi ;;
+  'tpu-vm describe')
+    if [ -e dying ]; then echo SUSPENDED > slice; fi
+    if [ -e gone ] || [ -e dying ]; then echo PREEMPTED; else echo READY; fi ;;
 esac
 '''
 # A run does what the next line of `plan` says: ends with that status, or waits, or its slice is
-# taken away (preempt: as the queued resource says; gone: as only the node says), or is killed.
+# taken away (preempt: as the queued resource says; gone: as only the node says; notice: it saves
+# first, and no command is taken any more), or is killed.
 PYTHON = r'''#!/usr/bin/env bash
+module=$2
 shift 2
+[ "$module" = bert_jax.main ] || echo "$module" >> "$CLOUD/runs"
 echo "$*" >> "$CLOUD/runs"
 todo=$(head -n 1 "$CLOUD/plan")
 sed -i 1d "$CLOUD/plan"
@@ -49,6 +63,7 @@ case $todo in
   [0-9]*) exit "$todo" ;;
   preempt) echo SUSPENDED > "$CLOUD/slice" ;;
   gone) touch "$CLOUD/gone" ;;
+  notice) touch "$CLOUD/dying"; exit 143 ;;
   killed) kill -9 0 ;;
 esac
 while true; do sleep 0.05; done
@@ -65,7 +80,7 @@ class Cloud:
     def start(self, *arguments, **environment):
         environment = os.environ | {
             'PATH': f'{self.checkout}/bin:{os.environ["PATH"]}', 'CLOUD': str(self.folder),
-            'POLL_SECONDS': '0.1', **environment,
+            'POLL_SECONDS': '0.1', 'HELP': '', **environment,
         }
         return subprocess.Popen(
             [self.checkout / 'launch' / 'tpu_vm.sh', *arguments], env=environment, text=True,
@@ -88,7 +103,8 @@ class Cloud:
     def calls(self, verb):
         path = self.folder / 'calls'
         calls = path.read_text().splitlines() if path.exists() else []
-        return [call.split('\t') for call in calls if call.split('\t')[3] == verb]
+        return [call.split('\t') for call in calls
+                if call.split('\t')[3] == verb and '--help' not in call]
 
 
 @pytest.fixture(scope='module')
@@ -163,7 +179,7 @@ def test_steps_one_by_one(cloud):
     assert cloud.run('stop', 'bert').returncode == 0
     output, _ = following.communicate(timeout=20)  # it ends with the run
     assert 'hello from the run\n' in output and output.endswith('saved\n')
-    assert cloud.run('status', 'bert').stdout == 'ACTIVE\n143\n'
+    assert cloud.run('status', 'bert').stdout == 'ACTIVE\nstopped\n'
 
     assert cloud.run('delete', 'bert').returncode == 0
     assert cloud.calls('delete') == [
@@ -187,6 +203,7 @@ def test_a_new_run_stops_the_old_one(cloud):
     (['preempt', '143', '1', 'gone', 'killed', '0'], 0, 3, 6),
     (['143', '2'], 2, 1, 2),
     (['1'] * 9, 1, 1, 5),
+    (['notice'] * 7 + ['0'], 0, 8, 8),  # however often: it saved each time
 ])
 def test_relaunch_goes_on_until_the_run_is_done(cloud, plan, status, slices, runs):
     cloud.plan(*plan)
@@ -215,6 +232,65 @@ def test_relaunch_joins_a_run_that_is_going_on(cloud):
     second.communicate(timeout=20)
     assert second.returncode == 0 and len(cloud.runs) == 2
     assert len(cloud.calls('delete')) == 1 and not (cloud.folder / 'slice').exists()
+
+
+def test_a_stop_beside_a_relaunch_ends_it(cloud):
+    cloud.plan('wait')
+    relaunch = cloud.start('relaunch', 'bert', '--type=v4-8', *FLAGS)
+    _wait(lambda: cloud.runs)
+    assert cloud.run('stop', 'bert').returncode == 0
+    _, errors = relaunch.communicate(timeout=20)
+    assert relaunch.returncode == 143 and 'the run was stopped by tpu_vm.sh stop' in errors
+    assert len(cloud.runs) == 1 and cloud.run('status', 'bert').stdout == 'ACTIVE\nstopped\n'
+    cloud.plan('0')  # asked for again, it is started again
+    assert cloud.run('relaunch', 'bert', '--type=v4-8', *FLAGS).returncode == 0
+
+
+def test_a_slice_without_ssh_is_named_and_given_back(cloud):
+    (cloud.folder / 'deaf').touch()
+    process = cloud.run('relaunch', 'bert', '--type=v4-8', *FLAGS, UNREACHABLE_SECONDS='1')
+    assert process.returncode == 1
+    assert 'the first host of bert does not answer' in process.stderr
+    assert process.stderr.count('first host cannot be reached by ssh') == 5
+    assert len(cloud.calls('delete')) == 4  # the fifth is left to whoever looks into it
+
+
+def test_requests_are_made_again_while_the_service_is_away(cloud):
+    (cloud.folder / 'refusals').write_text('ERROR: UNAVAILABLE: try again later\n' * 7)
+    cloud.plan('0')
+    process = cloud.run('relaunch', 'bert', '--type=v4-8', *FLAGS)
+    assert process.returncode == 0 and len(cloud.calls('create')) == 8
+    (cloud.folder / 'slice').unlink()
+    (cloud.folder / 'refusals').write_text('ERROR: PERMISSION_DENIED: not yours\n' * 9)
+    process = cloud.run('relaunch', 'bert', '--type=v4-8', *FLAGS)
+    assert process.returncode == 1 and len(cloud.calls('create')) == 8 + 5
+    assert 'PERMISSION_DENIED' in process.stderr
+
+
+def test_hosts_that_started_by_half_are_started_anew(cloud):
+    (cloud.folder / 'half').touch()  # one of them refuses the first start
+    cloud.plan('wait', '0')
+    process = cloud.run('relaunch', 'bert', '--type=v4-8', *FLAGS)
+    assert process.returncode == 0, process.stderr
+    assert 'installation or start failed (1 of 5' in process.stderr
+    assert len(cloud.calls('scp')) == 2 and len(cloud.runs) == 2
+
+
+def test_a_sweep_is_started_in_place_of_a_run(cloud):
+    cloud.plan('0')
+    process = cloud.run('relaunch', 'bert', '--type=v4-8', '--tool=sweep', *FLAGS)
+    assert process.returncode == 0, process.stderr
+    assert cloud.runs == ['bert_jax.tools.sweep', ' '.join(FLAGS[1:])]
+    assert cloud.run('run', 'bert', '--tool=x', *FLAGS).returncode == 2
+
+
+@pytest.mark.parametrize(('slice_type', 'knows', 'asked'), [
+    ('v5litepod-16', '--autocheckpoint-enabled', True), ('v5litepod-16', '', False),
+    ('v6e-16', '--autocheckpoint-enabled', False),
+])
+def test_time_to_save_before_maintenance_is_asked_for(cloud, slice_type, knows, asked):
+    cloud.run('create', 'bert', f'--type={slice_type}', HELP=knows)
+    assert ('--autocheckpoint-enabled' in cloud.calls('create')[-1]) == asked
 
 
 def test_relaunch_gives_up_on_a_request_that_always_fails(cloud):
