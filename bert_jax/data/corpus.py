@@ -14,10 +14,10 @@ from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol
 
 from bert_jax.data import python_docs, text_files, wikidump
-from bert_jax.data.store import digests
+from bert_jax.data.store import digests, object_digest
 from bert_jax.data.text_files import Document
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path, find
+from bert_jax.runtime.files import as_path, find, in_bucket
 from bert_jax.runtime.process import loading_tensorflow
 
 
@@ -240,7 +240,11 @@ class _Files:
     def fingerprint(self) -> str:
         # The end of a name may decide how a file is read; its folder does not matter.
         names = [''.join(PurePath(path).suffixes) for path in self._paths]
-        return _digest([self._format, *zip(names, _content(self.spec, self._paths))])
+        if in_bucket(self._paths[0]):
+            contents = [object_digest(file) for file in self._found]
+        else:
+            contents = _content(self.spec, self._paths)
+        return _digest([self._format, *zip(names, contents, strict=True)])
 
     def outline(self) -> str:
         sizes = [file.size for file in self._found]

@@ -206,31 +206,25 @@ def share_store(source: Any, tokenizer: Any, places: Places, progress: bool) -> 
     Raises:
       InputError: whatever building raises, a damaged store, or `data.dir` is not shared.
     """
+    name = hosts.share('token store', lambda: store_fingerprint(source, tokenizer))
+    here, published = (
+        place / 'stores' / name / MANIFEST for place in (places.local, places.shared))
+
     def prepare() -> str:
-        name = store_fingerprint(source, tokenizer)
-        if not (places.local / 'stores' / name).exists() and (
-                places.shared / 'stores' / name / MANIFEST).exists():
+        if here == published:
+            build_store(source, tokenizer, places.local, progress)
+            return ''
+        if here.exists() or not published.exists():
+            build_store(source, tokenizer, places.local, progress, field='data.local_dir')
+        if not published.exists():
+            _copy(places.local, places.shared, name, progress, 'data.dir')
+        return ''
+
+    hosts.share('prepare the token store', prepare)
+    if not here.exists():
+        _await(places.shared, published)
+        if here != published:
             _copy(places.shared, places.local, name, progress, 'data.local_dir')
-        else:
-            field = 'data.dir' if places.local == places.shared else 'data.local_dir'
-            build_store(source, tokenizer, places.local, progress, field=field)
-        return name
-
-    name = hosts.share('token store', prepare)
-    if places.local != places.shared or hosts.count() > 1:
-        here = (places.local / 'stores' / name / MANIFEST).exists()
-        wanting = '' in hosts.exchange('has the token store', 'yes' if here else '')
-        if places.local != places.shared and (wanting or files.in_bucket(places.shared)):
-            def publish() -> str:
-                if not (places.shared / 'stores' / name / MANIFEST).exists():
-                    _copy(places.local, places.shared, name, progress, 'data.dir')
-                return ''
-
-            hosts.share('publish the token store', publish)
-        if not here:
-            _await(places.shared, places.shared / 'stores' / name / MANIFEST)
-            if places.local != places.shared:
-                _copy(places.shared, places.local, name, progress, 'data.local_dir')
     return TokenStore.open(places.local / 'stores' / name)
 
 

@@ -231,3 +231,15 @@ def test_vocabulary_is_trained_once(tmp_path, corpus, run_hosts, monkeypatch):
     with pytest.raises(InputError, match='is damaged') as error:
         run_hosts(2, start)
     assert str(published) in str(error.value)
+
+
+def test_a_restart_asks_a_bucket_for_its_listing_only(bucket, bucket_server, tmp_path):
+    for i in range(40):
+        files.write_whole(f'{bucket}/text/{i}.txt', f'Words of file {i}.\n\nMore of them.\n')
+    places = Places(files.as_path(f'{bucket}/data'), files.as_path(tmp_path))
+    counts = []
+    for _ in range(2):
+        bucket_server.requests.clear()
+        share_store(open_source(f'{bucket}/text/*.txt'), _tokenizer(), places, False)
+        counts.append(len(bucket_server.requests))
+    assert counts[1] < 10 < 40 < counts[0]
