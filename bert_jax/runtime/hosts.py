@@ -12,6 +12,7 @@ import glob
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +30,8 @@ _TASK_COUNTS = (
 _NOTEBOOKS = ('COLAB_RELEASE_TAG', 'COLAB_GPU', 'KAGGLE_KERNEL_RUN_TYPE')
 # PCI devices of vendor 0x1ae0 (Google) that are TPUs: v2 and v3, v4, v5p, v5e, v6e, v7.
 _TPU_DEVICES = ('0x0027', '0x005e', '0x0062', '0x0063', '0x006f', '0x0076')
+
+VIRTUAL = '--xla_force_host_platform_device_count'  # of XLA_FLAGS
 
 _calls = itertools.count()
 
@@ -139,17 +142,30 @@ def check_accelerators() -> None:
     """
     if os.environ.get('JAX_PLATFORMS') or jax.default_backend() != 'cpu':
         return
-    result = None
-    if any(_pci('vendor', path) == '0x1ae0' and _pci('device', path) in _TPU_DEVICES
-           for path in glob.glob('/sys/bus/pci/devices/*')):
-        result = 'a TPU', 'tpu'
-    elif glob.glob('/dev/nvidia[0-9]*'):
-        result = 'an NVIDIA GPU', 'cuda13'
-    if result:
+    kind, _ = chips()
+    if kind != 'cpu':
+        name, extra = {'tpu': ('a TPU', 'tpu'), 'gpu': ('an NVIDIA GPU', 'cuda13')}[kind]
         raise InputError(
-            f"this machine has {result[0]} and jax {jax.__version__} uses the CPU: pip install "
-            f"'jax[{result[1]}]=={jax.__version__}', or set JAX_PLATFORMS=cpu to train on the CPU"
+            f"this machine has {name} and jax {jax.__version__} uses the CPU: pip install "
+            f"'jax[{extra}]=={jax.__version__}', or set JAX_PLATFORMS=cpu to train on the CPU"
         )
+
+
+def chips() -> tuple[str, list[str]]:
+    """('tpu', 'gpu' or 'cpu', names of this machine's chips), without starting jax.
+
+    Only those that the environment leaves visible; of a CPU the virtual devices of XLA_FLAGS.
+    """
+    tpus = sum(_pci('vendor', path) == '0x1ae0' and _pci('device', path) in _TPU_DEVICES
+               for path in glob.glob('/sys/bus/pci/devices/*'))
+    gpus = len(glob.glob('/dev/nvidia[0-9]*'))
+    kind, number, variable = ('tpu', tpus, 'TPU_VISIBLE_CHIPS') if tpus else (
+        'gpu', gpus, 'CUDA_VISIBLE_DEVICES')
+    if not number or os.environ.get('JAX_PLATFORMS') == 'cpu':
+        virtual = re.search(VIRTUAL + '=([0-9]+)', os.environ.get('XLA_FLAGS', ''))
+        kind, number, variable = 'cpu', int(virtual[1]) if virtual else 1, ''
+    visible = os.environ.get(variable, '')
+    return kind, visible.split(',') if visible else [str(i) for i in range(number)]
 
 
 def _pci(field: str, path: str) -> str:

@@ -11,9 +11,10 @@ field. --restarts=N adds the seeds 0 to N-1, the paper's remedy for small data s
 are kept, an interrupted one resumes from its checkpoint.
 
 Runs that differ in seed and learning rate only share the process, the weights and data that were
-read, and the compiled step, one after another. --parallel=P takes P processes, each on a P-th of
-the processor cores and of the --devices accelerators. Any number of machines may run the same
-command on one folder: each run is claimed by one, and taken over if that one dies.
+read, and the compiled step, one after another. --chips=1 starts a process for every chip of this
+machine (--chips=2 for every two, ...), --parallel=P starts P that share the processor cores. Any
+number of machines may run the same command on one folder, such as the hosts of a slice: each run
+is claimed by one process, and taken over if that one dies.
 
 The directory receives table.md, results.json, sweep.png, every run with its log, and `winner`, a
 link to the best one (in a bucket, a file with its name). Of the other runs the checkpoints are
@@ -35,6 +36,7 @@ import io
 import itertools
 import json
 import math
+import platform
 import runpy
 import shutil
 import signal
@@ -270,9 +272,10 @@ class Folder:
         return [m for m in self.members if self.result(m) is None and not self.failed(m)]
 
     def finish(self, member: Member, metric: str, result: dict[str, float]) -> None:
-        """Notes the result of a member, and keeps what is to be kept."""
+        """Writes the result of a member, and keeps what is to be kept."""
         path = self.run(member) / 'sweep_result.json'
-        write_whole(path, json.dumps({'metric': metric, **result}) + '\n')
+        write_whole(path, json.dumps(
+            {'metric': metric, 'host': platform.node(), **result}) + '\n')
         self._keep_the_best()
 
     def fail(self, member: Member) -> None:
@@ -304,6 +307,14 @@ class Folder:
                 else:  # another process of the sweep may be at it too
                     shutil.rmtree(folder, ignore_errors=True)
 
+    def _hours(self, member: Member) -> float:
+        """Hours that a run took, over all its starts."""
+        try:
+            text = (self.run(member) / 'goodput.json').read_text()
+            return sum(json.loads(text)['seconds'].values()) / 3600
+        except (OSError, ValueError, KeyError):
+            return 0.0
+
     def report(self) -> int:
         """Prints and writes the table; the exit status of the sweep."""
         ranking = self.ranking()
@@ -332,6 +343,10 @@ class Folder:
             lines.append(f"| {settings} | {row['runs']} | {row['mean']:.4f} | {deviation} | "
                          f"{row['best']:.4f} |")
         lines.append(f'\nbest: {ranking[0].name} ({metric} {best[metric]:.4f})')
+        finished = {m: result for m, result in results.items() if result is not None}
+        places = sorted({result.get('host', '') for result in finished.values()} - {''})
+        lines.append(f'{len(finished)} runs, {sum(map(self._hours, finished)):.2f} hours of a '
+                     f"process in all, on {', '.join(places)}")
         missing = sorted(m.name for m, result in results.items() if result is None)
         if missing:
             lines.append(f'failed: {", ".join(missing)}')
@@ -372,23 +387,41 @@ def _draw(file: Any, metric: str, groups: dict[Settings, list[float]]) -> None:
 # What members that share a compiled step may differ in: its arguments.
 _ARGUMENTS = ('seed', 'optimizer.learning_rate')
 _PR_SET_PDEATHSIG = 1  # of prctl
-_WAIT_SECONDS = 1.0  # between looks at runs that other processes have
+# Between looks at runs that other processes have; a look at a bucket is a request a run.
+_WAIT_SECONDS, _WAIT_SECONDS_BUCKET = 1.0, 15.0
+_BOUNDS = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1', 8: '2,4,1'}  # of the chips of a TPU host
+_DEATHS = 3  # of each worker, on average, before a sweep is given up
 
 
-def visible_devices(count: int) -> list[str]:
-    """Names of the accelerators that runs may divide: those that the environment leaves visible.
+def worker_environment(worker: int, workers: int, per_worker: int) -> dict[str, str]:
+    """What limits a process to its share of the machine, read by jax and libtpu as they start.
+
+    Args:
+      worker: its number.
+      workers: how many there are.
+      per_worker: chips of each; 0: they share what there is.
 
     Raises:
-      InputError: fewer are visible.
+      InputError: there are not so many chips, or a TPU cannot be divided so.
     """
-    visible = os.environ.get('CUDA_VISIBLE_DEVICES') or os.environ.get('TPU_VISIBLE_CHIPS')
-    names = visible.split(',') if visible else [str(i) for i in range(count)]
-    if len(names) < count:
-        raise InputError(
-            f'--devices={count}, but the environment leaves {len(names)} visible ({visible}): '
-            'lower --devices, or unset CUDA_VISIBLE_DEVICES'
-        )
-    return names[:count]
+    kind, names = hosts.chips()
+    if not per_worker and workers > 1:  # on one GPU, each would take most of its memory
+        return {'XLA_PYTHON_CLIENT_MEM_FRACTION': f'{0.9 / workers:.2f}'}
+    per_worker = per_worker or len(names)
+    if len(names) < workers * per_worker or (kind == 'tpu' and per_worker not in _BOUNDS):
+        raise InputError(f'--chips={per_worker}: this machine has {len(names)} ({", ".join(names)}'
+                         '); a TPU is divided by 1, 2, 4 or 8')
+    ours = ','.join(names[worker * per_worker : (worker + 1) * per_worker])
+    if kind == 'cpu':
+        others = [flag for flag in os.environ.get('XLA_FLAGS', '').split()
+                  if not flag.startswith(hosts.VIRTUAL)]
+        return {'XLA_FLAGS': ' '.join([*others, f'{hosts.VIRTUAL}={per_worker}'])}
+    if kind == 'gpu':
+        return {'CUDA_VISIBLE_DEVICES': ours}
+    return {  # a slice of its own, whatever slice the host is in
+        'TPU_VISIBLE_CHIPS': ours, 'TPU_CHIPS_PER_PROCESS_BOUNDS': _BOUNDS[per_worker],
+        'TPU_PROCESS_BOUNDS': '1,1,1', 'TPU_WORKER_ID': '0', 'TPU_WORKER_HOSTNAMES': 'localhost',
+    }
 
 
 def _kept(text: str) -> int:
@@ -397,29 +430,6 @@ def _kept(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is neither a number above 0 nor 'all'")
     return int(text)
-
-
-def _stop_with_parent() -> None:
-    """In a new process: it is stopped if the one that started it is killed."""
-    if sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def take_share(slot: int, parallel: int, devices: int) -> None:
-    """Limits this process to its share of the machine; before anything looks for devices."""
-    if devices:
-        share = devices // parallel
-        devices_of_slot = ','.join(visible_devices(devices)[slot * share : (slot + 1) * share])
-        os.environ.update({
-            'CUDA_VISIBLE_DEVICES': devices_of_slot, 'TPU_VISIBLE_CHIPS': devices_of_slot,
-            'TPU_CHIPS_PER_PROCESS_BOUNDS': f'1,{share},1', 'TPU_PROCESS_BOUNDS': '1,1,1',
-        })
-    elif parallel > 1:  # they are on one GPU, if there is one: each would take most of its memory
-        os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / parallel:.2f}')
-    if parallel > 1 and sys.platform == 'linux':
-        cores = sorted(os.sched_getaffinity(0))
-        own_cores = cores[slot * len(cores) // parallel : (slot + 1) * len(cores) // parallel]
-        os.sched_setaffinity(0, own_cores or cores)
 
 
 class Worker:
@@ -470,7 +480,9 @@ class Worker:
                 self._opened = self._step_of = self._shared = None  # their memory
                 return True
             else:
-                time.sleep(_WAIT_SECONDS)  # others are at them; whose claim dies is taken over
+                # Others are at them; whose claim dies is taken over.
+                remote = in_bucket(self._folder.path)
+                time.sleep(_WAIT_SECONDS_BUCKET if remote else _WAIT_SECONDS)
         return False
 
     def _claim_first(self) -> Member | None:
@@ -585,49 +597,91 @@ class Worker:
                   file=sys.stderr)
 
 
-def _helpers(argv: Sequence[str], count: int) -> list[subprocess.Popen[bytes]]:
-    """Other processes for the same sweep, numbered from 1."""
-    return [
-        subprocess.Popen(
-            [sys.executable, '-m', 'bert_jax.tools.sweep', *argv, f'--helper={slot}'],
-            preexec_fn=_stop_with_parent,
-            start_new_session=True,  # Ctrl-C reaches it through us, once
-        )
-        for slot in range(1, count + 1)
-    ]
+def _as_worker(worker: int, workers: int) -> None:
+    """A worker takes its share of the cores, and is stopped if the process that started it dies."""
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(
+            0, cores[worker * len(cores) // workers : (worker + 1) * len(cores) // workers]
+            or [cores[worker % len(cores)]])
+
+
+def _supervise(
+    workers: int, per_worker: int, argv: list[str], should_stop: Callable[[int], bool],
+) -> int:
+    """Runs worker processes until the sweep is done; the exit status of the first that gave up.
+
+    One that dies is started again: its run goes on from what it saved last.
+    """
+    environments = [worker_environment(i, workers, per_worker) for i in range(workers)]
+
+    def start(worker: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, '-m', 'bert_jax.tools.sweep', *argv, f'--worker={worker}'],
+            env=os.environ | environments[worker],
+            start_new_session=True)  # Ctrl-C reaches it through us, once
+
+    running = {worker: start(worker) for worker in range(workers)}
+    deaths = result = 0
+    stopping = False
+    while running:
+        time.sleep(0.2)
+        if not stopping and (result or should_stop(0)):
+            stopping = True
+            for process in running.values():
+                process.terminate()
+        for worker, process in list(running.items()):
+            status = process.poll()
+            if status is None:
+                continue
+            del running[worker]
+            if status == 0 or stopping:
+                continue
+            deaths += 1
+            if status == 2 or deaths > _DEATHS * workers:
+                result = max(status, 1)
+                continue
+            print(f'worker {worker} ended with status {status}: started again', file=sys.stderr,
+                  flush=True)
+            running[worker] = start(worker)
+    return result or (143 if stopping else 0)
 
 
 def _run(options: argparse.Namespace, overrides: list[str], folder: Folder, argv: list[str]) -> int:
-    folder.open(options.config, overrides)
-    done = len(folder.members) - len(folder.unfinished())
-    if done and options.helper is None:
-        print(f'{done} of {len(folder.members)} runs are finished already', flush=True)
-    helpers = _helpers(argv, options.parallel - 1) if options.helper is None else []
-    take_share(options.helper or 0, options.parallel, options.devices)
+    _, names = hosts.chips()
+    workers = options.parallel or (len(names) // options.chips if options.chips else 1)
+    if options.worker is not None:
+        _as_worker(options.worker, workers)
+    else:
+        folder.open(options.config, overrides)
+        if done := len(folder.members) - len(folder.unfinished()):
+            print(f'{done} of {len(folder.members)} runs are finished already', flush=True)
     guard = Guard()
     guard.start()
     try:
-        hosts.check_accelerators()
-        finished = Worker(
-            options.config, overrides, folder, guard.should_stop, waits=options.helper is None,
-        ).work()
+        if options.worker is None and workers > 1:
+            status = _supervise(workers, options.chips, argv, guard.should_stop)
+        else:
+            if options.worker is None:
+                os.environ.update(worker_environment(0, 1, options.chips))
+            hosts.check_accelerators()
+            finished = Worker(
+                options.config, overrides, folder, guard.should_stop, waits=True).work()
+            status = 0 if finished else 143
     except Stopped:
-        finished = False
+        status = 143
     except InputError:
-        if options.helper is None:
+        if options.worker is None:
             folder.discard_unbegun()
         raise
-    finally:
-        for helper in helpers:
-            if helper.poll() is None:
-                helper.terminate()
-            helper.wait()
-    if options.helper is not None:
-        return 0 if finished else 143
-    if not finished:
+    if options.worker is not None:
+        return status
+    if status == 2:
+        folder.discard_unbegun()
+    if status == 143:
         print('stopped; the same command goes on from here', flush=True)
-        return 143
-    return folder.report()
+    return status or folder.report()
 
 
 def main(argv: list[str]) -> int:
@@ -640,24 +694,23 @@ def main(argv: list[str]) -> int:
     parser.add_argument('--grid', action='append', default=[], metavar='FIELD=VALUE,VALUE',
                         help='values of a field; repeated: all combinations')
     parser.add_argument('--restarts', type=int, default=0, help='seeds 0 to N-1 of each')
-    parser.add_argument('--parallel', type=int, default=1, help='processes')
+    parser.add_argument('--chips', type=int, default=0,
+                        help='one process for every so many chips of this machine (all: one)')
+    parser.add_argument('--parallel', type=int, default=0, help='or so many processes')
     parser.add_argument('--keep', type=_kept, default=1, metavar='K|all',
                         help='of how many runs, the best ones, the parameters are kept (1)')
-    parser.add_argument('--devices', type=int, default=0,
-                        help='accelerators of this machine that the processes divide')
-    parser.add_argument('--helper', type=int, help=argparse.SUPPRESS)  # number of a process
+    parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
     options, overrides = parser.parse_known_args(argv)
     logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
     with error_boundary():
         for argument in overrides:
             if not argument.startswith('--config.'):
                 raise InputError(f'{argument} is no option of this program; see --help')
-        if options.parallel < 1 or (options.devices and options.devices % options.parallel):
-            raise InputError(f'--parallel={options.parallel} must be above 0 and divide --devices')
-        for name in ('restarts', 'devices'):
+        for name in ('restarts', 'chips', 'parallel'):
             if getattr(options, name) < 0:
                 raise InputError(f'--{name}={getattr(options, name)} must be 0 or above')
-        visible_devices(options.devices)
+        if options.chips and options.parallel:
+            raise InputError('--chips and --parallel both say how many processes: give one')
         options.config, grid = read_sweep(options.config)
         members = grid_members(merged(grid, options.grid), options.restarts)
         for member in members:  # one that cannot work is reported before any is run
@@ -666,7 +719,8 @@ def main(argv: list[str]) -> int:
             name, _, argument = options.config.partition(':')
             stem = os.path.basename(name).removesuffix('.py')
             options.workdir = f'runs/sweep-{stem}' + (f'-{argument}' if argument else '')
-            print(f'sweep directory: {options.workdir}', flush=True)
+            if options.worker is None:
+                print(f'sweep directory: {options.workdir}', flush=True)
         folder = Folder(as_path(options.workdir), members, options.keep)
         return _run(options, overrides, folder, argv)
 

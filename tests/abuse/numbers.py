@@ -83,10 +83,10 @@ CASES = [
 ] + [
     Case('sweep restarts', 'sweep', '--config=configs/tiny_pretrain.py --restarts=-1 '
          '--workdir={folder}/new', r'--restarts=-1'),
-    Case('sweep parallel', 'sweep', '--config=configs/tiny_pretrain.py --parallel=0 '
-         '--workdir={folder}/new', r'--parallel=0'),
-    Case('sweep devices', 'sweep', '--config=configs/tiny_pretrain.py --devices=-1 '
-         '--workdir={folder}/new', r'--devices=-1'),
+    Case('sweep parallel', 'sweep', '--config=configs/tiny_pretrain.py --parallel=-1 '
+         '--workdir={folder}/new', r'--parallel=-1'),
+    Case('sweep chips', 'sweep', '--config=configs/tiny_pretrain.py --chips=-1 '
+         '--workdir={folder}/new', r'--chips=-1'),
     Case('sweep of NaN', 'sweep', '--config=configs/tiny_pretrain.py --workdir={folder}/new '
          '--grid optimizer.learning_rate=nan,1e-4', r'learning_rate'),
     Case('null threshold', 'predict', 'answer --model {folder}/hf_question_answering '
