@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import threading
+import time
 from functools import partial
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -28,7 +29,8 @@ class BucketServer:
 
     Attributes:
       requests: 'METHOD path?query' of all that were answered.
-      faults: status by pattern, of requests that are refused: 403 or 503 (clients try again).
+      faults: status by pattern, of requests that are refused: 403 or 503 (clients try again), 0
+        (the connection is cut) or -N (nothing for N seconds, then it is cut).
       lost: patterns of requests that are carried out and answered by 503, each once.
     """
 
@@ -107,9 +109,14 @@ class _Handler(RequestHandler):
             return  # of a client that was killed: the emulator would store what has come
         if length:
             self.rfile = io.BytesIO(body)
+        request = f'{self.command} {unquote(self.path)}'
+        for pattern, status in list(self._buckets.faults.items()):
+            if status <= 0 and re.search(pattern, request):
+                time.sleep(-status)
+                self.close_connection = True
+                return
         with self._buckets.lock:
             self._buckets.requests.append(f'{self.command} {self.path}')
-            request = f'{self.command} {unquote(self.path)}'
             pattern = next((p for p in self._buckets.lost if re.search(p, request)), None)
             answers = self.wfile
             if pattern is not None:
@@ -125,8 +132,8 @@ class _Handler(RequestHandler):
 
     def _answered(self, body: bytes) -> bool:
         """Answers what the emulator would not, or otherwise than Cloud Storage does."""
-        for pattern, status in self._buckets.faults.items():
-            if re.search(pattern, f'{self.command} {unquote(self.path)}'):
+        for pattern, status in list(self._buckets.faults.items()):
+            if status > 0 and re.search(pattern, f'{self.command} {unquote(self.path)}'):
                 self._answer(status, {'error': {'code': status, 'message': 'refused by a test'}})
                 return True
         url = urlparse(self.path)
