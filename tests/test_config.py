@@ -22,7 +22,7 @@ from bert_jax.config import (
     model_sizes,
 )
 from bert_jax.config.fields import field_of
-from bert_jax.config.phases import parse_duration, parse_steps, phases
+from bert_jax.config.phases import parse_duration, parse_trace, phases
 from bert_jax.config.validation import validate
 from bert_jax.data.masking import MASKINGS
 from bert_jax.heads.pretraining import Pretraining
@@ -304,11 +304,11 @@ def test_durations(value, steps):
 
 
 def test_ranges_of_steps():
-    assert parse_steps('', 'x') is None
-    assert parse_steps('7..7', 'x', 7) == (7, 7)
-    assert parse_steps('100..110', 'x', 105) == (100, 110)
+    assert parse_trace('', 'x') is None
+    assert parse_trace('7..7', 'x', 7) == ((7, 7), (0,))
+    assert parse_trace('100..110@0,12', 'x', 105) == ((100, 110), (0, 12))
     with pytest.raises(InputError, match="config.x='8..9': the run has 7 steps"):
-        parse_steps('8..9', 'x', 7)
+        parse_trace('8..9', 'x', 7)
 
 
 @pytest.mark.parametrize('value', [

@@ -5,8 +5,9 @@ it; the command line changes single fields (`--config.train.steps=1000`). `valid
 runs before anything is built. Below `experiment.py` nothing sees this object: functions there
 take keyword arguments.
 
-Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.log_every`,
-`optimizer.warmup`, a phase's `steps`) are a number of steps, or a string with a unit:
+Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.verify_every`,
+`train.log_every`, `optimizer.warmup`, a phase's `steps`) are a number of steps, or a string with
+a unit:
 `'10%'` (of all steps), `'3 epochs'` or `'100000 examples'`.
 """
 

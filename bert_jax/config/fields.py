@@ -106,6 +106,8 @@ FIELDS: Mapping[str, Field] = {
     'train.eval_batch_size': Field(256, count(2**18), PRETRAINING),
     'train.max_eval_examples': Field(0, count(2**40, least=0), PRETRAINING),  # 0: all held out
     'train.save_every': Field(0, DURATION),  # 0: only at the end
+    # Between comparisons of each chip's gradient with its neighbour's of the same rows; 0: none.
+    'train.verify_every': Field(0, DURATION),
     'train.keep_checkpoints': Field(2, count(10**6)),
     'train.log_every': Field(100, DURATION),
     # Steps that train on rows which no other step of their length has.
@@ -116,7 +118,7 @@ FIELDS: Mapping[str, Field] = {
     # Labelled texts (columns as below `data`): at each evaluation of pre-training a logistic
     # regression on the mean of the last layer is fitted to half of them, and scored on the others.
     'train.probe': Field('', PATH, PRETRAINING),
-    # '100..110': a trace of these steps, for TensorBoard's profile plugin.
+    # '100..110': a trace of these steps, for TensorBoard; '100..110@0,3': on these hosts.
     'train.profile': Field('', CHECKED_WHERE_READ),
 
     # bert_adamw (no bias correction) | adamw | lamb | muon, or any optimizer of optax: lion, ...

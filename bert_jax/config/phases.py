@@ -59,11 +59,13 @@ def parse_duration(
     return int(amount)
 
 
-def parse_steps(value: str, field: str, total: int | None = None) -> tuple[int, int] | None:
-    """First and last step of a range such as '100..110', both included; None for ''.
+def parse_trace(
+    value: str, field: str, total: int | None = None
+) -> tuple[tuple[int, int], tuple[int, ...]] | None:
+    """(First and last step, both included; hosts) of a trace such as '100..110@0,3'; None for ''.
 
     Args:
-      value: the range.
+      value: the range; without hosts it is the first's.
       field: the config field, for messages.
       total: steps of the whole run, where they are known.
 
@@ -72,16 +74,16 @@ def parse_steps(value: str, field: str, total: int | None = None) -> tuple[int, 
     """
     if not value:
         return None
-    match = re.fullmatch(r'([0-9]+)\.\.([0-9]+)', str(value))
+    match = re.fullmatch(r'([0-9]+)\.\.([0-9]+)(?:@([0-9]+(?:,[0-9]+)*))?', str(value))
     first, last = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= first <= last < first + _MAX_TRACED:
+    if not match or not 1 <= first <= last < first + _MAX_TRACED:
         raise InputError(
-            f"config.{field}={value!r}: write the first and the last step, such as '100..110', "
-            f'at most {_MAX_TRACED} of them'
+            f"config.{field}={value!r}: write the first and the last step, such as '100..110', or "
+            f"'100..110@0,3' on the hosts 0 and 3, at most {_MAX_TRACED} steps"
         )
     if total is not None and first > total:
         raise InputError(f'config.{field}={value!r}: the run has {total:,} steps')
-    return first, last
+    return (first, last), tuple(map(int, (match[3] or '0').split(',')))
 
 
 # What a phase may say, and the field that it is taken from where it does not.

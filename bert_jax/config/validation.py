@@ -27,7 +27,7 @@ from bert_jax.config.fields import (
     field_of,
     task_fields,
 )
-from bert_jax.config.phases import PHASE_FIELDS, check_phases, parse_duration, parse_steps, phases
+from bert_jax.config.phases import PHASE_FIELDS, check_phases, parse_duration, parse_trace, phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import check_scheme
 from bert_jax.tasks.opening import check_task_name
@@ -75,7 +75,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
         config = complete(config)
     for path in fields(config):
         _check_field(config, path)
-    parse_steps(config.train.profile, 'train.profile')
+    parse_trace(config.train.profile, 'train.profile')
     _check_optimizer(config.optimizer)
     _check_skipped(config.train.skip_steps)
     _check_phases(config)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -181,8 +182,24 @@ class Places:
         place = files.as_path(shared)
         machines = set(hosts.exchange('machine', _machine()))
         if files.in_bucket(shared) or len(machines) > 1:
+            if kind := _network_disk(files.absolute(local)):
+                hosts.say(f'note: config.data.local_dir={local} is on a network disk ({kind}), '
+                          'where hosts wait for each other: name a folder on a disk of each host')
             return cls(place, files.as_path(local))
         return cls(place, place)
+
+
+def _network_disk(folder: files.Path) -> str:
+    """The file system that a folder is on where that is a network's; else ''."""
+    try:
+        with open('/proc/self/mounts') as file:
+            mounts = [line.split()[1:3] for line in file]
+    except OSError:
+        return ''
+    inside = [(len(place), kind) for place, kind in mounts
+              if f'{folder}/'.startswith(place.rstrip('/') + '/')]
+    kind = max(inside, default=(0, ''))[1]
+    return kind if re.match('nfs|cifs|lustre|gpfs|beegfs|ceph|fuse|afs|9p', kind) else ''
 
 
 def _machine() -> str:

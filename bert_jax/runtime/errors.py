@@ -19,7 +19,7 @@ class Unavailable(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """A loss, a parameter or a metric is not finite any more.
+    """A loss, a parameter or a metric is not finite any more, or a chip computes wrongly.
 
     Attributes:
       step: whose parameters are no good.

@@ -34,6 +34,7 @@ from absl import flags, logging
 from bert_jax.config import ConfigDict, complete
 from bert_jax.config.command_line import define_config, parse_flags
 from bert_jax.config.fields import task_fields
+from bert_jax.config.phases import parse_duration
 from bert_jax.config.validation import validate
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.runtime.errors import InputError
@@ -405,6 +406,8 @@ def verdict(record: Record) -> str:
             f"fits; {record['hours']:,.1f} hours ({record['hours'] / 24:.2f} days), "
             f"{record['chip_hours']:,.0f} chip-hours, without evaluation, saving and waiting"
         )
+    if every := record['verify_every']:  # two gradients each time
+        lines.append(f'comparing the chips every {every:,} steps takes {200 / every:.1f} % more')
     return '\n'.join(lines)
 
 
@@ -480,6 +483,10 @@ def check(config: ConfigDict, topology: str) -> dict[str, Any]:
         'remat': config.model.remat, 'scan_layers': config.model.scan_layers,
         'versions': _versions(), 'date': datetime.date.today().isoformat(),
         'phases': measured, 'fits': all(record['fits'] for record in measured),
+        'verify_every': parse_duration(
+            config.train.verify_every, 'train.verify_every', num_examples=None,
+            batch_size=program.phases[0]['batch_size'],
+            total=sum(phase['steps'] for phase in program.phases)),
         'hours': sum(record['hours'] for record in known) if whole else None,
         'chip_hours': sum(record['chip_hours'] for record in known) if whole else None,
     }

@@ -13,7 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.config.phases import parse_duration, parse_steps
+from bert_jax.config.phases import parse_duration, parse_trace
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
@@ -29,7 +29,14 @@ from bert_jax.train.run_directory import (
     describe_run,
     flat_fields,
 )
-from bert_jax.train.step import TrainStep, num_params
+from bert_jax.train.step import (
+    Batch,
+    TrainState,
+    TrainStep,
+    check_devices,
+    make_verify,
+    num_params,
+)
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
 from bert_jax.weights.warm_start import warm_start
@@ -136,7 +143,7 @@ def train_run(
     train_step = program.train_step if shared_step is None else shared_step
     phases, objective = program.phases, program.objective
     total = sum(phase['steps'] for phase in phases)
-    traced = parse_steps(config.train.profile, 'train.profile', total)
+    traced = parse_trace(config.train.profile, 'train.profile', total)
     resolved = resolve(config, phases, task.vocab_size)
     resolved |= {
         'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
@@ -186,7 +193,8 @@ def train_run(
         needed = 0 if shared_step else check_memory(program, start)
     if needed:
         say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
-    profile = Profile(traced, workdir, hosts.first())
+    steps, traced_hosts = traced or (None, ())
+    profile = Profile(steps, workdir, hosts.index() in traced_hosts)
     best = Best(workdir / 'best', task.metric) if task.keeps_best else None
     if best is not None and best.metrics() is not None:
         best.restore(program.state.params)  # what cannot be read is reported before the work
@@ -196,15 +204,22 @@ def train_run(
         f'{total:,} steps')
     runs = [task.phase(objective, program.eval_step, phases, number, mesh)
             for number in range(len(phases))]
+    checksums = make_verify(
+        objective, mesh, seed=config.seed, accumulation_steps=program.accumulation_steps)
+
+    def verify(state: TrainState, batch: Batch) -> None:
+        if checksums is not None:
+            check_devices(checksums(state, batch), mesh, int(state.step) + 1)
+
     peak = peak_flops(jax.devices()[0].device_kind)
     try:
         state, metrics = train(
             objective, train_step, state, runs,
             Cadence(
                 steps_of('train.log_every'), steps_of('train.eval_every'),
-                steps_of('train.save_every'),
+                steps_of('train.save_every'), steps_of('train.verify_every'),
             ),
-            checkpoints, report, goodput, profile, best, gates,
+            checkpoints, report, goodput, profile, best, gates, verify,
             peak_flops=peak * jax.device_count() if peak else None, should_stop=should_stop,
         )
         step, result = int(state.step), {f'eval/{k}': v for k, v in metrics.items()}

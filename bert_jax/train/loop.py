@@ -49,6 +49,8 @@ class Phase:
 class Cadence:
     """Steps between log lines, evaluations and checkpoints; 0: at the end only.
 
+    And between comparisons of the devices, where 0 is never.
+
     The evaluation before the last is left out where less than a tenth of `eval_every` lies between
     them: epochs are seldom a whole number of steps.
     """
@@ -56,6 +58,7 @@ class Cadence:
     log_every: int
     eval_every: int
     save_every: int
+    verify_every: int = 0
 
 
 def train(
@@ -70,6 +73,7 @@ def train(
     profile: Profile,
     best: Best | None = None,
     gates: Gates | None = None,
+    verify: Callable[[TrainState, Batch], None] | None = None,
     *,
     peak_flops: float | None,
     should_stop: Callable[[int], bool],
@@ -92,6 +96,7 @@ def train(
       profile: traces some steps.
       best: keeps the parameters of the best evaluation, where that is wanted.
       gates: see every step's metrics, where the run has some.
+      verify: compares what the devices compute of a batch; see `step.check_devices`.
       peak_flops: of all devices together, where known, for MFU.
       should_stop: polled with each step; answers alike on all processes.
 
@@ -105,7 +110,7 @@ def train(
     try:
         state, metrics = _train(
             objective, train_step, state, phases, cadence, checkpoints, report, goodput, profile,
-            best, gates, peak_flops, should_stop,
+            best, gates, verify, peak_flops, should_stop,
         )
     except Diverged as error:
         kept = checkpoints.set_aside(error.step)
@@ -117,7 +122,8 @@ def train(
 def _train(
     objective: Head, train_step: TrainStep, state: TrainState, phases: Sequence[Phase],
     cadence: Cadence, checkpoints: Checkpoints, report: Report, goodput: Goodput,
-    profile: Profile, best: Best | None, gates: Gates | None, peak_flops: float | None,
+    profile: Profile, best: Best | None, gates: Gates | None,
+    verify: Callable[[TrainState, Batch], None] | None, peak_flops: float | None,
     should_stop: Callable[[int], bool],
 ) -> tuple[TrainState, dict[str, float]]:
     start = step = int(state.step)
@@ -163,6 +169,9 @@ def _train(
         while step < phase.end:
             goodput.enter('start' if first_of_run else 'data')
             batch = next(batches)
+            if verify and cadence.verify_every and (step + 1) % cadence.verify_every == 0:
+                with goodput.during('evaluation'):
+                    verify(state, batch)
             with goodput.during('profile'):
                 profile.before(step + 1, step_metrics)
             goodput.enter('step' if compiled else 'compile')

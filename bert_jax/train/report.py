@@ -483,7 +483,7 @@ class Pace:
 class Profile:
     """A trace of the steps `first` to `last`, in `plugins/profile/` of the run directory.
 
-    It is the first host's, which sees its own devices; all hosts compute alike. A run that resumes
+    A host sees its own devices; all hosts compute alike, so one is enough. A run that resumes
     between the two traces the steps that are left, one that resumes behind them none.
     """
 

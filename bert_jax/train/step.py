@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.heads.base import Head, Params, Sums
 from bert_jax.model.dropout import dropout_rows
 from bert_jax.model.layers import Names, Parameter, declared_parameters
+from bert_jax.runtime.errors import Diverged
 from bert_jax.train.optimizers import Schedule
 from bert_jax.train.sharding import BATCH_AXES, UPDATE_AXES, Layout, tree_shardings
 
@@ -282,6 +284,79 @@ def make_train_step(
     kept = _shardings(objective, optimizer, mesh)
     replicated = NamedSharding(mesh, PartitionSpec())
     return jax.jit(update, donate_argnums=0, out_shardings=(kept, replicated))
+
+
+def make_verify(
+    objective: Head, mesh: Mesh, *, seed: int, accumulation_steps: int = 1,
+) -> Callable[[TrainState, Batch], jax.Array] | None:
+    """Computes the gradient of every device's rows twice, the second time on the next device.
+
+    Both runs take the same compiled loop body, so chips that work give the same bits. Costs two
+    passes forward and backward; see `docs/pods.md` for what it does not see.
+
+    Returns:
+      From (state, batch) to checksums [2, batch shards] uint32: by the device that holds the rows,
+      and by its neighbour. None where there is no neighbour.
+    """
+    shards = Layout(mesh).batch_shards
+    if shards == 1:
+        return None
+    axis = max(BATCH_AXES, key=lambda name: mesh.shape[name])
+    size = mesh.shape[axis]
+    rows, replicated = PartitionSpec(BATCH_AXES), PartitionSpec()
+
+    def moved(tree: Any, by: int) -> Any:
+        pairs = [(i, (i + by) % size) for i in range(size)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, axis, pairs), tree)
+
+    def of_device(params: Params, own: Any, totals: Sums) -> jax.Array:
+        def checksum(rows: tuple[Batch, jax.Array]) -> jax.Array:
+            grads, loss, _ = _in_parts(
+                objective, params, *rows, totals, accumulation_steps, Layout(mesh))
+            bits = [jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+                    for x in jax.tree.leaves((grads, loss))]
+            return jnp.stack([jnp.sum(x, dtype=jnp.uint32) for x in bits]).sum(dtype=jnp.uint32)
+
+        both = jax.tree.map(lambda *x: jnp.stack(x), own, moved(own, 1))
+        ours, neighbours = jax.lax.map(checksum, both)
+        return jnp.stack([ours, moved(neighbours, -1)])[:, None]
+
+    def verify(state: TrainState, batch: Batch) -> jax.Array:
+        batch_size = next(iter(batch.values())).shape[0]
+        rows_Bx2 = dropout_rows(seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
+        return jax.shard_map(
+            of_device, mesh=mesh, in_specs=(replicated, rows, replicated),
+            out_specs=PartitionSpec(None, BATCH_AXES), check_vma=False,
+            axis_names={n for n, size in mesh.shape.items() if n in BATCH_AXES or size == 1},
+        )(state.params, (dict(batch), rows_Bx2), objective.totals(batch))
+
+    return jax.jit(verify, out_shardings=NamedSharding(mesh, replicated))
+
+
+def check_devices(checksums_2xD: jax.Array, mesh: Mesh, step: int) -> None:
+    """Compares what devices and their neighbours have computed; see `make_verify`.
+
+    Raises:
+      Diverged: they differ; it names the devices, one where two of its neighbours disagree.
+    """
+    ours, neighbours = np.asarray(checksums_2xD)
+    differing = np.flatnonzero(ours != neighbours)
+    if not differing.size:
+        return
+    axis = max(BATCH_AXES, key=lambda name: mesh.shape[name])
+    shape = [mesh.shape[name] for name in BATCH_AXES]
+    at = np.stack(np.unravel_index(differing, shape))
+    after = at.copy()
+    after[BATCH_AXES.index(axis)] = (at[BATCH_AXES.index(axis)] + 1) % mesh.shape[axis]
+    suspects = collections.Counter(map(tuple, [*at.T.tolist(), *after.T.tolist()]))
+    most = max(suspects.values())
+    devices = mesh.devices.reshape(*shape, -1)
+    named = ', '.join(
+        f'{device} of host {device.process_index}'
+        for place, count in sorted(suspects.items()) if count == most for device in devices[place])
+    raise Diverged(
+        f'step {step:,}: gradients of the same rows differ between neighbours: {named} computes '
+        'wrongly. Go on without it, from a checkpoint of before', step)
 
 
 def make_eval_step(objective: Head, mesh: Mesh) -> EvalStep:

@@ -16,14 +16,17 @@ from toy import Toy, batch, mesh, sgd_step
 from bert_jax.data.examples import SyntheticExamples
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime.errors import Diverged
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import Layout, to_global
 from bert_jax.train.step import (
     TrainState,
     abstract_state,
+    check_devices,
     init_state,
     make_eval_step,
     make_train_step,
+    make_verify,
     parameters_of,
 )
 
@@ -244,3 +247,42 @@ def test_evaluation_uses_no_dropout_and_gives_sums():
     expected = ((error**2).mean(-1) * rows['weights']).sum()
     np.testing.assert_allclose(sums['squares'], expected, rtol=1e-5)
     assert sums['rows'] == rows['weights'].sum()
+
+
+def on_devices(rows, on):
+    spec = jax.sharding.PartitionSpec(('data', 'fsdp'))
+    return jax.device_put(rows, jax.sharding.NamedSharding(on, spec))
+
+
+class Broken(Toy):
+    """Of which one device computes a number that is a little off."""
+
+    def loss(self, params, batch, totals, rows_Bx2):
+        loss, sums = super().loss(params, batch, totals, rows_Bx2)
+        index = jax.lax.axis_index('data') * jax.lax.axis_size('fsdp') + jax.lax.axis_index('fsdp')
+        return loss * jnp.where(index == 5, 1.0 + 2e-7, 1.0), sums
+
+
+@pytest.mark.parametrize('axes', [(8, 1, 1), (4, 2, 1), (2, 4, 1), (4, 1, 2)])
+@pytest.mark.parametrize('parts', [1, 2])
+def test_devices_agree_with_their_neighbours_to_the_bit(axes, parts):
+    on = mesh(*axes)
+    state = init_state(Toy(), optax.sgd(0.1), on, 0)
+    rows = on_devices(batch(0, size=32), on)
+    checksums = make_verify(Toy(), on, seed=0, accumulation_steps=parts)(state, rows)
+    check_devices(checksums, on, 1)
+    assert len(set(np.asarray(checksums[0]).tolist())) == axes[0] * axes[1], 'each has its own rows'
+
+
+@pytest.mark.parametrize('axes', [(8, 1, 1), (4, 2, 1)])
+def test_a_device_that_computes_wrongly_is_named(axes):
+    on = mesh(*axes)
+    state = init_state(Toy(), optax.sgd(0.1), on, 0)
+    checksums = make_verify(Broken(), on, seed=0)(state, on_devices(batch(0, size=32), on))
+    broken = on.devices.flatten()[5]
+    with pytest.raises(Diverged, match=f'step 7: gradients .* neighbours: {broken} of host 0 comp'):
+        check_devices(checksums, on, 7)
+
+
+def test_one_device_has_no_neighbour():
+    assert make_verify(Toy(), mesh(1, 1, 2), seed=0) is None
