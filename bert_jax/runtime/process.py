@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -138,6 +139,10 @@ _NOT_AS_NAMED = (
     errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG,
     errno.ELOOP, errno.ENXIO, errno.ENODEV,
 )
+_BUCKETS = ('gcsfs', 'aiohttp', 'google.', 'requests')  # libraries that ask them
+# gcsfs's and TensorStore's words.
+_REFUSED = re.compile(
+    '(Forbidden|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED): ')
 _BAD_DISK = (errno.EIO, errno.ESTALE, errno.EFBIG)
 
 
@@ -236,6 +241,10 @@ def answer(
             'set JAX_PLATFORMS=cpu to use the CPU, or install jax for the device of this machine', 2
         )
     for fault in chain:
+        if type(fault).__module__.startswith(_BUCKETS) or (
+                isinstance(fault, (OSError, ValueError)) and _REFUSED.match(str(fault))):
+            return (f'a bucket refuses or is away ({_first_line(fault)}): started again, a run '
+                    'goes on from its last checkpoint', 1)
         if isinstance(fault, UnicodeError):
             return (
                 f'a text cannot be written or read as {fault.encoding}'  # type: ignore[attr-defined]

@@ -24,8 +24,9 @@ The same command goes on where it was stopped, and any number of machines may ru
 what one is at holds up only what needs it. After each part the table's .md and .json are written
 anew, at the end its .png.
 
-A pre-training here is one process. What runs on a slice of several hosts is started with
-bert_jax.main and given with --weights NAME=RUN. tools.preflight tells what a pre-training at the
+--chips=1 starts a process for every chip of this machine, each of which takes runs. A pre-training
+here is one process; what runs on a slice of several hosts at once is started with bert_jax.main and
+given with --weights NAME=RUN. tools.preflight tells what a pre-training at the
 paper's scale costs; --list prints the config of each.
 
 Exit status: 0 the table is whole, 1 a part failed, 2 bad input, 143 stopped.
@@ -62,7 +63,7 @@ from bert_jax.tools.paper_tables import (
     rows_of,
     stem_of,
 )
-from bert_jax.tools.sweep import Worker
+from bert_jax.tools.sweep import Worker, as_worker, num_workers, supervise
 from bert_jax.train.report import duration
 
 _WAIT_SECONDS = 10.0  # between looks at what other machines are at
@@ -85,6 +86,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--restarts', type=int, default=0,
                         help='seeds of fine-tuning; default: 1 tiny, else as the paper')
     parser.add_argument('--columns', default='', help=f'some of {",".join(COLUMNS)}')
+    parser.add_argument('--chips', type=int, default=0,
+                        help='one process for every so many chips of this machine (all: one)')
+    parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
     parser.add_argument('--list', action='store_true', help='only say what would be run')
     return parser.parse_args(argv)
 
@@ -168,19 +172,33 @@ def _why_not(part: Part, by_path: Mapping[Path, Part], failed: Mapping[str, str]
     return None
 
 
-def _run(table: str, options: Options, parts: list[Part]) -> int:
+def _run(
+    given: argparse.Namespace, argv: Sequence[str], options: Options, parts: list[Part]
+) -> int:
     from bert_jax.tools.paper_report import write_table
 
+    table, workers = given.table, num_workers(given.chips)
+    if given.worker is not None:
+        as_worker(given.worker, workers)
     guard = Guard()
     guard.start()
-    hosts.check_accelerators()
     failed: dict[str, str] = {}  # by the part's title
-    try:
-        _run_parts(
-            parts, guard.should_stop, failed, lambda: write_table(table, options, failed, False))
-    except Stopped:
+    status = 0
+    if given.worker is None and workers > 1:
+        status = supervise('bert_jax.tools.paper', argv, workers, given.chips, guard.should_stop)
+    else:
+        hosts.check_accelerators()
+        try:
+            _run_parts(parts, guard.should_stop, failed,
+                       lambda: write_table(table, options, failed, False))
+        except Stopped:
+            status = 143
+    if given.worker is not None:
+        return status
+    if status == 143:
         print('stopped; the same command goes on from here', flush=True)
-        return 143
+    if status:
+        return status
     for part in parts:  # here or on another machine
         if any(map(part.folder.failed, part.members)):
             failed.setdefault(part.title, f'see log.txt in {part.path}/runs')
@@ -255,7 +273,7 @@ def main(argv: Sequence[str]) -> int:
         _check_parts(parts, options)
         open_folder(options.root, '--workdir', _is_ours)
         (options.root / 'parts').mkdir(exist_ok=True)
-        return _run(given.table, options, parts)
+        return _run(given, argv, options, parts)
 
 
 if __name__ == '__main__':

@@ -597,7 +597,12 @@ class Worker:
                   file=sys.stderr)
 
 
-def _as_worker(worker: int, workers: int) -> None:
+def num_workers(chips: int) -> int:
+    """Processes that a machine has room for, of so many chips each; 0: one process with all."""
+    return len(hosts.chips()[1]) // chips if chips else 1
+
+
+def as_worker(worker: int, workers: int) -> None:
     """A worker takes its share of the cores, and is stopped if the process that started it dies."""
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -607,18 +612,25 @@ def _as_worker(worker: int, workers: int) -> None:
             or [cores[worker % len(cores)]])
 
 
-def _supervise(
-    workers: int, per_worker: int, argv: list[str], should_stop: Callable[[int], bool],
+def supervise(
+    module: str, argv: Sequence[str], workers: int, per_worker: int,
+    should_stop: Callable[[int], bool],
 ) -> int:
-    """Runs worker processes until the sweep is done; the exit status of the first that gave up.
+    """Runs worker processes until all is done; the exit status of the first that gave up.
 
     One that dies is started again: its run goes on from what it saved last.
+
+    Args:
+      module: run as `python -m MODULE ARGV... --worker=NUMBER`.
+      argv: of the command.
+      workers, per_worker: see `worker_environment`.
+      should_stop: polled; all workers are then stopped, and the status is 143.
     """
     environments = [worker_environment(i, workers, per_worker) for i in range(workers)]
 
     def start(worker: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, '-m', 'bert_jax.tools.sweep', *argv, f'--worker={worker}'],
+            [sys.executable, '-m', module, *argv, f'--worker={worker}'],
             env=os.environ | environments[worker],
             start_new_session=True)  # Ctrl-C reaches it through us, once
 
@@ -649,10 +661,9 @@ def _supervise(
 
 
 def _run(options: argparse.Namespace, overrides: list[str], folder: Folder, argv: list[str]) -> int:
-    _, names = hosts.chips()
-    workers = options.parallel or (len(names) // options.chips if options.chips else 1)
+    workers = options.parallel or num_workers(options.chips)
     if options.worker is not None:
-        _as_worker(options.worker, workers)
+        as_worker(options.worker, workers)
     else:
         folder.open(options.config, overrides)
         if done := len(folder.members) - len(folder.unfinished()):
@@ -661,7 +672,8 @@ def _run(options: argparse.Namespace, overrides: list[str], folder: Folder, argv
     guard.start()
     try:
         if options.worker is None and workers > 1:
-            status = _supervise(workers, options.chips, argv, guard.should_stop)
+            status = supervise(
+                'bert_jax.tools.sweep', argv, workers, options.chips, guard.should_stop)
         else:
             if options.worker is None:
                 os.environ.update(worker_environment(0, 1, options.chips))

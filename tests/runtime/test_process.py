@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from gcsfs.retry import HttpError
 
-from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.process import huge_pages_note, loading_tensorflow, without
+from bert_jax.runtime.errors import InputError, Unavailable
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.process import answer, huge_pages_note, loading_tensorflow, without
 from tests.conftest import ROOT
 
 
@@ -31,6 +33,19 @@ def test_huge_pages_are_mentioned_where_nobody_has_chosen(settled, monkeypatch):
 def test_another_missing_module_is_a_fault_of_ours():
     with pytest.raises(ModuleNotFoundError, match='no_such_module'), loading_tensorflow('reading'):
         import no_such_module  # noqa: F401
+
+
+@pytest.mark.parametrize('fault, status, words', [
+    (OSError('Forbidden: b/x/o\nrefused'), 1, 'a bucket refuses or is away (Forbidden: b/x/o)'),
+    (HttpError({'code': 503, 'message': 'later'}), 1, 'is away (later, 503)'),
+    (ValueError('UNAVAILABLE: Error writing "x/manifest"'), 1, 'goes on from its last checkpoint'),
+    (Unavailable('gs://x cannot be reached'), 1, 'gs://x cannot be reached'),
+    (ValueError('7 is no rate'), 1, 'this may be a fault of bert_jax'),
+    (InputError('no such file'), 2, 'no such file'),
+])
+def test_an_error_is_one_line_and_a_status(tmp_path, fault, status, words):
+    line, found = answer(fault, log_folder=as_path(tmp_path))
+    assert found == status and words in line and '\n' not in line
 
 
 @pytest.mark.parametrize('command', ['main', 'tools.prepare', 'tools.preflight', 'tools.sweep'])

@@ -196,6 +196,22 @@ def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
     assert len(quick.trained) == 23 + 5 * (1 + 4), 'what table 5 has is there'
 
 
+def test_a_table_by_a_process_for_every_chip(tmp_path, quick, monkeypatch, capsys):
+    command = ['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1', '--chips=2']
+
+    def supervise(module, argv, workers, per_worker, should_stop):
+        assert (module, argv, workers, per_worker) == ('bert_jax.tools.paper', command, 3, 2)
+        assert paper.main([*argv, '--worker=1']) == 0
+        assert 'written: ' not in capsys.readouterr().out, 'the table is the first process\'s'
+        return 0
+
+    monkeypatch.setattr(paper, 'num_workers', lambda chips: 3)
+    monkeypatch.setattr(paper, 'as_worker', lambda worker, workers: None)
+    monkeypatch.setattr(paper, 'supervise', supervise)
+    assert paper.main(command) == 0
+    assert quick.trained and 'written: ' in capsys.readouterr().out
+
+
 def test_a_table_with_curves_has_the_mean_of_its_columns_over_flops(tmp_path, quick, capsys):
     command = ['efficient', f'--workdir={tmp_path}', '--columns=mrpc,mrpc_f1', '--seeds=2']
     assert paper.main(command) == 0
