@@ -36,7 +36,7 @@ def load(
       InputError: there is no model, or something is wrong with it.
     """
     from bert_jax.predict.api import Model
-    from bert_jax.predict.loaded import inference_of, transformer_of, with_vocabulary
+    from bert_jax.predict.loaded import transformer_of, with_vocabulary
     from bert_jax.runtime.files import as_path  # not above: `--help` does not wait for JAX
     from bert_jax.weights import load_weights
 
@@ -44,10 +44,9 @@ def load(
         if not isinstance(value, (str, os.PathLike)) and (name == 'path' or value is not None):
             raise InputError(f'{name}={value!r:.60} must be a path')
     folder = as_path(path)
-    encoder = transformer_of(folder)
+    encoder, inference = transformer_of(folder)
     weights = load_weights(encoder, any_head=True)
-    inference = {**inference_of(encoder), **weights.inference}
-    weights = dataclasses.replace(weights, inference=inference)
+    weights = dataclasses.replace(weights, inference=inference | dict(weights.inference))
     if vocab_file is not None:
         weights = with_vocabulary(weights, os.fspath(vocab_file))
     return Model(weights, dtype, folder=folder)

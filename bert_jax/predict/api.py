@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from bert_jax.predict import commands, features
-from bert_jax.predict.commands import Pair, Single, Text, answer, classify, next_sentence, tag
+from bert_jax.predict.commands import Pair, Single, Text
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.runtime.errors import InputError
 
@@ -26,6 +26,15 @@ class Model(LoadedModel):
     call that cannot be meant is a `bert_jax.runtime.errors.InputError`, a ValueError.
     """
 
+    iter_fill_mask = commands.fill_mask
+    iter_next_sentence = commands.next_sentence
+    iter_score = commands.score
+    iter_classify = commands.classify
+    iter_answer = commands.answer
+    iter_tag = commands.tag
+    iter_features = features.token_features
+    iter_vectors = features.text_vectors
+
     def fill_mask(self, texts: Iterable[Single], top_k: int = 5) -> list[dict[str, Any]]:
         """The likeliest tokens for each [MASK] in a text.
 
@@ -41,10 +50,6 @@ class Model(LoadedModel):
         """
         return list(self.iter_fill_mask(texts, top_k))
 
-    def iter_fill_mask(self, texts: Iterable[Single], top_k: int = 5) -> Iterator[dict[str, Any]]:
-        """`fill_mask`, one by one."""
-        return commands.fill_mask(self, texts, top_k)
-
     def next_sentence(self, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
         """The probability that the second text of a pair follows the first in a document.
 
@@ -55,10 +60,6 @@ class Model(LoadedModel):
           A pair: {'first', 'second', 'probability'}.
         """
         return list(self.iter_next_sentence(pairs))
-
-    def iter_next_sentence(self, pairs: Iterable[Pair]) -> Iterator[dict[str, Any]]:
-        """`next_sentence`, one by one."""
-        return next_sentence(self, pairs)
 
     def score(self, texts: Iterable[Single]) -> list[dict[str, Any]]:
         """Pseudo-log-likelihood: each token is masked in turn and its log probability summed.
@@ -71,10 +72,6 @@ class Model(LoadedModel):
           exp(-log_probability / num_tokens). For a corpus take the sums of both.
         """
         return list(self.iter_score(texts))
-
-    def iter_score(self, texts: Iterable[Single]) -> Iterator[dict[str, Any]]:
-        """`score`, one by one."""
-        return commands.score(self, texts)
 
     def features(
         self, texts: Iterable[Text], layers: Sequence[int] = (-1,)
@@ -90,12 +87,6 @@ class Model(LoadedModel):
           A text: {'tokens': n strings, 'values': [n, layers, hidden_size] float32}.
         """
         return list(self.iter_features(texts, layers))
-
-    def iter_features(
-        self, texts: Iterable[Text], layers: Sequence[int] = (-1,)
-    ) -> Iterator[dict[str, Any]]:
-        """`features`, one by one."""
-        return features.token_features(self, texts, layers)
 
     def vectors(
         self, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
@@ -114,13 +105,6 @@ class Model(LoadedModel):
         """
         vectors = list(self.iter_vectors(texts, pool, layer, normalize, windows))
         return np.stack(vectors) if vectors else np.zeros((0, self.config.hidden_size), np.float32)
-
-    def iter_vectors(
-        self, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
-        normalize: bool | None = None, windows: str | None = None,
-    ) -> Iterator[np.ndarray]:
-        """`vectors`, one by one: [hidden_size] float32."""
-        return features.text_vectors(self, texts, pool, layer, normalize, windows)
 
     def classify(
         self, texts: Iterable[Text], windows: str | None = None
@@ -143,12 +127,6 @@ class Model(LoadedModel):
         """
         return list(self.iter_classify(texts, windows))
 
-    def iter_classify(
-        self, texts: Iterable[Text], windows: str | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """`classify`, one by one."""
-        return classify(self, texts, windows)
-
     def answer(
         self, questions: Iterable[Pair], max_answer_length: int = 30,
         null_threshold: float | None = None,
@@ -170,13 +148,6 @@ class Model(LoadedModel):
         """
         return list(self.iter_answer(questions, max_answer_length, null_threshold))
 
-    def iter_answer(
-        self, questions: Iterable[Pair], max_answer_length: int = 30,
-        null_threshold: float | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """`answer`, one by one."""
-        return answer(self, questions, max_answer_length, null_threshold)
-
     def tag(self, texts: Iterable[Text]) -> list[dict[str, Any]]:
         """A label for each word, decided by its first piece, and the entities that labels make.
 
@@ -192,10 +163,6 @@ class Model(LoadedModel):
           that of its least likely word.
         """
         return list(self.iter_tag(texts))
-
-    def iter_tag(self, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
-        """`tag`, one by one."""
-        return tag(self, texts)
 
     def warm_up(self, command: str | None = None, texts: Iterable[Any] | None = None) -> None:
         """Compiles what the first calls would wait for: a short text, and as many as fill a step.

@@ -1,6 +1,6 @@
 """The computation as a file that other programs run: StableHLO, TensorFlow's SavedModel, ONNX.
 
-Each is compared with the engine before it is kept.
+Each file is compared with the model before it is kept.
 
     b: rows, s: tokens a row, p: masked positions a row, H: hidden_size, L: labels, V: vocabulary
 """
@@ -20,18 +20,14 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax import export
 
-from bert_jax.data.pairs import Sequences
 from bert_jax.heads import HEADS
-from bert_jax.heads.base import LabelledHead
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import functions
-from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, open_whole
+from bert_jax.runtime.files import Path, check_new_file, open_whole
 from bert_jax.runtime.process import loading_tensorflow
-from bert_jax.tasks.packing import Units
 from bert_jax.train.sharding import Layout
 from bert_jax.weights.formats import new_folder, to_tree
 
@@ -90,7 +86,8 @@ def _stablehlo(
         import flatbuffers  # noqa: F401
     params_file = output.with_suffix('.npz')
     if params_file == output:
-        raise InputError(f'--output={output} is what the parameters go to: end it in .stablehlo')
+        raise InputError(f'--output={output} is the name of the parameters: end it in .stablehlo')
+    check_new_file(params_file, '--output, for its parameters')
     exported = export.export(jax.jit(c.function), platforms=PLATFORMS)(*c.shapes())
     with _whole(output) as file, _whole(params_file) as params:
         file.write(exported.serialize())
@@ -227,14 +224,13 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
         raise InputError(f'{path} cannot be written ({error.strerror or error})') from error
 
 
-_COMPARED = (16, 5, 11)  # lengths of the rows that are compared
-# What may lie between two ways to compute the same: on CPUs in float32, and wherever products are
-# rounded.
+# The largest difference between two ways to compute the same: on CPUs in float32, and wherever
+# products are rounded.
 _ROUNDING, _COARSE = 1e-3, 0.1
 
 
 def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dict[str, Any]:
-    """Writes the computation, runs what was written and compares it with the engine.
+    """Writes the computation, runs the file and compares its outputs with the model's.
 
     It takes input_ids, input_mask, segment_ids and, where there is a masked-LM head,
     masked_lm_positions; all int32 [b, s], the last [b, p], with any b, p and any s that the model
@@ -252,44 +248,57 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
       {'output', 'inputs', 'outputs', 'largest_difference'} and what the format adds.
 
     Raises:
-      InputError: it cannot be written, what writes it is not installed, or what was written does
-        not give what the engine does. Then nothing is left.
+      InputError: it cannot be written, a package is not installed, or the outputs differ from the
+        model's. Then no file is left.
     """
     model.need('export')
-    config = model.config
-    if to != 'stablehlo' and config.dtype != 'float32':
-        raise InputError(f'--to {to} is in float32: leave out --dtype={config.dtype}')
-    # For any platform and one device: nothing that this one alone has.
-    changes: dict[str, Any] = {'attention': 'xla', 'layout': Layout()}
-    if to == 'saved_model' and config.hidden_act == 'gelu_erf':
-        changes['hidden_act'] = plain_gelu_erf
+    if to != 'stablehlo' and model.config.dtype != 'float32':
+        raise InputError(f'--to {to} is in float32: leave out --dtype={model.config.dtype}')
+    # For any platform and one device, whatever computes here.
+    config = dataclasses.replace(model.config, attention='xla', layout=Layout())
+    plain: dict[str, Any] = {'hidden_act': plain_gelu_erf} if (
+        to == 'saved_model' and config.hidden_act == 'gelu_erf') else {}
+    written = dataclasses.replace(config, **plain)
     inputs = dict.fromkeys(('input_ids', 'input_mask', 'segment_ids'), 'b, s')
     if model.weights.has('cls/predictions'):
         inputs['masked_lm_positions'] = 'b, p'
-    computation = Computation(
-        _forward(model, dataclasses.replace(config, **changes)),
-        flatten_dict(model.params, sep='/'), inputs, model.max_length,
-    )
-    result: list[float] = []
-    described = FORMATS[to](
-        computation, output, lambda call: result.append(_compare(model, call)))
+    params = flatten_dict(model.params, sep='/')
+    computation = Computation(_forward(model, written), params, inputs, model.max_length)
+    rows = _random_rows(model, inputs)
+    expected = jax.device_get(jax.jit(_forward(model, config))(params, *rows.values()))
+    is_exact = config.dtype == 'float32' and model.config.layout.on_cpu
+    largest: list[float] = []
+
+    def compare(call: Call) -> None:
+        for name, x in call(rows).items():
+            mask = rows['input_mask'] > 0 if x.shape[:2] == rows['input_mask'].shape else ...
+            difference = float(np.abs(x - expected[name])[mask].max())
+            limit = (_ROUNDING if is_exact else _COARSE) * max(1.0, float(np.abs(x)[mask].max()))
+            if not difference <= limit:
+                raise InputError(
+                    f'the file gives other {name} than the model, by up to {difference:.3g}, and '
+                    'is not kept: try another format with --to'
+                )
+            largest.append(difference)
+
+    described = FORMATS[to](computation, output, compare)
     return {
         'output': str(output), **described,
         'inputs': {name: f'int32[{dims}]' for name, dims in inputs.items()},
         'outputs': {
             name: f'{x.dtype}{list(x.shape)}' for name, x in computation.outputs().items()},
-        'largest_difference': result[0],
+        'largest_difference': max(largest),
     }
 
 
 def _forward(model: LoadedModel, config: ModelConfig) -> Any:
     has = model.weights.has
-    # Its name alone says what the head computes of hidden states: no features of frozen encoders.
+    # The class by its name: it computes from hidden states, without features of frozen encoders.
     head = HEADS[model.weights.head].of_model(config, model.weights.num_labels, {})
 
     def forward(flat, input_ids, input_mask, segment_ids, positions=None):  # type: ignore[no-untyped-def]
         params = to_tree(flat, padded_vocab_size=None, scan_layers=False)
-        # Looked up, because not every format can say the first s rows of a table.
+        # Looked up: not every format can express the first s rows of a table.
         position_ids = jax.lax.broadcasted_iota(jnp.int32, input_ids.shape, 1)
         out: Any = Bert(config, pooled=has('bert/pooler')).apply(
             {'params': params['bert']}, input_ids, input_mask, segment_ids, None, position_ids)
@@ -308,66 +317,16 @@ def _forward(model: LoadedModel, config: ModelConfig) -> Any:
     return forward
 
 
-def _compare(model: LoadedModel, call: Call) -> float:
-    """The largest difference between what a file gives and what the engine does.
-
-    Raises:
-      InputError: it is too large.
-    """
-    units, rows = _made_up(model)
-    mask = rows['input_mask'] > 0
-    result = call(rows)
-    if 'masked_lm_logits' in result:
-        logits = result['masked_lm_logits'][:, 0].astype(np.float64)
-        of_targets = np.take_along_axis(logits, units.labels['targets'][:, None], axis=1)[:, 0]
-        result['log_probability'] = of_targets - np.log(np.exp(logits).sum(axis=1))
-    exact = model.config.dtype == 'float32' and model.config.layout.on_cpu
-    largest = 0.0
-    for name, expected in _of_engine(model, units).items():
-        x = result[name][mask] if len(expected) > len(mask) else result[name]
-        difference = float(np.abs(x - expected).max())
-        limit = (_ROUNDING if exact else _COARSE) * max(1.0, float(np.abs(expected).max()))
-        if not difference <= limit:
-            raise InputError(
-                f'what was written gives other {name} than the model, by up to {difference:.3g}, '
-                'and is not kept: try another format with --to'
-            )
-        largest = max(largest, difference)
-    return largest
-
-
-def _made_up(model: LoadedModel) -> tuple[Units, dict[str, np.ndarray]]:
-    """Random tokens, as units and as padded rows."""
-    rng = np.random.default_rng(0)
-    lengths_n = np.minimum(_COMPARED, model.max_length)
-    ids = rng.integers(0, model.config.vocab_size, lengths_n.sum(), np.int32)
-    units = Units(
-        Sequences(ids, np.append(0, np.cumsum(lengths_n)), lengths_n // 2 + 1),
-        labels={'targets': ids[np.cumsum(lengths_n) - 1]},
-        positions={'masked_positions': np.ones(len(lengths_n), np.int64)},
-    )
-    places = np.arange(lengths_n.max())
-    mask = places < lengths_n[:, None]
-    rows = {'input_ids': np.zeros(mask.shape, np.int32), 'input_mask': mask.astype(np.int32)}
-    rows['input_ids'][mask] = ids
-    rows['segment_ids'] = (mask & (places >= (lengths_n // 2 + 1)[:, None])).astype(np.int32)
-    if model.weights.has('cls/predictions'):
-        rows['masked_lm_positions'] = np.ones((len(lengths_n), 1), np.int32)
-    return units, rows
-
-
-def _of_engine(model: LoadedModel, units: Units) -> Outputs:
-    """The engine's outputs of the head, or the hidden states where there is none."""
-    def run(function: Any) -> Outputs:
-        return model.engine.outputs(function, model.device_params, units)
-
-    has, config = model.weights.has, model.config
-    if issubclass(HEADS[model.weights.head], LabelledHead):
-        return run(model.objective.outputs)
-    result: Outputs = {}
-    if has('cls/predictions'):
-        result |= run(functions.masked_lm_log_probability(config))
-    if has('cls/seq_relationship') and has('bert/pooler'):
-        result['next_sentence_logits'] = run(functions.next_sentence(config))['logits']
-    return result or {
-        'sequence_output': run(functions.hidden_states(config, (-1,)))['values'][:, 0]}
+def _random_rows(model: LoadedModel, inputs: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Rows of random tokens, of three lengths, in two segments each."""
+    lengths = np.minimum((16, 5, 11), model.max_length)[:, None]
+    places = np.arange(lengths.max())
+    ids = np.random.default_rng(0).integers(
+        0, model.config.vocab_size, (len(lengths), len(places)), np.int32)
+    mask = places < lengths
+    rows = {
+        'input_ids': np.where(mask, ids, 0), 'input_mask': mask,
+        'segment_ids': mask & (places > lengths // 2),
+        'masked_lm_positions': np.ones((len(lengths), 1)),
+    }
+    return {name: rows[name].astype(np.int32) for name in inputs}

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import functools
 import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,77 +20,13 @@ from bert_jax.predict import functions
 from bert_jax.predict.commands import Made, Text, maker, reader, stream
 from bert_jax.predict.engine import Function, Outputs
 from bert_jax.predict.functions import inputs
-from bert_jax.predict.loaded import LoadedModel
+from bert_jax.predict.loaded import POOLS, LoadedModel
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, in_bucket, open_whole
-
-
-class GrowingNpz:
-    """Writes an .npz with one float32 array that never is in memory as a whole.
-
-    A context manager: the file appears at the end of the block, or not at all where the block is
-    left by an exception.
-
-    Attributes:
-      others: further arrays that the file shall hold, by name.
-    """
-
-    def __init__(self, path: Path, name: str):
-        """Begins the file at `path`; `name` is that of the growing array.
-
-        Raises:
-          InputError: the path does not end in .npz, or its folder cannot be written to.
-        """
-        if path.suffix != '.npz':
-            raise InputError(f'--output={path} must end in .npz')
-        self.others: Mapping[str, np.ndarray] = {}
-        self._path, self._name = path, name
-        self._shape: tuple[int, ...] = ()
-        self._num_rows = 0
-        try:
-            place = None if in_bucket(path) else path.parent
-            self._rows: IO[bytes] = tempfile.TemporaryFile(dir=place)  # noqa: SIM115
-        except OSError as error:
-            raise InputError(f'--output={path}: {path.parent}: {error.strerror}') from error
-
-    def add(self, rows: np.ndarray) -> None:
-        """Appends rows [n, ...]."""
-        self._shape = rows.shape[1:]
-        self._num_rows += len(rows)
-        self._rows.write(np.ascontiguousarray(rows, '<f4').data)
-
-    def __enter__(self) -> GrowingNpz:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        del error, trace
-        try:
-            if kind is None:
-                self._write()
-        finally:
-            self._rows.close()
-
-    def _write(self) -> None:
-        header = {'descr': '<f4', 'fortran_order': False, 'shape': (self._num_rows, *self._shape)}
-        with open_whole(self._path) as whole, zipfile.ZipFile(whole, 'w') as archive:
-            with archive.open(f'{self._name}.npy', 'w', force_zip64=True) as file:
-                np.lib.format.write_array_header_2_0(file, header)
-                self._rows.seek(0)
-                while block := self._rows.read(1 << 20):
-                    file.write(block)
-            for name, array in self.others.items():
-                with archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
-                    np.lib.format.write_array(file, array, allow_pickle=False)
-
-
-POOLS = ('mean', 'cls', 'max')
+from bert_jax.runtime.files import as_path, in_bucket, open_whole
 
 
 def token_features(
-    model: LoadedModel, texts: Iterable[Text], layers: Sequence[int]
+    model: LoadedModel, texts: Iterable[Text], layers: Sequence[int] = (-1,)
 ) -> Iterator[dict[str, Any]]:
     """Hidden states of every token; see `Model.features`."""
     vocab = model.vocab
@@ -117,13 +51,13 @@ def token_features(
 
 
 def text_vectors(
-    model: LoadedModel, texts: Iterable[Text], pool: str | None, layer: int,
-    normalize: bool | None, windows: str | None = None,
+    model: LoadedModel, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
+    normalize: bool | None = None, windows: str | None = None,
 ) -> Iterator[np.ndarray]:
     """A vector [H] float32 for each text, NaN for what is none; see `Model.vectors`."""
     if pool is None or normalize is None:
-        pool = model.pooling.pool if pool is None else pool
-        normalize = model.pooling.normalize if normalize is None else normalize
+        pool = model.pooling[0] if pool is None else pool
+        normalize = model.pooling[1] if normalize is None else normalize
     if not isinstance(pool, str) or pool not in POOLS:
         raise InputError(f"pool={pool!r:.60} is unknown: {', '.join(POOLS)}")
     if not isinstance(normalize, (bool, np.bool_)):
@@ -165,29 +99,13 @@ def _checked(model: LoadedModel, layers: Sequence[int]) -> tuple[int, ...]:
     return tuple(map(int, layers))
 
 
-def as_json(number: int, features: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """A line of google-research/bert's extract_features.py: its keys, six decimals."""
-    values = _rounded(features['values']).tolist()
-    return {
-        'linex_index': number,
-        'features': [
-            {
-                'token': token,
-                'layers': [
-                    {'index': layer, 'values': of_layer}
-                    for layer, of_layer in zip(layers, of_token, strict=True)
-                ],
-            }
-            for token, of_token in zip(features['tokens'], values, strict=True)
-        ],
-    }
-
-
 def lines(
     model: LoadedModel, texts: Iterable[Text], layers: Sequence[int], pool: str | None,
     output: str | None, normalize: bool | None = None, windows: str | None = None,
 ) -> Iterator[dict[str, Any] | None]:
     """The objects that the command `features` prints; None where a file takes them instead.
+
+    They are lines of google-research/bert's extract_features.py: its keys, six decimals.
 
     Args:
       model: whose states they are.
@@ -204,44 +122,67 @@ def lines(
         raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
     if windows and not pool:
         raise InputError(f'--windows={windows} combines vectors: it needs --pool')
-    if output is None:
-        if pool:
-            vectors = text_vectors(model, texts, pool, layers[0], normalize, windows)
-            for number, vector in enumerate(vectors):
-                if np.isnan(vector).any():
-                    yield {'linex_index': number, 'error': 'it is no text'}
-                else:
-                    yield {'linex_index': number, 'vector': _rounded(vector).tolist()}
-        else:
-            for number, features in enumerate(token_features(model, texts, layers)):
-                if 'error' in features:
-                    yield {'linex_index': number, 'error': features['error']}
-                else:
-                    yield as_json(number, features, layers)
+    results: Iterable[dict[str, Any]] = (
+        {'vectors': vector[None]}
+        for vector in text_vectors(model, texts, pool, layers[0], normalize, windows)
+    ) if pool else token_features(model, texts, layers)
+    if output is not None:
+        yield from _write_npz(model, results, output, layers, 'vectors' if pool else 'values')
         return
-    with GrowingNpz(as_path(output), 'vectors' if pool else 'values') as file:
-        offsets = [0]
-        tokens: list[str] = []
-        if pool:
-            for vector in text_vectors(model, texts, pool, layers[0], normalize, windows):
-                file.add(vector[None])
-                yield None
-            return
-        for features in token_features(model, texts, layers):
-            if 'error' in features:  # a text without tokens
-                model.note(f"text {len(offsets)} has no features: {features['error']}")
+    for number, result in enumerate(results):
+        if 'vectors' in result:
+            (vector,) = result['vectors']
+            is_none = np.isnan(vector).any()
+            result = {'error': 'it is no text'} if is_none else {'vector': _rounded(vector)}
+        elif 'values' in result:
+            result = {'features': [
+                {
+                    'token': token,
+                    'layers': [{'index': layer, 'values': of_layer}
+                               for layer, of_layer in zip(layers, of_token, strict=True)],
+                }
+                for token, of_token in zip(
+                    result['tokens'], _rounded(result['values']), strict=True)
+            ]}
+        yield {'linex_index': number} | result
+
+
+def _rounded(values: np.ndarray) -> list[Any]:
+    rounded: list[Any] = np.round(values.astype(np.float64), 6).tolist()
+    return rounded
+
+
+def _write_npz(
+    model: LoadedModel, results: Iterable[dict[str, Any]], output: str, layers: Sequence[int],
+    name: str,
+) -> Iterator[None]:
+    """Writes `vectors`, or `values` and what belongs to them, into an .npz that appears when whole.
+
+    The large array grows in a temporary file and never is in memory as a whole.
+    """
+    path = as_path(output)
+    if path.suffix != '.npz':
+        raise InputError(f'--output={output} must end in .npz')
+    offsets, tokens, num_rows = [0], list[str](), 0
+    with tempfile.TemporaryFile(dir=None if in_bucket(path) else path.parent) as file:
+        for result in results:
+            if 'error' in result:  # a text without tokens
+                model.note(f"text {len(offsets)} has no features: {result['error']}")
             else:
-                file.add(features['values'])
-                tokens += features['tokens']
+                rows = result[name]
+                file.write(np.ascontiguousarray(rows, '<f4').data)
+                tokens += result.get('tokens', ())
+                num_rows += len(rows)
             offsets.append(len(tokens))
             yield None
-        file.others = {
-            'tokens': np.array(tokens), 'offsets': np.array(offsets), 'layers': np.array(layers),
-        }
-
-
-def _rounded(values: np.ndarray) -> np.ndarray:
-    return np.round(values.astype(np.float64), 6)
+        file.flush()
+        hidden = model.config.hidden_size
+        shape = (num_rows, hidden) if name == 'vectors' else (num_rows, len(layers), hidden)
+        large = np.memmap(file, '<f4', 'r', shape=shape) if num_rows else np.zeros(shape, '<f4')
+        others = {} if name == 'vectors' else {
+            'tokens': np.array(tokens), 'offsets': np.array(offsets), 'layers': np.array(layers)}
+        with open_whole(path) as whole:
+            np.savez(whole, **{name: large}, **others)  # type: ignore[arg-type]
 
 
 def attention(model: LoadedModel, text: str) -> dict[str, Any]:

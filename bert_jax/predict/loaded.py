@@ -7,7 +7,7 @@ import functools
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,85 +33,67 @@ from bert_jax.weights.formats import (
     check_order,
     check_vocabulary,
     looks_lowercase,
+    read_json,
     to_tree,
 )
 
-_POOLS = {'mean_tokens': 'mean', 'cls_token': 'cls', 'max_tokens': 'max'}
+POOLS = ('mean', 'cls', 'max')
 
 
-class Pooling(NamedTuple):
-    """From hidden states to a vector; without a `modules.json`, as it is by default.
+def transformer_of(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """(the encoder's folder, its `Weights.inference`: how many tokens a text may have).
 
-    Attributes:
-      pool: 'mean', 'cls' or 'max'.
-      normalize: whether vectors are brought to length 1.
+    It is the folder itself, or the one that an old `modules.json` of sentence-transformers names.
     """
-
-    pool: str = 'mean'
-    normalize: bool = False
-
-
-def transformer_of(folder: Path) -> Path:
-    """The folder of the encoder: its own, or the one that old `modules.json` name."""
     modules = _modules(folder)
-    return folder / modules[0].get('path', '') if modules else folder
+    encoder = folder / modules[0].get('path', '') if modules else folder
+    settings = encoder / 'sentence_bert_config.json'
+    limit = read_json(settings, '').get('max_seq_length') if settings.exists() else None
+    return encoder, {'max_seq_length': limit} if isinstance(limit, int) else {}
 
 
-def inference_of(folder: Path) -> dict[str, Any]:
-    """`Weights.inference` of an encoder's folder: how many tokens a text may have."""
-    limit = (_read(folder / 'sentence_bert_config.json') or {}).get('max_seq_length')
-    return {'max_seq_length': limit} if isinstance(limit, int) else {}
-
-
-def read_pooling(folder: Path) -> Pooling:
-    """Reads the pooling of `modules.json`, if there is one.
+def read_pooling(folder: Path) -> tuple[str, bool]:
+    """(pool, normalize) of `modules.json`; ('mean', False) without one.
 
     Raises:
       InputError: it asks for something that is not done here.
     """
     pool, normalize = 'mean', False
     for module in _modules(folder):
-        kind = str(module.get('type', '')).rpartition('.')[2]
-        if kind == 'Pooling':
+        name = str(module.get('type', '')).rpartition('.')[2]
+        if name == 'Pooling':
             pool = _pool(folder / module.get('path', '') / 'config.json')
-        elif kind == 'Normalize':
+        elif name == 'Normalize':
             normalize = True
-        elif kind != 'Transformer':
+        elif name != 'Transformer':
             raise InputError(
-                f'{folder / "modules.json"} has a module {kind} behind the encoder, which this '
+                f'{folder / "modules.json"} has a module {name} behind the encoder, which this '
                 'project does not have, so that its vectors would be others: name pool and '
                 'normalize to have those of the encoder alone'
             )
-    return Pooling(pool, normalize)
+    return pool, normalize
 
 
 def _pool(config_file: Path) -> str:
-    config = _read(config_file)
-    if not isinstance(config, dict):
-        raise InputError(f'{config_file} is missing or no JSON object, so nobody knows how vectors '
-                         'are made: copy it again, or name pool, one of '
-                         + ', '.join(_POOLS.values()))
+    config = read_json(config_file, 'it describes how vectors are made: copy it again, or name '
+                       f"pool, one of {', '.join(POOLS)}")
     modes = [name.removeprefix('pooling_mode_') for name, on in config.items()
              if name.startswith('pooling_mode_') and on is True]
     named = config.get('pooling_mode')  # as newer versions write it
-    result = [named] if isinstance(named, str) else [_POOLS.get(mode, mode) for mode in modes]
-    if len(result) != 1 or result[0] not in _POOLS.values():
+    result = [named] if isinstance(named, str) else [
+        mode.removesuffix('_tokens').removesuffix('_token') for mode in modes]
+    if len(result) != 1 or result[0] not in POOLS:
         raise InputError(
             f"{config_file} pools by {' and '.join(map(str, result)) or 'nothing'}, which cannot "
-            f"be computed: name pool, one of {', '.join(_POOLS.values())}"
+            f"be computed: name pool, one of {', '.join(POOLS)}"
         )
     return result[0]
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
-    return _read(folder / 'modules.json') or []
-
-
-def _read(path: Path) -> Any:
-    if not path.exists():
-        return None
+    path = folder / 'modules.json'
     try:
-        return json.loads(path.read_text(encoding='utf-8'))
+        return json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
     except (OSError, ValueError) as error:
         raise InputError(f'{path} cannot be read as JSON ({error})') from None
 
@@ -220,9 +202,9 @@ class LoadedModel:
             raise InputError(f'{weights.source}: {error}') from None
 
     @functools.cached_property
-    def pooling(self) -> Pooling:
-        """The pooling that makes a text's vector."""
-        return Pooling() if self._folder is None else read_pooling(self._folder)
+    def pooling(self) -> tuple[str, bool]:
+        """(pool, normalize): how a text's vector is made by default."""
+        return ('mean', False) if self._folder is None else read_pooling(self._folder)
 
     @property
     def inference(self) -> Mapping[str, Any]:
@@ -274,24 +256,12 @@ class LoadedModel:
         """Refuses what the model has no head for, with an InputError."""
         fits = self.commands()
         if command not in fits:
+            wanted = _NEEDS[command][2]
             for name in ('causal', 'bilstm'):
                 if getattr(self.config, name) and command in _PLAIN_ONLY:
-                    raise InputError(
-                        f'{self.weights.source} is a model with {name}=True, which {command} does '
-                        f'not know: it serves {", ".join(fits)}'
-                    )
-            head = HEADS[self.weights.head].title
-            if self.weights.head == 'pretraining':
-                head = ' and '.join(
-                    name for name, part in (
-                        ('a masked-LM head', 'cls/predictions'),
-                        ('a next-sentence head', 'cls/seq_relationship'),
-                    ) if self.weights.has(part)
-                )
-            raise InputError(
-                f'{self.weights.source} has {head}, and {command} needs {_NEEDS[command][2]}: '
-                f'this model serves {", ".join(fits)}'
-            )
+                    wanted = f'a model without {name}=True'
+            raise InputError(f'{self.weights.source}: {command} needs {wanted}: this model serves '
+                             f'{", ".join(fits)}')
 
     def encode(self, text: str) -> list[int]:
         """Ids of the pieces of a text that must have some.

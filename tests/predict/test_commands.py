@@ -175,9 +175,9 @@ def test_features_of_pairs_and_of_long_texts(model):
     (lambda m: m.features(['a'], layers=[0]), 'layer 0 is not there: -1 is the last, -3 the first'),
     (lambda m: m.features(['a'], layers=[-5]), 'layer -5 is not there'),
     (lambda m: m.vectors(['a'], pool='sum'), "pool='sum' is unknown: mean, cls, max"),
-    (lambda m: m.classify(['a']), 'a tiny model has a masked-LM head and a next-sentence head, and '
-     'classify needs a classification, multi-label, regression or multiple-choice head: this model '
-     'serves fill-mask, score, next-sentence, features, export'),
+    (lambda m: m.classify(['a']), 'a tiny model: classify needs a classification, multi-label, '
+     'regression or multiple-choice head: this model serves fill-mask, score, next-sentence, '
+     'features, export'),
     (lambda m: m.tag(['a']), 'tag needs a token-classification head'),
     (lambda m: m.answer([('a', 'a')]), 'answer needs a question-answering head'),
 ], ids=lambda value: value if isinstance(value, str) else 'call')
@@ -294,7 +294,7 @@ def test_a_model_offers_what_its_parts_allow(model):
         'fill-mask', 'score', 'features', 'export']
     assert Model(tiny.without(weights, 'cls/predictions')).commands() == [
         'next-sentence', 'features', 'export']
-    with pytest.raises(InputError, match='has a next-sentence head, and score needs a masked-LM'):
+    with pytest.raises(InputError, match='score needs a masked-LM head: this model serves next-'):
         Model(tiny.without(weights, 'cls/predictions')).score(['a'])
 
 
