@@ -366,6 +366,24 @@ def peak_flops(device_kind: str) -> float | None:
     return chip.peak_flops if chip else None
 
 
+def processor() -> str:
+    """The processor's model, or at least its architecture."""
+    with contextlib.suppress(OSError), open('/proc/cpuinfo', encoding='utf-8') as file:
+        for line in file:
+            if line.startswith('model name'):
+                return line.partition(':')[2].strip()
+    return platform.machine()
+
+
+def hardware() -> str:
+    """The devices that jax computes on: accelerators, or the processor's cores."""
+    import jax
+
+    if jax.default_backend() != 'cpu':
+        return f'{jax.device_count()} x {jax.devices()[0].device_kind}'
+    return f'{os.cpu_count()} cores of {processor()}'
+
+
 _MAX_BYTES = 2 << 30
 
 

@@ -1,4 +1,9 @@
-"""The paper's tables: rows, columns, published figures, and the runs that each cell needs."""
+"""The paper's tables: rows, columns, published figures, and the runs that each cell needs.
+
+A table is a list of parts. A part is a sweep (tools.sweep): one pre-training over its seeds, or
+one fine-tuning task from one pre-trained model over its grid. Parts are named after their resolved
+config, so tables share what they have in common.
+"""
 
 from __future__ import annotations
 
@@ -22,48 +27,39 @@ from bert_jax.weights import load_weights
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A downstream task as a table fine-tunes it.
+    """How the tables fine-tune a downstream task.
 
     Attributes:
       config: file of configs/, with its argument.
-      folder: of its data, under the folder that is given.
-      grid: of fine-tuning at the paper's scale (sections 4 and 5.3, appendix A.3); the best on the
-        dev set counts.
-      examples: of the official training set.
-      tokens: of a row, at most, for the reckoning of costs.
-      settings: of all its runs.
-      tiny: further settings of a tiny model.
+      folder: of its data, below --data.
+      grid: settings to search at the paper's scale (sections 4 and 5.3, appendix A.3); the best on
+        the dev set counts.
+      tiny: further settings at the tiny scale.
     """
 
     config: str
     folder: str
-    grid: tuple[str, ...]
-    examples: int
-    tokens: int
-    settings: tuple[str, ...] = ()
+    grid: tuple[str, ...] = ()
     tiny: tuple[str, ...] = ()
 
 
 _RATES = ('optimizer.learning_rate=5e-5,4e-5,3e-5,2e-5',)  # of section 4.1
 _NER = ('optimizer.learning_rate=5e-5,3e-5,2e-5',)  # of appendix A.3
 _SENTENCES = ('conll.document_context=False', 'data.max_seq_length=128', 'train.batch_size=32')
-# The highest rate that google-research/bert names for its miniatures, and one above, which taggers
-# do better with; 1e-4 left them far behind.
+# 3e-4 is the highest rate that google-research/bert names for its miniatures. Taggers do better at
+# 1e-3, and far worse at 1e-4.
 TINY_GRID = ('optimizer.learning_rate=1e-3,3e-4',)
 
 TASKS: Mapping[str, Task] = {
-    **{name: Task(f'glue.py:{name}', 'glue', _RATES, examples, 128, tiny=tiny)
-       for name, examples, tiny in (
-           ('mnli', 392_702, ('train.steps=1 epoch',)), ('qqp', 363_846, ('train.steps=1 epoch',)),
-           ('qnli', 104_743, ('train.steps=1 epoch',)), ('sst2', 67_349, ('train.steps=1 epoch',)),
-           ('cola', 8_551, ()), ('stsb', 5_749, ()), ('mrpc', 3_668, ()), ('rte', 2_490, ()))},
-    'squad_v1': Task('squad.py:v1', 'squad', (), 87_599, 384, tiny=('data.max_seq_length=256',)),
-    'squad_v2': Task('squad.py:v2', 'squad', (), 130_319, 384, tiny=('data.max_seq_length=256',)),
-    'swag': Task('swag.py', 'swag', (), 73_546, 512),
-    'ner': Task('conll.py:documents', 'conll2003', _NER, 14_041, 512,
-                tiny=(*_SENTENCES, 'train.steps=3 epochs')),
-    'ner_features': Task('conll.py:features', 'conll2003', (), 14_041, 512,
-                         tiny=(*_SENTENCES, 'train.steps=2 epochs')),
+    **{name: Task(f'glue.py:{name}', 'glue', _RATES, ('train.steps=1 epoch',))
+       for name in ('mnli', 'qqp', 'qnli', 'sst2')},
+    **{name: Task(f'glue.py:{name}', 'glue', _RATES) for name in ('cola', 'stsb', 'mrpc', 'rte')},
+    'squad_v1': Task('squad.py:v1', 'squad', tiny=('data.max_seq_length=256',)),
+    'squad_v2': Task('squad.py:v2', 'squad', tiny=('data.max_seq_length=256',)),
+    'swag': Task('swag.py', 'swag'),
+    'ner': Task('conll.py:documents', 'conll2003', _NER, (*_SENTENCES, 'train.steps=3 epochs')),
+    'ner_features': Task(
+        'conll.py:features', 'conll2003', tiny=(*_SENTENCES, 'train.steps=2 epochs')),
 }
 FEATURES = ('embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
             'weighted_sum_all')
@@ -74,11 +70,11 @@ class Column:
     """A measurement of each row.
 
     Attributes:
-      title: at its head.
-      task: one of TASKS; '' is pre-training itself.
-      metric: of its result.
-      band: by how much a result may fall short of the paper's figure and pass: what seeds do, as
-        far as independent runs of others tell, else a guess (section 1 of the sources in TABLES).
+      title: its heading.
+      task: one of TASKS; '' for pre-training itself.
+      metric: key of the run's result.
+      band: shortfall from the paper's figure that still passes: the spread over seeds in
+        independent runs where it is published, else a guess.
       lower: whether less is better.
     """
 
@@ -118,16 +114,16 @@ class Row:
     """A model of a table.
 
     Attributes:
-      title: of the row.
+      title: its heading.
       pretraining: NAME of configs/ablations.py, or FILE.py:NAME.
-      figures: of the paper, by column.
+      figures: the paper's, by column.
       finetuning: settings of its downstream runs.
-      tiny: the NAME at the tiny scale, where it is another; None: it has no such row.
-      share: of the pre-training steps, after which it is fine-tuned.
-      scratch: it is not pre-trained at all.
-      only: columns that it has; none: all.
-      dev: by column, what others have on the dev sets, where `figures` are of the test sets, which
-        are not scored here: ours are judged by these, where there is one.
+      tiny: NAME at the tiny scale where it differs; None: no such row at that scale.
+      share: fraction of the pre-training steps after which it is fine-tuned.
+      scratch: fine-tuned from random parameters.
+      only: columns that it has; empty: all.
+      dev: published dev set figures by column, where `figures` are of the test sets. Ours are dev
+        set figures and are judged by these.
     """
 
     title: str
@@ -146,14 +142,13 @@ class Table:
     """A table or figure of the paper.
 
     Attributes:
-      title: of it.
-      rows: in their order.
+      title: its heading.
+      rows: from top to bottom.
       columns: at the paper's scale.
       tiny: columns at the tiny scale: data that is quick to train on.
-      restarts: seeds of each fine-tuning, of the paper.
-      curves: rows that are one recipe with more or less FLOPs, by its name; such a table has the
-        mean of its columns as well, and a picture of that over FLOPs.
-      note: what is to be known about it, for its foot.
+      restarts: the paper's seeds of each fine-tuning.
+      mean: whether it also has the mean of its columns.
+      note: a paragraph below the table.
     """
 
     title: str
@@ -161,7 +156,7 @@ class Table:
     columns: tuple[str, ...]
     tiny: tuple[str, ...]
     restarts: int = 1
-    curves: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    mean: bool = False
     note: str = ''
 
 
@@ -282,28 +277,23 @@ TABLES: Mapping[str, Table] = {
                 (f'{_FIVE}, a quarter', 'masking+dropout+rate+muon+clipping/4'))),
             dataclasses.replace(_SCRATCH, pretraining='efficient_pretrain.py:paper'),
         ), ('mnli', 'qnli', 'mrpc', 'sst2', 'squad_v1', 'ner'), ('mrpc', 'sst2', 'ner'),
-        curves={
-            "the paper's recipe": (
-                'a quarter of its steps', 'half of its steps', "the paper's recipe"),
-            'Muon': ('Muon, a quarter', 'Muon'),
-            _FIVE: (f'{_FIVE}, a quarter', _FIVE),
-        },
+        mean=True,
         note="Not of the paper. The rows below the first have half of its FLOPs, or a quarter.",
     ),
 }
 
 
 def stem_of(name: str) -> str:
-    """Of the files of the table NAME."""
+    """File name, without its ending, of the table NAME."""
     return f'table{name}' if name.isdigit() else f'figure_{name}'
 
 
 CONFIGS = as_path(__file__).parent.parent.parent / 'configs'
-# What does not change what a run comes to.
+# Fields that do not change the result of a run.
 _BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.log_every',
            'train.keep_checkpoints', 'train.profile', 'train.probe', 'train.reference', 'data.dir',
            'data.local_dir', 'data.tfds_dir', 'mesh.')
-# Figure 5 is fine-tuned from the checkpoints of Base, which has several names, and of LTR.
+# Figure 5 fine-tunes checkpoints of Base, which has several names, and of LTR.
 _KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')
 
 
@@ -315,11 +305,11 @@ class Options:
       tiny: the scale; else the paper's.
       root: the directory of all parts.
       data: folder of the downstream tasks' folders.
-      pretrain, finetune: settings 'FIELD=VALUE'; of fine-tuning also 'TASK:FIELD=VALUE'.
-      weights: by NAME of configs/ablations.py, what is taken in the place of pre-training.
-      seeds: of pre-training.
-      restarts: of fine-tuning; 0: the table's.
-      columns: keys of COLUMNS; none: the table's.
+      pretrain, finetune: settings 'FIELD=VALUE'; for fine-tuning also 'TASK:FIELD=VALUE'.
+      weights: weights that replace pre-training, by NAME of configs/ablations.py.
+      seeds: number of pre-training seeds.
+      restarts: seeds of each fine-tuning; 0: the table's.
+      columns: keys of COLUMNS; empty: the table's.
     """
 
     tiny: bool
@@ -335,51 +325,46 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A sweep.
+    """A sweep of a table.
 
     Attributes:
-      title: for people.
-      kind: parts that take about as long.
+      title: shown to people.
+      task: one of TASKS; '' for pre-training.
       config: as --config names it.
       overrides: '--config.FIELD=VALUE' of all members.
-      members: its runs.
-      path: its folder.
-      resolved: the config of its members, but for what they differ in.
-      start: a checkpoint, or a file, that has to be there before; or None.
-      before: (its part's `path`, member) of the pre-training that `start` is of; or None.
-      sizes: of the model, as `config.model_sizes`.
-      keep: of how many runs, the best, the checkpoints are kept.
+      folder: of the sweep, with its members.
+      resolved: the config of its members, without the settings in which they differ.
+      start: checkpoint or vocabulary file of a pre-training that it starts from, or None.
+      before: (part, member) of the pre-training that makes `start`.
     """
 
     title: str
-    kind: str
+    task: str
     config: str
     overrides: tuple[str, ...]
-    members: tuple[Member, ...]
-    path: Path
+    folder: Folder
     resolved: ConfigDict
-    start: Path | None
-    before: tuple[Path, Member] | None
-    sizes: Mapping[str, int]
-    keep: int
+    start: Path | None = None
+    before: tuple[Part, Member] | None = None
 
-    @functools.cached_property
-    def folder(self) -> Folder:
-        """Of the sweep; a failure counts from when it is first asked for."""
-        return Folder(self.path, list(self.members), self.keep)
+    @property
+    def path(self) -> Path:
+        return self.folder.path
 
-    def seconds(self) -> list[float]:
+    @property
+    def members(self) -> list[Member]:
+        return self.folder.members
+
+    def seconds(self) -> float:
         """Seconds of its finished runs, from their goodput.json."""
-        result = []
-        for member in self.members:
-            path = self.folder.run(member) / 'goodput.json'
-            if self.folder.result(member) is not None and path.exists():
-                result.append(sum(json.loads(path.read_text())['seconds'].values()))
-        return result
+        files = [self.folder.run(member) / 'goodput.json' for member in self.members
+                 if self.folder.result(member) is not None]
+        return sum(sum(json.loads(file.read_text())['seconds'].values())
+                   for file in files if file.exists())
 
 
 def rows_of(table: Table, options: Options) -> list[Row]:
-    """The rows of a table at a scale, with the NAME that they have there, in the title as well."""
+    """The rows at the chosen scale; the title names the model where it is not the paper's."""
     if not options.tiny:
         return list(table.rows)
     return [dataclasses.replace(row, title=f'{row.title} (here {row.tiny})', pretraining=row.tiny)
@@ -397,45 +382,39 @@ def pretraining(row: Row, options: Options) -> Part | None:
 
 
 def _pretraining(name: str, options: Options) -> Part:
-    kept = 10 if name in _KEEPS_STEPS else 2
-    return _part(
-        f'pre-training {name}', f'pre-training {name}',
-        ('' if '.py:' in name else 'ablations.py:') + name + (',tiny' if options.tiny else ''),
-        (*options.pretrain, f'train.keep_checkpoints={kept}'),
-        grid_members([], options.seeds), None, None, None, sys.maxsize, options.root,
-    )
+    settings = *options.pretrain, f'train.keep_checkpoints={10 if name in _KEEPS_STEPS else 2}'
+    config = ('' if '.py:' in name else 'ablations.py:') + name + (',tiny' if options.tiny else '')
+    return _part(f'pre-training {name}', '', config, settings,
+                 grid_members([], options.seeds), sys.maxsize, options.root)
 
 
 def finetuning(row: Row, task: str, seed: int, table: Table, options: Options) -> Part:
-    """Fine-tuning of a row, from the pre-training of a seed, on one of TASKS."""
+    """Fine-tuning of a row on one of TASKS, from the pre-training with a seed."""
     what = TASKS[task]
-    settings = [f'data.source={options.data}/{what.folder}', *what.settings]
-    before = _pretraining(row.pretraining, options)
+    settings = [f'data.source={options.data}/{what.folder}']
+    pretrained = _pretraining(row.pretraining, options)
+    sizes = config_lib.model_sizes(pretrained.resolved)
+    given = options.weights.get(row.pretraining)
     start: Path | None = None
-    if row.pretraining in options.weights:
-        given = options.weights[row.pretraining]
-        if row.share != 1:
-            raise InputError(
-                f'--weights {row.pretraining}=...: the row {row.title!r} needs its pre-training')
-        if row.scratch:  # the same model and vocabulary, at random parameters
-            model, vocab_file = _described(given)
-            settings += [f'model.{name}={model[name]}' for name in before.sizes]
-            settings.append(f'data.vocab_file={vocab_file}')
-            settings.append(f'model.initializer_range={model["initializer_range"]}')
-        else:
-            settings.append(f'init_checkpoint={given}')
-    else:
-        run = before.path / 'runs' / before.members[seed].name
+    if given is not None and row.share != 1:
+        raise InputError(
+            f'--weights {row.pretraining}=...: the row {row.title!r} needs its pre-training')
+    if given is None:
+        start = pretrained.folder.run(pretrained.members[seed])
         if row.scratch:
-            start = run / 'vocab.txt'
-            settings += [f'model.{name}={size}' for name, size in before.sizes.items()]
-            settings.append(f'data.vocab_file={start}')
-            settings.append(f'model.initializer_range={before.resolved.model.initializer_range}')
-        else:
-            steps = sum(phase['steps'] for phase in phases(before.resolved))
-            at = f'checkpoints/{round(steps * row.share)}'
-            start = run / at if row.share != 1 else run
-            settings.append(f'init_checkpoint={start}')
+            start /= 'vocab.txt'
+        elif row.share != 1:
+            steps = sum(phase['steps'] for phase in phases(pretrained.resolved))
+            start /= f'checkpoints/{round(steps * row.share)}'
+    if not row.scratch:
+        settings.append(f'init_checkpoint={start or given}')
+    else:  # the same model and vocabulary, with random parameters
+        model: Mapping[str, Any] = {**pretrained.resolved.model, **sizes}
+        vocab_file: object = start
+        if given is not None:
+            model, vocab_file = _described(given)
+        settings += [f'model.{name}={model[name]}' for name in (*sizes, 'initializer_range')]
+        settings.append(f'data.vocab_file={vocab_file}')
     if options.tiny:
         settings += what.tiny
     settings += row.finetuning
@@ -445,22 +424,19 @@ def finetuning(row: Row, task: str, seed: int, table: Table, options: Options) -
             settings.append(setting)
         elif of == task:
             settings.append(rest)
-    grid = [] if task == 'ner_features' or not what.grid else list(
-        TINY_GRID if options.tiny else what.grid)
+    grid = list(TINY_GRID if options.tiny else what.grid) if what.grid else []
     restarts = options.restarts or table.restarts
     if row.scratch:
-        restarts *= options.seeds  # in the place of seeds of the pre-training
-    return _part(
-        f'{task} from {row.title}, seed {seed}', task, what.config, tuple(settings),
-        grid_members(grid, restarts), start,
-        None if start is None else (before.path, before.members[seed]), before.sizes, 1,
-        options.root,
-    )
+        restarts *= options.seeds  # in place of pre-training seeds
+    part = _part(f'{task} from {row.title}, seed {seed}', task, what.config, tuple(settings),
+                 grid_members(grid, restarts), 1, options.root)
+    return part if start is None else dataclasses.replace(
+        part, start=start, before=(pretrained, pretrained.members[seed]))
 
 
 @functools.cache
 def _described(given: str) -> tuple[Mapping[str, Any], str]:
-    """(The fields of the model, the vocabulary file) of weights that the user names."""
+    """(Model fields, vocabulary file) of weights that the user names."""
     weights = load_weights(given)
     if weights.vocab_file is None:
         raise InputError(f'--weights ...={given} has no vocabulary: put its vocab.txt there')
@@ -468,57 +444,52 @@ def _described(given: str) -> tuple[Mapping[str, Any], str]:
 
 
 def parts_of(table: Table, options: Options) -> list[Part]:
-    """All parts of a table, each once, in an order in which they can be run."""
-    rows, columns = rows_of(table, options), columns_of(table, options)
+    """All parts of a table, each once, in an order in which they can run: row after row, so that
+    the first rows of the table are complete early."""
     result: dict[Path, Part] = {}
-    # A row after the other, so that the first rows of the table are there early.
-    for row in rows:
-        if (part := pretraining(row, options)) is not None:
-            result.setdefault(part.path, part)
-        for name in columns:
-            if COLUMNS[name].task and (not row.only or name in row.only):
-                for seed in seeds_of(row, options):
-                    part = finetuning(row, COLUMNS[name].task, seed, table, options)
-                    result.setdefault(part.path, part)
+    for row in rows_of(table, options):
+        parts = [pretraining(row, options)] + [
+            finetuning(row, COLUMNS[name].task, seed, table, options)
+            for name in columns_of(table, options)
+            if COLUMNS[name].task and (not row.only or name in row.only)
+            for seed in seeds_of(row, options)
+        ]
+        for part in parts:
+            if part is not None:
+                result.setdefault(part.path, part)
     return list(result.values())
 
 
 def seeds_of(row: Row, options: Options) -> range:
-    """Of the pre-training; given weights are one, and so is none."""
+    """Pre-training seeds of a row: one where its weights are given or it has no pre-training."""
     return range(1 if row.scratch or row.pretraining in options.weights else options.seeds)
 
 
 def _part(
-    title: str, kind: str, config: str, settings: tuple[str, ...], members: list[Member],
-    start: Path | None, before: tuple[Path, Member] | None, sizes: Mapping[str, int] | None,
-    keep: int, root: Path,
+    title: str, task: str, config: str, settings: tuple[str, ...], members: list[Member], keep: int,
+    root: Path,
 ) -> Part:
-    """A part; `sizes` None: those of its own config."""
-    overrides = tuple(f'--config.{setting}' for setting in settings)
-    file = str(CONFIGS / config)
+    file, overrides = str(CONFIGS / config), tuple(f'--config.{setting}' for setting in settings)
     resolved, name = _resolved(file, overrides, root)
-    return Part(
-        title, kind, file, overrides, tuple(members), root / 'parts' / name, resolved, start,
-        before, config_lib.model_sizes(resolved) if sizes is None else sizes, keep,
-    )
+    folder = Folder(root / 'parts' / name, members, keep)
+    return Part(title, task, file, overrides, folder, resolved)
 
 
 @functools.cache
 def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[ConfigDict, str]:
-    """(The config of a part, its folder's name); a table asks for them after every part."""
+    """(The config of a part, its folder's name); cached, as a table asks after every part.
+
+    The name is a digest of the fields that the result depends on; paths below `root` count without
+    it, so that the directory may be moved.
+    """
     resolved = member_config(file, list(overrides), Member(()))
-    known = json.dumps(identity(resolved, root), sort_keys=True)
-    return resolved, f'{resolved.task}-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
-
-
-def identity(config: ConfigDict, root: Path) -> dict[str, Any]:
-    """The fields that the result of a run depends on; paths below `root` without it."""
-    values = flat_fields(json.loads(config.to_json_best_effort()))
-    if not config.init_checkpoint:
-        whole = config_lib.complete(config)
+    values = flat_fields(json.loads(resolved.to_json_best_effort()))
+    if not resolved.init_checkpoint:
+        whole = config_lib.complete(resolved)
         values |= {f'model.{name}': get_field(whole, f'model.{name}') for name in whole.model}
         values |= {f'model.{name}': x for name, x in config_lib.model_sizes(whole).items()}
     values = {name: x for name, x in values.items() if not name.startswith(_BESIDE)}
     for name in ('init_checkpoint', 'data.vocab_file'):
         values[name] = str(values[name]).removeprefix(f'{root}/')
-    return values
+    known = json.dumps(values, sort_keys=True)
+    return resolved, f'{resolved.task}-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
