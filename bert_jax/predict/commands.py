@@ -51,62 +51,6 @@ _CHARACTERS = 4  # of a token, more or less
 NONE = Units(Sequences(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int64)))
 
 
-class _Chunk(NamedTuple):
-    """Consecutive texts, what was read of each (or an exception), and remarks."""
-
-    texts: list[Any]
-    read: list[Any]
-    made: Any
-    notes: list[str]
-
-
-def stream(
-    model: LoadedModel, texts: Iterable[Any], *, read: Read,
-    make: Callable[[list[Any]], tuple[Any, Units]], function: Function,
-    results: Callable[[Any, Outputs], Iterable[Any]],
-    refused: Callable[[Any, str], Any], size: Callable[[Any], int] | None = None,
-    values_per_token: int = 1,
-) -> Iterator[Any]:
-    """One result a text, in order; memory does not grow with their number.
-
-    Args:
-      model: whose engine computes.
-      texts: any iterable; it is read a few chunks ahead, in the caller's thread.
-      read: tokenizes a text, in another thread; what it raises is the text's result.
-      make: units of what was read of consecutive texts, and (not None) what `results` needs.
-      function: what is computed of the units.
-      results: of what `make` gave and the outputs, one for each text.
-      refused: the result of a text (or an error) that could not be read, from the reason.
-      size: tokens of the units of a text, more or less.
-      values_per_token: numbers that `function` gives a token, which bounds what is in memory.
-
-    Raises:
-      InputError: `texts` is one text.
-    """
-    check_many(texts)
-    engine = model.engine
-    limit = min(_CHUNK_STEPS * engine.tokens_a_step, _CHUNK_VALUES // values_per_token)
-
-    def prepare(chunk: tuple[int, list[Any]]) -> tuple[_Chunk, Units]:
-        first, members = chunk
-        notes: list[str] = []
-        result = [_read(read, text, first + i, notes.append) for i, text in enumerate(members)]
-        good = [x for x in result if not isinstance(x, Exception)]
-        made, units = make(good) if good else (None, NONE)
-        return _Chunk(members, result, made, notes), units
-
-    def answers() -> Iterator[Any]:
-        chunks = _chunks(texts, size or num_tokens, limit)
-        for chunk, outputs in engine.stream(function, model.device_params, chunks, prepare):
-            for note in chunk.notes:
-                model.note(note)
-            result = iter(() if chunk.made is None else results(chunk.made, outputs))
-            for text, x in zip(chunk.texts, chunk.read, strict=True):
-                yield refused(text, _reason(x)) if isinstance(x, Exception) else next(result)
-
-    return answers()
-
-
 def check_many(texts: Iterable[Any]) -> None:
     """Refuses one text, whose letters would be texts."""
     if isinstance(texts, (str, bytes)):
@@ -116,28 +60,11 @@ def check_many(texts: Iterable[Any]) -> None:
             f'{texts!r:.60} ({type(texts).__name__}) where a list of texts is expected')
 
 
-def whole_number(name: str, value: Any, least: int = 1) -> int:
-    """An argument that is to be a whole number.
-
-    Raises:
-      InputError: it is something else, or below `least`.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(f'{name}={value!r:.60} must be {least} or more, a whole number')
+def check_count(name: str, value: Any) -> int:
+    """The value of an argument; InputError where it is no whole number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise InputError(f'{name}={value!r:.60} must be 1 or more, a whole number')
     return int(value)
-
-
-def _read(read: Read, text: Any, number: int, note: Note) -> Any:
-    if isinstance(text, Exception):
-        return text
-    try:
-        return read(text, number, note)
-    except Exception as error:  # whatever it is, the other texts have their results
-        return error
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, InputError) else f'{type(error).__name__}: {error}'
 
 
 def _chunks(
@@ -166,24 +93,19 @@ def num_tokens(text: Any) -> int:
 
 
 def refused(text: Any, reason: str) -> dict[str, Any]:
-    """The result of a text, or of several that go together, from which nothing can be made."""
+    """The result of a text, or of several that go together, that cannot be read."""
     return shown(text) | {'error': reason}
 
 
 def shown(text: Any) -> dict[str, Any]:
-    """A text as its result shows it."""
+    """A text, or several that go together, as a result shows them."""
     if isinstance(text, str):
         return {'text': text}
-    if isinstance(text, Sequence) and all(isinstance(part, str) for part in text):
-        return shown_parts(text)
-    return {'text': None if isinstance(text, Exception) else repr(text)}
-
-
-def shown_parts(parts: Sequence[str]) -> dict[str, Any]:
-    """Texts that go together as their result shows them."""
-    if len(parts) == 2:
-        return {'first': parts[0], 'second': parts[1]}
-    return {'text': parts[0] if len(parts) == 1 else list(parts)}
+    if not isinstance(text, Sequence) or not all(isinstance(part, str) for part in text):
+        return {'text': None if isinstance(text, Exception) else repr(text)}
+    if len(text) == 2:
+        return {'first': text[0], 'second': text[1]}
+    return {'text': text[0] if len(text) == 1 else list(text)}
 
 
 def parts_of(text: Any, *allowed: int) -> list[str]:
@@ -205,16 +127,112 @@ def parts_of(text: Any, *allowed: int) -> list[str]:
     return list(parts)
 
 
-_SCORED = 64  # tokens of a text that are masked in one go, so that a long one is no long chunk
+class _Chunk(NamedTuple):
+    """Consecutive texts, what was read of each (or an exception), and remarks."""
+
+    texts: list[Any]
+    read: list[Any]
+    made: Any
+    notes: list[str]
+
+
+def stream(
+    model: LoadedModel, texts: Iterable[Any], *, read: Read,
+    make: Callable[[list[Any]], tuple[Any, Units]], function: Function,
+    results: Callable[[Any, Outputs], Iterable[Any]],
+    refused: Callable[[Any, str], Any] = refused, size: Callable[[Any], int] = num_tokens,
+    values_per_token: int = 1,
+) -> Iterator[Any]:
+    """One result a text, in order; memory does not grow with their number.
+
+    Args:
+      model: whose engine computes.
+      texts: any iterable; it is read a few chunks ahead, in the caller's thread.
+      read: tokenizes a text, in another thread; what it raises is the text's result.
+      make: units of what was read of consecutive texts, and (not None) what `results` needs.
+      function: what is computed of the units.
+      results: of what `make` gave and the outputs, one for each text.
+      refused: the result of a text (or an error) that could not be read, from the reason.
+      size: tokens of the units of a text, more or less.
+      values_per_token: numbers that `function` gives a token, which bounds what is in memory.
+
+    Raises:
+      InputError: `texts` is one text.
+    """
+    check_many(texts)
+    engine = model.engine
+    limit = min(_CHUNK_STEPS * engine.tokens_a_step, _CHUNK_VALUES // values_per_token)
+
+    def attempt(text: Any, number: int, note: Note) -> Any:
+        try:
+            return text if isinstance(text, Exception) else read(text, number, note)
+        except Exception as error:  # of any type: the other texts have their results
+            return error
+
+    def prepare(chunk: tuple[int, list[Any]]) -> tuple[_Chunk, Units]:
+        first, members = chunk
+        notes: list[str] = []
+        result = [attempt(text, first + i, notes.append) for i, text in enumerate(members)]
+        good = [x for x in result if not isinstance(x, Exception)]
+        made, units = make(good) if good else (None, NONE)
+        return _Chunk(members, result, made, notes), units
+
+    def answers() -> Iterator[Any]:
+        chunks = _chunks(texts, size, limit)
+        for chunk, outputs in engine.stream(function, model.device_params, chunks, prepare):
+            for note in chunk.notes:
+                model.note(note)
+            result = iter(() if chunk.made is None else results(chunk.made, outputs))
+            for text, x in zip(chunk.texts, chunk.read, strict=True):
+                if not isinstance(x, Exception):
+                    yield next(result)
+                else:
+                    known = isinstance(x, InputError)
+                    yield refused(text, str(x) if known else f'{type(x).__name__}: {x}')
+
+    return answers()
 
 
 class _Masked(NamedTuple):
-    """Token sequences of a text, each with one masked place, and the tokens that stood there."""
+    """A text with some tokens masked, each in a sequence of its own.
+
+    Attributes:
+      text: the whole text.
+      ids: the sequences.
+      places: of the masked token in each.
+      targets: the tokens that stood there.
+    """
 
     text: str
     ids: list[list[int]]
-    places: list[int]  # in `ids`
+    places: list[int]
     targets: list[int]
+
+
+def _masked(model: LoadedModel, text: str, ids: list[int], places: Sequence[int]) -> _Masked:
+    """A sequence for each place: the tokens around it, as many as the model takes.
+
+    The place is in the middle, except near an end of the text.
+    """
+    size = model.max_length - 2
+    begins = [max(0, min(place - size // 2, len(ids) - size)) for place in places]
+    inside = [place - begin for place, begin in zip(places, begins, strict=True)]
+    windows = [ids[begin : begin + size] for begin in begins]
+    for window, place in zip(windows, inside, strict=True):
+        window[place] = model.vocab.mask_id
+    return _Masked(text, windows, inside, [ids[place] for place in places])
+
+
+def _masked_units(model: LoadedModel, texts: list[_Masked]) -> tuple[list[_Masked], Units]:
+    sequences = make_sequences(
+        joined([ids for text in texts for ids in text.ids]), None,
+        max_length=model.max_length, **model.vocab.ends,
+    )
+    places = np.array([place for text in texts for place in text.places], np.int64)
+    targets = np.array([target for text in texts for target in text.targets], np.int32)
+    return texts, Units(
+        sequences, labels={'targets': targets}, positions={'masked_positions': 1 + places}
+    )
 
 
 def fill_mask(
@@ -222,8 +240,30 @@ def fill_mask(
 ) -> Iterator[dict[str, Any]]:
     """The likeliest tokens for each [MASK]; see `Model.fill_mask`."""
     model.need('fill-mask')
-    top_k = whole_number('top_k', top_k)
+    top_k = check_count('top_k', top_k)
     vocab = model.vocab
+
+    def read(text: Any, number: int, note: Note) -> _Masked:
+        (text,) = parts_of(text, 1)
+        model.encode(text)  # refuses empty ones
+        ids: list[int] = []
+        masks = []
+        for i, part in enumerate(text.split(MASK)):
+            if i:
+                masks.append(len(ids))
+                ids.append(vocab.mask_id)
+            ids += model.tokenizer.encode(part)
+        if not masks:
+            raise InputError(
+                f'it has no {MASK}: write {MASK} where a word is to be filled in ({text[:60]!r})'
+            )
+        size = model.max_length - 2
+        if len(ids) > size:
+            note(
+                f'text {number} has {len(ids)} tokens, the model takes {size}: each {MASK} is '
+                f'filled in from the {size} tokens around it'
+            )
+        return _masked(model, text, ids, masks)
 
     def results(texts: list[_Masked], outputs: Outputs) -> Iterator[dict[str, Any]]:
         of_masks = zip(outputs['probabilities'].tolist(), outputs['ids'].tolist(), strict=True)
@@ -244,57 +284,8 @@ def fill_mask(
             }
 
     return stream(
-        model, texts, read=lambda *text: _prompt(model, *text),
-        make=lambda texts: _units(model, texts), results=results, refused=refused,
+        model, texts, read=read, make=lambda texts: _masked_units(model, texts), results=results,
         function=functions.masked_lm_top(model.config, min(top_k, model.config.vocab_size)),
-    )
-
-
-def _prompt(model: LoadedModel, text: Any, number: int, note: Note) -> _Masked:
-    """A prompt once for each [MASK]; of one that is too long, what is around it."""
-    (text,) = parts_of(text, 1)
-    model.encode(text)  # refuses empty ones
-    ids: list[int] = []
-    masks = []
-    for i, part in enumerate(text.split(MASK)):
-        if i:
-            masks.append(len(ids))
-            ids.append(model.vocab.mask_id)
-        ids += model.tokenizer.encode(part)
-    if not masks:
-        raise InputError(
-            f'it has no {MASK}: write {MASK} where a word is to be filled in ({text[:60]!r})'
-        )
-    size = model.max_length - 2
-    if len(ids) > size:
-        note(
-            f'text {number} has {len(ids)} tokens, the model takes {size}: each {MASK} is filled '
-            f'in from the {size} tokens around it'
-        )
-    begins = [_around(len(ids), at, size) for at in masks]
-    return _Masked(
-        text, [ids[begin : begin + size] for begin in begins],
-        [at - begin for at, begin in zip(masks, begins, strict=True)], [0] * len(masks),
-    )
-
-
-def _around(length: int, place: int, size: int) -> int:
-    """The start of the window of `size` tokens that has a position in its middle.
-
-    Near an end of the text it is moved, so that it is full where the text is long enough.
-    """
-    return max(0, min(place - size // 2, length - size))
-
-
-def _units(model: LoadedModel, texts: list[_Masked]) -> tuple[list[_Masked], Units]:
-    sequences = make_sequences(
-        joined([ids for text in texts for ids in text.ids]), None,
-        max_length=model.max_length, **model.vocab.ends,
-    )
-    places = np.array([place for text in texts for place in text.places], np.int64)
-    targets = np.array([target for text in texts for target in text.targets], np.int32)
-    return texts, Units(
-        sequences, labels={'targets': targets}, positions={'masked_positions': 1 + places}
     )
 
 
@@ -313,81 +304,31 @@ def _with_token(text: str, number: int, vocab: Vocab, i: int) -> str:
     return before + token + after
 
 
-class _Part(NamedTuple):
-    """Some tokens of a text, each of which is to be masked; or what is wrong with the text."""
-
-    text: Any
-    ids: list[int]
-    places: range
-    error: Exception | None = None
-
-    @property
-    def is_last(self) -> bool:
-        return self.places.stop == len(self.ids)
-
-
 def score(model: LoadedModel, texts: Iterable[Single]) -> Iterator[dict[str, Any]]:
     """Pseudo-log-likelihoods; see `Model.score`."""
     model.need('score')
-    check_many(texts)
-    size = model.max_length - 2
-    mask_id = model.vocab.mask_id
 
-    def parts() -> Iterator[_Part]:
-        for text in texts:
-            try:
-                if isinstance(text, Exception):
-                    raise text
-                ids = model.encode(parts_of(text, 1)[0])
-            except Exception as error:  # this text's result
-                yield _Part(text, [], range(0), error)
-                continue
-            for begin in range(0, len(ids), _SCORED):
-                yield _Part(text, ids, range(begin, min(begin + _SCORED, len(ids))))
+    def read(text: Any, number: int, note: Note) -> _Masked:
+        (text,) = parts_of(text, 1)
+        ids = model.encode(text)
+        return _masked(model, text, ids, range(len(ids)))
 
-    def read(part: _Part, number: int, note: Note) -> tuple[_Part, _Masked]:
-        del number, note
-        if part.error is not None:
-            raise part.error
-        begins = [_around(len(part.ids), at, size) for at in part.places]
-        windows = [part.ids[begin : begin + size] for begin in begins]
-        places = [at - begin for at, begin in zip(part.places, begins, strict=True)]
-        for window, place in zip(windows, places, strict=True):
-            window[place] = mask_id
-        targets = part.ids[part.places.start : part.places.stop]
-        return part, _Masked(part.text, windows, places, targets)
+    def results(texts: list[_Masked], outputs: Outputs) -> Iterator[dict[str, Any]]:
+        bounds = np.cumsum([len(text.ids) for text in texts])[:-1]
+        for text, logs in zip(texts, np.split(outputs['log_probability'], bounds), strict=True):
+            total = math.fsum(logs.tolist())
+            yield {
+                'text': text.text, 'num_tokens': len(logs), 'log_probability': total,
+                'pseudo_perplexity': pseudo_perplexity(total, len(logs)),
+            }
 
-    def make(read: list[tuple[_Part, _Masked]]) -> tuple[list[_Part], Units]:
-        parts, masked = zip(*read, strict=True)
-        return list(parts), _units(model, list(masked))[1]
+    def size(text: Any) -> int:
+        return num_tokens(text) * min(num_tokens(text), model.max_length)
 
-    def results(parts: list[_Part], outputs: Outputs) -> Iterator[tuple[_Part, list[float]]]:
-        result = iter(outputs['log_probability'].tolist())
-        for part in parts:
-            yield part, [next(result) for _ in part.places]
-
-    def answers() -> Iterator[dict[str, Any]]:
-        logs: list[float] = []
-        for result in stream(
-            model, parts(), read=read, make=make, results=results,
-            function=functions.masked_lm_log_probability(model.config),
-            refused=lambda part, reason: refused(part.text, reason),
-            size=lambda part: len(part.places) * min(len(part.ids) + 2, model.max_length),
-        ):
-            if isinstance(result, dict):
-                yield result
-                continue
-            part, values = result
-            logs += values
-            if part.is_last:
-                total, num = math.fsum(logs), len(logs)
-                logs = []
-                yield shown(part.text) | {
-                    'num_tokens': num, 'log_probability': total,
-                    'pseudo_perplexity': pseudo_perplexity(total, num),
-                }
-
-    return answers()
+    return stream(
+        model, texts, read=read, make=lambda texts: _masked_units(model, texts), results=results,
+        function=functions.masked_lm_log_probability(model.config), size=size,
+    )
 
 
 def pseudo_perplexity(log_probability: float, num_tokens: int) -> float:
@@ -405,24 +346,22 @@ class Tokenized(NamedTuple):
 Made = tuple[list[Tokenized], TextWindows]
 
 
-def next_sentence(
-    model: LoadedModel, pairs: Iterable[Pair]
-) -> Iterator[dict[str, Any]]:
+def next_sentence(model: LoadedModel, pairs: Iterable[Pair]) -> Iterator[dict[str, Any]]:
     """The probability that B follows A; see `Model.next_sentence`."""
     model.need('next-sentence')
 
     def results(made: Made, outputs: Outputs) -> Iterator[dict[str, Any]]:
         for pair, of_pair in zip(made[0], softmax(outputs['logits']).tolist(), strict=True):
-            yield shown_parts(pair.texts) | {'probability': of_pair[0]}
+            yield shown(pair.texts) | {'probability': of_pair[0]}
 
     return stream(
         model, pairs, read=reader(model, 2), make=maker(model), results=results,
-        function=functions.next_sentence(model.config), refused=refused,
+        function=functions.next_sentence(model.config),
     )
 
 
 def classify(
-    model: LoadedModel, texts: Iterable[Text], windows: str | None
+    model: LoadedModel, texts: Iterable[Text], windows: str | None = None
 ) -> Iterator[dict[str, Any]]:
     """Labels of texts or pairs, values, or choices; see `Model.classify`."""
     model.need('classify')
@@ -437,11 +376,11 @@ def classify(
         texts, read = made
         logits = read.combined_logits(head, outputs['logits']).astype(np.float64)
         for text, result in zip(texts, head.described(logits, labels), strict=True):
-            yield shown_parts(text.texts) | result
+            yield shown(text.texts) | result
 
     return stream(
         model, texts, read=reader(model, 1, 2, how=how), make=maker(model, how), results=results,
-        function=model.objective.outputs, refused=refused,
+        function=model.objective.outputs,
     )
 
 
@@ -471,9 +410,7 @@ def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any
             }
 
     return stream(
-        model, texts, read=read, make=make, results=results,
-        function=model.objective.outputs, refused=refused,
-    )
+        model, texts, read=read, make=make, results=results, function=model.objective.outputs)
 
 
 def reader(
@@ -548,7 +485,7 @@ def answer(
     """The best span of each context; see `Model.answer`."""
     model.need('answer')
     check_many(questions)
-    max_answer_length = whole_number('max_answer_length', max_answer_length)
+    max_answer_length = check_count('max_answer_length', max_answer_length)
     if null_threshold is not None and (
             isinstance(null_threshold, bool) or not isinstance(null_threshold, numbers.Real)
             or math.isnan(null_threshold)):
@@ -632,9 +569,7 @@ class _Words(NamedTuple):
     begins: list[int]
 
 
-def tag(
-    model: LoadedModel, texts: Iterable[Text]
-) -> Iterator[dict[str, Any]]:
+def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
     """A label for each word, and entities; see `Model.tag`."""
     model.need('tag')
     labels = model.weights.labels
@@ -695,8 +630,7 @@ def _words(text: Any) -> _Words:
 
 
 def _result(text: _Words, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    probabilities = softmax(logits)
     tags = [
         {
             'word': word, 'label': labels[i], 'probability': float(row[i]), 'start': begin,
