@@ -25,17 +25,10 @@ from bert_jax.runtime.files import Path, as_path
 from bert_jax.tasks.texts import WINDOWS
 from bert_jax.text import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
-from bert_jax.text.vocab import Vocab
+from bert_jax.text.vocab import Vocab, is_unused
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.sharding import Layout, make_mesh
-from bert_jax.weights.formats import (
-    Weights,
-    check_order,
-    check_vocabulary,
-    looks_lowercase,
-    read_json,
-    to_tree,
-)
+from bert_jax.weights.formats import Weights, check_vocabulary, read_json, to_tree
 
 POOLS = ('mean', 'cls', 'max')
 
@@ -132,11 +125,17 @@ def with_vocabulary(weights: Weights, vocab_file: str) -> Weights:
       InputError: it cannot be read, has another size than the embedding, or another order than the
         vocabulary that the weights bring.
     """
-    path = as_path(vocab_file)
-    vocab = load_tokenizer(path, lowercase=True).vocab
-    check_vocabulary(vocab, path, weights.model['vocab_size'])
-    check_order(vocab, path, weights)
-    return dataclasses.replace(weights, vocab_file=path, lowercase=looks_lowercase(vocab))
+    path, lowercase = check_vocabulary(as_path(vocab_file), None, weights.model['vocab_size'])
+    if weights.vocab_file is not None:
+        pairs = zip(*(load_tokenizer(file, lowercase).vocab.tokens
+                      for file in (vocab_file, weights.vocab_file)), strict=False)
+        for line, (token, expected) in enumerate(pairs, 1):
+            if token != expected and not is_unused(expected):
+                raise InputError(
+                    f'{path}: line {line} is {token!r}, and {expected!r} in {weights.vocab_file}, '
+                    f'the vocabulary of {weights.source}: leave it out to take that one'
+                )
+    return dataclasses.replace(weights, vocab_file=path, lowercase=lowercase)
 
 
 class LoadedModel:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.config.bert_config import OPTIONS, Format
 from bert_jax.heads import HEADS, PARTS, POOLER, part_of
@@ -28,51 +31,23 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
 from bert_jax.runtime.process import FULL
 from bert_jax.text import load_tokenizer
-from bert_jax.text.vocab import Vocab, is_unused
+from bert_jax.text.vocab import Vocab
 
 _TITLES: Mapping[Format, str] = {
     'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json',
 }
-_HF_LAYER = 'bert.encoder.layer.{i}.'
-_LAYER = 'bert/encoder/layer_{i}/'
-
+# Name of a parameter, its dims as of `Tensor`.
 _EMBEDDINGS = (
-    Tensor('bert/embeddings/word_embeddings', 'bert/embeddings/word_embeddings',
-           'bert.embeddings.word_embeddings.weight', 'V,H'),
-    Tensor('bert/embeddings/position_embeddings', 'bert/embeddings/position_embeddings',
-           'bert.embeddings.position_embeddings.weight', 'P,H'),
-    Tensor('bert/embeddings/token_type_embeddings', 'bert/embeddings/token_type_embeddings',
-           'bert.embeddings.token_type_embeddings.weight', 'T,H'),
-    Tensor('bert/embeddings/LayerNorm/scale', 'bert/embeddings/LayerNorm/gamma',
-           'bert.embeddings.LayerNorm.weight', 'H'),
-    Tensor('bert/embeddings/LayerNorm/bias', 'bert/embeddings/LayerNorm/beta',
-           'bert.embeddings.LayerNorm.bias', 'H'),
+    ('word_embeddings', 'V,H'), ('position_embeddings', 'P,H'), ('token_type_embeddings', 'T,H'),
+    ('LayerNorm/scale', 'H'), ('LayerNorm/bias', 'H'),
 )
-_LAYERS = (
-    Tensor(_LAYER + 'attention/self/qkv/kernel', _LAYER + 'attention/self/{part}/kernel',
-           _HF_LAYER + 'attention.self.{part}.weight', 'H,3ND'),
-    Tensor(_LAYER + 'attention/self/qkv/bias', _LAYER + 'attention/self/{part}/bias',
-           _HF_LAYER + 'attention.self.{part}.bias', '3ND'),
-    Tensor(_LAYER + 'attention/output/dense/kernel', _LAYER + 'attention/output/dense/kernel',
-           _HF_LAYER + 'attention.output.dense.weight', 'ND,H'),
-    Tensor(_LAYER + 'attention/output/dense/bias', _LAYER + 'attention/output/dense/bias',
-           _HF_LAYER + 'attention.output.dense.bias', 'H'),
-    Tensor(_LAYER + 'attention/output/LayerNorm/scale', _LAYER + 'attention/output/LayerNorm/gamma',
-           _HF_LAYER + 'attention.output.LayerNorm.weight', 'H'),
-    Tensor(_LAYER + 'attention/output/LayerNorm/bias', _LAYER + 'attention/output/LayerNorm/beta',
-           _HF_LAYER + 'attention.output.LayerNorm.bias', 'H'),
-    Tensor(_LAYER + 'intermediate/dense/kernel', _LAYER + 'intermediate/dense/kernel',
-           _HF_LAYER + 'intermediate.dense.weight', 'H,I'),
-    Tensor(_LAYER + 'intermediate/dense/bias', _LAYER + 'intermediate/dense/bias',
-           _HF_LAYER + 'intermediate.dense.bias', 'I'),
-    Tensor(_LAYER + 'output/dense/kernel', _LAYER + 'output/dense/kernel',
-           _HF_LAYER + 'output.dense.weight', 'I,H'),
-    Tensor(_LAYER + 'output/dense/bias', _LAYER + 'output/dense/bias',
-           _HF_LAYER + 'output.dense.bias', 'H'),
-    Tensor(_LAYER + 'output/LayerNorm/scale', _LAYER + 'output/LayerNorm/gamma',
-           _HF_LAYER + 'output.LayerNorm.weight', 'H'),
-    Tensor(_LAYER + 'output/LayerNorm/bias', _LAYER + 'output/LayerNorm/beta',
-           _HF_LAYER + 'output.LayerNorm.bias', 'H'),
+_LAYER = (
+    ('attention/self/qkv/kernel', 'H,3ND'), ('attention/self/qkv/bias', '3ND'),
+    ('attention/output/dense/kernel', 'ND,H'), ('attention/output/dense/bias', 'H'),
+    ('attention/output/LayerNorm/scale', 'H'), ('attention/output/LayerNorm/bias', 'H'),
+    ('intermediate/dense/kernel', 'H,I'), ('intermediate/dense/bias', 'I'),
+    ('output/dense/kernel', 'I,H'), ('output/dense/bias', 'H'),
+    ('output/LayerNorm/scale', 'H'), ('output/LayerNorm/bias', 'H'),
 )
 # Of a model with `bilstm`, which no other format knows.
 _BILSTM = tuple(Tensor(name, name, name, dims) for name, dims in (
@@ -84,12 +59,22 @@ VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bi
 
 def tensors(model: Mapping[str, Any]) -> list[Tensor]:
     """All parameters that a model can have, whatever its head, from `Weights.model`."""
-    layers = [
-        Tensor(*(field.replace('{i}', str(i)) for field in tensor))
-        for i in range(model['num_layers']) for tensor in _LAYERS
+    return [
+        *(_of_encoder(f'bert/embeddings/{name}', dims) for name, dims in _EMBEDDINGS),
+        *(_of_encoder(f'bert/encoder/layer_{i}/{name}', dims)
+          for i in range(model['num_layers']) for name, dims in _LAYER),
+        *(_BILSTM if model.get('bilstm') else ()),
+        *(tensor for part in PARTS for tensor in part.tensors),
     ]
-    bilstm = _BILSTM if model.get('bilstm') else ()
-    return [*_EMBEDDINGS, *layers, *bilstm, *(tensor for part in PARTS for tensor in part.tensors)]
+
+
+def _of_encoder(name: str, dims: str) -> Tensor:
+    """A parameter of embeddings or layers, whose names in files follow from ours by rules."""
+    folder, _, leaf = name.replace('/qkv/', '/{part}/').rpartition('/')
+    tf1 = {'scale': 'gamma', 'bias': 'beta'}[leaf] if folder.endswith('LayerNorm') else leaf
+    torch = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}.get(leaf, f'{leaf}.weight')
+    dotted = folder.replace('layer_', 'layer.').replace('/', '.')
+    return Tensor(name, f'{folder}/{tf1}', f'{dotted}.{torch}', dims)
 
 
 def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
@@ -112,25 +97,19 @@ def to_tree(
       padded_vocab_size: rows of the word table, filled up with zeros; None: as they are.
       scan_layers: whether layers are stacked along a leading axis under `bert/encoder/layer`.
     """
-    flat: dict[str, np.ndarray] = {}
-    layers: dict[str, dict[int, np.ndarray]] = {}
+    flat: dict[str, Any] = {}
     for name, x in params.items():
         if name in VOCABULARY_ROWS and padded_vocab_size is not None:
             x = np.pad(x, [(0, padded_vocab_size - len(x))] + [(0, 0)] * (x.ndim - 1))
         match = re.fullmatch(r'bert/encoder/layer_([0-9]+)/(.*)', name)
         if match and scan_layers:
-            layers.setdefault(f'bert/encoder/layer/{match[2]}', {})[int(match[1])] = x
+            flat.setdefault(f'bert/encoder/layer/{match[2]}', {})[int(match[1])] = x
         else:
             flat[name] = x
-    for name, by_layer in layers.items():
-        flat[name] = np.stack([by_layer[i] for i in range(len(by_layer))])
-    tree: dict[str, Any] = {}
     for name, x in flat.items():
-        *folders, leaf = name.split('/')
-        at = tree
-        for folder in folders:
-            at = at.setdefault(folder, {})
-        at[leaf] = x
+        if isinstance(x, dict):
+            flat[name] = np.stack([x[i] for i in range(len(x))])
+    tree: dict[str, Any] = unflatten_dict(flat, sep='/')
     return tree
 
 
@@ -140,7 +119,7 @@ def from_tree(tree: Mapping[str, Any], vocab_size: int) -> dict[str, np.ndarray]
     Nothing is copied: the arrays are views where they are parts.
     """
     params: dict[str, np.ndarray] = {}
-    for name, x in flat_tree(tree).items():
+    for name, x in flatten_dict(tree, sep='/').items():
         if name in VOCABULARY_ROWS:
             x = x[:vocab_size]
         if name.startswith('bert/encoder/layer/'):
@@ -152,22 +131,9 @@ def from_tree(tree: Mapping[str, Any], vocab_size: int) -> dict[str, np.ndarray]
 
 
 def tree_shapes(tree: Mapping[str, Any], vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, unrolled and unpadded, of a tree of anything that has a `shape`."""
-    def stand_ins(at: Any) -> Any:
-        if isinstance(at, Mapping):
-            return {key: stand_ins(value) for key, value in at.items()}
-        return np.broadcast_to(np.float32(0), at.shape)  # takes no memory
-
-    return {name: x.shape for name, x in from_tree(stand_ins(tree), vocab_size).items()}
-
-
-def flat_tree(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-    """Leaves of nested dicts by their path, 'bert/pooler/dense/kernel'."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        inner = isinstance(value, Mapping)
-        flat |= flat_tree(value, f'{prefix}{key}/') if inner else {prefix + key: value}
-    return flat
+    """Shapes by name, unrolled and unpadded, of a tree of arrays."""
+    arrays = jax.eval_shape(lambda tree: from_tree(tree, vocab_size), tree)
+    return {name: x.shape for name, x in arrays.items()}
 
 
 def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str, Any]:
@@ -284,9 +250,33 @@ class Weights:
         return any(name.startswith(part.rstrip('/') + '/') for name in self.params)
 
 
-def read_vocabulary(path: Path, lowercase: bool) -> Vocab:
-    """A vocab.txt or a SentencePiece model; InputError where it is none."""
-    return load_tokenizer(path, lowercase).vocab
+def find_vocabulary(folder: Path) -> Path | None:
+    """The vocab.txt or vocab.model in a folder, if there is one."""
+    paths = (folder / 'vocab.txt', folder / 'vocab.model')
+    return next((path for path in paths if path.exists()), None)
+
+
+def check_vocabulary(
+    path: Path | None, lowercase: Any, vocab_size: int
+) -> tuple[Path | None, bool]:
+    """(the vocabulary, whether its text is lower-cased: as given, or where None by its tokens).
+
+    Raises:
+      InputError: it has another size than the embedding.
+    """
+    if path is None:
+        return None, lowercase is not False
+    vocab = load_tokenizer(path, lowercase=True).vocab
+    if len(vocab) != vocab_size:
+        more = vocab_size - len(vocab)
+        remedy = (
+            f'add {more} lines such as [unused-1] at its end if the embedding was filled up'
+            if more > 0 else 'put the vocabulary beside it that belongs to it'
+        )
+        raise InputError(
+            f'{path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: {remedy}'
+        )
+    return path, looks_lowercase(vocab) if lowercase is None else bool(lowercase)
 
 
 def looks_lowercase(vocab: Vocab) -> bool:
@@ -304,35 +294,8 @@ def whole_vocabulary(weights: Weights) -> list[str]:
     no text.
     """
     assert weights.vocab_file is not None
-    tokens = list(read_vocabulary(weights.vocab_file, weights.lowercase).tokens)
+    tokens = list(load_tokenizer(weights.vocab_file, weights.lowercase).vocab.tokens)
     return tokens + [f'[unused row {i}]' for i in range(len(tokens), weights.model['vocab_size'])]
-
-
-def check_vocabulary(vocab: Vocab, vocab_file: Path, vocab_size: int) -> None:
-    """Refuses a vocabulary of another size than the embedding."""
-    if len(vocab) != vocab_size:
-        more = vocab_size - len(vocab)
-        remedy = (
-            f'add {more} lines such as [unused-1] at its end if the embedding was filled up'
-            if more > 0 else 'put the vocabulary beside it that belongs to it'
-        )
-        raise InputError(
-            f'{vocab_file} has {len(vocab)} tokens, the embedding has {vocab_size} rows: {remedy}'
-        )
-
-
-def check_order(vocab: Vocab, vocab_file: Path, weights: Weights) -> None:
-    """Refuses a vocabulary in another order than that which the weights bring."""
-    if weights.vocab_file is None:
-        return
-    brought = read_vocabulary(weights.vocab_file, weights.lowercase).tokens
-    for i, (token, expected) in enumerate(zip(vocab.tokens, brought, strict=False)):
-        if token != expected and not is_unused(expected):
-            raise InputError(
-                f'{vocab_file}: line {i + 1} is {token!r}, and {expected!r} in '
-                f'{weights.vocab_file}, '
-                f'the vocabulary of {weights.source}: leave it out to take that one'
-            )
 
 
 def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
@@ -422,9 +385,7 @@ def check_tensors(
     remedy = f'put the {config_file.name} beside it that belongs to it'
     table = {tensor.name: tensor for tensor in tensors(model)}
     before, _, after = names(table[_FIRST_KERNEL])[0].partition('0')
-    num_layers = 0
-    while f'{before}{num_layers}{after}' in shapes:
-        num_layers += 1
+    num_layers = next(i for i in itertools.count() if f'{before}{i}{after}' not in shapes)
     if num_layers != model['num_layers']:
         raise InputError(
             f'{where} has {num_layers} layers, and by {config_file.name} there are '
@@ -459,21 +420,16 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
     Raises:
       InputError: the parameters have not the head that the config names.
     """
-    def has(head: str) -> bool:
-        return any(part_of(name) in HEADS[head].parts() for name in params)
-
-    pooled = any(part_of(name) is POOLER for name in params)
-    if hint and not has(hint):
+    present = {part_of(name) for name in params}
+    pooled = POOLER in present
+    heads = [name for name in (
+        'question_answering', 'classification' if pooled else 'token_classification', 'pretraining'
+    ) if present & set(HEADS[name].parts())]
+    if hint and not present & set(HEADS[hint].parts()):
         raise InputError(
             f'{named_by}, but there is no tensor of such a head: the config contradicts the weights'
         )
-    head = hint
-    if not head and has('question_answering'):
-        head = 'question_answering'
-    elif not head and has('classification'):
-        head = 'classification' if pooled else 'token_classification'
-    elif not head and has('pretraining'):
-        head = 'pretraining'
+    head = hint or next(iter(heads), '')
     if head == 'classification' and len(params['classifier/bias']) == 1:
         head = 'regression'
     if not pooled and (HEADS[head].needs_pooler() or 'cls/seq_relationship/kernel' in params):

@@ -24,6 +24,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, local_copy
 from bert_jax.text import (
     SWITCHES_FILE,
+    load_tokenizer,
     read_switches,
     switches_of,
     write_switches,
@@ -44,13 +45,11 @@ from bert_jax.weights.formats import (
     Weights,
     check_vocabulary,
     find_head,
-    looks_lowercase,
     new_folder,
     read_inference,
     read_json,
     read_labels,
     read_model,
-    read_vocabulary,
     take_params,
     tensors,
     whole_vocabulary,
@@ -59,6 +58,11 @@ from bert_jax.weights.formats import (
 )
 
 _DTYPES = ('F32', 'F16', 'BF16')
+# Fields of models that look like BERT and may compute something else.
+_PLAIN: Mapping[str, Any] = {
+    'model_type': 'bert', 'position_embedding_type': 'absolute', 'is_decoder': False,
+    'add_cross_attention': False,
+}
 _INDEX = 'model.safetensors.index.json'
 _CHECKSUM = 'bert_jax.checksum '  # and the name of a tensor: of the metadata of what we wrote
 SHARD_BYTES = 5_000_000_000  # as transformers' `save_pretrained` has had it for long
@@ -75,8 +79,17 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     config = read_json(config_file, 'a Hugging Face folder holds config.json and model.safetensors')
     if not isinstance(config.get('architectures') or [], list):
         raise InputError(f"{config_file}: architectures={config['architectures']!r} is no list")
-    model = read_model(_whole(config), 'huggingface', config_file)
-    _refuse_variants(config, config_file)
+    # The defaults of transformers, where ours differ.
+    fields = {key: value for key, value in config.items() if value is not None}
+    defaults = {
+        'hidden_act': 'gelu', 'classifier_dropout': fields.get('hidden_dropout_prob')}
+    model = read_model(defaults | fields, 'huggingface', config_file)
+    for field, plain in _PLAIN.items():
+        if config.get(field) not in (plain, None):
+            raise InputError(
+                f'{config_file}: {field}={config[field]!r} is not the BERT of the paper, for which '
+                f'{field}={plain!r}; only that can be read'
+            )
     with contextlib.ExitStack() as stack:
         where, stored = open_tensors(folder, stack)
         by_name = _our_spelling(stored)
@@ -86,10 +99,9 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         )
         unused = _drop_tied(unused, by_name, params)
     architecture = str((config.get('architectures') or [''])[0])
+    named = next((head.name for head in HEADS.values() if architecture in head.classes), '')
     head = find_head(
-        params, _head_of(architecture),
-        f"{config_file}: architectures says {architecture or 'nothing'}",
-    )
+        params, named, f"{config_file}: architectures says {architecture or 'nothing'}")
     problem = config.get('problem_type')
     if head == 'classification' and problem == HEADS['regression'].problem_type:
         raise InputError(
@@ -107,26 +119,6 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         f'Hugging Face folder {folder}' + (f' ({architecture})' if architecture else ''),
         read_inference(config, INFERENCE, config_file),
     )
-
-
-def _whole(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the defaults of transformers, where ours differ."""
-    fields = {key: value for key, value in config.items() if value is not None}
-    return {'hidden_act': 'gelu', 'classifier_dropout': fields.get('hidden_dropout_prob')} | fields
-
-
-def _refuse_variants(config: Mapping[str, Any], where: Path) -> None:
-    """Models that look like BERT and compute something else."""
-    plain: Mapping[str, tuple[Any, ...]] = {
-        'model_type': ('bert', None), 'position_embedding_type': ('absolute', None),
-        'is_decoder': (False, None), 'add_cross_attention': (False, None),
-    }
-    for field, values in plain.items():
-        if config.get(field) not in values:
-            raise InputError(
-                f'{where}: {field}={config[field]!r} is not the BERT of the paper, for which '
-                f'{field}={values[0]!r}; only that can be read'
-            )
 
 
 def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -195,6 +187,19 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
     """
     architecture, parts, notes = _class_of(weights)
     model, _ = write_model(weights.model, 'huggingface', weights.source)
+    config = {
+        'architectures': [architecture], 'model_type': 'bert', 'dtype': 'float32',
+        'pad_token_id': 0, **model,
+    }
+    head = HEADS[weights.head]
+    if head.problem_type or head.labelled:
+        labels = weights.labels or ('LABEL_0',)
+        config['id2label'] = {str(i): label for i, label in enumerate(labels)}
+        config['label2id'] = {label: i for i, label in enumerate(labels)}
+    if head.problem_type:
+        config['problem_type'] = head.problem_type
+    if weights.inference:
+        config[INFERENCE] = dict(weights.inference)
     files: dict[str, np.ndarray] = {}
     left_out = set()
     for tensor in tensors(weights.model):
@@ -212,15 +217,10 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
         notes.append(f"left out: {', '.join(sorted(left_out))} ({architecture} has none)")
     with new_folder(as_path(folder)) as beside:
         write_tensors(beside, files)
-        write_json(beside / 'config.json', _config(weights, architecture, model))
+        write_json(beside / 'config.json', config)
         (beside / 'README.md').write_text(model_card(weights, architecture), encoding='utf-8')
         notes += write_tokenizer(beside, weights)
     return notes
-
-
-def _head_of(architecture: str) -> str:
-    """The first head whose models are of that class."""
-    return next((head.name for head in HEADS.values() if architecture in head.classes), '')
 
 
 def _class_of(weights: Weights) -> tuple[str, tuple[Part, ...], list[str]]:
@@ -233,23 +233,6 @@ def _class_of(weights: Weights) -> tuple[str, tuple[Part, ...], list[str]]:
         return name, parts, ['there is no pooler: load it with add_pooling_layer=False']
     missing = next(part.prefix for part in parts if not weights.has(part.prefix))
     raise InputError(f'{weights.source} has no {missing.rstrip("/")}, which {name} needs')
-
-
-def _config(weights: Weights, architecture: str, model: dict[str, Any]) -> dict[str, Any]:
-    config = {
-        'architectures': [architecture], 'model_type': 'bert', 'dtype': 'float32',
-        'pad_token_id': 0, **model,
-    }
-    head = HEADS[weights.head]
-    if head.problem_type or head.labelled:
-        labels = weights.labels or ('LABEL_0',)
-        config['id2label'] = {str(i): label for i, label in enumerate(labels)}
-        config['label2id'] = {label: i for i, label in enumerate(labels)}
-    if head.problem_type:
-        config['problem_type'] = head.problem_type
-    if weights.inference:
-        config[INFERENCE] = dict(weights.inference)
-    return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,51 +272,40 @@ def open_tensors(
     Raises:
       InputError: weights are missing, damaged or pickled.
     """
-    index_file, whole = folder / _INDEX, folder / 'model.safetensors'
-    if whole.exists():
-        file = _open_one(whole, stack)
-        return whole, {name: StoredTensor(file, whole, name) for name in file.keys()}  # noqa: SIM118
-    if index_file.exists():
-        weight_map = read_json(index_file, 'it says which shard holds which tensor').get(
-            'weight_map')
+    where = folder / 'model.safetensors'
+    weight_map: dict[str, str] = {}
+    if not where.exists() and (folder / _INDEX).exists():
+        where = folder / _INDEX
+        weight_map = read_json(where, 'it says which shard holds which tensor').get(
+            'weight_map') or {}
         if not (isinstance(weight_map, dict) and weight_map
                 and all(isinstance(shard, str) for shard in weight_map.values())):
-            raise InputError(f'{index_file} has no weight_map of file names: download it again')
-        opened = {}
-        for shard in sorted(set(weight_map.values())):
-            if not (folder / shard).exists():
-                raise InputError(
-                    f'{folder / shard} is missing, {index_file.name} names it: download it too'
-                )
-            opened[shard] = _open_one(folder / shard, stack)
-        names_in = {shard: set(file.keys()) for shard, file in opened.items()}
-        for name, shard in weight_map.items():
-            if name not in names_in[shard]:
-                raise InputError(
-                    f'{folder / shard} has no tensor {name}, {index_file.name} names it: download '
-                    'both again'
-                )
-        return index_file, {
-            name: StoredTensor(opened[shard], folder / shard, name)
-            for name, shard in weight_map.items()
-        }
-    if any(path.suffix == '.bin' for path in children(folder)):
+            raise InputError(f'{where} has no weight_map of file names: download it again')
+    elif not where.exists() and any(path.suffix == '.bin' for path in children(folder)):
         raise InputError(
             f'{folder} holds its weights as a pickle (.bin), which can run code when it is read: '
             'make a model.safetensors of it with transformers, '
             'AutoModelForPreTraining.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)'
         )
-    raise InputError(f'{whole} is missing: a Hugging Face folder holds it beside config.json')
-
-
-def _open_one(path: Path, stack: contextlib.ExitStack) -> Any:
-    try:
-        return stack.enter_context(safe_open(local_copy(path), framework='numpy'))
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is no whole safetensors file ({' '.join(str(error).split())}): download or "
-            'copy it again'
-        ) from None
+    tensors: dict[str, StoredTensor] = {}
+    for shard in sorted(set(weight_map.values())) or [where.name]:
+        path = folder / shard
+        if not path.exists():
+            raise InputError(f'{path} is missing, which holds weights: download it too')
+        try:
+            file = stack.enter_context(safe_open(local_copy(path), framework='numpy'))
+        except (SafetensorError, OSError) as error:
+            raise InputError(
+                f"{path} is no whole safetensors file ({' '.join(str(error).split())}): download "
+                'or copy it again'
+            ) from None
+        tensors |= {name: StoredTensor(file, path, name) for name in file.keys()}  # noqa: SIM118
+    for name, shard in weight_map.items():
+        if name not in tensors:
+            raise InputError(
+                f'{folder / shard} has no tensor {name}, {where.name} names it: download both again'
+            )
+    return where, tensors
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
@@ -351,16 +323,14 @@ def write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
             size = 0
         shards[-1][name] = x
         size += x.nbytes
-    if len(shards) == 1:
-        _save(folder / 'model.safetensors', shards[0])
-        return
     weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards, 1):
-        file = f'model-{i:05}-of-{len(shards):05}.safetensors'
-        _save(folder / file, shard)
-        weight_map |= dict.fromkeys(shard, file)
-    total = sum(x.nbytes for x in tensors.values())
-    write_json(folder / _INDEX, {'metadata': {'total_size': total}, 'weight_map': weight_map})
+        several = f'-{i:05}-of-{len(shards):05}' if len(shards) > 1 else ''
+        _save(folder / f'model{several}.safetensors', shard)
+        weight_map |= dict.fromkeys(shard, f'model{several}.safetensors')
+    if len(shards) > 1:
+        total = sum(x.nbytes for x in tensors.values())
+        write_json(folder / _INDEX, {'metadata': {'total_size': total}, 'weight_map': weight_map})
 
 
 def _save(path: Path, tensors: dict[str, np.ndarray]) -> None:
@@ -405,23 +375,14 @@ tags:
 
 # BERT with {HEADS[weights.head].title}
 
-Written by bert_jax from: {weights.source}.
+Written by bert_jax from: {weights.source}. Load it with
+`transformers.{architecture}.from_pretrained('FOLDER')` or `bert_jax.predict.load('FOLDER')`.
 
 | | |
 |---|---|
 {table}
 
-```python
-from transformers import AutoTokenizer, {architecture}
-
-tokenizer = AutoTokenizer.from_pretrained('FOLDER')
-model = {architecture}.from_pretrained('FOLDER')
-```
-
-or, with bert_jax, `bert_jax.predict.load('FOLDER')`.
-
-What it was trained on, how it scores, what it is good for and under which license it may be used
-are not known here: add them before others use it.
+Training data, scores, intended use and license are not known here: add them before others use it.
 """
 
 
@@ -448,13 +409,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     if path is None and tokens is not None:
         path = _kept_vocabulary(tokens, switches)
     elif path is not None and path.name == 'vocab.txt' and switches != read_switches(path):
-        path = _kept_vocabulary(read_vocabulary(path, lowercase=True).tokens, switches)
-    lowercase = fields.get('do_lower_case')
-    if path is None:
-        return None, lowercase is not False
-    vocab = read_vocabulary(path, lowercase=True)
-    check_vocabulary(vocab, path, vocab_size)
-    return path, looks_lowercase(vocab) if lowercase is None else bool(lowercase)
+        path = _kept_vocabulary(load_tokenizer(path, lowercase=True).vocab.tokens, switches)
+    return check_vocabulary(path, fields.get('do_lower_case'), vocab_size)
 
 
 def _normalizer_fields(tokenizer: dict[str, Any], where: Path) -> dict[str, Any]:

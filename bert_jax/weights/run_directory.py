@@ -24,7 +24,7 @@ from bert_jax.runtime.checksum import (
 )
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket, write_whole
-from bert_jax.text import read_switches, write_switches
+from bert_jax.text import load_tokenizer, read_switches, write_switches
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights.formats import (
     Weights,
@@ -32,13 +32,13 @@ from bert_jax.weights.formats import (
     check_head,
     check_tensors,
     find_head,
+    find_vocabulary,
     from_tree,
     new_folder,
     read_inference,
     read_json,
     read_labels,
     read_model,
-    read_vocabulary,
     to_tree,
 )
 
@@ -157,8 +157,7 @@ def _vocabulary(
     if not isinstance(data, dict):
         raise InputError(f'{workdir}/config.json: the section "data" is {data!r}, no JSON object')
     lowercase = bool(data.get('lowercase', True))
-    names = (workdir / 'vocab.txt', workdir / 'vocab.model')
-    vocab_file = next((path for path in names if path.exists()), None)
+    vocab_file = find_vocabulary(workdir)
     if vocab_file is not None:
         recorded = config.get('vocabulary')
         if recorded is not None and recorded != digest(vocab_file.read_bytes()):
@@ -166,7 +165,7 @@ def _vocabulary(
                 f'{vocab_file} is not the vocabulary that the run was trained with (its content is '
                 'another than config.json says): put that one back'
             )
-        num_tokens = len(read_vocabulary(vocab_file, lowercase))
+        num_tokens = len(load_tokenizer(vocab_file, lowercase).vocab)
         if num_tokens > model['vocab_size']:  # fewer are allowed: model.vocab_size may be set
             raise InputError(
                 f"{vocab_file} has {num_tokens} tokens, the embedding has {model['vocab_size']} "

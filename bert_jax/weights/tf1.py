@@ -24,13 +24,12 @@ from bert_jax.weights.formats import (
     check_head,
     check_vocabulary,
     find_head,
-    looks_lowercase,
+    find_vocabulary,
     new_folder,
     read_inference,
     read_json,
     read_labels,
     read_model,
-    read_vocabulary,
     take_params,
     tensors,
     whole_vocabulary,
@@ -56,10 +55,8 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
     prefix = as_path(named)
     stored = _files(prefix)
     folders = (prefix.parent, absolute(prefix).parent.parent)
-    config_file = next(
-        (p for p in (folder / 'bert_config.json' for folder in folders) if p.exists()),
-        prefix.parent / 'bert_config.json',
-    )
+    paths = [folder / 'bert_config.json' for folder in folders]
+    config_file = next((path for path in paths if path.exists()), paths[0])
     config = read_json(
         config_file, 'it describes the model in the checkpoint; copy it from the model that the '
         'checkpoint was trained from'
@@ -93,7 +90,8 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
     hint = check_head(config.get('head', ''), config_file)
     head = find_head(params, hint, f'{config_file} says head {hint!r}')
     labels = read_labels(config.get('labels'), head, params, config_file)
-    vocab_file, lowercase = _vocabulary(config, config_file, model['vocab_size'])
+    vocab_file, lowercase = check_vocabulary(
+        find_vocabulary(config_file.parent), config.get('do_lower_case'), model['vocab_size'])
     return Weights(
         params, model, head, labels, vocab_file, lowercase, unused, f'TF1 checkpoint {prefix}',
         read_inference(config, INFERENCE, config_file),
@@ -112,30 +110,14 @@ def _tensorflow(purpose: str) -> Any:
 
 def _files(prefix: Path) -> list[Path]:
     """The index and the data; both are there: TensorFlow notices only when it reads a tensor."""
-    index = prefix.with_name(f'{prefix.name}.index')
-    data = [path for path in children(prefix.parent)
-            if path.name.startswith(f'{prefix.name}.data-')]
-    if not index.exists():
-        raise InputError(f'{prefix}.index is missing: a TF1 checkpoint is .index and .data-* files')
-    if not data:
-        raise InputError(
-            f'{prefix}.data-00000-of-00001 is missing, which holds the numbers that '
-            f'{prefix.name}.index lists: put it beside it'
-        )
-    return [index, *data]
-
-
-def _vocabulary(
-    config: dict[str, Any], config_file: Path, vocab_size: int
-) -> tuple[Path | None, bool]:
-    lowercase = config.get('do_lower_case')
-    names = (config_file.with_name('vocab.txt'), config_file.with_name('vocab.model'))
-    path = next((path for path in names if path.exists()), None)
-    if path is None:
-        return None, lowercase is not False
-    vocab = read_vocabulary(path, lowercase=True)
-    check_vocabulary(vocab, path, vocab_size)
-    return path, looks_lowercase(vocab) if lowercase is None else bool(lowercase)
+    names = [path.name for path in children(prefix.parent)]
+    for suffix, holds in (('.index', 'the names'), ('.data-', 'the numbers')):
+        if not any(name.startswith(prefix.name + suffix) for name in names):
+            file = f'{prefix}{suffix}' + ('00000-of-00001' if suffix == '.data-' else '')
+            raise InputError(f'{file} is missing, which holds {holds} of a TF1 checkpoint: put it '
+                             'beside the other files')
+    return [prefix.with_name(f'{prefix.name}.index')] + [
+        prefix.with_name(name) for name in names if name.startswith(f'{prefix.name}.data-')]
 
 
 def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
@@ -150,7 +132,14 @@ def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
     Raises:
       InputError: it cannot be written, or holds something already.
     """
-    config, notes = _config(weights)
+    config, notes = write_model(weights.model, 'tf1', weights.source)
+    config |= {'hidden_act': 'gelu', 'do_lower_case': weights.lowercase}
+    if weights.head not in ('', 'pretraining'):
+        config['head'] = weights.head
+    if weights.labels:
+        config['labels'] = list(weights.labels)
+    if weights.inference:
+        config[INFERENCE] = dict(weights.inference)
     tf = _tensorflow('writing a TF1 checkpoint')
     files: dict[str, np.ndarray] = {}
     for tensor in tensors(weights.model):
@@ -177,14 +166,3 @@ def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
                 notes.append(f'the tokenizer has {switches}, which the original cannot have')
     return notes
 
-
-def _config(weights: Weights) -> tuple[dict[str, Any], list[str]]:
-    model, notes = write_model(weights.model, 'tf1', weights.source)
-    config = {**model, 'hidden_act': 'gelu', 'do_lower_case': weights.lowercase}
-    if weights.head not in ('', 'pretraining'):
-        config['head'] = weights.head
-    if weights.labels:
-        config['labels'] = list(weights.labels)
-    if weights.inference:
-        config[INFERENCE] = dict(weights.inference)
-    return config, notes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import part_of
@@ -18,7 +19,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import is_unused
-from bert_jax.weights.formats import VOCABULARY_ROWS, Weights, flat_tree, to_tree, tree_shapes
+from bert_jax.weights.formats import VOCABULARY_ROWS, Weights, to_tree, tree_shapes
 
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'
@@ -52,21 +53,22 @@ def warm_start(
         published, tree_shapes(params, bert.vocab_size), head=head, labels=labels,
         model=vars(bert),  # asdict would copy the layout, and devices cannot be copied
     )
-    if whole:
-        fresh = [line for line in (*placement.report()[1:], *notes) if 'fresh' in line]
-        if placement.fresh or placement.partly_fresh or notes:
-            raise InputError(
-                f'{published.source} does not have all parameters of this model, which is used '
-                f"without training: {'; '.join(fresh or notes)}"
-                + ('. If its LABEL_0, LABEL_1, ... are this task\'s labels '
-                   f"({', '.join(labels[:5])}) in this order, add --labels_by_position"
-                   if any(label.startswith('LABEL_') for label in published.labels) else '')
-            )
-    for line in [*placement.report(), *notes]:
+    lines = [*placement.report(published), *notes]
+    longer = any(note.endswith('the rest start fresh') for note in placement.notes)
+    if whole and (placement.fresh or longer or notes):
+        fresh = [line for line in lines[1:] if 'fresh' in line]
+        raise InputError(
+            f'{published.source} does not have all parameters of this model, which is used '
+            f"without training: {'; '.join(fresh or notes)}"
+            + ('. If its LABEL_0, LABEL_1, ... are this task\'s labels '
+               f"({', '.join(labels[:5])}) in this order, add --labels_by_position"
+               if any(label.startswith('LABEL_') for label in published.labels) else '')
+        )
+    for line in lines:
         hosts.say(line)
-    arrays = flat_tree(to_tree(
+    arrays = flatten_dict(to_tree(
         placement.params, padded_vocab_size=bert.padded_vocab_size, scan_layers=bert.scan_layers
-    ))
+    ), sep='/')
 
     def choose(path: Any, fresh: jax.Array) -> jax.Array:
         array = arrays.get('/'.join(key.key for key in path))
@@ -92,46 +94,37 @@ def _first_rows(rows: int, x: jax.Array, rest: jax.Array) -> jax.Array:
     return jax.jit(merge, out_shardings=rest.sharding)(x, rest)
 
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """The result of `place`.
 
     Attributes:
       params: arrays for the target by our names; a position table may have fewer rows than the
         target's, which are its first ones.
       fresh: names of the target that begin fresh.
-      partly_fresh: whether the last rows of the position table do.
       unused: names of the weights that the target has no place for, and tensors of the files that
         this project has none for.
-      notes: what else is to be known, a line each.
-      source: of the weights.
+      notes: further remarks, a line each.
     """
 
     params: dict[str, np.ndarray]
     fresh: tuple[str, ...]
     unused: tuple[str, ...]
     notes: tuple[str, ...]
-    source: str
-    partly_fresh: bool = False
 
-    def report(self) -> list[str]:
+    def report(self, weights: Weights) -> list[str]:
         """A few lines for the user."""
-        lines = [f'{len(self.params)} of {len(self.params) + len(self.fresh)} parameters from '
-                 f'{self.source}']
-        if self.fresh:
-            lines.append(f'starts fresh: {_parts(self.fresh)}')
-        if self.unused:
-            lines.append(f'left unused: {_parts(self.unused)}')
-        return lines + [f'note: {note}' for note in self.notes]
+        names = len(self.params) + len(self.fresh)
+        return [
+            f'{len(self.params)} of {names} parameters from {weights.source}',
+            *([f'starts fresh: {_parts(self.fresh)}'] if self.fresh else []),
+            *([f'left unused: {_parts(self.unused)}'] if self.unused else []),
+            *(f'note: {note}' for note in self.notes),
+        ]
 
 
 def place(
-    weights: Weights,
-    shapes: Mapping[str, tuple[int, ...]],
-    *,
-    head: str = '',
-    labels: Sequence[str] = (),
-    model: Mapping[str, Any] | None = None,
+    weights: Weights, shapes: Mapping[str, tuple[int, ...]], *, head: str = '',
+    labels: Sequence[str] = (), model: Mapping[str, Any] | None = None,
 ) -> Placement:
     """Matches weights to the parameters of a target model.
 
@@ -165,7 +158,8 @@ def place(
             matched[name] = x
         elif name == _POSITIONS and x is not None and x.shape[1:] == tuple(shape)[1:]:
             matched[name] = x[: shape[0]]
-            notes.append(_position_note(len(x), shape[0]))
+            rest = 'the rest start fresh' if len(x) < shape[0] else 'the first of them are taken'
+            notes.append(f'position_embeddings: {len(x)} rows there, {shape[0]} here; {rest}')
         elif name.startswith(('bert/embeddings/', 'bert/encoder/')):
             raise InputError(_misfit(name, x, tuple(shape), weights))
     layers = {name for name in source if name.startswith('bert/encoder/')} - set(shapes)
@@ -177,8 +171,7 @@ def place(
     return Placement(
         matched, tuple(name for name in shapes if name not in matched),
         tuple(name for name in weights.params if name not in matched) + weights.unused,
-        tuple(notes), weights.source,
-        partly_fresh=_POSITIONS in matched and len(matched[_POSITIONS]) < shapes[_POSITIONS][0],
+        tuple(notes),
     )
 
 
@@ -208,21 +201,10 @@ def _classifier(
     return params, f'classifier: {note}; it starts fresh'
 
 
-def _position_note(there: int, here: int) -> str:
-    if there < here:
-        return f'position_embeddings: {there} rows there, {here} here; the rest start fresh'
-    return f'position_embeddings: {there} rows there, the first {here} taken'
-
-
 def _misfit(
     name: str, x: np.ndarray | None, shape: tuple[int, ...], weights: Weights
 ) -> str:
-    if x is None:
-        return (
-            f'{weights.source} has no {name}: the config is of another model, give it the sizes '
-            f"of these weights ({_sizes(weights)})"
-        )
-    if name == _WORDS and x.shape[1:] == shape[1:]:
+    if x is not None and name == _WORDS and x.shape[1:] == shape[1:]:
         file = weights.vocab_file or 'the vocabulary of these weights'
         return (
             f'vocabulary of {shape[0]} tokens, embedding of {len(x)} rows in {weights.source}: set '
@@ -230,15 +212,13 @@ def _misfit(
             + (f' (or --config.model.vocab_size={len(x)}, if it is that already)'
                if len(x) > shape[0] else '')
         )
-    return (
-        f'{name} is {list(x.shape)} in {weights.source} and {list(shape)} in the config: give it '
-        f'the sizes of these weights ({_sizes(weights)})'
-    )
-
-
-def _sizes(weights: Weights) -> str:
     fields = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size', 'type_vocab_size')
-    return ' '.join(f'--config.model.{field}={weights.model[field]}' for field in fields)
+    sizes = ' '.join(f'--config.model.{field}={weights.model[field]}' for field in fields)
+    there = 'missing' if x is None else list(x.shape)
+    return (
+        f'{name} is {there} in {weights.source} and {list(shape)} in the config: give it the sizes '
+        f'of these weights ({sizes})'
+    )
 
 
 def _parts(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict
 
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
@@ -20,7 +21,7 @@ from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.run_directory import check_shared
 from bert_jax.train.sharding import make_mesh
 from bert_jax.train.step import abstract_state
-from bert_jax.weights.formats import Weights, flat_tree, from_tree
+from bert_jax.weights.formats import Weights, from_tree
 from bert_jax.weights.warm_start import warm_start
 from tests.train.toy import Toy
 
@@ -107,11 +108,11 @@ def warm(mesh):
     params = from_tree(published, 300)
     params[POSITIONS] = params[POSITIONS][:40]
     these = Weights(params, vars(bert), 'pretraining', (), None, True, (), 'these')
-    started = flat_tree(
-        warm_start(these, fresh, bert, head='pretraining', labels=(), vocab_file=None))
+    started = flatten_dict(
+        warm_start(these, fresh, bert, head='pretraining', labels=(), vocab_file=None), sep='/')
     positions = started[POSITIONS]
     rows = np.arange(64)[:, None] < 40
-    expected = flat_tree(published)
+    expected = flatten_dict(published, sep='/')
     expected[WORDS][300:] = 0  # rows of padding
     expected['cls/predictions/output_bias'][300:] = 0
     expected[POSITIONS] = np.where(rows, expected[POSITIONS], numbers(positions))

@@ -106,11 +106,12 @@ def test_lower_case(folder, said, has_upper, expected):
 
 
 def test_lower_case_of_googles_vocabularies(shared_data, folder):
-    from bert_jax.weights.formats import looks_lowercase, read_vocabulary
+    from bert_jax.text import load_tokenizer
+    from bert_jax.weights.formats import looks_lowercase
 
     for name, expected in (('uncased', True), ('cased', False), ('multilingual-cased', False)):
         path = shared_data / 'vocab' / f'bert-base-{name}-vocab.txt'
-        assert looks_lowercase(read_vocabulary(path, True)) is expected, name
+        assert looks_lowercase(load_tokenizer(path, True).vocab) is expected, name
 
 
 def test_a_vocabulary_may_be_absent(folder):

@@ -35,7 +35,7 @@ def test_the_same_model_matches_whole():
     assert found.params.keys() == weights.params.keys()
     assert all(found.params[name] is x for name, x in weights.params.items())
     assert (found.fresh, found.unused, found.notes) == ((), (), ())
-    assert found.report() == [f'38 of 38 parameters from {weights.source}']
+    assert found.report(weights) == [f'38 of 38 parameters from {weights.source}']
 
 
 def test_a_new_head_on_a_pretrained_encoder():
@@ -46,7 +46,7 @@ def test_a_new_head_on_a_pretrained_encoder():
     assert found.fresh == (KERNEL, BIAS)
     assert len(found.params) == 31
     assert set(found.unused) == {name for name in weights.params if name.startswith('cls/')}
-    assert found.report() == [
+    assert found.report(weights) == [
         f'31 of 33 parameters from {weights.source}', 'starts fresh: classifier/...',
         'left unused: cls/predictions/..., cls/seq_relationship/...',
     ]
@@ -116,7 +116,7 @@ def test_what_computes_otherwise_is_noted():
 
 def test_what_the_files_have_besides_is_unused():
     weights = dataclasses.replace(weights_of('base'), unused=('sop.weight',))
-    assert place(weights, shapes_of(weights)).report()[1] == 'left unused: sop.weight'
+    assert place(weights, shapes_of(weights)).report(weights)[1] == 'left unused: sop.weight'
 
 
 LAYER = 'bert/encoder/layer_1/intermediate/dense/kernel'
