@@ -1,15 +1,15 @@
-"""Says whether a pre-training run fits a TPU slice, how long it takes there and where time goes.
+"""Predicts whether a pre-training run fits a TPU slice, how long it takes and where time goes.
 
     python -m bert_jax.tools.preflight --config=configs/base_pretrain.py --topology=v5e:4x4
     python -m bert_jax.tools.preflight --config=configs/large_pretrain.py:lamb \\
         --topology=v5e:16x16 --json=after.json --config.train.accumulation_steps=16
 
-No TPU and no data are needed: the train and evaluation steps that bert_jax.main would run are
-compiled by TPUs' own compiler (libtpu, of the extra [tpu]) from shapes only, some minutes a phase.
-Topologies: v4, v5p (three dims, v4:4x4x4), v5e, v6e (two dims, v6e:16x16), counted in chips. The
-vocabulary's size is that of config.data.vocab_file, or model.vocab_size, or data.vocab_size.
+It needs no TPU and no data: the TPU compiler (libtpu, of the extra [tpu]) compiles the train and
+evaluation steps of bert_jax.main from shapes, in some minutes a phase. Topologies are counted in
+chips: v4 and v5p (three dims, v4:4x4x4), v5e and v6e (two dims, v6e:16x16). The vocabulary's size
+is that of config.data.vocab_file, or model.vocab_size, or data.vocab_size.
 
-Cycles are the compiler's estimates, and no chip has run them: they are good for comparing.
+Cycles are the compiler's estimates, not measured on a chip: use them to compare programs.
 Exit status: 0 all phases fit, 1 one does not, 2 bad flags or configuration.
 """
 
@@ -19,11 +19,9 @@ import collections
 import contextlib
 import datetime
 import importlib.metadata
-import importlib.util
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -61,8 +59,12 @@ from bert_jax.train.program import (
 )
 from bert_jax.weights import load_weights
 
-Say = Callable[[str], None]
-_TRIES = 3  # compiled to find a change that fits
+Record = dict[str, Any]
+_TRIES = 3  # changes that are compiled to find one that fits
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 def plan(config: ConfigDict, devices: Any) -> Program:
@@ -70,24 +72,42 @@ def plan(config: ConfigDict, devices: Any) -> Program:
     return build_program(config, open_mesh(config, devices), PretrainTask(config))
 
 
-def measure_phase(program: Program, number: int, chip: Chip, say: Say) -> dict[str, Any]:
-    """Compiles the steps of a phase and reads what they take, as plain values."""
-    phase, mesh = program.phases[number], program.mesh
-    calls = phase_calls(program, phase)
-    parts = program.accumulation_steps
+def _compile(
+    program: Program, number: int, step_name: str, what: str
+) -> tuple[Any | None, Memory, float]:
+    """(The compiled step of a phase or None where it is too big, its memory, seconds it took)."""
+    step, arguments = phase_calls(program, program.phases[number])[step_name]
+    say(f'compiling {step_name} of {what} for {program.mesh.size} chips ...')
+    started = time.monotonic()
+    compiled, memory = step.compile(*arguments)
+    seconds = time.monotonic() - started
+    say(f'  done in {seconds:.0f} s')
+    return compiled, memory, seconds
+
+
+def measure_phase(program: Program, number: int, chip: Chip) -> Record:
+    """Compiles the steps of a phase and reads memory, cycles and messages, as plain values."""
+    phase, mesh, parts = program.phases[number], program.mesh, program.accumulation_steps
     rows = phase['packed_rows'] or phase['batch_size']
     name = f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})"
-    compiled, memory, seconds = _compile(program, calls, 'train', name, say)
-    _, held_out, eval_seconds = _compile(program, calls, 'evaluation', name, say)
+    compiled, memory, seconds = _compile(program, number, 'train', name)
+    _, evaluation, eval_seconds = _compile(program, number, 'evaluation', name)
     flops = step_flops(Pretraining(program.bert), phase) / phase['batch_size']
+    params, moments = device_bytes(program.state.params), device_bytes(program.state.opt_state)
     record = phase | {
         'name': name, 'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
         'rows_at_once': rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts),
         'formula_flops_per_sequence': flops,
         'floor_cycles_per_sequence': flops / chip.cycle_flops,
         'cycles_per_sequence': None, 'collectives': [], 'compile_seconds': seconds + eval_seconds,
-        **_sizes(program, memory, chip),
-        'evaluation_bytes_per_chip': held_out.total + device_bytes(program.state.opt_state),
+        'bytes_per_chip': memory.total, 'bytes_limit': chip.memory_bytes,
+        'bytes': {
+            'parameters': params, 'optimizer': moments,
+            'batch': memory.arguments - params - moments,
+            'temporaries': memory.temporaries, 'results': memory.outputs, 'code': memory.code,
+        },
+        # The optimizer's state stays in memory during evaluation.
+        'evaluation_bytes_per_chip': evaluation.total + moments,
     }
     record['fits'] = (
         compiled is not None
@@ -98,88 +118,41 @@ def measure_phase(program: Program, number: int, chip: Chip, say: Say) -> dict[s
     if compiled is not None:
         rate = program.bert.attention_dropout
         record |= _times(CompiledText(compiled.as_text()), record, mesh.size, chip, rate)
-        say(f"{name}: {record['cycles_per_sequence'] / 1e3:,.0f} thousand cycles a sequence")
-    say(f"{name}: {record['bytes_per_chip'] / 1e9:.2f} GB a chip in training, "
-        f"{record['evaluation_bytes_per_chip'] / 1e9:.2f} in evaluation, of "
-        f"{chip.memory_bytes / 1e9:.2f}")
     return record
 
 
-def _compile(
-    program: Program, calls: dict[str, Any], name: str, what: str, say: Say
-) -> tuple[Any | None, Memory, float]:
-    step, arguments = calls[name]
-    started = time.monotonic()
-    with _ticking(f'compiling {name} of {what} for {program.mesh.size} chips', say):
-        compiled, memory = step.compile(*arguments)
-    return compiled, memory, time.monotonic() - started
+def _largest_rows(record: Record) -> int:
+    """Rows that a chip can compute at once, as temporaries grow with them.
 
-
-@contextlib.contextmanager
-def _ticking(line: str, say: Say) -> Iterator[None]:
-    """Says what is being done, and every half minute for how long."""
-    done, started = threading.Event(), time.monotonic()
-
-    def tick() -> None:
-        while not done.wait(30):
-            say(f'{line}: {time.monotonic() - started:.0f} s')
-
-    say(line)
-    thread = threading.Thread(target=tick, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-    say(f'{line}: done in {time.monotonic() - started:.0f} s')
-
-
-def _sizes(program: Program, memory: Memory, chip: Chip) -> dict[str, Any]:
-    params = device_bytes(program.state.params)
-    moments = device_bytes(program.state.opt_state)
-    return {
-        'bytes_per_chip': memory.total, 'bytes_limit': chip.memory_bytes,
-        'bytes': {
-            'parameters': params, 'optimizer': moments,
-            'batch': memory.arguments - params - moments,
-            'temporaries': memory.temporaries, 'results': memory.outputs, 'code': memory.code,
-        },
-    }
-
-
-def _largest_rows(record: dict[str, Any]) -> int:
-    """Rows that a chip can compute at once, from those that it does: temporaries grow with them.
-
-    On the careful side: what does not grow (gradients in one part) is taken to grow too.
+    A lower bound: temporaries that do not grow (gradients in one part) are taken to grow too.
     """
     sizes = record['bytes']
-    gradients = sizes['parameters'] if record['accumulation_steps'] > 1 else 0  # added up
+    gradients = sizes['parameters'] if record['accumulation_steps'] > 1 else 0  # accumulated
     growing = max(sizes['temporaries'] - gradients, 1) + sizes['batch']
     fixed = record['bytes_per_chip'] - growing
     return max(0, int(record['rows_at_once'] * (record['bytes_limit'] - fixed) / growing))
 
 
 def _times(
-    text: CompiledText, record: dict[str, Any], chips: int, chip: Chip, attention_dropout: float
-) -> dict[str, Any]:
+    text: CompiledText, record: Record, chips: int, chip: Chip, attention_dropout: float
+) -> Record:
     batch = record['batch_size']
-    cycles = 0.0
+    cycles, flops = 0.0, text.product_flops()
     scopes: collections.Counter[tuple[str, str]] = collections.Counter()
     unknown: collections.Counter[tuple[str, str, int]] = collections.Counter()
     for instruction, estimate in text.timed():
         if estimate is None:
-            estimate, how = kernel_cycles(text, instruction, chip, attention_dropout)
+            estimate, how, kernel_flops = kernel_cycles(text, instruction, chip, attention_dropout)
             of = short_name(instruction.op_name) or instruction.name
             unknown[of, how, estimate] += instruction.times
+            flops += instruction.times * kernel_flops
         cycles += instruction.times * estimate
         scopes[scope_of(instruction.op_name)] += instruction.times * estimate
     collectives = text.collectives()
-    # An all-reduce sends everything twice. Nothing is taken to overlap.
+    # An all-reduce sends everything twice. No overlap with computation is assumed.
     sent = sum(c['bytes'] * (2 if c['kind'] == 'all-reduce' else 1) for c in collectives)
     seconds = {'compute': cycles / chip.clock, 'collectives': sent / chip.links}
     step = sum(seconds.values())
-    flops = (text.product_flops() + _attention_flops(text)) * chips / batch
     hours = record['steps'] * step / 3600
     return {
         'cycles_per_sequence': cycles * chips / batch,
@@ -191,8 +164,8 @@ def _times(
             {'of': of, 'by': how, 'count': count, 'cycles': each}
             for (of, how, each), count in unknown.items()
         ],
-        'flops_per_sequence': flops,
-        'flops_ratio': flops / record['formula_flops_per_sequence'],
+        'flops_per_sequence': flops * chips / batch,
+        'flops_ratio': flops * chips / batch / record['formula_flops_per_sequence'],
         'collectives': collectives,
         'collective_bytes': sum(c['bytes'] for c in collectives),
         'seconds': seconds, 'step_seconds': step,
@@ -202,44 +175,30 @@ def _times(
     }
 
 
-def _attention_flops(text: CompiledText) -> int:
-    """Of the products within the attention kernel: two forward and five backward."""
-    flops = 0
-    for instruction, estimate in text.timed():
-        if estimate is None and (name := _attention_kernel(instruction)):
-            rows, length, width = text.operand(instruction, 0).shape
-            products = 2 if name == 'attention_forward' else 5
-            flops += instruction.times * products * 2 * rows * length**2 * width // 3
-    return flops
-
-
-def _attention_kernel(instruction: Instruction) -> str:
-    """Which of the attention kernels it is; '' for none."""
-    return next((name for name in ('attention_forward', 'attention_backward')
-                 if name in instruction.name or name in instruction.op_name), '')
-
-
 def kernel_cycles(
     text: CompiledText, instruction: Instruction, chip: Chip, rate: float
-) -> tuple[int, str]:
-    """Cycles of what the compiler has no estimate of, and what they were counted by.
+) -> tuple[int, str, int]:
+    """(Cycles, method, FLOPs of products) of an instruction without the compiler's estimate.
 
-    Of the attention kernel by its schedule, or by its bytes over the memory's bandwidth where that
-    is more; of anything else by its bytes, which is a floor.
+    The bytes that it moves over the memory's bandwidth bound the cycles from below. The attention
+    kernel counts by its schedule where that is more.
     """
     moved = round(text.bytes_moved(instruction) / chip.bandwidth * chip.clock)
-    name = _attention_kernel(instruction)
+    name = next((name for name in ('attention_forward', 'attention_backward')
+                 if name in instruction.name or name in instruction.op_name), '')
     if not name:
-        return moved, 'bytes'
+        return moved, 'bytes', 0
     rows, length, width = text.operand(instruction, 0).shape
-    marks = text.operand(instruction, 3 if name == 'attention_forward' else 5).shape[1]
+    marks_at, products = (3, 2) if name == 'attention_forward' else (5, 5)
+    marks = text.operand(instruction, marks_at).shape[1]
     result = attention_cycles(chip.name, rows, length, width // 3, rate if marks > 1 else 0.0)
-    return max((moved, 'bytes'), (result[name], 'schedule'))
+    flops = products * 2 * rows * length**2 * width // 3
+    return *max((moved, 'bytes'), (result[name], 'schedule')), flops
 
 
 def smallest_change(
-    config: ConfigDict, program: Program, record: dict[str, Any], number: int, say: Say
-) -> dict[str, Any] | None:
+    config: ConfigDict, program: Program, record: Record, number: int
+) -> Record | None:
     """Compiles changes, smallest first, until a phase fits; at most three of them.
 
     Returns:
@@ -254,45 +213,42 @@ def smallest_change(
             other = plan(changed, list(program.mesh.devices.flat))
         except InputError:
             continue
-        step, arguments = phase_calls(other, other.phases[number])['train']
-        shown = ' '.join(f'--config.{name}={value}' for name, value in settings.items())
-        with _ticking(f'compiling with {shown}', say):
-            compiled, memory = step.compile(*arguments)
+        compiled, memory, _ = _compile(
+            other, number, 'train', f"{record['name']} with {_as_flags(settings)}")
         if compiled is not None and memory.total <= record['bytes_limit']:
             return {'settings': settings, 'bytes_per_chip': memory.total}
         tried += 1
         if tried == _TRIES:
-            return None
+            break
     return None
 
 
-def _changes(
-    config: ConfigDict, program: Program, record: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Settings that may fit: those that change no result first."""
+def _changes(config: ConfigDict, program: Program, record: Record) -> Iterator[Record]:
+    """Settings that may fit, those that change the fewest numbers first."""
     if record['evaluation_bytes_per_chip'] > record['bytes_limit']:
         yield {'train.eval_batch_size': max(program.mesh.size, config.train.eval_batch_size // 4)}
     parts, rows = record['accumulation_steps'], record['rows_at_once']
-    for remat in (config.model.remat, 'full') if config.model.remat != 'full' else ('full',):
-        given = {} if remat == config.model.remat else {'model.remat': remat}
-        # Computed again, a layer keeps its input only: well under an eighth of a row.
-        room = record['largest_rows_at_once'] * (8 if given else 1)
+    remat = {'model.remat': 'full'}
+    for given in ({}, remat) if config.model.remat != 'full' else ({},):
+        # A rematerialised layer keeps only its input: well under an eighth of a row.
+        room = max(record['largest_rows_at_once'] * (8 if given else 1), 1)
         factor = 1
-        while factor * 2 <= rows and rows / factor > max(room, 1):
+        while factor * 2 <= rows and rows / factor > room:
             factor *= 2
         for more in (factor, factor * 2):
-            if rows / more >= 1 and (given or more > 1):
+            if more <= rows and (given or more > 1):
                 yield given | ({'train.accumulation_steps': parts * more} if more > 1 else {})
     for tensor in (2, 4, 8):
         if config.mesh.tensor * tensor <= program.mesh.size:
-            yield {'mesh.tensor': config.mesh.tensor * tensor, 'model.remat': 'full'}
+            yield {'mesh.tensor': config.mesh.tensor * tensor, **remat}
 
 
-Record = dict[str, Any]
+def _as_flags(settings: Record) -> str:
+    return ' '.join(f'--config.{name}={value}' for name, value in settings.items())
 
 
 def tables(record: Record) -> str:
-    """Everything of a record, for people."""
+    """Everything of a record as text."""
     phases = record['phases']
     mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
     versions = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
@@ -373,16 +329,10 @@ def _scopes(phase: Record) -> str:
 
 
 def _grid(rows: list[list[str]]) -> str:
-    """Columns: the first to the left, the others to the right, words (`of`) at the end as is."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    words = rows[0][-1] == 'of'
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        if words:
-            cells[-1] = row[-1]
-        lines.append('  '.join(cells).rstrip())
+    """Aligned columns: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ['  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+             for row in rows]
     return '\n'.join([lines[0], '-' * max(map(len, lines)), *lines[1:]])
 
 
@@ -396,10 +346,8 @@ def verdict(record: Record) -> str:
         line = (f"{phase['name']} does not fit: {_gb(needed)} GB a chip, of which there are "
                 f"{_gb(phase['bytes_limit'])}")
         if change := phase.get('change'):
-            settings = ' '.join(
-                f'--config.{name}={value}' for name, value in change['settings'].items()
-            )
-            line += f"; with {settings} it takes {_gb(change['bytes_per_chip'])} GB and fits"
+            line += (f"; with {_as_flags(change['settings'])} it takes "
+                     f"{_gb(change['bytes_per_chip'])} GB and fits")
         lines.append(line)
     if not lines:
         lines.append(
@@ -411,30 +359,16 @@ def verdict(record: Record) -> str:
     return '\n'.join(lines)
 
 
-def define_flags(argv: list[str]) -> flags.FlagValues:
-    """The flags of a command line: importing this file changes nothing."""
-    f = flags.FlagValues()
-    flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
-    define_config(f, argv)
-    flags.DEFINE_string('topology', '', 'Slice, such as v5e:16x16.', flag_values=f)
-    flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=f)
-    return f
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
 def without_data(config: ConfigDict) -> ConfigDict:
-    """A completed copy of a config that reads no data: only the vocabulary's size is needed.
+    """A completed copy of a config that reads no data but the vocabulary, for its size.
 
     Raises:
-      InputError: not pre-training, or steps that only the data can tell.
+      InputError: not pre-training, or steps that depend on the data.
     """
     if not task_fields(config.task).phased:
         raise InputError(
-            f'config.task={config.task!r}: only pre-training is compiled ahead; the rows of a '
-            'downstream task come in shapes that depend on its data'
+            f'config.task={config.task!r}: only pre-training can be compiled ahead; the shapes of '
+            'a downstream task depend on its data'
         )
     for i, steps in enumerate([config.train.steps, *(p.get('steps', 0) for p in config.phases)]):
         if 'epoch' in str(steps):
@@ -457,7 +391,7 @@ def without_data(config: ConfigDict) -> ConfigDict:
     return c
 
 
-def check(config: ConfigDict, topology: str) -> dict[str, Any]:
+def check(config: ConfigDict, topology: str) -> Record:
     """Compiles and measures all phases of a config on a topology.
 
     Returns:
@@ -471,44 +405,43 @@ def check(config: ConfigDict, topology: str) -> dict[str, Any]:
     assert chip is not None, devices[0].device_kind
     measured = []
     for number in range(len(program.phases)):
-        record = measure_phase(program, number, chip, say)
+        record = measure_phase(program, number, chip)
         if not record['fits']:
-            record['change'] = smallest_change(config, program, record, number, say)
+            record['change'] = smallest_change(config, program, record, number)
         measured.append(record)
-    known = [record for record in measured if 'hours' in record]
-    whole = len(known) == len(measured)
+    hours = [record['hours'] for record in measured if 'hours' in record]
+    total = sum(hours) if len(hours) == len(measured) else None
+    versions = {}
+    for name in ('bert-jax', 'jax', 'jaxlib', 'libtpu', 'flax', 'optax'):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     return {
         'topology': topology, 'chips': len(devices), 'chip': chip.name,
         'mesh': dict(program.mesh.shape), 'model': config.model.name,
         'remat': config.model.remat, 'scan_layers': config.model.scan_layers,
-        'versions': _versions(), 'date': datetime.date.today().isoformat(),
+        'versions': versions, 'date': datetime.date.today().isoformat(),
         'phases': measured, 'fits': all(record['fits'] for record in measured),
         'verify_every': parse_duration(
             config.train.verify_every, 'train.verify_every', num_examples=None,
             batch_size=program.phases[0]['batch_size'],
             total=sum(phase['steps'] for phase in program.phases)),
-        'hours': sum(record['hours'] for record in known) if whole else None,
-        'chip_hours': sum(record['chip_hours'] for record in known) if whole else None,
+        'hours': total, 'chip_hours': None if total is None else total * len(devices),
     }
-
-
-def _versions() -> dict[str, str]:
-    result = {}
-    for name in ('bert-jax', 'jax', 'jaxlib', 'libtpu', 'flax', 'optax'):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            result[name] = importlib.metadata.version(name)
-    return result
 
 
 def main(argv: Sequence[str]) -> None:
     """Parses flags, compiles, prints the tables and writes the JSON."""
-    # Nothing runs here, and a TPU that is there is left alone.
+    # Nothing is computed, and a TPU of this machine is left alone.
     if not os.environ.get('JAX_PLATFORMS'):
         jax.config.update('jax_platforms', 'cpu')
-    os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
-    os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    f: Any = define_flags(list(argv))
+    for name, value in (('TPU_SKIP_MDS_QUERY', '1'), ('ALLOW_MULTIPLE_LIBTPU_LOAD', '1'),
+                        ('TF_CPP_MIN_LOG_LEVEL', '3')):
+        os.environ.setdefault(name, value)
+    f: Any = flags.FlagValues()
+    flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
+    define_config(f, list(argv))
+    flags.DEFINE_string('topology', '', 'Slice, such as v5e:16x16.', flag_values=f)
+    flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=f)
     with error_boundary():
         rest = parse_flags(list(argv), f)
         if f.help:
@@ -519,7 +452,6 @@ def main(argv: Sequence[str]) -> None:
         if f.config is None:
             raise InputError('--config is missing: name a config file of pre-training')
         logging.set_verbosity(logging.ERROR)
-
         if f.json:
             check_new_file(f.json, '--json', unless='phases')
         record = {'config': f['config'].config_filename, 'arguments': list(argv)[1:]}

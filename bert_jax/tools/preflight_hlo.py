@@ -1,4 +1,4 @@
-"""The compiler's view of a step: TPU topologies, cycles by scope and messages in HLO, kernels."""
+"""Reads compiled TPU programs: topologies, cycles by scope, messages, kernel schedules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import glob
 import importlib.util
-import itertools
 import math
 import os
 import re
@@ -17,9 +16,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.process import quiet_stderr
 
-_DIMS = {'v4': 3, 'v5p': 3, 'v5e': 2, 'v6e': 2}
-_LONGEST = {'v4': 16, 'v5p': 24, 'v5e': 16, 'v6e': 16}  # dim of a pod: beyond, libtpu aborts
+# Dims of a slice, and the longest dim of a pod: beyond it libtpu aborts.
+_SLICES = {'v4': (3, 16), 'v5p': (3, 24), 'v5e': (2, 16), 'v6e': (2, 16)}
+_MEGACORE = ('v4', 'v5p')  # chips of two cores, which are one device in jax
 
 
 def open_topology(name: str) -> list[Any]:
@@ -30,35 +31,29 @@ def open_topology(name: str) -> list[Any]:
     """
     match = re.fullmatch(r'(\w+):([1-9]\d*(?:x[1-9]\d*)*)', name)
     chip = match[1] if match else ''
-    if match is None or chip not in _DIMS:
+    if match is None or chip not in _SLICES:
         raise InputError(
-            f'--topology={name!r} is not a slice: write one of {", ".join(_DIMS)} and its shape in '
-            'chips, such as v5e:16x16 or v4:4x4x4'
+            f'--topology={name!r} is not a slice: write one of {", ".join(_SLICES)} and its shape '
+            'in chips, such as v5e:16x16 or v4:4x4x4'
         )
     shape = [int(dim) for dim in match[2].split('x')]
-    if len(shape) != _DIMS[chip] or max(shape) > _LONGEST[chip]:
+    dims, longest = _SLICES[chip]
+    if len(shape) != dims or max(shape) > longest:
         raise InputError(
-            f'--topology={name!r}: a slice of {chip} has {_DIMS[chip]} dims of at most '
-            f'{_LONGEST[chip]} chips'
-        )
+            f'--topology={name!r}: a slice of {chip} has {dims} dims of at most {longest} chips')
     if importlib.util.find_spec('libtpu') is None:
         raise InputError(
             "libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax"
         )
     from jax.experimental import topologies
 
-    from bert_jax.runtime.process import quiet_stderr
-
-    options: dict[str, Any] = {}
-    if chip in ('v4', 'v5p'):
-        options['chip_config_name'] = 'megacore'  # one device a chip, as jax has it there
+    options: dict[str, Any] = {'chip_config_name': 'megacore'} if chip in _MEGACORE else {}
     if max(shape) == 1:
         options['chips_per_host_bounds'] = (1, 1, 1)
     try:
-        with quiet_stderr():  # it misses the environment of a TPU VM
+        with quiet_stderr():  # libtpu reports that the environment of a TPU VM is missing
             topology = topologies.get_topology_desc(
-                platform='tpu', topology_name=name, **options
-            )
+                platform='tpu', topology_name=name, **options)
     except Exception as error:  # of many types
         raise InputError(f'--topology={name!r}: {error}') from error
     return list(topology.devices)
@@ -87,11 +82,10 @@ _SCOPES = (
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """An array of a result; `fast` where it is kept out of the chip's main memory."""
+    """An array of a result."""
 
     dtype: str
     shape: tuple[int, ...]
-    fast: bool
 
     @property
     def bytes(self) -> int:
@@ -103,11 +97,11 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line.
+    """An instruction of a compiled program.
 
     Attributes:
       times: how often a step runs it.
-      fused: the computation of another instruction that it is in, or ''.
+      fused: name of the fused computation that it is part of, or ''.
     """
 
     name: str
@@ -123,16 +117,6 @@ class Instruction:
         """Its origin in the Python program."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match[1] if match else ''
-
-    @property
-    def cycles(self) -> int | None:
-        """The compiler's estimate, or None where there is none."""
-        match = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
-        return int(match[1]) if match else None
-
-    @property
-    def bytes(self) -> int:
-        return sum(array.bytes for array in self.arrays)
 
 
 class CompiledText:
@@ -171,17 +155,17 @@ class CompiledText:
     def timed(self) -> Iterator[tuple[Instruction, int | None]]:
         """Instructions that take time, with their estimate: None for kernels and sentinels."""
         for i in self.instructions:
-            cycles = i.cycles
-            if cycles is not None:
-                yield i, cycles if cycles < _SENTINEL else None
+            if match := re.search(r'"estimated_cycles":"(\d+)"', i.attributes):
+                yield i, int(match[1]) if int(match[1]) < _SENTINEL else None
             elif f'"{_KERNEL}"' in i.attributes:
                 yield i, None
 
     def bytes_moved(self, instruction: Instruction) -> int:
-        """Of its operands and results."""
-        # A kernel is given an array once for each part of it that its steps take.
-        operands = (self._by_name.get(name) for name in set(instruction.operands))
-        return instruction.bytes + sum(o.bytes for o in operands if o is not None)
+        """Bytes of its operands and results."""
+        # A kernel's operands repeat an array for each part of it that a step takes.
+        operands = [self._by_name[name] for name in set(instruction.operands)
+                    if name in self._by_name]
+        return sum(array.bytes for i in (instruction, *operands) for array in i.arrays)
 
     def product_flops(self) -> int:
         """FLOPs of all matrix products, which TPUs run as convolutions."""
@@ -211,21 +195,21 @@ class CompiledText:
         return flops
 
     def collectives(self) -> list[dict[str, Any]]:
-        """Messages between chips: kind, scope, count a step and bytes of all of them a chip.
+        """Messages between chips: kind, scope, largest array, count a step and total bytes a chip.
 
-        The compiler joins small ones, of `several` scopes. Bytes are those of the whole result of a
-        gather, else of what a chip puts in.
+        The compiler joins small messages, whose scope is then `several`. Bytes are those of the
+        whole result of a gather, else those that a chip sends.
         """
         result: dict[tuple[str, str, str], list[int]] = {}
         seen = set()
         for i in self.instructions:
             kind = i.opcode.removesuffix('-start')
             if kind == 'all-reduce' and i.fused.startswith('all-reduce-scatter'):
-                kind = 'reduce-scatter'  # of which it is made
+                kind = 'reduce-scatter'
             if kind not in COLLECTIVES:
                 continue
-            # A message that overlaps with work is a chain of instructions on one channel. (Only
-            # there: all messages of a shard_map have the same channel.)
+            # A message that overlaps with computation is a chain of instructions on one channel.
+            # (Only there: all messages of a shard_map have the same channel.)
             chain = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', i.attributes)
             name = chain.groups() if chain else i.name
             if name in seen:
@@ -252,7 +236,7 @@ def _parse(line: str, times: int, fused: str) -> Instruction | None:
     match = re.match(r'\s+(?:ROOT )?%?([\w.-]+) = ', line)
     if not match:
         return None
-    rest = re.sub(r'/\*.*?\*/', '', line[match.end():])  # every fifth operand has its number
+    rest = re.sub(r'/\*.*?\*/', '', line[match.end():])  # comments number every fifth operand
     end = _closing(rest) if rest.startswith('(') else rest.index(' ')
     result, rest = rest[:end], rest[end:].lstrip()
     opcode, _, rest = rest.partition('(')
@@ -265,7 +249,7 @@ def _parse(line: str, times: int, fused: str) -> Instruction | None:
 
 
 def _closing(text: str) -> int:
-    """The place behind the bracket that closes the first one."""
+    """The index after the bracket that closes the first one."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter == '(') - (letter == ')')
@@ -277,8 +261,8 @@ def _closing(text: str) -> int:
 @functools.lru_cache(1 << 14)
 def _arrays(text: str) -> tuple[Array, ...]:
     return tuple(
-        Array(dtype, tuple(int(d) for d in dims.split(',') if d), 'S(' in layout)
-        for dtype, dims, layout in re.findall(r'([a-z]+\d*[a-z\d]*)\[([\d,]*)\](\{[^}]*\})?', text)
+        Array(dtype, tuple(int(d) for d in dims.split(',') if d))
+        for dtype, dims in re.findall(r'([a-z]+\d*[a-z\d]*)\[([\d,]*)\]', text)
     )
 
 
@@ -291,7 +275,7 @@ def _called(attributes: str) -> Iterator[tuple[str, str]]:
 
 
 def _trips(bodies: dict[str, list[str]], loop: Instruction) -> int:
-    """The trips of a loop: from its count where stated, else from `i < constant`."""
+    """The trips of a loop: its known count, else the constant of its condition."""
     if match := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
         return int(match[1])
     condition = next(name for role, name in _called(loop.attributes) if role == 'condition')
@@ -308,16 +292,13 @@ def _window(i: Instruction, field: str, dim: int, default: int) -> int:
 def _pairs(
     out: int, kernel: int, size: int, *, stride: int, low: int, dilate: int, kernel_dilate: int
 ) -> int:
-    """Multiplications along a dim of a convolution: those that meet padding or holes are none."""
-    count = 0
-    for o, k in itertools.product(range(out), range(kernel)):
-        place = o * stride + k * kernel_dilate - low
-        count += place % dilate == 0 and 0 <= place // dilate < size
-    return count
+    """Multiplications along a dim of a convolution, without those by padding or holes."""
+    places = (o * stride + k * kernel_dilate - low for o in range(out) for k in range(kernel))
+    return sum(place % dilate == 0 and 0 <= place // dilate < size for place in places)
 
 
 def scope_of(op_name: str) -> tuple[str, str]:
-    """The part of the model or step that an instruction is of, and its pass."""
+    """(Part of the model or step, pass) of an instruction."""
     scope = next((scope for part, scope in _SCOPES if part in op_name), 'optimizer')
     if scope == 'optimizer':
         return scope, 'update'
@@ -327,21 +308,22 @@ def scope_of(op_name: str) -> tuple[str, str]:
 
 
 def short_name(op_name: str) -> str:
-    """An instruction's origin without what jax's transformations add; layers are one."""
-    name = re.sub(r'\b(jit|jvp|transpose|vmap)\(([^()]*)\)', r'\2', op_name)
-    name = re.sub(r'\b(transpose|jvp)\(([^()]*)\)', r'\2', name)
-    name = re.sub(r'(while/body/|closed_call/|checkpoint/|rematted_computation/|train_step/)', '',
-                  name)
+    """An instruction's origin without the names of jax's transformations and of single layers."""
+    name = op_name
+    for _ in range(2):  # transpose(jvp(...))
+        name = re.sub(r'\b(jit|jvp|transpose|vmap)\(([^()]*)\)', r'\2', name)
+    name = re.sub(r'(while/body|closed_call|checkpoint|rematted_computation|train_step)/', '', name)
     return re.sub(r'layer_\d+', 'layer_N', name).replace('//', '/').strip('/')
 
 
-_CORES = {'v4': 2, 'v5p': 2}  # of a chip, which share a kernel's rows; one elsewhere
 _BUNDLE = re.compile(r'\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2}:?\s*)*:?\s*((?:>\s*)*)\{')
 
 
 @functools.cache
 def attention_cycles(chip: str, rows: int, length: int, hidden: int, rate: float) -> dict[str, int]:
     """Cycles of `attention_forward` and `attention_backward` on a chip.
+
+    A process of its own compiles them, because libtpu reads its dump flags only when it starts.
 
     Args:
       chip: as topologies name it, such as v5e.
@@ -350,16 +332,14 @@ def attention_cycles(chip: str, rows: int, length: int, hidden: int, rate: float
     """
     from bert_jax.model.attention_kernel import grids
 
-    shape = '1x1x1' if chip in _CORES else '1x1'
+    shape = '1x1x1' if chip in _MEGACORE else '1x1'
     with tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
-        wanted = f'--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true'
-        environment = os.environ | {
-            'LIBTPU_INIT_ARGS': f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {wanted}"
-        }
+        dump = (f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={folder} "
+                '--xla_jf_dump_llo_text=true')
         subprocess.run(
             [sys.executable, '-m', __name__, f'{chip}:{shape}',
              *map(str, (rows, length, hidden, rate))],
-            env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            env=os.environ | {'LIBTPU_INIT_ARGS': dump}, check=True, capture_output=True,
         )
         result = {}
         for name, (groups, steps) in grids(rows, length, hidden).items():
@@ -368,14 +348,14 @@ def attention_cycles(chip: str, rows: int, length: int, hidden: int, rate: float
                      if 'schedule-analysis' not in p and '-TLP-' not in p and '<late' not in p)
             with open(path, encoding='utf-8', errors='replace') as file:
                 once, each = bundles(file.read())
-            result[name] = once + each * steps * -(-groups // _CORES.get(chip, 1))
+            result[name] = once + each * steps * -(-groups // (2 if chip in _MEGACORE else 1))
     return result
 
 
 def bundles(text: str) -> tuple[int, int]:
-    """Of a schedule: how many run once, and how many in each step of its loop."""
+    """Instruction bundles of a schedule: (number run once, number run in each step of its loop)."""
     depths = [match[1].count('>') for match in map(_BUNDLE.match, text.splitlines()) if match]
-    assert depths and max(depths) <= 1, 'a loop within the loop: its trips are not known'
+    assert depths and max(depths) <= 1, 'the trips of a nested loop are not known'
     return depths.count(0), depths.count(1)
 
 
@@ -388,24 +368,20 @@ def _compile(topology: str, rows: int, length: int, hidden: int, rate: float) ->
 
     device = SingleDeviceSharding(open_topology(topology)[0])
 
-    def given(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=device)
-
-    def both(
-        qkv: jax.Array, bias: jax.Array, segments: jax.Array, keys: jax.Array, gradient: jax.Array
-    ) -> tuple[jax.Array, ...]:
-        def attend(qkv: jax.Array, bias: jax.Array) -> jax.Array:
+    def both(qkv: Any, bias: Any, segments: Any, keys: Any, gradient: Any) -> tuple[jax.Array, ...]:
+        def attend(qkv: Any, bias: Any) -> jax.Array:
             return kernel_attention(qkv, bias, segments, keys if rate else None, 0, rate=rate)
 
         context, back = jax.vjp(attend, qkv, bias)
         return context, *back(gradient)
 
     heads = (hidden // HEAD_DIM, HEAD_DIM)
-    jax.jit(both).lower(
-        given((rows, length, 3, *heads), 'bfloat16'), given((3, *heads), 'float32'),
-        given((rows, length), 'int32'),
-        given((rows, 2), 'uint32'), given((rows, length, *heads), 'bfloat16'),
-    ).compile()
+    jax.jit(both).lower(*(
+        jax.ShapeDtypeStruct(shape, dtype, sharding=device) for shape, dtype in (
+            ((rows, length, 3, *heads), jnp.bfloat16), ((3, *heads), jnp.float32),
+            ((rows, length), jnp.int32), ((rows, 2), jnp.uint32),
+            ((rows, length, *heads), jnp.bfloat16))
+    )).compile()
 
 
 if __name__ == '__main__':
