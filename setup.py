@@ -13,7 +13,7 @@ setup(
     long_description=open('README.md', encoding='utf-8').read(),
     long_description_content_type='text/markdown',
     packages=find_packages(include=['bert_jax', 'bert_jax.*']),
-    package_data={'bert_jax.tools': ['report.css', 'report.js']},
+    package_data={'bert_jax.tools': ['report.html', 'report.css', 'report.js']},
     python_requires='>=3.11',
     # The floors are what Colab's image has, so that installing there leaves its jax alone.
     install_requires=[

@@ -157,6 +157,4 @@ CASES = [
     Case('a zip of nothing', 'submission', '--check {folder}/z.zip', r'z\.zip',
          before=_write('z.zip', b'PK\x03\x04nonsense')),
     Case('a folder as zip', 'submission', '--check {folder}/notes', r'notes'),
-    Case('no quote', 'bench', ('--only=step', "--peer=python -c 'x"), r'--peer'),
-    Case('no such peer', 'bench', '--only=step --peer=/no/such/program', r'--peer'),
 ]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.runtime.errors import InputError
+from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import bench
-from bert_jax.tools.bench import Figure, Result, run_peer, table
+from bert_jax.tools.bench import Figure, Result, table
 
 pytestmark = pytest.mark.slow
 
@@ -25,30 +25,26 @@ FLOPS = 3 * (
     + 16 * 6 * 128**2 + 4 * (18 * 128**2 + 4 * 16 * 128)  # the last: q, k, v, then [CLS] and three
     + 3 * (2 * 128**2 + 2 * 128 * 200) + 2 * 128**2 + 4 * 128  # predictions, pooler, NSP
 )
-PEER = '''
-import json, sys
-print('loading')
-print(json.dumps({'sequences_per_second': 2.0, 'arguments': sys.argv[1:]}))
-'''
-
-
 def values(result: dict, name: str) -> list[float]:
     return next(f['values'] for f in result['figures'] if f['name'].startswith(name))
 
 
-@pytest.fixture
-def peer(tmp_path) -> str:
-    path = tmp_path / 'peer.py'
-    path.write_text(PEER)
-    return f'--peer={sys.executable} {path}'
-
-
-def test_step_benchmark(tmp_path, peer, capsys):
-    path = tmp_path / 'figures.json'
-    bench.main(['bench', *TINY, peer, '--seed=3', f'--json={path}'])
-    out = capsys.readouterr().out
-
-    whole = json.loads(path.read_text())
+def test_step_benchmark_without_tensorflow(tmp_path):
+    program = (
+        'import sys\n'
+        'for name in ("tensorflow", "tensorflow_text", "tensorflow_datasets"):\n'
+        '    sys.modules[name] = None\n'  # importing it fails
+        'from bert_jax.tools import bench\n'
+        'bench.main(["bench", *sys.argv[1:]])\n'
+    )
+    process = subprocess.run(
+        [sys.executable, '-c', program, *TINY, '--seed=3', '--json=figures.json'],
+        cwd=tmp_path, env=os.environ | {'PYTHONPATH': str(ROOT)}, capture_output=True, text=True,
+        timeout=600,
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[-1].split()[:4] == ['step', 'compilation', 'and', 'first']
+    whole = json.loads((tmp_path / 'figures.json').read_text())
     assert whole['seed'] == 3 and whole['date'].endswith('+00:00')
     assert set(whole['hardware']) == {'cpu', 'cores', 'device_kind', 'num_devices'}
     assert {'python', 'jax', 'jaxlib'} <= set(whole['versions'])
@@ -57,7 +53,6 @@ def test_step_benchmark(tmp_path, peer, capsys):
     for figure in step['figures']:
         assert set(figure) == {'name', 'unit', 'median', 'min', 'max', 'values'}
         assert 0 < figure['min'] <= figure['median'] <= figure['max']
-
     settings = step['settings']
     assert settings['flops_per_sequence'] == FLOPS
     assert settings['tokens_per_step'] == 8 * 16
@@ -67,33 +62,26 @@ def test_step_benchmark(tmp_path, peer, capsys):
     assert len(ours) == 2
     assert values(step, 'tokens') == pytest.approx([16 * rate for rate in ours])
     assert values(step, 'model FLOPs') == pytest.approx([FLOPS * rate / 1e9 for rate in ours])
-    assert values(step, 'ours / peer') == pytest.approx([rate / 2 for rate in ours])
-    assert {'--layers=2', '--hidden=128', '--heads=2', '--vocab_size=200', '--batch_size=8',
-            '--seq=16', '--predictions=3', '--dtype=float32', '--steps=2', '--warmup=1',
-            } == set(settings['peer']['arguments'])
-
-    turns = [line.split()[1] for line in out.splitlines() if ' of 2: ' in line]
-    assert turns == ['run', 'peer', 'peer', 'run']
-    assert out.splitlines()[-1].split()[:4] == ['step', 'ours', '/', 'peer']
 
 
-def test_without_tensorflow_the_step_still_runs(tmp_path):
-    program = (
-        'import sys\n'
-        'for name in ("tensorflow", "tensorflow_text", "tensorflow_datasets"):\n'
-        '    sys.modules[name] = None\n'  # importing it fails
-        'from bert_jax.tools import bench\n'
-        'bench.main(["bench", *sys.argv[1:]])\n'
-    )
-    process = subprocess.run(
-        [sys.executable, '-c', program, *TINY[1:], '--repeats=1', '--json=figures.json'],
-        cwd=tmp_path, env=os.environ | {'PYTHONPATH': str(ROOT), 'XLA_FLAGS': ''},
-        capture_output=True, text=True, timeout=600,
-    )
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.startswith('TensorFlow is not installed: left out first_step, store')
-    whole = json.loads((tmp_path / 'figures.json').read_text())
-    assert [result['benchmark'] for result in whole['results']] == ['step']
+def test_store_and_rows(tmp_path, capsys):
+    pytest.importorskip('tensorflow_text')
+    texts = [f'The town {chr(97 + i % 26)} is old. A king of {i} lived in it.' for i in range(50)]
+    (tmp_path / 'text.txt').write_text('\n\n'.join(texts))
+    words = ['the', 'town', 'is', 'old', '.', 'a', 'king', 'of', 'lived', 'in', 'it']
+    write_vocab(tmp_path / 'vocab.txt', [*SPECIAL_TOKENS, *words])
+    path = tmp_path / 'figures.json'
+    bench.main(['bench', '--only=rows,store', f'--text={tmp_path}/text.txt',
+                f'--vocab_file={tmp_path}/vocab.txt', '--repeats=2',
+                '--rows_seconds=0.1', '--rows_batch_size=4', '--seq=16', '--predictions=3',
+                f'--json={path}'])
+    store, rows = json.loads(path.read_text())['results']
+    assert store['settings']['num_documents'] == 50
+    (megabytes, tokens, memory) = (figure['values'] for figure in store['figures'])
+    assert [t / m for t, m in zip(tokens, megabytes, strict=True)] == pytest.approx(
+        [store['settings']['num_tokens'] / store['settings']['text_bytes'] * 1e6] * 2)
+    assert memory[0] > 0.1 and len(rows['figures'][0]['values']) == 2
+    assert 'masked rows of 16, batch 4' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('arguments, words', [
@@ -101,7 +89,7 @@ def test_without_tensorflow_the_step_still_runs(tmp_path):
     (['--stpes=3'], 'stpes'),
     (['--only=steps'], "did you mean 'step'?"),
     (['--dtype=float16'], 'bfloat16'),
-    (['--only=rows', '--peer=true'], '--peer'),
+    (['--only=rows'], 'needs --text'),
     (['base'], 'unrecognized arguments: base'),
     (['--json=/no/such/folder/x.json'], 'folder'),
     (['--seq=16', '--predictions=15'], '--predictions=15'),
@@ -115,18 +103,6 @@ def test_bad_input_gets_one_line(arguments, words, capsys):
     assert exit_.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith('error: ') and words in line
-
-
-@pytest.mark.parametrize('body, words', [
-    ('print(1)', 'JSON'),
-    ('import no_such_package', 'no_such_package'),
-])
-def test_a_peer_that_fails_says_why(body, words, tmp_path):
-    path = tmp_path / 'peer.py'
-    path.write_text(body)
-    with pytest.raises(InputError, match=words) as error:
-        run_peer(f'{sys.executable} {path}', {'steps': 1})
-    assert '\n' not in str(error.value)
 
 
 def test_help(capsys):

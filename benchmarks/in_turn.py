@@ -1,0 +1,66 @@
+"""Compares the train step with a peer's on the same sizes, run in turn (A-B-B-A) on CPUs.
+
+    JAX_PLATFORMS=cpu python benchmarks/in_turn.py [--repeats=4] \\
+        --peer='peer/bin/python benchmarks/huggingface_pretrain.py' --model=base --batch_size=8 ...
+
+The other flags are those of bert_jax.tools.bench. The peer is a command: it gets --layers --hidden
+--heads --vocab_size --batch_size --seq --predictions --dtype --steps --warmup and prints a JSON
+object with `sequences_per_second` as its last line. Each measurement has a process and a warm-up
+of its own. The ratio is the median over neighbours in time: what else the machine does cancels out.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SIZES = ('layers', 'hidden', 'heads', 'vocab_size', 'batch_size', 'seq', 'predictions', 'dtype',
+         'steps', 'warmup')
+
+
+def measure_ours(flags: list[str]) -> tuple[float, list[str]]:
+    """(Sequences/s of bert_jax, the flags with its sizes for the peer)."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'step.json'
+        subprocess.run([sys.executable, '-m', 'bert_jax.tools.bench', '--only=step', '--repeats=1',
+                        f'--json={path}', *flags], check=True, stdout=subprocess.DEVNULL)
+        (step,) = json.loads(path.read_text())['results']
+    rate = next(f['median'] for f in step['figures'] if f['unit'] == 'sequences/s')
+    return rate, [f"--{name}={step['settings'][name]}" for name in SIZES]
+
+
+def measure_peer(peer: str, sizes: list[str]) -> float:
+    """Sequences/s of the peer."""
+    output = subprocess.run([*shlex.split(peer), *sizes], check=True, stdout=subprocess.PIPE,
+                            text=True).stdout
+    return float(json.loads(output.strip().splitlines()[-1])['sequences_per_second'])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--peer', required=True)
+    parser.add_argument('--repeats', type=int, default=4)
+    options, flags = parser.parse_known_args()
+    sizes: list[str] = []
+    rates: dict[str, list[float]] = {'ours': [], 'peer': []}
+    for i in range(options.repeats):
+        for who in ('ours', 'peer') if i % 2 == 0 else ('peer', 'ours'):
+            if who == 'ours':
+                rate, sizes = measure_ours(flags)
+            else:
+                rate = measure_peer(options.peer, sizes)
+            rates[who].append(rate)
+            print(f'{who}: {rate:.2f} sequences/s', flush=True)
+    ratios = [ours / peer for ours, peer in zip(rates['ours'], rates['peer'], strict=True)]
+    medians = ', '.join(f'{who} {statistics.median(rates[who]):.2f}' for who in rates)
+    print(f'{medians} sequences/s; ours / peer {statistics.median(ratios):.3f} '
+          f'({min(ratios):.3f} - {max(ratios):.3f})')
+
+
+if __name__ == '__main__':
+    main()

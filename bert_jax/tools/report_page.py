@@ -1,0 +1,450 @@
+"""The page of tools.report: reads run directories and writes HTML."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import json
+import os
+import re
+import statistics
+import string
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from bert_jax.heads import HEADS
+from bert_jax.heads.tagging import Tagging
+from bert_jax.model.layers import ModelConfig
+from bert_jax.predict import load
+from bert_jax.predict.api import Model
+from bert_jax.predict.features import attention
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
+from bert_jax.runtime.lease import holder
+from bert_jax.tasks.pretrain import whole_step_flops
+from bert_jax.text.vocab import CONTINUATION, MASK
+from bert_jax.train.gates import MEANINGS
+from bert_jax.train.report import count, duration, read_records
+from bert_jax.train.run_directory import read_run_fields
+from bert_jax.weights.run_directory import read_description, whole_steps
+
+Record = Mapping[str, Any]
+Examples = dict[str, Any]  # `masked`, `heads`, `nearest`, as far as a run's weights can make them
+_TOP = 5
+_MOST_WORDS = 30  # attention over more is illegible, and a large model would make a large page
+_WORD = re.compile(r'\w+')
+_AXES = ('steps', 'tokens', 'FLOPs')
+_NUM_COLOURS, _DASHES = 8, ('', '7 3', '2 3', '9 3 2 3')  # as in report.css and report.js
+_OF_SPEED = ('sequences_per_second', 'tokens_per_second', 'data_wait', 'mfu', 'goodput')
+_NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity')  # functions of the loss
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecords:
+    """A run without its weights: fields, records, state.
+
+    Attributes:
+      name: its name on the page.
+      folder: its directory.
+      fields: of its config.json, by dotted name; empty without one.
+      records: of its metrics.jsonl, in order.
+      state: how far it is, in words.
+      missing: what the page cannot show of it, and why.
+    """
+
+    name: str
+    folder: Path
+    fields: dict[str, Any]
+    records: list[dict[str, Any]]
+    state: str
+    missing: list[str]
+
+    def curves(self) -> dict[str, list[tuple[float, float, float, float]]]:
+        """Points (step, tokens, FLOPs so far, value) of every `train/...` and `eval/...`."""
+        result: dict[str, list[tuple[float, float, float, float]]] = {}
+        for record in self.records:
+            place = (record['step'], *self.work_at(record['step']))
+            for name, value in record.items():
+                if name.startswith(('train/', 'eval/')):
+                    result.setdefault(name, []).append((*place, value))
+        return result
+
+    def work_at(self, step: int) -> tuple[float, float]:
+        """Tokens without padding, and training FLOPs, up to a step."""
+        steps, tokens, flops = zip(*self._work)
+        return float(np.interp(step, steps, tokens)), float(np.interp(step, steps, flops))
+
+    @functools.cached_property
+    def _work(self) -> list[tuple[float, float, float]]:
+        """(Step, tokens, FLOPs) at each log line."""
+        result = [(0.0, 0.0, 0.0)]
+        phases, end = [], 0
+        for phase in self.fields.get('phases') or ():
+            end += phase['steps']
+            phases.append({'packed_rows': 0, 'end': end} | phase)
+        if not phases:
+            return result
+        model = ModelConfig(**read_description(self.folder).model)
+        head = self.fields.get('head') or Tagging.name  # rows are packed; old runs lack the field
+        features = self.fields.get('inference.features') or 'concat_last_four'
+        share = 1.0  # of a row's length that is not padding
+        for record in self.records:
+            step, tokens, flops = record['step'], *result[-1][1:]
+            if 'train/loss' not in record or step <= result[-1][0]:
+                continue
+            phase = next((p for p in phases if step <= p['end']), phases[-1])
+            rows, length = phase['batch_size'], phase['max_seq_length']
+            if record.get('train/sequences_per_second') and record.get('train/tokens_per_second'):
+                share = (record['train/tokens_per_second']
+                         / record['train/sequences_per_second'] / length)
+            if head == 'pretraining':
+                a_step = whole_step_flops(model, phase, self.fields.get('optimizer.name', ''))
+            else:
+                trained = HEADS[head].of_model(model, 1, {'features': features})
+                a_step = rows * length * share * trained.token_flops(length)
+            steps = step - result[-1][0]
+            result.append((step, tokens + steps * rows * length * share, flops + steps * a_step))
+        return result
+
+    def gates(self) -> dict[str, list[int]]:
+        """The steps at which each gate warned."""
+        result: dict[str, list[int]] = {}
+        for record in self.records:
+            for name in record:
+                if name.startswith('gate/'):
+                    result.setdefault(name.removeprefix('gate/'), []).append(record['step'])
+        return result
+
+    def results(self) -> dict[str, str]:
+        """The scores of the best evaluation if the run keeps its weights, else of the last; and the
+        work up to it."""
+        evaluations = [r for r in self.records if any(n.startswith('eval/') for n in r)]
+        if not evaluations:
+            return {}
+        chosen, what = evaluations[-1], 'last'
+        metric = f"eval/{self.fields.get('metric')}"
+        if whole_steps(self.folder / 'best') and all(metric in r for r in evaluations):
+            chosen, what = max(evaluations, key=lambda r: r[metric]), 'best'
+        tokens, flops = self.work_at(chosen['step'])
+        return {
+            'evaluation': f"{what}, step {chosen['step']:,}",
+            'tokens': count(tokens), 'FLOPs': f'{flops:.2e}',
+            **{name.removeprefix('eval/'): f'{value:.4f}' for name, value in chosen.items()
+               if name.startswith('eval/')},
+        }
+
+    def speed(self) -> dict[str, str]:
+        """Medians over the log lines, and the goodput."""
+        result = {}
+        for title, name, form in (
+            ('sequences/s', 'sequences_per_second', count),
+            ('tokens/s', 'tokens_per_second', count),
+            ('waiting for data', 'data_wait', '{:.1%}'.format),
+            ('MFU', 'mfu', '{:.1%}'.format), ('goodput', 'goodput', '{:.1%}'.format),
+        ):
+            values = [r[f'train/{name}'] for r in self.records if f'train/{name}' in r]
+            if values:
+                last = name == 'goodput'  # of the whole run
+                result[title] = form(values[-1] if last else statistics.median(values))
+        return result
+
+
+def _seconds(records: Sequence[Record]) -> dict[str, float]:
+    """Seconds by cause, from the last record that has them."""
+    last = next((r for r in reversed(records) if 'time/step' in r), {})
+    return {name.removeprefix('time/'): value for name, value in last.items()
+            if name.startswith('time/') and value > 0}
+
+
+def read_run(folder: Path, name: str) -> RunRecords:
+    """Reads the directory of a run that is finished, going on, or killed.
+
+    Raises:
+      InputError: it is no run directory, or a file in it is damaged.
+    """
+    has_config = (folder / 'config.json').exists()
+    records = read_records(folder / 'metrics.jsonl')
+    if not has_config and not (folder / 'metrics.jsonl').exists():
+        raise InputError(
+            f'{folder} is no run directory: it has neither config.json nor metrics.jsonl')
+    fields = read_run_fields(folder) if has_config else {}
+    missing = []
+    if not has_config:
+        missing.append('no config.json: no settings, tokens, FLOPs or weights')
+    if not records:
+        missing.append('no records in metrics.jsonl: no curves, speed or results')
+    elif not any(name.startswith('eval/') for record in records for name in record):
+        missing.append('no evaluation so far: no results')
+    elif fields and not fields.get('phases'):
+        missing.append('config.json has no phases: no tokens or FLOPs')
+    step, total = max((r['step'] for r in records), default=0), fields.get('train.steps')
+    seconds = sum(_seconds(records).values())
+    took = f' in {duration(seconds)}' if seconds else ''
+    if total and step >= total:
+        state = f'finished: {step:,} steps{took}'
+    else:
+        who = holder(folder)
+        state = (f'step {step:,}' + (f' of {total:,}' if total else '') + took
+                 + (f', going on ({who})' if who else ', stopped'))
+    return RunRecords(name, folder, fields, records, state, missing)
+
+
+def page(runs: Sequence[RunRecords], examples: Sequence[Examples], text: str) -> str:
+    """The whole page, of runs with their examples of a text."""
+    curves = [run.curves() for run in runs]
+    sections = [
+        ('runs', 'Runs', _runs(runs)),
+        ('gates', 'Warnings', _gates(runs)),
+        ('results', 'Results', _table(runs, [run.results() for run in runs])),
+        ('curves', 'Curves', _curves_intro(runs) if any(curves) else ''),
+        ('speed', 'Speed and time', _table(runs, [run.speed() for run in runs]) + _times(runs)),
+        ('settings', 'Settings that differ', _settings(runs)),
+        ('masked', 'Masked words', _words(
+            runs, [e.get('masked') for e in examples], 'word', 'guesses', '{:.1%}',
+            'Each word masked in turn, with the five likeliest pieces in its place.')),
+        ('attention', 'Attention', f'<p class="note">{escape(text)} Each token is a row; darker '
+         'columns are tokens that it attends to more.</p>'
+         if any(e.get('heads') for e in examples) else ''),
+        ('nearest', 'Nearest words', _words(
+            runs, [e.get('nearest') for e in examples], 'piece', 'nearest', '{:.2f}',
+            'Pieces with the most similar rows of the word table, by cosine.')),
+    ]
+    sections = [section for section in sections if section[2]]
+    data = {
+        'runs': [run.name for run in runs], 'axes': _AXES, 'charts': _charts(curves),
+        'attention': [e.get('heads') for e in examples],
+    }
+    here = as_path(__file__).parent
+    return string.Template((here / 'report.html').read_text(encoding='utf-8')).substitute(
+        title=escape(', '.join(run.name for run in runs)),
+        style=(here / 'report.css').read_text(encoding='utf-8'),
+        links='\n'.join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections),
+        sections='\n'.join(f'<section id="{name}">\n<h2>{title}</h2>\n{content}\n</section>'
+                           for name, title, content in sections),
+        # Without `<`, no string of the data can end its element.
+        data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'),
+        script=(here / 'report.js').read_text(encoding='utf-8'),
+    )
+
+
+def _key(number: int) -> str:
+    """A run's line, as in the curves."""
+    return (f'<svg class="key" viewBox="0 0 24 10" aria-hidden="true"><line x1="0" x2="24" y1="5" '
+            f'y2="5" stroke="var(--run{number % _NUM_COLOURS})" '
+            f'stroke-dasharray="{_DASHES[number // 2 % 4]}"/></svg>')
+
+
+def _table(runs: Sequence[RunRecords], values: Sequence[Mapping[str, str]], note: str = '') -> str:
+    """A row for each name, a column for each run; '' where there is nothing to show."""
+    names = dict.fromkeys(name for of_run in values for name in of_run)
+    if not names:
+        return ''
+    heading = ''.join(f'<th scope="col">{_key(i)}{escape(run.name)}</th>'
+                      for i, run in enumerate(runs))
+    rows = ''.join(
+        f'<tr><th scope="row">{escape(name)}</th>'
+        + ''.join(f"<td>{escape(of_run.get(name, ''))}</td>" for of_run in values) + '</tr>\n'
+        for name in names
+    )
+    caption = f'<caption>{escape(note)}</caption>' if note else ''
+    return (f'<div class="wide" tabindex="0"><table>{caption}<thead><tr><td></td>{heading}'
+            f'</tr></thead>\n<tbody>{rows}</tbody></table></div>')
+
+
+def _runs(runs: Sequence[RunRecords]) -> str:
+    parts = []
+    for i, run in enumerate(runs):
+        f = run.fields
+        model = (f"{f['model.num_layers']} layers of {f['model.hidden_size']}, "
+                 f"{f['model.num_heads']} heads" if 'model.num_layers' in f else '')
+        what = ', '.join(filter(None, (str(f.get('task', '')), model)))
+        parts.append(f'<h3>{_key(i)}{escape(run.name)}</h3>\n<p>{escape(str(run.folder))}<br>'
+                     f"{escape('; '.join(filter(None, (what, run.state))))}</p>")
+        if run.missing:
+            lines = ''.join(f'<li>{escape(line)}</li>' for line in run.missing)
+            parts.append(f'<ul class="note">{lines}</ul>')
+    return '\n'.join(parts)
+
+
+def _gates(runs: Sequence[RunRecords]) -> str:
+    rows = []
+    for i, run in enumerate(runs):
+        for name, steps in run.gates().items():
+            times = f'step {steps[0]:,}' + (
+                f' and {len(steps) - 1} more, the last at {steps[-1]:,}' if steps[1:] else '')
+            rows.append(f'<li>{_key(i)}{escape(run.name)}, {times}: <b>{escape(name)}</b>, '
+                        f"{escape(MEANINGS.get(name, ''))}</li>")
+    return f"<ul class=\"spoken\">{''.join(rows)}</ul>" if rows else ''
+
+
+def _curves_intro(runs: Sequence[RunRecords]) -> str:
+    keys = ' '.join(f'{_key(i)}{escape(run.name)}' for i, run in enumerate(runs))
+    return (f'<p>{keys}</p>\n<p class="note">Thin lines: training; thick ones with dots: held out. '
+            'Tokens do not count padding; FLOPs are of training, by the formula of '
+            'bert_jax/model/flops.py.</p>')
+
+
+def _charts(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """{title of a group: charts}; a metric's training and held-out points in one chart."""
+    groups: dict[str, list[dict[str, Any]]] = {'': [], 'How it ran': []}
+    for name in dict.fromkeys(name.partition('/')[2] for of_run in curves for name in of_run):
+        if name not in _NOT_DRAWN:
+            groups['How it ran' if name in _OF_SPEED else ''].append({
+                'title': name.replace('_', ' '), 'series': [
+                    {'run': i, 'held_out': split == 'eval', 'points': of_run[f'{split}/{name}']}
+                    for i, of_run in enumerate(curves) for split in ('train', 'eval')
+                    if f'{split}/{name}' in of_run
+                ]})
+    return {title: charts for title, charts in groups.items() if charts}
+
+
+def _times(runs: Sequence[RunRecords]) -> str:
+    return _table(runs, [
+        {cause: f'{duration(value)} ({value / sum(seconds.values()):.1%})'
+         for cause, value in sorted(seconds.items(), key=lambda item: -item[1])}
+        for seconds in (_seconds(run.records) for run in runs)
+    ], 'Time by cause; lost: steps that a kill undid.')
+
+
+def _settings(runs: Sequence[RunRecords]) -> str:
+    values = [{name: repr(value) for name, value in run.fields.items()} for run in runs]
+    differing = [{name: of_run.get(name, '') for name in dict.fromkeys(n for v in values for n in v)
+                  if len({v.get(name) for v in values}) > 1} for of_run in values]
+    return '' if len(runs) == 1 else _table(runs, differing) or '<p>None.</p>'
+
+
+def _words(
+    runs: Sequence[RunRecords], words: Sequence[list[dict[str, Any]] | None], what: str, key: str,
+    form: str, note: str,
+) -> str:
+    """A table for each run: words, each with others and their numbers."""
+    def guess(word: str, token: str, number: float) -> str:
+        right = ' true' if token.lower() == word.lower() else ''
+        return (f'<span class="guess{right}"><bdi>{escape(token)}</bdi>&nbsp;'
+                f'{form.format(number)}</span>')
+
+    tables = []
+    for i, (run, of_run) in enumerate(zip(runs, words, strict=True)):
+        rows = ''.join(
+            f"<tr><th scope=\"row\">{escape(word['word'])}</th><td>"
+            + ' '.join(guess(word['word'], *item) for item in word[key]) + '</td></tr>\n'
+            for word in of_run or ()
+        )
+        if rows:
+            tables.append(f'<div class="wide" tabindex="0"><table><caption>{_key(i)}'
+                          f'{escape(run.name)}</caption><thead><tr><th scope="col">{what}</th>'
+                          f'<th scope="col">{key}</th></tr></thead>\n'
+                          f'<tbody>{rows}</tbody></table></div>')
+    if not tables:
+        return ''
+    return f'<p class="note">{note}</p>\n<div class="grid words">' + '\n'.join(tables) + '</div>'
+
+
+def masked_words(model: Model, text: str) -> list[dict[str, Any]]:
+    """Each word of a text masked in turn: {'word', 'guesses': [(token, probability), ...]}.
+
+    One [MASK] replaces a word, so a word of several pieces cannot be guessed.
+    """
+    words = list(_WORD.finditer(text))
+    masked = [text[: word.start()] + MASK + text[word.end() :] for word in words]
+    return [
+        {'word': word.group(),
+         'guesses': [(p['token'], p['probability']) for p in answer['predictions']]}
+        for word, answer in zip(words, model.fill_mask(masked, _TOP), strict=True)
+    ]
+
+
+def heads(model: Model, text: str) -> dict[str, Any]:
+    """Attention as the page draws it.
+
+    Returns:
+      {'tokens', 'layers', 'heads', 'values': base64 of bytes [layers, heads, n, n], each a
+      probability times 255}.
+    """
+    result = attention(model, text)
+    values = np.round(result['probabilities'] * 255).astype(np.uint8)
+    return {
+        'tokens': result['tokens'], 'layers': values.shape[0], 'heads': values.shape[1],
+        'values': base64.b64encode(values.tobytes()).decode(),
+    }
+
+
+def neighbours(model: Model, text: str) -> list[dict[str, Any]]:
+    """The pieces of a text with the nearest rows of the word table, by cosine:
+    {'word', 'nearest': [(token, cosine), ...]}."""
+    vocab = model.vocab
+    known = np.array([re.fullmatch(r'\[.+\]', token) is None for token in vocab.tokens])
+    table = model.weights.params['bert/embeddings/word_embeddings'][: len(vocab)].astype(np.float32)
+    table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
+    result = []
+    for i in dict.fromkeys(model.tokenizer.encode(text)):
+        if known[i] and _WORD.search(vocab.tokens[i].removeprefix(CONTINUATION)):
+            cosines = np.where(known, table @ table[i], -np.inf)
+            cosines[i] = -np.inf
+            best = np.argsort(-cosines, kind='stable')[: min(_TOP, int(known.sum()) - 1)]
+            result.append({'word': vocab.tokens[i],
+                          'nearest': [(vocab.tokens[j], float(cosines[j])) for j in best]})
+    return result
+
+
+def report(folders: Sequence[str], output: str, text: str) -> None:
+    """Writes the page.
+
+    Args:
+      folders: run directories.
+      output: a new file.
+      text: the sentence of the examples.
+
+    Raises:
+      InputError: a folder is no run, the text is unsuitable, or `output` cannot be written.
+    """
+    check_new_file(output, '--output')
+    if MASK in text:
+        raise InputError(f'--text has {MASK}: write it without, each word is masked in turn')
+    if not 0 < (words := len(_WORD.findall(text))) <= _MOST_WORDS:
+        raise InputError(f'--text has {words} words: give one sentence, of at most {_MOST_WORDS}')
+    runs = [read_run(as_path(folder), name)
+            for folder, name in zip(folders, _names(folders), strict=True)]
+    write_whole(output, page(runs, [_examples(run, text) for run in runs], text))
+    for run in runs:
+        print(f'{run.name}: {run.state}' + ''.join(f'; {line}' for line in run.missing))
+    print(f'written: {output}')
+
+
+def _names(folders: Sequence[str]) -> list[str]:
+    """The last part of each path, or as many parts as distinguish them.
+
+    Raises:
+      InputError: a folder is named twice.
+    """
+    parts = [os.path.abspath(folder).split(os.sep) for folder in folders]
+    for num in range(1, max(map(len, parts)) + 1):
+        names = [os.sep.join(part[-num:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    twice = next(f for i, f in enumerate(folders) if parts[i] in parts[:i])
+    raise InputError(f'{twice} is named twice: name each run once')
+
+
+def _examples(run: RunRecords, text: str) -> Examples:
+    """The examples of a run; those that its weights cannot make are listed as missing."""
+    result: Examples = {}
+    try:
+        model = load(run.folder)
+        model.note = run.missing.append
+        result['nearest'] = neighbours(model, text)
+    except InputError as error:
+        run.missing.append(f'no masked words, attention or nearest words: {error}')
+        return result
+    make: Mapping[str, tuple[str, Callable[..., Any]]] = {
+        'masked': ('masked words', masked_words), 'heads': ('attention', heads)}
+    for key, (what, function) in make.items():
+        try:
+            result[key] = function(model, text)
+        except InputError as error:
+            run.missing.append(f'no {what}: {error}')
+    return result
