@@ -24,7 +24,8 @@ import numpy as np
 
 from tests.bucket_server import BucketServer
 from tests.conftest import ROOT
-from tests.e2e.test_runs import TINY, WORDS
+from tests.e2e.test_runs import TINY
+from tests.tiny_runs import documents
 
 OBJECTS = '/o'  # a part of the address of every request that concerns objects
 LONGEST = 120  # seconds that a host stands still
@@ -110,10 +111,8 @@ def main() -> int:
     from bert_jax.runtime import files
     from bert_jax.weights import load_weights
 
-    bucket, words = server.make_bucket('chaos'), random.Random(1)
-    files.write_whole(f'{bucket}/text.txt', '\n\n'.join(
-        ' '.join(f"{' '.join(words.choices(WORDS, k=7)).capitalize()}." for _ in range(8))
-        for _ in range(300)))
+    bucket = server.make_bucket('chaos')
+    files.write_whole(f'{bucket}/text.txt', documents(300))
     with open(options.folder / 'quiet.log', 'w') as log:
         subprocess.run(command(bucket, local, 'quiet', options.steps), cwd=ROOT, check=True,
                        stdout=log, stderr=subprocess.STDOUT)

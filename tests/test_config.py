@@ -195,22 +195,17 @@ BAD = [
     ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide config.model.hidden_size='
                              '768: the nearest that does is 4'),
     ({'model.num_layers': 0}, 'config.model.num_layers=0 must be a whole number above 0'),
-    ({'model.hidden_size': 0}, 'config.model.hidden_size=0 must be a whole number above'),
     ({'data.max_seq_length': 1024}, 'config.data.max_seq_length=1024 is longer than the position '
                                     'table, config.model.max_position_embeddings=512'),
     ({'data.max_seq_length': 7}, 'config.data.max_seq_length=7 is too short'),
     ({'phases': ({'steps': 5}, {'steps': 5, 'max_seq_length': 513})},
      'config.phases[1].max_seq_length=513 is longer'),
     ({'data.max_predictions_per_seq': 127}, 'from 1 to max_seq_length - 2 = 126'),
-    ({'data.max_predictions_per_seq': 0}, 'config.data.max_predictions_per_seq=0'),
     # Rates.
     ({'model.hidden_dropout': 1.0}, 'config.model.hidden_dropout=1.0 must be from 0 to below 1'),
-    ({'model.classifier_dropout': 1.0}, 'config.model.classifier_dropout=1.0 must be from 0 to'),
-    ({'model.attention_dropout': -0.1}, 'config.model.attention_dropout=-0.1 must be from 0 to'),
     ({'data.masked_lm_prob': 15.0}, 'config.data.masked_lm_prob=15.0 must be from 0 to 1'),
     ({'data.mask_rate': 0.95}, 'config.data.mask_rate=0.95 and config.data.random_rate=0.1 add up'),
     ({'optimizer.learning_rate': 0.0}, 'config.optimizer.learning_rate=0.0 must be above 0'),
-    ({'optimizer.learning_rate': float('nan')}, 'config.optimizer.learning_rate=nan'),
     # Batches and meshes, with eight devices.
     ({'train.batch_size': 100}, 'config.train.batch_size=100 cannot be split over data x fsdp = 8 '
                                 'devices: the nearest above is 104'),
@@ -218,7 +213,6 @@ BAD = [
     ({'train.accumulation_steps': 3}, 'config.train.accumulation_steps=3 does not divide '
                                       'config.train.batch_size=256'),
     ({'train.accumulation_steps': 64}, 'in 64 parts: the nearest above is 512'),
-    ({'train.accumulation_steps': 0}, 'config.train.accumulation_steps=0 must be a whole number'),
     ({'phases': ({'steps': 5, 'batch_size': 9},)}, 'config.phases[0].batch_size=9 cannot be split'),
     ({'train.packed_rows': 100}, 'config.train.packed_rows=100 cannot be split over'),
     ({'train.packed_rows': 264}, 'config.train.packed_rows=264 are more than the sequences'),
@@ -227,40 +221,19 @@ BAD = [
     ({'train.packed_rows': 16, 'train.accumulation_steps': 32},
      'config.train.accumulation_steps=32 does not divide config.train.packed_rows=16'),
     ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=-1 x tensor=1 does not fit 8 devices'),
-    ({'mesh.data': 0}, 'does not fit 8 devices'),
-    ({'mesh.fsdp': 3}, 'does not fit 8 devices'),
     ({'mesh.fsdp': 16}, 'does not fit 8 devices'),
-    ({'mesh.tensor': 0}, 'config.mesh.tensor=0 must be a whole number above 0'),
     ({'mesh.tensor': 8}, 'config.mesh.tensor=8 does not divide config.model.num_heads=12'),
     # Durations.
     ({'train.steps': 0}, 'config.train.steps is not set'),
     ({'train.steps': '10%'}, "config.train.steps='10%': '%' is of train.steps"),
-    ({'train.steps': 'many'}, "config.train.steps='many' is not a duration"),
-    ({'train.steps': '3 parsecs'}, "config.train.steps='3 parsecs' is not a duration"),
-    ({'train.steps': -5}, 'config.train.steps=-5 is not a duration'),
     ({'phases': ({}, {}), 'train.steps': 10}, 'config.phases[0].steps is not set'),
     ({'phases': ({'steps': 5, 'warmup': 2},)}, 'config.phases[0].warmup is used only where'),
     ({'phases': ({'steps': 5, 'learning_rate': 1.0, 'warmup': '2 feet'},)},
      "config.phases[0].warmup='2 feet' is not a duration"),
-    ({'train.save_every': 'often'}, "config.train.save_every='often' is not a duration"),
-    ({'train.eval_every': '3 feet'}, "config.train.eval_every='3 feet' is not a duration"),
-    ({'train.log_every': -1}, 'config.train.log_every=-1 is not a duration'),
     ({'train.profile': '100'}, "config.train.profile='100': write the first and the last step"),
-    ({'train.profile': '9..8'}, "config.train.profile='9..8': write the first and the last"),
-    ({'train.profile': '0..8'}, "config.train.profile='0..8': write the first and the last"),
     ({'train.skip_steps': (3, 3)}, 'config.train.skip_steps=(3, 3) must be a tuple of different'),
-    ({'train.skip_steps': (0,)}, 'config.train.skip_steps=(0,) must be a tuple'),
-    ({'train.profile': '1..101'}, "config.train.profile='1..101': write the first and the last"),
-    ({'optimizer.warmup': 'long'}, "config.optimizer.warmup='long' is not a duration"),
     ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),
-    ({'phases': ({'steps': 5, 'batch_size': 0},)}, 'config.phases[0].batch_size=0'),
     ({'phases': ({'steps': 5, 'batch_size': '64'},)}, "config.phases[0].batch_size='64'"),
-    ({'optimizer.b1': 1.0}, 'config.optimizer.b1=1.0'),
-    ({'optimizer.b2': 1.5}, 'config.optimizer.b2=1.5'),
-    ({'optimizer.clip_norm': -1.0}, 'config.optimizer.clip_norm=-1.0'),
-    ({'optimizer.weight_decay': -0.01}, 'config.optimizer.weight_decay=-0.01'),
-    ({'train.max_eval_examples': -1}, 'config.train.max_eval_examples=-1'),
-    ({'seed': 2**31}, 'config.seed=2147483648'),
 ]
 
 
@@ -311,22 +284,16 @@ def test_ranges_of_steps():
         parse_trace('8..9', 'x', 7)
 
 
-@pytest.mark.parametrize('value', [
-    'soon', '', '-5', -5, 1.5, '1.5', '1.5 steps', True, None, '5 %s', '3 Epochs', 'epochs', '%',
-    '1 000',
-    '1__0', '1_',
-])
-def test_what_is_no_duration_is_refused_with_its_field(value):
-    with pytest.raises(InputError, match=r'config\.train\.steps='):
-        parse_duration(value, 'train.steps', batch_size=32, num_examples=1000, total=2000)
-
-
 @pytest.mark.parametrize('value, known', [
-    ('10%', {'num_examples': 10, 'total': None}), ('3 epochs', {'num_examples': None, 'total': 9}),
+    *((value, {}) for value in (
+        'soon', '', '-5', -5, 1.5, '1.5', '1.5 steps', True, None, '5 %s', '3 Epochs', 'epochs',
+        '%', '1 000', '1__0', '1_', '3 parsecs')),
+    ('10%', {'total': None}), ('3 epochs', {'num_examples': None}),
 ])
-def test_a_unit_that_means_nothing_here_is_refused(value, known):
-    with pytest.raises(InputError, match=f"config.a.b='{value}'"):
-        parse_duration(value, 'a.b', batch_size=32, **known)
+def test_what_is_no_duration_here_is_refused_with_its_field(value, known):
+    with pytest.raises(InputError, match=r'config\.train\.steps='):
+        parse_duration(value, 'train.steps', **{
+            'batch_size': 32, 'num_examples': 1000, 'total': 2000, **known})
 
 
 @pytest.mark.parametrize('given, total, counts', [

@@ -38,42 +38,24 @@ ADAM = {'weight_decay': 0.01, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 
 
-@pytest.mark.parametrize('step, rate', [
-    (0, 0.0), (1, 0.1), (5, 0.5), (9, 0.9),
-    (10, 0.9),  # the jump where warm-up ends: 1 - 10 / 100, not 1
-    (11, 0.89), (50, 0.5), (99, 0.01), (100, 0.0),
-    (150, 0.0),  # past the end it stays, and does not wrap
-])
-def test_linear_schedule_counts_its_decay_from_step_0(step, rate):
-    schedule = make_schedule([ScheduleSegment(0, 100, 1.0, 10)])
-    assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
-    assert float(jax.jit(schedule)(jnp.int32(step))) == pytest.approx(rate, abs=1e-6)
+ONE = [ScheduleSegment(0, 100, 1.0, 10)]
 
 
-@pytest.mark.parametrize('step, rate', [(0, 0.0), (19, 1.9), (20, 2 * 0.8**0.5), (75, 1.0)])
-def test_power_one_half_is_a_square_root_decay(step, rate):
-    schedule = make_schedule([ScheduleSegment(0, 100, 2.0, 20)], power=0.5)
-    assert float(schedule(step)) == pytest.approx(rate, rel=1e-6)
-
-
-@pytest.mark.parametrize('step, rate', [(0, 0.0), (25, 0.5), (50, 1.0), (75, 0.5), (100, 0.0)])
-def test_decay_from_the_peak_makes_a_triangle(step, rate):
-    schedule = make_schedule([ScheduleSegment(0, 100, 1.0, 50)], decay_from='peak')
-    assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
-
-
-def test_without_warmup_the_first_step_has_the_full_rate():
-    assert float(make_schedule([ScheduleSegment(0, 4, 1.0, 0)])(0)) == 1.0
-
-
-@pytest.mark.parametrize('step, rate', [
-    (0, 0.0), (10, 0.9), (99, 0.01), (100, 0.0), (102, 1.0), (104, 1.8), (120, 1.0), (140, 0.0),
-])
-def test_a_second_segment_starts_its_own_warmup_and_decay(step, rate):
-    schedule = make_schedule([
-        ScheduleSegment(0, 100, 1.0, 10), ScheduleSegment(100, 40, 2.0, 4),
-    ])
-    assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
+@pytest.mark.parametrize('segments, options, rates', [
+    # At the end of warm-up it jumps: 1 - 10 / 100, not 1. Past the end it stays.
+    (ONE, {}, {0: 0, 1: 0.1, 5: 0.5, 9: 0.9, 10: 0.9, 11: 0.89, 50: 0.5, 99: 0.01, 100: 0, 150: 0}),
+    ([ScheduleSegment(0, 100, 2.0, 20)], {'power': 0.5}, {0: 0, 19: 1.9, 20: 2 * 0.8**0.5, 75: 1}),
+    ([ScheduleSegment(0, 100, 1.0, 50)], {'decay_from': 'peak'},
+     {0: 0, 25: 0.5, 50: 1, 75: 0.5, 100: 0}),
+    ([ScheduleSegment(0, 4, 1.0, 0)], {}, {0: 1}),
+    ([*ONE, ScheduleSegment(100, 40, 2.0, 4)], {},  # with its own warm-up and decay
+     {0: 0, 10: 0.9, 99: 0.01, 100: 0, 102: 1, 104: 1.8, 120: 1, 140: 0}),
+], ids=['linear', 'root', 'triangle', 'no warm-up', 'two'])
+def test_schedules_follow_their_formulas(segments, options, rates):
+    schedule = make_schedule(segments, **options)
+    for step, rate in rates.items():
+        assert float(schedule(step)) == pytest.approx(rate, abs=1e-6), step
+        assert float(jax.jit(schedule)(jnp.int32(step))) == pytest.approx(rate, abs=1e-6), step
 
 
 SMALL = ModelConfig(vocab_size=40, num_layers=2, hidden_size=8, num_heads=2,
@@ -174,7 +156,8 @@ def stacked(params):
     return params | {'bert': params['bert'] | {'encoder': {'layer': layer}}}
 
 
-def test_lamb_is_the_same_for_stacked_and_fused_parameters():
+@pytest.mark.parametrize('name, rtol', [('lamb', 2e-5), ('muon', 1e-4)])
+def test_updates_are_the_same_for_stacked_and_fused_parameters(name, rtol):
     """One trust ratio a layer and a Q, K, V slice, however the parameters are laid out."""
     shapes, parameters = of_model()
     params = random_tree(shapes, 0)
@@ -182,11 +165,13 @@ def test_lamb_is_the_same_for_stacked_and_fused_parameters():
     self_1 = params['bert']['encoder']['layer_1']['attention']['self']['qkv']
     self_1['kernel'] = self_1['kernel'] * jnp.array([1.0, 10.0, 100.0])[None, :, None, None]
     gradients = [random_tree(params, seed) for seed in (1, 2, 3)]
-    after = updated('lamb', params, gradients, parameters)
+    after = updated(name, params, gradients, parameters)
     scanned = updated(
-        'lamb', stacked(params), [stacked(g) for g in gradients], of_model(scan=True)[1])
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6),
+        name, stacked(params), [stacked(g) for g in gradients], of_model(scan=True)[1])
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=rtol / 10),
                  scanned, stacked(after))
+    if name == 'muon':
+        return
 
     def qkv(tree, kind):
         return tree['bert']['encoder']['layer_1']['attention']['self']['qkv'][kind]
@@ -318,16 +303,6 @@ def test_muon_orthogonalizes_the_matrices_of_layers_and_adam_does_the_rest():
         g, u = moved(*names)  # Nesterov's momentum at the first step
         expected = (0.9 * 0.1 / (1 - 0.9**2) + 1) * g / (np.abs(g) + 1e-6)
         np.testing.assert_allclose(u, expected, atol=1e-3, err_msg=str(names))
-
-
-def test_muon_is_the_same_for_stacked_layers():
-    shapes, parameters = of_model()
-    params = random_tree(shapes, 0)
-    gradients = [random_tree(params, seed) for seed in (1, 2)]
-    scanned = updated(
-        'muon', stacked(params), [stacked(g) for g in gradients], of_model(scan=True)[1])
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
-                 scanned, stacked(updated('muon', params, gradients, parameters)))
 
 
 @pytest.mark.parametrize('names, shape, num_in, num_separate', [

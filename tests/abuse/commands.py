@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
-import jax
-
 from bert_jax.runtime import hosts
 from bert_jax.runtime.stopping import Guard
 from tests.conftest import ROOT
+from tests.tiny_runs import one_device
 
 MODULES = {
     'main': 'bert_jax.main', 'predict': 'bert_jax.predict.__main__', 'convert': 'bert_jax.convert',
@@ -39,7 +38,8 @@ class Case:
     Attributes:
       name: of the test.
       command: a key of MODULES.
-      args: of the command line; {folder} is the case's own folder, other names are `things`.
+      args: of the command line; {folder} is the case's own folder, @NAME an entry of `MACROS`. A
+        run, sweep, table or evaluation goes to {folder}/new unless it names another --workdir.
       says: a pattern of what the one line holds.
       status: that it exits with.
       before: prepares the case's folder.
@@ -70,13 +70,11 @@ class Answer:
 
 def open_command(command: str, *args: str, stdin: bytes = b'') -> Answer:
     """Runs a command as if it had been started with these arguments, on one device."""
-    one = jax.devices()[:1]
     module = importlib.import_module(MODULES[command])
     out, err = io.StringIO(), io.StringIO()
     out.reconfigure = lambda **_: None  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
-        for name, value in (('devices', one), ('local_devices', one), ('device_count', 1)):
-            stack.enter_context(mock.patch.object(jax, name, lambda *_, value=value: value))
+        stack.enter_context(one_device())
         # One process of many tests joins no others, and hears its own signals.
         stack.enter_context(mock.patch.object(hosts, 'connect', lambda: None))
         stack.enter_context(mock.patch.object(Guard, 'start', lambda self: None))

@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import io
 import random
 import re
 import shlex
@@ -33,11 +32,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 
 from tests.abuse.commands import Answer, alarm, contents, open_command
 from tests.abuse.damage import damage
 from tests.abuse.things import expand, make
+from tests.tiny_runs import saved
 
 _HANGS = 60  # seconds
 
@@ -70,28 +71,19 @@ def _said(folder: Path, answer: Answer) -> Any:
 
 def _new(folder: Path, answer: Answer) -> Any:
     """What was written; a checkpoint by its arrays, whose files have random names."""
-    runs = folder / 'new' / 'checkpoints'
-    return (_arrays(runs / '0' / 'default') if runs.exists() else contents(folder / 'new')), _said(
+    new = folder / 'new'
+    return (_arrays(new) if (new / 'checkpoints').exists() else contents(new)), _said(
         folder, answer)
 
 
-def _trained(run: str, step: int) -> Callable[[Path, Answer], Any]:
-    return lambda folder, answer: (
-        _said(folder, answer), _arrays(folder / run / 'checkpoints' / str(step) / 'default'))
+def _trained(run: str) -> Callable[[Path, Answer], Any]:
+    return lambda folder, answer: (_said(folder, answer), _arrays(folder / run))
 
 
-def _arrays(path: Path) -> str:
-    import jax
-    import numpy as np
-    import orbax.checkpoint as ocp
-
-    handler = ocp.PyTreeCheckpointHandler()
-    reader = ocp.Checkpointer(handler)
-    found = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=jax.tree.map(
-        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(path).tree)))
-    reader.close()
+def _arrays(run: Path) -> str:
+    """A digest of what a run has saved last."""
     digest = hashlib.md5()
-    for place, x in jax.tree_util.tree_leaves_with_path(found):
+    for place, x in jax.tree_util.tree_leaves_with_path(saved(run)):
         digest.update(jax.tree_util.keystr(place).encode() + np.asarray(x).tobytes())
     return digest.hexdigest()
 
@@ -101,17 +93,18 @@ _STEADY = '--config.optimizer.decay_power=0'
 TARGETS = (
     Target('run, resumed', 'run', 'main',
            f'@text {_STEADY} --config.train.steps=6 --workdir={{folder}}/run',
-           _trained('run', 6), ('run', 'cache/compiled')),
+           _trained('run'), ('run', 'cache/compiled')),
     Target('run, predicts', 'run', 'predict', 'fill-mask --model {folder}/run "a [MASK] b"', _said),
     Target('run, converted', 'run', 'convert', '{folder}/run {folder}/new --to huggingface', _new),
     Target('fine-tuned run, resumed', 'cola', 'main',
-           '@glue --config.train.steps=4 --workdir={folder}/cola', _trained('cola', 4),
+           '@glue --config.train.steps=4 --workdir={folder}/cola', _trained('cola'),
            ('cola', 'cache/compiled')),
     Target('fine-tuned run, evaluated', 'cola', 'evaluate', '{folder}/cola --workdir={folder}/new',
            _new),
     Target('fine-tuned run, predicts', 'cola', 'predict', 'classify --model {folder}/cola "a b"',
            _said),
-    Target('store', 'cache', 'data', '@text', _said),
+    Target('store', 'cache', 'main', '@text --config.train.steps=1 --workdir={folder}/new',
+           _trained('new'), ('cache/compiled',)),
     Target('Hugging Face folder', 'hf', 'convert', '{folder}/hf {folder}/new --to bert_jax', _new,
            sealed=False),
     Target('Hugging Face folder, features', 'hf', 'predict', 'features --model {folder}/hf "a b"',
@@ -139,33 +132,6 @@ def convert_run(folder: Path) -> None:
             ('run', 'hf', 'huggingface'), ('run', 'tf1', 'tf1'), ('run', 'converted', 'bert_jax')):
         answer = open_command('convert', f'{folder}/{source}', f'{folder}/{target}', '--to', form)
         assert answer.status == 0, answer.err
-
-
-def _open_data(args: list[str]) -> Answer:
-    """Opens the text of a run, and says what its first batches are."""
-    from bert_jax.config import complete
-    from bert_jax.main import _parse
-    from bert_jax.runtime import process
-    from bert_jax.tasks.pretrain import open_data
-
-    err = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(err), contextlib.redirect_stderr(err):
-            config = complete(_parse(['main', *args, '--workdir=none'])[0], None)
-            data = open_data(config)
-            rows = data.training(config.data.max_seq_length, config.data.max_predictions_per_seq)
-            held_out = data.held_out(
-                config.data.max_seq_length, config.data.max_predictions_per_seq)
-            local = np.arange(8)
-            batches = [next(data.train_batches(
-                rows, batch_size=8, local=local, first_step=0, num_steps=1)), next(iter(
-                    data.eval_batches(held_out, batch_size=8, local=local, num_examples=8)))]
-    except Exception as error:
-        line, status = process.answer(error)
-        return Answer(status, '', f'{err.getvalue()}error: {line}\n')
-    digest = hashlib.md5(b''.join(
-        np.asarray(batch[name]).tobytes() for batch in batches for name in sorted(batch)))
-    return Answer(0, 'result ' + digest.hexdigest(), err.getvalue())
 
 
 @contextlib.contextmanager
@@ -202,8 +168,6 @@ class Fuzz:
     def _open(self, target: Target, seconds: int = _HANGS) -> Answer:
         args = expand(shlex.split(target.args), self._folder)
         with alarm(seconds):
-            if target.command == 'data':
-                return _open_data(args)
             return open_command(target.command, *args)
 
     def _expect(self, target: Target) -> Any:

@@ -19,8 +19,8 @@ _REFUSED = {
     'optimizer.warmup': ('-1', 'nan', '1e400', 'soon'),
     'model.initializer_range': ('-1', '0', 'nan', 'inf'),
     'model.layer_norm_eps': ('-1', '0', 'nan', '7'),
-    'model.hidden_dropout': ('1', '7.5', 'nan', '-0.1'),
-    'model.attention_dropout': ('nan',),
+    'model.hidden_dropout': ('1', '7.5', 'nan', '-0.1'), 'model.classifier_dropout': ('1',),
+    'model.attention_dropout': ('nan', '-0.1'),
     'model.hidden_size': ('0', '-8', '100000000'),
     'model.num_layers': ('0', '1000000'),
     'model.vocab_size': ('-1', '10000000000'),
@@ -40,15 +40,13 @@ _REFUSED = {
     'train.accumulation_steps': ('0', '-1', '100000000'),
     'train.eval_batch_size': ('0', '-1', '1000000'),
     'train.max_eval_examples': ('-1',),
-    'train.eval_every': ('-1', 'nan', '1e400 steps'),
-    'train.save_every': ('-1', 'inf'),
+    'train.eval_every': ('-1', 'nan', '1e400 steps', '3 feet'),
+    'train.save_every': ('-1', 'inf', 'often'),
     'train.log_every': ('-1', 'always'),
     'train.keep_checkpoints': ('0', '-1'),
-    'train.profile': ('1..1000', 'x', '-1..2'),
-    'mesh.data': ('0', '-2', '3'),
-    'mesh.fsdp': ('0', '-2', '3'),
-    'mesh.tensor': ('0', '7'),
-    'seed': ('-1', '99999999999999999999'),
+    'train.profile': ('1..1000', 'x', '-1..2', '9..8', '0..8'), 'train.skip_steps': ('(0,)',),
+    'mesh.data': ('0', '-2', '3'), 'mesh.fsdp': ('0', '-2', '3'), 'mesh.tensor': ('0', '7'),
+    'seed': ('-1', '2147483648', '99999999999999999999'),
 }
 _PHASES = {
     '("a",)': r'phases\[0\]', '({"steps": -1},)': r'phases\[0\]\.steps', '(1,)': r'phases\[0\]',
@@ -65,38 +63,32 @@ _PHASES = {
 }
 
 CASES = [
-    Case(f'{field}={value}', 'main',
-         ('@synthetic', f'--config.{field}={value}', '--workdir={folder}/new'),
+    Case(f'{field}={value}', 'main', ('@synthetic', f'--config.{field}={value}'),
          rf"{field.rpartition('.')[2]}.*{re.escape(value.split()[0])}"
          if value and value not in ('1e400', 'inf', 'nan', '1e9', '1e-6', '-1e-6') else field)
     for field, values in _REFUSED.items() for value in values
 ] + [
-    Case(f'phases={value}', 'main',
-         ('@synthetic', f'--config.phases={value}', '--workdir={folder}/new'), says)
+    Case(f'phases={value}', 'main', ('@synthetic', f'--config.phases={value}'), says)
     for value, says in _PHASES.items()
 ] + [
     Case(f'squad.{field}={value}', 'main',
          ('--config=configs/squad.py', '--config.init_checkpoint={folder}/run',
-          f'--config.squad.{field}={value}', '--workdir={folder}/new'), field)
+          f'--config.squad.{field}={value}'), field)
     for field, value in (
         ('max_query_length', -1), ('max_query_length', 0), ('doc_stride', 0), ('doc_stride', -5))
 ] + [
-    Case('sweep restarts', 'sweep', '--config=configs/tiny_pretrain.py --restarts=-1 '
-         '--workdir={folder}/new', r'--restarts=-1'),
-    Case('sweep parallel', 'sweep', '--config=configs/tiny_pretrain.py --parallel=-1 '
-         '--workdir={folder}/new', r'--parallel=-1'),
-    Case('sweep chips', 'sweep', '--config=configs/tiny_pretrain.py --chips=-1 '
-         '--workdir={folder}/new', r'--chips=-1'),
-    Case('sweep of NaN', 'sweep', '--config=configs/tiny_pretrain.py --workdir={folder}/new '
-         '--grid optimizer.learning_rate=nan,1e-4', r'learning_rate'),
-    Case('null threshold', 'predict', 'answer --model {folder}/hf_question_answering '
-         '--null-threshold=nan "who ?" "a b"', r'--null-threshold=nan'),
-    Case('answer length', 'predict', 'answer --model {folder}/hf_question_answering '
-         '--max-answer-length=-1 "who ?" "a b"', r'--max-answer-length|max_answer_length'),
+    *(Case(f'sweep {flag}', 'sweep', f'@sweep --{flag}=-1', f'--{flag}=-1')
+      for flag in ('restarts', 'parallel', 'chips')),
+    Case('sweep of NaN', 'sweep', '@sweep --grid optimizer.learning_rate=nan,1e-4', '_rate=nan'),
+    Case('null threshold', 'predict',
+         'answer --model {folder}/hf_question_answering --null-threshold=nan "who ?" "a b"',
+         r'null.threshold=nan'),
+    Case('answer length', 'predict',
+         'answer --model {folder}/hf_question_answering --max-answer-length=-1 "who ?" "a b"',
+         r'--max-answer-length|max_answer_length'),
     Case('top k', 'predict', 'fill-mask --model {folder}/hf_pretraining --top-k=-1 "a [MASK]"',
          r'--top-k|top_k'),
-    Case('layers', 'predict', 'features --model {folder}/hf_pretraining --layers=-99 "a"',
-         r'layer -99'),
+    Case('layers', 'predict', '@features --layers=-99 "a"', r'layer -99'),
     Case('steps', 'bench', '--only=step --steps=-1', r'steps'),
     Case('steps of nothing', 'bench', '--only=step --seq=1e99', r'seq'),
 ]

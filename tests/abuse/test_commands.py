@@ -30,6 +30,8 @@ def test_an_abuse_is_answered(case, things, tmp_path):
     case.before(folder)
     before = contents(folder)
     args = shlex.split(case.args) if isinstance(case.args, str) else list(case.args)
+    if case.command in ('main', 'sweep', 'paper', 'evaluate') and 'workdir' not in ' '.join(args):
+        args.append('--workdir={folder}/new')
     with case.around(folder), alarm(60):
         answer = open_command(case.command, *expand(args, folder, things), stdin=case.stdin)
     check(answer, case.status, case.says)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
 
 from tests.abuse.commands import open_command
 from tests.conftest import ROOT
+from tests.tiny_runs import documents, write_cola
 
-WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
 _TINY = (
     '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=16',
     '--config.model.num_heads=2', '--config.model.num_layers=1', '--config.data.vocab_size=300',
@@ -31,6 +30,14 @@ MACROS = {
         '--config.data.packing=False', '--config.data.dir={folder}/cache',
         '--config.data.local_dir={folder}/cache',
     ),
+    '@csv': (
+        '--config=configs/classification.py', '--config.init_checkpoint={folder}/run',
+        '--config.data.source={folder}/t.csv', '--config.data.eval_source={folder}/t.csv',
+        '--config.data.dir={folder}/cache', '--config.data.max_seq_length=16',
+    ),
+    '@sweep': ('--config=configs/tiny_pretrain.py', '--restarts=1'),
+    '@features': ('features', '--model', '{folder}/hf_pretraining'),
+    '@export': ('export', '--model', '{folder}/hf_pretraining'),
 }
 
 
@@ -41,19 +48,10 @@ def expand(args: list[str], folder: Path, things: Path | None = None) -> list[st
             for part in whole]
 
 
-def sentence(rng: random.Random) -> str:
-    return ' '.join(rng.choices(WORDS, k=rng.randint(3, 7)))
-
-
 def make(folder: Path) -> None:
-    """Writes everything: text.txt, run, cola (a fine-tuned run), glue, hf_NAME, free."""
-    rng = random.Random(0)
-    (folder / 'text.txt').write_text('\n\n'.join(
-        '. '.join(sentence(rng).capitalize() for _ in range(6)) for _ in range(40)))
-    (folder / 'glue' / 'CoLA').mkdir(parents=True)
-    for split, count in (('train', 40), ('dev', 12)):
-        rows = [f'x\t{i % 2}\t\t{sentence(rng)}' for i in range(count)]
-        (folder / 'glue' / 'CoLA' / f'{split}.tsv').write_text('\n'.join(rows) + '\n')
+    """Writes everything: text.txt, run, cola (a fine-tuned run), glue, hf_NAME, notes."""
+    (folder / 'text.txt').write_text(documents(40))
+    write_cola(folder / 'glue')
     for run, words in (('run', '@text'), ('cola', '@glue')):
         answer = open_command('main', *expand([words], folder), f'--workdir={folder}/{run}')
         assert answer.status == 0, answer.err

@@ -4,24 +4,20 @@ import json
 import signal
 import time
 
-import numpy as np
 import pytest
 
 from bert_jax.convert import main as convert
 from bert_jax.predict import load
 from bert_jax.runtime import files
 from bert_jax.weights import load_weights
-from tests.e2e.test_runs import TINY, WORDS, result, start
+from tests.e2e.test_runs import TINY, result, start
+from tests.tiny_runs import WORDS, documents
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_run_in_a_bucket(run_main, bucket, bucket_server, monkeypatch):
-    rng = np.random.default_rng(0)
-    text = '\n\n'.join(
-        ' '.join(f"{' '.join(rng.choice(WORDS, 7)).capitalize()}." for _ in range(8))
-        for _ in range(60))
-    files.write_whole(f'{bucket}/text.txt', text)
+    files.write_whole(f'{bucket}/text.txt', documents(60))
     run = files.as_path(f'{bucket}/runs/one')
     args = (
         *TINY, f'--config.data.source={bucket}/*.txt', f'--config.data.dir={bucket}/data',

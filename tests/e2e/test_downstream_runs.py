@@ -9,11 +9,8 @@ import io
 import json
 import random
 import shutil
-from unittest import mock
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from absl import flags
 
@@ -33,29 +30,16 @@ from bert_jax.train.run_directory import read_run_fields
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import from_tree
 from tests.conftest import ROOT
+from tests.tiny_runs import documents, one_device, saved, sentence, write_cola
 
 pytestmark = pytest.mark.slow
 
-WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
 TINY = (
     '--config.data.max_seq_length=48', '--config.train.batch_size=8', '--config.train.log_every=2',
     '--config.optimizer.learning_rate=1e-3',
 )
 # One shape of rows, so one program to compile; packed runs are GLUE's.
 UNPACKED = (*TINY, '--config.data.packing=False')
-
-
-def sentence(rng, least=3, most=9):
-    return ' '.join(rng.choices(WORDS, k=rng.randint(least, most)))
-
-
-def one_device():
-    """jax as a machine with one device has it."""
-    first = jax.devices()[:1]
-    patches = contextlib.ExitStack()
-    for name, value in (('devices', first), ('local_devices', first), ('device_count', 1)):
-        patches.enter_context(mock.patch.object(jax, name, lambda *_, value=value: value))
-    return patches
 
 
 def run(*args, workdir, stop_at=None):
@@ -76,9 +60,7 @@ def run(*args, workdir, stop_at=None):
 def pretrained(tmp_path_factory):
     """A tiny model with its vocabulary, pre-trained for two steps."""
     folder = tmp_path_factory.mktemp('pretrained')
-    rng = random.Random(0)
-    (folder / 'text.txt').write_text('\n\n'.join(
-        '. '.join(sentence(rng).capitalize() for _ in range(6)) for _ in range(40)))
+    (folder / 'text.txt').write_text(documents(40))
     run(
         '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=32',
         '--config.model.num_heads=2', '--config.data.vocab_size=300',
@@ -91,21 +73,10 @@ def pretrained(tmp_path_factory):
     return folder / 'run'
 
 
-def write_glue(folder):
-    rng = random.Random(1)
-    (folder / 'CoLA').mkdir(parents=True)
-    for split, count in (('train', 50), ('dev', 20)):
-        rows = [f'x\t{i % 2}\t\t{sentence(rng)}' for i in range(count)]
-        (folder / 'CoLA' / f'{split}.tsv').write_text('\n'.join(rows) + '\n')
-    rows = [f'{i}\t{sentence(rng)}' for i in range(7)]
-    (folder / 'CoLA' / 'test.tsv').write_text('index\tsentence\n' + '\n'.join(rows) + '\n')
-    return folder
-
-
 def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(
     pretrained, tmp_path
 ):
-    glue = write_glue(tmp_path / 'glue')
+    glue = write_cola(tmp_path / 'glue')
     start = tmp_path / 'start'
     shutil.copytree(pretrained, start)
     args = ('--config=configs/glue.py:cola', f'--config.init_checkpoint={start}',
@@ -265,8 +236,7 @@ def test_swag_and_conll_features(pretrained, tmp_path):
     with pytest.raises(InputError, match='stays in its run'):
         load_weights(tmp_path / 'conll_run')
     before = load_weights(pretrained)
-    manager = ocp.CheckpointManager((tmp_path / 'conll_run' / 'best').absolute())
-    tree = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())
+    _, tree = saved(tmp_path / 'conll_run', 'best')
     after = from_tree(tree['params'], before.model['vocab_size'])
     for name, x in before.params.items():
         if name.startswith('bert/e'):  # frozen
@@ -334,7 +304,7 @@ def test_a_run_is_scored_on_the_rows_that_its_training_held_out(task, pretrained
 
 
 def test_weights_of_another_program_are_scored_whole_or_not_at_all(pretrained, tmp_path, capsys):
-    glue = write_glue(tmp_path / 'glue')
+    glue = write_cola(tmp_path / 'glue')
     config = ('--config=configs/glue.py:cola', f'--config.data.source={glue}')
     result, _ = run(
         *config, f'--config.init_checkpoint={pretrained}', *TINY, workdir=tmp_path / 'run')

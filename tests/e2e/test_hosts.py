@@ -1,4 +1,9 @@
-"""The same run on one host and on several: losses, scores and predictions are the same."""
+"""The same run on one host and on several: losses, scores and predictions are the same.
+
+    python -m tests.e2e.test_hosts '[{"workdir": ..., "reverse": false, "fields": {...}}, ...]'
+
+is one of the hosts: it makes the runs one after the other.
+"""
 
 import json
 import os
@@ -7,10 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+from bert_jax.config import default_config
+from bert_jax.runtime import hosts
+from bert_jax.runtime.files import as_path
+from bert_jax.train import experiment
 from tests.conftest import ROOT
-from tests.e2e.test_downstream_runs import WORDS, write_glue
+from tests.tiny_runs import WORDS, write_cola
 
 # (mesh, whether jax's order of devices is turned round)
 MESHES = [
@@ -37,7 +47,7 @@ GLUE = MODEL | {
 def on_hosts(count, folder, runs):
     """Makes the runs on so many hosts, eight devices in all; their results and records."""
     runs = [run | {'workdir': f'{folder}/{i}'} for i, run in enumerate(runs)]
-    command = [sys.executable, '-m', 'tests.e2e.hosts_worker', json.dumps(runs)]
+    command = [sys.executable, '-m', 'tests.e2e.test_hosts', json.dumps(runs)]
     if count > 1:
         command = [str(ROOT / 'launch' / 'local_hosts.sh'), str(count), *command]
     environment = os.environ | {
@@ -73,7 +83,7 @@ def largest_difference(found, expected):
 @pytest.fixture(scope='module')
 def glue(tmp_path_factory):
     folder = tmp_path_factory.mktemp('glue')
-    write_glue(folder / 'glue')
+    write_cola(folder / 'glue')
     letters = sorted({letter for word in WORDS for letter in word})
     pieces = [*letters, *(f'##{letter}' for letter in letters), *random.Random(0).sample(WORDS, 90)]
     (folder / 'vocab.txt').write_text('\n'.join(
@@ -101,3 +111,21 @@ def check(folder, cases, counts):
                 ours, theirs = (
                     lines(f'{folder}/{n}/{i}/dev_predictions.tsv') for n in (count, 1))
                 assert ours == theirs
+
+
+def host() -> None:
+    hosts.connect()
+    in_order = jax.devices()
+    for run in json.loads(sys.argv[1]):
+        devices = in_order[::-1] if run['reverse'] else in_order
+        jax.devices = lambda devices=devices: devices
+        config = default_config()
+        with config.unlocked():
+            config.update_from_flattened_dict(run['fields'])
+        result = experiment.run(config, as_path(run['workdir']), lambda step: False)
+        hosts.say('result ' + json.dumps(result))
+    hosts.barrier('end')
+
+
+if __name__ == '__main__':
+    host()

@@ -1,52 +1,146 @@
-"""Checkpoints of a run of two processes: what one cannot read, both pass over or both refuse."""
+"""Checkpoints of a run of two processes: what one cannot read, both pass over or both refuse.
+
+    python -m tests.train.test_two_hosts FOLDER
+
+is one of the processes: it prints what it found.
+"""
 
 import json
 import os
-import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import optax
 import pytest
-from toy import Toy, mesh
+from flax.traverse_util import flatten_dict
 
+from bert_jax.heads.pretraining import Pretraining
+from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime import hosts
+from bert_jax.train import checkpoint as restoring
+from bert_jax.train import sharding
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.run_directory import check_shared
+from bert_jax.train.sharding import make_mesh
 from bert_jax.train.step import abstract_state
+from bert_jax.weights.formats import Weights, from_tree
+from bert_jax.weights.warm_start import warm_start
 from tests.conftest import ROOT
-from tests.train.two_hosts import numbers
+from tests.train.toy import Toy, mesh
 
 pytestmark = pytest.mark.slow
+
+ADAM = optax.adam(1e-3)
+POSITIONS = 'bert/embeddings/position_embeddings'
+WORDS = 'bert/embeddings/word_embeddings'
+MESHES = {'data': (8, 1, 1), 'both': (2, 4, 1), 'fsdp': (1, 8, 1)}
+
+
+def numbers(x):
+    """Values that follow from a shape."""
+    return np.random.default_rng(sum(x.shape)).standard_normal(x.shape).astype(x.dtype)
+
+
+def placed(abstract):
+    """An array of `numbers` for each shape, laid out as it says."""
+    return jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, x.sharding, lambda i: numbers(x)[i]),
+        abstract,
+    )
+
+
+def same(x, whole):
+    """Whether this process's shards of an array are those of a whole one."""
+    return all(np.array_equal(shard.data, whole[shard.index]) for shard in x.addressable_shards)
+
+
+def fault_of(act):
+    try:
+        act()
+    except Exception as error:
+        return f'{type(error).__name__}: {error}'
+    return ''
+
+
+def checkpoints(folder):
+    found = {}
+    def abstract(mesh):
+        return abstract_state(Toy(), ADAM, make_mesh(*MESHES[mesh]))
+
+    state = placed(abstract('data'))
+    run = Checkpoints(folder / 'checkpoints', 9)
+    for step in (1, 2, 3):
+        run.save(step, state.replace(step=state.step * 0 + step))
+    run.close()
+
+    run = Checkpoints(folder / 'checkpoints', 9)
+    loads = []
+    load = restoring._load
+    restoring._load = lambda *args: loads.append(0) or load(*args)
+    for axes in MESHES:
+        loads.clear()
+        restored = run.restore(abstract(axes))
+        params_and_moments = jax.tree.leaves((restored.params, restored.opt_state[0].mu))
+        found[axes] = {
+            'same': all(same(x, numbers(x)) for x in params_and_moments),
+            'step': int(restored.step), 'loads': len(loads),
+        }
+
+    def fail(*args):
+        raise ConnectionError('reset')
+
+    if hosts.index() == 1:
+        restoring._load = fail
+    found['fault'] = fault_of(lambda: run.restore(abstract('fsdp')))
+    restoring._load = load
+    if hosts.first():
+        (folder / 'checkpoints' / '3' / 'default' / 'manifest.ocdbt').unlink()
+    hosts.barrier('damaged')
+    found['taken'] = int(run.restore(abstract('data')).step)
+    hosts.barrier('restored')
+    found['left'] = sorted(path.name for path in (folder / 'checkpoints').iterdir())
+    run.save(3, state.replace(step=state.step * 0 + 3))
+    run.close()
+    return found
+
+
+def warm(mesh):
+    """Published parameters with fewer positions, into parameters that are split over the hosts."""
+    bert = ModelConfig(vocab_size=300, num_layers=1, hidden_size=32, num_heads=4,
+                      intermediate_size=64, max_position_embeddings=64)
+    fresh = placed(abstract_state(Pretraining(bert), ADAM, mesh).params)
+    published = jax.tree.map(lambda x: numbers(x) + 1, fresh)
+    params = from_tree(published, 300)
+    params[POSITIONS] = params[POSITIONS][:40]
+    these = Weights(params, vars(bert), 'pretraining', (), None, True, (), 'these')
+    started = flatten_dict(
+        warm_start(these, fresh, bert, head='pretraining', labels=(), vocab_file=None), sep='/')
+    positions = started[POSITIONS]
+    rows = np.arange(64)[:, None] < 40
+    expected = flatten_dict(published, sep='/')
+    expected[WORDS][300:] = 0  # rows of padding
+    expected['cls/predictions/output_bias'][300:] = 0
+    expected[POSITIONS] = np.where(rows, expected[POSITIONS], numbers(positions))
+    wrong = [name for name, x in expected.items() if not same(started[name], x)]
+    return {'wrong': wrong, 'split': not positions.is_fully_addressable}
 
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
     """(folder, what each process found)."""
     folder = tmp_path_factory.mktemp('run')
-    with socket.socket() as free:
-        free.bind(('localhost', 0))
-        port = free.getsockname()[1]
-    env = os.environ | {
-        'XLA_FLAGS': '--xla_force_host_platform_device_count=4', 'PYTHONPATH': str(ROOT),
-        'JAX_COORDINATOR_ADDRESS': f'localhost:{port}', 'JAX_NUM_PROCESSES': '2',
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, '-m', 'tests.train.two_hosts', str(folder)], cwd=ROOT, text=True,
-            env=env | {'JAX_PROCESS_ID': str(i)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for i in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    found = []
-    for process, (out, err) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, err[-3000:]
-        found.append(json.loads(out[out.index('found {'):].removeprefix('found ')))
+    ended = subprocess.run(
+        [ROOT / 'launch' / 'local_hosts.sh', '2', sys.executable, '-m',
+         'tests.train.test_two_hosts', folder],
+        cwd=ROOT, text=True, capture_output=True, timeout=120,
+        env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=4'})
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = [json.loads(line.removeprefix('found ')) for out in (ended.stdout, ended.stderr)
+             for line in out.splitlines() if line.startswith('found ')]
+    assert len(found) == 2
     return folder, found
 
 
@@ -80,7 +174,7 @@ def test_damage_is_moved_aside_once_and_both_take_the_one_before(run):
 def test_one_process_goes_on_from_what_two_saved(run):
     for axes in ((1, 1, 1), (2, 2, 2)):
         checkpoints = Checkpoints(run[0] / 'checkpoints', 9)
-        found = checkpoints.restore(abstract_state(Toy(), optax.adam(1e-3), mesh(*axes)))
+        found = checkpoints.restore(abstract_state(Toy(), ADAM, mesh(*axes)))
         checkpoints.close()
         assert found.step == 3
         for x in jax.tree.leaves((found.params, found.opt_state[0].nu)):
@@ -90,3 +184,21 @@ def test_one_process_goes_on_from_what_two_saved(run):
 def test_published_parameters_fill_the_shards_of_each_host(run):
     for found in run[1]:
         assert found['warm'] == {'wrong': [], 'split': True}
+
+
+def main(folder):
+    sharding.LEAST_SPLIT = 1
+    hosts.connect()
+    own = folder / f'host{hosts.index()}'
+    own.mkdir()
+    found = {
+        'shared': fault_of(lambda: check_shared(folder)),
+        'own': fault_of(lambda: check_shared(own, seconds=1.0)),
+    }
+    found |= checkpoints(folder)
+    found['warm'] = warm(make_mesh(*MESHES['fsdp']))
+    print('found ' + json.dumps(found), flush=True)
+
+
+if __name__ == '__main__':
+    main(Path(sys.argv[1]))
