@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert import main
+from bert_jax.runtime.files import as_path, write_whole
 from bert_jax.weights import load_weights
 from tests.conftest import ROOT
 
@@ -29,27 +30,34 @@ def run(*args):
 
 
 @pytest.mark.parametrize('form', ['huggingface', 'tf1', 'bert_jax'])
-def test_there_and_what_is_told(form, tmp_path, capsys):
+@pytest.mark.parametrize('place', ['disk', 'bucket'])
+def test_there_and_back(form, place, tmp_path, request, capsys):
     if form == 'tf1':
         pytest.importorskip('tensorflow', reason='it writes TF1 checkpoints')
-    source, target = RECORDED / 'token_classification', tmp_path / 'out'
-    main([str(source), str(target), '--to', form])
-    told = capsys.readouterr().out.splitlines()
-    weights = load_weights(source)
-    size = sum(x.size for x in weights.params.values())
-    assert told[:5] == [
+    wanted = load_weights(RECORDED / 'token_classification')
+    folder = as_path(tmp_path if place == 'disk' else request.getfixturevalue('bucket'))
+    source, target = folder / 'published', f'{folder}/models/out'
+    for path in (RECORDED / 'token_classification').iterdir():
+        write_whole(source / path.name, path.read_bytes())
+    main([str(source), target, '--to', form])
+    printed = capsys.readouterr().out.splitlines()
+    size = sum(x.size for x in wanted.params.values())
+    assert printed[:5] == [
         f'read Hugging Face folder {source} (BertForTokenClassification)',
         '  2 layers, hidden size 8, 2 heads, vocabulary 40, gelu_erf',
-        f'  {len(weights.params)} tensors, {size:,} parameters',
+        f'  {len(wanted.params)} tensors, {size:,} parameters',
         '  head: token_classification (O, B-PER, I-PER, B-LOC, I-LOC)',
         f'wrote {form}: {target}',
     ]
-    assert all(line.startswith('note: ') for line in told[5:])
-    assert len(told) == (6 if form == 'tf1' else 5)  # the form of its gelu
-    again = load_weights(target)
-    assert again.labels == weights.labels
-    for name, x in weights.params.items():
-        np.testing.assert_array_equal(again.params[name], x, err_msg=name)
+    assert all(line.startswith('note: ') for line in printed[5:])
+    assert len(printed) == (6 if form == 'tf1' else 5)  # the form of its gelu
+    found = load_weights(target)
+    assert str(found.vocab_file).startswith(target) and found.labels == wanted.labels
+    for name, x in wanted.params.items():
+        np.testing.assert_array_equal(found.params[name], x, err_msg=name)
+    with pytest.raises(SystemExit, match='2'):
+        main([str(source), target, '--to', form])
+    assert 'is there already' in capsys.readouterr().err
 
 
 def test_help_explains_itself():
@@ -78,7 +86,6 @@ def test_without_tensorflow(tmp_path):
 
 @pytest.mark.parametrize('args, words', [
     (('nowhere', 'out', '--to', 'tf1'), 'nowhere does not exist'),
-    ((RECORDED / 'base', RECORDED, '--to', 'huggingface'), 'is there already'),
     ((RECORDED, 'out', '--to', 'bert_jax'), 'holds no model'),
 ])
 def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, monkeypatch, args, words):

@@ -31,11 +31,11 @@ from bert_jax.train.optimizers import (
 )
 from bert_jax.train.sharding import make_mesh
 from bert_jax.train.step import abstract_state, parameters_of
+from tests.tiny_models import jit, random_like, stacked
 
 pytestmark = pytest.mark.slow
 
 ADAM = {'weight_decay': 0.01, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
-jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 
 
 ONE = [ScheduleSegment(0, 100, 1.0, 10)]
@@ -89,14 +89,6 @@ def test_decay_leaves_out_biases_and_layer_norm_and_nothing_else(scan):
     assert sum(mask.values()) == 3 + (4 if scan else 8) + 3
 
 
-def random_tree(like, seed, scale=1.0):
-    leaves, structure = jax.tree.flatten(like)
-    rng = np.random.default_rng(seed)
-    return structure.unflatten([
-        jnp.asarray(scale * rng.standard_normal(leaf.shape), jnp.float32) for leaf in leaves
-    ])
-
-
 def updated(name, params, gradients, parameters=None, rate=1e-2):
     """Parameters after one update with each of the gradients, at rates rate, 2 rate, ..."""
     optimizer = make_optimizer(
@@ -137,8 +129,8 @@ def test_updates_follow_the_formula(name, scale):
     params = {'dense': {'kernel': np.zeros((4, 3)), 'bias': np.zeros(3)},
               'LayerNorm': {'scale': np.zeros(3), 'bias': np.zeros(3)},
               'word_embeddings': np.zeros((5, 3)), 'output_bias': np.zeros(5)}
-    params = random_tree(params, 0)
-    gradients = [random_tree(params, seed, scale) for seed in (1, 2, 3)]
+    params = random_like(params, 0)
+    gradients = [random_like(params, seed, scale) for seed in (1, 2, 3)]
     after = updated(name, params, gradients)
     for path, w in jax.tree_util.tree_leaves_with_path(params):
         leaf = functools.partial(functools.reduce, lambda tree, key: tree[key], path_names(path))
@@ -148,23 +140,15 @@ def test_updates_follow_the_formula(name, scale):
         np.testing.assert_allclose(leaf(after), expected, rtol=2e-5, atol=1e-6, err_msg=str(path))
 
 
-def stacked(params):
-    """Unrolled parameters in the scanned layout."""
-    encoder = params['bert']['encoder']
-    layers = [encoder[f'layer_{i}'] for i in range(len(encoder))]
-    layer = jax.tree.map(lambda *x: jnp.stack(x), *layers)
-    return params | {'bert': params['bert'] | {'encoder': {'layer': layer}}}
-
-
 @pytest.mark.parametrize('name, rtol', [('lamb', 2e-5), ('muon', 1e-4)])
 def test_updates_are_the_same_for_stacked_and_fused_parameters(name, rtol):
     """One trust ratio a layer and a Q, K, V slice, however the parameters are laid out."""
     shapes, parameters = of_model()
-    params = random_tree(shapes, 0)
+    params = random_like(shapes, 0)
     # Layers and slices of very different norms, so that a shared ratio would show.
     self_1 = params['bert']['encoder']['layer_1']['attention']['self']['qkv']
     self_1['kernel'] = self_1['kernel'] * jnp.array([1.0, 10.0, 100.0])[None, :, None, None]
-    gradients = [random_tree(params, seed) for seed in (1, 2, 3)]
+    gradients = [random_like(params, seed) for seed in (1, 2, 3)]
     after = updated(name, params, gradients, parameters)
     scanned = updated(
         name, stacked(params), [stacked(g) for g in gradients], of_model(scan=True)[1])
@@ -196,7 +180,7 @@ def test_lamb_with_a_zero_norm_stays_finite(start, gradient):
     ('lion', {'b1': 0.95, 'b2': 0.98}), ('nadamw', {'b1': 0.8}), ('adan', {}),
 ])
 def test_an_optimizer_of_optax_is_optaxs_with_bert_s_weight_decay(name, arguments):
-    params = random_tree({'kernel': np.zeros((4, 3)), 'LayerNorm': {'scale': np.zeros(3)}}, 0)
+    params = random_like({'kernel': np.zeros((4, 3)), 'LayerNorm': {'scale': np.zeros(3)}}, 0)
     schedule = make_schedule([ScheduleSegment(0, 10, 1e-2, 2)])
     ours = make_optimizer(name, schedule, declared(params), arguments=arguments, **ADAM)
     mask = {'kernel': True, 'LayerNorm': {'scale': False}}
@@ -205,7 +189,7 @@ def test_an_optimizer_of_optax_is_optaxs_with_bert_s_weight_decay(name, argument
     for optimizer in (ours, theirs):
         new, state = params, optimizer.init(params)
         for seed in (1, 2, 3):
-            updates, state = jit(optimizer.update)(random_tree(params, seed), state, new)
+            updates, state = jit(optimizer.update)(random_like(params, seed), state, new)
             new = optax.apply_updates(new, updates)
         after.append(new)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-8), *after)
@@ -277,8 +261,8 @@ def orthogonalized(x):
 
 def test_muon_orthogonalizes_the_matrices_of_layers_and_adam_does_the_rest():
     shapes, parameters = of_model()
-    params = random_tree(shapes, 0)
-    grads = random_tree(params, 1)
+    params = random_like(shapes, 0)
+    grads = random_like(params, 1)
     after = updated('muon', params, [grads], parameters)
 
     def moved(*names):
@@ -314,7 +298,7 @@ def test_a_kernel_s_declared_matrices_are_those_that_a_product_uses(
 ):
     """A gated layer's two matrices in one array are two, as query, key and value are three."""
     parameter = Parameter(None, names, num_in=num_in, num_separate=num_separate)
-    x = random_tree(jnp.zeros(shape), 0)
+    x = random_like(jnp.zeros(shape), 0)
     matrices = parameter.to_matrices(x)
     np.testing.assert_array_equal(parameter.from_matrices(matrices, shape), x)
     layers = x if parameter.stacked else x[None]
@@ -327,8 +311,8 @@ def test_a_kernel_s_declared_matrices_are_those_that_a_product_uses(
 @pytest.mark.parametrize('scan', [False, True])
 def test_rates_fall_with_the_distance_from_the_head(scan):
     shapes, parameters = of_model(scan)
-    params = random_tree(shapes, 0)
-    grads = random_tree(params, 1)
+    params = random_like(shapes, 0)
+    grads = random_like(params, 1)
 
     @functools.partial(jit, static_argnums=0)
     def move(layer_decay):
@@ -380,8 +364,8 @@ def test_muon_deals_its_matrices_out_to_the_devices(axes, scanned, share):
     # is something to do too.
     assert share < dealt.cost_analysis()['flops'] / muon_flops(config) < 1.2 * share
 
-    params = random_tree(state.params, 0)
-    grads = random_tree(params, 1)
+    params = random_like(state.params, 0)
+    grads = random_like(params, 1)
     optimizer, _ = of(None)
     expected, _ = optimizer.update(grads, optimizer.init(params), params)
     found, _ = dealt(*(jax.device_put(x, to) for x, to in zip(
@@ -411,8 +395,8 @@ def test_every_model_option_declares_its_parameters_and_fits_every_optimizer(opt
         elif x.ndim - p.stacked < 2 and names[-1] not in ('scale', 'layer_weights'):
             assert not p.decays or 'kernel' in names[-1], names
     assert token_flops(config, 0) == 2 * matrices  # a multiply-add a weight and token
-    params = random_tree(shapes, 0)
-    grads = random_tree(params, 1)
+    params = random_like(shapes, 0)
+    grads = random_like(params, 1)
     for name in (*OWN_OPTIMIZERS, 'lion'):
         optimizer = make_optimizer(name, lambda step: 0.1, parameters, **ADAM)
         updates, _ = jit(optimizer.update)(grads, optimizer.init(params), params)

@@ -68,6 +68,8 @@ CASES = [
       for field, value in (
           ('train.eval_batch_size', 8), ('train.max_eval_examples', 3), ('data.vocab_size', 99),
           ('data.label', 'y'), ('data.held_out', 0.5))),
+    Case('no model', 'main', '--config=configs/glue.py:rte', r'init_checkpoint'),
+    Case('phases of a benchmark', 'main', ('@glue', '--config.phases=({"steps": 1},)'), 'phases'),
     Case('no config', 'preflight', '--topology=v5e:2x2', r'--config is missing'),
     Case('a slice that is none', 'preflight', '@synthetic --topology=3', r'topology'),
     Case('no config', 'sweep', '--config=nowhere.py --restarts=1', r'nowhere\.py'),

@@ -243,22 +243,6 @@ def test_swag_and_conll_features(pretrained, tmp_path):
             np.testing.assert_array_equal(after[name], x, err_msg=name)
 
 
-BAD = {
-    'no model': ((), 'init_checkpoint'),
-    'no folder': (('--config.data.source=nowhere',), 'nowhere'),
-    'phases': (('--config.phases=({"steps": 1},)',), 'phases'),
-}
-
-
-@pytest.mark.parametrize('name', BAD)
-def test_bad_input_is_one_line(name, pretrained, tmp_path):
-    args, message = BAD[name]
-    model = (f'--config.init_checkpoint={pretrained}',) if name != 'no model' else ()
-    with pytest.raises(InputError, match=message) as error:
-        run('--config=configs/glue.py:rte', *model, *args, workdir=tmp_path / 'run')
-    assert '\n' not in str(error.value)
-
-
 def evaluated(*args, workdir):
     """(result, what was printed) of the command."""
     said = io.StringIO()

@@ -206,23 +206,6 @@ def test_warm_start_takes_the_parameters_alone_and_other_models_are_refused(run_
     assert sorted((tmp_path / 'first').rglob('*')) == before
 
 
-BAD = {  # a flag, the config and the data: tests/test_command_line.py, test_config.py have more
-    'unknown field': (('--config.optimizer.learning_rat=1',), 'did you mean'),
-    'heads': (('--config.model.num_heads=5',), 'model.num_heads=5'),
-    'no such file': (('--config.data.source=nowhere/*.txt',), 'nowhere/*.txt'),
-}
-
-
-@pytest.mark.parametrize('name', BAD)
-def test_bad_input_is_told_in_one_line(run_main, tmp_path, name):
-    args, words = BAD[name]
-    process = run_main(*TINY, *args, f'--workdir={tmp_path}', check=2)
-    lines = [line for line in process.stderr.splitlines() if line.startswith('error:')]
-    assert len(lines) == 1
-    assert words in lines[0]
-    assert 'Traceback' not in process.stderr
-
-
 def test_wikipedia_without_a_network_says_what_to_do(run_main, tmp_path):
     process = run_main(
         '--config=configs/large_pretrain.py', f'--workdir={tmp_path}',

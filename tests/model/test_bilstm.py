@@ -14,6 +14,7 @@ from bert_jax.model import dropout as drop
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.layers import ModelConfig, path_names
 from bert_jax.train.sharding import Layout, make_mesh
+from tests.tiny_models import jit, random_like
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,6 @@ CONFIG = ModelConfig(
 )
 NUM_FEATURES, UNITS, LABELS = 6, 5, 3
 LENGTHS = np.array([7, 9, 1, 4])
-jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 
 
 class TwoLayers(nn.Module):
@@ -45,9 +45,7 @@ def lstm():
     x = rng.normal(size=(len(LENGTHS), LENGTHS.max(), NUM_FEATURES)).astype(np.float32)
     mask = (np.arange(LENGTHS.max()) < LENGTHS[:, None]).astype(np.int32)
     shapes = jax.eval_shape(TwoLayers().init, jax.random.key(0), x, mask)['params']
-    params = jax.tree.map(
-        lambda p: (0.5 * rng.normal(size=p.shape)).astype(np.float32), nn.meta.unbox(shapes))
-    return x, mask, params
+    return x, mask, random_like(shapes, 1, 0.5)
 
 
 def two_layers(params, x, sequence):
@@ -119,16 +117,6 @@ def test_sequences_packed_into_a_row_do_not_see_each_other(lstm):
     packed = run_lstm(params, row[None], sequence[None])[0, :-2]
     expected = run_lstm(params, x, mask)[mask > 0]
     np.testing.assert_allclose(packed, expected, atol=1e-6)
-
-
-def test_training_is_vectorised_over_members_of_a_sweep(lstm):
-    x, mask, params = lstm
-    both = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
-    grad = jax.grad(lambda p: two_layers(p, x, mask)[mask > 0].sum())
-    many, one_by_one = jit(jax.vmap(grad))(both), jit(grad)
-    for i, scale in enumerate((1, 2)):
-        one = one_by_one(jax.tree.map(lambda p, scale=scale: scale * p, params))
-        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-4), many, one)
 
 
 def test_initial_values():
@@ -224,23 +212,6 @@ def test_dropout_is_drawn_around_the_lstm_but_not_in_the_encoder(tagger_params, 
     assert without.hidden_dropout > 0
     same = tagger(tagger_params, batch, rows[0], without)
     np.testing.assert_allclose(same, plain, atol=1e-6)
-
-
-def test_packed_rows_give_the_logits_of_unpacked_ones(tagger_params, batch):
-    real = batch['input_mask'] > 0
-    order = [(0, 1), (2, 3)]  # two sequences a row
-    packed = {name: np.zeros((2, 24), np.int32)
-              for name in ('input_ids', 'input_mask', 'segment_ids', 'position_ids')}
-    for row, sequences in enumerate(order):
-        number = np.concatenate([[i + 1] * real[s].sum() for i, s in enumerate(sequences)])
-        packed['input_mask'][row, : len(number)] = number
-        packed['input_ids'][row, : len(number)] = np.concatenate(
-            [batch['input_ids'][s][real[s]] for s in sequences])
-        packed['position_ids'][row, : len(number)] = np.concatenate(
-            [np.arange(real[s].sum()) for s in sequences])
-    ours = tagger(tagger_params, packed)[packed['input_mask'] > 0]
-    np.testing.assert_allclose(
-        ours, tagger(tagger_params, batch)[:4][real[:4]], atol=2e-5)
 
 
 def test_rows_are_split_over_a_mesh(tagger_params, batch):

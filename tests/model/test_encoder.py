@@ -1,7 +1,6 @@
 """The encoder: padding, scanning, rematerialisation, numerics, initialisation, names."""
 
 import dataclasses
-import functools
 import math
 import os
 from pathlib import Path
@@ -24,6 +23,7 @@ from bert_jax.model.layers import (
     path_names,
 )
 from bert_jax.train.sharding import Layout
+from tests.tiny_models import jit, stacked
 
 pytestmark = pytest.mark.slow
 
@@ -32,21 +32,11 @@ CONFIG = ModelConfig(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
     max_position_embeddings=24, hidden_dropout=0.2, attention_dropout=0.3, initializer_range=0.1,
 )
-# Half the time to compile; these models run once.
-jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 ROWS = drop.dropout_rows(3, 5, jnp.arange(4))
 
 
 def config(**changes):
     return dataclasses.replace(CONFIG, **changes)
-
-
-def stacked(params):
-    """Unrolled parameters in the scanned layout."""
-    encoder = params['bert']['encoder']
-    layers = [encoder[f'layer_{i}'] for i in range(len(encoder))]
-    layer = jax.tree.map(lambda *x: jnp.stack(x), *layers)
-    return params | {'bert': params['bert'] | {'encoder': {'layer': layer}}}
 
 
 def init(c, seed=0):
@@ -179,21 +169,6 @@ def test_wanted_positions_give_the_rows_and_gradients_of_the_whole_output(
     np.testing.assert_allclose(few, whole, atol=2e-6)
     assert pooled.shape == (4, CONFIG.hidden_size)
     assert_close(grads, whole_grads)
-
-
-@pytest.mark.parametrize('scan', [False, True])
-def test_pretraining_needs_the_last_layer_at_cls_and_the_masked_positions_alone(
-    params, batch, scan
-):
-    def heads(everywhere):
-        model = BertForPreTraining(config(scan_layers=scan), everywhere)
-        out = jit(lambda p: model.apply({'params': p}, batch['ids'], batch['mask'],
-                                        batch['segments'], batch['positions'], ROWS))(
-            stacked(params) if scan else params)
-        return out['mlm_output'][0], out['nsp_logits']
-
-    for found, expected in zip(heads(False), heads(True), strict=True):
-        np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def test_scanned_and_unrolled_layers_are_the_same_model_with_dropout_on(

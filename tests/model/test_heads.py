@@ -1,7 +1,5 @@
 """Masked-LM loss in parts against plain cross entropy; gathering; next sentence."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +13,11 @@ from bert_jax.heads.tagging import BertForTokenClassification
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.sharding import Layout
+from tests.tiny_models import jit
 
 pytestmark = pytest.mark.slow
 
 BATCH, SLOTS, HIDDEN, VOCAB, PADDED = 4, 10, 16, 50, 64
-jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 
 
 def inputs(dtype=jnp.float32):

@@ -84,23 +84,6 @@ def test_text_that_is_not_there(places, spec, words):
         open_source(f'{places[1]}/{spec}')
 
 
-@pytest.mark.parametrize('form', ['huggingface', 'tf1', 'bert_jax'])
-def test_models_go_there_and_back(form, bucket, capsys):
-    if form == 'tf1':
-        pytest.importorskip('tensorflow', reason='it writes TF1 checkpoints')
-    source = copy(RECORDED / 'token_classification', files.as_path(bucket) / 'published')
-    target = f'{bucket}/models/converted'
-    convert([str(source), target, '--to', form])
-    wanted, found = load_weights(RECORDED / 'token_classification'), load_weights(target)
-    assert f'wrote {form}: {target}' in capsys.readouterr().out
-    assert str(found.vocab_file).startswith(target) and found.labels == wanted.labels
-    for name, x in wanted.params.items():
-        np.testing.assert_array_equal(found.params[name], x, err_msg=name)
-    with pytest.raises(SystemExit) as stopped:
-        convert([str(source), target, '--to', form])
-    assert stopped.value.code == 2 and 'is there already' in capsys.readouterr().err
-
-
 def test_what_was_uploaded_by_half_is_no_model(bucket, bucket_server, monkeypatch):
     def upload(local, path):
         if path.name == 'config.json':

@@ -1,0 +1,28 @@
+"""Small models for tests: quick to compile, with random parameters in either layout."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+# Half the time to compile; these programs run for moments.
+jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
+
+
+def random_like(shapes: Any, seed: int = 0, scale: float = 1.0) -> Any:
+    """A tree of normal numbers."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: jnp.asarray(scale * rng.standard_normal(x.shape), jnp.float32),
+        nn.meta.unbox(shapes))
+
+
+def stacked(params: Any) -> Any:
+    """Unrolled parameters in the scanned layout."""
+    encoder = params['bert']['encoder']
+    layers = [encoder[f'layer_{i}'] for i in range(len(encoder))]
+    layer = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+    return params | {'bert': params['bert'] | {'encoder': {'layer': layer}}}
