@@ -43,24 +43,15 @@ def test_covers_its_text_and_every_rearrangement_of_its_letters(lowercase):
         assert "[UNK]" not in tokenizer.tokenize(text)
 
 
-def test_frequent_words_are_whole():
-    tokens = train_wordpiece(["banana bandana " * 50 + "ananas"], 60, lowercase=True)
-    assert {"banana", "bandana"} <= set(tokens)
-
-
-def test_text_with_few_pieces_gives_a_smaller_vocabulary():
-    tokens = train_wordpiece(["ab ab cd"], 500, lowercase=True)
-    assert {"ab", "cd", "a", "##a", "d", "##d"} <= set(tokens) and len(tokens) < 60
-
-
-def test_too_small_keeps_the_most_frequent_characters():
-    tokens = train_wordpiece(["eeee tt x"], 9, lowercase=True)
-    assert tokens[-4:] == ["e", "##e", "t", "##t"]
-
-
-def test_punctuation_takes_one_slot():
-    tokens = train_wordpiece(["a, b. 中 c"], 50, lowercase=True)
-    assert "," in tokens and "##," not in tokens and "##中" not in tokens and "##c" in tokens
+@pytest.mark.parametrize(("texts", "size", "contained", "absent"), [
+    (["banana bandana " * 50 + "ananas"], 60, {"banana", "bandana"}, set()),  # frequent: whole
+    (["ab ab cd"], 500, {"ab", "cd", "a", "##a", "d", "##d"}, set()),  # fewer pieces than asked
+    (["eeee tt x"], 9, {"e", "##e", "t", "##t"}, {"x"}),  # too small: the most frequent characters
+    (["a, b. 中 c"], 50, {",", "中", "##c"}, {"##,", "##中"}),  # punctuation continues nothing
+])
+def test_what_a_vocabulary_contains(texts, size, contained, absent):
+    tokens = set(train_wordpiece(texts, size, lowercase=True))
+    assert contained <= tokens and not absent & tokens and len(tokens) < 70
 
 
 def test_same_text_same_vocabulary_in_any_order():

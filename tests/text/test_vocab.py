@@ -15,18 +15,17 @@ def _write(tmp_path, data):
     return path
 
 
+def special_ids(vocab):
+    return vocab.pad_id, vocab.unk_id, vocab.cls_id, vocab.sep_id, vocab.mask_id
+
+
 def test_ids_follow_lines(tmp_path):
-    vocab = Vocab.from_file(_write(tmp_path, "[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\na\n##a\n##\n"))
-    assert len(vocab) == 8
-    assert (vocab.pad_id, vocab.unk_id, vocab.cls_id, vocab.sep_id, vocab.mask_id) == (
-        3,
-        0,
-        1,
-        2,
-        4,
-    )
-    assert vocab.id("##a") == 6 and "##a" in vocab and "b" not in vocab
-    np.testing.assert_array_equal(np.flatnonzero(vocab.is_continuation), [6])
+    # A line of white space keeps its id, as in Google's load_vocab: a key that no text can match.
+    path = _write(tmp_path, "[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\n\u00a0\na\u3000\na\n##a\n##\nb\n")
+    vocab = Vocab.from_file(path)
+    assert len(vocab) == 11 and special_ids(vocab) == (3, 0, 1, 2, 4)
+    assert vocab.id("a") == 7 and vocab.id("b") == 10 and "##a" in vocab and "c" not in vocab
+    np.testing.assert_array_equal(np.flatnonzero(vocab.is_continuation), [8])
     assert vocab.is_continuation.dtype == np.bool_
 
 
@@ -43,13 +42,6 @@ def test_write_then_read(tmp_path):
     write_vocab(path, tokens)
     assert Vocab.from_file(path).tokens == tuple(tokens)
     assert [p.name for p in tmp_path.iterdir()] == ["new.txt"]
-
-
-def test_lines_of_white_space_keep_their_ids(tmp_path):
-    # As in Google's load_vocab, where they become a key that no text can match.
-    path = _write(tmp_path, "\n".join([*SPECIAL_TOKENS, "\u00a0", "a\u3000", "a", "b"]) + "\n")
-    vocab = Vocab.from_file(path)
-    assert (vocab.id("a"), vocab.id("b"), len(vocab)) == (7, 8, 9)
 
 
 def test_fingerprint_sees_every_token_and_its_place():
@@ -69,18 +61,14 @@ def test_pickle_keeps_everything():
 SPECIAL_LINES = "\n".join(SPECIAL_TOKENS).encode() + b"\n"
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"", ["empty"]),
-        (b"\n\n", ["empty"]),
-        (SPECIAL_LINES + b"a\nb\na\n", ["line 8", "'a'", "line 6"]),
-        (SPECIAL_LINES.replace(b"[MASK]\n", b""), ["[MASK]", "missing"]),
-        (SPECIAL_LINES.replace(b"[PAD]", b"<pad>"), ["[PAD]", "missing"]),
-        (SPECIAL_LINES + b"caf\xe9\n", ["line 6", "0xe9", "offset 34", "UTF-8"]),
-        (b"\x0a\x00\x01" + SPECIAL_LINES, ["not a text file", "offset 1"]),
-    ],
-)
+@pytest.mark.parametrize(("data", "words"), [
+    (b"", ["empty"]), (b"\n\n", ["empty"]),
+    (SPECIAL_LINES + b"a\nb\na\n", ["line 8", "'a'", "line 6"]),
+    (SPECIAL_LINES.replace(b"[MASK]\n", b""), ["[MASK]", "missing"]),
+    (SPECIAL_LINES.replace(b"[PAD]", b"<pad>"), ["[PAD]", "missing"]),
+    (SPECIAL_LINES + b"caf\xe9\n", ["line 6", "0xe9", "offset 34", "UTF-8"]),
+    (b"\x0a\x00\x01" + SPECIAL_LINES, ["not a text file", "offset 1"]),
+])
 def test_bad_files_are_named(tmp_path, data, words):
     path = _write(tmp_path, data)
     with pytest.raises(InputError) as error:
@@ -97,11 +85,8 @@ def test_missing_file_and_directory(tmp_path, name, word):
         Vocab.from_file(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [("uncased", 30522), ("cased", 28996), ("multilingual-cased", 119547)]
-)
+@pytest.mark.parametrize(("name", "size"), [
+    ("uncased", 30522), ("cased", 28996), ("multilingual-cased", 119547)])
 def test_released_vocabularies(shared_data, name, size):
     vocab = Vocab.from_file(shared_data / "vocab" / f"bert-base-{name}-vocab.txt")
-    assert len(vocab) == size
-    ids = (vocab.pad_id, vocab.unk_id, vocab.cls_id, vocab.sep_id, vocab.mask_id)
-    assert ids == (0, 100, 101, 102, 103)
+    assert len(vocab) == size and special_ids(vocab) == (0, 100, 101, 102, 103)

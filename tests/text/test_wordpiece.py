@@ -15,14 +15,10 @@ from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens
 TINY = Vocab.from_tokens([*SPECIAL_TOKENS, "un", "##aff", "##able", "aff", "a", "##a", "want", "!"])
 
 
-@pytest.mark.parametrize(
-    ("name", "field", "lowercase"),
-    [
-        ("uncased", "uncased", True),
-        ("cased", "cased", False),
-        ("multilingual-cased", "multilingual_cased", False),
-    ],
-)
+@pytest.mark.parametrize(("name", "field", "lowercase"), [
+    ("uncased", "uncased", True), ("cased", "cased", False),
+    ("multilingual-cased", "multilingual_cased", False),
+])
 def test_equals_the_original(shared_data, name, field, lowercase):
     tokenizer = load_tokenizer(shared_data / "vocab" / f"bert-base-{name}-vocab.txt", lowercase)
     count = 0
@@ -34,39 +30,33 @@ def test_equals_the_original(shared_data, name, field, lowercase):
     assert count == 1588
 
 
-@pytest.mark.parametrize(
-    ("text", "uncased", "cased"),
-    [
-        ("", [], []),
-        (" \t\r\n\u3000\u2028", [], []),
-        ("Hello, World!", ["hello", ",", "world", "!"], ["Hello", ",", "World", "!"]),
-        ("a\0b\ufffdc\u200bd\x0be\x85f\x1cg", ["abcdefg"], ["abcdefg"]),
-        ("a\u00a0b\u2029c", ["a", "b", "c"], ["a", "b", "c"]),
-        ("Éa e\u0301", ["ea", "e"], ["Éa", "e\u0301"]),
-        ("x中国y", ["x", "中", "国", "y"], ["x", "中", "国", "y"]),
-        ("カナ한", ["カナ\u1112\u1161\u11ab"], ["カナ한"]),
-        ("a$b+c^d`e", list("a$b+c^d`e"), list("a$b+c^d`e")),
-        ("[MASK]", ["[", "mask", "]"], ["[", "MASK", "]"]),
-        ("ΟΔΟΣ ΟΔΟΣ中", ["οδος", "οδος", "中"], ["ΟΔΟΣ", "ΟΔΟΣ", "中"]),
-        ("İß ﬁ…", ["iß", "ﬁ", "…"], ["İß", "ﬁ", "…"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "uncased", "cased"), [
+    ("", [], []),
+    (" \t\r\n\u3000\u2028", [], []),
+    ("Hello, World!", ["hello", ",", "world", "!"], ["Hello", ",", "World", "!"]),
+    ("a\0b\ufffdc\u200bd\x0be\x85f\x1cg", ["abcdefg"], ["abcdefg"]),
+    ("a\u00a0b\u2029c", ["a", "b", "c"], ["a", "b", "c"]),
+    ("Éa e\u0301", ["ea", "e"], ["Éa", "e\u0301"]),
+    ("x中国y", ["x", "中", "国", "y"], ["x", "中", "国", "y"]),
+    ("カナ한", ["カナ\u1112\u1161\u11ab"], ["カナ한"]),
+    ("a$b+c^d`e", list("a$b+c^d`e"), list("a$b+c^d`e")),
+    ("[MASK]", ["[", "mask", "]"], ["[", "MASK", "]"]),
+    ("ΟΔΟΣ ΟΔΟΣ中", ["οδος", "οδος", "中"], ["ΟΔΟΣ", "ΟΔΟΣ", "中"]),
+    ("İß ﬁ…", ["iß", "ﬁ", "…"], ["İß", "ﬁ", "…"]),
+])
 def test_basic_tokens(text, uncased, cased):
     assert basic_tokens(text, lowercase=True) == uncased
     assert basic_tokens(text, lowercase=False) == cased
 
 
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [
-        ("unaffable", ["un", "##aff", "##able"]),
-        ("Unaffable!", ["un", "##aff", "##able", "!"]),
-        ("unwanted", ["[UNK]"]),  # one part fails, the whole word is unknown
-        ("want unx a", ["want", "[UNK]", "a"]),
-        ("a" * 200, ["a"] + ["##a"] * 199),
-        ("a" * 201, ["[UNK]"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "tokens"), [
+    ("unaffable", ["un", "##aff", "##able"]),
+    ("Unaffable!", ["un", "##aff", "##able", "!"]),
+    ("unwanted", ["[UNK]"]),  # one part fails, the whole word is unknown
+    ("want unx a", ["want", "[UNK]", "a"]),
+    ("a" * 200, ["a"] + ["##a"] * 199),
+    ("a" * 201, ["[UNK]"]),
+])
 def test_wordpiece(text, tokens):
     assert WordPieceTokenizer(TINY).tokenize(text) == tokens
 
