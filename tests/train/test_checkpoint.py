@@ -1,10 +1,11 @@
-"""Checkpoints: round trip, other meshes, other models, damage."""
+"""The state, born sharded, and its checkpoints: other meshes, other models, damage; the best."""
 
 import errno
 import re
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -14,8 +15,8 @@ from toy import Toy, mesh
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError
-from bert_jax.train.checkpoint import Checkpoints, Damaged, read
-from bert_jax.train.step import abstract_state, init_state
+from bert_jax.train.checkpoint import Best, Checkpoints, Damaged, read
+from bert_jax.train.step import abstract_state, init_state, num_params
 
 ADAM = optax.adam(1e-3)
 
@@ -33,6 +34,13 @@ def state():
 
 def abstract(axes=(8, 1, 1), task=None, optimizer=ADAM):
     return abstract_state(task or Toy(), optimizer, mesh(*axes))
+
+
+def assert_as(found, target):
+    """Shapes, types and shardings are those of an abstract tree."""
+    for x, a in zip(jax.tree.leaves(found), jax.tree.leaves(target), strict=True):
+        assert (x.shape, x.dtype) == (a.shape, a.dtype)
+        assert x.sharding.is_equivalent_to(a.sharding, x.ndim)
 
 
 def save(directory, state, steps, keep=10):
@@ -58,8 +66,7 @@ def test_a_state_comes_back_on_any_mesh(tmp_path, state, axes):
     assert found.step == 5
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(found.replace(step=state.step)),
                  jax.device_get(state))
-    for x, a in zip(jax.tree.leaves(found), jax.tree.leaves(target), strict=True):
-        assert x.dtype == a.dtype and x.sharding.is_equivalent_to(a.sharding, x.ndim)
+    assert_as(found, target)
 
 
 def test_of_a_run_that_keeps_one_the_one_before_goes_when_the_newest_is_good(tmp_path, state):
@@ -275,3 +282,73 @@ def test_a_checkpoint_without_checksums_is_read(tmp_path, state):
     manager.close()
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(restore(tmp_path, abstract())),
                  jax.device_get(state))
+
+
+@pytest.mark.parametrize('axes, kernel, bias', [
+    ((8, 1, 1), (1, 16), (16,)), ((2, 2, 2), (2, 8), (8,)), ((1, 8, 1), (1, 16), (16,)),
+    ((4, 1, 2), (2, 8), (8,)),
+])
+def test_parameters_and_moments_are_born_as_shards_and_do_not_depend_on_the_mesh(
+    axes, kernel, bias
+):
+    state = init_state(Toy(), ADAM, mesh(*axes), seed=7)
+    target = abstract(axes)
+    assert jax.tree.structure(state) == jax.tree.structure(target)
+    assert_as(state, target)
+    for tree in (state.params, state.opt_state[0].mu, state.opt_state[0].nu):
+        for leaf, shape in ((tree['dense']['kernel'], kernel), (tree['dense']['bias'], bias)):
+            assert {shard.data.shape for shard in leaf.addressable_shards} == {shape}
+            assert len(leaf.addressable_shards) == 8
+    alone = init_state(Toy(), ADAM, mesh(), seed=7)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), state, alone)
+
+
+def test_step_starts_at_0_and_seeds_differ():
+    one, two = (init_state(Toy(), ADAM, mesh(), seed) for seed in (1, 2))
+    assert one.step == 0 and one.step.dtype == jnp.int32
+    assert not np.allclose(one.params['dense']['kernel'], two.params['dense']['kernel'])
+    assert num_params(one) == 8 * 16 + 16
+
+
+def test_parameters_that_an_optimizer_has_masked_out_have_no_moments():
+    def labels(params):
+        return jax.tree.map(lambda x: 'sgd' if x.ndim == 2 else 'adam', params)
+
+    optimizer = optax.partition({'sgd': optax.sgd(0.1), 'adam': optax.adam(0.1)}, labels)
+    on = mesh(2, 2, 2)
+    state = init_state(Toy(), optimizer, on, 0)
+    assert jax.tree.structure(state) == jax.tree.structure(abstract_state(Toy(), optimizer, on))
+    assert [x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim] == [(16,), (16,)]
+
+
+def params_of(value):
+    return jax.tree.map(
+        lambda x: jax.device_put(np.full(x.shape, value, np.float32), x.sharding),
+        abstract().params)
+
+
+def offered(directory, scores, first_step=1):
+    best = Best(directory, 'f1')
+    for step, score in enumerate(scores, first_step):
+        best.offer(step, {'f1': score, 'loss': float(step)}, params_of(step))
+    return best
+
+
+@pytest.mark.parametrize('scores,step', [
+    ([0.1, 0.5, 0.3], 2), ([0.5, 0.5], 1), ([0.1, 0.2, 0.3], 3), ([float('-inf'), 0.0], 2),
+])
+def test_the_highest_score_is_kept_and_the_first_of_equals(tmp_path, scores, step):
+    best = offered(tmp_path, scores)
+    found, params = best.restore(abstract((2, 2, 2)).params)
+    assert found == step
+    assert best.metrics() == {'f1': scores[step - 1], 'loss': float(step)}
+    assert all((np.asarray(x) == step).all() for x in jax.tree.leaves(params))
+    best.close()
+    assert [path.name for path in tmp_path.iterdir() if path.name.isdigit()] == [str(step)]
+
+
+def test_a_restarted_run_remembers(tmp_path):
+    offered(tmp_path, [0.1, 0.5]).close()
+    best = offered(tmp_path, [0.4, 0.6], first_step=3)
+    assert best.restore(abstract().params)[0] == 4
+    best.close()
