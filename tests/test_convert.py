@@ -37,6 +37,7 @@ def test_there_and_back(form, place, tmp_path, request, capsys):
     wanted = load_weights(RECORDED / 'token_classification')
     folder = as_path(tmp_path if place == 'disk' else request.getfixturevalue('bucket'))
     source, target = folder / 'published', f'{folder}/models/out'
+    source.mkdir()
     for path in (RECORDED / 'token_classification').iterdir():
         write_whole(source / path.name, path.read_bytes())
     main([str(source), target, '--to', form])
