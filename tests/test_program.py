@@ -24,6 +24,7 @@ from bert_jax.train.program import (
     device_memory,
     open_mesh,
     phase_calls,
+    phases_left,
 )
 
 
@@ -91,9 +92,9 @@ def test_a_phase_that_does_not_fit_is_told_at_the_start(program, monkeypatch, th
     monkeypatch.setattr(program_lib, 'phase_calls', calls)
     if told:
         with pytest.raises(InputError, match=told):
-            check_memory(program, start)
+            check_memory(program, phases_left(program, start))
         return
-    largest = check_memory(program, start)
+    largest = check_memory(program, phases_left(program, start))
     assert largest == (180 if there == 200 else 0)
     assert [step.compiled for step in steps.values()] == ([1, 1] if there == 200 else [0, 0])
 
@@ -105,7 +106,7 @@ def test_a_step_that_a_cpu_may_have_no_room_for_is_compiled_ahead(program, monke
     monkeypatch.setattr(program_lib, 'device_memory', lambda device: None)
     monkeypatch.setattr(program_lib, 'host_memory', lambda: 2 * 99)  # of two devices
     with pytest.raises(InputError, match='phase 1 .*train needs'):
-        check_memory(program, 0)
+        check_memory(program, phases_left(program, 0))
     assert step.compiled == 1
 
 
@@ -114,10 +115,10 @@ def test_the_optimizer_s_memory_is_there_during_evaluation(program, monkeypatch)
     calls = {'evaluation': (Step(100), ())}
     monkeypatch.setattr(program_lib, 'phase_calls', lambda *_: calls)
     monkeypatch.setattr(program_lib, 'device_memory', lambda device: moments + 100)
-    assert check_memory(program, 0) == moments + 100
+    assert check_memory(program, phases_left(program, 0)) == moments + 100
     monkeypatch.setattr(program_lib, 'device_memory', lambda device: moments + 99)
     with pytest.raises(InputError, match='evaluation needs .*eval_batch_size'):
-        check_memory(program, 0)
+        check_memory(program, phases_left(program, 0))
 
 
 def test_a_batch_that_the_devices_cannot_split_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -21,7 +22,13 @@ from bert_jax.runtime.process import STARTED, huge_pages_note, keep_compiled, pe
 from bert_jax.tasks.opening import open_task
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.loop import Cadence, train
-from bert_jax.train.program import Program, build_program, check_memory, open_mesh
+from bert_jax.train.program import (
+    Program,
+    build_program,
+    check_memory,
+    open_mesh,
+    phases_left,
+)
 from bert_jax.train.report import Goodput, Profile, Report, count
 from bert_jax.train.run_directory import (
     check_run_directory,
@@ -189,10 +196,11 @@ def train_run(
         settled=max(
             min(total // 4, _SETTLED), _SETTLED_LEAST, steps_of('optimizer.warmup')),
     )
+    left = [] if shared_step else phases_left(program, start)
     with goodput.during('compile'):
-        needed = 0 if shared_step else check_memory(program, start)
+        needed = check_memory(program, left[:1])
     if needed:
-        say(f'all phases are compiled; the largest step takes {needed / 1e9:.1f} GB a device')
+        say(f'compiled; the largest step of the first phase takes {needed / 1e9:.1f} GB a device')
     steps, traced_hosts = traced or (None, ())
     profile = Profile(steps, workdir, hosts.index() in traced_hosts)
     best = Best(workdir / 'best', task.metric) if task.keeps_best else None
@@ -212,6 +220,15 @@ def train_run(
             check_devices(checksums(state, batch), mesh, int(state.step) + 1)
 
     peak = peak_flops(jax.devices()[0].device_kind)
+    # Later phases are compiled while the first is trained.
+    ahead = concurrent.futures.ThreadPoolExecutor(1)
+    later = ahead.submit(check_memory, program, left[1:])
+
+    def stop_or_fail(step: int) -> bool:
+        if later.done():
+            later.result()  # raises what a phase does not fit into
+        return should_stop(step)
+
     try:
         state, metrics = train(
             objective, train_step, state, runs,
@@ -220,7 +237,7 @@ def train_run(
                 steps_of('train.save_every'), steps_of('train.verify_every'),
             ),
             checkpoints, report, goodput, profile, best, gates, verify,
-            peak_flops=peak * jax.device_count() if peak else None, should_stop=should_stop,
+            peak_flops=peak * jax.device_count() if peak else None, should_stop=stop_or_fail,
         )
         step, result = int(state.step), {f'eval/{k}': v for k, v in metrics.items()}
         if best is not None:
@@ -232,6 +249,7 @@ def train_run(
                 resolved['inference'] |= settled
                 describe_run(workdir, resolved, task.vocab_path)
     finally:
+        ahead.shutdown(wait=False, cancel_futures=True)
         profile.close()
         with goodput.during('save'):
             checkpoints.close()

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -84,13 +85,14 @@ class Memory:
 class CompiledStep:
     """A jitted step whose programs can be compiled, and sized, before they are needed.
 
-    A call with a batch of shapes that were compiled takes that program, any other is compiled by
-    jit as ever. The batch is the last argument.
+    A call with a batch of shapes that were compiled, or are being compiled in another thread, takes
+    that program; any other is compiled by jit as ever. The batch is the last argument.
     """
 
     def __init__(self, step: Callable[..., Any]):
         self._step: Any = step
         self._programs: dict[Any, Any] = {}
+        self._compiling = threading.Lock()
 
     def compile(self, *arguments: Any) -> tuple[Any | None, Memory]:
         """Compiles the step for arguments given as shapes with shardings.
@@ -101,7 +103,8 @@ class CompiledStep:
         key = _shapes(arguments[-1])
         if key not in self._programs:
             try:
-                self._programs[key] = self._step.lower(*arguments).compile()
+                with self._compiling:
+                    self._programs[key] = self._step.lower(*arguments).compile()
             except jax.errors.JaxRuntimeError as error:
                 temporaries = _bytes_wanted(str(error), device_bytes(arguments))
                 if temporaries is None:
@@ -116,7 +119,11 @@ class CompiledStep:
         )
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._programs.get(_shapes(arguments[-1]), self._step)(*arguments)
+        key = _shapes(arguments[-1])
+        if key not in self._programs:
+            with self._compiling:  # it may be just this one
+                pass
+        return self._programs.get(key, self._step)(*arguments)
 
 
 def _shapes(batch: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -297,8 +304,14 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
     return {name: (steps[name], (first[name], batch)) for name, batch in shapes.items()}
 
 
-def check_memory(program: Program, start: int) -> int:
-    """Compiles the steps of all phases from `start` on, which the run then uses, and sizes them.
+def phases_left(program: Program, start: int) -> list[int]:
+    """Numbers of the phases that a run trains from a step on."""
+    ends = np.cumsum([phase['steps'] for phase in program.phases])
+    return [number for number, end in enumerate(ends) if end > start]
+
+
+def check_memory(program: Program, numbers: Sequence[int]) -> int:
+    """Compiles the steps of these phases, which the run then uses, and sizes them.
 
     On CPUs, which share the machine's memory, only a step is compiled ahead that may be too large.
 
@@ -312,11 +325,9 @@ def check_memory(program: Program, start: int) -> int:
     on_host = limit is None
     if limit is None:
         limit = host_memory() // len(program.mesh.local_devices)
-    end = largest = 0
-    for number, phase in enumerate(program.phases):
-        end += phase['steps']
-        if end <= start:
-            continue
+    largest = 0
+    for number in numbers:
+        phase = program.phases[number]
         for name, (step, arguments) in phase_calls(program, phase).items():
             if on_host and _activations(program.bert, arguments[-1], name) < limit / 16:
                 continue
