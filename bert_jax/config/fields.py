@@ -115,9 +115,6 @@ FIELDS: Mapping[str, Field] = {
     # A former run of this recipe (its directory or its metrics.jsonl): accuracies by step that are
     # far from its give a warning.
     'train.reference': Field('', PATH, PRETRAINING),
-    # Labelled texts (columns as below `data`): at each evaluation of pre-training a logistic
-    # regression on the mean of the last layer is fitted to half of them, and scored on the others.
-    'train.probe': Field('', PATH, PRETRAINING),
     # '100..110': a trace of these steps, for TensorBoard; '100..110@0,3': on these hosts.
     'train.profile': Field('', CHECKED_WHERE_READ),
 

@@ -1,13 +1,12 @@
-"""Pre-training as a task, with a probe of its representations."""
+"""Pre-training as a task."""
 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,107 +20,18 @@ from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
 from bert_jax.data.examples import BatchSpec, Rows, pretrain_spec
 from bert_jax.data.masking import MaskingRates
 from bert_jax.data.packing import PackedExamples, packed_spec
-from bert_jax.data.pairs import joined, make_sequences
 from bert_jax.data.pretrain import PretrainExamples, Recipe
-from bert_jax.data.stateless import permute
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.model.flops import muon_flops, token_flops
+from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.engine import Engine
-from bert_jax.predict.functions import vectors
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.tasks.labelled import ScoredModel
-from bert_jax.tasks.packing import Units
-from bert_jax.tasks.texts import Columns, LearntNames, read_texts
-from bert_jax.text import load_tokenizer
 from bert_jax.train.gates import Gates
 from bert_jax.train.loop import Phase
 from bert_jax.train.report import read_records
 from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep, evaluate
-
-_LONGEST = 128
-_RIDGE = 0.01  # a text
-_ITERATIONS = 200
-
-
-@dataclasses.dataclass(frozen=True)
-class Probe:
-    """Labelled texts that are ready to be probed with.
-
-    Attributes:
-      units: the texts.
-      labels: [n] int32 ids.
-    """
-
-    units: Units
-    labels: np.ndarray
-
-    def scorer(self, engine: Engine, config: ModelConfig) -> Callable[[Any], dict[str, float]]:
-        """From parameters to `probe_accuracy`: of one half of the texts, by the other."""
-        # Packed texts are rows of another length than the run's, for which a kernel may not be.
-        function = vectors(dataclasses.replace(config, attention='xla'), -1, 'mean')
-        order = permute(np.arange(len(self.labels)), len(self.labels), 0)
-        fitted, scored = np.array_split(order, 2)
-
-        def score(params: Any) -> dict[str, float]:
-            x = engine.outputs(function, params, self.units)['vectors'].astype(np.float64)
-            guesses = fit(x[fitted], self.labels[fitted])(x[scored])
-            return {'probe_accuracy': float(np.mean(guesses == self.labels[scored]))}
-
-        return score
-
-
-def open_probe(config: ConfigDict, vocab_path: Path | None) -> Probe:
-    """The texts of `train.probe`.
-
-    Raises:
-      InputError: they cannot be read, or there is nothing to learn from them.
-    """
-    path, d = str(as_path(config.train.probe)), config.data
-    if vocab_path is None:
-        raise InputError(f'config.train.probe={path}, but config.task={config.task!r} has no '
-                         'vocabulary to read texts with: leave it out')
-    columns = tuple(name for name in (d.text, d.text_pair) if name)
-    examples = read_texts(path, Columns(columns, d.label), LearntNames())
-    labels = examples.labelled()
-    if len(labels) < 4:
-        raise InputError(f'config.train.probe={path} has {len(labels)} texts: some hundred are '
-                         'needed to see anything')
-    tokenizer = load_tokenizer(vocab_path, d.lowercase)
-    first, second = (None if texts is None else joined([tokenizer.encode(text) for text in texts])
-                     for texts in (examples.text_a, examples.text_b))
-    assert first is not None
-    sequences = make_sequences(
-        first, second, max_length=min(_LONGEST, config.model.max_position_embeddings),
-        **tokenizer.vocab.ends)
-    return Probe(Units(sequences), labels)
-
-
-def fit(x: np.ndarray, labels: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Logistic regression on standardised features [n, H], from features to the likeliest label.
-
-    Steps of Newton's kind with a fixed bound in place of the Hessian (Boehning, 1992): each makes
-    the likelihood larger, there is no rate to choose, and it is the same every time.
-    """
-    mean, deviation = x.mean(axis=0), x.std(axis=0) + 1e-6
-
-    def standard(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([(x - mean) / deviation, np.ones((len(x), 1))], axis=1)
-
-    z = standard(x)
-    wanted = np.eye(int(labels.max()) + 1)[labels]
-    ridge = _RIDGE * len(x)
-    bound = np.linalg.inv(z.T @ z / 2 + ridge * np.eye(z.shape[1]))
-    weights = np.zeros((z.shape[1], wanted.shape[1]))
-    for _ in range(_ITERATIONS):
-        scores = z @ weights
-        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
-        weights += bound @ (z.T @ (wanted - shares) - ridge * weights)
-    return lambda x: np.argmax(standard(x) @ weights, axis=1)
-
 
 _NAMED = 8  # documents of a step
 
@@ -149,7 +59,6 @@ class PretrainTask:
         self.vocab_size: int = self.data.vocab_size
         self.vocab_path: Path | None = self.data.vocab_path
         self._examples = functools.cache(self.data.training)  # by phases, for whoever asks first
-        self._probe = open_probe(config, self.vocab_path) if config.train.probe else None
         self._curve = read_curve(config.train.reference) if config.train.reference else []
 
     @property
@@ -220,10 +129,6 @@ class PretrainTask:
                 ):
                     yield to_global(mesh, batch, num_rows, local)
 
-        probe = None if self._probe is None else self._probe.scorer(
-            Engine(mesh, token_cost=functools.partial(token_flops, objective.config)),
-            objective.config)
-
         def evaluate_phase(params: Any) -> dict[str, float]:
             size = config.train.eval_batch_size
             local = local_rows(mesh, size)
@@ -231,12 +136,11 @@ class PretrainTask:
             num = rows.num_frozen
             if config.train.max_eval_examples:
                 num = min(num, config.train.max_eval_examples)
-            metrics = evaluate(objective, eval_step, params, (
+            return evaluate(objective, eval_step, params, (
                 to_global(mesh, batch, size, local)
                 for batch in data.eval_batches(
                     rows, batch_size=size, local=local, num_examples=num)
             ))
-            return metrics if probe is None else metrics | probe(params)
 
         return Phase(
             start=first, steps=phase['steps'], batch_size=batch_size, batches=batches,

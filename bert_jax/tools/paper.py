@@ -457,13 +457,6 @@ def _check_parts(parts: Sequence[Part], options: Options) -> None:
                 needed /= GLUE_TASKS[part.task].folder
             if given and part.folder.unfinished() and not needed.exists():
                 raise InputError(f'--data={options.data}: {needed} does not exist')
-        elif 'probe' in options.columns:
-            results = [part.folder.result(member) for member in part.members]
-            if not part.resolved.train.probe:
-                raise InputError('--columns=probe: give --pretrain train.probe=FILE as well')
-            if any(result and COLUMNS['probe'].metric not in result for result in results):
-                raise InputError(f'--columns=probe: {part.path} was pre-trained without '
-                                 'train.probe; give another --workdir')
 
 
 def _why_not(part: Part, failed: Mapping[str, str]) -> str | None:

@@ -87,7 +87,6 @@ class Column:
 
 COLUMNS: Mapping[str, Column] = {
     'ppl': Column('LM (ppl)', '', 'eval/mlm_perplexity', 0.3, lower=True),
-    'probe': Column('probe', '', 'eval/probe_accuracy', 1.0),  # with --pretrain train.probe=FILE
     'mnli': Column('MNLI-m', 'mnli', 'eval/accuracy', 0.6),
     'mnli_mm': Column('MNLI-mm', 'mnli', 'eval/mismatched_accuracy', 0.6),
     'qqp': Column('QQP F1', 'qqp', 'eval/f1', 0.5),
@@ -291,7 +290,7 @@ def stem_of(name: str) -> str:
 CONFIGS = as_path(__file__).parent.parent.parent / 'configs'
 # Fields that do not change the result of a run.
 _BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.log_every',
-           'train.keep_checkpoints', 'train.profile', 'train.probe', 'train.reference', 'data.dir',
+           'train.keep_checkpoints', 'train.profile', 'train.reference', 'data.dir',
            'data.local_dir', 'data.tfds_dir', 'mesh.')
 # Figure 5 fine-tunes checkpoints of Base, which has several names, and of LTR.
 _KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')

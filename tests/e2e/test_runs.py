@@ -67,16 +67,12 @@ def wait_for(process, text):
 
 def test_a_run_from_text_to_result(run_main, corpus, tmp_path):
     workdir = tmp_path / 'run'
-    (tmp_path / 'probe.csv').write_text('text,label\n' + ''.join(
-        f'{word},{word[0]}\n' for word in WORDS))
-    args = (*TINY, *corpus, '--config.train.steps=30', f'--workdir={workdir}',
-            f'--config.train.probe={tmp_path}/probe.csv')
+    args = (*TINY, *corpus, '--config.train.steps=30', f'--workdir={workdir}')
     metrics = result(run_main(*args))
     assert metrics['step'] == 30
     assert metrics['eval/mlm_perplexity'] == pytest.approx(np.exp(metrics['eval/mlm_loss']))
     assert 0 <= metrics['eval/mlm_accuracy'] <= 1
     assert 0 <= metrics['eval/nsp_accuracy'] <= 1
-    assert 0 <= metrics['eval/probe_accuracy'] <= 1
     assert not records(workdir, 'gate/')
     steps = [r['step'] for r in records(workdir, 'train/')]
     assert steps == [5, 10, 15, 20, 25, 30]

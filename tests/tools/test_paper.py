@@ -393,7 +393,6 @@ def test_weights_that_are_given_have_rows_without_pre_training(tmp_path):
     (['2', '--weights', '24/1024/16=x'], 'has it: choose from 4/256/4, base'),
     (['7', '--data=there'], '--data=there: there/conll2003 does not exist'),
     (['5', '--data=there'], '--data=there: there/glue/MRPC does not exist'),
-    (['6', '--columns=probe'], '--columns=probe: give --pretrain train.probe=FILE as well'),
 ])
 def test_bad_arguments_are_told_in_a_line(arguments, said, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
