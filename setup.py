@@ -8,11 +8,15 @@ WHOLE = "sys_platform != 'linux' or platform_machine != 'x86_64'"
 
 setup(
     name='bert-jax',
-    version='0.1.0',
+    version='0.2.0',
     description='BERT (Devlin et al., 2018) in JAX/Flax for TPU pods, GPUs and laptops',
     long_description=open('README.md', encoding='utf-8').read(),
     long_description_content_type='text/markdown',
-    packages=find_packages(include=['bert_jax', 'bert_jax.*']),
+    # The configs go along, so that --config=glue:mrpc works from any folder.
+    packages=[*find_packages(include=['bert_jax', 'bert_jax.*']), 'bert_jax.configs',
+              'bert_jax.configs.sweeps'],
+    package_dir={'bert_jax.configs': 'configs', 'bert_jax.configs.sweeps': 'configs/sweeps'},
+    entry_points={'console_scripts': ['bert-jax = bert_jax.__main__:main']},
     package_data={'bert_jax.tools': ['report.html', 'report.css', 'report.js']},
     python_requires='>=3.11',
     # The floors are what Colab's image has, so that installing there leaves its jax alone.
@@ -47,6 +51,7 @@ setup(
         'cuda': ['jax[cuda13]'],
         # predict export --to onnx; later ones than 0.13 refuse today's orbax-checkpoint.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.24'],
+        'hub': ['huggingface_hub>=0.30'],  # models as hf:ORG/NAME
         'wikidump': ['mwparserfromhell>=0.7.2', 'mwxml>=0.3.8'],  # the source `wikidump:`
         'test': [
             'gcp-storage-emulator>=2024.8', 'hypothesis>=6', 'ipykernel>=6.17',

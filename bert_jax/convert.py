@@ -22,6 +22,7 @@ _EXAMPLES = """\
 SOURCE is one of
   a run directory of this project      runs/base (its newest checkpoint)
   a Hugging Face folder                config.json, model.safetensors (or shards), vocab.txt
+  a model of the Hugging Face hub      hf:ORG/NAME, hf:ORG/NAME@REVISION
   a TensorFlow 1 checkpoint            FOLDER or FOLDER/bert_model.ckpt, with bert_config.json
 
 what is written, for --to

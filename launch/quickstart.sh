@@ -15,7 +15,7 @@ python -m bert_jax.main --config=configs/quickstart.py --workdir="$run" "$@"
 trained=$SECONDS
 echo
 echo "What it puts into gaps:"
-python -m bert_jax.predict fill-mask --model="$run" --top_k=3 \
+python -m bert_jax.predict fill-mask --model="$run" --top-k=3 \
   "This function returns a [MASK] of strings." \
   "Open the [MASK] and read its contents." \
   "If the key is not in the dictionary, a KeyError is [MASK]." \

@@ -1,6 +1,8 @@
 """The command line of all commands: a config file with overrides, faults reported in one line.
 
     --config=FILE.py or --config=FILE.py:ARG, then --config.FIELD=VALUE for any field
+
+The project's own configs are known by name from any folder: --config=glue:mrpc.
 """
 
 from __future__ import annotations
@@ -23,8 +25,29 @@ from bert_jax.runtime.errors import InputError, nearest
 _FAULTS = (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error)
 
 
-def define_config(flag_values: flags.FlagValues, argv: list[str] | None = None) -> Any:
-    """Defines --config; `argv` where it is not the program's own."""
+def config_file(named: str) -> str:
+    """FILE.py[:ARG]; where there is no such file, the one of that name that comes with the package.
+
+    `glue:mrpc` and `configs/glue.py:mrpc` are both looked for.
+    """
+    path, colon, argument = named.partition(':')
+    if not os.path.exists(path):
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        name = path.removeprefix('configs/').removesuffix('.py') + '.py'
+        for folder in (package, os.path.dirname(package)):  # installed, or a checkout
+            if os.path.isfile(file := os.path.join(folder, 'configs', name)):
+                return file + colon + argument
+    return named
+
+
+def define_config(flag_values: flags.FlagValues, argv: list[str]) -> Any:
+    """Defines --config, and makes its value in `argv` the path of a file."""
+    for i, argument in enumerate(argv):
+        flag, equals, value = argument.partition('=')
+        if flag in ('--config', '-config') and equals:
+            argv[i] = f'{flag}={config_file(value)}'
+        elif flag in ('--config', '-config') and i + 1 < len(argv):
+            argv[i + 1] = config_file(argv[i + 1])
     return config_flags.DEFINE_config_file(
         'config', None, 'Config file, as FILE.py or FILE.py:ARG.', flag_values=flag_values,
         sys_argv=argv,

@@ -42,7 +42,8 @@ _FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four
 FIELDS: Mapping[str, Field] = {
     'task': Field('pretrain', CHECKED_WHERE_READ),  # one of tasks.opening.OPENERS
     'seed': Field(0, count(2**31 - 1, least=0)),  # of parameters, data order, masks and dropout
-    # Parameters to start from: a run directory, a TF1 checkpoint prefix, a Hugging Face folder.
+    # Parameters to start from: a run directory, a TF1 checkpoint prefix, a Hugging Face folder, or
+    # hf:ORG/NAME[@REVISION] of its hub.
     'init_checkpoint': Field('', PATH),
 
     # One of MODEL_SIZES, or empty: the size of init_checkpoint. The four sizes override it.

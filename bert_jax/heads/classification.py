@@ -159,6 +159,13 @@ class Classification(LabelledHead):
             return np.log(probabilities)
 
     @staticmethod
+    def mean_loss(logits_nxL: np.ndarray, labels: np.ndarray) -> float:
+        """The loss of n examples; those whose label the model does not have are left out."""
+        known_n = np.flatnonzero(labels < logits_nxL.shape[1])
+        likelihood_n = softmax(logits_nxL)[known_n, labels[known_n]]
+        return float(-np.log(np.maximum(likelihood_n, 1e-300)).mean()) if known_n.size else 0.0
+
+    @staticmethod
     def predictions(logits_nxL: np.ndarray) -> np.ndarray:
         """[n]: the ids of the labels."""
         return logits_nxL.argmax(-1)
@@ -204,6 +211,10 @@ class Regression(Classification):
         return combine(logits_WxL)
 
     @staticmethod
+    def mean_loss(logits_nxL: np.ndarray, labels: np.ndarray) -> float:
+        return float(np.square(logits_nxL[:, 0].astype(np.float64) - labels).mean())
+
+    @staticmethod
     def predictions(logits_nxL: np.ndarray) -> np.ndarray:
         """[n]: the values."""
         return logits_nxL[:, 0]
@@ -246,6 +257,11 @@ class MultiLabel(Classification):
         yes, no = (combine(np.exp(x)) for x in (logits_WxL - no_WxL, -no_WxL))
         with np.errstate(divide='ignore'):  # a probability of 0
             return np.log(yes) - np.log(no)
+
+    @staticmethod
+    def mean_loss(logits_nxL: np.ndarray, labels: np.ndarray) -> float:
+        x_nxL = np.clip(logits_nxL.astype(np.float64), -700, 700)
+        return float((np.logaddexp(0, x_nxL) - x_nxL * labels[:, : x_nxL.shape[1]]).mean())
 
     @staticmethod
     def predictions(logits_nxL: np.ndarray) -> np.ndarray:

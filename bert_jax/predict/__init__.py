@@ -27,8 +27,8 @@ def load(
     """A model to use.
 
     Args:
-      path: a run directory, a Hugging Face folder (of sentence-transformers, too) or a TF1
-        checkpoint.
+      path: a run directory, a Hugging Face folder (of sentence-transformers, too) or hf:ORG/NAME
+        of the hub, or a TF1 checkpoint.
       vocab_file: the vocabulary, where it does not lie beside the weights.
       dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else bfloat16.
 
@@ -39,11 +39,12 @@ def load(
     from bert_jax.predict.loaded import transformer_of, with_vocabulary
     from bert_jax.runtime.files import as_path  # not above: `--help` does not wait for JAX
     from bert_jax.weights import load_weights
+    from bert_jax.weights.hub import from_hub
 
     for name, value in (('path', path), ('vocab_file', vocab_file)):
         if not isinstance(value, (str, os.PathLike)) and (name == 'path' or value is not None):
             raise InputError(f'{name}={value!r:.60} must be a path')
-    folder = as_path(path)
+    folder = as_path(from_hub(path))
     encoder, inference = transformer_of(folder)
     weights = load_weights(encoder, any_head=True)
     weights = dataclasses.replace(weights, inference=inference | dict(weights.inference))

@@ -19,6 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
+from bert_jax.heads.classification import MultipleChoice
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
 from bert_jax.tasks.labelled import (
@@ -316,8 +317,9 @@ def _task(config: ConfigDict, train: ChoiceExamples | None, dev: ChoiceExamples)
     dev_units = units(dev)
 
     def score(outputs: Outputs) -> dict[str, float]:
-        predictions = outputs['logits'].argmax(axis=-1)
-        return {'accuracy': accuracy(predictions, dev_units.labels['labels'])}
+        logits, labels = outputs['logits'], dev_units.labels['labels']
+        return {'accuracy': accuracy(logits.argmax(axis=-1), labels),
+                'loss': MultipleChoice.mean_loss(logits, labels)}
 
     def write(outputs: Outputs, folder: Path) -> None:
         predictions = outputs['logits'].argmax(axis=-1)

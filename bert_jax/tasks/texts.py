@@ -361,22 +361,22 @@ def text_task(
     def eval_set(split: str, examples: TextExamples, labelled: bool) -> EvalSet:
         read, of_windows = units(examples, windows, labelled)
 
-        def predict(outputs: Outputs) -> np.ndarray:
-            """[n] ids or numbers, or [n, L] of 0 and 1."""
-            of_head = HEADS[head]
-            return of_head.predictions(read.combined_logits(of_head, outputs['logits']))
+        of_head = HEADS[head]
 
         def score(outputs: Outputs) -> dict[str, float]:
-            predictions, truth = predict(outputs), examples.labelled()
+            logits = read.combined_logits(of_head, outputs['logits'])
+            predictions, truth = of_head.predictions(logits), examples.labelled()
+            loss = of_head.mean_loss(logits, truth)
             if truth.ndim == 2:  # labels that the model does not have are never predicted
                 missing = truth.shape[1] - predictions.shape[1]
                 predictions = np.pad(predictions, [(0, 0), (0, missing)])
-            return {name: METRICS[name].compute(predictions, truth) for name in metrics}
+            return {name: METRICS[name].compute(predictions, truth) for name in metrics} | {
+                'loss': loss}
 
         def write(outputs: Outputs, folder: Path) -> None:
-            write_predictions(
-                folder / f'{split}_predictions.tsv', id_column, examples.ids,
-                HEADS[head].texts(predict(outputs), labels))
+            predictions = of_head.predictions(read.combined_logits(of_head, outputs['logits']))
+            write_predictions(folder / f'{split}_predictions.tsv', id_column, examples.ids,
+                              of_head.texts(predictions, labels))
 
         return EvalSet((prefixes or {}).get(split, ''), of_windows,
                        score if labelled else None, write)

@@ -75,7 +75,8 @@ def main(argv: Sequence[str]) -> None:
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # an accelerator that is here is left alone
     f: Any = flags.FlagValues()
     flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
-    define_config(f, list(argv))
+    argv = list(argv)
+    define_config(f, argv)
     with error_boundary(stopped='stopped; start again and it goes on where it was'):
         rest = parse_flags(list(argv), f)
         if f.help:

@@ -53,7 +53,7 @@ from typing import IO, Any
 from absl import flags, logging
 
 from bert_jax.config import ConfigDict, all_fields, get_field
-from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.command_line import config_file, define_config, parse_flags
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, nearest
@@ -723,7 +723,7 @@ def main(argv: list[str]) -> int:
                 raise InputError(f'--{name}={getattr(options, name)} must be 0 or above')
         if options.chips and options.parallel:
             raise InputError('--chips and --parallel both say how many processes: give one')
-        options.config, grid = read_sweep(options.config)
+        options.config, grid = read_sweep(config_file(options.config))
         members = grid_members(merged(grid, options.grid), options.restarts)
         for member in members:  # one that cannot work is reported before any is run
             member_config(options.config, overrides, member)

@@ -8,6 +8,7 @@ import re
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
 from bert_jax.weights.formats import Weights
+from bert_jax.weights.hub import from_hub
 
 _LOOKS = (
     'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
@@ -21,13 +22,14 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
 
     Args:
       named: a run directory of this project, or one of its `checkpoints/STEP`; a Hugging Face
-        folder, a TF1 checkpoint's prefix, or a folder that holds `bert_model.ckpt.index`.
+        folder or `hf:ORG/NAME[@REVISION]` of the hub; a TF1 checkpoint's prefix, or a folder that
+        holds `bert_model.ckpt.index`.
       any_head: whether it may be one that stays in its run: to be used as it is, not carried on.
 
     Raises:
       InputError: there is none of them, or something is wrong with it.
     """
-    path = as_path(named)
+    path = as_path(from_hub(named))
     if path.is_dir():
         of_a_run = path.parent.name == 'checkpoints' and path.name.isdigit()
         if of_a_run or (path / 'checkpoints').is_dir():
@@ -53,7 +55,9 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
         return _read_tf1(prefix)
     if path.exists():
         raise InputError(f'{path} is a file that cannot be read as a model: {_LOOKS}')
-    raise InputError(f'{path} does not exist: {_LOOKS}')
+    hub = re.fullmatch(r'([\w.-]+/)?[\w.-]+', os.fspath(named))
+    raise InputError(f'{path} does not exist: {_LOOKS}' + (
+        f'; of the Hugging Face hub: hf:{"" if hub[1] else "ORG/"}{hub[0]}' if hub else ''))
 
 
 def _read_tf1(prefix: Path) -> Weights:
