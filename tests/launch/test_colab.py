@@ -128,7 +128,7 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, kernel, tmp_path)
                  if 'parameters' in cell.metadata.get('tags', ()))
     notebook.cells.insert(settings + 1, nbformat.v4.new_code_cell(
         f'SOURCE, DATA = {str(tmp_path / "text.txt")!r}, {str(tmp_path)!r}\n'
-        'PRETRAIN_STEPS, FINETUNE_STEPS = 8, 4'
+        'PRETRAIN_STEPS, FINETUNE_STEPS = 16, 4'
     ))
     name, packages = kernel
     nbclient.NotebookClient(
@@ -140,7 +140,7 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, kernel, tmp_path)
         assert 'jax 0.7.2' in printed(cells['devices'])
     assert [path.name.partition('-')[0] for path in packages.glob('*.dist-info')] == ['bert_jax']
     for run, step, metric in (
-        ('pretrain', 8, 'eval/mlm_accuracy'), ('finetune', 4, 'eval/accuracy'),
+        ('pretrain', 16, 'eval/mlm_accuracy'), ('finetune', 4, 'eval/accuracy'),
     ):
         lines = printed(cells[f'{run}-run']).splitlines()
         result = json.loads(lines[-1].removeprefix('result '))
