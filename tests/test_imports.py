@@ -21,7 +21,7 @@ FLOORS = [
     {'train', 'predict.engine', 'predict.functions'},
     {'tasks'},
     {'predict', 'config.validation', 'train.program', 'train.experiment'},
-    {'main', 'evaluate', 'convert', 'predict.__main__', 'tools'},
+    {'__main__', 'main', 'evaluate', 'convert', 'predict.__main__', 'tools'},
 ]
 
 

@@ -1,6 +1,7 @@
 """The built wheel, in a folder of its own: it brings the configs and its command."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -17,7 +18,12 @@ def installed(tmp_path_factory):
     """(folder that the wheel is installed in, environment of programs that use it)."""
     pytest.importorskip('setuptools')
     folder = tmp_path_factory.mktemp('wheel')
-    for command in (['wheel', '--no-build-isolation', '--no-deps', '-w', folder, ROOT],
+    for part in ('bert_jax', 'configs'):  # a build leaves files beside the sources
+        shutil.copytree(ROOT / part, folder / 'source' / part)
+    for part in ('setup.py', 'README.md'):
+        shutil.copy(ROOT / part, folder / 'source' / part)
+    for command in (['wheel', '--no-build-isolation', '--no-deps', '-w', folder,
+                     folder / 'source'],
                     ['install', '--no-deps', '--no-index', '--find-links', folder,
                      '--target', folder / 'site', 'bert-jax']):
         subprocess.run([*PIP, *command], check=True, capture_output=True, cwd=folder)
@@ -39,7 +45,8 @@ def test_a_config_by_name_trains_from_any_folder(installed, named):
                   '--config.train.max_eval_examples=32')
     assert process.returncode == 0, process.stderr[-2000:]
     assert '"step": 3' in process.stdout.splitlines()[-1]
-    assert (installed[0] / 'runs' / named.split('/')[-1].removesuffix('.py') / 'config.json').exists()
+    name = named.split('/')[-1].removesuffix('.py')
+    assert (installed[0] / 'runs' / name / 'config.json').exists()
 
 
 def test_a_config_with_an_argument_and_a_file_of_one_s_own(installed):
