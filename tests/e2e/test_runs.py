@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.tiny_runs import WORDS, documents, saved
+from tests.tiny_runs import documents, saved
 
 pytestmark = pytest.mark.slow
 
