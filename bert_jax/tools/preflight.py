@@ -23,7 +23,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -60,16 +60,10 @@ from bert_jax.train.program import (
 from bert_jax.weights import load_weights
 
 Record = dict[str, Any]
-_TRIES = 3  # changes that are compiled to find one that fits
 
 
 def say(line: str) -> None:
     print(line, flush=True)
-
-
-def plan(config: ConfigDict, devices: Any) -> Program:
-    """The program of a completed config on a topology's devices."""
-    return build_program(config, open_mesh(config, devices), PretrainTask(config))
 
 
 def _compile(
@@ -196,57 +190,6 @@ def kernel_cycles(
     return *max((moved, 'bytes'), (result[name], 'schedule')), flops
 
 
-def smallest_change(
-    config: ConfigDict, program: Program, record: Record, number: int
-) -> Record | None:
-    """Compiles changes, smallest first, until a phase fits; at most three of them.
-
-    Returns:
-      `settings` (config fields by name) and `bytes_per_chip`, or None where none fitted.
-    """
-    tried = 0
-    for settings in _changes(config, program, record):
-        changed = ConfigDict(config)
-        with changed.unlocked():
-            changed.update_from_flattened_dict(settings)
-        try:
-            other = plan(changed, list(program.mesh.devices.flat))
-        except InputError:
-            continue
-        compiled, memory, _ = _compile(
-            other, number, 'train', f"{record['name']} with {_as_flags(settings)}")
-        if compiled is not None and memory.total <= record['bytes_limit']:
-            return {'settings': settings, 'bytes_per_chip': memory.total}
-        tried += 1
-        if tried == _TRIES:
-            break
-    return None
-
-
-def _changes(config: ConfigDict, program: Program, record: Record) -> Iterator[Record]:
-    """Settings that may fit, those that change the fewest numbers first."""
-    if record['evaluation_bytes_per_chip'] > record['bytes_limit']:
-        yield {'train.eval_batch_size': max(program.mesh.size, config.train.eval_batch_size // 4)}
-    parts, rows = record['accumulation_steps'], record['rows_at_once']
-    remat = {'model.remat': 'full'}
-    for given in ({}, remat) if config.model.remat != 'full' else ({},):
-        # A rematerialised layer keeps only its input: well under an eighth of a row.
-        room = max(record['largest_rows_at_once'] * (8 if given else 1), 1)
-        factor = 1
-        while factor * 2 <= rows and rows / factor > room:
-            factor *= 2
-        for more in (factor, factor * 2):
-            if more <= rows and (given or more > 1):
-                yield given | ({'train.accumulation_steps': parts * more} if more > 1 else {})
-    for tensor in (2, 4, 8):
-        if config.mesh.tensor * tensor <= program.mesh.size:
-            yield {'mesh.tensor': config.mesh.tensor * tensor, **remat}
-
-
-def _as_flags(settings: Record) -> str:
-    return ' '.join(f'--config.{name}={value}' for name, value in settings.items())
-
-
 def tables(record: Record) -> str:
     """Everything of a record as text."""
     phases = record['phases']
@@ -337,18 +280,14 @@ def _grid(rows: list[list[str]]) -> str:
 
 
 def verdict(record: Record) -> str:
-    """One paragraph: whether it fits and what it takes, or what to change."""
+    """Whether it fits and what it takes, or what to change."""
     lines = []
     for phase in record['phases']:
         if phase['fits']:
             continue
         needed = max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'])
-        line = (f"{phase['name']} does not fit: {_gb(needed)} GB a chip, of which there are "
-                f"{_gb(phase['bytes_limit'])}")
-        if change := phase.get('change'):
-            line += (f"; with {_as_flags(change['settings'])} it takes "
-                     f"{_gb(change['bytes_per_chip'])} GB and fits")
-        lines.append(line)
+        lines.append(f"{phase['name']} does not fit: it takes {_gb(needed)} GB of a chip's "
+                     f"{_gb(phase['bytes_limit'])}; {_remedy(phase)}")
     if not lines:
         lines.append(
             f"fits; {record['hours']:,.1f} hours ({record['hours'] / 24:.2f} days), "
@@ -357,6 +296,19 @@ def verdict(record: Record) -> str:
     if every := record['verify_every']:  # two gradients each time
         lines.append(f'comparing the chips every {every:,} steps takes {200 / every:.1f} % more')
     return '\n'.join(lines)
+
+
+def _remedy(phase: Record) -> str:
+    """The setting that changes the fewest numbers and may make a phase fit."""
+    if phase['bytes_per_chip'] <= phase['bytes_limit']:
+        return 'lower config.train.eval_batch_size'
+    rows, most = phase['rows_at_once'], phase['largest_rows_at_once']
+    factor = 2
+    while factor < rows and rows / factor > most:
+        factor *= 2
+    if most and factor <= rows:
+        return f"try --config.train.accumulation_steps={phase['accumulation_steps'] * factor}"
+    return 'try --config.model.remat=full, then --config.mesh.tensor=2'
 
 
 def without_data(config: ConfigDict) -> ConfigDict:
@@ -400,15 +352,10 @@ def check(config: ConfigDict, topology: str) -> Record:
     validate(config)
     config = without_data(config)
     devices = open_topology(topology)
-    program = plan(config, devices)
+    program = build_program(config, open_mesh(config, devices), PretrainTask(config))
     chip = find_chip(devices[0].device_kind)
     assert chip is not None, devices[0].device_kind
-    measured = []
-    for number in range(len(program.phases)):
-        record = measure_phase(program, number, chip)
-        if not record['fits']:
-            record['change'] = smallest_change(config, program, record, number)
-        measured.append(record)
+    measured = [measure_phase(program, number, chip) for number in range(len(program.phases))]
     hours = [record['hours'] for record in measured if 'hours' in record]
     total = sum(hours) if len(hours) == len(measured) else None
     versions = {}
@@ -439,11 +386,12 @@ def main(argv: Sequence[str]) -> None:
         os.environ.setdefault(name, value)
     f: Any = flags.FlagValues()
     flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
-    define_config(f, list(argv))
+    argv = list(argv)
+    define_config(f, argv)
     flags.DEFINE_string('topology', '', 'Slice, such as v5e:16x16.', flag_values=f)
     flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=f)
     with error_boundary():
-        rest = parse_flags(list(argv), f)
+        rest = parse_flags(argv, f)
         if f.help:
             print(__doc__)
             return
@@ -454,7 +402,7 @@ def main(argv: Sequence[str]) -> None:
         logging.set_verbosity(logging.ERROR)
         if f.json:
             check_new_file(f.json, '--json', unless='phases')
-        record = {'config': f['config'].config_filename, 'arguments': list(argv)[1:]}
+        record = {'config': f['config'].config_filename, 'arguments': argv[1:]}
         record |= check(f.config, f.topology)
         if f.json:
             write_whole(f.json, json.dumps(record, indent=1) + '\n')

@@ -1,17 +1,17 @@
-"""Makes a pre-training run's vocabulary and token stores ahead of it, and publishes them.
+"""Makes a pre-training run's vocabulary and token stores before the run, and publishes them.
 
     python -m bert_jax.tools.prepare --config=configs/base_pretrain.py \\
         --config.data.source='wiki/*.txt.gz' --config.data.dir=gs://BUCKET/bert_jax
 
-Takes the config and the --config.FIELD=VALUE that bert_jax.main will be given, and needs no
-accelerator: all processors of this machine tokenize. What is made is kept in config.data.dir by the
-content of the text, where every host of the run finds it: name a bucket or a folder that all of
-them share (for a run on this machine only, any folder). The text is still named in the run's
-config, and the first host looks at it to find its store: have it in a bucket too, or on a disk that
-the host has. Killed and started again, it goes on where it was.
+It takes the config and the --config.FIELD=VALUE of the bert_jax.main command, and needs no
+accelerator: all processors of this machine tokenize. The results go to config.data.dir, named after
+the content of the text, where every host of the run finds them: name a bucket or a folder that all
+hosts share (for a run on this machine only, any folder). The run's config still names the text,
+and its first host reads it to find the store: keep it in a bucket too, or on a disk of that host.
+Killed and started again, the command resumes.
 
-At the end what was made is read back from where it is published. A host's copy takes at least as
-long. Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
+At the end it reads the published stores back. A host's copy takes at least as long.
+Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,15 +31,11 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import error_boundary
 
 
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
 def prepare(config: ConfigDict) -> None:
-    """Makes and publishes what a config's run needs of text.
+    """Makes and publishes the vocabulary and token stores of a config's run.
 
     Raises:
-      InputError: not pre-training on text, or whatever is wrong with the text.
+      InputError: the task is not pre-training on text, or the text is bad.
     """
     from bert_jax import config as config_lib
     from bert_jax.config.validation import validate
@@ -62,23 +58,23 @@ def prepare(config: ConfigDict) -> None:
         size, took = check_store(place)
         total, seconds = total + size, seconds + took
         m = store.manifest
-        say(f"{spec}: {m['num_tokens']:,} tokens in {m['num_documents']:,} documents, "
-            f"{size / 1e6:,.1f} MB in {len(m['files'])} files: {place}")
+        print(f"{spec}: {m['num_tokens']:,} tokens in {m['num_documents']:,} documents, "
+            f"{size / 1e6:,.1f} MB in {len(m['files'])} files: {place}", flush=True)
     if total:
-        say(f'read back and verified in {seconds:.1f} s ({total / 1e6 / max(seconds, 1e-3):,.0f} '
+        print(f'read back and verified in {seconds:.1f} s ({total / 1e6 / max(seconds, 1e-3):,.0f} '
             'MB/s); a host copies it at this speed at best')
     else:
-        say('all sources are records, which every host reads as they are')
+        print('all sources are records, which every host reads as they are')
 
 
 def main(argv: Sequence[str]) -> None:
-    os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # an accelerator that is here is left alone
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # leaves an accelerator of this machine free
     f: Any = flags.FlagValues()
     flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
     argv = list(argv)
     define_config(f, argv)
-    with error_boundary(stopped='stopped; start again and it goes on where it was'):
-        rest = parse_flags(list(argv), f)
+    with error_boundary(stopped='stopped; the same command resumes'):
+        rest = parse_flags(argv, f)
         if f.help:
             print(__doc__)
             return
@@ -88,7 +84,7 @@ def main(argv: Sequence[str]) -> None:
         if f.config is None:
             raise InputError('--config is missing: name a config file, such as '
                              '--config=configs/base_pretrain.py')
-        logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
+        logging.set_verbosity(logging.ERROR)  # libraries log a great deal below it
         prepare(f.config)
 
 

@@ -344,7 +344,7 @@ def check_memory(program: Program, numbers: Sequence[int]) -> int:
                     + ('lower config.train.eval_batch_size' if name == 'evaluation' else
                        'raise config.train.accumulation_steps, lower the batch size or set '
                        "config.model.remat='full'")
-                    + '; bert_jax.tools.preflight tries such changes without the devices'
+                    + '; bert_jax.tools.preflight measures such changes without the devices'
                 )
     return largest
 

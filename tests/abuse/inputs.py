@@ -132,7 +132,4 @@ CASES = [
          before=_write('t.csv', 'a,b\n1,2\n')),
     Case('an empty table', 'predict', '@features --text a --input {folder}/t.csv', r't\.csv',
          before=_write('t.csv', '')),
-    Case('a zip of nothing', 'submission', '--check {folder}/z.zip', r'z\.zip',
-         before=_write('z.zip', b'PK\x03\x04nonsense')),
-    Case('a folder as zip', 'submission', '--check {folder}/notes', r'notes'),
 ]
