@@ -21,7 +21,7 @@ from bert_jax.predict.engine import Function, Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.packing import Units
-from bert_jax.tasks.squad import Prediction, predict_answers
+from bert_jax.tasks.squad import predict_answers
 from bert_jax.tasks.squad_windows import SquadExamples, SquadWindows, squad_windows
 from bert_jax.tasks.tagging import (
     ConllExamples,
@@ -127,15 +127,6 @@ def parts_of(text: Any, *allowed: int) -> list[str]:
     return list(parts)
 
 
-class _Chunk(NamedTuple):
-    """Consecutive texts, what was read of each (or an exception), and remarks."""
-
-    texts: list[Any]
-    read: list[Any]
-    made: Any
-    notes: list[str]
-
-
 def stream(
     model: LoadedModel, texts: Iterable[Any], *, read: Read,
     make: Callable[[list[Any]], tuple[Any, Units]], function: Function,
@@ -169,26 +160,28 @@ def stream(
         except Exception as error:  # of any type: the other texts have their results
             return error
 
-    def prepare(chunk: tuple[int, list[Any]]) -> tuple[_Chunk, Units]:
+    def prepare(chunk: tuple[int, list[Any]]) -> tuple[Any, Units]:
         first, members = chunk
         notes: list[str] = []
         result = [attempt(text, first + i, notes.append) for i, text in enumerate(members)]
         good = [x for x in result if not isinstance(x, Exception)]
         made, units = make(good) if good else (None, NONE)
-        return _Chunk(members, result, made, notes), units
+        return (members, result, made, notes), units
 
     def answers() -> Iterator[Any]:
         chunks = _chunks(texts, size, limit)
-        for chunk, outputs in engine.stream(function, model.device_params, chunks, prepare):
-            for note in chunk.notes:
+        for (members, read, made, notes), outputs in engine.stream(
+                function, model.device_params, chunks, prepare):
+            for note in notes:
                 model.note(note)
-            result = iter(() if chunk.made is None else results(chunk.made, outputs))
-            for text, x in zip(chunk.texts, chunk.read, strict=True):
-                if not isinstance(x, Exception):
-                    yield next(result)
+            result = iter(() if made is None else results(made, outputs))
+            for text, x in zip(members, read, strict=True):
+                if isinstance(x, InputError):
+                    yield refused(text, str(x))
+                elif isinstance(x, Exception):
+                    yield refused(text, f'{type(x).__name__}: {x}')
                 else:
-                    known = isinstance(x, InputError)
-                    yield refused(text, str(x) if known else f'{type(x).__name__}: {x}')
+                    yield next(result)
 
     return answers()
 
@@ -473,11 +466,6 @@ def _chosen(first: TextWindows, second: TextWindows, from_second: np.ndarray) ->
 _DEFAULTS = {'max_seq_length': 384, 'doc_stride': 128, 'max_query_length': 64}
 
 
-class _Asked(NamedTuple):
-    question: str
-    context: str
-
-
 def answer(
     model: LoadedModel, questions: Iterable[Pair], max_answer_length: int = 30,
     null_threshold: float | None = None,
@@ -497,26 +485,24 @@ def answer(
     max_question = min(defaults['max_query_length'], max_length - 4)
     vocab, lowercase = model.vocab, model.weights.lowercase
 
-    def read(pair: Any, number: int, note: Note) -> _Asked:
+    def read(pair: Any, number: int, note: Note) -> list[str]:
         if isinstance(pair, str) or len(parts := parts_of(pair)) != 2:
             raise InputError('a question must come with one context')
-        asked = _Asked(*parts)
-        for name, text in zip(asked._fields, asked, strict=True):
-            if not (num_tokens := len(model.tokenizer.encode(text))):
+        lengths = [len(model.tokenizer.encode(text)) for text in parts]
+        for name, length in zip(('question', 'context'), lengths, strict=True):
+            if not length:
                 raise InputError(f'the {name} is empty: a word or more is needed')
-            if name == 'question' and num_tokens > max_question:
-                note(
-                    f'question {number} has {num_tokens} tokens: its end is left out, after '
-                    f'{max_question}'
-                )
-        return asked
+        if lengths[0] > max_question:
+            note(f'question {number} has {lengths[0]} tokens: its end is left out, after '
+                 f'{max_question}')
+        return parts
 
-    def make(asked: list[_Asked]) -> tuple[tuple[SquadExamples, SquadWindows], Units]:
-        places = {context: i for i, context in enumerate(dict.fromkeys(x[1] for x in asked))}
+    def make(asked: list[list[str]]) -> tuple[tuple[SquadExamples, SquadWindows], Units]:
+        questions, contexts = zip(*asked, strict=True)
+        places = {context: i for i, context in enumerate(dict.fromkeys(contexts))}
         examples = SquadExamples(
-            ids=tuple(map(str, range(len(asked)))),
-            questions=tuple(pair.question for pair in asked), contexts=tuple(places),
-            context_index=np.array([places[pair.context] for pair in asked], np.int32),
+            ids=tuple(map(str, range(len(asked)))), questions=questions, contexts=tuple(places),
+            context_index=np.array([places[context] for context in contexts], np.int32),
             answers=(None,) * len(asked),
         )
         windows = squad_windows(
@@ -538,7 +524,14 @@ def answer(
         for question, context, result in zip(
             examples.questions, examples.context_index, predictions, strict=True
         ):
-            yield {'question': question} | _answer(examples.contexts[context], result, threshold)
+            is_empty = threshold is not None and result.null_odds > threshold
+            i = [x.text for x in result.n_best].index('' if is_empty else result.text)
+            best, (begin, end) = result.n_best[i], result.places[i]
+            yield {
+                'question': question, 'answer': examples.contexts[context][begin:end],
+                'start': begin, 'end': end, 'score': best.start_logit + best.end_logit,
+                'probability': best.probability,
+            }
 
     def refused(pair: Any, reason: str) -> dict[str, Any]:
         return {'question': shown(pair).get('first'), 'answer': '', 'error': reason}
@@ -547,18 +540,6 @@ def answer(
         model, questions, read=read, make=make, results=results,
         function=model.objective.outputs, refused=refused,
     )
-
-
-def _answer(context: str, found: Prediction, threshold: float | None) -> dict[str, Any]:
-    """The chosen one of the best candidates."""
-    is_empty = threshold is not None and found.null_odds > threshold
-    text = '' if is_empty else found.text
-    i = [candidate.text for candidate in found.n_best].index(text)
-    chosen, (begin, end) = found.n_best[i], found.places[i]
-    return {
-        'answer': context[begin:end], 'start': begin, 'end': end,
-        'score': chosen.start_logit + chosen.end_logit, 'probability': chosen.probability,
-    }
 
 
 class _Words(NamedTuple):
@@ -605,7 +586,17 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
             logits[windows.word_index[places]] = outputs['logits'][places]
         bounds = np.cumsum([len(text.words) for text in texts])[:-1]
         for text, of_text in zip(texts, np.split(logits, bounds), strict=True):
-            yield _result(text, of_text, labels)
+            probabilities = softmax(of_text)
+            tags = [
+                {
+                    'word': word, 'label': labels[i], 'probability': float(row[i]), 'start': begin,
+                    'end': begin + len(word),
+                }
+                for word, begin, row, i in zip(
+                    text.words, text.begins, probabilities, probabilities.argmax(axis=1).tolist(),
+                    strict=True)
+            ]
+            yield {'text': text.text, 'tags': tags, 'entities': entities(text.text, tags, labels)}
 
     return stream(
         model, texts, read=read, make=make, results=results,
@@ -629,20 +620,6 @@ def _words(text: Any) -> _Words:
     return _Words(' '.join(text), list(text), [0, *ends][: len(text)])
 
 
-def _result(text: _Words, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    probabilities = softmax(logits)
-    tags = [
-        {
-            'word': word, 'label': labels[i], 'probability': float(row[i]), 'start': begin,
-            'end': begin + len(word),
-        }
-        for word, begin, row, i in zip(
-            text.words, text.begins, probabilities, probabilities.argmax(axis=1).tolist(),
-            strict=True)
-    ]
-    return {'text': text.text, 'tags': tags, 'entities': entities(text.text, tags, labels)}
-
-
 def entities(
     text: str, tags: Sequence[dict[str, Any]], labels: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -657,18 +634,14 @@ def entities(
         return []
     result: list[dict[str, Any]] = []
     in_iob2 = normal_tags([x['label'] for x in tags], np.array([0, len(tags)]))
-    for of_word, label in zip(tags, in_iob2, strict=True):
+    for word, label in zip(tags, in_iob2, strict=True):
         if label == 'O':
             continue
         if label.startswith('B-'):
-            result.append(of_word | {'label': label[2:]})
+            result.append({'label': label[2:], 'start': word['start'], 'probability': 1.0})
         entity = result[-1]
-        entity['end'] = of_word['end']
-        entity['probability'] = min(entity['probability'], of_word['probability'])
-    return [
-        {
-            'text': text[x['start'] : x['end']], 'label': x['label'], 'start': x['start'],
-            'end': x['end'], 'probability': x['probability'],
+        entity |= {
+            'text': text[entity['start'] : word['end']], 'end': word['end'],
+            'probability': min(entity['probability'], word['probability']),
         }
-        for x in result
-    ]
+    return result

@@ -1,28 +1,25 @@
 """Hidden states, vectors and attention probabilities of texts; hidden states as JSON or .npz.
 
-    R: rows, S: row length, N: heads, n: tokens of the text
+    N: heads, H: hidden_size, n: tokens of the text
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import functions
-from bert_jax.predict.commands import Made, Text, maker, reader, stream
-from bert_jax.predict.engine import Function, Outputs
-from bert_jax.predict.functions import inputs
+from bert_jax.predict.commands import Made, Text, maker, parts_of, reader, stream
+from bert_jax.predict.engine import Outputs
 from bert_jax.predict.loaded import POOLS, LoadedModel
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, in_bucket, open_whole
+from bert_jax.train.sharding import Layout
 
 
 def token_features(
@@ -89,12 +86,11 @@ def _checked(model: LoadedModel, layers: Sequence[int]) -> tuple[int, ...]:
             not len(layers)):
         raise InputError(f'layers={layers!r:.60} must be layers, such as (-1, -2)')
     for layer in layers:
-        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
-            raise InputError(f'layer {layer!r:.60} is not a whole number, such as -1')
-        if not lowest <= layer <= -1:
+        is_number = isinstance(layer, (int, np.integer)) and not isinstance(layer, bool)
+        if not is_number or not lowest <= layer <= -1:
             raise InputError(
-                f'layer {layer} is not there: -1 is the last, {lowest + 1} the first, {lowest} '
-                'the embeddings'
+                f'layer {layer!r:.60} is not there: -1 is the last, {lowest + 1} the first, '
+                f'{lowest} the embeddings'
             )
     return tuple(map(int, layers))
 
@@ -199,36 +195,20 @@ def attention(model: LoadedModel, text: str) -> dict[str, Any]:
     Raises:
       InputError: the text cannot be read.
     """
-    def results(made: Made, outputs: Outputs) -> list[dict[str, Any]]:
-        ids = made[1].sequences.ids.tolist()  # the only text, so it begins where its row begins
-        result = outputs['probabilities'][..., : len(ids)]
-        return [{
-            'tokens': [model.vocab.tokens[i] for i in ids],
-            'probabilities': np.moveaxis(result, 0, 2).astype(np.float32),
-        }]
-
-    def refused(text: Any, reason: str) -> Any:
-        raise InputError(f'{text!r:.60}: {reason}')
-
-    (answer,) = stream(
-        model, [text], read=reader(model, 1), make=maker(model), results=results, refused=refused,
-        function=_all_probabilities(model.config),
-    )
-    result: dict[str, Any] = answer
-    return result
-
-
-@functools.cache
-def _all_probabilities(config: ModelConfig) -> Function:
-    """`probabilities` [R, S, layers, N, S], as the model's own attention computes them."""
-    def function(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        _, kept = Bert(config, pooled=False).apply(
-            {'params': params['bert']}, *inputs(batch), mutable=['intermediates'])
-        layers = kept['intermediates']['encoder']
-        probabilities_RxLxNxSxS = jnp.stack([
-            layers[f'layer_{i}']['attention']['self']['probabilities'][0]
+    try:
+        ids = model.encode(*parts_of(text, 1))[: model.max_length - 2]
+    except InputError as error:
+        raise InputError(f'{text!r:.60}: {error}') from None
+    ids = [model.vocab.cls_id, *ids, model.vocab.sep_id]
+    config = dataclasses.replace(model.config, attention='xla', layout=Layout())
+    row, ones = np.array([ids], np.int32), np.ones((1, len(ids)), np.int32)
+    _, kept = Bert(config, pooled=False).apply(
+        {'params': model.params['bert']}, row, ones, 0 * ones, mutable=['intermediates'])
+    layers = kept['intermediates']['encoder']
+    return {
+        'tokens': [model.vocab.tokens[i] for i in ids],
+        'probabilities': np.stack([
+            layers[f'layer_{i}']['attention']['self']['probabilities'][0][0]
             for i in range(config.num_layers)
-        ], axis=1)
-        return {'probabilities': jnp.moveaxis(probabilities_RxLxNxSxS, 3, 1)}
-
-    return function
+        ]).astype(np.float32),
+    }
