@@ -26,7 +26,6 @@ import dataclasses
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,7 +73,6 @@ def evaluate(
     from bert_jax.tasks.labelled import ScoredModel
     from bert_jax.tasks.opening import open_task
     from bert_jax.train.program import model_config, open_mesh
-    from bert_jax.train.report import duration
     from bert_jax.train.step import init_state
     from bert_jax.weights import load_weights
     from bert_jax.weights.warm_start import warm_start
@@ -91,12 +89,14 @@ def evaluate(
     thresholds = _check_ensemble(models)
     task: Any = None
     mesh: Any = None
-    vocabulary = None
-    outputs: list[dict[str, np.ndarray]] = []
-    started = time.monotonic()
-    for number, model in enumerate(models, 1):
+    vocabulary = b''
+    sums: Any = None
+    for model in models:
         published = load_weights(model, any_head=True)
         completed = complete(config, published)
+        default_labels = tuple(f'LABEL_{i}' for i in range(len(published.labels)))
+        by_position = labels_by_position and published.labels == default_labels != ()
+        content = b'' if published.vocab_file is None else published.vocab_file.read_bytes()
         if task is None:
             with completed.unlocked(), completed.ignore_type():  # of a training that is not to be
                 completed.train.steps, completed.train.batch_size = 1, jax.device_count()
@@ -104,23 +104,28 @@ def evaluate(
                 section: Any = completed.get(config.task)
                 if section is not None and 'windows' in section:
                     section.windows = section.windows or published.inference.get('windows', '')
-            mesh = open_mesh(completed, jax.devices())
+            mesh, vocabulary = open_mesh(completed, jax.devices()), content
             inference = dict(published.inference)
             if thresholds:
                 inference['null_threshold'] = sum(thresholds) / len(thresholds)
-            by_position = labels_by_position and _has_default_labels(published.labels)
             task = open_task(completed, ScoredModel(
                 () if by_position else published.labels, inference))
-            vocabulary = published.vocab_file
         if task.head != published.head:
             raise InputError(
                 f'{published.source} has the head {published.head!r}, and '
                 f'config.task={config.task!r} is scored with {task.head!r}: name a model that was '
                 'trained for it'
             )
-        if labels_by_position:
-            published = _named_by_position(published, task.labels)
-        if number > 1 and _content(published.vocab_file) != _content(vocabulary):
+        if labels_by_position and not (by_position and len(published.labels) == len(task.labels)):
+            raise InputError(
+                f'--labels_by_position: {published.source} has the labels '
+                f"{', '.join(published.labels[:5]) or 'none'} ({len(published.labels)}), the task "
+                f"{', '.join(task.labels[:5])} ({len(task.labels)}): LABEL_0 to "
+                f'LABEL_{len(task.labels) - 1} are needed'
+            )
+        if by_position:
+            published = dataclasses.replace(published, labels=tuple(task.labels))
+        if content != vocabulary:
             raise InputError(f'{published.vocab_file} is not the vocabulary of {models[0]}')
         bert = model_config(completed, task.vocab_size, mesh)
         objective = task.objective(bert)
@@ -129,17 +134,13 @@ def evaluate(
             published, fresh, bert, head=task.head, labels=task.labels,
             vocab_file=task.vocab_path, whole=True,
         )
-        result = [predict(params) for predict in task.predictors(objective, mesh)]
-        if len(models) == 1:
-            outputs = result
-            break
-        outputs = outputs or [dict.fromkeys(of_set, np.zeros(())) for of_set in result]
-        for mean, of_set in zip(outputs, result, strict=True):
-            for name, x in of_set.items():
-                mean[name] = mean[name] + x.astype(np.float64) / len(models)
-        left = (time.monotonic() - started) / number * (len(models) - number)
-        line = '  '.join(f'{name} {x:.4f}' for name, x in task.score(result).items())
-        print(f'{model}: {line}  eta {duration(left)}', flush=True)
+        outputs = [predict(params) for predict in task.predictors(objective, mesh)]
+        if len(models) > 1:
+            line = '  '.join(f'{name} {x:.4f}' for name, x in task.score(outputs).items())
+            print(f'{model}: {line}', flush=True)
+            shares = jax.tree.map(lambda x: x.astype(np.float64) / len(models), outputs)
+            sums = shares if sums is None else jax.tree.map(np.add, sums, shares)
+            outputs = sums
     scores = {f'eval/{name}': value for name, value in task.score(outputs).items()}
     if jax.process_index() == 0:
         task.write(outputs, workdir)
@@ -148,29 +149,6 @@ def evaluate(
             'source': config.data.eval_source or str(config.data.source), **scores,
         }, indent=1) + '\n')
     return scores
-
-
-def _has_default_labels(labels: Sequence[str]) -> bool:
-    """Whether labels are Hugging Face's defaults, which say nothing of what they mean."""
-    return bool(labels) and all(label == f'LABEL_{i}' for i, label in enumerate(labels))
-
-
-def _named_by_position(published: Any, labels: Sequence[str]) -> Any:
-    if not _has_default_labels(published.labels):
-        raise InputError(
-            f"--labels_by_position: {published.source} has labels of its own "
-            f"({', '.join(published.labels[:5]) or 'none'}): leave the flag out"
-        )
-    if len(labels) != len(published.labels):
-        raise InputError(
-            f'--labels_by_position: {published.source} has {len(published.labels)} labels, the '
-            f"task {len(labels)} ({', '.join(labels[:5])})"
-        )
-    return dataclasses.replace(published, labels=tuple(labels))
-
-
-def _content(vocab_file: Path | None) -> bytes:
-    return b'' if vocab_file is None else vocab_file.read_bytes()
 
 
 def _check_ensemble(models: Sequence[str]) -> list[float]:

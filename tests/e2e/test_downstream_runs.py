@@ -314,7 +314,7 @@ def test_weights_of_another_program_are_scored_whole_or_not_at_all(pretrained, t
         return capsys.readouterr().err
 
     assert '--labels_by_position' in refused(*args)
-    assert 'labels of its own' in refused(str(tmp_path / 'run'), '--labels_by_position')
+    assert 'LABEL_0 to LABEL_' in refused(str(tmp_path / 'run'), '--labels_by_position')
     assert 'it was converted' in refused(str(folders['bert_jax']))
     convert.main([str(pretrained), str(tmp_path / 'headless'), '--to', 'huggingface'])
     assert "has the head 'pretraining'" in refused(str(tmp_path / 'headless'), *config)
