@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -83,16 +83,26 @@ class Engine:
     def outputs(self, function: Function, params: Params, units: Units) -> Outputs:
         """Arrays [n, ...] a unit and [T, ...] a token of a known set, in its order.
 
-        Says from time to time how far it is, where it takes long.
+        Prints its progress every ten seconds.
         """
+        started = shown = time.monotonic()
+
+        def report(share: float) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            if now - shown > 10 and jax.process_index() == 0:
+                shown = now
+                left = duration((now - started) * (1 / share - 1))
+                print(f'predicting: {share:.0%}  eta {left}', flush=True)
+
         ((_, outputs),) = self.stream(
-            function, params, [units], lambda units: (None, units), say_progress=True
-        )
+            function, params, [units], lambda units: (None, units), report=report)
         return outputs
 
     def stream(
         self, function: Function, params: Params, chunks: Iterable[Chunk],
-        prepare: Callable[[Chunk], tuple[Made, Units]], *, say_progress: bool = False,
+        prepare: Callable[[Chunk], tuple[Made, Units]], *,
+        report: Callable[[float], None] = lambda share: None,
     ) -> Iterator[tuple[Made, Outputs]]:
         """Chunk after chunk, in their order; what is in memory are a few chunks.
 
@@ -100,37 +110,53 @@ class Engine:
           function: of packed batches.
           params: on the mesh.
           chunks: are taken one by one in the caller's thread, a few before they are needed.
-          prepare: makes units of a chunk (it tokenizes, say), in another thread; what it gives
-            beside them comes back with their outputs.
-          say_progress: prints how far it is, once a chunk has taken ten seconds.
+          prepare: makes units of a chunk (it tokenizes, for example), in another thread; what it
+            gives beside them comes back with their outputs.
+          report: receives the share of a chunk's steps that are computed, after each.
 
         Raises:
           Whatever `chunks` and `prepare` do.
         """
-        def ready(chunk: Chunk) -> _Planned:
-            made, units = prepare(chunk)
-            return _Planned(made, units, self._plan(function, units) if len(units) else None)
-
         compiled = self._compiled(function)
-        running: collections.deque[tuple[_Planned, int, Any]] = collections.deque()
-        with concurrent.futures.ThreadPoolExecutor(1, 'units') as pool:
-            for chunk in _ahead(pool, ready, chunks):
-                if not chunk.num_steps:  # it waits for those before it
-                    while running:
-                        yield from _collect(*running.popleft())
-                    yield chunk.made, {}
-                for step in range(chunk.num_steps):
-                    if say_progress:
-                        chunk.say(step)
-                    batch = self._batch(chunk.units, chunk.plan, step)
-                    running.append((chunk, step, compiled(params, batch)))
-                    if len(running) > 1:  # one step late, so that the devices always have work
-                        yield from _collect(*running.popleft())
-            while running:
-                yield from _collect(*running.popleft())
+        pool = concurrent.futures.ThreadPoolExecutor(1, 'units')
 
-    def _batch(self, units: Units, plan: Plan | None, step: int) -> Mapping[str, Any]:
-        assert plan is not None
+        def ready(chunk: Chunk) -> tuple[Made, Units, Plan | None]:
+            made, units = prepare(chunk)
+            return made, units, self._plan(function, units) if len(units) else None
+
+        def ahead() -> Iterator[tuple[Made, Units, Plan | None]]:
+            waiting: collections.deque[Any] = collections.deque()
+            for chunk in chunks:
+                waiting.append(pool.submit(ready, chunk))
+                if len(waiting) >= _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+        def steps() -> Iterator[tuple[Made, Units, Plan | None, int, Any]]:
+            for made, units, plan in ahead():
+                if plan is None:
+                    yield made, units, None, 0, None
+                    continue
+                for step in range(len(plan.units)):
+                    yield made, units, plan, step, compiled(params, self._batch(units, plan, step))
+
+        collected: Outputs = {}
+        try:
+            # A step is waited for when the next one runs: devices always have work.
+            for pair in itertools.pairwise(itertools.chain(steps(), [None])):
+                assert pair[0] is not None
+                made, units, plan, step, outputs = pair[0]
+                if plan is not None:
+                    unpack(units, plan, step, jax.device_get(outputs), collected)
+                    report((step + 1) / len(plan.units))
+                if plan is None or step == len(plan.units) - 1:
+                    yield made, collected
+                    collected = {}
+        finally:  # the caller wants no more, or something failed
+            pool.shutdown(cancel_futures=True)
+
+    def _batch(self, units: Units, plan: Plan, step: int) -> Mapping[str, Any]:
         num_rows = int(plan.num_rows[step])
         local = local_rows(self._mesh, num_rows)
         batch = packed_batch(units, plan, step, local)
@@ -174,54 +200,3 @@ class Engine:
         most = max(1, self._device_tokens // row_length) * self._shards
         num_steps = -(-num_rows // most)
         return -(-num_rows // (num_steps * self._shards)) * self._shards
-
-
-@dataclasses.dataclass
-class _Planned:
-    """A chunk that is ready, and the outputs of its steps so far."""
-
-    made: Any
-    units: Units
-    plan: Plan | None  # none where there are no units
-    outputs: Outputs = dataclasses.field(default_factory=dict)
-    started: float = 0.0
-    printed: float = 0.0
-
-    @property
-    def num_steps(self) -> int:
-        return 0 if self.plan is None else len(self.plan.units)
-
-    def say(self, step: int) -> None:
-        """Prints how far it is before a step, ten seconds after it did so last."""
-        now = time.monotonic()
-        if not step:
-            self.started = self.printed = now
-        elif now - self.printed > 10 and jax.process_index() == 0:
-            left = (now - self.started) / step * (self.num_steps - step)
-            print(f'predicting: {step / self.num_steps:.0%}  eta {duration(left)}', flush=True)
-            self.printed = now
-
-
-def _collect(chunk: _Planned, step: int, outputs: Any) -> Iterator[tuple[Any, Outputs]]:
-    """Waits for the outputs of a step; after the last one the chunk is done."""
-    assert chunk.plan is not None
-    unpack(chunk.units, chunk.plan, step, jax.device_get(outputs), chunk.outputs)
-    if step == chunk.num_steps - 1:
-        yield chunk.made, chunk.outputs
-
-
-def _ahead(
-    pool: concurrent.futures.Executor, function: Callable[[Chunk], Made], chunks: Iterable[Chunk]
-) -> Iterator[Made]:
-    """`function` of each, in order, computed in the pool while the one before is used."""
-    waiting: collections.deque[concurrent.futures.Future[Made]] = collections.deque()
-    try:
-        for chunk in chunks:
-            waiting.append(pool.submit(function, chunk))
-            if len(waiting) >= _AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:  # the caller wants no more, or something failed
-        for future in waiting:
-            future.cancel()

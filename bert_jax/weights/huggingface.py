@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -11,7 +10,7 @@ import re
 import struct
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  (with it, numpy knows bfloat16)
 import numpy as np
@@ -63,6 +62,11 @@ _PLAIN: Mapping[str, Any] = {
     'model_type': 'bert', 'position_embedding_type': 'absolute', 'is_decoder': False,
     'add_cross_attention': False,
 }
+# Copies of parameters, which have to be equal to them.
+_TIED = {
+    'cls.predictions.decoder.weight': 'bert/embeddings/word_embeddings',
+    'cls.predictions.decoder.bias': 'cls/predictions/output_bias',
+}
 _INDEX = 'model.safetensors.index.json'
 _CHECKSUM = 'bert_jax.checksum '  # and the name of a tensor: of the metadata of what we wrote
 SHARD_BYTES = 5_000_000_000  # as transformers' `save_pretrained` has had it for long
@@ -94,10 +98,18 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         where, stored = open_tensors(folder, stack)
         by_name = _our_spelling(stored)
         params, unused = take_params(
-            'huggingface', {name: tensor.shape for name, tensor in by_name.items()},
-            lambda name: by_name[name].read(), model, str(where), config_file,
+            'huggingface', {
+                name: tuple(tensor.file.get_slice(tensor.name).get_shape())
+                for name, tensor in by_name.items()
+            }, lambda name: _read(by_name[name]), model, str(where), config_file,
         )
-        unused = _drop_tied(unused, by_name, params)
+        for name in set(unused) & set(_TIED):
+            if not np.array_equal(_read(by_name[name]), params[_TIED[name]]):
+                raise InputError(
+                    f'{by_name[name].path}: {name} is not equal to {_TIED[name]}: a model whose '
+                    'output layer is not tied to its embeddings cannot be read'
+                )
+    unused = tuple(name for name in unused if name not in _TIED)
     architecture = str((config.get('architectures') or [''])[0])
     named = next((head.name for head in HEADS.values() if architecture in head.classes), '')
     head = find_head(
@@ -139,23 +151,6 @@ def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]
     if 'cls.predictions.decoder.bias' in by_name:
         by_name.setdefault('cls.predictions.bias', by_name['cls.predictions.decoder.bias'])
     return by_name
-
-
-def _drop_tied(
-    unused: tuple[str, ...], by_name: Mapping[str, StoredTensor], params: Mapping[str, np.ndarray]
-) -> tuple[str, ...]:
-    """`unused` without copies of what is tied, which must be copies."""
-    tied = {
-        'cls.predictions.decoder.weight': 'bert/embeddings/word_embeddings',
-        'cls.predictions.decoder.bias': 'cls/predictions/output_bias',
-    }
-    for name in set(unused) & set(tied):
-        if not np.array_equal(by_name[name].read(), params[tied[name]]):
-            raise InputError(
-                f'{by_name[name].path}: {name} is not equal to {tied[name]}: a model whose output '
-                'layer is not tied to its embeddings cannot be read'
-            )
-    return tuple(name for name in unused if name not in tied)
 
 
 def _id2label(config: Mapping[str, Any], num_labels: int, where: Path) -> list[str] | None:
@@ -235,33 +230,28 @@ def _class_of(weights: Weights) -> tuple[str, tuple[Part, ...], list[str]]:
     raise InputError(f'{weights.source} has no {missing.rstrip("/")}, which {name} needs')
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in an open safetensors file; the numbers are read when asked for."""
+class StoredTensor(NamedTuple):
+    """A tensor in an open safetensors file."""
 
     file: Any
     path: Path
     name: str
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.file.get_slice(self.name).get_shape())
 
-    def read(self) -> np.ndarray:
-        """The array as stored.
+def _read(tensor: StoredTensor) -> np.ndarray:
+    """The array as stored.
 
-        Raises:
-          InputError: of a type that float32 cannot hold, or not what this program wrote.
-        """
-        dtype = self.file.get_slice(self.name).get_dtype()
-        if dtype not in _DTYPES:
-            raise InputError(f'{self.path}: {self.name} is of type {dtype}: save it as float32')
-        x = self.file.get_tensor(self.name)
-        expected = (self.file.metadata() or {}).get(_CHECKSUM + self.name)
-        if expected is not None and expected != str(checksum(x)):
-            raise InputError(f'{self.path} is damaged ({self.name} is not what was written): copy '
-                             'it again')
-        return x
+    Raises:
+      InputError: of a type that float32 cannot hold, or not what this program wrote.
+    """
+    file, path, name = tensor
+    dtype = file.get_slice(name).get_dtype()
+    if dtype not in _DTYPES:
+        raise InputError(f'{path}: {name} is of type {dtype}: save it as float32')
+    x: np.ndarray = file.get_tensor(name)
+    if (file.metadata() or {}).get(_CHECKSUM + name) not in (None, str(checksum(x))):
+        raise InputError(f'{path} is damaged ({name} is not what was written): copy it again')
+    return x
 
 
 def open_tensors(

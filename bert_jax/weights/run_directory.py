@@ -85,7 +85,11 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     config = read_config(workdir)
     model = _model(config, config_file)
     hint = check_head(config.get('head', ''), config_file, any_head)
-    step = step or _newest(workdir)
+    if step is None:
+        steps = whole_steps(workdir / 'best') or whole_steps(workdir / 'checkpoints')
+        if not steps:
+            raise InputError(f'{workdir} has no checkpoint to read: checkpoints/ holds none')
+        step = max(steps, key=lambda path: int(path.name))
     params = from_tree(_restore(step / 'default'), model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}
     for name, x in params.items():
@@ -99,11 +103,16 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     head = find_head(params, hint, f'{config_file} says head {hint!r}') if portable else hint
     labels = read_labels(config.get('labels'), head, params, config_file)
     vocab_file, lowercase = _vocabulary(workdir, config, model)
+    inference = read_inference(config, 'inference', config_file)
+    lengths = [phase['max_seq_length'] for phase in config.get('phases') or ()
+               if isinstance(phase, dict) and 'max_seq_length' in phase]
+    if hint == 'pretraining' and lengths and not config.get('init_checkpoint'):
+        # A model pre-trained from scratch knows positions up to the longest rows.
+        inference = {'max_seq_length': max(lengths)} | inference
     return Weights(
         params, model, head, labels, vocab_file, lowercase, (),
         f'run directory {workdir}, step {int(step.name):,}'
-        + (' (its best evaluation)' if step.parent.name == 'best' else ''),
-        _inference(config, config_file),
+        + (' (its best evaluation)' if step.parent.name == 'best' else ''), inference,
     )
 
 
@@ -137,16 +146,6 @@ def _model(config: dict[str, Any], config_file: Path) -> dict[str, Any]:
                 'would be read as another: read it with the version of bert_jax that wrote it'
             )
     return read_model(section, 'bert_jax', config_file)
-
-
-def _inference(config: dict[str, Any], config_file: Path) -> dict[str, Any]:
-    """See `Weights.inference`. A model pre-trained from scratch knows positions up to its rows'."""
-    inference = read_inference(config, 'inference', config_file)
-    lengths = [phase['max_seq_length'] for phase in config.get('phases') or ()
-               if isinstance(phase, dict) and 'max_seq_length' in phase]
-    if config.get('head') == 'pretraining' and lengths and not config.get('init_checkpoint'):
-        inference = {'max_seq_length': max(lengths)} | inference
-    return inference
 
 
 def _vocabulary(
@@ -183,38 +182,33 @@ def whole_steps(folder: Path) -> list[Path]:
     return [path for path in children(folder) if path.name.isdigit() and (path / mark).exists()]
 
 
-def _newest(workdir: Path) -> Path:
-    for folder in ('best', 'checkpoints'):
-        if steps := whole_steps(workdir / folder):
-            return max(steps, key=lambda path: int(path.name))
-    raise InputError(f'{workdir} has no checkpoint to read: checkpoints/ holds none')
-
-
 def _restore(path: Path) -> dict[str, Any]:
-    """The tree of parameters as numpy arrays, whatever mesh they were saved on."""
-    if not path.is_dir():
-        raise InputError(
-            f'{path.parent} cannot be read (it has no {path.name}/): move it away, and the '
-            'checkpoint before it is taken'
-        )
+    """The tree of parameters as numpy arrays, whatever mesh they were saved on.
+
+    They are compared with the checksums that were saved with them, where there are some.
+    """
     handler = ocp.PyTreeCheckpointHandler()
     reader = ocp.Checkpointer(handler)
     try:
         saved = handler.metadata(absolute(path)).tree
-        names = sorted(
-            leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(
-                saved, is_leaf=lambda x: hasattr(x, 'shape')))
+        is_leaf = lambda x: hasattr(x, 'shape')  # noqa: E731
         wanted = {key: jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved[key],
-            is_leaf=lambda x: hasattr(x, 'shape'),
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved[key], is_leaf=is_leaf,
         ) for key in ('params', CHECKSUMS) if key in saved}
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         restored = reader.restore(absolute(path), args=ocp.args.PyTreeRestore(
-            item=wanted, restore_args=as_numpy,
-            partial_restore=True,  # the moments are twice the parameters
+            item=wanted, partial_restore=True,  # the moments are twice the parameters
+            restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted),
         ))
-        _verify(restored, [name for name in names if name != CHECKSUMS])
-        return restored['params']
+        if CHECKSUMS in restored:
+            names = sorted(leaf_name(leaf) for leaf, _ in jax.tree_util.tree_leaves_with_path(
+                saved, is_leaf=is_leaf))
+            names.remove(CHECKSUMS)
+            written = dict(zip(names, np.asarray(restored[CHECKSUMS]).tolist(), strict=True))
+            for name, x in leaves({'params': restored['params']}).items():
+                if int(checksum(np.asarray(x))) != written[name]:
+                    raise ValueError(f'{name} is not what was saved')
+        params: dict[str, Any] = restored['params']
+        return params
     except Exception as error:  # of many types; what is there stays as it is
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
@@ -223,16 +217,6 @@ def _restore(path: Path) -> dict[str, Any]:
         ) from error
     finally:
         reader.close()
-
-
-def _verify(restored: dict[str, Any], names: list[str]) -> None:
-    """Compares parameters with the checksums that were saved with them, where there are some."""
-    if CHECKSUMS not in restored:
-        return
-    written = dict(zip(names, np.asarray(restored[CHECKSUMS]).tolist(), strict=True))
-    for name, x in leaves({'params': restored['params']}).items():
-        if int(checksum(np.asarray(x))) != written[name]:
-            raise ValueError(f'{name} is not what was saved')
 
 
 def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
