@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Pre-trains a tiny BERT on the documentation that comes with every Python, and lets it fill gaps:
-# about five minutes on two CPU cores after installation. Arguments go to bert_jax.main, such as
+# some minutes on two CPU cores after installation. Arguments go to bert_jax.main, such as
 # --config.train.steps=500 or --workdir=DIR.
 set -euo pipefail
 begun=$SECONDS
