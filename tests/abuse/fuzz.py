@@ -1,12 +1,9 @@
 """Damage on a disk, at random: what is read of it is the same, or one line says why it is not.
 
-    python -m tests.abuse.fuzz --cases=2000 --seed=0
-
 A case copies a run, a token store or published weights, damages one of the files, and opens it
 through a command. The answer is the one that the undamaged copy gives, bit for bit (the damage did
 not matter, or an older checkpoint was taken, which a line says), or an error in one line. Anything
-else is harm: another result, NaN, a traceback, a hang, another file changed. A case is a function
-of the seed and its number; `--only=N` runs one again and shows its output.
+else is harm: another result, NaN, a traceback, a hang, another file changed.
 
 Config and vocabulary of published weights have no checksum in any format: what leaves another valid
 model there is counted by itself, as nobody could tell.
@@ -14,8 +11,6 @@ model there is counted by itself, as nobody could tell.
 
 from __future__ import annotations
 
-import argparse
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -24,10 +19,8 @@ import random
 import re
 import shlex
 import shutil
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -154,94 +147,74 @@ def shared_programs() -> Iterator[None]:
         yield
 
 
-class Fuzz:
-    """Cases of things that are there, each in a copy of them."""
+def _judge(
+    target: Target, name: str, answer: Answer, before: dict[str, str], expected: Any, folder: Path
+) -> str:
+    everything = answer.out + answer.err
+    if 'Traceback' in everything or 'may be a fault of bert_jax' in everything:
+        return 'HARM: traceback'
+    if re.search(r'\b(NaN|nan|Infinity)\b', answer.out):
+        return 'HARM: NaN'
+    after = contents(folder)
+    damaged = '/'.join([target.folder, *name.split('/')[:2]])  # a checkpoint is as a whole
 
-    def __init__(self, things: Path, folder: Path, targets: Sequence[Target] = TARGETS):
-        self._things, self._folder, self._targets = things, folder, targets
-        self._expected = functools.cache(self._expect)
+    def is_written(path: str) -> bool:
+        kept = '/checkpoints/' in path and path in after and not path.startswith(damaged)
+        return path.startswith(target.writes) and not kept
 
-    def _copy(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        shutil.copytree(self._things, self._folder, symlinks=True)
+    changed = [path for path, digest in before.items()
+               if after.get(path) != digest and not is_written(path)]
+    if changed:
+        return f'HARM: changed {changed[0]}'
+    if answer.status:
+        return ('refused' if answer.status in (1, 2) and len(answer.lines) == 1 else
+                f'HARM: status {answer.status}, {len(answer.lines)} lines')
+    if target.result(folder, answer) != expected:
+        if not target.sealed and name.endswith(('.json', '.txt')):
+            return 'another model'
+        return 'HARM: another result'
+    return 'older checkpoint' if 'moved to' in everything else 'same result'
 
-    def _open(self, target: Target, seconds: int = _HANGS) -> Answer:
-        args = expand(shlex.split(target.args), self._folder)
+
+def run(
+    numbers: Iterable[int], seed: int, things: Path, folder: Path,
+    targets: Sequence[Target] = TARGETS,
+) -> Iterator[tuple[int, str, str, str]]:
+    """(number, target, what came of it, what was damaged and printed), in copies of `things`."""
+    def opened(target: Target, seconds: int) -> Answer:
         with alarm(seconds):
-            return open_command(target.command, *args)
+            return open_command(target.command, *expand(shlex.split(target.args), folder))
 
-    def _expect(self, target: Target) -> Any:
-        self._copy()
-        answer = self._open(target, 10 * _HANGS)  # it compiles
+    def copy() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(things, folder, symlinks=True)
+
+    @functools.cache
+    def expected(target: Target) -> Any:
+        copy()
+        answer = opened(target, 10 * _HANGS)  # it compiles
         assert answer.status == 0, answer.err
-        return target.result(self._folder, answer)
+        return target.result(folder, answer)
 
-    def case(self, seed: int, number: int) -> tuple[Target, str, str, Answer]:
-        """(what was damaged, how, what came of it, what was said)."""
-        rng = random.Random(f'{seed} {number}')
-        target = self._targets[number % len(self._targets)]
-        expected = self._expected(target)
-        self._copy()
-        name, how = damage(rng, self._folder / target.folder)
-        before = contents(self._folder)
-        answer = self._open(target)
-        return target, f'{how} {name}', self._judge(target, name, answer, before, expected), answer
-
-    def _judge(
-        self, target: Target, name: str, answer: Answer, before: dict[str, str], expected: Any
-    ) -> str:
-        everything = answer.out + answer.err
-        if 'Traceback' in everything or 'may be a fault of bert_jax' in everything:
-            return 'HARM: traceback'
-        if re.search(r'\b(NaN|nan|Infinity)\b', answer.out):
-            return 'HARM: NaN'
-        after = contents(self._folder)
-        damaged = '/'.join([target.folder, *name.split('/')[:2]])  # a checkpoint is as a whole
-
-        def is_written(path: str) -> bool:
-            kept = '/checkpoints/' in path and path in after and not path.startswith(damaged)
-            return path.startswith(target.writes) and not kept
-
-        changed = [path for path, digest in before.items()
-                   if after.get(path) != digest and not is_written(path)]
-        if changed:
-            return f'HARM: changed {changed[0]}'
-        if answer.status:
-            return ('refused' if answer.status in (1, 2) and len(answer.lines) == 1 else
-                    f'HARM: status {answer.status}, {len(answer.lines)} lines')
-        if target.result(self._folder, answer) != expected:
-            if not target.sealed and name.endswith(('.json', '.txt')):
-                return 'another model'
-            return 'HARM: another result'
-        return 'older checkpoint' if 'moved to' in everything else 'same result'
+    with shared_programs():
+        for number in numbers:
+            rng = random.Random(f'{seed} {number}')
+            target = targets[number % len(targets)]
+            wanted = expected(target)
+            copy()
+            name, how = damage(rng, folder / target.folder)
+            before = contents(folder)
+            answer = opened(target, _HANGS)
+            outcome = _judge(target, name, answer, before, wanted, folder)
+            yield number, target.name, outcome, f'{how} {name}\n{answer.out}\n{answer.err}'
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--cases', type=int, default=2000)
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--only', type=int, help='the number of one case')
-    args = parser.parse_args()
-    found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    with tempfile.TemporaryDirectory() as named, shared_programs():
+def run_all(numbers: Iterable[int], seed: int) -> Iterator[tuple[int, str, str, str]]:
+    """The same of everything, made anew."""
+    with tempfile.TemporaryDirectory() as named:
         things, folder = Path(named) / 'things', Path(named) / 'case'
         folder.mkdir()  # runs name paths: they are made where cases lie
-        make_all(folder)
+        with shared_programs():
+            make_all(folder)
         folder.rename(things)
-        fuzz = Fuzz(things, folder)
-        for number in range(args.cases) if args.only is None else [args.only]:
-            started = time.monotonic()
-            target, damage, came, answer = fuzz.case(args.seed, number)
-            found[target.name][came.partition(':')[0]] += 1
-            line = (answer.err.strip().splitlines() or [''])[-1].replace(named, '')
-            print(f'{number} {target.name}: {damage}: {came} '
-                  f'({time.monotonic() - started:.2f} s) {line[:300]}', flush=True)
-            if args.only is not None or came.startswith('HARM'):
-                print(answer.out[-2000:], answer.err[-4000:])
-    for name, counts in found.items():
-        print(name, dict(counts))
-    return any(counts['HARM'] for counts in found.values())
-
-
-if __name__ == '__main__':
-    sys.exit(main())
+        yield from run(numbers, seed, things, folder)

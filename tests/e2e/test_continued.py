@@ -1,24 +1,19 @@
 """Pre-training that goes on from published weights, on other text and with words added."""
 
 import dataclasses
-import importlib.util
 
 import numpy as np
 import pytest
 
 from bert_jax.config import complete, default_config
 from bert_jax.tasks.opening import open_task
-from bert_jax.text import load_tokenizer
 from bert_jax.weights import load_weights
-from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.run_directory import write_run
-from bert_jax.weights.tf1 import write_tf1
 from tests.predict.tiny import VOCAB, pretraining_weights, random_texts
 
 pytestmark = pytest.mark.slow
 
 ADDED = ('catbird', 'thea', 'greenred')
-PIECES = {'catbird': '[UNK]', 'thea': '[UNK]', 'greenred': '[UNK]', 'cated': 'cat ##ed'}
 
 
 @pytest.fixture(scope='module')
@@ -60,31 +55,6 @@ def test_it_starts_from_all_that_was_published(continued):
         assert len(found.params[name]) == old + 4
         np.testing.assert_allclose(found.params[name][old], (x[cat] + x[ed]) / 2, rtol=1e-6)
         np.testing.assert_array_equal(found.params[name][old + 1], x[VOCAB.index('[UNK]')])
-
-
-@pytest.mark.parametrize('write, reader', [
-    (write_run, ''), (write_huggingface, 'transformers'), (write_tf1, 'tensorflow'),
-])
-def test_added_words_survive_every_format(continued, tmp_path, write, reader):
-    if reader and importlib.util.find_spec(reader) is None:
-        pytest.skip(f'{reader} is not installed')
-    weights = load_weights(continued[1])
-    write(tmp_path / 'model', weights)
-    again = load_weights(tmp_path / 'model')
-    for name, x in weights.params.items():
-        np.testing.assert_array_equal(again.params[name], x, err_msg=name)
-    ours = load_tokenizer(weights.vocab_file, weights.lowercase)
-    theirs = load_tokenizer(again.vocab_file, again.lowercase)
-    texts = ['The Cated dogs', *ADDED, 'Catbird greenred? a cat.', *random_texts(5)]
-    ids = [ours.encode(text) for text in texts]
-    assert ids == [theirs.encode(text) for text in texts]
-    assert ours.tokenize('Catbird, cated cats') == ['catbird', ',', 'cated', 'cat', '##s']
-    if reader == 'transformers':
-        import transformers
-
-        loaded = transformers.AutoTokenizer.from_pretrained(
-            tmp_path / 'model', local_files_only=True)
-        assert ids == [loaded(text)['input_ids'][1:-1] for text in texts]
 
 
 def test_words_are_added_for_downstream_tasks_and_not_twice(continued, tmp_path):

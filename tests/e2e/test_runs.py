@@ -140,27 +140,16 @@ def test_nan_stops_with_the_step_and_keeps_the_last_good_checkpoint(run_main, tm
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
 
 
-@pytest.fixture(scope='module')
-def one_device(run_main, corpus, tmp_path_factory):
-    """(arguments of a run of ten steps, what it printed and its directory on one device)."""
+def test_two_hosts_of_four_devices_train_as_one_device(run_main, corpus, tmp_path):
     args = (*TINY, *corpus, '--config.train.steps=10', '--config.train.log_every=1')
-    workdir = tmp_path_factory.mktemp('one_device')
-    return args, run_main(*args, f'--workdir={workdir}'), workdir
-
-
-def test_sharded_runs_have_the_losses_of_one_device(run_main, one_device, tmp_path):
-    args, _, workdir = one_device
     axes = ('--config.mesh.fsdp=2', '--config.mesh.tensor=2')
-    run_main(*args, *axes, f'--workdir={tmp_path}', devices=8)
-    losses = [[r['train/loss'] for r in records(path, 'train/')] for path in (workdir, tmp_path)]
-    np.testing.assert_allclose(*losses, rtol=2e-5)
-
-
-def test_two_processes_train_as_one(run_main, one_device, tmp_path):
-    args, process, _ = one_device
-    both = run_main(*args, f'--workdir={tmp_path}/two', hosts=2)
-    assert result(both) == pytest.approx(result(process), rel=1e-4)
+    one = run_main(*args, f'--workdir={tmp_path}/one')
+    both = run_main(*args, *axes, f'--workdir={tmp_path}/both', hosts=2, devices=4)
+    assert result(both) == pytest.approx(result(one), rel=1e-4)
     assert 'result {' not in both.stderr, 'the second host prints none'
+    np.testing.assert_allclose(*(
+        [r['train/loss'] for r in records(tmp_path / run, 'train/')] for run in ('one', 'both')
+    ), rtol=2e-5)
 
 
 def test_phases_switch_in_one_run(run_main, corpus, tmp_path):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.runtime.errors import Stopped
+from bert_jax.runtime import hosts
+from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.stopping import Guard
 
 pytestmark = pytest.mark.slow
@@ -193,25 +194,18 @@ guard.finish()
       'MEGASCALE_SLICE_ID': '2'}, 'do not describe slices'),
 ])
 def test_tasks_that_have_not_joined_are_refused(monkeypatch, environment, message):
-    from bert_jax.runtime import hosts
-    from bert_jax.runtime.errors import InputError
-
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr('jax.distributed.initialize', _no_cluster)
+    def no_cluster(**_):
+        raise ValueError('coordinator_address should be defined.')
+
+    monkeypatch.setattr('jax.distributed.initialize', no_cluster)
     with pytest.raises(InputError, match=message):
         hosts.connect()
 
 
-def _no_cluster(**_):
-    raise ValueError('coordinator_address should be defined.')
-
-
 @pytest.mark.parametrize('device, extra', [('0x0063', "jax\\[tpu\\]"), ('', "jax\\[cuda13\\]")])
 def test_an_accelerator_that_jax_does_not_use_is_refused(monkeypatch, tmp_path, device, extra):
-    from bert_jax.runtime import hosts
-    from bert_jax.runtime.errors import InputError
-
     (tmp_path / 'vendor').write_text('0x1ae0\n')
     (tmp_path / 'device').write_text(device + '\n')
     found = {'/sys/bus/pci/devices/*': [str(tmp_path)], '/dev/nvidia[0-9]*': ['/dev/nvidia0']}

@@ -32,11 +32,7 @@ class Records:
     def draw(self):
         pass
 
-    def flush(self):
-        pass
-
-    def check(self):
-        pass
+    flush = check = draw
 
     def has_evaluation(self, step):
         return ('eval', step) in self.written
@@ -71,9 +67,7 @@ class Run:
         task, step, fresh = trainer
         self.score = score
         self.records, self.asked, self.evaluated = Records(), [], []
-        phases = []
-        for i, count in enumerate(steps):
-            phases.append(self.phase(i, sum(steps[:i]), count, bad))
+        phases = [self.phase(i, sum(steps[:i]), count, bad) for i, count in enumerate(steps)]
         self.error = None
         try:
             self.state, self.metrics = train(
@@ -99,9 +93,8 @@ class Run:
 
         def evaluate(params):
             self.evaluated.append(number)
-            if self.score is not None:
-                return {'mse': self.score}
-            return {'mse': float(np.square(params['dense']['kernel']).sum())}
+            measured = float(np.square(params['dense']['kernel']).sum())
+            return {'mse': measured if self.score is None else self.score}
 
         return Phase(start, steps, size, batches, evaluate, 600.0, f'phase {number}')
 
@@ -110,24 +103,21 @@ def same(a, b):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
 
 
-@pytest.mark.parametrize('cadence, log, evaluate, save', [
-    ((3, 4, 5), [3, 6, 9, 10], [4, 8, 10], [5, 10]),
-    ((1, 5, 2), list(range(1, 11)), [5, 10], [2, 4, 6, 8, 10]),
-    ((100, 100, 100), [10], [10], [10]),
-    ((0, 0, 0), [10], [10], [10]),
+@pytest.mark.parametrize('cadence, steps, log, evaluate, save', [
+    ((3, 4, 5), 10, [3, 6, 9, 10], [4, 8, 10], [5, 10]),
+    ((1, 5, 2), 10, list(range(1, 11)), [5, 10], [2, 4, 6, 8, 10]),
+    ((100, 100, 100), 10, [10], [10], [10]),
+    ((0, 0, 0), 10, [10], [10], [10]),
+    ((0, 20, 0), 40, [40], [20, 40], [40]),
+    ((0, 20, 0), 41, [41], [20, 41], [41]),  # no evaluation just before the last
+    ((0, 20, 0), 42, [42], [20, 40, 42], [42]),
 ])
 def test_log_evaluation_and_checkpoint_are_at_their_steps_and_all_at_the_last(
-    trainer, cadence, log, evaluate, save
+    trainer, cadence, steps, log, evaluate, save
 ):
-    records = Run(trainer, cadence).records
+    records = Run(trainer, cadence, (steps,)).records
     assert [records.steps(kind) for kind in ('log', 'eval', 'save')] == [log, evaluate, save]
-    assert [kind for kind, step in records.events if step == 10] == ['log', 'save', 'eval']
-
-
-@pytest.mark.parametrize('steps, evaluated', [((40,), [20, 40]), ((41,), [20, 41]),
-                                              ((42,), [20, 40, 42])])
-def test_no_evaluation_just_before_the_last(trainer, steps, evaluated):
-    assert Run(trainer, (0, 20, 0), steps=steps).records.steps('eval') == evaluated
+    assert [kind for kind, step in records.events if step == steps] == ['log', 'save', 'eval']
 
 
 def test_cadence_does_not_change_the_result_by_a_bit(trainer):
