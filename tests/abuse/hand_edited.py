@@ -96,11 +96,6 @@ CASES = [
           ('a number', b'3'), ('a record without a step', b'{}'),
           ('a step of words', b'{"step": "x"}'), ('binary', b'\xff\0'),
           ('a loss of words', b'{"step": 1, "train/loss": "x"}'))),
-    *(Case(f'newest checkpoint {name}', 'predict', _PREDICT, r'checkpoints/4.*cannot be read',
-           before=_write('run/checkpoints/4/**/d/*', change))
-      for name, change in (('of garbage', _garbage), ('flipped', _flipped),
-                           ('cut', lambda data: data[:len(data) // 2]),
-                           ('empty', lambda data: b''))),
     *(Case('vocab.txt: lines gone', command, args, r'vocab', before=_write(
         'run/vocab.txt', _cut_vocabulary))
       for command, args in (('main', _RUN), ('predict', _PREDICT),

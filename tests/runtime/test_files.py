@@ -28,20 +28,15 @@ def test_write_whole_replaces_and_leaves_nothing_beside(folder):
     assert [path.name for path in files.children(folder)] == ['a.txt']
 
 
-def test_a_file_that_is_not_written_to_its_end_is_not_there(folder):
+def test_what_is_not_written_to_its_end_leaves_the_old_file(folder):
     files.write_whole(folder / 'a.txt', b'before')
     with pytest.raises(RuntimeError), files.open_whole(folder / 'a.txt') as file:
         file.write(b'after')
         raise RuntimeError
+    with pytest.raises(UnicodeEncodeError):
+        files.write_whole(folder / 'a.txt', 'after \ud800')
     assert (folder / 'a.txt').read_bytes() == b'before'
     assert [path.name for path in files.children(folder)] == ['a.txt']
-
-
-def test_text_that_cannot_be_encoded_leaves_the_old_file(folder):
-    files.write_whole(folder / 'a.txt', 'old')
-    with pytest.raises(UnicodeEncodeError):
-        files.write_whole(folder / 'a.txt', 'new \ud800')
-    assert (folder / 'a.txt').read_text() == 'old'
 
 
 def test_children_of_no_folder_are_none(folder):

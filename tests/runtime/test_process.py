@@ -1,16 +1,31 @@
-"""What is not installed is told in one line, and what is not used is not loaded."""
+"""One process: what is not installed or not used, its errors, its chip, its compiled programs."""
 
 import importlib.util
+import os
 import subprocess
 import sys
+import time
 
+import jax
+import numpy as np
 import pytest
 from gcsfs.retry import HttpError
+from jax.experimental.compilation_cache import compilation_cache
 
+from bert_jax.runtime import files, process
 from bert_jax.runtime.errors import InputError, Unavailable
-from bert_jax.runtime.files import as_path
-from bert_jax.runtime.process import answer, huge_pages_note, loading_tensorflow, without
+from bert_jax.runtime.process import (
+    CHIPS,
+    answer,
+    find_chip,
+    huge_pages_note,
+    loading_tensorflow,
+    peak_flops,
+    without,
+)
+from bert_jax.train.step import init_state
 from tests.conftest import ROOT
+from tests.train import toy
 
 
 def test_tensorflow_that_is_missing_is_told_with_its_remedy(monkeypatch):
@@ -44,7 +59,7 @@ def test_another_missing_module_is_a_fault_of_ours():
     (InputError('no such file'), 2, 'no such file'),
 ])
 def test_an_error_is_one_line_and_a_status(tmp_path, fault, status, words):
-    line, found = answer(fault, log_folder=as_path(tmp_path))
+    line, found = answer(fault, log_folder=files.as_path(tmp_path))
     assert found == status and words in line and '\n' not in line
 
 
@@ -52,10 +67,10 @@ def test_an_error_is_one_line_and_a_status(tmp_path, fault, status, words):
 def test_a_command_without_its_requirements(command):
     code = (f'import runpy, sys; sys.modules["ml_collections"] = None; '
             f'runpy.run_module("bert_jax.{command}", run_name="__main__")')
-    process = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
-    assert process.returncode == 1
-    assert process.stderr.startswith('error: ml_collections is not installed: python -m pip ')
-    assert process.stderr.count('\n') == 1
+    ended = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith('error: ml_collections is not installed: python -m pip ')
+    assert ended.stderr.count('\n') == 1
 
 
 def test_a_package_is_hidden_and_comes_back(tmp_path, monkeypatch):
@@ -93,3 +108,92 @@ def test_a_run_does_not_load_what_it_does_not_use(tmp_path, package, code, after
     assert importlib.util.find_spec(package) or pytest.skip(f'{package} is not installed')
     code = f'import sys\n{code}\nassert {package!r} not in sys.modules\n{after}'
     subprocess.run([sys.executable, '-c', code, str(tmp_path)], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize('kind, peak', [
+    ('TPU v2', 46e12), ('TPU v3', 123e12), ('TPU v4', 275e12), ('TPU v5 lite', 197e12),
+    ('TPU v5e', 197e12), ('TPU v5', 459e12), ('TPU v5p', 459e12), ('TPU v6 lite', 918e12),
+    ('TPU v6e', 918e12), ('NVIDIA H200', 989e12), ('NVIDIA H100 80GB HBM3', 989e12),
+    ('NVIDIA A100-SXM4-40GB', 312e12), ('cpu', None), ('Tesla T4', None),
+])
+def test_peak_of_a_device_kind(kind, peak):
+    assert peak_flops(kind) == peak
+
+
+@pytest.mark.parametrize('kind, name', [
+    ('TPU v4', 'v4'), ('TPU v5 lite', 'v5e'), ('TPU v5', 'v5p'), ('TPU v6 lite', 'v6e'),
+])
+def test_the_compiler_s_names_are_known(kind, name):
+    chip = find_chip(kind)
+    assert chip.name == name
+    assert chip.memory_bytes and chip.bandwidth and chip.links
+    assert 1.0e9 < chip.clock < 1.8e9
+
+
+def test_names_are_unique():
+    assert len({chip.name for chip in CHIPS}) == len(CHIPS)
+
+
+EVENTS: list[str] = []
+jax.monitoring.register_event_listener(lambda event, **_: EVENTS.append(event))
+
+
+@pytest.fixture
+def cache():
+    """jax as it is when a program starts, with every program worth keeping."""
+    fields = ('jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs',
+              'jax_persistent_cache_enable_xla_caches')
+    before = {name: getattr(jax.config, name) for name in fields}
+    jax.config.update('jax_compilation_cache_dir', None)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def start_of_a_run(folder):
+    """(parameters after two steps, programs taken from the cache), everything compiled anew."""
+    jax.clear_caches()
+    compilation_cache.reset_cache()
+    jax.config.update('jax_compilation_cache_dir', None)
+    process.keep_compiled(folder)
+    EVENTS.clear()
+    optimizer, step = toy.sgd_step(toy.Toy(), toy.mesh(8))
+    state = init_state(toy.Toy(), optimizer, toy.mesh(8), 0)
+    for number in range(2):
+        state, _ = step(state, toy.batch(number))
+    return jax.device_get(state.params), EVENTS.count('/jax/compilation_cache/cache_hits')
+
+
+@pytest.mark.parametrize('place', ['disk', 'bucket'])
+def test_a_second_start_takes_what_the_first_compiled(cache, tmp_path, request, place):
+    folder = tmp_path if place == 'disk' else request.getfixturevalue('bucket') + '/data'
+    first, no_hits = start_of_a_run(folder)
+    second, hits = start_of_a_run(folder)
+    assert no_hits == 0 and hits >= 2
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    assert files.children(files.as_path(folder) / process._platform())
+
+
+def test_the_environment_goes_first(cache, tmp_path):
+    jax.config.update('jax_compilation_cache_dir', str(tmp_path / 'mine'))
+    process.keep_compiled(tmp_path / 'data')
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'mine')
+
+
+@pytest.mark.parametrize('place', ['disk', 'bucket'])
+def test_the_oldest_are_deleted_first(tmp_path, request, place):
+    folder = files.as_path(tmp_path if place == 'disk' else request.getfixturevalue('bucket'))
+    for number in range(4):
+        path = folder / f'{number}-cache'
+        path.write_bytes(bytes(100))
+        if place == 'disk':
+            os.utime(path, (1000 + number, 1000 + number))
+        else:
+            time.sleep(0.02)  # objects keep the moment of their upload
+    process._shrink(folder, 250)
+    assert [path.name for path in files.children(folder)] == ['2-cache', '3-cache']
+    process._shrink(folder, 250)
+    assert len(files.children(folder)) == 2
