@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bert_jax.runtime.checksum import check_digest
@@ -57,6 +58,36 @@ FORMATS = {
     'huggingface': (write_huggingface, 'config.json', 'bert_jax_inference'),
     'tf1': (write_tf1, 'bert_config.json', 'bert_jax_inference'),
 }
+
+
+FOLDERS = {
+    'base': '', 'base_bfloat16': '', 'pretraining': 'pretraining', 'masked_lm': 'pretraining',
+    'classification': 'classification', 'regression': 'regression',
+    'multiple_choice': 'multiple_choice', 'token_classification': 'token_classification',
+    'question_answering': 'question_answering',
+}
+TANH = {'base_bfloat16', 'pretraining', 'multiple_choice', 'question_answering'}
+LABELS = {
+    'classification': ('negative', 'neutral', 'positive'),
+    'token_classification': ('O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC'),
+}
+
+
+@pytest.mark.parametrize('form', FORMATS)
+@pytest.mark.parametrize('name', FOLDERS)
+def test_what_is_written_is_what_was_read(name, form, tmp_path):
+    weights = load_weights(RECORDED / name)
+    assert (weights.head, weights.labels) == (FOLDERS[name], LABELS.get(name, ()))
+    assert weights.model['hidden_act'] == ('gelu_tanh' if name in TANH else 'gelu_erf')
+    FORMATS[form][0](tmp_path / 'out', weights)
+    again = load_weights(tmp_path / 'out')
+    assert again.params.keys() == weights.params.keys()
+    for tensor, x in weights.params.items():
+        assert again.params[tensor].dtype == x.dtype == np.float32
+        np.testing.assert_array_equal(again.params[tensor], x, err_msg=tensor)
+    for field in ('model', 'head', 'labels', 'lowercase', 'unused'):
+        assert getattr(again, field) == getattr(weights, field)
+    assert again.vocab_file.read_bytes() == weights.vocab_file.read_bytes()
 
 
 @pytest.mark.parametrize('form', FORMATS)

@@ -18,7 +18,6 @@ from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.train.step import abstract_state
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import from_tree
-from bert_jax.weights.run_directory import write_run
 
 pytestmark = pytest.mark.slow
 
@@ -106,20 +105,6 @@ def test_the_best_evaluation_is_read_where_it_is_kept(run, one):
     assert weights.source.endswith('step 2 (its best evaluation)')
     np.testing.assert_array_equal(
         weights.params['bert/pooler/dense/bias'], params['bert']['pooler']['dense']['bias'])
-
-
-@pytest.mark.parametrize('folder', sorted(RECORDED.iterdir()), ids=lambda path: path.name)
-def test_what_is_written_is_what_is_read(folder, tmp_path):
-    weights = load_weights(folder)
-    assert write_run(tmp_path / 'run', weights) == []
-    again = load_weights(tmp_path / 'run')
-    assert again.params.keys() == weights.params.keys()
-    for name, x in weights.params.items():
-        assert again.params[name].dtype == np.float32
-        np.testing.assert_array_equal(again.params[name], x, err_msg=name)
-    for field in ('model', 'head', 'labels', 'lowercase'):
-        assert getattr(again, field) == getattr(weights, field)
-    assert again.vocab_file.read_bytes() == weights.vocab_file.read_bytes()
 
 
 def test_labels_are_in_the_config(tmp_path):

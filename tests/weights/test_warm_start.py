@@ -58,14 +58,6 @@ def test_a_pooler_may_begin_fresh():
     assert set(place(weights, shapes_of(weights) | pooler).fresh) == set(pooler)
 
 
-def test_another_number_of_labels():
-    weights = weights_of('classification')
-    shapes = shapes_of(weights) | {KERNEL: (8, 2), BIAS: (2,)}
-    found = place(weights, shapes, head='classification')
-    assert found.fresh == (KERNEL, BIAS) and found.unused == (KERNEL, BIAS)
-    assert found.notes == ('classifier: 3 labels there, 2 here; it starts fresh',)
-
-
 @pytest.mark.parametrize('labels, order', [
     ((), [0, 1, 2]),
     (('negative', 'neutral', 'positive'), [0, 1, 2]),
@@ -84,13 +76,16 @@ def test_labels_keep_their_meaning(labels, order):
     assert found.fresh == () and found.unused == ()
 
 
-def test_a_classifier_of_another_head_begins_fresh():
-    """Multiple choice and regression both have one output."""
-    weights = weights_of('multiple_choice')
-    found = place(weights, shapes_of(weights), head='regression')
-    assert found.fresh == (KERNEL, BIAS)
-    assert found.notes == (
-        'classifier: it is of multiple_choice there, of regression here; it starts fresh',)
+@pytest.mark.parametrize(('name', 'head', 'num', 'note'), [
+    ('classification', 'classification', 2, '3 labels there, 2 here'),
+    # Both have one output.
+    ('multiple_choice', 'regression', 1, 'it is of multiple_choice there, of regression here'),
+])
+def test_another_classifier_starts_fresh(name, head, num, note):
+    weights = weights_of(name)
+    found = place(weights, shapes_of(weights) | {KERNEL: (8, num), BIAS: (num,)}, head=head)
+    assert found.fresh == (KERNEL, BIAS) == found.unused
+    assert found.notes == (f'classifier: {note}; it starts fresh',)
 
 
 @pytest.mark.parametrize('rows, kept', [(6, 6), (10, 10), (16, 10)])
