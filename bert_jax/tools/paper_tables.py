@@ -188,7 +188,7 @@ TABLES: Mapping[str, Table] = {
                 _GLUE, 86.7, 85.9, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1),
                 dev={'mnli': 86.6, 'sst2': 93.7}),
         ), _GLUE, ('sst2', 'cola', 'stsb', 'mrpc_f1', 'rte'),
-        note="The paper's figures are of the test sets, which the GLUE site alone scores; ours are "
+        note="The paper's figures are of the test sets, which only the GLUE site scores; ours are "
              'of the dev sets, and judged by what is known of those: MNLI-m and SST-2 '
              "from the paper's tables 5 and 6, QNLI of Base from table 5, the rest of Base from an "
              'independent run in JAX (nikitakit/sabertooth).',
@@ -237,9 +237,10 @@ TABLES: Mapping[str, Table] = {
             _large('fine-tuned, Large', {'ner': 96.6, 'ner_test': 92.8}, ('ner', 'ner_test')),
             Row('fine-tuned, Base', 'base', {'ner': 96.4, 'ner_test': 92.4},
                 only=('ner', 'ner_test')),
-            *(Row(f"features, {kind.replace('_', ' ')}", 'base', {'ner_features': figure},
-                  (f'conll.features={kind}',), only=('ner_features',))
-              for kind, figure in zip(FEATURES, (91.0, 95.6, 94.9, 95.9, 96.1, 95.5), strict=True)),
+            *(Row(f"features, {layers.replace('_', ' ')}", 'base', {'ner_features': figure},
+                  (f'conll.features={layers}',), only=('ner_features',))
+              for layers, figure in zip(
+                  FEATURES, (91.0, 95.6, 94.9, 95.9, 96.1, 95.5), strict=True)),
         ), ('ner', 'ner_test', 'ner_features'), ('ner', 'ner_features'), restarts=5,
         note='The paper has a cased model: give its vocabulary, and data.lowercase=False.',
     ),
@@ -260,7 +261,7 @@ TABLES: Mapping[str, Table] = {
             for name, title in (('base', 'masked LM'), ('ltr', 'left-to-right'))
             for share in (0.1, 0.2, 0.5, 1.0)
         ), ('mnli',), ('mrpc', 'sst2'),
-        note='The paper draws the curve and says: a million steps are almost 1.0 better on MNLI '
+        note='The paper draws the curve and states: a million steps are almost 1.0 better on MNLI '
              'than half of them, and the masked LM is ahead of left-to-right almost at once.',
     ),
     'efficient': Table(

@@ -378,7 +378,7 @@ def check(config: ConfigDict, topology: str) -> Record:
 
 def main(argv: Sequence[str]) -> None:
     """Parses flags, compiles, prints the tables and writes the JSON."""
-    # Nothing is computed, and a TPU of this machine is left alone.
+    # Nothing is computed: leave a TPU of this machine free.
     if not os.environ.get('JAX_PLATFORMS'):
         jax.config.update('jax_platforms', 'cpu')
     for name, value in (('TPU_SKIP_MDS_QUERY', '1'), ('ALLOW_MULTIPLE_LIBTPU_LOAD', '1'),

@@ -65,7 +65,7 @@ COLLECTIVES = (
 )
 # The compiler writes 2^63 - 1 where it has no estimate.
 _SENTINEL = 1 << 60
-_KERNEL = 'tpu_custom_call'  # a kernel of Pallas; other targets are the compiler's own and free
+_KERNEL = 'tpu_custom_call'  # a kernel of Pallas; the compiler's other targets cost nothing
 _BYTES = {'pred': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 's8': 1, 'u8': 1, 's4': 1, 'u4': 1,
           'f64': 8, 's64': 8, 'u64': 8, 'c64': 8}
 
@@ -323,7 +323,7 @@ _BUNDLE = re.compile(r'\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2}:?\s*)*:?\s*((?:>\s*)*)\
 def attention_cycles(chip: str, rows: int, length: int, hidden: int, rate: float) -> dict[str, int]:
     """Cycles of `attention_forward` and `attention_backward` on a chip.
 
-    A process of its own compiles them, because libtpu reads its dump flags only when it starts.
+    A new process compiles them, because libtpu reads its dump flags only when it starts.
 
     Args:
       chip: as topologies name it, such as v5e.
