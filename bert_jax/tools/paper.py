@@ -102,10 +102,10 @@ def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | Non
     """A row's figure in a column; None where it has none there.
 
     Returns:
-      `paper` (its figure, or None), `dev` (the figure that ours is judged by, or None), `parts`.
+      `paper` (its figure, or None), `dev` (a published figure of the dev set, or None), `parts`.
       With finished runs also the `mean` of all runs with the chosen settings, their `deviation`,
       the number of `runs`, their `values`, `seeds` (of each run's pre-training; of its fine-tuning
-      without pre-training), `settings`, and whether the mean `passes`.
+      without pre-training) and `settings`.
     """
     what = COLUMNS[column]
     if row.only and column not in row.only:
@@ -118,20 +118,15 @@ def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | Non
         if part is None:
             return None
         parts = [part]
-    paper = row.figures.get(column)
-    dev = paper if row.dev is None else row.dev.get(column)
-    cell: Cell = {'paper': paper, 'dev': dev, 'parts': [part.path.name for part in parts]}
+    cell: Cell = {'paper': row.figures.get(column), 'dev': row.dev.get(column),
+                  'parts': [part.path.name for part in parts]}
     result = _chosen(parts, what, by_part=bool(what.task) and not row.scratch)
     if result is None:
         return cell
     settings, values, seeds = result
     if not what.lower and not what.task.startswith('squad'):  # SQuAD scores are per cent already
         values = [100 * value for value in values]
-    cell |= _statistics(values) | {'seeds': seeds, 'settings': dict(settings), 'passes': None}
-    if dev is not None and not options.tiny:
-        short = cell['mean'] - dev if what.lower else dev - cell['mean']
-        cell['passes'] = short <= what.band
-    return cell
+    return cell | _statistics(values) | {'seeds': seeds, 'settings': dict(settings)}
 
 
 def _statistics(values: list[float]) -> Cell:
@@ -189,7 +184,7 @@ def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
         by_seed = [_by_seed(column.get(row, {})) for column in columns]
         seeds = sorted(set.intersection(*map(set, by_seed)))
         values = [statistics.fmean(means[seed] for means in by_seed) for seed in seeds]
-        result[row] = {'paper': None, 'passes': None} | (_statistics(values) if values else {})
+        result[row] = {'paper': None, 'dev': None} | (_statistics(values) if values else {})
     return result
 
 
@@ -267,9 +262,8 @@ def write_table(
                  if (cell := cell_of(row, column, table, options)) is not None}
         for column in columns
     }
-    titles = {column: {
-        'title': COLUMNS[column].title, 'metric': COLUMNS[column].metric,
-        'band': COLUMNS[column].band} for column in columns}
+    titles = {column: {'title': COLUMNS[column].title, 'metric': COLUMNS[column].metric}
+              for column in columns}
     if table.mean:
         titles['mean'] = {'title': 'mean'}
         cells['mean'] = mean_of_columns(
@@ -319,11 +313,7 @@ def _markdown(record: dict[str, Any]) -> str:
     lines += ['', 'FLOPs: of one pre-training. Ours: mean and standard deviation over n runs, at '
                   'the last evaluation, with the settings of the row and task whose first metric '
                   "is best on the dev set; in brackets the paper's."]
-    if record['scale'] == 'paper':
-        lines.append('pass: at most so far behind the paper: ' + ', '.join(
-            f"{column['title']} {column['band']}" for column in columns.values()
-            if 'band' in column) + '.')
-    else:
+    if record['scale'] == 'tiny':
         lines.append("A tiny model does not reach the paper's figures; compare the order of rows.")
     for column, order in record['order'].items():
         opposite = '; '.join(order['pairs_opposite'])
@@ -349,14 +339,12 @@ def _markdown(record: dict[str, Any]) -> str:
 def _text(cell: Cell | None) -> str:
     if cell is None:
         return ''
-    paper = '' if cell['paper'] is None else f" ({cell['paper']:g})"
+    dev = '' if cell['dev'] is None else f"; dev {cell['dev']:g}"
+    paper = '' if cell['paper'] is None else f" ({cell['paper']:g}{dev})"
     if 'mean' not in cell:
         return f'–{paper}'
-    if cell['passes'] is not None and cell['dev'] != cell['paper']:
-        paper = f" ({cell['paper']:g}; dev {cell['dev']:g})"
     deviation = '' if cell['deviation'] is None else f" ± {cell['deviation']:.2f}"
-    judged = {None: '', True: ' pass', False: ' **below**'}[cell['passes']]
-    return f"{cell['mean']:.2f}{deviation} n={cell['runs']}{paper}{judged}"
+    return f"{cell['mean']:.2f}{deviation} n={cell['runs']}{paper}"
 
 
 def _draw(file: Any, record: dict[str, Any]) -> None:
