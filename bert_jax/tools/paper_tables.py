@@ -183,8 +183,8 @@ TABLES: Mapping[str, Table] = {
                 dev={'mnli': 86.6, 'sst2': 93.7}),
         ), _GLUE, ('sst2', 'cola', 'stsb', 'mrpc_f1', 'rte'),
         note="The paper's figures are of the test sets, which only the GLUE site scores; ours are "
-             'of the dev sets. Published dev figures: MNLI-m and SST-2 from tables 5 and 6, QNLI of '
-             'Base from table 5, the rest of Base from an independent run in JAX '
+             'of the dev sets. Published dev figures: MNLI-m and SST-2 from tables 5 and 6, QNLI '
+             'of Base from table 5, the rest of Base from an independent run in JAX '
              '(nikitakit/sabertooth).',
     ),
     '2': Table(
