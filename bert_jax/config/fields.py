@@ -93,6 +93,8 @@ FIELDS: Mapping[str, Field] = {
     'data.text': Field('text', TEXT, OWN_FILES),
     'data.text_pair': Field('', TEXT, OWN_FILES),
     'data.label': Field('label', TEXT, OWN_FILES),
+    # Of tags that are numbers: their names from 0, between commas, or a file with one a line.
+    'data.label_names': Field('', TEXT, OWN_FILES),
     'data.choices': Field('', TEXT, OWN_FILES),  # of multiple choice, between commas
     'data.id': Field('', TEXT, OWN_FILES),  # names rows in predictions; empty: counted from 0
     'data.packing': Field(True, _SWITCH, LABELLED),  # several examples a row: the same scores
@@ -196,15 +198,15 @@ _COLUMNS = ('data.text', 'data.text_pair', 'data.label', 'data.id', 'data.held_o
 
 # A task without a row has no section and reads no field of files of your own, as GLUE's.
 TASK_FIELDS: Mapping[str, TaskFields] = {
-    'pretrain': TaskFields(phased=True, reads=(
-        'data.held_out', 'data.text', 'data.text_pair', 'data.label')),
+    'pretrain': TaskFields(phased=True, reads=('data.held_out',)),
     'synthetic': TaskFields(phased=True, reads=('data.held_out',)),
     'classification': TaskFields('classification', reads=_COLUMNS),
     'regression': TaskFields('regression', reads=_COLUMNS),
     'multiple_choice': TaskFields(
         reads=('data.text', 'data.choices', 'data.label', 'data.id', 'data.held_out')),
     'conll': TaskFields('conll'),
-    'tagging': TaskFields('tagging', reads=('data.text', 'data.label', 'data.held_out')),
+    'tagging': TaskFields('tagging', reads=(
+        'data.text', 'data.label', 'data.label_names', 'data.held_out')),
     'squad_v1': TaskFields('squad'),
     'squad_v2': TaskFields('squad'),
 }

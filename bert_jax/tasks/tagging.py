@@ -69,7 +69,7 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
     """
     kind = {
         'words': config.data.text, 'tags': config.data.label,
-        'max_malformed': config.data.max_malformed,
+        'max_malformed': config.data.max_malformed, 'names': _names(config.data.label_names),
     }
     train, dev = own_files(
         config, functools.partial(read_tagged_file, **kind), ConllExamples.sentences,
@@ -86,6 +86,21 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
         say(f"note: {', '.join(unseen[:10])} occur only in evaluation and count as errors")
     return _task(
         config, config.tagging, train.labels, train, {'dev': dev}, _metrics(train.labels))
+
+
+def _names(given: str) -> list[str]:
+    """Names of tags that are numbers: `A,B,C`, or the lines of a file.
+
+    Raises:
+      InputError: one stands there twice.
+    """
+    path = as_path(given)
+    names = (path.read_text(encoding='utf-8').splitlines() if given and path.exists()
+             else given.split(',') if given else [])
+    names = [name.strip() for name in names if name.strip()]
+    if len(set(names)) < len(names):
+        raise InputError(f'config.data.label_names={given} has a name twice')
+    return names
 
 
 def _metrics(tags: Sequence[str]) -> tuple[str, ...]:
@@ -404,7 +419,7 @@ def read_conll_file(
 
 
 def read_tagged_file(
-    path: str, *, words: str, tags: str, max_malformed: float = 0.01
+    path: str, *, words: str, tags: str, max_malformed: float = 0.01, names: Sequence[str] = ()
 ) -> ConllExamples:
     """All sentences of one file with tags of any set.
 
@@ -414,6 +429,7 @@ def read_tagged_file(
         or `.gz`.
       words, tags: fields of the objects.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
+      names: of tags that are numbers.
 
     Raises:
       InputError: what is wrong with the file.
@@ -427,9 +443,20 @@ def read_tagged_file(
             raise table.Malformed(f"'{words}' and '{tags}' are not two lists of one length")
         if not all(isinstance(word, str) and word.strip() for word in some):
             raise table.Malformed('a word is no string, or an empty one')
-        return table.texts_of(some), [table.label_text(tag) for tag in their]
+        return table.texts_of(some), [tag_of(tag) for tag in their]
+
+    def tag_of(tag: Any) -> str:
+        if not names or not isinstance(tag, int):
+            return table.label_text(tag)
+        if not 0 <= tag < len(names):
+            raise table.Malformed(f'tag {tag} has no name in config.data.label_names')
+        return names[tag]
 
     rows = table.read_table(path, [words, tags], parse, max_malformed=max_malformed)
+    if not names and rows.values and all(
+            tag.isdigit() for _, their in rows.values for tag in their):
+        say(f'warning: the tags of {path} are numbers, of which no entities can be made: name '
+            'them with --config.data.label_names=O,B-PER,I-PER,...')
     # Sentences without words are no rows that are malformed, and nothing to learn from.
     result = [sentence for sentence in rows.values if sentence[0]]
     lines = [line for line, sentence in zip(rows.lines, rows.values) if sentence[0]]

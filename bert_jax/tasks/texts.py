@@ -144,7 +144,8 @@ def read_texts(
     def parse(cells: list[Any]) -> tuple[list[str], Any, Any]:
         label = cells[n] if convert else None
         if convert and not isinstance(label, list):
-            label = label_of(label)
+            # An example of a multi-label task may have none.
+            label = label_text(label) if getattr(convert, 'several', False) else label_of(label)
         return texts_of(cells[:n]), label, cells[-1] if id_column else None
 
     rows = read_table(

@@ -241,13 +241,16 @@ def test_several_labels_that_only_evaluation_has_count_against_the_model(tmp_pat
     config.classification.multi_label = True
     logits = np.array([[-1, -1], [1, -1]], np.float32)  # nothing, and 'a'
     scores = opened(config).evaluated[0].score({'logits': logits})
+    assert scores.pop('loss') == pytest.approx(
+        np.mean(np.log1p(np.exp([-1, -1, -1, -1]))))  # of the labels that the model has
     assert scores == {'accuracy': 0, 'micro_f1': 2 / 4, 'macro_f1': 1 / 4}
 
 
+@pytest.mark.parametrize('none', [[], '', None])
 @pytest.mark.parametrize('label', [['a', 'b'], 'a,b', '["a", "b"]'])
-def test_several_labels_an_example(label, tmp_path):
+def test_several_labels_an_example(label, none, tmp_path):
     rows = [{'body': 'the leader', 'kinds': label}, {'body': 'john', 'kinds': 'b'},
-            {'body': 'smith', 'kinds': []}]
+            {'body': 'smith', 'kinds': none}]
     source = write(tmp_path / 'own.jsonl', '\n'.join(map(json.dumps, rows)))
     config = config_of(
         'classification', source, tmp_path, eval_source=source, text='body', label='kinds')
@@ -257,7 +260,8 @@ def test_several_labels_an_example(label, tmp_path):
     marks = np.array([[1, 1], [0, 1], [0, 0]], np.float32)
     np.testing.assert_array_equal(data.train.labels['labels'], marks)
     scores = data.evaluated[0].score({'logits': marks - 0.5})
-    assert scores == {'micro_f1': 1.0, 'macro_f1': 1.0, 'accuracy': 1.0}
+    assert scores == {'micro_f1': 1.0, 'macro_f1': 1.0, 'accuracy': 1.0,
+                      'loss': pytest.approx(np.log1p(np.exp(-0.5)))}
     data.evaluated[0].write({'logits': marks - 0.5}, tmp_path)
     assert (tmp_path / 'dev_predictions.tsv').read_text() == (
         'index\tprediction\n0\ta,b\n1\tb\n2\t\n')
@@ -273,6 +277,23 @@ def test_regression_on_pairs(tmp_path):
     assert labels.tolist() == [i / 4 - 1 for i in range(10)]
     assert data.evaluated[0].score({'logits': labels[:, None]})['pearson'] > 0.999
     assert all(n == 2 for n in data.train.sequences.first_lengths - 1)
+
+
+@pytest.mark.parametrize('as_file', [False, True])
+def test_tags_that_are_numbers_get_their_names(as_file, tmp_path, capsys):
+    rows = [{'text': ['john', 'was'], 'label': [1, 0]},
+            {'text': ['the', 'leader'], 'label': [0, 0]}]
+    source = write(tmp_path / 'own.jsonl', '\n'.join(map(json.dumps, rows)))
+    names = write(tmp_path / 'names', 'O\nB-PER\nI-PER\n') if as_file else 'O,B-PER,I-PER'
+    config = config_of('tagging', source, tmp_path, eval_source=source)
+    assert opened(config).metric == 'accuracy'
+    assert 'no entities can be made: name them with' in capsys.readouterr().out
+    config.data.label_names = str(names)
+    data = opened(config)
+    assert data.metric == 'f1' and data.labels == ('O', 'B-PER', 'I-PER')
+    config.data.label_names, config.data.max_malformed = 'O', 0.0
+    with pytest.raises(InputError, match='tag 1 has no name in config.data.label_names'):
+        opened(config)
 
 
 POS = '\n'.join(f'{a} DT\n{b} NN\n' for a, b in zip(WORDS, WORDS[1:]))
@@ -315,7 +336,8 @@ def test_your_own_choices(tmp_path):
     dev = data.evaluated[0]
     assert len(data.train) + len(dev.units) == 10 and dev.units.choices == 2
     right = np.eye(2)[dev.units.labels['labels']]
-    assert dev.score({'logits': right}) == {'accuracy': 1}
+    assert dev.score({'logits': right}) == {
+        'accuracy': 1, 'loss': pytest.approx(np.log1p(np.exp(-1)))}
     only = open_task(config, ScoredModel()).data
     assert only.train is None and only.evaluated[0].units.digest() == dev.units.digest()
     config.data.eval_source = config.data.source
