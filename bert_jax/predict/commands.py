@@ -330,7 +330,7 @@ def pseudo_perplexity(log_probability: float, num_tokens: int) -> float:
 
 
 class Tokenized(NamedTuple):
-    """The texts that go together, and the pieces of each."""
+    """Texts that go together, and the pieces of each."""
 
     texts: list[str]
     ids: list[list[int]]
@@ -478,12 +478,11 @@ def answer(
             isinstance(null_threshold, bool) or not isinstance(null_threshold, numbers.Real)
             or math.isnan(null_threshold)):
         raise InputError(f'null_threshold={null_threshold!r:.60} must be a number')
-    defaults = _DEFAULTS | dict(model.inference)
+    defaults = _DEFAULTS | dict(model.weights.inference)
     threshold = defaults.get('null_threshold') if null_threshold is None else null_threshold
     max_length = min(defaults['max_seq_length'], model.max_length)
     # As evaluation cuts it; where the model is too short for that, a token of the text is left.
     max_question = min(defaults['max_query_length'], max_length - 4)
-    vocab, lowercase = model.vocab, model.weights.lowercase
 
     def read(pair: Any, number: int, note: Note) -> list[str]:
         if isinstance(pair, str) or len(parts := parts_of(pair)) != 2:
@@ -516,10 +515,9 @@ def answer(
     ) -> Iterator[dict[str, Any]]:
         examples, windows = made
         predictions = predict_answers(
-            examples, windows, outputs['start_logits'], outputs['end_logits'], vocab=vocab,
-            lowercase=lowercase, switches=model.tokenizer.switches,
-            version='v1' if threshold is None else 'v2',
-            max_answer_length=max_answer_length,
+            examples, windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
+            lowercase=model.weights.lowercase, switches=model.tokenizer.switches,
+            version='v1' if threshold is None else 'v2', max_answer_length=max_answer_length,
         )
         for question, context, result in zip(
             examples.questions, examples.context_index, predictions, strict=True
@@ -542,12 +540,7 @@ def answer(
     )
 
 
-class _Words(NamedTuple):
-    """A text, its words and their first characters in it."""
-
-    text: str
-    words: list[str]
-    begins: list[int]
+Words = tuple[str, list[str], list[int]]  # a text, its words, their first characters in it
 
 
 def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
@@ -555,16 +548,15 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
     model.need('tag')
     labels = model.weights.labels
 
-    def read(text: Any, number: int, note: Note) -> _Words:
-        del number, note
+    def read(text: Any, number: int, note: Note) -> Words:
         result = _words(text)
-        for word in result.words:
-            model.tokenizer.encode(word)  # what cannot be tokenized is this text's own fault
+        for word in result[1]:
+            model.tokenizer.encode(word)  # an error is this text's result
         return result
 
-    def make(texts: list[_Words]) -> tuple[tuple[list[_Words], ConllWindows], Units]:
-        words = [word for text in texts for word in text.words]
-        offsets = np.cumsum([0, *(len(text.words) for text in texts if text.words)])
+    def make(texts: list[Words]) -> tuple[tuple[list[Words], ConllWindows], Units]:
+        words = [word for _, of_text, _ in texts for word in of_text]
+        offsets = np.cumsum([0, *(len(of_text) for _, of_text, _ in texts if of_text)])
         spans = np.arange(len(offsets) - 1)
         examples = ConllExamples(
             words=words, tags=[labels[0]] * len(words), lines=np.arange(len(words)),
@@ -577,15 +569,15 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
         return (texts, windows), Units(windows.sequences)
 
     def results(
-        made: tuple[list[_Words], ConllWindows], outputs: Outputs
+        made: tuple[list[Words], ConllWindows], outputs: Outputs
     ) -> Iterator[dict[str, Any]]:
         texts, windows = made
         places = np.flatnonzero(windows.word_index >= 0)
         logits = np.empty((len(places), len(labels)))
         if len(places):
             logits[windows.word_index[places]] = outputs['logits'][places]
-        bounds = np.cumsum([len(text.words) for text in texts])[:-1]
-        for text, of_text in zip(texts, np.split(logits, bounds), strict=True):
+        bounds = np.cumsum([len(words) for _, words, _ in texts])[:-1]
+        for (text, words, begins), of_text in zip(texts, np.split(logits, bounds), strict=True):
             probabilities = softmax(of_text)
             tags = [
                 {
@@ -593,10 +585,10 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
                     'end': begin + len(word),
                 }
                 for word, begin, row, i in zip(
-                    text.words, text.begins, probabilities, probabilities.argmax(axis=1).tolist(),
+                    words, begins, probabilities, probabilities.argmax(axis=1).tolist(),
                     strict=True)
             ]
-            yield {'text': text.text, 'tags': tags, 'entities': entities(text.text, tags, labels)}
+            yield {'text': text, 'tags': tags, 'entities': entities(text, tags, labels)}
 
     return stream(
         model, texts, read=read, make=make, results=results,
@@ -606,18 +598,18 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
     )
 
 
-def _words(text: Any) -> _Words:
+def _words(text: Any) -> Words:
     if isinstance(text, str):
         words, begins, at = raw_words(text), [], 0
         for word in words:
             at = text.index(word, at)
             begins.append(at)
             at += len(word)
-        return _Words(text, words, begins)
+        return text, words, begins
     if not isinstance(text, Sequence) or not all(isinstance(word, str) for word in text):
         raise InputError(f'{text!r:.60} is no text: a str, or a list of words, is expected')
     ends = np.cumsum([len(word) + 1 for word in text]).tolist()
-    return _Words(' '.join(text), list(text), [0, *ends][: len(text)])
+    return ' '.join(text), list(text), [0, *ends][: len(text)]
 
 
 def entities(

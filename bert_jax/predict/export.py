@@ -53,13 +53,9 @@ class Computation:
     inputs: Mapping[str, str]
     max_length: int
 
-    @property
-    def constraints(self) -> list[str]:
-        return [f's <= {self.max_length}']
-
     def shapes(self) -> list[Any]:
         """Of parameters and inputs, in symbols."""
-        scope = export.SymbolicScope(self.constraints)
+        scope = export.SymbolicScope([f's <= {self.max_length}'])
         return [
             {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self.params.items()},
             *(jax.ShapeDtypeStruct(export.symbolic_shape(dims, scope=scope), jnp.int32)
@@ -113,7 +109,7 @@ def _saved_model(
         tf.config.set_visible_devices([], kind)
     converted = jax2tf.convert(
         c.function, polymorphic_shapes=[None, *(f'({dims})' for dims in c.inputs.values())],
-        polymorphic_constraints=c.constraints, with_gradient=False,
+        polymorphic_constraints=[f's <= {c.max_length}'], with_gradient=False,
         native_serialization_platforms=PLATFORMS,
     )
     module = tf.Module()

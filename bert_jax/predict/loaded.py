@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -96,8 +96,7 @@ _NEEDS = {
     'fill-mask': (('pretraining',), ('cls/predictions',), 'a masked-LM head'),
     'score': (('pretraining',), ('cls/predictions',), 'a masked-LM head'),
     'next-sentence': (
-        ('pretraining',), ('bert/pooler', 'cls/seq_relationship'), 'a next-sentence head'
-    ),
+        ('pretraining',), ('bert/pooler', 'cls/seq_relationship'), 'a next-sentence head'),
     'classify': (
         ('classification', 'multi_label', 'regression', 'multiple_choice'),
         ('bert/pooler', 'classifier'),
@@ -105,13 +104,10 @@ _NEEDS = {
     ),
     'answer': (('question_answering',), ('cls/squad',), 'a question-answering head'),
     'tag': (
-        ('token_classification', 'feature_tagger'), ('classifier',), 'a token-classification head'
-    ),
+        ('token_classification', 'feature_tagger'), ('classifier',), 'a token-classification head'),
     'features': (tuple(HEADS), (), ''),
-    'export': (
-        tuple(name for name, head in HEADS.items() if head.portable()), (),
-        'a head that other formats have',
-    ),
+    'export': ([name for name, head in HEADS.items() if head.portable()], (),
+               'a head that other formats have'),
 }
 # What an ablation's model (`causal`, `bilstm`) cannot do: a masked word is guessed from both sides,
 # and what is exported is put together from the encoder and the plain heads.
@@ -176,10 +172,8 @@ class LoadedModel:
     @functools.cached_property
     def params(self) -> dict:
         """The parameters as the model takes them, on the host."""
-        return to_tree(
-            self.weights.params, padded_vocab_size=self.config.padded_vocab_size,
-            scan_layers=False,
-        )
+        rows = self.config.padded_vocab_size
+        return to_tree(self.weights.params, padded_vocab_size=rows, scan_layers=False)
 
     @functools.cached_property
     def device_params(self) -> dict:
@@ -196,7 +190,7 @@ class LoadedModel:
         """The head's own outputs, each sequence being a unit."""
         weights = self.weights
         try:
-            return HEADS[weights.head].of_model(self.config, weights.num_labels, self.inference)
+            return HEADS[weights.head].of_model(self.config, weights.num_labels, weights.inference)
         except InputError as error:
             raise InputError(f'{weights.source}: {error}') from None
 
@@ -204,11 +198,6 @@ class LoadedModel:
     def pooling(self) -> tuple[str, bool]:
         """(pool, normalize): how a text's vector is made by default."""
         return ('mean', False) if self._folder is None else read_pooling(self._folder)
-
-    @property
-    def inference(self) -> Mapping[str, Any]:
-        """The settings of the run's predictions, where it has them."""
-        return self.weights.inference
 
     @functools.cached_property
     def tokenizer(self) -> WordPieceTokenizer | SentencePieceTokenizer:
@@ -233,11 +222,11 @@ class LoadedModel:
     def max_length(self) -> int:
         """Tokens of the longest sequence, [CLS] and [SEP] included."""
         positions = self.config.max_position_embeddings
-        return min(positions, self.inference.get('max_seq_length') or positions)
+        return min(positions, self.weights.inference.get('max_seq_length') or positions)
 
     def windows(self, how: str | None = None) -> str:
         """The combination of windows of long texts: the given one, else the run's."""
-        how = self.inference.get('windows') or 'first' if how is None else how
+        how = self.weights.inference.get('windows') or 'first' if how is None else how
         if not isinstance(how, str) or how not in WINDOWS:
             raise InputError(f"windows={how!r:.60} is unknown: {', '.join(WINDOWS)}")
         return how
