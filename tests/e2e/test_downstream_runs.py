@@ -177,7 +177,7 @@ def squad_file(path, version):
         {'title': 'x', 'paragraphs': paragraphs}]}))
 
 
-def test_squad_writes_what_the_official_script_takes(pretrained, tmp_path):
+def test_squad_writes_what_the_official_script_takes_and_brings_its_threshold(pretrained, tmp_path):
     for part in ('train', 'dev'):
         squad_file(tmp_path / f'{part}-v2.0.json', 'v2')
     result, _ = run(
@@ -192,6 +192,21 @@ def test_squad_writes_what_the_official_script_takes(pretrained, tmp_path):
     predictions = json.loads((tmp_path / 'run' / 'predictions.json').read_text())
     assert len(predictions) == 12 and all(isinstance(x, str) for x in predictions.values())
     assert set(json.loads((tmp_path / 'run' / 'null_odds.json').read_text())) == set(predictions)
+
+    # It is scored with the threshold that it brings.
+    described = tmp_path / 'run' / 'config.json'
+    fields = check_digest(json.loads(described.read_text()), described)
+    scores = {}
+    for threshold in (NEVER_ANSWER, 1e5):
+        fields['inference']['null_threshold'] = threshold
+        described.write_text(json.dumps(fields))
+        scores[threshold], _ = evaluated(str(tmp_path / 'run'), workdir=tmp_path / 'out')
+        assert scores[threshold]['eval/null_threshold'] == threshold
+        texts = json.loads((tmp_path / 'out' / 'predictions.json').read_text()).values()
+        assert any(texts) == (threshold > 0)
+    assert scores[NEVER_ANSWER]['eval/NoAns_f1'] == 100
+    assert scores[1e5]['eval/NoAns_f1'] == 0
+    assert scores[1e5]['eval/best_f1'] == scores[NEVER_ANSWER]['eval/best_f1']
 
 
 def test_swag_and_conll_features(pretrained, tmp_path):
@@ -236,8 +251,7 @@ def test_swag_and_conll_features(pretrained, tmp_path):
     with pytest.raises(InputError, match='stays in its run'):
         load_weights(tmp_path / 'conll_run')
     before = load_weights(pretrained)
-    _, tree = saved(tmp_path / 'conll_run', 'best')
-    after = from_tree(tree['params'], before.model['vocab_size'])
+    after = from_tree(saved(tmp_path / 'conll_run', 'best')[1]['params'], before.model['vocab_size'])
     for name, x in before.params.items():
         if name.startswith('bert/e'):  # frozen
             np.testing.assert_array_equal(after[name], x, err_msg=name)
@@ -318,26 +332,6 @@ def test_weights_of_another_program_are_scored_whole_or_not_at_all(pretrained, t
     assert 'it was converted' in refused(str(folders['bert_jax']))
     convert.main([str(pretrained), str(tmp_path / 'headless'), '--to', 'huggingface'])
     assert "has the head 'pretraining'" in refused(str(tmp_path / 'headless'), *config)
-
-
-def test_a_model_is_scored_with_the_threshold_that_it_brings(pretrained, tmp_path):
-    for part in ('train', 'dev'):
-        squad_file(tmp_path / f'{part}-v2.0.json', 'v2')
-    run('--config=configs/squad.py:v2', f'--config.init_checkpoint={pretrained}',
-        f'--config.data.source={tmp_path}', *UNPACKED, workdir=tmp_path / 'run')
-    described = tmp_path / 'run' / 'config.json'
-    fields = check_digest(json.loads(described.read_text()), described)
-    scores = {}
-    for threshold in (NEVER_ANSWER, 1e5):
-        fields['inference']['null_threshold'] = threshold
-        described.write_text(json.dumps(fields))
-        scores[threshold], _ = evaluated(str(tmp_path / 'run'), workdir=tmp_path / 'out')
-        assert scores[threshold]['eval/null_threshold'] == threshold
-        texts = json.loads((tmp_path / 'out' / 'predictions.json').read_text()).values()
-        assert any(texts) == (threshold > 0)
-    assert scores[NEVER_ANSWER]['eval/NoAns_f1'] == 100
-    assert scores[1e5]['eval/NoAns_f1'] == 0
-    assert scores[1e5]['eval/best_f1'] == scores[NEVER_ANSWER]['eval/best_f1']
 
 
 SCHEMES = {

@@ -120,16 +120,6 @@ def test_padding_ids_and_segments_do_not_show_at_real_tokens(encode, batch):
     assert not np.allclose(a['sequence_output'][~real], b['sequence_output'][~real], atol=0.1)
 
 
-def test_padding_length_does_not_show_at_real_tokens(encode, batch):
-    longer = {name: np.pad(batch[name], ((0, 0), (0, 8))) for name in ('ids', 'mask', 'segments')}
-    a = encode(batch['ids'], batch['mask'], batch['segments'])
-    b = encode(longer['ids'], longer['mask'], longer['segments'])
-    real = batch['mask'] == 1
-    np.testing.assert_allclose(
-        a['sequence_output'][real], b['sequence_output'][:, :16][real], atol=2e-6
-    )
-
-
 @pytest.mark.parametrize('name', ['ids', 'segments', 'mask'])
 def test_each_input_shows_at_the_other_tokens_of_its_row_only(encode, batch, name):
     inputs = {name: batch[name] for name in ('ids', 'mask', 'segments')}
