@@ -24,8 +24,7 @@ import numpy as np
 
 from tests.bucket_server import BucketServer
 from tests.conftest import ROOT
-from tests.e2e.test_runs import TINY
-from tests.tiny_runs import documents
+from tests.tiny_runs import TINY, documents
 
 OBJECTS = '/o'  # a part of the address of every request that concerns objects
 LONGEST = 120  # seconds that a host stands still

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.heads.pretraining import Pretraining
@@ -24,10 +24,7 @@ from bert_jax.train.sharding import (
     to_global,
 )
 from bert_jax.train.step import abstract_state
-
-
-def one_device():
-    return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), MESH_AXES)
+from tests.train import toy
 
 
 @pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2), (1, 8, 1), (4, 1, 2)])
@@ -75,7 +72,7 @@ def test_parameters_and_moments_are_split_as_the_rules_say(scan):
 
 def test_a_layout_without_a_mesh_or_with_one_device_does_nothing():
     x = jnp.ones((8, 4))
-    for layout in (Layout(), Layout(one_device())):
+    for layout in (Layout(), Layout(toy.mesh())):
         assert layout(x, 'batch', None) is x
         assert layout.batch_shards == 1
 
@@ -107,7 +104,7 @@ def test_a_layout_leaves_a_device_alone_with_its_own_rows():
 
 @pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8), (1, 1, 1)])
 def test_rows_become_a_global_batch_in_their_order(axes):
-    mesh = one_device() if axes == (1, 1, 1) else make_mesh(*axes)
+    mesh = toy.mesh() if axes == (1, 1, 1) else make_mesh(*axes)
     rows = local_rows(mesh, 16)
     np.testing.assert_array_equal(rows, np.arange(16))  # one process needs them all
     batch = {'ids': np.arange(48).reshape(16, 3), 'labels': np.arange(16)}

@@ -10,6 +10,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+TINY = (
+    '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=32',
+    '--config.model.num_heads=2', '--config.data.vocab_size=300', '--config.data.max_seq_length=32',
+    '--config.data.max_predictions_per_seq=5', '--config.data.held_out=0.2',
+    '--config.train.batch_size=16', '--config.train.eval_batch_size=16',
+    '--config.train.log_every=5', '--config.train.eval_every=0',
+)
 WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from bert_jax.runtime import files
 from bert_jax.weights import load_weights
-from tests.e2e.test_runs import TINY, result, start
-from tests.tiny_runs import documents
+from tests.e2e.test_runs import result, start
+from tests.tiny_runs import TINY, documents
 
 pytestmark = pytest.mark.slow
 

@@ -30,16 +30,16 @@ from bert_jax.train.run_directory import read_run_fields
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import from_tree
 from tests.conftest import ROOT
-from tests.tiny_runs import documents, one_device, saved, sentence, write_cola
+from tests.tiny_runs import TINY, documents, one_device, saved, sentence, write_cola
 
 pytestmark = pytest.mark.slow
 
-TINY = (
+SHORT = (
     '--config.data.max_seq_length=48', '--config.train.batch_size=8', '--config.train.log_every=2',
     '--config.optimizer.learning_rate=1e-3',
 )
 # One shape of rows, so one program to compile; packed runs are GLUE's.
-UNPACKED = (*TINY, '--config.data.packing=False')
+UNPACKED = (*SHORT, '--config.data.packing=False')
 
 
 def run(*args, workdir, stop_at=None):
@@ -61,15 +61,9 @@ def pretrained(tmp_path_factory):
     """A tiny model with its vocabulary, pre-trained for two steps."""
     folder = tmp_path_factory.mktemp('pretrained')
     (folder / 'text.txt').write_text(documents(40))
-    run(
-        '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=32',
-        '--config.model.num_heads=2', '--config.data.vocab_size=300',
-        '--config.data.max_seq_length=32', '--config.data.max_predictions_per_seq=5',
-        '--config.data.held_out=0.2', '--config.train.batch_size=8', '--config.train.steps=2',
-        '--config.train.eval_batch_size=8', '--config.train.eval_every=0',
-        f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache',
-        workdir=folder / 'run',
-    )
+    run(*TINY, '--config.train.batch_size=8', '--config.train.eval_batch_size=8',
+        '--config.train.steps=2', f'--config.data.source={folder}/text.txt',
+        f'--config.data.dir={folder}/cache', workdir=folder / 'run')
     return folder / 'run'
 
 
@@ -80,7 +74,7 @@ def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(
     start = tmp_path / 'start'
     shutil.copytree(pretrained, start)
     args = ('--config=configs/glue.py:cola', f'--config.init_checkpoint={start}',
-            f'--config.data.source={glue}', *TINY)
+            f'--config.data.source={glue}', *SHORT)
     whole, said = run(*args, workdir=tmp_path / 'whole')
     assert 'starts fresh: classifier/...' in said and 'left unused: cls/' in said
     assert {'step', 'eval/matthews', 'last/matthews'} <= set(whole)
@@ -251,7 +245,8 @@ def test_swag_and_conll_features(pretrained, tmp_path):
     with pytest.raises(InputError, match='stays in its run'):
         load_weights(tmp_path / 'conll_run')
     before = load_weights(pretrained)
-    after = from_tree(saved(tmp_path / 'conll_run', 'best')[1]['params'], before.model['vocab_size'])
+    _, tree = saved(tmp_path / 'conll_run', 'best')
+    after = from_tree(tree['params'], before.model['vocab_size'])
     for name, x in before.params.items():
         if name.startswith('bert/e'):  # frozen
             np.testing.assert_array_equal(after[name], x, err_msg=name)
@@ -305,7 +300,7 @@ def test_weights_of_another_program_are_scored_whole_or_not_at_all(pretrained, t
     glue = write_cola(tmp_path / 'glue')
     config = ('--config=configs/glue.py:cola', f'--config.data.source={glue}')
     result, _ = run(
-        *config, f'--config.init_checkpoint={pretrained}', *TINY, workdir=tmp_path / 'run')
+        *config, f'--config.init_checkpoint={pretrained}', *SHORT, workdir=tmp_path / 'run')
     folders = {name: tmp_path / name for name in ('huggingface', 'bert_jax')}
     for name, folder in folders.items():
         convert.main([str(tmp_path / 'run'), str(folder), '--to', name])

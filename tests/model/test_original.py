@@ -7,17 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from jax.sharding import Mesh
 
 from bert_jax.data.examples import pretrain_spec
 from bert_jax.heads.base import cross_entropy
 from bert_jax.heads.pretraining import Pretraining, masked_lm_logits
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.train.sharding import MESH_AXES
 from bert_jax.train.step import TrainState, evaluate, make_eval_step, make_train_step, parameters_of
 from bert_jax.weights.formats import to_tree
 from bert_jax.weights.tf1 import read_tf1
+from tests.train.toy import mesh
 
 pytestmark = pytest.mark.slow
 
@@ -43,10 +42,6 @@ def small(shared_data):
     arrays['example_weights'] = np.ones(arrays['next_sentence_labels'].shape, np.float32)
     batches = [{name: x[i] for name, x in arrays.items()} for i in range(30)]
     return folder, Pretraining(config), params, batches
-
-
-def one_device():
-    return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), MESH_AXES)
 
 
 def assert_same_tree(ours, theirs, atol):
@@ -107,7 +102,7 @@ def test_thirty_training_steps_of_the_original(small):
         b1=0.9, b2=0.999, eps=1e-6,
     )
     step = make_train_step(
-        task, optimizer, schedule, one_device(), seed=0, clip_norm=training['clip_norm']
+        task, optimizer, schedule, mesh(), seed=0, clip_norm=training['clip_norm']
     )
     params = jax.tree.map(jnp.array, params)
     state = TrainState(jnp.int32(0), params, optimizer.init(params))
@@ -170,7 +165,7 @@ def test_evaluation_reaches_the_figures_of_the_original(tiny):
             yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))
                    for name, x in part.items()}
 
-    metrics = evaluate(task, make_eval_step(task, one_device()), params, batches())
+    metrics = evaluate(task, make_eval_step(task, mesh()), params, batches())
     for name, value in {
         'mlm_loss': 6.6657, 'mlm_accuracy': 0.1456, 'nsp_loss': 0.7115, 'nsp_accuracy': 0.6077
     }.items():
