@@ -13,10 +13,21 @@ import pytest
 import tensorstore
 from toy import Toy, mesh
 
+from bert_jax.data.examples import SyntheticExamples
+from bert_jax.heads.pretraining import Pretraining
+from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError
 from bert_jax.train.checkpoint import Best, Checkpoints, Damaged, read
-from bert_jax.train.step import abstract_state, init_state, num_params
+from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.train.step import (
+    abstract_state,
+    init_state,
+    make_train_step,
+    num_params,
+    parameters_of,
+)
+from bert_jax.weights.formats import from_tree
 
 ADAM = optax.adam(1e-3)
 
@@ -352,3 +363,79 @@ def test_a_restarted_run_remembers(tmp_path):
     best = offered(tmp_path, [0.4, 0.6], first_step=3)
     assert best.restore(abstract().params)[0] == 4
     best.close()
+
+
+# Layers change their arrangement between two starts of a run, and training goes on.
+SCHEDULE = make_schedule([ScheduleSegment(0, 10, 1e-2, 0)])
+ROWS = SyntheticExamples(vocab_size=300, max_seq_length=16, max_predictions_per_seq=3)
+
+
+def bert(scan):
+    return Pretraining(ModelConfig(
+        vocab_size=300, num_layers=2, hidden_size=32, num_heads=2, intermediate_size=48,
+        max_position_embeddings=16, scan_layers=scan,
+    ))
+
+
+BERT_ADAM = make_optimizer(
+    'bert_adamw', SCHEDULE, parameters_of(bert(False)) | parameters_of(bert(True)),
+    weight_decay=0.01, b1=0.9, b2=0.999, eps=1e-6)
+
+
+def filled(shapes, scale=1.0):
+    """A state of random numbers."""
+    return jax.tree.map(lambda x: jax.device_put(
+        (scale * np.random.default_rng(x.size).random(x.shape)).astype(x.dtype), x.sharding
+    ), shapes)
+
+
+def passed_on(folder, state, target):
+    """The state, saved and restored as `target` says."""
+    save(folder, state, [0])
+    return restore(folder, target)
+
+
+def numbers(state):
+    """Everything in a state by names that know no arrangement."""
+    trees = {'params': state.params, 'mu': state.opt_state[0].mu, 'nu': state.opt_state[0].nu}
+    return {
+        (part, name): x for part, tree in trees.items()
+        for name, x in from_tree(jax.device_get(tree), 300).items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scan', [False, True])
+def test_every_number_finds_its_place_on_another_mesh(tmp_path, scan):
+    before = abstract_state(bert(not scan), BERT_ADAM, mesh())
+    state = filled(before)
+    target = abstract_state(bert(scan), BERT_ADAM, mesh(2, 2, 2))
+    found = passed_on(tmp_path, state, target)
+    expected = numbers(state)
+    assert numbers(found).keys() == expected.keys()
+    for name, x in numbers(found).items():
+        np.testing.assert_array_equal(x, expected[name], err_msg=str(name))
+    assert_as(found, target)
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_scanned_ends_like_one_that_did_not(tmp_path):
+    def step_of(task):
+        step = make_train_step(task, BERT_ADAM, SCHEDULE, mesh(), seed=0, clip_norm=1.0)
+        lowered = step.lower(abstract_state(task, BERT_ADAM, mesh()), ROWS.rows(np.arange(4)))
+        # Half of the time that compiling takes; the programs run for moments.
+        return lowered.compile({'xla_backend_optimization_level': 0,
+                                'xla_llvm_disable_expensive_passes': True})
+
+    def trained(step, state, numbers):
+        for number in numbers:
+            state, _ = step(state, ROWS.rows(np.arange(4) + 4 * number))
+        return state
+
+    plain, switched = bert(False), bert(True)
+    plain_step = step_of(plain)
+    half = trained(plain_step, filled(abstract_state(plain, BERT_ADAM, mesh()), 0.05), range(2))
+    restored = passed_on(tmp_path, half, abstract_state(switched, BERT_ADAM, mesh()))
+    expected = numbers(trained(plain_step, half, range(2, 4)))
+    for name, x in numbers(trained(step_of(switched), restored, range(2, 4))).items():
+        np.testing.assert_allclose(x, expected[name], rtol=2e-4, atol=2e-6, err_msg=str(name))
