@@ -11,16 +11,14 @@ import shutil
 
 import pytest
 
-from tests.abuse import configs, files_of_others, hand_edited, inputs, numbers, outputs
-from tests.abuse.commands import Case, alarm, check, contents, open_command
+from tests.abuse import careless, configs, hand_edited, inputs, outputs
+from tests.abuse.commands import alarm, check, contents, open_command
+from tests.abuse.fuzz import TARGETS, convert_run, run
 from tests.abuse.things import expand
 
 pytestmark = pytest.mark.slow
 
-CASES: list[Case] = [
-    *files_of_others.CASES, *numbers.CASES, *configs.CASES, *inputs.CASES, *hand_edited.CASES,
-    *outputs.CASES,
-]
+CASES = [*configs.CASES, *inputs.CASES, *hand_edited.CASES, *outputs.CASES]
 
 
 @pytest.mark.parametrize('case', CASES, ids=lambda case: f'{case.command}-{case.name}')
@@ -38,3 +36,25 @@ def test_an_abuse_is_answered(case, things, tmp_path):
     after = contents(folder)
     changed = [name for name, digest in before.items() if after.get(name) != digest]
     assert not changed, changed
+
+
+def test_damage_is_found_or_does_no_harm(things, tmp_path):
+    folder = tmp_path / 'things'
+    shutil.copytree(things, folder)
+    convert_run(folder)
+    targets = [target for target in TARGETS
+               if target.command in ('convert', 'predict') or target.name == 'store']
+    outcomes = run(range(48), 0, folder, tmp_path / 'case', targets)
+    assert {'same result', 'refused'} <= harmless(outcomes)
+
+
+def test_careless_tables_and_flags_have_one_answer():
+    assert harmless(careless.run(range(40), 1)) == {'read', 'refused'}
+
+
+def harmless(outcomes):
+    found = set()
+    for number, group, outcome, printed in outcomes:
+        assert not outcome.startswith('HARM'), f'{number} {group}: {outcome}\n{printed}'
+        found.add(outcome)
+    return found
