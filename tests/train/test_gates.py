@@ -47,33 +47,39 @@ def guessing(step):
     return good(step) | {'mlm_loss': BY_FREQUENCY + 0.05, 'mlm_accuracy': 0.06}
 
 
-@pytest.mark.parametrize(('measured', 'expected'), [
-    (good, []),
-    (at(1, loss=CHANCE + 3), [('first_loss', 1)]),
-    (at(1, loss=CHANCE - 3), [('first_loss', 1)]),
+def constant(loss, accuracy):
+    """Of a model read from the left."""
+    return lambda step: {'loss': loss, 'grad_norm': 1.5, 'lm_loss': loss, 'lm_accuracy': accuracy}
+
+
+@pytest.mark.parametrize(('measured', 'more', 'expected'), [
+    (good, {}, []),
+    (at(1, loss=CHANCE + 3), {}, [('first_loss', 1)]),
+    (at(1, loss=CHANCE - 3), {}, [('first_loss', 1)]),
+    (at(1, loss=1.0), {'chance': None}, []),  # it does not begin here
     # Labels that are not their rows': it cannot leave guessing, and falls behind the curve.
-    (guessing, [('below_curve', 100), ('below_curve', 100), ('plateau', 200)]),
+    (guessing, {}, [('below_curve', 100), ('below_curve', 100), ('plateau', 200)]),
     # Rows that say what is masked.
-    (at(-41, mlm_accuracy=0.97), [
+    (at(-41, mlm_accuracy=0.97), {}, [
         ('leak', 60), ('above_curve', 80), ('leak', 100), ('above_curve', 100)]),
-    (at(-701, mlm_accuracy=0.97), [
+    (at(-701, mlm_accuracy=0.97), {}, [
         ('leak', 720), ('above_curve', 740), ('leak', 800), ('above_curve', 800)]),
-    (at(-41, nsp_accuracy=0.5), [('below_curve', 80), ('below_curve', 100)]),
-    (at(333, grad_norm=40.0), [('gradient_spike', 333)]),
-    (at(333, loss=9.0), [('loss_spike', 333)]),
-    (at(10, grad_norm=40.0, loss=20.0), []),  # a run begins as it likes
+    (at(-41, nsp_accuracy=0.5), {}, [('below_curve', 80), ('below_curve', 100)]),
+    (at(333, grad_norm=40.0), {}, [('gradient_spike', 333)]),
+    (at(333, loss=9.0), {}, [('loss_spike', 333)]),
+    (at(10, grad_norm=40.0, loss=20.0), {}, []),  # a run begins as it likes
+    (at(-501, loss=6.5, grad_norm=9.0), {'phases': [501]}, []),  # longer rows are no spike
+    (good, {'repeated': 0.34}, [('repeats', 1)]), (good, {'repeated': 0.1}, []),
+    (constant(BY_FREQUENCY, 0.06), {'chance': None}, [('plateau', 200)]),
+    (constant(1.0, 0.97), {'chance': None}, [('leak', 20), ('leak', 100)]),
 ])
-def test_what_is_said(measured, expected):
-    assert said(measured) == expected
+def test_what_is_reported(measured, more, expected):
+    assert said(measured, **more) == expected
 
 
-def test_a_model_read_from_the_left_is_watched_too():
-    def constant(loss, accuracy):
-        return lambda step: {
-            'loss': loss, 'grad_norm': 1.5, 'lm_loss': loss, 'lm_accuracy': accuracy}
-
-    assert said(constant(BY_FREQUENCY, 0.06), chance=None) == [('plateau', 200)]
-    assert said(constant(1.0, 0.97), chance=None) == [('leak', 20), ('leak', 100)]
+def test_without_a_new_phase_other_rows_are_spikes():
+    names = {name for name, _ in said(at(-501, loss=6.5, grad_norm=9.0))}
+    assert {'loss_spike', 'gradient_spike'} <= names
 
 
 def test_a_rate_far_too_high():
@@ -101,10 +107,6 @@ def test_held_out_rows_that_do_not_leak_are_no_end_of_those_that_do():
     assert [(alarm.name, alarm.step) for alarm in alarms] == [('leak', 100)]
 
 
-def test_a_run_that_does_not_begin_here_is_not_asked_for_its_first_loss():
-    assert said(at(1, loss=1.0), chance=None) == []
-
-
 def test_a_spike_names_its_rows_and_how_to_skip_them():
     gates = Gates(rows_of=lambda step: f'rows of {step}; ')
     steps = [{'loss': 5.0, 'grad_norm': 1.0 if step != 31 else 9.0} for step in range(1, 41)]
@@ -112,16 +114,3 @@ def test_a_spike_names_its_rows_and_how_to_skip_them():
     (alarm,) = gates.trained(40, steps, {})
     assert (alarm.name, alarm.step, alarm.value) == ('gradient_spike', 31, 9.0)
     assert 'rows of 31; config.train.skip_steps=(31,)' in alarm.line
-
-
-def test_a_phase_of_longer_rows_is_no_spike():
-    def measured(step):
-        return good(step) | ({'loss': 6.5, 'grad_norm': 9.0} if step > 500 else {})
-
-    assert {'loss_spike', 'gradient_spike'} <= {name for name, _ in said(measured)}
-    assert said(measured, phases=[501]) == []
-
-
-def test_repeats_are_told_at_the_start():
-    assert said(good, repeated=0.34) == [('repeats', 1)]
-    assert said(good, repeated=0.1) == []
