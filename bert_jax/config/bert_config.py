@@ -106,7 +106,7 @@ class Option:
 
     @property
     def type(self) -> type:
-        """Of its values."""
+        """The values that an option may have."""
         if isinstance(self.allowed, tuple):
             return type(self.allowed[0])
         return int if self.allowed.whole else float

@@ -208,7 +208,7 @@ class Mixture:
         return sizes[0], sizes[1]
 
     def _drawn(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each row, which of the sets it comes from and its number there."""
+        """The set that each row comes from, and its number there."""
         row_ids = np.asarray(row_ids, np.int64)
         blocks = row_ids // _MIXTURE_BLOCK
         slot = np.empty_like(row_ids)

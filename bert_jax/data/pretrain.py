@@ -342,7 +342,7 @@ class PretrainExamples:
         return result
 
     def _chunks(self, row_ids: np.ndarray) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-        """By epoch: which of the rows are of it, and the chunks of which drawn epoch they are."""
+        """By epoch: the rows that belong to it, and the drawn epoch whose chunks they are."""
         epochs = row_ids // self.num_examples
         for epoch in np.unique(epochs):
             here = np.flatnonzero(epochs == epoch)

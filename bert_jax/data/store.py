@@ -60,7 +60,7 @@ def fsync_folder(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def disk_faults(what: str, folder: str | os.PathLike[str], field: str) -> Iterator[None]:
-    """Says in a line which place is full or cannot be written.
+    """Turns faults of a full or read-only disk into one line that names the place.
 
     Args:
       what: is written.

@@ -114,7 +114,7 @@ class Progress:
               end='' if self._terminal else '\n')
 
     def end(self, manifest: dict[str, Any]) -> None:
-        """Says what was built."""
+        """A line about what was built."""
         if self._enabled:
             print(
                 ('\r\033[K' if self._terminal else '')

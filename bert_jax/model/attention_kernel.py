@@ -241,7 +241,7 @@ class _Shapes:
     """The grid (groups of rows, groups of pairs of heads) and the blocks of a step of it."""
 
     def __init__(self, batch: int, length: int, hidden: int, scores: int) -> None:
-        """Of rows and pairs, as many as have about so many `scores` a head.
+        """The largest numbers of rows and pairs that have about so many `scores` a head.
 
         More of them give the scheduler more independent work, and take more of the memory.
         """

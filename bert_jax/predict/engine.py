@@ -45,7 +45,7 @@ Made = TypeVar('Made')
 
 
 class Shape(NamedTuple):
-    """Of a compiled program: R, S and K."""
+    """The shape of a compiled program: R, S and K."""
 
     rows: int
     row_length: int

@@ -54,7 +54,7 @@ class Computation:
     max_length: int
 
     def shapes(self) -> list[Any]:
-        """Of parameters and inputs, in symbols."""
+        """Shapes of parameters and inputs, in symbols."""
         scope = export.SymbolicScope([f's <= {self.max_length}'])
         return [
             {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self.params.items()},

@@ -35,15 +35,15 @@ _PREFIX = '.claim-'
 
 
 class Claim:
-    """A wish to write in a folder, and once `attempt` returns True the right to.
+    """A claim on a folder; this process has the folder once `attempt` returns True.
 
     Attributes:
-      holder: who has the folder, as the last attempt that failed has seen it.
-      known_alive: whether that one is known to be at work.
+      holder: the process that has the folder, as the last failed attempt saw it.
+      known_alive: whether that process is known to be at work.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
-        """`folder` exists (in a bucket: is anywhere)."""
+        """`folder` exists; in a bucket any path will do."""
         self._folder = as_path(folder)
         self._content: dict[str, Any] = {
             'token': secrets.token_hex(8), 'host': platform.node(), 'pid': os.getpid(),
@@ -91,7 +91,7 @@ class Claim:
             )
 
     def release(self) -> None:
-        """Gives the folder back; nothing where it was not had."""
+        """Gives the folder back, if this process has it."""
         self._ended.set()
         if self._path is not None and not self._lost:
             self._thread.join(_BEAT_SECONDS)  # a beat under way would write the claim again
@@ -161,8 +161,10 @@ def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
 
 
 def holder(folder: str | os.PathLike[str]) -> str:
-    """The process that may be at work in a folder, by one look at it: of one elsewhere that was
-    killed nobody knows at once. Empty: nobody is."""
+    """The process that may be at work in a folder, or ''; it looks once and does not wait.
+
+    A process that was killed on another machine is still named.
+    """
     claim = Claim(folder)
     claims = claim._claims()
     return '' if not claims or claim._is_dead(claims[max(claims)]) else claim.holder
@@ -184,7 +186,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _machine() -> str | None:
-    """Names what has process ids of its own: a machine since it was started, or a container."""
+    """A name for this machine since its start, or this container: what process ids belong to."""
     try:
         with open('/proc/sys/kernel/random/boot_id') as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -193,7 +195,7 @@ def _machine() -> str | None:
 
 
 def _started(pid: Any) -> str | None:
-    """When a process of this machine was started; None where there is none of that number."""
+    """The start time of a process of this machine; None where no process has the number."""
     try:
         with open(f'/proc/{pid}/stat') as file:
             fields = file.read().rpartition(')')[2].split()

@@ -157,7 +157,7 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
     Raises:
       SystemExit: 2 where bad input is the cause, 130 after Ctrl-C, 1 of anything else.
     """
-    _leave_unsaid()
+    _silence_collected_tasks()
     try:
         check_streams()
         yield
@@ -173,9 +173,12 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
         sys.exit(status)
 
 
-def _leave_unsaid() -> None:
-    """Orbax leaves tasks behind where a file of a checkpoint cannot be read. What becomes of them
-    when they are collected would print tracebacks, after the line that reports it."""
+def _silence_collected_tasks() -> None:
+    """Keeps tracebacks of collected asyncio tasks off standard error.
+
+    Orbax leaves such tasks behind where a file of a checkpoint cannot be read; the fault itself is
+    reported in one line.
+    """
     logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
     if sys.unraisablehook is sys.__unraisablehook__:
@@ -183,8 +186,10 @@ def _leave_unsaid() -> None:
 
 
 def _unless_of_a_task(unraisable: Any) -> None:
-    """Tells faults that Python cannot raise, but for what tasks leave, and for a stop asked for in
-    such a place, which comes after the first step (see `stopping`)."""
+    """Reports faults that Python cannot raise, except those of collected tasks and a stop.
+
+    A stop that is asked for in such a place takes effect after the first step (see `stopping`).
+    """
     left = isinstance(unraisable.object, types.CoroutineType) or isinstance(
         unraisable.exc_value, Stopped)
     if not left and 'Event loop is closed' not in str(unraisable.exc_value):
@@ -268,7 +273,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _of_the_system(error: OSError, writing: object) -> tuple[str, int] | None:
-    """Of a fault that the system names with its place, or None."""
+    """(Line, status) for a fault that the system names with its place, or None."""
     if error.errno in FULL:
         output = getattr(_fault_of_output(), 'errno', None) in FULL
         return _full(error.filename or ('standard output' if output else writing)), 1

@@ -133,7 +133,7 @@ class Guard:
             self.finish()
 
     def await_verdict(self) -> None:
-        """Of an error that another host's end may have caused: that host is to be named, not it."""
+        """Waits for the verdict on a host that ended: its end may have caused this host's error."""
         if hosts.count() > 1:
             time.sleep(SILENCE_SECONDS + 5)
 

@@ -77,7 +77,7 @@ class Task(Protocol):
         self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
         mesh: Mesh,
     ) -> Phase:
-        """Of the run's phases the one of this number, from 0."""
+        """The phase of this number, from 0."""
 
     def gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int

@@ -27,7 +27,7 @@ from bert_jax.weights import load_weights
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """How the tables fine-tune a downstream task.
+    """The fine-tuning of a downstream task in the tables.
 
     Attributes:
       config: file of configs/, with its argument.

@@ -84,7 +84,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Of its folder: a value may be a path, and stays one name."""
+        """The name of its folder: a value may be a path, and stays one name."""
         return ','.join(
             f'{field}={urllib.parse.quote(value, safe=_SAFE)}' for field, value in self.settings)
 
@@ -394,7 +394,7 @@ _DEATHS = 3  # of each worker, on average, before a sweep is given up
 
 
 def worker_environment(worker: int, workers: int, per_worker: int) -> dict[str, str]:
-    """What limits a process to its share of the machine, read by jax and libtpu as they start.
+    """Environment variables that give a process its share of the machine, for jax and libtpu.
 
     Args:
       worker: its number.

@@ -48,8 +48,7 @@ from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
 from bert_jax.weights.warm_start import warm_start
 
-# Steps by which a run has left guessing by frequency: a quarter of its own, of the longest (at the
-# paper's batch) and the shortest so many.
+# The plateau gate arms after 25 % of training, clamped to these numbers of steps.
 _SETTLED, _SETTLED_LEAST = 20_000, 1_000
 _PLACES = ('vocab_file', 'add_tokens', 'dir', 'local_dir', 'tfds_dir')
 

@@ -1,7 +1,7 @@
-"""Gates: tell early, while a run goes on, that something is wrong with it.
+"""Gates: early warnings that something is wrong with a run.
 
-They look at what the loop fetches anyway, and stop nothing: a line on standard error and a record
-`gate/NAME` in metrics.jsonl, whose value is what was looked at.
+They read metrics that the loop fetches anyway, and stop nothing: each writes a line on standard
+error and a record `gate/NAME` in metrics.jsonl, whose value is the metric.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class Gates:
         curve: Sequence[Mapping[str, Any]] = (), repeated: float = 0.0,
         phases: Sequence[int] = (), rows_of: Callable[[int], str] = lambda step: '',
     ):
-        """Takes what is known beforehand.
+        """Takes the facts that are known before the run.
 
         Args:
-          chance: loss of the first step by guessing; None: the parameters are not fresh, or it was
-            before.
-          by_frequency: language-model loss of guessing by frequency, where that is known.
-          settled: step by which a run has left it.
-          curve: records of a run that this one should be like.
-          repeated: share of the sentences that are there more than once.
-          phases: first steps of those that begin later; what came before is no measure for them.
-          rows_of: names the rows of a step.
+          chance: loss of the first step by guessing; None: the parameters are not fresh, or the
+            first step is done.
+          by_frequency: language-model loss of guessing by frequency, where it is known.
+          settled: the step from which the plateau gate is armed.
+          curve: records of a run to compare this one with.
+          repeated: share of the sentences that occur more than once.
+          phases: first steps of the later phases; spikes are measured within a phase.
+          rows_of: from a step to the names of its rows.
         """
         self._chance, self._by_frequency, self._settled = chance, by_frequency, settled
         self._fresh = chance is not None
@@ -131,7 +131,7 @@ class Gates:
         return result
 
     def _spikes(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:
-        """The worst step of each kind."""
+        """The worst spike of the loss and of the gradient norm."""
         worst: dict[str, tuple[float, Alarm]] = {}
 
         def note(name: str, step: int, value: float, usual: float, excess: float) -> None:
@@ -174,7 +174,7 @@ class Gates:
         return result
 
     def _compared(self, name: str, step: int, value: float) -> list[Alarm]:
-        """With the curve, between its first and its last step."""
+        """Compares a metric with the curve, between the curve's first and last step."""
         if name not in self._curve or not (
                 self._curve[name][0][0] <= step <= self._curve[name][0][-1]):
             return []
@@ -192,7 +192,7 @@ class Gates:
     def _lasting(
         self, name: str, speaks: bool, step: int, value: float, line: str, about: str = ''
     ) -> list[Alarm]:
-        """An alarm of a state: once, until the state is over."""
+        """An alarm about a state, given once until the state is over."""
         key = name + about
         if not speaks:
             self._raised.discard(key)
@@ -204,5 +204,5 @@ class Gates:
 
 
 def _language_model(metrics: Mapping[str, float], what: str) -> float | None:
-    """Of masked words, or of the next word in a model that is read from the left."""
+    """The metric of masked words, or of the next word in a causal model."""
     return metrics.get(f'mlm_{what}', metrics.get(f'lm_{what}'))

@@ -354,13 +354,13 @@ class Goodput:
         return old if known else None
 
     def enter(self, cause: str) -> None:
-        """From now on the time goes to `cause`: 'step', or one of those above."""
+        """Counts the time to `cause` from now on: 'step', or one of `_CAUSES`."""
         now = self.clock()
         self.seconds[self._cause] += max(now - self._since, 0.0)
         self._cause, self._since = cause, now
 
     def cause(self) -> str:
-        """What the time goes to at present."""
+        """The cause that the time is counted to at present."""
         return self._cause
 
     def now(self) -> dict[str, float]:
@@ -425,7 +425,7 @@ def _is_ours(old: Any) -> bool:
 
 
 class Pace:
-    """Says when a phase has become slower than its own first hour in this process.
+    """A warning where a phase has become slower than its first hour in this process.
 
     The median of that hour's log lines, the first left out, is compared with the last ten minutes.
     """

@@ -165,7 +165,7 @@ def check_run_directory(
 
 
 def _behind(skipped: Sequence[int], before: Sequence[int] | None, workdir: Path) -> list[int]:
-    """Of the steps to skip those that the run has gone through without."""
+    """The steps to skip that the run has already trained."""
     newest = max((int(path.name) for path in whole_steps(workdir / 'checkpoints')), default=0)
     return [step for step in skipped if step not in (before or ()) and step <= newest]
 

@@ -64,7 +64,7 @@ def abstract_state(
 def make_init(
     objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> Callable[[int], TrainState]:
-    """From a seed to a fresh state; see `init_state`."""
+    """The jitted function from a seed to a fresh state; see `init_state`."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
 
     def init(seed: jax.Array) -> TrainState:

@@ -134,7 +134,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
 
 
 def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """By the table's names: base models have no `bert.`, old ones gamma and beta.
+    """Tensors by the table's names: base models lack `bert.`, old ones have gamma and beta.
 
     Buffers that are no parameters (`position_ids`) are left out.
     """
