@@ -79,8 +79,8 @@ def evaluate(
 
     if task_fields(config.task).phased:
         raise InputError(
-            f'config.task={config.task!r}: a pre-training run is evaluated by its own command, '
-            'bert_jax.main in its directory; this scores downstream tasks'
+            f'config.task={config.task!r}: bert_jax.main evaluates a pre-training run, in '
+            'its directory; this scores downstream tasks'
         )
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')

@@ -411,7 +411,7 @@ def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any
         python -m bert_jax.predict export --model DIR --output bert.stablehlo
 
     Writes what the model computes, of any number of rows and tokens, runs what it has
-    written on a few rows and compares with its own numbers before it is kept.
+    written on a few rows and compares with the model's numbers before it is kept.
     --to saved_model: a folder for TensorFlow, signature serving_default.
     --to onnx: a file for ONNX Runtime; needs jax2onnx and onnxruntime.
     --to stablehlo: FILE and, beside it, the parameters as .npz. They run where only jax,

@@ -19,11 +19,11 @@ class Model(LoadedModel):
     Every method takes texts in any number and order and returns one result for each, in that
     order. `iter_...` is the same as a generator: texts may come from anywhere without end, results
     follow a few thousand tokens behind, and memory stays as it is. Texts are packed into rows of a
-    few fixed shapes, so a second call compiles nothing new unless its texts are of another kind.
+    few fixed shapes, so a second call compiles nothing new unless its texts have other lengths.
 
-    What cannot be read (an empty text, a number) loses nothing but itself: its result says why in
-    'error'. Remarks (a text was too long, ...) are warnings, or go to `note` where that is set. A
-    call that cannot be meant is a `bert_jax.runtime.errors.InputError`, a ValueError.
+    A text that cannot be read (an empty one, a number) affects no other: its result has the reason
+    in 'error'. Notes (a text was too long, ...) are warnings, or go to `note` where that is set.
+    Bad arguments raise a `bert_jax.runtime.errors.InputError`, which is a ValueError.
     """
 
     iter_fill_mask = commands.fill_mask
@@ -97,8 +97,8 @@ class Model(LoadedModel):
         Args:
           texts: texts or pairs.
           pool: 'mean' or 'max' over all tokens, [CLS] and [SEP] among them, or 'cls', the hidden
-            state of [CLS] (before the pooler); default: what the `modules.json` of
-            sentence-transformers beside the weights says, else 'mean'.
+            state of [CLS] (before the pooler); default: as in the `modules.json` of
+            sentence-transformers beside the weights, else 'mean'.
           layer: as in `features`.
           normalize: whether vectors are brought to length 1; default: likewise, else not.
           windows: as in `classify`.
@@ -135,10 +135,10 @@ class Model(LoadedModel):
 
         Args:
           questions: (question, context). Long contexts are read in windows, as the run was
-            evaluated; where the model does not say, of 384 tokens, 128 apart.
+            evaluated; by default of 384 tokens, 128 apart.
           max_answer_length: tokens of an answer.
           null_threshold: '' is an answer too, where its score is above that of all others by more
-            than this; default: what the run of the model found, if it was of SQuAD 2.0, else
+            than this; default: the threshold of the model's run, if it was of SQuAD 2.0, else
             never.
 
         Returns:
@@ -169,7 +169,7 @@ class Model(LoadedModel):
 
         Args:
           command: such as 'classify' or 'vectors'; default: the first that the model serves.
-          texts: of the kind that will come; default: made up.
+          texts: like those that will come; default: made up.
 
         Raises:
           InputError: there is no such command.

@@ -1,7 +1,7 @@
 """The commands: fill-mask, score, next-sentence, classify, answer, tag.
 
-Texts in, a result for each out, in their order. A text is read by itself, so that whatever is wrong
-with one is that one's result and no other's.
+Each yields one result a text, in the order of the texts. A text that cannot be read has an error as
+its result and affects no other.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
 from bert_jax.text.wordpiece import raw_words
 
-# One text, or several that go together: a pair; a beginning and its possible ends. An error in
-# place of a text is what is wrong with it.
+# One text, or several that go together: a pair; a beginning and its possible ends. An exception in
+# place of a text becomes its result.
 Text = str | Sequence[str] | Exception
 Single = str | Exception
 Pair = Sequence[str] | Exception
@@ -84,7 +84,7 @@ def _chunks(
 
 
 def num_tokens(text: Any) -> int:
-    """About so many are in a text, a pair or whatever else."""
+    """An estimate of the tokens in a text, a pair or anything else."""
     if isinstance(text, str):
         return 2 + len(text) // _CHARACTERS
     if isinstance(text, Sequence):
@@ -187,7 +187,7 @@ def stream(
 
 
 class _Masked(NamedTuple):
-    """A text with some tokens masked, each in a sequence of its own.
+    """A text with some tokens masked, each in another sequence.
 
     Attributes:
       text: the whole text.
@@ -412,7 +412,7 @@ def reader(
     """Tokenizes a text or several that go together; remarks on what will be cut.
 
     Args:
-      model: says how long it may be.
+      model: its longest sequence is the limit.
       allowed: how many texts there may be in one.
       empty: whether a text without words is one.
       how: one of `text_windows.WINDOWS`.
@@ -462,7 +462,7 @@ def _chosen(first: TextWindows, second: TextWindows, from_second: np.ndarray) ->
     return TextWindows(sequences, np.array([text for text, _, _ in windows]), first.how)
 
 
-# As google-research/bert's run_squad has them, where the model does not bring its own.
+# As google-research/bert's run_squad has them, where the model has no settings.
 _DEFAULTS = {'max_seq_length': 384, 'doc_stride': 128, 'max_query_length': 64}
 
 

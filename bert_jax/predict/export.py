@@ -73,7 +73,7 @@ Writer = Callable[[Computation, Path, Callable[[Call], None]], dict[str, Any]]
 def _stablehlo(
     c: Computation, output: Path, compare: Callable[[Call], None]
 ) -> dict[str, Any]:
-    """A file that JAX alone runs, and beside it the parameters as .npz.
+    """A file that only JAX runs, and beside it the parameters as .npz.
 
     Parameters are not in the file: as constants of the program they would be compiled into it
     anew, hundreds of megabytes, for each shape that it is called with.
@@ -105,8 +105,8 @@ def _saved_model(
         import tensorflow as tf
         from jax.experimental import jax2tf
 
-    for kind in ('GPU', 'TPU'):  # which jax has
-        tf.config.set_visible_devices([], kind)
+    for device in ('GPU', 'TPU'):  # jax uses them
+        tf.config.set_visible_devices([], device)
     converted = jax2tf.convert(
         c.function, polymorphic_shapes=[None, *(f'({dims})' for dims in c.inputs.values())],
         polymorphic_constraints=[f's <= {c.max_length}'], with_gradient=False,

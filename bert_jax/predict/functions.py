@@ -41,7 +41,7 @@ class Pretraining(nn.Module):
         self.cls = PretrainingHeads(self.config)
 
     def masked_lm(self, batch: Batch) -> jax.Array:
-        """Logits [R, K, V] at `masked_positions`, where alone the last layer is computed."""
+        """Logits [R, K, V] at `masked_positions`; the last layer is computed only there."""
         x: Any = self.bert(*inputs(batch), wanted_BxP=batch['masked_positions'])
         return self.predict(x['sequence_output'])
 

@@ -1,4 +1,4 @@
-"""A model ready for use: what it can do, its tokenizer, its engine, how it makes vectors."""
+"""A loaded model: the commands that it serves, its tokenizer, its engine, its pooling."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_pooling(folder: Path) -> tuple[str, bool]:
             raise InputError(
                 f'{folder / "modules.json"} has a module {name} behind the encoder, which this '
                 'project does not have, so that its vectors would be others: name pool and '
-                'normalize to have those of the encoder alone'
+                'normalize to have those of the encoder'
             )
     return pool, normalize
 
@@ -141,7 +141,7 @@ class LoadedModel:
       weights: as they were read.
       config: of the model, with unrolled layers (in them compiling is as quick as scanned, and
         inner layers can be had).
-      note: is called with remarks on the input, one line each; by default they are warnings.
+      note: is called with notes on the input, one line each; by default they are warnings.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class LoadedModel:
           dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else
             bfloat16.
           devices: to compute on, which share the texts; default: all.
-          folder: where the weights are from: a `modules.json` in it says how vectors are made.
+          folder: where the weights are from: a `modules.json` in it describes how vectors are made.
         """
         if dtype not in (None, 'float32', 'bfloat16'):
             raise InputError(f"dtype={dtype!r:.60} is unknown: 'float32' or 'bfloat16'")
@@ -187,7 +187,7 @@ class LoadedModel:
 
     @functools.cached_property
     def objective(self) -> Head:
-        """The head's own outputs, each sequence being a unit."""
+        """The head; each sequence is an example."""
         weights = self.weights
         try:
             return HEADS[weights.head].of_model(self.config, weights.num_labels, weights.inference)

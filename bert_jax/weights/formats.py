@@ -193,7 +193,7 @@ def write_model(
         value, spelling = model[option.name], option.spelling(form)
         if spelling is None and value != option.default:
             raise InputError(
-                f'{source} has {option.name}={value!r}, which {_TITLES[form]} cannot say: it '
+                f'{source} has {option.name}={value!r}, which {_TITLES[form]} cannot hold: it '
                 f'would be read as {option.default!r}, another model; --to bert_jax keeps it'
             )
         if spelling is None or (spelling.ours and value == option.default):
@@ -219,8 +219,8 @@ class Weights:
     Attributes:
       params: float32 arrays by our names (`weights.formats`): unrolled layers, unpadded vocabulary.
       model: every field of `BertConfig`.
-      head: one of `heads.HEADS`; '' is an encoder alone, 'pretraining' masked LM, next sentence or
-        both, as `params` has them.
+      head: one of `heads.HEADS`; '' is an encoder without a head, 'pretraining' masked LM,
+        next sentence or both, as `params` has them.
       labels: by id, of heads whose outputs have names.
       vocab_file: a vocab.txt or a SentencePiece .model; None where there is none.
       lowercase: whether text is lower-cased before WordPiece.

@@ -266,7 +266,7 @@ def open_tensors(
     weight_map: dict[str, str] = {}
     if not where.exists() and (folder / _INDEX).exists():
         where = folder / _INDEX
-        weight_map = read_json(where, 'it says which shard holds which tensor').get(
+        weight_map = read_json(where, 'it lists the tensors of each shard').get(
             'weight_map') or {}
         if not (isinstance(weight_map, dict) and weight_map
                 and all(isinstance(shard, str) for shard in weight_map.values())):

@@ -1,6 +1,6 @@
 """TensorFlow 1 checkpoints of google-research/bert: `bert_model.ckpt.*` and `bert_config.json`.
 
-Read and written with TensorFlow's own code, which is imported only when files exist.
+TensorFlow reads and writes them; it is imported only when files exist.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warm start: which parameters of a model begin with published weights, and which begin fresh."""
+"""Warm start: which parameters of a model start from published weights, and which start fresh."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def place(
 ) -> Placement:
     """Matches weights to the parameters of a target model.
 
-    Every embedding and every encoder layer must be found with its shape, except that the position
+    Every embedding and every encoder layer must be there with its shape, except that the position
     table may be longer or shorter. Pooler and heads may begin fresh; a classifier does so where it
     has another number of outputs, other labels or is of another head. Where labels are the same in
     another order, its outputs are put in the target's.

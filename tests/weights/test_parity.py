@@ -17,8 +17,6 @@ from bert_jax.text import load_tokenizer
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import sizes_of, tensors, to_tree
 from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.run_directory import write_run
-from bert_jax.weights.tf1 import write_tf1
 
 pytestmark = pytest.mark.slow
 
@@ -165,11 +163,6 @@ def test_a_random_model_there_and_back(seed, tmp_path):
     for field in ('id2label', 'label2id', 'layer_norm_eps', 'architectures'):
         assert getattr(back.config, field) == getattr(model.config, field)
     assert_same_weights(weights, load_weights(tmp_path / 'hf'))
-
-    write_tf1(tmp_path / 'tf1', weights)
-    assert_same_weights(weights, load_weights(tmp_path / 'tf1'))
-    write_run(tmp_path / 'run', weights)
-    assert_same_weights(weights, load_weights(tmp_path / 'run'))
 
 
 def test_a_left_to_right_model_and_its_loss(tmp_path):
