@@ -1,4 +1,4 @@
-"""Text files of five formats, plain or gzipped, as documents; every fault names its place."""
+"""Text files of six formats, plain or gzipped, as documents; every fault names its place."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def read_documents(path: str, format_name: str = '') -> Iterator[Document]:
     Raises:
       InputError: empty, binary, not UTF-8, cut short, or not of the format.
     """
+    if format_name == 'parquet' or not format_name and path.endswith('.parquet'):
+        return _parquet(path, iter(()))
     blocks = _line_blocks(path)
     if not format_name:
         name = path.removesuffix('.gz')
@@ -241,10 +243,33 @@ def _json_lines(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
         number -= 1 if block.endswith(b'\n') else 0
 
 
+def _parquet(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
+    """A document a row, its column `text` holding paragraphs in lines; `blocks` are not read."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ModuleNotFoundError:
+        raise InputError(f'{path}: Parquet needs pyarrow: python -m pip install pyarrow') from None
+    with open_stream(path) as file:
+        try:
+            table = parquet.ParquetFile(file)
+            if 'text' not in table.schema_arrow.names:
+                has = ', '.join(table.schema_arrow.names)
+                raise InputError(f"{path} has no column 'text' (it has: {has})")
+            for batch in table.iter_batches(1024, columns=['text']):
+                for text in batch.column(0).to_pylist():
+                    if encoded := normalise(str(text or '').encode('utf-8', 'ignore')):
+                        yield Document(encoded, True)
+        except (ArrowException, OSError) as error:
+            reason = ' '.join(str(error).split())[:200]
+            raise InputError(f'{path} is not a sound Parquet file ({reason}); copy it again') \
+                from None
+
+
 FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
     'text': _text,
     'lines': _lines,
     'wikiextractor': _wikiextractor,
     'wikitext': _wikitext,
     'jsonl': _json_lines,
+    'parquet': _parquet,
 }

@@ -108,6 +108,25 @@ def test_faults_are_named(tmp_path, name, content, prefix, words):
         assert word in message
 
 
+def test_parquet_is_a_document_a_row(tmp_path):
+    pyarrow = pytest.importorskip('pyarrow', reason='Parquet needs it')
+    from pyarrow import parquet
+
+    texts = ['One.\r\nTwo.', '', None, 'Ärger im Büro.', *(f'Text {i}.' for i in range(2000))]
+    table = pyarrow.table({'id': range(len(texts)), 'text': texts})
+    parquet.write_table(table, tmp_path / 'a.parquet', row_group_size=300)
+    wanted = ['One.\nTwo.', *(text for text in texts[1:] if text)]
+    assert _texts(tmp_path / 'a.parquet') == wanted
+    (tmp_path / 'b').write_bytes((tmp_path / 'a.parquet').read_bytes())
+    assert [d.text.decode() for d in _documents(f"parquet:{tmp_path / 'b'}")] == wanted
+    parquet.write_table(table.rename_columns(['id', 'body']), tmp_path / 'c.parquet')
+    (tmp_path / 'd.parquet').write_bytes((tmp_path / 'b').read_bytes()[:-100])
+    for name, words in (('c', r"no column 'text' \(it has: id, body\)"),
+                        ('d', 'is not a sound Parquet')):
+        with pytest.raises(InputError, match=words):
+            _texts(tmp_path / f'{name}.parquet')
+
+
 @pytest.mark.parametrize(('spec', 'word'), [
     ('{}/nothing*.txt', 'no file matches'),
     ('{}', 'is a directory'),
