@@ -84,27 +84,6 @@ def test_store_and_rows(tmp_path, capsys):
     assert 'masked rows of 16, batch 4' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('arguments, words', [
-    (['--steps=0'], '--steps'),
-    (['--stpes=3'], 'stpes'),
-    (['--only=steps'], "did you mean 'step'?"),
-    (['--dtype=float16'], 'bfloat16'),
-    (['--only=rows'], 'needs --text'),
-    (['base'], 'unrecognized arguments: base'),
-    (['--json=/no/such/folder/x.json'], 'folder'),
-    (['--seq=16', '--predictions=15'], '--predictions=15'),
-    (['--only=step', '--model=bse'], "did you mean 'base'?"),
-    (['--only=step', '--batch_size=9'], 'batch_size=9'),
-    (['--only=store', '--text=/no/such/*.txt'], '/no/such/*.txt'),
-])
-def test_bad_input_gets_one_line(arguments, words, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        bench.main(['bench', *arguments])
-    assert exit_.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('error: ') and words in line
-
-
 def test_help(capsys):
     with pytest.raises(SystemExit) as exit_:
         bench.main(['bench', '--help'])

@@ -372,24 +372,6 @@ def test_weights_that_are_given_have_rows_without_pre_training(tmp_path):
     assert scratch.model.hidden_size == 8 and scratch.data.vocab_file == f'{given}/vocab.txt'
 
 
-@pytest.mark.parametrize(('arguments', 'said'), [
-    (['5', '--columns=mrcp'], '--columns=mrcp is unknown'),
-    (['5', '--pretrain', 'train.steps'], '--pretrain train.steps: write NAME=VALUE'),
-    (['5', '--pretrain', 'train.stepz=3'], 'train.stepz'),
-    (['5', '--seeds=0'], '--seeds=0'),
-    (['5', '--finetune', 'mprc:train.steps=7'], "mprc is no task: did you mean 'mrpc'?"),
-    (['5', '--weights', 'bse=x'], "no row of table 5 at the scale tiny has it: did you mean 'bas"),
-    (['2', '--weights', '24/1024/16=x'], 'has it: choose from 4/256/4, base'),
-    (['7', '--data=there'], '--data=there: there/conll2003 does not exist'),
-    (['5', '--data=there'], '--data=there: there/glue/MRPC does not exist'),
-])
-def test_bad_arguments_are_told_in_a_line(arguments, said, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        paper.main([*arguments, f'--workdir={tmp_path}'])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
-
-
 def test_a_chain_of_real_runs(tmp_path, monkeypatch, capsys):
     """Table 3 has one row: it is pre-trained, and fine-tuned from that on a file of CoLA's form."""
     monkeypatch.setattr(paper, 'Guard', lambda: mock.Mock(should_stop=lambda step: False))

@@ -95,25 +95,6 @@ def test_what_does_not_fit_gets_a_change_to_try(sizes, remedy, monkeypatch, tmp_
     assert 'does not fit: it takes 0.00 GB' in out and remedy in out
 
 
-@pytest.mark.parametrize('arguments, words', [
-    (['--topology=v5e:4x4'], '--config is missing'),
-    ([*SMALL, '--topology=v7:4x4'], 'v7:4x4'),
-    ([*SMALL, '--topology=v5e'], 'v5e:16x16'),
-    ([*SMALL, '--topology=v5e:32x32'], 'at most 16'),
-    ([*SMALL, '--topology=v4:4x4'], '3 dims'),
-    ([*SMALL, '--topolgy=v5e:4x4'], 'topolgy'),
-    ([*SMALL, '--topology=v5e:4x4', 'x'], "'x'"),
-    ([*SMALL, '--topology=v5e:4x4', '--config.train.batchsize=4'], "'train.batch_size'"),
-    ([*SMALL, '--topology=v5e:4x4', "--config.train.steps='3 epochs'"], 'write steps'),
-    ([f"--config={ROOT / 'configs' / 'glue.py'}:rte", '--config.init_checkpoint=x',
-      '--topology=v5e:4x4'], "'rte'"),
-])
-def test_bad_input_gets_one_line(arguments, words, capsys):
-    assert run(*arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('error: ') and words in line
-
-
 def test_the_tpus_compiler_compiles_the_run_s_steps(tmp_path):
     if importlib.util.find_spec('libtpu') is None:
         pytest.skip('libtpu is not installed: pip install libtpu')

@@ -44,22 +44,3 @@ def test_a_run_finds_what_was_prepared(tmp_path, bucket, capsys, monkeypatch):
         assert here.manifest == there.manifest and here.manifest['num_documents'] == 20
 
 
-@pytest.mark.parametrize(('arguments', 'words'), [
-    ([], ['--config is missing']),
-    ([TINY, 'extra'], ['extra']),
-    ([TINY, '--config.data.sauce=x'], ['data.sauce', 'data.source']),
-    ([TINY, '--config.data.source=/none.txt'], ['/none.txt']),
-    ([f'--config={ROOT}/configs/glue.py:mrpc'], ['mrpc', 'pre-training']),
-    ([TINY, '--config.task=synthetic'], ['synthetic', 'pre-training']),
-])
-def test_refused_in_one_line(arguments, words, capsys):
-    with pytest.raises(SystemExit) as end:
-        _main(*arguments)
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and err.count('\n') == 1
-    assert all(word in err for word in words)
-
-
-def test_help(capsys):
-    _main('--help')
-    assert '--config.data.dir=gs://BUCKET' in capsys.readouterr().out
