@@ -146,17 +146,13 @@ def test_parameters_are_made_without_the_kernel(monkeypatch):
     assert set(params) == {'bert', 'cls'}
 
 
-@pytest.mark.parametrize('platform, asked, why', [
-    ('cpu', 'kernel', 'it is for TPUs'), ('cpu', 'cudnn', 'it is for GPUs'),
-    ('gpu', 'cudnn', 'it has no dropout, and config.model.attention_dropout=0.5'),
+@pytest.mark.parametrize('platform, asked, changes, why', [
+    ('cpu', 'kernel', {}, 'it is for TPUs'), ('cpu', 'cudnn', {}, 'it is for GPUs'),
+    ('gpu', 'cudnn', {}, 'it has no dropout, and config.model.attention_dropout=0.5'),
+    ('tpu', 'kernel', {'causal': True}, 'it has no left-to'),
+    ('gpu', 'cudnn', {'causal': True, 'attention_dropout': 0.0}, 'it has no left-to'),
 ])
-def test_what_cannot_serve_is_refused_where_it_is_asked_for(platform, asked, why):
+def test_what_cannot_serve_is_refused_where_it_is_asked_for(platform, asked, changes, why):
     with pytest.raises(InputError, match=f'attention={asked!r} cannot be: {why}'):
-        choose(on(platform, attention=asked), 128, True)
-
-
-def test_no_kernel_is_for_left_to_right_models():
-    for platform, asked in (('tpu', 'kernel'), ('gpu', 'cudnn')):
-        assert choose(on(platform, causal=True), 512, False) == 'xla'
-        with pytest.raises(InputError, match=f'attention={asked!r} cannot be: it has no left-to'):
-            choose(on(platform, causal=True, attention=asked), 512, False)
+        choose(on(platform, attention=asked, **changes), 512, 'attention_dropout' not in changes)
+    assert not changes or choose(on(platform, **changes), 512, False) == 'xla'
