@@ -560,7 +560,7 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
         spans = np.arange(len(offsets) - 1)
         examples = ConllExamples(
             words=words, tags=[labels[0]] * len(words), lines=np.arange(len(words)),
-            sentence_offsets=offsets, documents=spans, num_skipped=0, source='texts',
+            sentence_offsets=offsets, documents=spans, source='texts',
         )
         windows = conll_windows(
             examples, model.encode_all, labels, max_length=model.max_length,

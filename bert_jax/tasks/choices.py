@@ -69,7 +69,6 @@ class ChoiceExamples:
       endings: second segments, of each question as many (SWAG's are four).
       labels: [n] int32, the right endings; None: a test split.
       ids: the unnamed first column of SWAG's CSV, the user's column, or the row from 0.
-      num_skipped: malformed rows that were left out.
       source: the file, for messages.
     """
 
@@ -77,7 +76,6 @@ class ChoiceExamples:
     endings: list[list[str]]
     labels: np.ndarray | None
     ids: list[str]
-    num_skipped: int
     source: str
 
     def __len__(self) -> int:
@@ -219,7 +217,7 @@ def _examples(
     return ChoiceExamples(
         context=contexts, endings=endings,
         labels=label_ids(rows, labels, known(labels)) if labelled else None,
-        ids=row_ids(rows, ids), num_skipped=rows.num_skipped, source=path,
+        ids=row_ids(rows, ids), source=path,
     )
 
 

@@ -210,7 +210,7 @@ def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> Te
             labels = raw.astype(np.float32)
     return TextExamples(
         texts[0], texts[1] if len(texts) == 2 else None, labels,
-        [str(int(record['idx'])) for record in rows], 0, f'tfds:glue/{name}:{split}',
+        [str(int(record['idx'])) for record in rows], f'tfds:glue/{name}:{split}',
     )
 
 

@@ -21,7 +21,7 @@ import math
 import os
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,24 +34,22 @@ from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledData,
     LabelledTask,
+    Outputs,
     ScoredModel,
-    Tokenization,
     open_tokenization,
     tfds_records,
 )
 from bert_jax.tasks.packing import Units, ranges
 from bert_jax.tasks.squad_windows import (
+    VERSIONS,
     SquadExamples,
     SquadWindows,
     from_tfds,
     read_squad,
     squad_windows,
-    tfds_split,
 )
 from bert_jax.text.vocab import CONTINUATION, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, basic_tokens
-
-_NUMBERS = {'v1': '1.1', 'v2': '2.0'}
 
 
 def open_squad(
@@ -77,8 +75,31 @@ def open_squad(
         say('scored with the threshold of no answer that '
             + (f'the model brings, {threshold:g}' if threshold is not None else
                'is best for F1 on these very questions, as the model brings none'))
-    scorer = _Scorer(*windows(training=False), version, t, threshold)
-    scorer.examples.gold_texts()  # rather now than after an epoch
+    examples, dev = windows(training=False)
+    answers = examples.gold_texts()  # refuses a file without answers now, not after an epoch
+
+    def predict(outputs: Outputs) -> list[Prediction]:
+        return predict_answers(
+            examples, dev, outputs['start_logits'], outputs['end_logits'], vocab=t.vocab,
+            lowercase=t.lowercase, switches=t.tokenizer.switches, version=version,
+        )
+
+    def scores(predictions: list[Prediction]) -> dict[str, float]:
+        texts = final_texts(examples.ids, predictions)
+        if version == 'v1':
+            return squad_scores(texts, answers, version='v1')
+        odds = {name: result.null_odds
+                for name, result in zip(examples.ids, predictions, strict=True)}
+        limit = best_null_threshold(texts, answers, odds) if threshold is None else threshold
+        return squad_scores(
+            texts, answers, version='v2', null_odds=odds, null_threshold=limit
+        ) | {'null_threshold': limit}
+
+    def write(outputs: Outputs, workdir: Path) -> None:
+        predictions = predict(outputs)
+        write_predictions(workdir, examples.ids, predictions,
+                          null_threshold=scores(predictions).get('null_threshold'))
+
     train = None
     if scored is None:
         _, result = windows(training=True)
@@ -87,62 +108,11 @@ def open_squad(
         })
     return LabelledTask(config, t, LabelledData(
         train=train,
-        evaluated=(EvalSet('', Units(scorer.windows.sequences), scorer.score, scorer.write),),
+        evaluated=(EvalSet(
+            '', Units(dev.sequences), lambda outputs: scores(predict(outputs)), write),),
         metric='f1', head='question_answering', inference=options,
         settled=('null_threshold',),
     ))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Scorer:
-    """Scores and writes answers.
-
-    Attributes:
-      examples, windows: what is predicted.
-      version: 'v1' or 'v2'.
-      tokenization: of the windows.
-      threshold: 'v2': odds of no answer above it empty an answer; None: it is tuned on `examples`.
-    """
-
-    examples: SquadExamples
-    windows: SquadWindows
-    version: str
-    tokenization: Tokenization
-    threshold: float | None
-
-    def _predict(self, outputs: dict[str, np.ndarray]) -> list[Prediction]:
-        return predict_answers(
-            self.examples, self.windows, outputs['start_logits'], outputs['end_logits'],
-            vocab=self.tokenization.vocab, lowercase=self.tokenization.lowercase,
-            switches=self.tokenization.tokenizer.switches,
-            version=self.version,
-        )
-
-    def _scores(self, predictions: list[Prediction]) -> dict[str, float]:
-        """Official scores; `best_f1` of v2 is at the threshold that is best for these questions."""
-        ids = self.examples.ids
-        answers = self.examples.gold_texts()
-        texts = final_texts(ids, predictions)
-        if self.version == 'v1':
-            return squad_scores(texts, answers, version='v1')
-        odds = {name: result.null_odds for name, result in zip(ids, predictions, strict=True)}
-        threshold = self.threshold
-        if threshold is None:
-            threshold = best_null_threshold(texts, answers, odds)
-        scores = squad_scores(
-            texts, answers, version='v2', null_odds=odds, null_threshold=threshold
-        )
-        return scores | {'null_threshold': threshold}
-
-    def score(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        return self._scores(self._predict(outputs))
-
-    def write(self, outputs: dict[str, np.ndarray], workdir: Path) -> None:
-        predictions = self._predict(outputs)
-        threshold = None
-        if self.version == 'v2':
-            threshold = self._scores(predictions)['null_threshold']
-        write_predictions(workdir, self.examples.ids, predictions, null_threshold=threshold)
 
 
 def _read(config: ConfigDict, version: str, training: bool) -> SquadExamples:
@@ -151,14 +121,15 @@ def _read(config: ConfigDict, version: str, training: bool) -> SquadExamples:
         'version': version, 'training': training, 'max_skipped': config.data.max_malformed
     }
     if config.data.source == 'tfds:squad' and (training or not config.data.eval_source):
-        records = tfds_records(config, *tfds_split(version, training))
+        split = 'train' if training else 'validation'
+        records = tfds_records(config, f'squad/v{VERSIONS[version]}', split)
         return from_tfds(records, **kind)
     return read_squad(_files(config, version, training), **kind)
 
 
 def _files(config: ConfigDict, version: str, training: bool) -> list[str]:
     """Training files or the file to score, from `data.source` and `data.eval_source`."""
-    number = _NUMBERS[version]
+    number = VERSIONS[version]
     source, eval_source = config.data.source, config.data.eval_source
     sources = [source] if isinstance(source, str) else list(source)
     meaning = (
@@ -272,7 +243,7 @@ def predict_answers(
         spans = _best_spans(
             windows, window_bounds[low], window_bounds[high], start_logits, end_logits, n_best,
             max_answer_length)
-        span_bounds = np.searchsorted(spans.question, np.arange(low, high + 1))
+        span_bounds = np.searchsorted(spans[0], np.arange(low, high + 1))
         for q in range(low, high):
             null = None
             if version == 'v2':
@@ -280,10 +251,12 @@ def predict_answers(
                 pairs = zip(start_logits[cls].tolist(), end_logits[cls].tolist())
                 null = min(pairs, key=sum)
             context = examples.contexts[examples.context_index[q]]
-            place_of = functools.partial(
-                _span_place, context, windows, surfaces, (lowercase, switches))
             first, last = span_bounds[q - low:q - low + 2]
-            candidates = spans.candidates(first, last, place_of)
+            # Lazy: only as many spans are aligned with characters as `_choose` takes.
+            candidates = (
+                (_span_place(context, windows, surfaces, (lowercase, switches), *span), start, end)
+                for *span, start, end in zip(*(x[first:last].tolist() for x in spans[1:]))
+            )
             predictions.append(_choose(context, candidates, null, n_best))
     return predictions
 
@@ -326,39 +299,19 @@ def _choose(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Spans:
-    """S spans sorted by question, then by score, best first.
-
-    question, window, start, end: [S] int; positions within the window. start_logits, end_logits:
-    [S] float64.
-    """
-
-    question: np.ndarray
-    window: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    start_logits: np.ndarray
-    end_logits: np.ndarray
-
-    def candidates(
-        self, low: int, high: int, place_of: Callable[[int, int, int], tuple[int, int]]
-    ) -> Iterator[tuple[tuple[int, int], float, float]]:
-        """(place, start logit, end logit) of some spans, aligned only as far as asked for."""
-        columns = (self.window, self.start, self.end, self.start_logits, self.end_logits)
-        for window, start, end, *logits in zip(*(c[low:high].tolist() for c in columns)):
-            yield place_of(window, start, end), logits[0], logits[1]
-
-
 def _best_spans(
     windows: SquadWindows, low: int, high: int, start_logits: np.ndarray, end_logits: np.ndarray,
     n_best: int, max_answer_length: int,
-) -> _Spans:
+) -> tuple[np.ndarray, ...]:
     """Spans between the best starts and the best ends of each of the windows [low, high).
 
     A start must have its maximal context in the window (ends need not), and both must be tokens of
     the paragraph: other tokens among the best take places away, as in the original. Equal scores
     keep the order of windows, starts and ends.
+
+    Returns:
+      question, window, start, end: [S] int, sorted by question, then by score, best first;
+      positions within the window. Then start and end logits, [S] float64.
     """
     sequences = windows.sequences
     lengths = sequences.lengths[low:high]
@@ -386,8 +339,8 @@ def _best_spans(
     score = start_logit[w, i] + end_logit[w, j]
     order = np.lexsort((-score, windows.question_index[low + w]))
     w, i, j = w[order], i[order], j[order]
-    return _Spans(windows.question_index[low + w], low + w, start[w, i], end[w, j],
-                  start_logit[w, i], end_logit[w, j])
+    return (windows.question_index[low + w], low + w, start[w, i], end[w, j],
+            start_logit[w, i], end_logit[w, j])
 
 
 def _has_max_context(windows: SquadWindows, low: int, high: int) -> np.ndarray:
@@ -671,15 +624,14 @@ def write_predictions(
       predictions: one for each.
       null_threshold: SQuAD 2.0: odds of "no answer" above it empty the text. None: SQuAD 1.1.
     """
-    pairs = list(zip(ids, predictions, strict=True))
-    _write(folder, 'predictions.json', final_texts(ids, predictions, null_threshold))
-    _write(folder, 'nbest_predictions.json', {
-        name: [dataclasses.asdict(candidate) for candidate in result.n_best]
-        for name, result in pairs
-    })
+    files: dict[str, dict[str, Any]] = {
+        'predictions': final_texts(ids, predictions, null_threshold),
+        'nbest_predictions': {
+            name: [dataclasses.asdict(candidate) for candidate in result.n_best]
+            for name, result in zip(ids, predictions, strict=True)
+        },
+    }
     if null_threshold is not None:
-        _write(folder, 'null_odds.json', {name: result.null_odds for name, result in pairs})
-
-
-def _write(folder: str | os.PathLike[str], name: str, content: dict[str, Any]) -> None:
-    write_whole(as_path(folder) / name, json.dumps(content, indent=1) + '\n')
+        files['null_odds'] = {name: result.null_odds for name, result in zip(ids, predictions)}
+    for name, content in files.items():
+        write_whole(as_path(folder) / f'{name}.json', json.dumps(content, indent=1) + '\n')

@@ -10,11 +10,9 @@ covered by overlapping windows, `doc_stride` tokens apart.
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import re
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,10 +20,10 @@ import numpy as np
 
 from bert_jax.data.pairs import Encode, Sequences
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import open_stream
 from bert_jax.tasks.packing import ranges
+from bert_jax.tasks.table import lines
 
-VERSIONS = ('v1', 'v2')
+VERSIONS = {'v1': '1.1', 'v2': '2.0'}  # as the files are numbered
 # What separates the words of a paragraph: `run_squad.py`'s choice, narrower than the tokenizer's.
 WHITESPACE = ' \t\r\n\u202f'
 WORD = re.compile(f'[^{WHITESPACE}]+')
@@ -46,7 +44,6 @@ class SquadExamples:
       context_index: [Q] int32, the paragraph of each question.
       answers: [Q] (text, first character in the paragraph) of each accepted answer; () where there
         is none in the paragraph, None where the file does not say.
-      num_skipped: questions left out because their answer is not where it should be.
       source: the files, for messages.
     """
 
@@ -55,7 +52,6 @@ class SquadExamples:
     contexts: tuple[str, ...]
     context_index: np.ndarray
     answers: tuple[tuple[tuple[str, int], ...] | None, ...]
-    num_skipped: int = 0
     source: str = ''
 
     def __len__(self) -> int:
@@ -101,11 +97,6 @@ def read_squad(
     return _examples(roots, ', '.join(paths), version, training, max_skipped)
 
 
-def tfds_split(version: str, training: bool) -> tuple[str, str]:
-    """Data set and split of tensorflow-datasets: ('v1', True) -> ('squad/v1.1', 'train')."""
-    return {'v1': 'squad/v1.1', 'v2': 'squad/v2.0'}[version], 'train' if training else 'validation'
-
-
 def from_tfds(
     records: Iterable[Mapping[str, Any]], *, version: str, training: bool,
     max_skipped: float = 0.01,
@@ -135,7 +126,7 @@ def from_tfds(
     root = {'data': [{'paragraphs': [
         {'context': context, 'qas': qas} for context, qas in paragraphs.items()
     ]}]}
-    source = 'tfds:{}:{}'.format(*tfds_split(version, training))
+    source = f"tfds:squad/v{VERSIONS[version]}:{'train' if training else 'validation'}"
     return _examples([(source, root)], source, version, training, max_skipped)
 
 
@@ -191,7 +182,7 @@ def _examples(
     return SquadExamples(
         ids=tuple(ids), questions=tuple(questions), contexts=tuple(contexts),
         context_index=np.array(context_index, np.int32), answers=tuple(answers),
-        num_skipped=len(skipped), source=source,
+        source=source,
     )
 
 
@@ -273,21 +264,11 @@ def _field(parent: dict[str, Any], name: str, kind: type, where: str) -> Any:
 
 def _load(path: str) -> dict[str, Any]:
     """The JSON object of a file."""
-    try:
-        with open_stream(path) as file:
-            data = file.read()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f'{path} is not a sound gzip file ({error}); copy it again') from None
-    except OSError as error:
-        raise InputError(f'{path} cannot be read: {error.strerror or error}') from None
-    if not data.strip():
+    text = '\n'.join(line for _, line in lines(path))
+    if not text.strip():
         raise InputError(f'{path} is empty; {_LAYOUT}')
     try:
-        root = json.loads(data.decode('utf-8-sig'))
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f'{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; convert it'
-        ) from None
+        root = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f'{path} is not JSON ({error}); {_LAYOUT}') from None
     if not isinstance(root, dict):

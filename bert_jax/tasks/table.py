@@ -57,14 +57,12 @@ class Rows:
       indices: the place of each among all rows from 0; header and blank lines do not count.
       lines: see `Row`.
       values: what was made of each.
-      num_skipped: malformed rows that were left out.
     """
 
     path: str
     indices: list[int]
     lines: list[int]
     values: list[Any]
-    num_skipped: int
 
     def place(self, i: int) -> str:
         """File and line of a row, for messages."""
@@ -145,7 +143,7 @@ def read_table(
     Raises:
       InputError: as `read_rows`; no row, or too many malformed ones.
     """
-    rows = Rows(path, [], [], [], 0)
+    rows = Rows(path, [], [], [])
     faults = []
     for index, row in enumerate(
         read_rows(path, columns, optional=optional, headerless=headerless)
@@ -160,7 +158,7 @@ def read_table(
             rows.indices.append(index)
             rows.lines.append(row.line)
     check_malformed(path, len(rows.values), faults, max_malformed)
-    return dataclasses.replace(rows, num_skipped=len(faults))
+    return rows
 
 
 def check_malformed(

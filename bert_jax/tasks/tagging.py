@@ -134,12 +134,26 @@ def _task(
 
     def eval_set(split: str, examples: ConllExamples) -> EvalSet:
         windows = cut(examples)
-        result = (labels, examples, windows)
-        return EvalSet(
-            '' if split == 'dev' else f'{split}_', _units(windows),
-            functools.partial(_score, *result, metrics[0]),
-            functools.partial(_write, *result, f'{split}_predictions.txt'),
-        )
+        scored = windows.word_index >= 0
+
+        def predict(outputs: Outputs) -> list[str]:
+            """The tag of each word."""
+            tags = np.zeros(len(examples.words), np.int64)
+            tags[windows.word_index[scored]] = outputs['logits'][scored].argmax(axis=-1)
+            return [labels[tag] for tag in tags.tolist()]
+
+        def score(outputs: Outputs) -> dict[str, float]:
+            tags = predict(outputs)
+            if metrics[0] == 'f1':
+                return conll_scores(tags, examples.tags, examples.sentence_offsets)
+            pair = np.array(tags), np.array(examples.tags)
+            return {'accuracy': accuracy(*pair), 'macro_f1': macro_f1(*pair)}
+
+        def write(outputs: Outputs, workdir: Path) -> None:
+            write_conll(workdir / f'{split}_predictions.txt', examples.words, examples.tags,
+                        predict(outputs), examples.sentence_offsets)
+
+        return EvalSet('' if split == 'dev' else f'{split}_', _units(windows), score, write)
 
     return LabelledTask(config, t, LabelledData(
         train=None if train is None else _units(cut(train)),
@@ -175,39 +189,6 @@ def _units(windows: ConllWindows) -> Units:
         'token_labels': windows.labels,
         'token_weights': (windows.word_index >= 0).astype(np.float32),
     })
-
-
-def _tags(
-    labels: Sequence[str], examples: ConllExamples, windows: ConllWindows, outputs: Outputs,
-) -> list[str]:
-    """The predicted tag of each word."""
-    tags = [''] * len(examples.words)
-    scored = windows.word_index >= 0
-    predicted = outputs['logits'][scored].argmax(axis=-1)
-    for word, label in zip(windows.word_index[scored].tolist(), predicted.tolist(), strict=True):
-        tags[word] = labels[label]
-    return tags
-
-
-def _score(
-    labels: Sequence[str], examples: ConllExamples, windows: ConllWindows, metric: str,
-    outputs: Outputs,
-) -> dict[str, float]:
-    tags = _tags(labels, examples, windows, outputs)
-    if metric == 'f1':
-        return conll_scores(tags, examples.tags, examples.sentence_offsets)
-    pair = np.array(tags), np.array(examples.tags)
-    return {'accuracy': accuracy(*pair), 'macro_f1': macro_f1(*pair)}
-
-
-def _write(
-    labels: Sequence[str], examples: ConllExamples, windows: ConllWindows, file: str,
-    outputs: Outputs, workdir: Path,
-) -> None:
-    write_conll(
-        workdir / file, examples.words, examples.tags, _tags(labels, examples, windows, outputs),
-        examples.sentence_offsets,
-    )
 
 
 def _read_conll(config: ConfigDict, split: str) -> ConllExamples | None:
@@ -249,7 +230,6 @@ class ConllExamples:
       sentence_offsets: [n + 1] int64; sentence i is words[offsets[i] : offsets[i + 1]].
       documents: [n] int64, the document of each sentence, from 0; a file without -DOCSTART- lines
         is one document.
-      num_skipped: malformed lines that were left out.
       source: the file, for messages.
     """
 
@@ -258,7 +238,6 @@ class ConllExamples:
     lines: np.ndarray
     sentence_offsets: np.ndarray
     documents: np.ndarray
-    num_skipped: int
     source: str
 
     def __len__(self) -> int:
@@ -344,7 +323,7 @@ def from_tfds(split: str, records: Iterable[Mapping[str, Any]]) -> ConllExamples
         tags=[_TFDS_TAGS[tag] for record in sentences for tag in record['ner']],
         lines=np.repeat(np.arange(len(sentences)) + 1, lengths),
         sentence_offsets=np.append(0, np.cumsum(lengths)),
-        documents=np.arange(len(sentences)), num_skipped=0, source=f'tfds:conll2003:{split}',
+        documents=np.arange(len(sentences)), source=f'tfds:conll2003:{split}',
     )
 
 
@@ -413,7 +392,6 @@ def read_conll_file(
         lines=lines_W,
         sentence_offsets=offsets,
         documents=np.unique(np.array(documents)[starts], return_inverse=True)[1],
-        num_skipped=len(faults),
         source=path,
     )
 
@@ -470,7 +448,7 @@ def read_tagged_file(
         lines=np.repeat(np.array(lines, np.int64), lengths),
         # As a file of words without -DOCSTART- lines: one document.
         sentence_offsets=offsets, documents=np.zeros(len(result), np.int64),
-        num_skipped=rows.num_skipped, source=path,
+        source=path,
     )
 
 

@@ -84,7 +84,6 @@ class TextExamples:
       text_b: the second; None: single texts.
       labels: [n] int32 ids, float32 numbers, or [n, L] float32 of 0 and 1; None: there are none.
       ids: from the file's column of ids, or the row in the file from 0.
-      num_skipped: malformed rows that were left out.
       source: file or data set, for messages.
     """
 
@@ -92,7 +91,6 @@ class TextExamples:
     text_b: list[str] | None
     labels: np.ndarray | None
     ids: list[str]
-    num_skipped: int
     source: str
 
     def __len__(self) -> int:
@@ -157,7 +155,7 @@ def read_texts(
         text_a=[texts[0] for texts, _, _ in rows.values],
         text_b=[texts[1] for texts, _, _ in rows.values] if n == 2 else None,
         labels=convert(rows, [label for _, label, _ in rows.values]) if convert else None,
-        ids=ids, num_skipped=rows.num_skipped, source=path,
+        ids=ids, source=path,
     )
 
 

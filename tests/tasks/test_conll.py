@@ -58,7 +58,7 @@ def test_words_tags_sentences_and_documents_of_a_file(tmp_path):
     assert examples.lines.tolist() == [3, 4, 5, 6, 7, 9, 10, 15, 18]
     assert examples.sentence_offsets.tolist() == [0, 5, 7, 8, 9]
     assert examples.documents.tolist() == [0, 0, 1, 1]
-    assert len(examples) == 4 and examples.num_skipped == 0
+    assert len(examples) == 4
     assert examples.labels == (
         'O', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC', 'B-ORG', 'I-ORG', 'B-PER', 'I-PER')
 
@@ -98,7 +98,6 @@ def test_a_file_without_documents_is_one_and_odd_spaces_are_words(tmp_path):
 def test_malformed_lines_are_listed_and_left_out_up_to_a_limit(tmp_path, capsys):
     path = written(tmp_path, 'a NN O\nb I-X\n' + 'c NN I-X\n' * 98)
     examples = read_conll_file(path)
-    assert examples.num_skipped == 1
     assert examples.words == ['a'] + ['c'] * 98 and len(examples) == 1
     assert f'{path}, line 2: columns: 2, where 3 are wanted' in capsys.readouterr().err
     with pytest.raises(InputError, match=r'1 of 100 rows are malformed.*line 2: columns: 2'):
@@ -158,7 +157,6 @@ def made_examples(documents):
         lines=np.arange(len(counts)) + 1,
         sentence_offsets=np.cumsum([0] + [len(sentence) for sentence in sentences]),
         documents=np.repeat(np.arange(len(documents)), [len(d) for d in documents]),
-        num_skipped=0,
         source='made',
     )
 
@@ -265,7 +263,7 @@ def test_a_word_without_pieces_becomes_unknown_and_is_scored():
     words = ['\u200b', 'ab.', '\x07', '\x85', 'Q', '\u00a0', '\ufffd']
     examples = ConllExamples(
         words, ['O'] * len(words), np.arange(len(words)), np.array([0, len(words)]),
-        np.array([0]), 0, 'made')
+        np.array([0]), 'made')
 
     def encode_words(texts):
         ids = [tokenizer.encode(text) for text in texts]
