@@ -26,6 +26,7 @@ from bert_jax.train.program import (
     Program,
     build_program,
     check_memory,
+    compile_training,
     open_mesh,
     phases_left,
 )
@@ -166,6 +167,10 @@ def train_run(
     check_shared(workdir)
 
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
+    ahead = concurrent.futures.ThreadPoolExecutor(1)
+    if shared_step is None:  # restoring or making the state takes as long as compiling
+        first = phases_left(program, checkpoints.latest_step() or 0)[:1]
+        ahead.submit(compile_training, program, first)
     state = checkpoints.restore(program.state)
     if state is None:
         state = program.init(config.seed)
@@ -220,7 +225,6 @@ def train_run(
 
     peak = peak_flops(jax.devices()[0].device_kind)
     # Later phases are compiled while the first is trained.
-    ahead = concurrent.futures.ThreadPoolExecutor(1)
     later = ahead.submit(check_memory, program, left[1:])
 
     def stop_or_fail(step: int) -> bool:

@@ -101,15 +101,15 @@ class CompiledStep:
           The compiled program, or None where the compiler finds it too big; and the memory.
         """
         key = _shapes(arguments[-1])
-        if key not in self._programs:
-            try:
-                with self._compiling:
+        try:
+            with self._compiling:
+                if key not in self._programs:
                     self._programs[key] = self._step.lower(*arguments).compile()
-            except jax.errors.JaxRuntimeError as error:
-                temporaries = _bytes_wanted(str(error), device_bytes(arguments))
-                if temporaries is None:
-                    raise
-                return None, Memory(device_bytes(arguments), 0, temporaries)
+        except jax.errors.JaxRuntimeError as error:
+            temporaries = _bytes_wanted(str(error), device_bytes(arguments))
+            if temporaries is None:
+                raise
+            return None, Memory(device_bytes(arguments), 0, temporaries)
         program = self._programs[key]
         result = program.memory_analysis()
         return program, Memory(
@@ -308,6 +308,14 @@ def phases_left(program: Program, start: int) -> list[int]:
     """Numbers of the phases that a run trains from a step on."""
     ends = np.cumsum([phase['steps'] for phase in program.phases])
     return [number for number, end in enumerate(ends) if end > start]
+
+
+def compile_training(program: Program, numbers: Sequence[int]) -> None:
+    """Compiles the training step of these phases: in another thread, while the state is made."""
+    for number in numbers:
+        if call := phase_calls(program, program.phases[number]).get('train'):
+            step, arguments = call
+            step.compile(*arguments)
 
 
 def check_memory(program: Program, numbers: Sequence[int]) -> int:
