@@ -205,10 +205,11 @@ def main() -> int:
             done = (base / f'{name}.done').exists()
             results.append(numbers(base / name) if done else {'': 'did not end'})
         old, new = results
-        differ = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        differ = [key for key in old if old[key] != new.get(key)]
+        added = sorted({key.split()[-1] for key in new} - {key.split()[-1] for key in old})
         failed = '' in old or '' in new
         print(f'{name:12} {"FAILED" if failed else "DIFFERS" if differ else "same"}  '
-              f'{len(old)} numbers' + ''.join(
+              f'{len(old)} numbers' + ''.join(f', {key} is new' for key in added) + ''.join(
                   f'\n  {key}: {old.get(key)} -> {new.get(key)}' for key in differ[:6]), flush=True)
         status |= bool(differ or failed)
     return status
