@@ -39,6 +39,8 @@ _WINDOWS = ('', 'first', 'mean', 'max')  # tasks.texts.WINDOWS
 _FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four',
              'concat_last_four', 'weighted_sum_all')  # heads.tagging.FEATURES
 
+LOGGERS = ('tensorboard', 'wandb', 'cloud_monitoring')
+
 FIELDS: Mapping[str, Field] = {
     'task': Field('pretrain', CHECKED_WHERE_READ),  # one of tasks.opening.OPENERS
     'seed': Field(0, count(2**31 - 1, least=0)),  # of parameters, data order, masks and dropout
@@ -120,6 +122,8 @@ FIELDS: Mapping[str, Field] = {
     'train.reference': Field('', PATH, PRETRAINING),
     # '100..110': a trace of these steps, for TensorBoard; '100..110@0,3': on these hosts.
     'train.profile': Field('', CHECKED_WHERE_READ),
+    # Beside metrics.jsonl, between commas: tensorboard, wandb, cloud_monitoring (of every host).
+    'train.loggers': Field('tensorboard', CHECKED_WHERE_READ),
 
     # bert_adamw (no bias correction) | adamw | lamb | muon, or any optimizer of optax: lion, ...
     'optimizer.name': Field('bert_adamw', CHECKED_WHERE_READ),

@@ -20,6 +20,7 @@ from bert_jax.config.fields import (
     DURATION,
     FIELDS,
     LABELLED,
+    LOGGERS,
     OWN_FILES,
     PATH,
     PRETRAINING,
@@ -78,6 +79,10 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     parse_trace(config.train.profile, 'train.profile')
     _check_optimizer(config.optimizer)
     _check_skipped(config.train.skip_steps)
+    for name in filter(None, config.train.loggers.split(',')):
+        if name not in LOGGERS:
+            raise InputError(f'config.train.loggers={config.train.loggers!r}: {name!r} is unknown: '
+                             + nearest(name, LOGGERS))
     _check_phases(config)
     if config.data.mask_rate + config.data.random_rate > 1 + 1e-9:
         raise InputError(

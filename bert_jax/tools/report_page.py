@@ -39,7 +39,8 @@ _MOST_WORDS = 30  # attention over more is illegible, and a large model would ma
 _WORD = re.compile(r'\w+')
 _AXES = ('steps', 'tokens', 'FLOPs')
 _NUM_COLOURS, _DASHES = 8, ('', '7 3', '2 3', '9 3 2 3')  # as in report.css and report.js
-_OF_SPEED = ('sequences_per_second', 'tokens_per_second', 'data_wait', 'mfu', 'goodput')
+_OF_SPEED = ('sequences_per_second', 'tokens_per_second', 'data_wait', 'mfu', 'goodput',
+             'step_seconds', 'step_seconds_deviation')
 _NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity')  # functions of the loss
 
 

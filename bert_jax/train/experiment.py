@@ -21,6 +21,7 @@ from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import STARTED, huge_pages_note, keep_compiled, peak_flops
 from bert_jax.tasks.opening import open_task
 from bert_jax.train.checkpoint import Best, Checkpoints
+from bert_jax.train.loggers import open_loggers
 from bert_jax.train.loop import Cadence, train
 from bert_jax.train.program import (
     Program,
@@ -185,6 +186,8 @@ def train_run(
     published = None  # its memory; a caller may keep it for the next member
     start = int(state.step)
     report = Report(workdir, hosts.first(), start)
+    report.loggers = open_loggers(
+        config.train.loggers.split(','), workdir, report.folder, start, flat_fields(resolved))
     goodput = Goodput(workdir, hosts.first(), start, began, folder=report.folder)
     if watch is not None:
         watch(goodput.cause, workdir)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from bert_jax.heads.base import Head
 from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.gates import Gates
-from bert_jax.train.report import Goodput, Pace, Profile, Report, Window, count, duration, means
+from bert_jax.train.report import Goodput, Profile, Report, Window, count, duration, means
 from bert_jax.train.step import Batch, TrainState, TrainStep
 
 
@@ -162,9 +163,10 @@ def _train(
         if step == phase.start:
             report.say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
         batches = phase.batches(step - phase.start)
-        window, pace = Window(step, start), Pace(goodput.clock)
+        window = Window(step, start)
+        step_seconds: list[float] = []  # since the last log line, with their wait for data
         begun = time.perf_counter()
-        timed, timed_step = goodput.now(), step  # from where on the next line's speed is counted
+        timed = before = goodput.now()  # from where on the next line's speed is counted
         compiled = False
         while step < phase.end:
             goodput.enter('start' if first_of_run else 'data')
@@ -187,7 +189,11 @@ def _train(
                 jax.block_until_ready(step_metrics['loss'])
                 report.say(f'first step done in {time.perf_counter() - begun:.1f} s')
                 first_of_run = False
-                timed, timed_step = goodput.now(), step
+                timed = before = goodput.now()
+            else:
+                now = goodput.now()
+                step_seconds.append(now['step'] - before['step'] + now['data'] - before['data'])
+                before = now
             with goodput.during('profile'):
                 if message := profile.after(step, step_metrics):
                     report.say(message)
@@ -201,17 +207,13 @@ def _train(
                 steps = window.take()
                 now = goodput.now()
                 waited = now['data'] - timed['data']
-                seconds = max(now['step'] - timed['step'] + waited, 1e-9)
                 logged = _log(
-                    objective, report, phase, step, last, steps, step - timed_step, seconds, waited,
-                    peak_flops, goodput,
+                    objective, report, phase, step, last, steps, step_seconds,
+                    now['step'] - timed['step'] + waited, waited, peak_flops, goodput,
                 )
                 if gates is not None:
                     report.tell(gates.trained(step, steps, logged))
-                if step > timed_step and (slow := pace.add(
-                        step, step - timed_step, seconds, waited)):
-                    report.say(slow)
-                timed, timed_step = now, step
+                timed, before, step_seconds = now, now, []
                 checkpoints.check()
             soon = step != last and last - step < cadence.eval_every / 10
             saving = due(cadence.save_every) or stopping
@@ -234,16 +236,21 @@ def _train(
 
 def _log(
     objective: Head, report: Report, phase: Phase, step: int, last: int, steps: list[Any],
-    timed_steps: int, seconds: float, waited: float, peak_flops: float | None, goodput: Goodput,
+    step_seconds: list[float], seconds: float, waited: float, peak_flops: float | None,
+    goodput: Goodput,
 ) -> dict[str, float]:
     metrics = means(objective, steps)
-    if timed_steps:
+    if timed_steps := len(step_seconds):
+        seconds = max(seconds, 1e-9)
         per_second = timed_steps * phase.batch_size / seconds
         tokens = sum(float(s.get('tokens', 0)) for s in steps) / len(steps) * timed_steps / seconds
         metrics |= {
             'sequences_per_second': per_second,
             'tokens_per_second': tokens,
             'data_wait': waited / seconds,
+            'step_seconds': seconds / timed_steps,
+            # The first two after a line are only dispatched, not waited for.
+            'step_seconds_deviation': float(np.std(step_seconds[2:] or [0.0])),
         }
         if peak_flops:
             metrics['mfu'] = per_second * phase.flops_per_row / peak_flops

@@ -10,11 +10,9 @@ import math
 import os
 import pathlib
 import shutil
-import statistics
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,8 +29,8 @@ from bert_jax.runtime.files import (
     open_whole,
     write_whole,
 )
-from bert_jax.runtime.process import without
 from bert_jax.train.gates import Alarm
+from bert_jax.train.loggers import Logger
 
 # An object cannot grow: each upload is of the whole file. A long run's records are megabytes.
 _SECONDS_BETWEEN = 30.0
@@ -86,8 +84,10 @@ class Uploads:
         whole = False
         with only_warning(self._target):
             for path in children(self.folder):
+                if path.name.startswith('.'):  # being written, and renamed any moment
+                    continue
                 changed = os.stat(path).st_mtime_ns
-                if not path.name.startswith('.') and self._uploaded.get(path.name) != changed:
+                if self._uploaded.get(path.name) != changed:
                     # Read at once: a file that grows while it is uploaded is refused.
                     write_whole(self._target / path.name, path.read_bytes())
                     self._uploaded[path.name] = changed
@@ -123,7 +123,8 @@ def count(number: float) -> str:
 
 
 # Told in other panels, or of no interest as a curve.
-_NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity', 'tokens_per_second', 'data_wait')
+_NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity', 'tokens_per_second', 'data_wait',
+              'step_seconds', 'step_seconds_deviation')
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -161,10 +162,15 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 class Report:
-    """Writes the records of one run; on processes other than the first it does nothing.
+    """Writes the records of one run; processes other than the first have loggers at the most.
 
     A run directory in a bucket gets them in batches: every half minute, at evaluations, and before
     each save, so that whoever starts from a checkpoint finds the records up to it.
+
+    Attributes:
+      records: of the run so far.
+      folder: files are written here; the run directory, or a folder that is uploaded there.
+      loggers: receive every record; the caller adds them.
     """
 
     def __init__(self, workdir: Path, active: bool, start_step: int):
@@ -176,6 +182,7 @@ class Report:
         self._active = active
         self._drawn = 0  # records
         self.records: list[dict[str, Any]] = []
+        self.loggers: list[Logger] = []
         self.folder = workdir
         self._uploads: Uploads | None = None
         if not active:
@@ -190,22 +197,12 @@ class Report:
         self.flush()
         self._file = open(path, 'ab', buffering=0)  # noqa: SIM115
         self._unwritten = b''
-        with without('torch'), without('google.cloud.storage'):
-            from tensorboardX.event_file_writer import EventsWriter
-            from tensorboardX.proto.event_pb2 import Event, SessionLog
-            from tensorboardX.summary import scalar
-
-        self._event, self._scalar = Event, scalar
-        # Not its SummaryWriter, whose thread dies of a full disk, after which the caller hangs.
-        self._events = EventsWriter(str(self.folder / 'events'))
-        self._flushed = 0.0
-        if start_step:
-            self._events.write_event(Event(
-                wall_time=time.time(), step=start_step + 1,
-                session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds one record to metrics.jsonl and to the events."""
+        """Adds one record to metrics.jsonl and to the loggers."""
+        for logger in self.loggers:
+            with only_warning(f'a logger of {self.folder}'):
+                logger.write(step, metrics)
         if not self._active:
             return
         record = {'step': step, **{name: float(value) for name, value in metrics.items()}}
@@ -220,12 +217,6 @@ class Report:
                 os.ftruncate(self._file.fileno(), size)  # whole lines only
                 raise
             self._unwritten = b''
-            for name, value in metrics.items():
-                self._events.write_event(self._event(
-                    wall_time=time.time(), step=step, summary=self._scalar(name, value)))
-            if time.monotonic() - self._flushed > _SECONDS_BETWEEN:
-                self._flushed = time.monotonic()
-                self._events.flush()
         if self._uploads is not None:
             self._uploads.start()
 
@@ -293,10 +284,11 @@ class Report:
             self._uploads.start(now=True)
 
     def close(self) -> None:
+        for logger in self.loggers:
+            with only_warning(f'a logger of {self.folder}'):
+                logger.close()
         if self._active:
-            with only_warning(self.folder):
-                self._events.close()
-                self._file.close()
+            self._file.close()
             if self._uploads is not None:
                 self._uploads.close()
 
@@ -422,62 +414,6 @@ def _is_ours(old: Any) -> bool:
     numbers = [old['away'], old['at'], *old['seconds'].values(), *old['marks'].values()]
     return old.keys() == _FIELDS and all(map(str.isdecimal, old['marks'])) and all(
         type(number) in (int, float) and -1e18 < number < 1e18 for number in numbers)
-
-
-class Pace:
-    """A warning where a phase has become slower than its first hour in this process.
-
-    The median of that hour's log lines, the first left out, is compared with the last ten minutes.
-    """
-
-    HOUR, RECENT, SLOWER = 3600.0, 600.0, 1.1
-
-    def __init__(self, clock: Callable[[], float] = time.time):
-        self._clock = clock
-        self._began: float | None = None
-        self._first_hour: list[tuple[float, float]] = []  # (seconds a step, share of waiting)
-        self._recent: deque[tuple[float, int, float, float]] = deque()
-        self._slow_since: tuple[float, int] | None = None  # (time, step)
-        self._warned = -self.HOUR
-
-    def add(self, step: int, steps: int, seconds: float, waited: float) -> str | None:
-        """Takes the steps of a log line; gives a warning, at most one an hour.
-
-        Args:
-          step: the last of them.
-          steps: how many.
-          seconds: that they took, without evaluation and saving.
-          waited: of these, for data.
-        """
-        now = self._clock()
-        if self._began is None:
-            self._began = now
-            return None
-        if now - self._began <= self.HOUR or not self._first_hour:
-            self._first_hour.append((seconds / steps, waited / seconds))
-            return None
-        usual = statistics.median(pace for pace, _ in self._first_hour)
-        if seconds / steps <= self.SLOWER * usual:
-            self._slow_since = None
-        elif self._slow_since is None:
-            self._slow_since = now - seconds, step - steps
-        self._recent.append((now, steps, seconds, waited))
-        while now - self._recent[0][0] >= self.RECENT and len(self._recent) > 1:
-            self._recent.popleft()
-        _, counts, times, waits = zip(*self._recent, strict=True)
-        pace = sum(times) / sum(counts)
-        if (pace <= self.SLOWER * usual or self._slow_since is None
-                or now - self._warned < self.HOUR):
-            return None
-        self._warned = now
-        since, first = self._slow_since
-        return (
-            f'warning: a step takes {pace:.3g} s, in the first hour it took {usual:.3g} s: '
-            f'{100 * (pace / usual - 1):.0f}% slower since '
-            f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(since))} (step {first:,}); "
-            f'waiting for data is {100 * sum(waits) / sum(times):.0f}% of it, and was '
-            f'{100 * statistics.median(wait for _, wait in self._first_hour):.0f}%'
-        )
 
 
 class Profile:

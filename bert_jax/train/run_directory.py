@@ -21,7 +21,7 @@ from bert_jax.weights.run_directory import read_config, whole_steps, write_confi
 
 # Fields that may change between a run and its continuation without changing what it computes.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
-                   'train.reference', 'train.verify_every',
+                   'train.reference', 'train.verify_every', 'train.loggers',
                    'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
                    'data.local_dir', 'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
                    'data.vocab_file', 'data.add_tokens',  # the vocabulary itself is compared

@@ -1,4 +1,4 @@
-"""What a run writes: records cut back on resume, curves, events, lines, goodput, its pace."""
+"""What a run writes: records cut back on resume, curves, events, lines, goodput."""
 
 import json
 import os
@@ -10,7 +10,8 @@ import pytest
 
 from bert_jax.runtime import files
 from bert_jax.train import report as uploads
-from bert_jax.train.report import Goodput, Pace, Report, count, duration
+from bert_jax.train.loggers import open_loggers
+from bert_jax.train.report import Goodput, Report, count, duration
 
 
 def read(workdir):
@@ -40,6 +41,7 @@ def test_records_are_on_disk_at_once(tmp_path):
 
 def test_curves_and_events_are_written(tmp_path):
     report = Report(tmp_path, True, 0)
+    report.loggers = open_loggers(['tensorboard'], tmp_path, report.folder, 0, {})
     report.draw()
     assert not (tmp_path / 'curves.png').exists()  # nothing to draw yet
     for step in (1, 2, 3):
@@ -89,6 +91,7 @@ def test_a_bucket_gets_the_records_in_batches(bucket, bucket_server):
         return sum(request.startswith(post) for request in bucket_server.requests)
 
     report = Report(workdir, True, 0)
+    report.loggers = open_loggers(['tensorboard'], workdir, report.folder, 0, {})
     before = num_uploads()
     for step in range(1, 101):
         report.write(step, {'train/mlm_loss': 1.0})
@@ -274,47 +277,3 @@ def test_a_damaged_file_does_not_stop_a_run(tmp_path, content):
     assert sum(goodput.now().values()) == 5
     goodput.write()
     assert json.loads((tmp_path / 'goodput.json').read_text())['seconds']['start'] == 5
-
-
-def paces(*parts):
-    """Warnings by minute, of a line a minute: parts of (minutes, seconds a step, waiting)."""
-    clock = Clock()
-    pace = Pace(clock)
-    warnings, minute = {}, 0
-    for minutes, seconds, waiting in parts:
-        for _ in range(minutes):
-            minute += 1
-            clock.now += 60
-            said = pace.add(minute * 100, 100, 100 * seconds, 100 * seconds * waiting)
-            if said:
-                warnings[minute] = said
-    return warnings
-
-
-@pytest.mark.parametrize('parts', [
-    [(600, 1.0, 0.0)],
-    [(1, 5.0, 0.0), (600, 1.0, 0.0)],  # the first line is a warm-up
-    [(30, 2.0, 0.0), (5, 9.0, 0.0), (60, 2.0, 0.0), (600, 1.0, 0.0)],  # faster than its first hour
-    [(90, 1.0, 0.0), (1, 1.5, 0.0), (200, 1.0, 0.0)],  # a hiccup of a minute
-    [(90, 1.0, 0.0), (200, 1.05, 0.0)],
-    [(50, 1.0, 0.0), (10, 3.0, 0.0)],  # within the first hour
-])
-def test_no_warning_at_a_steady_pace(parts):
-    assert not paces(*parts)
-
-
-def test_a_run_slower_than_its_first_hour_says_so_once_an_hour():
-    warnings = paces((90, 1.0, 0.01), (150, 1.25, 0.2))
-    first, second, third = sorted(warnings)
-    assert 90 < first <= 100 and (second, third) == (first + 60, first + 120)
-    said = warnings[second]
-    assert said.startswith('warning: a step takes 1.25 s, in the first hour it took 1 s: '
-                           '25% slower since ')
-    assert '(step 9,000)' in said  # the last good one
-    assert said.endswith('waiting for data is 20% of it, and was 1%')
-
-
-def test_it_warns_again_when_it_was_well_in_between():
-    warnings = paces((90, 1.0, 0.0), (20, 2.0, 0.0), (60, 1.0, 0.0), (20, 2.0, 0.0))
-    assert len(warnings) == 2
-    assert '(step 17,000)' in warnings[max(warnings)]
