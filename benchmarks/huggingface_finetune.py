@@ -56,7 +56,7 @@ def our_trainer(args: argparse.Namespace) -> Train:
 
     from bert_jax import config as config_lib
     from bert_jax.tasks.opening import open_task
-    from bert_jax.train.program import build_program, open_mesh
+    from bert_jax.train.program import build_program, numbers_of, open_mesh
     from bert_jax.weights import load_weights
     from bert_jax.weights.warm_start import warm_start
 
@@ -76,12 +76,13 @@ def our_trainer(args: argparse.Namespace) -> Train:
         state, params=warm_start(
             published, state.params, program.bert, head=task.head, labels=task.labels,
             vocab_file=task.vocab_path))
+    numbers = numbers_of(program, config)
     phase = task.phase(program.objective, program.eval_step, program.phases, 0, mesh)
     assert task.num_examples
     steps = args.steps or task.num_examples // phase.batch_size
     shapes = {b['input_ids'].shape: b for b in itertools.islice(phase.batches(0), steps)}
     for batch in shapes.values():  # compiles
-        state, _ = program.train_step(state, batch)
+        state, _ = program.train_step(state, numbers, batch)
     jax.block_until_ready(state)
 
     def train() -> dict[str, float]:
@@ -93,7 +94,7 @@ def our_trainer(args: argparse.Namespace) -> Train:
         for _ in range(steps):
             batch = next(batches)
             processed += batch['input_ids'].size
-            state, m = program.train_step(state, batch)
+            state, m = program.train_step(state, numbers, batch)
             metrics.append(m)
             if len(metrics) > 2:
                 jax.block_until_ready(metrics[-3]['loss'])  # two steps in flight, as in training

@@ -50,7 +50,7 @@ def program():
 
 def test_steps_of_a_phase_are_called_with_its_batches(program):
     calls = phase_calls(program, program.phases[1])
-    (state, batch), (params, held_out) = calls['train'][1], calls['evaluation'][1]
+    (state, _, batch), (params, held_out) = calls['train'][1], calls['evaluation'][1]
     assert state is program.state and params is program.state.params
     assert batch['input_ids'].shape == (16, 64) and held_out['input_ids'].shape == (8, 64)
     assert batch['masked_lm_positions'].shape == (16, 8)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from bert_jax.train.step import Numbers, make_train_step
+
 # Half the time to compile; these programs run for moments.
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 
@@ -26,3 +28,10 @@ def stacked(params: Any) -> Any:
     layers = [encoder[f'layer_{i}'] for i in range(len(encoder))]
     layer = jax.tree.map(lambda *x: jnp.stack(x), *layers)
     return params | {'bert': params['bert'] | {'encoder': {'layer': layer}}}
+
+
+def fixed_step(objective, optimizer, schedule, mesh, *, seed=0, **how):
+    """The train step of one seed and schedule: (state, batch) -> (state, metrics)."""
+    step = make_train_step(objective, lambda _: optimizer, lambda _: schedule, mesh, **how)
+    numbers = Numbers(np.uint32(seed), np.zeros(0, np.float32))
+    return jax.jit(lambda state, batch: step(state, numbers, batch), donate_argnums=0)

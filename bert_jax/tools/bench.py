@@ -44,7 +44,7 @@ from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.process import error_boundary, peak_flops, processor
 from bert_jax.tasks.pretrain import PretrainTask, open_data
 from bert_jax.train.experiment import versions
-from bert_jax.train.program import build_program, open_mesh
+from bert_jax.train.program import build_program, numbers_of, open_mesh
 from bert_jax.train.sharding import local_rows, to_global
 from bert_jax.train.step import init_state, num_params
 
@@ -166,6 +166,7 @@ def step(o: argparse.Namespace) -> Result:
     config = config_lib.complete(config)
     mesh, task = open_mesh(config, jax.devices()), PretrainTask(config)
     program = build_program(config, mesh, task)
+    numbers = numbers_of(program, config)
     m, data = program.bert, task.data
     state = init_state(program.objective, program.optimizer, mesh, config.seed)
     local = local_rows(mesh, o.batch_size)
@@ -186,7 +187,7 @@ def step(o: argparse.Namespace) -> Result:
         started = time.perf_counter()
         in_flight: list[Any] = []
         for i in range(steps):
-            state, metrics = program.train_step(state, batches[i % _NUM_BATCHES])
+            state, metrics = program.train_step(state, numbers, batches[i % _NUM_BATCHES])
             in_flight.append(metrics['loss'])
             if len(in_flight) > _STEPS_IN_FLIGHT:
                 in_flight.pop(0).block_until_ready()

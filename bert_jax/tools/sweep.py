@@ -456,7 +456,6 @@ class Worker:
         # open of them, and from a member's numbers to its step.
         self._shared: Any = None
         self._opened: Any = None
-        self._step_of: Any = None
 
     def work(self) -> bool:
         """Whether nothing is left to do, but for what others are at if it does not wait for them.
@@ -477,7 +476,7 @@ class Worker:
                     print(f'  {before - left}/{before} runs, eta {seconds / 60:.0f} min',
                           flush=True)
             elif not self._folder.unfinished() or not self._waits:
-                self._opened = self._step_of = self._shared = None  # their memory
+                self._opened = self._shared = None  # their memory
                 return True
             else:
                 # Others are at them; whose claim dies is taken over.
@@ -515,8 +514,6 @@ class Worker:
     def _train(self, member: Member) -> None:
         """Trains a claimed member."""
         from bert_jax.train.experiment import train_run
-        from bert_jax.train.program import numbers_of
-
         try:
             printed = io.StringIO()
             if self._shared != self._key(member):
@@ -525,7 +522,6 @@ class Worker:
             with self._open_log(member) as log:
                 log.write(printed.getvalue())
                 opened = self._of_member(member)
-                numbers = numbers_of(opened.config, opened.program.phases)
 
                 def should_stop(step: int) -> bool:
                     self._claims[member].check()
@@ -535,8 +531,7 @@ class Worker:
                 try:
                     with contextlib.redirect_stdout(log):
                         result = train_run(
-                            opened, self._folder.run(member), should_stop, began=time.time(),
-                            shared_step=self._step_of(numbers))
+                            opened, self._folder.run(member), should_stop, began=time.time())
                 except InputError:
                     raise
                 except (Exception, Stopped) as error:
@@ -548,14 +543,12 @@ class Worker:
     def _open_group(self, member: Member) -> None:
         """Reads the weights and data, and compiles the step, that a member shares with others."""
         from bert_jax.train.experiment import open_run
-        from bert_jax.train.program import make_shared_step
 
-        self._opened = self._step_of = None  # the former group's memory, before more is taken
+        self._opened = None  # the former group's memory, before more is taken
         self._shared = self._key(member)
         members = [m for m in self._folder.members if self._key(m) == self._shared]
         unfinished = [self._folder.run(m) for m in members if self._folder.result(m) is None]
         self._opened = open_run(self._config(member), unfinished)
-        self._step_of = make_shared_step(self._opened.program)
 
     def _of_member(self, member: Member) -> Any:
         """The open run, with a member's seed and learning rate."""

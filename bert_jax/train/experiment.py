@@ -28,6 +28,7 @@ from bert_jax.train.program import (
     build_program,
     check_memory,
     compile_training,
+    numbers_of,
     open_mesh,
     phases_left,
 )
@@ -41,7 +42,6 @@ from bert_jax.train.run_directory import (
 from bert_jax.train.step import (
     Batch,
     TrainState,
-    TrainStep,
     check_devices,
     make_verify,
     num_params,
@@ -133,7 +133,6 @@ def run(
 
 def train_run(
     opened: Opened, workdir: Path, should_stop: Callable[[int], bool], *, began: float,
-    shared_step: TrainStep | None = None,
     watch: Callable[[Callable[[], str], Path], None] | None = None,
 ) -> dict[str, float]:
     """Restores or starts a run, trains it to its end and evaluates it; see `run`.
@@ -143,12 +142,10 @@ def train_run(
       workdir: see `run`.
       should_stop: see `run`.
       began: when the run did, in seconds since the epoch.
-      shared_step: the step that it shares with other members of a sweep; None: the program's own.
       watch: see `run`.
     """
     config, program = opened.config, opened.program
     task, mesh, published = program.task, program.mesh, opened.published
-    train_step = program.train_step if shared_step is None else shared_step
     phases, objective = program.phases, program.objective
     total = sum(phase['steps'] for phase in phases)
     traced = parse_trace(config.train.profile, 'train.profile', total)
@@ -169,9 +166,10 @@ def train_run(
 
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
     ahead = concurrent.futures.ThreadPoolExecutor(1)
-    if shared_step is None:  # restoring or making the state takes as long as compiling
-        first = phases_left(program, checkpoints.latest_step() or 0)[:1]
-        ahead.submit(compile_training, program, first)
+    numbers = numbers_of(program, config)
+    # Restoring or making the state takes as long as compiling.
+    first = phases_left(program, checkpoints.latest_step() or 0)[:1]
+    ahead.submit(compile_training, program, first)
     state = checkpoints.restore(program.state)
     if state is None:
         state = program.init(config.seed)
@@ -203,7 +201,7 @@ def train_run(
         settled=max(
             min(total // 4, _SETTLED), _SETTLED_LEAST, steps_of('optimizer.warmup')),
     )
-    left = [] if shared_step else phases_left(program, start)
+    left = phases_left(program, start)
     with goodput.during('compile'):
         needed = check_memory(program, left[:1])
     if needed:
@@ -237,7 +235,7 @@ def train_run(
 
     try:
         state, metrics = train(
-            objective, train_step, state, runs,
+            objective, lambda state, batch: program.train_step(state, numbers, batch), state, runs,
             Cadence(
                 steps_of('train.log_every'), steps_of('train.eval_every'),
                 steps_of('train.save_every'), steps_of('train.verify_every'),

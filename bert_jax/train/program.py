@@ -13,9 +13,10 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -41,14 +42,13 @@ from bert_jax.train.optimizers import (
 )
 from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
 from bert_jax.train.step import (
+    Numbers,
     TrainState,
-    TrainStep,
     abstract_state,
     make_eval_step,
     make_init,
     make_train_step,
     parameters_of,
-    train_update,
 )
 
 _UNITS = {'': 1, 'B': 1, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
@@ -168,13 +168,6 @@ def device_memory(device: jax.Device) -> int | None:
     return chip.memory_bytes or None if chip else None
 
 
-class Numbers(NamedTuple):
-    """The arguments of a compiled step in which members of a sweep differ."""
-
-    seed: Any  # of dropout, uint32
-    learning_rates: Any  # [segments of the schedule] float32
-
-
 _MOST_STEPS = 2**31 - 1  # the state counts them in 32 bits
 
 
@@ -202,10 +195,10 @@ class Program:
       optimizer: in `train_step`.
       state: shapes and shardings.
       accumulation_steps: parts that a batch is computed in.
-      train_step: takes the state and a batch.
+      num_segments: of the learning rate's schedule.
+      train_step: takes the state, `numbers_of` a config on the devices, and a batch.
       eval_step: takes parameters and a batch.
       init: a fresh state from a seed.
-      update: from the numbers of a member of a sweep to its step, not yet compiled.
     """
 
     task: Task
@@ -216,10 +209,10 @@ class Program:
     optimizer: optax.GradientTransformation
     state: TrainState
     accumulation_steps: int
+    num_segments: int
     train_step: CompiledStep
     eval_step: CompiledStep
     init: Callable[[int], TrainState]
-    update: Callable[[Numbers], TrainStep]
 
 
 def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
@@ -246,48 +239,29 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
             arguments=optimizer_arguments(o.name, o.arguments),
         )
 
-    def update(numbers: Numbers) -> TrainStep:
-        schedule = schedule_of(numbers.learning_rates)
-        return train_update(
-            objective, optimizer_of(schedule), schedule, mesh, seed=numbers.seed, **how)
-
-    how = {'clip_norm': o.clip_norm, 'accumulation_steps': config.train.accumulation_steps}
-    schedule = schedule_of([segment.learning_rate for segment in segments])
-    optimizer = optimizer_of(schedule)
+    rates = [segment.learning_rate for segment in segments]
+    optimizer = optimizer_of(schedule_of(rates))
     train_step = make_train_step(
-        objective, optimizer, schedule, mesh, seed=config.seed, **how)
+        objective, optimizer_of, schedule_of, mesh, learning_rates=rates,
+        clip_norm=o.clip_norm, accumulation_steps=config.train.accumulation_steps)
     return Program(
         task, mesh, phases, bert, objective, optimizer, abstract_state(objective, optimizer, mesh),
-        config.train.accumulation_steps, CompiledStep(train_step),
+        config.train.accumulation_steps, len(segments), CompiledStep(train_step),
         CompiledStep(make_eval_step(objective, mesh)), make_init(objective, optimizer, mesh),
-        update,
     )
 
 
-def make_shared_step(program: Program) -> Callable[[Numbers], TrainStep]:
-    """One compiled step for all members of a sweep that differ in seed and learning rate only.
+def numbers_of(program: Program, config: ConfigDict) -> Numbers:
+    """The arguments of a run's train step beside state and batch, on the devices.
 
-    Returns:
-      From a member's numbers to its step.
+    Args:
+      program: of the run, or of one that differs in seed and learning rates only.
+      config: of the run.
     """
-    replicated = NamedSharding(program.mesh, PartitionSpec())
-    step = jax.jit(
-        lambda state, numbers, batch: program.update(numbers)(state, batch), donate_argnums=0,
-        out_shardings=(jax.tree.map(lambda x: x.sharding, program.state), replicated),
-    )
-
-    def of_member(numbers: Numbers) -> TrainStep:
-        placed = jax.device_put(numbers, replicated)
-        return lambda state, batch: step(state, placed, batch)
-
-    return of_member
-
-
-def numbers_of(config: ConfigDict, phases: list[dict[str, Any]]) -> Numbers:
-    """The `Numbers` of a run, from its config (arrays of the host)."""
-    segments = schedule_segments(config, phases)
-    return Numbers(
-        np.uint32(config.seed), np.array([s.learning_rate for s in segments], np.float32))
+    rates = [segment.learning_rate for segment in schedule_segments(config, program.phases)]
+    return jax.device_put(
+        Numbers(np.uint32(config.seed), np.array(rates, np.float32)),
+        NamedSharding(program.mesh, PartitionSpec()))
 
 
 Call = tuple[CompiledStep, tuple[Any, ...]]  # a step, and its arguments as shapes
@@ -298,10 +272,14 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
 
     Empty for tasks whose rows are packed into many shapes as they come.
     """
-    shapes = program.task.batch_shapes(phase, program.mesh)
-    first = {'train': program.state, 'evaluation': program.state.params}
-    steps = {'train': program.train_step, 'evaluation': program.eval_step}
-    return {name: (steps[name], (first[name], batch)) for name, batch in shapes.items()}
+    replicated = NamedSharding(program.mesh, PartitionSpec())
+    numbers = Numbers(
+        jax.ShapeDtypeStruct((), jnp.uint32, sharding=replicated),
+        jax.ShapeDtypeStruct((program.num_segments,), jnp.float32, sharding=replicated))
+    steps = {'train': (program.train_step, (program.state, numbers)),
+             'evaluation': (program.eval_step, (program.state.params,))}
+    return {name: (steps[name][0], (*steps[name][1], batch))
+            for name, batch in program.task.batch_shapes(phase, program.mesh).items()}
 
 
 def phases_left(program: Program, start: int) -> list[int]:

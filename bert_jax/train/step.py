@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -84,6 +84,13 @@ def init_state(
 def num_params(state: TrainState) -> int:
     """Number of trained parameters, padding rows of the word table included."""
     return sum(x.size for x in jax.tree.leaves(state.params))
+
+
+class Numbers(NamedTuple):
+    """Arguments of the train step in which runs with one compiled step may differ."""
+
+    seed: Any  # of dropout, uint32
+    learning_rates: Any  # [segments of the schedule] float32
 
 
 Batch = Mapping[str, jax.Array]
@@ -210,80 +217,60 @@ def _in_two_passes(
     return grads, loss, sums
 
 
-def train_update(
-    objective: Head,
-    optimizer: optax.GradientTransformation,
-    schedule: Schedule,
-    mesh: Mesh,
-    *,
-    seed: jax.Array | int,
-    clip_norm: float,
-    accumulation_steps: int = 1,
-) -> TrainStep:
-    """The pure (state, batch) -> (state, metrics), to be compiled; see `make_train_step`.
-
-    The rates in `schedule` and the seed may be traced: runs that differ in them only share a
-    compiled step (`program.make_shared_step`).
-    """
-    layout = Layout(mesh)
-    shardings = _shardings(objective, optimizer, mesh).params
-
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        batch_size = next(iter(batch.values())).shape[0]
-        rows_Bx2 = dropout_rows(seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
-        grads, loss, sums = _gradients(
-            objective, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps,
-            mesh, shardings,
-        )
-        norm = optax.tree.norm(grads)
-        if clip_norm:
-            scale = clip_norm / jnp.maximum(norm, clip_norm)
-            grads = jax.tree.map(lambda g: g * scale, grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = dict(sums) | {
-            'loss': loss, 'grad_norm': norm, 'learning_rate': schedule(state.step)
-        }
-        return TrainState(state.step + 1, params, opt_state), metrics
-
-    return train_step
-
-
 def _shardings(objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
 
 
 def make_train_step(
     objective: Head,
-    optimizer: optax.GradientTransformation,
-    schedule: Schedule,
+    optimizer_of: Callable[[Schedule], optax.GradientTransformation],
+    schedule_of: Callable[[Any], Schedule],
     mesh: Mesh,
     *,
-    seed: int,
+    learning_rates: Any = (),
     clip_norm: float,
     accumulation_steps: int = 1,
-) -> TrainStep:
-    """The jitted (state, batch) -> (state, metrics); the state is donated.
+) -> Callable[[TrainState, Numbers, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """The jitted (state, numbers, batch) -> (state, metrics); the state is donated.
 
     Metrics: the objective's sums, `loss`, `grad_norm` (before clipping), `learning_rate`.
 
     Args:
       objective: what is trained.
-      optimizer: from `optim.make_optimizer`, with `schedule` in it.
-      schedule: learning rate by step, for the report.
+      optimizer_of: the optimizer with a schedule in it.
+      schedule_of: from `Numbers.learning_rates` to the learning rate by step.
       mesh: where it runs.
-      seed: of dropout.
+      learning_rates: any of these, for the shapes of the optimizer's state.
       clip_norm: greatest global norm of the gradient of the global batch; 0: not clipped.
       accumulation_steps: parts that a batch is computed in; the result does not change.
     """
-    update = train_update(
-        objective, optimizer, schedule, mesh, seed=seed, clip_norm=clip_norm,
-        accumulation_steps=accumulation_steps,
-    )
+    layout = Layout(mesh)
     # The state leaves as it came: a layout of the compiler's choice would compile step two again.
-    kept = _shardings(objective, optimizer, mesh)
+    kept = _shardings(objective, optimizer_of(schedule_of(learning_rates)), mesh)
+
+    def train_step(
+        state: TrainState, numbers: Numbers, batch: Batch
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        schedule = schedule_of(numbers.learning_rates)
+        batch_size = next(iter(batch.values())).shape[0]
+        rows_Bx2 = dropout_rows(numbers.seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
+        grads, loss, sums = _gradients(
+            objective, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps,
+            mesh, kept.params,
+        )
+        norm = optax.tree.norm(grads)
+        if clip_norm:
+            scale = clip_norm / jnp.maximum(norm, clip_norm)
+            grads = jax.tree.map(lambda g: g * scale, grads)
+        updates, opt_state = optimizer_of(schedule).update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = dict(sums) | {
+            'loss': loss, 'grad_norm': norm, 'learning_rate': schedule(state.step)
+        }
+        return TrainState(state.step + 1, params, opt_state), metrics
+
     replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(update, donate_argnums=0, out_shardings=(kept, replicated))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(kept, replicated))
 
 
 def make_verify(

@@ -13,9 +13,10 @@ from bert_jax.heads.base import cross_entropy
 from bert_jax.heads.pretraining import Pretraining, masked_lm_logits
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.train.step import TrainState, evaluate, make_eval_step, make_train_step, parameters_of
+from bert_jax.train.step import TrainState, evaluate, make_eval_step, parameters_of
 from bert_jax.weights.formats import to_tree
 from bert_jax.weights.tf1 import read_tf1
+from tests.tiny_models import fixed_step
 from tests.train.toy import mesh
 
 pytestmark = pytest.mark.slow
@@ -101,7 +102,7 @@ def test_thirty_training_steps_of_the_original(small):
         weight_decay=training['weight_decay'],
         b1=0.9, b2=0.999, eps=1e-6,
     )
-    step = make_train_step(
+    step = fixed_step(
         task, optimizer, schedule, mesh(), seed=0, clip_norm=training['clip_norm']
     )
     params = jax.tree.map(jnp.array, params)

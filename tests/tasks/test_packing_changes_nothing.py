@@ -22,9 +22,10 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine
 from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.train.sharding import MESH_AXES, Layout, make_mesh, to_global
-from bert_jax.train.step import init_state, make_train_step
+from bert_jax.train.step import init_state
 from tests.data.test_pretrain import _examples, _random_store
 from tests.tasks.contrastive import Contrastive
+from tests.tiny_models import fixed_step
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +155,7 @@ def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind, parts):
         task = dataclasses.replace(
             TASKS[kind], config=dataclasses.replace(CONFIG, layout=Layout(mesh)))
         optimizer = optax.sgd(0.1)
-        step = make_train_step(
+        step = fixed_step(
             task, optimizer, lambda count: jnp.float32(0.1), mesh, seed=0, clip_norm=1.0,
             accumulation_steps=parts if mesh.size > 1 else 1)
         rows = int(plan.num_rows[0])
@@ -235,7 +236,7 @@ def test_a_pretraining_step_on_eight_devices_is_that_of_one_with_dropout_on(part
     for mesh, parts_here in ((make_mesh(4, 2, 1), parts), (one_device(), 1)):
         task = Pretraining(dataclasses.replace(CONFIG, layout=Layout(mesh)))
         optimizer = optax.sgd(0.1)
-        step = make_train_step(
+        step = fixed_step(
             task, optimizer, lambda count: jnp.float32(0.1), mesh, seed=0, clip_norm=1.0,
             accumulation_steps=parts_here)
         batch = to_global(mesh, batches()[1], ROWS, range(ROWS))

@@ -23,11 +23,11 @@ from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_sche
 from bert_jax.train.step import (
     abstract_state,
     init_state,
-    make_train_step,
     num_params,
     parameters_of,
 )
 from bert_jax.weights.formats import from_tree
+from tests.tiny_models import fixed_step
 
 ADAM = optax.adam(1e-3)
 
@@ -421,7 +421,7 @@ def test_every_number_finds_its_place_on_another_mesh(tmp_path, scan):
 @pytest.mark.slow
 def test_a_run_that_goes_on_scanned_ends_like_one_that_did_not(tmp_path):
     def step_of(task):
-        step = make_train_step(task, BERT_ADAM, SCHEDULE, mesh(), seed=0, clip_norm=1.0)
+        step = fixed_step(task, BERT_ADAM, SCHEDULE, mesh(), seed=0, clip_norm=1.0)
         lowered = step.lower(abstract_state(task, BERT_ADAM, mesh()), ROWS.rows(np.arange(4)))
         # Half of the time that compiling takes; the programs run for moments.
         return lowered.compile({'xla_backend_optimization_level': 0,

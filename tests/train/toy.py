@@ -13,7 +13,7 @@ from bert_jax.data.examples import Feature
 from bert_jax.model.dropout import CLASSIFIER, dropout
 from bert_jax.model.layers import parameter
 from bert_jax.train.sharding import MESH_AXES
-from bert_jax.train.step import make_train_step
+from tests.tiny_models import fixed_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def batch(step, size=8, width=16):
 def sgd_step(task, on, *, rate=0.1, seed=0, clip_norm=0.0, accumulation_steps=1, optimizer=None):
     """(optimizer, train step)."""
     optimizer = optimizer or optax.sgd(rate, momentum=0.9)
-    step = make_train_step(
+    step = fixed_step(
         task, optimizer, lambda step: rate / (1.0 + step), on, seed=seed, clip_norm=clip_norm,
         accumulation_steps=accumulation_steps,
     )
