@@ -1,8 +1,7 @@
-"""Whether content is unchanged: checksums of arrays, digests of bytes and JSON, finite numbers.
+"""Checksums of arrays, digests of bytes and JSON, and tests for finite numbers.
 
-A file format's checksums cover what it wrote, where it has any. Those of arrays cover the way
-from the devices and back: they are sums of integers, so they depend neither on the mesh nor on
-the order of summation.
+File formats check at most what they wrote. Checksums of arrays also cover the way from the devices
+and back: they are integer sums, so they do not depend on the mesh or the order of summation.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from jax import lax
 
 from bert_jax.runtime.errors import InputError
 
-CHECKSUMS = 'checksums'  # what they are called beside the trees that are saved
+CHECKSUMS = 'checksums'  # their name in saved trees
 DIGEST = 'digest'  # the field of a JSON object that holds the digest of the others
-_BLOCK = 1 << 18  # elements that stay in a CPU's cache
+_BLOCK = 1 << 18  # elements, small enough for a CPU's cache
 
 
 def digest(content: bytes) -> str:
@@ -30,12 +29,12 @@ def digest(content: bytes) -> str:
 
 
 def with_digest(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a JSON object and their digest, as they are written."""
+    """A JSON object with its digest added."""
     return {**fields, DIGEST: _digest_of_fields(fields)}
 
 
 def check_digest(written: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """The fields of a JSON object without their digest.
+    """A JSON object without its digest, which is checked.
 
     Objects without a digest are accepted: older versions wrote none, and users who edit a file on
     purpose remove it.
@@ -45,7 +44,7 @@ def check_digest(written: Mapping[str, Any], where: object) -> dict[str, Any]:
       where: its file, for messages.
 
     Raises:
-      InputError: the digest is of other fields.
+      InputError: the digest does not match.
     """
     fields = dict(written)
     expected = fields.pop(DIGEST, None)
@@ -62,7 +61,7 @@ def _digest_of_fields(fields: Mapping[str, Any]) -> str:
 
 
 def saved_tree(tree: dict[str, Any]) -> dict[str, Any]:
-    """A dict of trees with their checksums, as checkpoints hold them."""
+    """A dict of trees with their checksums added, as checkpoints store them."""
     return tree | {CHECKSUMS: checksums(leaves(tree))}
 
 
@@ -72,9 +71,9 @@ def leaves(tree: Any) -> dict[str, Any]:
 
 
 def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
-    """One uint32 for each array, sorted by name. Any change of one element changes it.
+    """One uint32 for each array, sorted by name; a change of a single element always changes it.
 
-    Computed where the arrays are; on CPUs without compiling anything.
+    Computed where the arrays are, on CPUs without compilation.
     """
     sums = [
         checksum(np.asarray(x)) if _is_on_host(x) else _run_blocking(checksum_on_device, x)
@@ -91,7 +90,7 @@ def _is_on_host(x: Any) -> bool:
 def _run_blocking(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """Runs a program on devices; on CPUs, waits for its result.
 
-    CPUs start small programs in any order, so hosts could wait for each other in different sums.
+    CPUs start small programs in any order, so hosts could deadlock in collectives of two programs.
     """
     result = function(x)
     if x.addressable_shards[0].device.platform == 'cpu':
@@ -117,7 +116,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def not_finite(arrays: Mapping[str, Any]) -> str | None:
-    """The name of the first array, on host or device, that holds NaN or infinity; None: of none."""
+    """The name of the first array, on host or device, with NaN or infinity, or None."""
     finite = {
         name: is_finite(np.asarray(x)) if _is_on_host(x) else _run_blocking(is_finite_on_device, x)
         for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)

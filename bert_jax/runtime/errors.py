@@ -1,4 +1,4 @@
-"""The exceptions that a user is meant to read."""
+"""Exceptions whose messages are for users."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 class InputError(ValueError):
     """Bad input or configuration: one line that names the place, the value and the remedy.
 
-    Commands print it on standard error without a traceback and exit with
-    status 2. Anything else that escapes is a defect of this program and keeps its traceback.
+    Commands print it on standard error without a traceback and exit with status 2. Any other
+    exception that escapes is a defect of this program, and its traceback is kept.
     """
 
 
 class Unavailable(RuntimeError):
-    """A network or bucket does not answer: one line, exit status 1; launchers try again."""
+    """A network or bucket is unreachable: one line, exit status 1, so that launchers retry."""
 
 
 class Diverged(RuntimeError):
-    """A loss, a parameter or a metric is not finite any more, or a chip computes wrongly.
+    """A loss, parameter or metric is not finite, or a chip computes wrongly.
 
     Attributes:
-      step: whose parameters are no good.
+      step: the step whose parameters are bad.
     """
 
     def __init__(self, message: str, step: int):
@@ -31,9 +31,9 @@ class Diverged(RuntimeError):
 
 
 class Stopped(BaseException):
-    """The run was asked to stop (SIGTERM, Ctrl-C); what there was to save is saved.
+    """The run stopped on SIGTERM or Ctrl-C, with its state saved.
 
-    Like KeyboardInterrupt no Exception, so that nothing on its way takes it for a fault.
+    Like KeyboardInterrupt it is no Exception, so `except Exception` does not catch it.
     """
 
 

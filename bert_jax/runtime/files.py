@@ -1,4 +1,4 @@
-"""Files and folders, on a disk or in a bucket: whole writes, digests, what may be written to."""
+"""Files and folders on a disk or in a bucket: paths, atomic writes, listings, output checks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from etils.epath import Path
 
 from bert_jax.runtime.errors import InputError, Unavailable
 
-# A URL's scheme: also that of gs:/b/x, which would else be a local folder called `gs:`.
+# A URL's scheme, also of gs:/b/x, which would otherwise be a local folder called `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """The path that a user named, local (`~` expanded) or in a bucket, as an `epath.Path`.
+    """A user's path, local (with `~` expanded) or in a bucket, as an `epath.Path`.
 
     Raises:
-      InputError: a scheme other than gs://, a bucket that cannot be used (it is asked when the
-        first path in it is named), or a `~` of nobody.
+      InputError: another scheme than gs://, a bucket that cannot be accessed (tested with its
+        first path), or a `~` of an unknown user.
     """
     check_scheme(path)
     if in_bucket(path):
@@ -45,7 +45,7 @@ def as_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_scheme(path: str | os.PathLike[str]) -> None:
-    """Refuses a URL that is not gs://BUCKET/..., without asking the bucket.
+    """Refuses URLs other than gs://BUCKET/..., without accessing the bucket.
 
     Raises:
       InputError: it is another scheme, or names no bucket.
@@ -66,7 +66,7 @@ def in_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """The path from the root on (epath's own `absolute` takes gs: for a folder)."""
+    """The absolute path (epath's `absolute` takes gs: for a local folder)."""
     return as_path(path) if in_bucket(path) else as_path(path).resolve()
 
 
@@ -76,7 +76,7 @@ def children(named: str | os.PathLike[str]) -> list[Path]:
     try:
         if not in_bucket(folder):
             return sorted(folder.iterdir())
-        # Not etils' list: it has the marker of a folder made in the Cloud console as an entry.
+        # etils would list the marker object of a folder made in the Cloud console as an entry.
         names = {name.rstrip('/') for name in _file_system().ls(os.fspath(folder), detail=False)}
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -85,7 +85,7 @@ def children(named: str | os.PathLike[str]) -> list[Path]:
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a whole file or nothing: beside, then renamed; in a bucket an upload is that."""
+    """Writes a file atomically: beside it, then renamed; uploads to a bucket are atomic."""
     data = content.encode('utf-8') if isinstance(content, str) else content
     if in_bucket(path):
         _file_system().pipe_file(os.fspath(as_path(path)), data)
@@ -95,7 +95,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 
 def write_new(path: str | os.PathLike[str], content: str) -> bool:
-    """Writes a small file where there is none; whether this call did. Of two at once, one does."""
+    """Creates a small file exclusively; False if it exists. Of two calls at once, one succeeds."""
     data = content.encode('utf-8')
     try:
         if in_bucket(path):
@@ -110,7 +110,7 @@ def write_new(path: str | os.PathLike[str], content: str) -> bool:
 
 @contextlib.contextmanager
 def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write, which is at `path` when the block ends, and not at all where it raises."""
+    """A file to write that appears at `path` when the block ends, and not if it raises."""
     target = as_path(path)
     place = as_path(_local_folder().name) if in_bucket(path) else target.parent
     beside = place / f'.{target.name}.{os.getpid()}.tmp'
@@ -139,7 +139,7 @@ def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 class Found(NamedTuple):
-    """A file and what is known of it without reading it."""
+    """An entry of a listing."""
 
     path: str
     size: int  # bytes
@@ -149,10 +149,10 @@ class Found(NamedTuple):
 def find(pattern: str) -> list[Found]:
     """The files that match a pattern (with `**` at any depth), by name.
 
-    A name that exists is meant literally, even if it holds characters of a pattern.
+    An existing name is taken literally, even if it contains wildcard characters.
 
     Raises:
-      InputError: one is a link to nowhere.
+      InputError: a match is a dangling link.
     """
     pattern = os.fspath(as_path(pattern)) if pattern.startswith('~') else pattern
     if in_bucket(pattern):
@@ -174,9 +174,9 @@ def find(pattern: str) -> list[Found]:
 
 
 def local_copy(path: str | os.PathLike[str]) -> Path:
-    """A file on this machine's disk, for libraries that open files themselves: itself, or a copy.
+    """A file on this machine's disk for libraries that need one: the file itself, or a copy.
 
-    Copies from one folder come into one folder, which is removed when the process ends.
+    Copies from one folder share a folder, which is removed when the process ends.
     """
     if not in_bucket(path):
         return as_path(path)
@@ -194,8 +194,8 @@ def upload(local: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
 def check_deletion(path: str | os.PathLike[str]) -> None:
     """Refuses a bucket in which orbax could not delete old checkpoints.
 
-    It reads the bucket's own description, which takes more rights than objects do, and would fail
-    hours later.
+    Orbax reads the bucket's metadata to delete, which needs more permissions than objects do, and
+    would fail hours later.
     """
     if not in_bucket(path):
         return
@@ -219,40 +219,40 @@ def _local_folder() -> tempfile.TemporaryDirectory[str]:
 def _file_system() -> Any:
     import fsspec
 
-    return fsspec.filesystem('gcs', finalize_on_close=True)  # as etils asks for it: the same one
+    return fsspec.filesystem('gcs', finalize_on_close=True)  # etils' arguments: the same instance
 
 
 @functools.cache
 def _check_bucket(name: str) -> None:
-    """Lists a bucket once, so that a fault is reported at the start and in one line."""
+    """Lists a bucket once, so that a missing permission shows at the start, in one line."""
     url = f'gs://{name}'
     try:
         import gcsfs  # noqa: F401
     except ModuleNotFoundError:
         raise InputError(f'{url} is a bucket, and gcsfs is not installed: pip install gcsfs') \
             from None
-    logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it tells every failed try
+    logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs every retry
     _ask(url, lambda: _file_system().call('GET', 'b/{}/o', name, maxResults=1),
          'no permission to list it',
          "log in with gcloud auth application-default login, or give this machine's service "
          'account the role Storage Object Admin on it')
 
 
-# A new GKE pod has no credentials for some seconds; a bucket may be away for minutes.
+# A new GKE pod has no credentials for some seconds; a bucket may be unavailable for minutes.
 REFUSED_SECONDS, UNREACHABLE_SECONDS = 60.0, 300.0
 
 
 def _ask(url: str, request: Callable[[], object], refused: str, remedy: str) -> None:
-    """Makes a request to a bucket, again and again while its fault may pass.
+    """Makes a request to a bucket, with retries while the error may be transient.
 
     Args:
       url: of the bucket.
       request: makes the request.
-      refused, remedy: for the message, where it is refused.
+      refused, remedy: for the message of a missing permission.
 
     Raises:
-      InputError: there is no such bucket, or it refuses fresh credentials for `REFUSED_SECONDS`.
-      Unavailable: it does not answer for `UNREACHABLE_SECONDS`.
+      InputError: no such bucket, or fresh credentials are refused for `REFUSED_SECONDS`.
+      Unavailable: no answer for `UNREACHABLE_SECONDS`.
     """
     begun, pause = time.monotonic(), 1.0
     while True:
@@ -277,7 +277,7 @@ def _ask(url: str, request: Callable[[], object], refused: str, remedy: str) -> 
             print(f'waiting for {url} ({reason})', file=sys.stderr, flush=True)
         time.sleep(min(pause, REFUSED_SECONDS))
         pause = min(2 * pause, 15.0)
-        type(_file_system()).clear_instance_cache()  # the next one reads the credentials anew
+        type(_file_system()).clear_instance_cache()  # the next one reads the credentials again
 
 
 def _reason(error: Exception) -> str:
@@ -285,15 +285,15 @@ def _reason(error: Exception) -> str:
 
 
 def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') -> None:
-    """Refuses a file that is there already, or that could not be written.
+    """Refuses an output file that exists already or cannot be written.
 
     Args:
       path: the file.
-      flag: that names it.
-      unless: a field of JSON by which a file is known as an earlier result, to be written anew.
+      flag: the option that names it.
+      unless: a JSON field that marks an earlier result, which may be overwritten.
 
     Raises:
-      InputError: so it is; it names the flag.
+      InputError: it names the flag.
     """
     target = as_path(path)
     if target.is_dir():
@@ -311,15 +311,15 @@ def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') ->
 def open_folder(
     named: str | os.PathLike[str], flag: str, is_ours: Callable[[Path], bool]
 ) -> Path:
-    """Makes a folder for results, or takes one that holds earlier ones.
+    """Creates an output folder, or accepts one with earlier results.
 
     Args:
       named: the folder.
-      flag: that names it.
+      flag: the option that names it.
       is_ours: whether a folder that is not empty holds earlier results of this command.
 
     Raises:
-      InputError: it holds something else, or cannot be written.
+      InputError: it holds other files, or cannot be written.
     """
     folder = as_path(named)
     if not in_bucket(named):
@@ -341,7 +341,7 @@ def open_folder(
 
 
 def is_by_the_way(path: Path) -> bool:
-    """Whether a file says nothing of what a folder is: hidden, or the log of a program."""
+    """Whether a file does not count as content of a folder: hidden files and logs."""
     return path.name.startswith('.') or path.suffix in ('.log', '.out', '.err') or (
         path.name == 'log.txt')
 

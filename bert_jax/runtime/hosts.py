@@ -1,9 +1,9 @@
-"""Messages between the processes of a run, beside the computation on their devices.
+"""Host-side messages between the processes of a run.
 
-It goes through the key-value store of jax's coordination service, which every run of several
-processes has: no device takes part, so it works before the first step, while a device waits for a
-neighbour, and when a host fails. All hosts call these functions in the same order. In a run of one
-process they answer at once. How hosts stop and fail together is in `stopping.py`.
+They go through the key-value store of jax's coordination service. No device takes part, so they
+work before the first step, while a device waits for a neighbour, and when a host fails. All hosts
+call these functions in the same order; with a single process they return at once. `stopping.py`
+makes hosts stop and fail together.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import jax
 
 from bert_jax.runtime.errors import InputError
 
-# How launchers tell a process that it is one of several: (how many, which one).
+# Variables by which launchers number processes: (how many, which one).
 _TASK_COUNTS = (
     ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'), ('SLURM_STEP_NUM_TASKS', 'SLURM_PROCID'),
     ('OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK'), ('PMI_SIZE', 'PMI_RANK'),
 )
-# Notebooks on one host, where looking for neighbours would only make people wait.
+# Single-host notebooks: looking for a cluster there would only take time.
 _NOTEBOOKS = ('COLAB_RELEASE_TAG', 'COLAB_GPU', 'KAGGLE_KERNEL_RUN_TYPE')
 # PCI devices of vendor 0x1ae0 (Google) that are TPUs: v2 and v3, v4, v5p, v5e, v6e, v7.
 _TPU_DEVICES = ('0x0027', '0x005e', '0x0062', '0x0063', '0x006f', '0x0076')
@@ -37,14 +37,14 @@ _calls = itertools.count()
 
 
 def state() -> Any:
-    """The process's part in jax's coordination service."""
+    """This process's handle on jax's coordination service."""
     from jax._src import distributed  # no public name reaches the service's store
 
     return distributed.global_state
 
 
 def index() -> int:
-    """This process's number; known from `connect` on, before any device is touched."""
+    """This process's index, from `connect` on; it does not initialise the devices."""
     return state().process_id or 0
 
 
@@ -59,10 +59,10 @@ def first() -> bool:
 
 
 def connect() -> None:
-    """Joins the other processes of the run, where jax or the environment names a cluster.
+    """Joins the other processes of the run, if jax or the environment names a cluster.
 
-    jax finds TPU VMs (by their metadata server), GKE, SLURM and Open MPI. Processes elsewhere are
-    named with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    jax detects TPU VMs (by their metadata server), GKE, SLURM and Open MPI. Elsewhere
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name the cluster.
 
     Raises:
       InputError: this process was started as one of several, and they have not joined.
@@ -90,8 +90,8 @@ def connect() -> None:
                 raise
             # No cluster: a run of one process.
     if count() > 1:
-        # CPUs run programs that do not depend on each other in any order: collectives of different
-        # ones would wait for each other on different hosts, for ever.
+        # CPUs run independent programs in any order, so hosts could enter the collectives of two
+        # programs in different orders and deadlock.
         jax.config.update('jax_cpu_enable_async_dispatch', False)
     for size, number in _TASK_COUNTS:
         if (tasks := numbers[size] or 1) > 1 and count() == 1:
@@ -103,7 +103,7 @@ def connect() -> None:
 
 
 def _check_stale() -> None:
-    """Refuses, or names, what another run has left in the environment: libtpu would obey it.
+    """Refuses or reports stale variables of another run, which libtpu would obey.
 
     Raises:
       InputError: variables of a run of several slices are incomplete.
@@ -177,7 +177,7 @@ def _pci(field: str, path: str) -> str:
 
 
 def share(name: str, make: Callable[[], str]) -> str:
-    """Returns on all hosts what `make` returns on the first; the others wait, however long."""
+    """Broadcasts the result of `make` from the first host; the others wait without a timeout."""
     if count() == 1:
         return make()
     key = f'bert_jax/{next(_calls)}/{name}'
@@ -205,10 +205,10 @@ def barrier(name: str) -> None:
 
 
 def agree(what: str, values: Mapping[str, Any]) -> None:
-    """Compares what must be equal on all hosts.
+    """Checks that values are equal on all hosts.
 
     Args:
-      what: is compared, for the message.
+      what: name of the values, for the message.
       values: by name, plain values as JSON has them.
 
     Raises:
@@ -230,7 +230,7 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
 
 
 def _get(key: str) -> str:
-    """The value of a key, waited for in short turns, so that signals are heard meanwhile."""
+    """Waits for the value of a key, with a short timeout so that Python can handle signals."""
     while True:
         try:
             return state().client.blocking_key_value_get(key, 1000)

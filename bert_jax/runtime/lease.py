@@ -1,16 +1,16 @@
-"""Claims on folders: one process at a time writes in one, on one machine or many.
+"""A lease on a folder: one process at a time writes there, on one machine or many.
 
-A claim is a small file in the folder, `.claim-NUMBER`; the highest number counts. It is made
-exclusively (a disk and a bucket both can), so of two that start at one moment one gets it. Its
-holder writes it anew every few seconds. A process that is killed leaves its claim behind: whoever
-wants it next makes the next number once the claim is known to be dead, which it is
+A claim is a small file in the folder, `.claim-NUMBER`; the highest number counts. It is created
+exclusively, which disks and buckets both support, so one of two simultaneous starts gets it. Its
+holder rewrites it every few seconds. A killed process leaves its claim behind, and the next process
+creates the next number once that claim is dead:
 
-- at once, where its process was on this machine and is there no more;
-- after `SECONDS` without a change, seen by the clock of the one that waits: clocks of other
-  machines and times of files are not asked.
+- at once, if its process ran on this machine and has ended;
+- after `SECONDS` without a change by the waiting process's clock; clocks of other machines and file
+  times are not used.
 
-So a run that was preempted goes on elsewhere after at most `SECONDS`, and one that was stopped in
-order (its claim is gone) at once.
+So a preempted run continues elsewhere after at most `SECONDS`, and an orderly stopped one, whose
+claim is deleted, at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, write_new, write_whole
 
-SECONDS = 30.0  # after which a claim that does not change any more is dead
+SECONDS = 30.0  # a claim that has not changed for this long is dead
 _BEAT_SECONDS = 5.0
 _PREFIX = '.claim-'
 
@@ -57,7 +57,7 @@ class Claim:
         self.known_alive = False
 
     def attempt(self) -> bool:
-        """Takes the folder if nobody has it; does not wait. Try again later where it is False.
+        """Tries once to take the folder, without waiting; whether this process now has it.
 
         Raises:
           OSError: the folder cannot be written.
@@ -69,7 +69,7 @@ class Claim:
         path = self._folder / f'{_PREFIX}{number + 1}'
         if not write_new(path, json.dumps(self._content)) and (
                 _parsed(_read(path)).get('token') != self._content['token']):
-            return False  # another was quicker; where the answer was lost, the claim is ours
+            return False  # another was quicker; with our token in it, only the answer was lost
         if number and (again := _read(claims[number])) and again != self._seen[0]:
             path.unlink(missing_ok=True)  # the number was another's meanwhile
             return False
@@ -82,7 +82,7 @@ class Claim:
 
     def check(self) -> None:
         """Raises:
-          InputError: another process has taken the folder, because this one was not heard of.
+          InputError: another process has taken the folder, because this one's claim went stale.
         """
         if self._lost:
             raise InputError(
@@ -132,11 +132,11 @@ class Claim:
 
 @contextlib.contextmanager
 def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
-    """Holds a folder; waits for a claim that may be a dead process's.
+    """Holds the claim on a folder; waits while the present claim may be a dead process's.
 
     Args:
       folder: exists.
-      what: it holds, for messages.
+      what: the folder is, for messages.
 
     Raises:
       InputError: another process is at work in it.
@@ -161,9 +161,8 @@ def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
 
 
 def holder(folder: str | os.PathLike[str]) -> str:
-    """The process that may be at work in a folder, or ''; it looks once and does not wait.
-
-    A process that was killed on another machine is still named.
+    """The process that may be writing in a folder, or ''. It looks once, without waiting, so a
+    process that was killed on another machine is still named.
     """
     claim = Claim(folder)
     claims = claim._claims()
@@ -186,7 +185,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _machine() -> str | None:
-    """A name for this machine since its start, or this container: what process ids belong to."""
+    """Identifies this boot of the machine and PID namespace, in which process ids are unique."""
     try:
         with open('/proc/sys/kernel/random/boot_id') as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"

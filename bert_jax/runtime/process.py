@@ -1,4 +1,4 @@
-"""The process: errors that a user reads, TensorFlow, the chip, and compiled programs on a disk."""
+"""The process: its error boundary, TensorFlow's import, known chips, the compilation cache."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable
 from bert_jax.runtime.files import Path, write_whole
 
-STARTED = time.time()  # of this process, as far as a module can tell
+STARTED = time.time()  # about the start of this process
 
 _HUGE_PAGES = 'GLIBC_TUNABLES=glibc.malloc.hugetlb=1'
 
 
 def huge_pages_note() -> str:
-    """A note for runs on CPUs whose malloc has small pages; '' where that is settled.
+    """Advice for runs on CPUs without huge pages; '' if GLIBC_TUNABLES is set.
 
-    XLA on CPUs takes and returns its buffers at every step. With 4 kB pages a tiny model's run was
-    seen to spend a third of its time in page faults; with huge pages it did 1.3 times the steps.
-    The variable is read when a process starts, so nothing within can set it.
+    XLA allocates and frees its buffers at every step on CPUs. With 4 kB pages, a tiny model's run
+    spent a third of its time in page faults; with huge pages it did 1.3 times the steps. glibc
+    reads the variable when a process starts, so the program itself cannot set it.
     """
     if sys.platform != 'linux' or 'GLIBC_TUNABLES' in os.environ:
         return ''
@@ -42,10 +42,10 @@ def huge_pages_note() -> str:
 
 
 def check_streams() -> None:
-    """Refuses to work where nothing can be printed, or arguments cannot be read.
+    """Refuses a closed standard output and arguments in another encoding than the locale's.
 
-    A stream that is closed leaves its number to the first file that is opened, into which libraries
-    would then write what they tell: so somebody has to have it.
+    The first file that is opened gets the number of a closed stream, and libraries would print into
+    it. So closed streams are opened on the null device.
 
     Raises:
       InputError: standard output is closed, or an argument is not of the locale's encoding.
@@ -54,7 +54,7 @@ def check_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it takes the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
     if sys.stderr is None:
         sys.stderr = open(2, 'w', closefd=False)  # noqa: SIM115
     if sys.stdout is None:
@@ -72,9 +72,9 @@ def check_streams() -> None:
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Drops what is written to standard error: TensorFlow greets from C++, past every setting.
+    """Discards standard error: TensorFlow's C++ prints a banner whatever the log level.
 
-    An import that fails still raises.
+    Exceptions pass.
     """
     sys.stderr.flush()
     kept = os.dup(2)
@@ -90,9 +90,9 @@ def quiet_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without(package: str, *, empty: bool = False) -> Iterator[None]:
-    """Within it, a package that is not loaded yet cannot be found, or is `empty`.
+    """Hides a package that is not loaded yet, or makes it `empty`, within the block.
 
-    For imports that would load it for seconds, and to no use here, wherever it is installed.
+    It saves the seconds that libraries take to import an optional package that is not used here.
     """
     modules: dict[str, Any] = sys.modules
     loaded = package in modules
@@ -107,14 +107,14 @@ def without(package: str, *, empty: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def loading_tensorflow(purpose: str) -> Iterator[None]:
-    """For imports of TensorFlow and what comes with it: quiet, and one line where it is missing.
+    """Imports TensorFlow without its banner; the block may import TF-Text and others.
 
     Raises:
-      InputError: it is not installed; says what needs it and how it is installed.
+      InputError: it is not installed; names `purpose` and the command that installs it.
     """
     try:
         with quiet_stderr():
-            # Keras is a third of its import. Whoever needs it reports below what is missing.
+            # Keras is a third of the import time. What is missing is reported below.
             with without('keras'), contextlib.suppress(ModuleNotFoundError):
                 import tensorflow  # noqa: F401
             yield
@@ -122,8 +122,8 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
         missing = str(error.name).partition('.')[0]
         if not missing.startswith('tensorflow'):
             raise
-        # TensorFlow Text would bring the plain package, which is larger and knows accelerators;
-        # the small one is made for x86-64 only.
+        # TensorFlow Text would install plain tensorflow, which is larger and takes accelerators;
+        # tensorflow-cpu exists for x86-64 only.
         small = sys.platform == 'linux' and platform.machine() == 'x86_64'
         raise InputError(
             f"{purpose} needs {missing}, which is not installed: python -m pip install 'tensorflow"
@@ -139,8 +139,8 @@ _NOT_AS_NAMED = (
     errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG,
     errno.ELOOP, errno.ENXIO, errno.ENODEV,
 )
-_BUCKETS = ('gcsfs', 'aiohttp', 'google.', 'requests')  # libraries that ask them
-# gcsfs's and TensorStore's words.
+_BUCKETS = ('gcsfs', 'aiohttp', 'google.', 'requests')  # libraries that access them
+# How messages of gcsfs and TensorStore begin.
 _REFUSED = re.compile(
     '(Forbidden|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED): ')
 _BAD_DISK = (errno.EIO, errno.ESTALE, errno.EFBIG)
@@ -148,11 +148,11 @@ _BAD_DISK = (errno.EIO, errno.ESTALE, errno.EFBIG)
 
 @contextlib.contextmanager
 def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iterator[None]:
-    """Ends the program with one line on standard error where the block fails.
+    """Turns exceptions of the block into one line on standard error and an exit status.
 
     Args:
       stopped: printed after Ctrl-C.
-      writing: a file that the block writes, which may be what fills its disk.
+      writing: a file that the block writes, for the message of a full disk.
 
     Raises:
       SystemExit: 2 where bad input is the cause, 130 after Ctrl-C, 1 of anything else.
@@ -161,8 +161,8 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
     try:
         check_streams()
         yield
-        sys.stdout.flush()  # a full disk may show as late as here
-    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        sys.stdout.flush()  # may be the first to fail on a full disk
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         _drop_output()
     except (Exception, KeyboardInterrupt) as error:
         line, status = answer(error, writing)
@@ -174,9 +174,9 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
 
 
 def _silence_collected_tasks() -> None:
-    """Keeps tracebacks of collected asyncio tasks off standard error.
+    """Suppresses warnings about asyncio tasks that are collected unfinished.
 
-    Orbax leaves such tasks behind where a file of a checkpoint cannot be read; the fault itself is
+    Orbax leaves such tasks behind when it cannot read a file of a checkpoint; that error itself is
     reported in one line.
     """
     logging.getLogger('asyncio').setLevel(logging.CRITICAL)
@@ -186,9 +186,9 @@ def _silence_collected_tasks() -> None:
 
 
 def _unless_of_a_task(unraisable: Any) -> None:
-    """Reports faults that Python cannot raise, except those of collected tasks and a stop.
+    """Python's hook for unraisable exceptions, without those of collected tasks and of a stop.
 
-    A stop that is asked for in such a place takes effect after the first step (see `stopping`).
+    A stop that is raised there takes effect after the first step (see `stopping`).
     """
     left = isinstance(unraisable.object, types.CoroutineType) or isinstance(
         unraisable.exc_value, Stopped)
@@ -197,7 +197,7 @@ def _unless_of_a_task(unraisable: Any) -> None:
 
 
 def _drop_output() -> None:
-    """Writes what is left for standard output, or where that cannot be, nowhere."""
+    """Flushes standard output, or redirects it to the null device if that fails."""
     if _fault_of_output():  # its reader is gone, its disk full
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -214,12 +214,12 @@ def _fault_of_output() -> Exception | None:
 def answer(
     error: BaseException, writing: object = None, log_folder: Path | None = None
 ) -> tuple[str, int]:
-    """(what to say of an exception in one line, exit status).
+    """(one-line message, exit status) for an exception that ends the program.
 
     Args:
-      error: that ends the program.
-      writing: the file or folder that the program writes: a full disk may be its.
-      log_folder: where a traceback is kept, if it can be.
+      error: the exception.
+      writing: the file or folder that the program writes, for the message of a full disk.
+      log_folder: receives the traceback of an unexpected error, if it is writable.
     """
     chain = _chain(error)
     for fault in chain:
@@ -263,7 +263,7 @@ def answer(
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An exception and what it was raised from, itself first."""
+    """An exception and its causes, itself first."""
     chain: list[BaseException] = []
     result: BaseException | None = error
     while result is not None and result not in chain:
@@ -273,7 +273,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _of_the_system(error: OSError, writing: object) -> tuple[str, int] | None:
-    """(Line, status) for a fault that the system names with its place, or None."""
+    """(message, status) for an operating system error that names a file, else None."""
     if error.errno in FULL:
         output = getattr(_fault_of_output(), 'errno', None) in FULL
         return _full(error.filename or ('standard output' if output else writing)), 1
@@ -299,7 +299,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _keep(error: BaseException, folder: Path | None) -> str:
-    """Writes the traceback where it can be written; where."""
+    """Writes the traceback to the first writable folder; returns the file's name."""
     text = ''.join(traceback.format_exception(error))
     for place in (folder, Path(tempfile.gettempdir())):
         if place is not None:
@@ -316,14 +316,14 @@ _GIB = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """A chip; what is 0 is not known here.
+    """An accelerator chip; 0 means unknown.
 
     Attributes:
-      name: as it is called in a topology, such as v5e.
+      name: its name in a topology, such as v5e.
       kinds: parts of jax's `device_kind` in lower case.
       peak_flops: FLOP/s.
       cycle_flops: FLOPs of a cycle, by the convention of the compiler's `estimated_cycles`.
-      memory_bytes: what the compiler allows a program (the chip's memory less its reserve).
+      memory_bytes: limit of a program (the chip's memory less the compiler's reserve).
       bandwidth: bytes/s of that memory.
       links: bytes/s between chips, all links of a chip together, one direction.
     """
@@ -345,7 +345,7 @@ class Chip:
 # TPUs: peaks, bandwidth and links (Gbit/s there) from Google's Cloud TPU documentation; 123e12 is
 # the commonly cited peak of v3. FLOPs a cycle: matrix units x their size, at clocks of 1.05 (v4),
 # 1.5 (v5e) and 1.75 GHz (v5p, v6e). memory_bytes: "available HBM" in the compiler's own message
-# (libtpu 0.0.42.1). GPUs: NVIDIA's data sheets; how much memory there is, a GPU says itself.
+# (libtpu 0.0.42.1). GPUs: NVIDIA's data sheets; jax reports the memory of a GPU.
 CHIPS = (
     Chip('v6e', ('v6 lite', 'v6e'), 918e12, 524_288, int(31.25 * _GIB), 1.64e12, 448e9),
     Chip('v5e', ('v5 lite', 'v5e'), 197e12, 131_072, int(15.75 * _GIB), 0.819e12, 200e9),
@@ -360,13 +360,13 @@ CHIPS = (
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """The chip of a `device_kind` of jax, or None where it is not known (CPUs)."""
+    """The chip of a jax `device_kind`; None for CPUs and unknown chips."""
     kind = device_kind.lower()
     return next((chip for chip in CHIPS if any(part in kind for part in chip.kinds)), None)
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Peak bf16 FLOP/s of a chip, or None where it is not known (CPUs)."""
+    """Peak bf16 FLOP/s of a jax `device_kind`; None for CPUs and unknown chips."""
     chip = find_chip(device_kind)
     return chip.peak_flops if chip else None
 
@@ -393,12 +393,12 @@ _MAX_BYTES = 2 << 30
 
 
 def keep_compiled(folder: Any) -> None:
-    """Keeps compiled programs under a folder, on a disk or in a bucket.
+    """Sets jax's persistent compilation cache, on a disk or in a bucket.
 
-    The folder may be shared: the first host writes and all read. JAX_COMPILATION_CACHE_DIR of the
-    environment goes first. Call it before anything is compiled.
+    The folder may be shared: the first host writes and all read. JAX_COMPILATION_CACHE_DIR in the
+    environment takes precedence. Call it before anything is compiled.
     """
-    import jax  # not above: `--help` does not wait for it
+    import jax  # here, so that `--help` does not wait for it
 
     from bert_jax.runtime import hosts
 
@@ -414,9 +414,9 @@ def keep_compiled(folder: Any) -> None:
 
 
 def _platform() -> str:
-    """The platform that programs are compiled for; of CPUs also their instruction set.
+    """The platform that programs are compiled for, for CPUs with a digest of the instruction set.
 
-    jax's key does not say the latter, and a program with others than the machine's crashes.
+    jax's cache key lacks the latter, and a program with missing instructions crashes.
     """
     import jax
 

@@ -1,11 +1,12 @@
-"""Stopping a run: by signals, on all hosts at one step, where a host fails, where none goes on.
+"""Stops a run on all hosts at the same step: on a signal, a failed host or a hang.
 
-SIGTERM or Ctrl-C on any host stops all of them at the same step. A host that fails ends all with
-its message and status, and so does one that is not heard of any more: the devices of the others
-would wait for it for ever. A run in which no host finishes a step writes the stacks of all hosts
-and ends. The hosts communicate through jax's coordination service: each posts its state every half
-second, host 0 reads all states and posts a verdict, which all read. jax's
-`reached_preemption_sync_point` also agrees on a step, but names no host that failed or went silent.
+SIGTERM or Ctrl-C on any host stops all of them after the same step. A host that fails, or whose
+heartbeat stops, ends the others with its message and status: their devices would wait for it for
+ever. If no host finishes a step, every host writes its stacks and the run ends.
+
+The hosts communicate through jax's coordination service: each posts its state every half second,
+host 0 reads all states and posts a verdict, which all read. jax's `reached_preemption_sync_point`
+also agrees on a step, but does not name the host that failed.
 """
 
 from __future__ import annotations
@@ -28,55 +29,55 @@ from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Stopped
 from bert_jax.runtime.files import Path, write_whole
 
-# After which a host is taken for dead: while it trains, and while it imports and compiles.
+# A host without a heartbeat for this long counts as dead: in training, and before its first step.
 SILENCE_SECONDS, SILENCE_AT_START_SECONDS = 30.0, 300.0
-# Without a step, or so many times the usual step where that is longer, after which a run hangs.
+# A run hangs after this long without a step, or after this many usual steps if that is longer.
 STILL_SECONDS, _STILL_STEPS = 600.0, 20
-_WATCHED = ('step', 'data', 'profile')  # causes; compiling, evaluating and saving take their time
-_PATIENCE_SECONDS = 10.0  # before the first step: for the main thread to hear of a signal
+_WATCHED = ('step', 'data', 'profile')  # compilation, evaluation and saves have no time limit
+_PATIENCE_SECONDS = 10.0  # for the main thread to handle a signal before the first step
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BEFORE = 'stopped before the first step; start again and it goes on where it was'
 
 
 class Guard:
-    """Hears signals from `start` on, and watches over the other hosts until `finish`."""
+    """Handles signals from `start` on, and monitors all hosts until `finish`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._asked = False  # a signal came to this host during training
         self._told = False  # one came to some host, as the verdict says
-        self._step: int | None = None  # that was polled last; None before training
+        self._step: int | None = None  # the last one polled; None before training
         self._bound: int | None = None  # first step at which this host can stop
-        self._stop_at: int | None = None  # what the hosts have settled on
+        self._stop_at: int | None = None  # the step that the hosts agreed on
         self._fault: tuple[str, int] | None = None  # of this host
         self._beat = 0
-        self._heard: dict[int, tuple[int, float]] = {}  # host: its last beat, and when it changed
+        self._heard: dict[int, tuple[int, float]] = {}  # by host: heartbeat, time of its change
         self._verdict: dict[str, Any] = {
             'fault': None, 'hangs': False, 'asked': False, 'stop_at': None}
         self._finished = threading.Event()
         self._cause: Callable[[], str] = lambda: 'start'
         self._folder: Path | None = None  # for stacks
-        self._moved = time.monotonic()  # when a step was polled last
-        self._seconds: deque[float] = deque([0.0], maxlen=99)  # that steps took
+        self._moved = time.monotonic()  # time of the last poll
+        self._seconds: deque[float] = deque([0.0], maxlen=99)  # of the last steps
         self._turn = 0.5 + hosts.count() / 1000
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Call it once the hosts have joined, in the main thread."""
+        """Starts handling and monitoring; called in the main thread once the hosts have joined."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in _SIGNALS:
             signal.signal(number, self._handle)
-        threading.Thread(target=self._end_where_deaf, args=(reading,), daemon=True).start()
+        threading.Thread(target=self._end_if_not_handled, args=(reading,), daemon=True).start()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def watch(self, cause: Callable[[], str], folder: Path) -> None:
-        """Ends the run from now on where no host finishes a step any more.
+        """Ends the run from now on when no host finishes a step.
 
         Args:
-          cause: what the main thread does, as `Goodput` counts it.
+          cause: returns the `Goodput` cause that the main thread is in.
           folder: receives `stacks-HOST.txt` of every host.
         """
         self._cause, self._folder = cause, folder
@@ -86,13 +87,14 @@ class Guard:
         signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
         self._asked = True
         if self._step is None:
-            # Where that is swallowed (a callback of the garbage collector), the first step ends it.
+            # If a garbage collector's callback swallows this, the first step stops the run.
             raise Stopped(_BEFORE)
 
-    def _end_where_deaf(self, reading: int) -> None:
-        """Before the first step nothing needs saving: ends it if the main thread hears nothing.
+    def _end_if_not_handled(self, reading: int) -> None:
+        """Ends the process if the main thread does not handle a signal before the first step.
 
-        Python calls handlers between its own instructions; compiling takes minutes without any.
+        Nothing needs saving then. Python runs handlers between bytecode instructions only, and
+        compilation takes minutes without any.
         """
         while os.read(reading, 1)[0] not in _SIGNALS:
             pass
@@ -102,7 +104,7 @@ class Guard:
             self._end(_BEFORE, 143)
 
     def should_stop(self, step: int) -> bool:
-        """Whether to save and leave after this step; alike on all hosts. Call it at every step."""
+        """Whether to save and stop after this step; the same on all hosts. Call it every step."""
         now = time.monotonic()
         self._seconds.append(now - self._moved)
         self._moved = now
@@ -118,27 +120,27 @@ class Guard:
             return self._stop_at is not None and step >= self._stop_at
 
     def fail(self, message: str, status: int) -> None:
-        """Ends all hosts with this one's message; this one too, if there are several."""
+        """Ends all hosts with this one's message and status; does nothing on a single host."""
         if hosts.count() == 1:
             return
         self._fault = message, status
-        time.sleep(4 * self._turn)  # host 0 holds the service: the others must have read it
+        time.sleep(4 * self._turn)  # host 0 serves the store: the others must read it first
         _leave(status)
 
     def stopped(self, message: str) -> None:
-        """Ends this host, which was asked to stop: with the others where all were training."""
+        """Ends this host after a stop; together with the others if all were training."""
         if self._stop_at is None:
             self.fail(message, 143)
         else:
             self.finish()
 
     def await_verdict(self) -> None:
-        """Waits for the verdict on a host that ended: its end may have caused this host's error."""
+        """Waits for the verdict: another host's end may have caused this host's error."""
         if hosts.count() > 1:
             time.sleep(SILENCE_SECONDS + 5)
 
     def finish(self) -> None:
-        """Ends the watch, when every host is here."""
+        """Waits for all hosts, then stops monitoring."""
         hosts.barrier('finish')
         self._finished.set()
         if self._thread is not None:
@@ -173,7 +175,7 @@ class Guard:
         }
 
     def _judge(self, own: dict[str, Any]) -> None:
-        """Host 0's part: the reports of all hosts become the verdict."""
+        """On host 0: makes the verdict from the reports of all hosts."""
         client, now = hosts.state().client, time.monotonic()
         reports = {0: own}
         if hosts.count() > 1:
@@ -217,13 +219,13 @@ class Guard:
                 self._write_stacks()
             if hosts.first():
                 time.sleep(4 * self._turn)  # see `fail`
-            if self._fault is not None:  # it has reported its own
+            if self._fault is not None:  # this host has reported its own fault
                 _leave(self._fault[1])
             self._end(f'host {host}: {message}', status)
         with self._changed:
             self._told = self._verdict['asked']
             if self._told and self._bound is None and self._step is not None:
-                self._bound = self._step + 1  # the main thread may be past the step it polled
+                self._bound = self._step + 1  # the main thread may have gone past the step polled
             self._stop_at = self._verdict['stop_at']
             self._changed.notify_all()
 
@@ -240,7 +242,7 @@ class Guard:
 
 
 def _leave(status: int) -> None:
-    """Ends the process without waiting for hosts that will not come."""
+    """Ends the process without the barriers of an orderly exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

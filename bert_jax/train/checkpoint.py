@@ -1,4 +1,4 @@
-"""Checkpoints: saved asynchronously, restored onto any mesh and for scanned layers or not."""
+"""Checkpoints: saved asynchronously, restored onto any mesh, with scanned layers or without."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Structs = dict[str, jax.ShapeDtypeStruct]
 
 
 def as_saved(wanted: Structs, saved: Iterable[str]) -> Structs:
-    """The arrays to read: the wanted ones, in the arrangement of `saved`."""
+    """Shapes of the wanted arrays with layers stacked or not, as in `saved`."""
     saved = set(saved)
     result: Structs = {}
     for name, x in wanted.items():
@@ -53,7 +53,7 @@ def as_saved(wanted: Structs, saved: Iterable[str]) -> Structs:
 
 
 def restack(arrays: dict[str, jax.Array], wanted: Structs) -> dict[str, jax.Array]:
-    """The arrays of `as_saved` as they are wanted; what is stacked leaves `arrays` one by one."""
+    """The inverse of `as_saved` for the arrays read; it empties `arrays` to save memory."""
     result: dict[str, jax.Array] = {}
     for name, x in wanted.items():
         stacked, single = _STACKED.fullmatch(name), _SINGLE.fullmatch(name)
@@ -110,17 +110,19 @@ def on_first(wanted: Structs_replicas) -> Structs_replicas:
 
 
 def holds_first(wanted: Structs_replicas) -> bool:
-    """Whether this process has devices of the first replica, and so has to read."""
+    """Whether this process has devices of the first replica and therefore reads."""
     mesh = next(iter(wanted.values())).sharding.mesh
     return jax.process_index() in {device.process_index for device in mesh.devices[0].flat}
 
 
 def spread(arrays: dict[str, jax.Array], wanted: Structs_replicas) -> dict[str, jax.Array]:
-    """The first replica's arrays on all devices, bit for bit.
+    """Broadcasts the first replica's arrays to all devices, bit for bit.
+
+    Orbax's single-replica restore sums floats, which turns -0.0 into 0.0.
 
     Args:
-      arrays: laid out as `on_first` says; empty on processes without a device of it. It is emptied,
-        so that the devices hold the state once and one array twice.
+      arrays: with the shardings of `on_first`; empty on processes without a device of it. It is
+        emptied, so that the devices hold the state once and one array twice.
       wanted: shapes and shardings of the result.
     """
     return {name: _spread(arrays.pop(name, None), x) for name, x in wanted.items()}
@@ -173,29 +175,28 @@ def _sum(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
 
 _T = TypeVar('_T')
 _ITEM = 'default'  # orbax's name of what a checkpoint holds
-# What TensorStore's faults begin with where bytes are missing or are no checkpoint's; a fault
-# without a code is an invalid argument to it, such as a description that is no JSON. Any other code
-# is of the machine or the network: UNAVAILABLE, PERMISSION_DENIED, RESOURCE_EXHAUSTED, …
+# Codes of TensorStore's errors for missing or damaged bytes. An error without a code is an invalid
+# argument, such as metadata that is not JSON. Other codes concern the machine or the network:
+# UNAVAILABLE, PERMISSION_DENIED, RESOURCE_EXHAUSTED, …
 _DAMAGE = ('DATA_LOSS', 'NOT_FOUND', 'OUT_OF_RANGE', 'FAILED_PRECONDITION', 'INVALID_ARGUMENT')
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# How Python code falls over a description that is JSON, but not the one that was written.
+# Errors that Python code raises on metadata that is JSON but damaged.
 _MISREAD = (KeyError, TypeError, AttributeError, IndexError, NotImplementedError)
 
 
 class Damaged(Exception):
-    """A checkpoint's description or bytes are missing, or are not what was written."""
+    """A checkpoint's metadata or bytes are missing or damaged."""
 
 
 def read(folder: Any, abstract: Any) -> Any:
-    """The arrays of a checkpoint, laid out as `abstract` says. Called by all hosts.
+    """The arrays of a checkpoint with the shardings of `abstract`. All hosts call it.
 
-    One replica reads, and the others get it from there. Encoder layers may have been saved stacked
-    or not.
+    One replica reads and broadcasts to the others. Encoder layers may be saved stacked or not.
 
     Raises:
       InputError: it is of another model or optimizer.
       Damaged: it cannot be read.
-      Exception: any other fault, on all hosts.
+      Exception: any other error, on all hosts.
     """
     folder = files.as_path(folder)
     saved = _shapes(folder)
@@ -222,11 +223,11 @@ def read(folder: Any, abstract: Any) -> Any:
 
 
 def on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
-    """Returns the result of `act`. All hosts call it; where it fails on one it fails on all.
+    """Returns the result of `act`. All hosts call it; a failure on one host fails all.
 
     Raises:
       Damaged: a host found damage.
-      Exception: a host met another fault; on that host it is the fault itself.
+      Exception: another error on a host; that host raises the error itself.
     """
     try:
         result, fault = act(), None
@@ -253,7 +254,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The fault that orbax packed into a plain Exception."""
+    """The error that orbax wrapped in a plain Exception."""
     while type(error) is Exception and error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -282,7 +283,7 @@ def _shapes(folder: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _load(folder: Any, wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """This process's shards. Orbax wants a tree of the saved one's structure, whatever ours is."""
+    """This process's shards. Orbax needs a target with the structure of the saved tree."""
     tree, _ = _description(folder)
     target = jax.tree_util.tree_map_with_path(
         lambda path, x: wanted[leaf_name(path)] if _is_array(x) else x, tree, is_leaf=_is_array
@@ -295,7 +296,7 @@ def _load(folder: Any, wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax
 
 
 def _description(folder: Any) -> tuple[Any, dict[str, Any]]:
-    """The saved tree with what each array is in its place, and those by name."""
+    """The saved tree of array metadata, and that metadata by name."""
     handler = ocp.StandardCheckpointHandler()
     try:
         tree = getattr(handler.metadata(folder / _ITEM), 'tree', None)
@@ -320,7 +321,7 @@ def _verify(arrays: dict[str, jax.Array], written: np.ndarray) -> None:
 def _check_same(
     saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]], where: Any
 ) -> None:
-    # Parameters first: they say more than the moments made after them.
+    # Parameters first: their names say more than those of moments.
     for name, shape in sorted(wanted.items(), key=lambda item: not item[0].startswith('params')):
         if name not in saved:
             raise InputError(
@@ -343,13 +344,13 @@ def _check_same(
 class Checkpoints:
     """The checkpoints of a run, `DIRECTORY/STEP/`.
 
-    Orbax writes beside and renames, so a killed process leaves whole checkpoints only. One that is
-    damaged all the same (a bad disk) is passed over, and the one before it is taken; once that
-    could be read, the damaged one is moved aside as `STEP.unreadable`. Nothing is moved where none
-    can be read: then the fault may not be theirs. Every other fault is raised as what it is.
+    Orbax writes beside and renames, so a killed process leaves whole checkpoints only. If the
+    newest is damaged all the same (a bad disk), the one before it is restored, and then the damaged
+    one is renamed to `STEP.unreadable`. If none can be read, nothing is renamed: the cause may lie
+    elsewhere. Any other error is raised.
 
-    What is kept is finite, and all but the newest were trained a step further: so of a run that
-    keeps one checkpoint there are two while it trains.
+    Checkpoints are finite, and all but the newest were trained a step further. So a run that keeps
+    one checkpoint has two while it trains.
     """
 
     def __init__(self, directory: Any, keep: int | None):
@@ -370,13 +371,13 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def restore(self, abstract: TrainState) -> TrainState | None:
-        """The newest whole state, laid out as `abstract` says, or None where there is none.
+        """The newest readable state with the shardings of `abstract`; None without checkpoints.
 
-        All hosts take the same one.
+        All hosts restore the same step.
 
         Raises:
-          InputError: a checkpoint of another model or optimizer; or there are some, and none can
-            be read (a run is never begun again silently).
+          InputError: the checkpoint is of another model or optimizer, or none can be read (a run
+            never restarts silently).
         """
         steps = json.loads(hosts.share('steps', lambda: json.dumps(
             sorted(self._manager.all_steps(), reverse=True)
@@ -418,7 +419,7 @@ class Checkpoints:
         return aside
 
     def save(self, step: int, state: TrainState) -> None:
-        """Begins saving; the state may be donated as soon as this returns.
+        """Starts saving; the state may be donated as soon as this returns.
 
         Raises:
           Diverged: a parameter or a moment is not finite; nothing is saved.
@@ -431,14 +432,14 @@ class Checkpoints:
         self._manager.save(step, args=ocp.args.StandardSave(saved_tree(tree)))
 
     def check(self) -> None:
-        """Raises the fault of a save in the background, without waiting for its end."""
+        """Raises the error of a background save, without waiting for its end."""
         self._manager.check_for_errors()
 
     def set_aside(self, step: int) -> str:
-        """Moves the checkpoint of a step, which was found to be no good, to `STEP.diverged`.
+        """Renames the checkpoint of a diverged step to `STEP.diverged`.
 
         Returns:
-          What there is to go on from, in words.
+          A message about the newest checkpoint left.
         """
         self._manager.wait_until_finished()
 
@@ -453,7 +454,7 @@ class Checkpoints:
                 f'the last good checkpoint, of step {latest:,}, is kept')
 
     def finish(self) -> None:
-        """Leaves as many checkpoints as are to be kept: the newest is known to be good."""
+        """Deletes all but the checkpoints to keep: the newest is known to be good."""
         self._manager.wait_until_finished()
         if self._keep is not None:
             for step in sorted(self._manager.all_steps())[: -self._keep]:
@@ -470,20 +471,20 @@ def _as_tree(state: TrainState) -> dict[str, Any]:
 
 
 class Best:
-    """One checkpoint of parameters, `DIRECTORY/STEP/`, with the metrics it was chosen by.
+    """The parameters of the best evaluation, `DIRECTORY/STEP/`, with its metrics.
 
-    Orbax writes metrics and parameters together and renames, so a killed run holds one good one.
+    Orbax writes metrics and parameters together and renames, so a killed run keeps a whole one.
     """
 
     def __init__(self, directory: Any, metric: str):
-        """Opens what is there.
+        """Opens the directory.
 
         Args:
           directory: `best/` of the run.
-          metric: name of the metric that is to be high.
+          metric: name of the metric to maximise.
 
         Raises:
-          InputError: what is there cannot be read.
+          InputError: its metrics cannot be read.
         """
         self._metric = metric
         self._directory = files.absolute(directory)
@@ -507,7 +508,7 @@ class Best:
             )
 
     def offer(self, step: int, metrics: dict[str, float], params: Any) -> None:
-        """Keeps these parameters if they are better than all before (the first, where equal)."""
+        """Keeps these parameters if they are better than all before."""
         best = self.metrics()
         if best is None or metrics[self._metric] > best[self._metric]:
             saved = ocp.args.StandardSave(saved_tree({'params': params}))

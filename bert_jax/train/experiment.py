@@ -1,4 +1,4 @@
-"""The one place that turns a config into mesh, task, data, state and steps, and runs them."""
+"""Builds mesh, task, data, state and steps from a config, and trains."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PLACES = ('vocab_file', 'add_tokens', 'dir', 'local_dir', 'tfds_dir')
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of this package and of those that compute."""
+    """Installed versions of this package, jax, jaxlib, flax and optax."""
     result = {}
     for name in ('bert-jax', 'jax', 'jaxlib', 'flax', 'optax'):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -66,11 +66,11 @@ def versions() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A run's program, weights and data; runs that differ only in seed and rate share them.
+    """A run's program, weights and data, which runs that differ in seed and rate can share.
 
     Attributes:
       config: completed.
-      published: of `init_checkpoint`; only a description where nothing will start from it.
+      published: the weights of `init_checkpoint`, or only their description if all runs have begun.
       program: with the task and the mesh.
     """
 
@@ -80,7 +80,7 @@ class Opened:
 
 
 def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Opened:
-    """Reads what a config names, and builds its program.
+    """Reads the weights and data that a config names, and builds its program.
 
     Args:
       config: as read from the config file and the command line.
@@ -91,7 +91,7 @@ def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Opened:
     """
     published = None
     if config.init_checkpoint:
-        # A run that has begun has its parameters, and has kept what else it took from there.
+        # A run that has begun restores its parameters and knows the model's description.
         all_begun = all(is_begun(workdir) for workdir in workdirs)
         published = (
             read_description(workdirs[0]) if all_begun else load_weights(config.init_checkpoint)
@@ -111,17 +111,17 @@ def run(
     config: ConfigDict, workdir: Path, should_stop: Callable[[int], bool],
     watch: Callable[[Callable[[], str], Path], None] | None = None,
 ) -> dict[str, float]:
-    """Trains (or goes on training) a run and evaluates it.
+    """Trains a run, or resumes it, and evaluates it.
 
     Args:
       config: as read from the config file and the command line.
-      workdir: the run directory; a run found there goes on from its newest checkpoint.
-      should_stop: polled with the step; true means save and leave.
-      watch: `Guard.watch`, where a run that hangs is to be ended.
+      workdir: the run directory; a run in it resumes from its newest checkpoint.
+      should_stop: polled with the step; True: save and stop.
+      watch: `Guard.watch`, to end a run that hangs.
 
     Returns:
-      The final held-out metrics, with `step`; of a run that keeps its best evaluation, that one's,
-      and the final one's as `last/...`.
+      The final held-out metrics, with `step`. If the run keeps its best evaluation: the metrics of
+      that one, and the final ones as `last/...`.
 
     Raises:
       InputError: bad configuration or data.
@@ -141,7 +141,7 @@ def train_run(
       opened: of its config.
       workdir: see `run`.
       should_stop: see `run`.
-      began: when the run did, in seconds since the epoch.
+      began: start of the run, in seconds since the epoch.
       watch: see `run`.
     """
     config, program = opened.config, opened.program
@@ -154,11 +154,11 @@ def train_run(
         'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
         'inference': dict(task.inference),
     }
-    resolved['model']['attention'] = program.bert.attention  # all hosts' chips have to agree
+    resolved['model']['attention'] = program.bert.attention  # must be the same on all hosts
     resolved['identity'] = task.identity()
     hosts.agree('the run', versions() | flat_fields(
         {name: value for name, value in resolved.items() if name != 'data'}
-        # Where files lie may differ; what is in them is compared by `identity`.
+        # Paths may differ between hosts; `identity` compares the contents.
         | {'data': {k: v for k, v in resolved['data'].items() if k not in _PLACES}}
     ))
     check_run_directory(workdir, resolved, task.vocab_path, comparable=task.keeps_best)
@@ -167,7 +167,7 @@ def train_run(
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
     ahead = concurrent.futures.ThreadPoolExecutor(1)
     numbers = numbers_of(program, config)
-    # Restoring or making the state takes as long as compiling.
+    # Compile while the state is restored or initialised, which takes about as long.
     first = phases_left(program, checkpoints.latest_step() or 0)[:1]
     ahead.submit(compile_training, program, first)
     state = checkpoints.restore(program.state)
@@ -181,7 +181,7 @@ def train_run(
             state = dataclasses.replace(state, params=params)
     else:
         say(f'resuming at step {int(state.step):,} from {workdir}')
-    published = None  # its memory; a caller may keep it for the next member
+    published = None  # frees its memory, unless the caller keeps it for the next run
     start = int(state.step)
     report = Report(workdir, hosts.first(), start)
     report.loggers = open_loggers(
@@ -210,7 +210,7 @@ def train_run(
     profile = Profile(steps, workdir, hosts.index() in traced_hosts)
     best = Best(workdir / 'best', task.metric) if task.keeps_best else None
     if best is not None and best.metrics() is not None:
-        best.restore(program.state.params)  # what cannot be read is reported before the work
+        best.restore(program.state.params)  # fails now rather than after the training
     describe_run(workdir, resolved, task.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "

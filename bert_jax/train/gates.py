@@ -1,7 +1,7 @@
-"""Gates: early warnings that something is wrong with a run.
+"""Gates: early warnings of pre-training runs that go wrong.
 
-They read metrics that the loop fetches anyway, and stop nothing: each writes a line on standard
-error and a record `gate/NAME` in metrics.jsonl, whose value is the metric.
+They check metrics that the loop fetches anyway and do not stop the run: a warning is a line on
+standard error and a record `gate/NAME` in metrics.jsonl with the metric's value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEANINGS: Mapping[str, str] = {
     'gradient_spike': 'the gradient of a step is far above those before it',
     'repeats': 'much of the text is there more than once',
 }
-_HISTORY, _FEWEST = 100, 20  # steps that a spike is seen against
+_HISTORY, _FEWEST = 100, 20  # steps that a spike is compared with: at most, at least
 _GRADIENT_SPIKE = 5.0  # times the median
 # Above the median loss: mean absolute differences to it (six are 4.8 deviations), and at least.
 _LOSS_SPIKE, _LEAST_LOSS_SPIKE = 6.0, 0.2
@@ -31,7 +31,7 @@ _FIRST_LOSS = 0.5  # from chance; fresh parameters of Large are 0.2 off
 _PLATEAU = 0.1  # below the loss of guessing by frequency
 # Accuracy: of masked words BERT-Large ends near 0.7, and none is at 0.5 in its first tenth.
 _TOO_GOOD, _TOO_GOOD_EARLY = 0.85, 0.5
-# An accuracy is out of the band by a share of what was expected, and at least.
+# An accuracy is outside the band by this share of the expected one, and by at least so much.
 _BELOW, _ABOVE, _LEAST_OFF = 0.2, 0.3, 0.03
 _IN_A_ROW = 2  # log lines, each of a few batches only
 _REPEATED = 0.2  # of the sentences
@@ -42,8 +42,8 @@ class Alarm(NamedTuple):
 
     Attributes:
       name: one of `MEANINGS`.
-      step: that it is about.
-      value: what was looked at.
+      step: the step concerned.
+      value: the metric's value.
       line: for standard error.
     """
 
@@ -61,14 +61,14 @@ class Gates:
         curve: Sequence[Mapping[str, Any]] = (), repeated: float = 0.0,
         phases: Sequence[int] = (), rows_of: Callable[[int], str] = lambda step: '',
     ):
-        """Takes the facts that are known before the run.
+        """Arms the gates.
 
         Args:
-          chance: loss of the first step by guessing; None: the parameters are not fresh, or the
-            first step is done.
-          by_frequency: language-model loss of guessing by frequency, where it is known.
-          settled: the step from which the plateau gate is armed.
-          curve: records of a run to compare this one with.
+          chance: loss of uniform guessing at the first step; None if the parameters are not fresh
+            or the first step is done.
+          by_frequency: language-model loss of guessing by frequency, if known.
+          settled: the step at which the plateau gate arms.
+          curve: records of a run to compare with.
           repeated: share of the sentences that occur more than once.
           phases: first steps of the later phases; spikes are measured within a phase.
           rows_of: from a step to the names of its rows.
@@ -89,10 +89,10 @@ class Gates:
     def trained(
         self, step: int, steps: Sequence[Mapping[str, Any]], means: Mapping[str, float]
     ) -> list[Alarm]:
-        """The warnings that a log line gives rise to.
+        """Warnings about the steps of a log line.
 
         Args:
-          step: the last of its steps.
+          step: the last of them.
           steps: metrics of each, in order.
           means: of all of them.
         """
@@ -108,7 +108,7 @@ class Gates:
         return [*result, *self._measured('train', step, means)]
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """The warnings that an evaluation gives rise to."""
+        """Warnings about an evaluation."""
         return self._measured('eval', step, metrics)
 
     def _start(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:
@@ -192,7 +192,7 @@ class Gates:
     def _lasting(
         self, name: str, speaks: bool, step: int, value: float, line: str, about: str = ''
     ) -> list[Alarm]:
-        """An alarm about a state, given once until the state is over."""
+        """An alarm about a state, given once until the state ends."""
         key = name + about
         if not speaks:
             self._raised.discard(key)

@@ -1,4 +1,4 @@
-"""The training loop. It is handed everything it calls, and knows no task."""
+"""The training loop. Everything it calls is passed in; it does not know the task."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from bert_jax.train.step import Batch, TrainState, TrainStep
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A part of the run with one shape of batch.
+    """A part of the run with one batch shape.
 
     Attributes:
-      start: its first step in the run.
-      steps: how many it has.
+      start: first step.
+      steps: number of steps.
       batch_size: rows of a global batch.
-      batches: from a step of the phase, the device batches from there on.
-      evaluate: metrics of the held-out rows, from parameters.
-      flops_per_row: of training.
-      name: for the report.
+      batches: from a step of the phase to an iterator of device batches from there on.
+      evaluate: from parameters to metrics of the held-out rows.
+      flops_per_row: training FLOPs of a row.
+      name: for messages.
     """
 
     start: int
@@ -48,12 +48,12 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """Steps between log lines, evaluations and checkpoints; 0: at the end only.
+    """Steps between log lines, evaluations and checkpoints (0: at the end only).
 
-    And between comparisons of the devices, where 0 is never.
+    `verify_every` is the number of steps between comparisons of the devices (0: never).
 
-    The evaluation before the last is left out where less than a tenth of `eval_every` lies between
-    them: epochs are seldom a whole number of steps.
+    The last but one evaluation is skipped if it is less than a tenth of `eval_every` before the
+    end: epochs are seldom a whole number of steps.
     """
 
     log_every: int
@@ -81,31 +81,31 @@ def train(
 ) -> tuple[TrainState, dict[str, float]]:
     """Trains from the state's step to the end of the last phase.
 
-    At a step where several are due: log, then evaluate, then save, so that a run that starts from
-    the checkpoint has the records up to it. At the last one the state is saved first: whatever
-    becomes of the evaluation, what was trained is there.
+    If several are due at a step, the order is log, evaluate, save: so a run that resumes from the
+    checkpoint has all records up to it. At the last step the state is saved before the evaluation,
+    which may fail.
 
     Args:
-      objective: gives metrics from sums.
-      train_step: takes the state, which is donated to it, and a batch.
+      objective: makes metrics of sums.
+      train_step: takes the state, which is donated, and a batch.
       state: fresh or restored.
       phases: in order, contiguous from step 0.
       cadence: when to log, evaluate and save.
-      checkpoints: where the state is saved.
-      report: where metrics go.
-      goodput: counts what the time goes into.
+      checkpoints: saves the state.
+      report: receives metrics.
+      goodput: accounts for the time.
       profile: traces some steps.
-      best: keeps the parameters of the best evaluation, where that is wanted.
-      gates: see every step's metrics, where the run has some.
+      best: keeps the parameters of the best evaluation.
+      gates: check every step's metrics.
       verify: compares what the devices compute of a batch; see `step.check_devices`.
-      peak_flops: of all devices together, where known, for MFU.
-      should_stop: polled with each step; answers alike on all processes.
+      peak_flops: of all devices together, if known, for MFU.
+      should_stop: polled after each step; returns the same on all processes.
 
     Returns:
       (The state after the last step, the metrics of the last evaluation).
 
     Raises:
-      Diverged: a loss, a parameter or a metric is not finite; what is kept is good.
+      Diverged: a loss, parameter or metric is not finite; the checkpoints kept are good.
       Stopped: `should_stop` returned True; the state is saved.
     """
     try:
@@ -140,7 +140,7 @@ def _train(
                 if not math.isfinite(value):
                     raise Diverged(f'step {step}: the evaluation gives {name} {value}: stopped. '
                                    'Lower config.optimizer.learning_rate', step)
-            if not report.has_evaluation(step):  # else all was done before
+            if not report.has_evaluation(step):  # else it was recorded before the resume
                 report.write(step, {f'eval/{name}': value for name, value in metrics.items()})
                 report.say(f'step {step:>7,}  held out: ' + '  '.join(
                     f'{name} {value:.4f}' for name, value in metrics.items()))
@@ -166,7 +166,7 @@ def _train(
         window = Window(step, start)
         step_seconds: list[float] = []  # since the last log line, with their wait for data
         begun = time.perf_counter()
-        timed = before = goodput.now()  # from where on the next line's speed is counted
+        timed = before = goodput.now()  # start of the time that the next log line covers
         compiled = False
         while step < phase.end:
             goodput.enter('start' if first_of_run else 'data')
@@ -185,7 +185,7 @@ def _train(
             window.add(step_metrics)
             step += 1
             if first_of_run:
-                # What else a first step costs is not counted in the first line's speed.
+                # The first log line's speed leaves out the first step.
                 jax.block_until_ready(step_metrics['loss'])
                 report.say(f'first step done in {time.perf_counter() - begun:.1f} s')
                 first_of_run = False
@@ -226,7 +226,7 @@ def _train(
             if saving and step != last:
                 save()
             if stopping:
-                if step == last:  # the stop came too late to cut anything off
+                if step == last:  # it ends by itself
                     break
                 raise Stopped(f'stopped at step {step:,}; the state is saved')
     if not metrics:  # nothing was left to train

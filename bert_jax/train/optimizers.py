@@ -1,6 +1,6 @@
 """Learning-rate schedules and the optimizers: BERT's Adam, AdamW, LAMB, Muon, and all of optax.
 
-Optimizers that treat parameters differently go by what these declare (`model.layers.Parameter`).
+Optimizers treat parameters by their declarations (`model.layers.Parameter`).
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 def scale_by_layer_trust_ratio(parameters: Parameters) -> optax.GradientTransformation:
     """LAMB's trust ratio, |w| / |update|, where weight decay applies; 1 elsewhere or at zero norm.
 
-    Taken for each layer and for each of query, key and value, also where layers are stacked for
-    scanning or the three are fused, so that the layout of the parameters does not change training
-    (You et al., 2019, Algorithm 2; biases and LayerNorm left out as in its published code).
+    One ratio for each layer and each of query, key and value, also if layers are stacked or the
+    three are fused: the layout of the parameters does not change training (You et al., 2019,
+    Algorithm 2; without biases and LayerNorm, as in its published code).
     """
 
     def scaled(path: Sequence[Any], update: jax.Array, param: jax.Array) -> jax.Array:
@@ -138,19 +138,19 @@ def scale_by_layer_trust_ratio(parameters: Parameters) -> optax.GradientTransfor
 
 
 class MuonState(NamedTuple):
-    """Steps so far (a scalar int32), and a tree like the parameters: means of the gradients."""
+    """Steps done (a scalar int32), and means of the gradients, a tree like the parameters."""
 
     step: jax.Array
     momentum: Any
 
 
-# Of an odd polynomial of degree five that, applied five times, takes all but the smallest of the
-# singular values below 1 to about 1 (Jordan, 2024).
+# Coefficients of an odd polynomial of degree five; applied five times it maps all but the smallest
+# singular values in (0, 1] to about 1 (Jordan, 2024).
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def _orthogonalized(x: jax.Array, eps: float) -> jax.Array:
-    """About U V^T of each matrix U S V^T of [number, m, n], m <= n, by Newton and Schulz."""
+    """About U V^T of each matrix U S V^T of [number, m, n], m <= n, by Newton-Schulz iteration."""
     x = x / (jnp.linalg.norm(x, axis=(1, 2), keepdims=True) + eps)
     a, b, c = _NEWTON_SCHULZ
     for _ in range(5):
@@ -162,16 +162,13 @@ def _orthogonalized(x: jax.Array, eps: float) -> jax.Array:
 def scale_by_muon(
     decay: float, eps: float, mesh: Mesh | None, parameters: Parameters
 ) -> optax.GradientTransformation:
-    """Muon (Jordan, 2024) for kernels of layers: Nesterov's momentum, made orthogonal.
-
-    `optax.contrib.muon` computes the same on every device; this one is written here because it
-    deals the matrices out.
+    """Muon (Jordan, 2024) for kernels of layers: orthogonalised Nesterov momentum.
 
     Updates have a root mean square of at most about 0.2, as Adam's (Liu et al., 2025, section 2.2).
 
-    Five iterations on all layers of Base are the FLOPs of training it on 3,000 tokens
-    (`model.flops.muon_flops`), more than a chip of a pod has of a batch. So the matrices are dealt
-    out to the devices, each whole.
+    Five iterations on all layers of Base cost as many FLOPs as training it on 3,000 tokens
+    (`model.flops.muon_flops`), more than a pod's chip has of a batch. So whole matrices are
+    distributed over the devices; `optax.contrib.muon` computes all of them on every device.
     """
 
     def init(params: Any) -> MuonState:
@@ -208,9 +205,9 @@ def scale_by_muon(
 def scale_by_muon_and_adam(
     b1: float, b2: float, eps: float, mesh: Mesh | None, parameters: Parameters
 ) -> optax.GradientTransformation:
-    """Muon for the matrices of the layers, Adam with Nesterov's momentum for all else.
+    """Muon for the matrices of the layers, Adam with Nesterov momentum for all else.
 
-    Their updates are of one size, so that one rate and one weight decay serve both.
+    Their updates have the same scale, so one rate and one weight decay serve both.
     """
     def is_for_muon(path: Sequence[Any], _: Any) -> bool:
         names = path_names(path)
@@ -224,10 +221,10 @@ def scale_by_muon_and_adam(
 
 
 def scale_by_depth(decay: float) -> optax.GradientTransformation:
-    """Updates the smaller the further a layer is from the head, for fine-tuning.
+    """Layer-wise learning rate decay, for fine-tuning.
 
-    By `decay` for the last layer, `decay**2` for the one before, and so on down to the embeddings;
-    the pooler and the head keep theirs (Howard and Ruder, 2018; Clark et al., 2020).
+    Updates of the last layer are scaled by `decay`, of the one before by `decay**2`, and so on down
+    to the embeddings; pooler and head are not scaled (Howard and Ruder, 2018; Clark et al., 2020).
     """
 
     def update(updates: Any, state: Any, params: Any = None):
@@ -249,16 +246,16 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
 
 
 OWN_OPTIMIZERS = ('bert_adamw', 'adamw', 'lamb', 'muon')
-# Of optax, but no function of gradients only whose updates are proportional to the rate.
+# Optimizers of optax whose updates are not proportional to the rate or need more than gradients.
 _NOT_PROPORTIONAL = ('fromage', 'lbfgs', 'noisy_sgd')
 _SET_BY_CONFIG = ('learning_rate', 'weight_decay', 'mask', 'weight_decay_mask', 'weight_decay_rate')
 
 
 @functools.cache
 def optax_optimizers() -> Mapping[str, Mapping[str, Any]]:
-    """Optimizers of optax that `optimizer.name` may be: their arguments with the default values.
+    """Optimizers of optax that `optimizer.name` may name: their arguments and default values.
 
-    Rate and weight decay are not among the arguments: they come from the config.
+    Rate and weight decay are left out: they come from the config.
     """
     optimizers = {}
     for name, build in vars(optax).items():
@@ -276,8 +273,8 @@ def optimizer_arguments(name: str, text: str) -> dict[str, Any]:
     """The arguments of an optimizer of optax, from `optimizer.arguments`: 'b1=0.95, b2=0.98'.
 
     Raises:
-      InputError: no keyword arguments, one that the optimizer does not have, or a value that is not
-        of its default's type.
+      InputError: not keyword arguments, an unknown one, or a value of another type than the
+        default's.
     """
     field = f'config.optimizer.arguments={text!r}'
     try:
@@ -325,18 +322,18 @@ def make_optimizer(
     layer_decay: float = 1.0, frozen: str = '', mesh: Mesh | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> optax.GradientTransformation:
-    """The optimizer, without clipping, which the train step does where it has the norm at hand.
+    """The optimizer, without clipping: the train step clips, as it reports the norm.
 
     Args:
       name: 'bert_adamw' (the original's), 'adamw' (with bias correction), 'lamb', 'muon', or one of
         `optax_optimizers`.
       schedule: learning rate by step.
-      parameters: what they declare (`train.step.parameters_of`).
-      weight_decay: added to the update before the learning rate (decoupled), where they decay.
-      b1, b2, eps: of Adam in the first four; those of optax take `arguments` only.
+      parameters: declarations (`train.step.parameters_of`).
+      weight_decay: added to the update before the learning rate (decoupled), of those that decay.
+      b1, b2, eps: of Adam in the first four; optimizers of optax take `arguments` instead.
       layer_decay: see `scale_by_depth`; 1 for one rate everywhere.
-      frozen: top-level part of the parameters that is left as it is, without moments.
-      mesh: that the work of Muon is spread over.
+      frozen: top-level part of the parameters that is not trained and has no moments.
+      mesh: for Muon's distribution of work.
       arguments: of an optimizer of optax.
     """
     parts = {

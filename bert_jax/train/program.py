@@ -1,7 +1,7 @@
-"""The program of a config: mesh, model, task, optimizer and steps; compiled ahead and sized.
+"""The program of a config (mesh, model, task, optimizer, steps) and its memory use.
 
-Nothing is run or allocated. `experiment.train_run` trains with it; `tools.preflight` compiles it
-for machines that are not here.
+Building it runs and allocates nothing. `experiment.train_run` trains with it; `tools.preflight`
+compiles it for machines that need not exist.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from bert_jax.train.step import (
 )
 
 _UNITS = {'': 1, 'B': 1, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
-# What XLA says of a program that is too big: "Used 25.02G of 15.75G hbm" or "required for HLO
+# XLA's messages for a program that is too large: "Used 25.02G of 15.75G hbm" or "required for HLO
 # temporaries (37.12G) exceeds available HBM (15.75G)" on TPUs, "trying to allocate 3.5GiB" on GPUs.
 _TOO_BIG = (
     (re.compile(r'Used ([\d.]+)([KMGT]?)i?B? of'), False),
@@ -63,12 +63,12 @@ _TOO_BIG = (
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of one device while a compiled step runs.
+    """Memory of one device while a compiled step runs, in bytes.
 
     Attributes:
       arguments: state and batch.
-      outputs: results that take no argument's place.
-      temporaries: everything in between.
+      outputs: results that do not reuse a donated argument.
+      temporaries: intermediate values.
       code: the program.
     """
 
@@ -83,10 +83,10 @@ class Memory:
 
 
 class CompiledStep:
-    """A jitted step whose programs can be compiled, and sized, before they are needed.
+    """A jitted step that can be compiled ahead, and whose memory is then known.
 
-    A call with a batch of shapes that were compiled, or are being compiled in another thread, takes
-    that program; any other is compiled by jit as ever. The batch is the last argument.
+    A call takes the program that was compiled, or is being compiled in another thread, for its
+    batch shapes; jit compiles any other. The batch is the last argument.
     """
 
     def __init__(self, step: Callable[..., Any]):
@@ -131,7 +131,7 @@ def _shapes(batch: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _bytes_wanted(message: str, arguments: int) -> int | None:
-    """Bytes of temporaries in the compiler's message, or None where it is about something else."""
+    """Bytes of temporaries in an out-of-memory message of the compiler; None for other messages."""
     if 'RESOURCE_EXHAUSTED' not in message:
         return None
     for pattern, temporaries_alone in _TOO_BIG:
@@ -149,7 +149,7 @@ def device_bytes(tree: Any) -> int:
 
 
 def host_memory() -> int:
-    """Bytes that this process can have: of the machine, or of its container."""
+    """Memory limit of this process in bytes: the machine's, or its container's."""
     result = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     with contextlib.suppress(OSError, ValueError), open('/sys/fs/cgroup/memory.max') as file:
         result = min(result, int(file.read()))  # 'max': no limit
@@ -157,10 +157,10 @@ def host_memory() -> int:
 
 
 def device_memory(device: jax.Device) -> int | None:
-    """Bytes that a program can use on a device, or None where nobody says (CPUs)."""
+    """Bytes that a program can use on a device; None if unknown (CPUs)."""
     try:
         limit = (device.memory_stats() or {}).get('bytes_limit')
-    except (jax.errors.JaxRuntimeError, NotImplementedError):  # it exists for the compiler only
+    except (jax.errors.JaxRuntimeError, NotImplementedError):  # of a topology
         limit = None
     if limit:
         return int(limit)
@@ -184,17 +184,17 @@ def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The program of a run, before any of it is run.
+    """The program of a run.
 
     Attributes:
-      task: what it brings.
-      mesh: where it runs; the devices may be a topology's, which only the compiler knows.
+      task: the task.
+      mesh: the devices; they may be a topology's, which only the compiler knows.
       phases: from `config.phases`.
-      bert: the model.
-      objective: what is trained.
+      bert: the model's config.
+      objective: the head with its loss.
       optimizer: in `train_step`.
       state: shapes and shardings.
-      accumulation_steps: parts that a batch is computed in.
+      accumulation_steps: parts that a batch is split into.
       num_segments: of the learning rate's schedule.
       train_step: takes the state, `numbers_of` a config on the devices, and a batch.
       eval_step: takes parameters and a batch.
@@ -268,9 +268,9 @@ Call = tuple[CompiledStep, tuple[Any, ...]]  # a step, and its arguments as shap
 
 
 def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
-    """The steps of a phase, `train` and `evaluation`, as they will be called.
+    """The `train` and `evaluation` steps of a phase with the shapes of their arguments.
 
-    Empty for tasks whose rows are packed into many shapes as they come.
+    Empty for tasks that pack rows into varying shapes.
     """
     replicated = NamedSharding(program.mesh, PartitionSpec())
     numbers = Numbers(
@@ -283,13 +283,13 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
 
 
 def phases_left(program: Program, start: int) -> list[int]:
-    """Numbers of the phases that a run trains from a step on."""
+    """Indices of the phases that are not finished at a step."""
     ends = np.cumsum([phase['steps'] for phase in program.phases])
     return [number for number, end in enumerate(ends) if end > start]
 
 
 def compile_training(program: Program, numbers: Sequence[int]) -> None:
-    """Compiles the training step of these phases: in another thread, while the state is made."""
+    """Compiles the training step of these phases."""
     for number in numbers:
         if call := phase_calls(program, program.phases[number]).get('train'):
             step, arguments = call
@@ -297,15 +297,15 @@ def compile_training(program: Program, numbers: Sequence[int]) -> None:
 
 
 def check_memory(program: Program, numbers: Sequence[int]) -> int:
-    """Compiles the steps of these phases, which the run then uses, and sizes them.
+    """Compiles the steps of these phases, for the run to use, and checks that they fit.
 
-    On CPUs, which share the machine's memory, only a step is compiled ahead that may be too large.
+    On CPUs, which share the machine's memory, only steps that may be too large are compiled.
 
     Returns:
-      Bytes of a device that the largest needs, or 0 where nothing was compiled.
+      Bytes of a device that the largest needs; 0 if nothing was compiled.
 
     Raises:
-      InputError: one does not fit.
+      InputError: a step does not fit.
     """
     limit = device_memory(program.mesh.local_devices[0])
     on_host = limit is None
@@ -319,7 +319,7 @@ def check_memory(program: Program, numbers: Sequence[int]) -> int:
                 continue
             _, memory = step.compile(*arguments)
             needed = memory.total
-            if name == 'evaluation':  # the optimizer's part stays where it is meanwhile
+            if name == 'evaluation':  # the optimizer's state stays in memory
                 needed += device_bytes(program.state.opt_state)
             largest = max(largest, needed)
             if needed > limit:
@@ -336,7 +336,7 @@ def check_memory(program: Program, numbers: Sequence[int]) -> int:
 
 
 def _activations(bert: ModelConfig, batch: Any, name: str) -> int:
-    """About so many bytes a device are computed of a batch: for training, in every layer."""
+    """Estimated bytes of a batch's activations on a device; in training, of all layers."""
     ids = batch['input_ids']
     rows, length = ids.sharding.shard_shape(ids.shape)
     a_token = 8 * bert.hidden_size + 2 * bert.intermediate_size + length * bert.num_heads
@@ -344,7 +344,7 @@ def _activations(bert: ModelConfig, batch: Any, name: str) -> int:
 
 
 def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[ScheduleSegment]:
-    """One segment for the whole run, or one from each phase that names its learning rate on."""
+    """Segments of the schedule: a phase with its own learning rate begins a new one."""
     starts = np.concatenate([[0], np.cumsum([p['steps'] for p in phases])]).tolist()
     with_rate = [i for i, phase in enumerate(phases) if phase['learning_rate'] is not None]
     segments = []

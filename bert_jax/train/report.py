@@ -1,4 +1,4 @@
-"""Reports of a run: metrics of a window, log lines, files, profiles, goodput."""
+"""A run's records: metrics.jsonl, curves.png, goodput.json, log lines and profiles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bert_jax.runtime.files import (
 from bert_jax.train.gates import Alarm
 from bert_jax.train.loggers import Logger
 
-# An object cannot grow: each upload is of the whole file. A long run's records are megabytes.
+# Objects cannot be appended to, so each upload is a whole file: megabytes for a long run.
 _SECONDS_BETWEEN = 30.0
 _LAST_UPLOADS_SECONDS = 120.0
 _WARNING_SECONDS = 60.0
@@ -41,7 +41,7 @@ _warned: dict[str, float] = {}
 
 @contextlib.contextmanager
 def only_warning(place: object) -> Iterator[None]:
-    """Makes a fault of a record a warning, once a minute: training and saving go on without it."""
+    """Turns an error of a record into a warning, at most one a minute; training goes on."""
     try:
         yield
     except Exception as error:  # of many libraries
@@ -53,10 +53,10 @@ def only_warning(place: object) -> Iterator[None]:
 
 
 class Uploads:
-    """Uploads what changed in a local folder, in a thread, so that no step waits for it.
+    """Uploads changed files of a local folder to a bucket, in a thread.
 
     Attributes:
-      folder: where to write; it goes with this object. Names that begin with a dot stay here.
+      folder: the temporary local folder. Files whose names begin with a dot are not uploaded.
     """
 
     def __init__(self, target: Any):
@@ -69,7 +69,7 @@ class Uploads:
         self._uploaded: dict[str, int] = {}  # by file: when it was changed
 
     def start(self, now: bool = False) -> None:
-        """Begins an upload if the last one was a while ago (or `now`) and has ended."""
+        """Starts an upload if none is running and the last was a while ago, or `now`."""
         if self._running is not None and not self._running.done():
             return
         if now or time.monotonic() - self._last > _SECONDS_BETWEEN:
@@ -77,7 +77,7 @@ class Uploads:
             self._running = self._thread.submit(self._upload)
 
     def finish(self) -> bool:
-        """Uploads what is not yet uploaded and waits for it; whether all of it is."""
+        """Uploads all changed files and waits; whether that succeeded."""
         return self._thread.submit(self._upload).result()
 
     def _upload(self) -> bool:
@@ -95,7 +95,7 @@ class Uploads:
         return whole
 
     def close(self) -> None:
-        """Ends with everything uploaded, or after two minutes without, and says where it is."""
+        """Uploads the rest; after two minutes of failures, prints where the files are."""
         deadline = time.monotonic() + _LAST_UPLOADS_SECONDS
         while not (whole := self.finish()) and time.monotonic() < deadline:
             time.sleep(5.0)
@@ -122,13 +122,13 @@ def count(number: float) -> str:
     return f'{number:.0f}' if number >= 100 else f'{number:.3g}'
 
 
-# Told in other panels, or of no interest as a curve.
+# Shown in other panels, or not useful as a curve.
 _NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity', 'tokens_per_second', 'data_wait',
               'step_seconds', 'step_seconds_deviation')
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """A line of metrics.jsonl, or None where it is none."""
+    """The record in a line of metrics.jsonl, or None if it is malformed."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -139,10 +139,10 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records in a metrics.jsonl, without the line that a killed process was writing.
+    """The records in a metrics.jsonl, without an incomplete last line of a killed process.
 
     Raises:
-      InputError: another line is none.
+      InputError: another line is malformed.
     """
     if not path.exists():
         return []
@@ -164,8 +164,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 class Report:
     """Writes the records of one run; processes other than the first have loggers at the most.
 
-    A run directory in a bucket gets them in batches: every half minute, at evaluations, and before
-    each save, so that whoever starts from a checkpoint finds the records up to it.
+    In a bucket, records are uploaded in batches: every half minute, at evaluations, and before each
+    save, so that a resume from a checkpoint finds all records up to it.
 
     Attributes:
       records: of the run so far.
@@ -174,10 +174,9 @@ class Report:
     """
 
     def __init__(self, workdir: Path, active: bool, start_step: int):
-        """Opens the records, cutting `metrics.jsonl` back to `start_step`.
+        """Opens the records and truncates `metrics.jsonl` to `start_step`.
 
-        What a killed run wrote after the checkpoint that this one starts from will be written
-        again.
+        Later records of a killed run will be written again.
         """
         self._active = active
         self._drawn = 0  # records
@@ -226,27 +225,24 @@ class Report:
                    for record in self.records)
 
     def flush(self) -> None:
-        """Returns when all records are where they belong, or cannot be brought there now."""
+        """Uploads all records and waits until that is done or has failed."""
         if self._active and self._uploads is not None:
             self._uploads.finish()
 
     def say(self, line: str) -> None:
-        """Prints a line."""
+        """Prints a line, on the first host."""
         if self._active:
             print(line, flush=True)
 
     def tell(self, alarms: Sequence[Alarm]) -> None:
-        """Writes what gates say as records, and prints it on standard error."""
+        """Writes warnings of gates as records and prints them on standard error."""
         for alarm in alarms:
             self.write(alarm.step, {f'gate/{alarm.name}': alarm.value})
             if self._active:
                 print(f'warning: {alarm.line}', file=sys.stderr, flush=True)
 
     def draw(self) -> None:
-        """Draws `curves.png`, if there is more to draw than last time.
-
-        It has one panel a metric, training and held-out together.
-        """
+        """Draws `curves.png` if there are new records: a panel for each metric."""
         if not self._active or self._drawn == len(self.records):
             return
         self._drawn = len(self.records)
@@ -293,33 +289,33 @@ class Report:
                 self._uploads.close()
 
 
-# What a run does beside steps that count. Start: imports, preparation of the data, restoring. Data:
-# waiting for batches. Lost: steps after the checkpoint from which the run went on.
+# Causes of time beside productive steps. start: imports, data preparation, restoring. data: waiting
+# for batches. lost: steps after the checkpoint that a run resumed from.
 _CAUSES = ('start', 'compile', 'data', 'evaluation', 'save', 'profile', 'lost')
 _KEPT_MARKS = 100
 _FIELDS = {'seconds', 'away', 'at', 'marks'}  # of the file
 
 
 class Goodput:
-    """A stopwatch that always runs for one cause; `goodput.json` carries it over restarts."""
+    """A stopwatch that counts time by cause; `goodput.json` keeps it across restarts."""
 
     def __init__(self, workdir: Any, active: bool, start_step: int, began: float,
                  clock: Callable[[], float] = time.time, folder: Any = None):
-        """Goes on from what the run directory says.
+        """Continues from `goodput.json`.
 
         Args:
-          workdir: the run directory, read here.
-          active: whether this process reads and writes there.
+          workdir: the run directory.
+          active: whether this process reads and writes the file.
           start_step: where training starts; steps beyond it were lost.
-          began: when this process did, as `clock` tells the time.
-          clock: seconds.
-          folder: written to, `Report.folder`; default: workdir.
+          began: start of this process, by `clock`.
+          clock: returns seconds.
+          folder: for writing, `Report.folder`; default: workdir.
         """
         self._path = as_path(workdir) / 'goodput.json' if active else None
         self.clock = clock
         self._cause, self._since = 'start', began
         self.seconds = dict.fromkeys(('step', *_CAUSES), 0.0)
-        self._away = 0.0  # no process was alive, or none that is known of
+        self._away = 0.0  # seconds without a running process
         self._marks = {0: 0.0}  # by step saved: seconds of the steps up to it
         self._written = began
         old = self._read()
@@ -342,17 +338,17 @@ class Goodput:
             known = _is_ours(old)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             known = False
-        # It only reports: a file that is not as it should be is no reason to stop a run.
+        # Only statistics: a damaged file is no reason to stop the run.
         return old if known else None
 
     def enter(self, cause: str) -> None:
-        """Counts the time to `cause` from now on: 'step', or one of `_CAUSES`."""
+        """Counts time for `cause` from now on: 'step', or one of `_CAUSES`."""
         now = self.clock()
         self.seconds[self._cause] += max(now - self._since, 0.0)
         self._cause, self._since = cause, now
 
     def cause(self) -> str:
-        """The cause that the time is counted to at present."""
+        """The present cause."""
         return self._cause
 
     def now(self) -> dict[str, float]:
@@ -362,7 +358,7 @@ class Goodput:
 
     @contextlib.contextmanager
     def during(self, cause: str) -> Iterator[None]:
-        """The time goes to `cause` within the block."""
+        """Counts the time of the block for `cause`."""
         before = self._cause
         self.enter(cause)
         try:
@@ -371,7 +367,7 @@ class Goodput:
             self.enter(before)
 
     def mark(self, step: int) -> None:
-        """A state is saved: steps up to this one are not lost any more."""
+        """Notes that the state of a step is saved: steps up to it cannot be lost."""
         self.enter(self._cause)
         self._marks[step] = self.seconds['step']
         for old in list(self._marks)[1:-_KEPT_MARKS]:
@@ -379,7 +375,7 @@ class Goodput:
         self.write()
 
     def write(self, at_most_every: float = 0.0) -> None:
-        """Writes the file, unless it was written so many seconds ago or less."""
+        """Writes the file, unless it was written at most so many seconds ago."""
         self.enter(self._cause)
         if self._path is None or self._since - self._written < at_most_every:
             return
@@ -391,8 +387,8 @@ class Goodput:
             }))
 
     def metrics(self) -> dict[str, float]:
-        """For a record: the share, and seconds by cause."""
-        self.write(at_most_every=1.0)  # what a kill undid is known up to the last write
+        """Goodput and seconds by cause, for a record."""
+        self.write(at_most_every=1.0)  # after a kill, time is known up to the last write
         return {'train/goodput': self._share('step'),
                 **{f'time/{cause}': seconds for cause, seconds in self.seconds.items()}}
 
@@ -400,7 +396,7 @@ class Goodput:
         return self.seconds[cause] / max(sum(self.seconds.values()), 1e-9)
 
     def line(self) -> str:
-        """All of it on one line."""
+        """A summary in one line."""
         self.enter(self._cause)
         parts = [f'{name} {100 * self._share(name):.1f}%' for name in _CAUSES
                  if self._share(name) >= 0.0005]
@@ -410,17 +406,17 @@ class Goodput:
 
 
 def _is_ours(old: Any) -> bool:
-    """Whether a file says what is written here."""
+    """Whether the content of goodput.json is valid."""
     numbers = [old['away'], old['at'], *old['seconds'].values(), *old['marks'].values()]
     return old.keys() == _FIELDS and all(map(str.isdecimal, old['marks'])) and all(
         type(number) in (int, float) and -1e18 < number < 1e18 for number in numbers)
 
 
 class Profile:
-    """A trace of the steps `first` to `last`, in `plugins/profile/` of the run directory.
+    """A trace of a range of steps, in `plugins/profile/` of the run directory.
 
-    A host sees its own devices; all hosts compute alike, so one is enough. A run that resumes
-    between the two traces the steps that are left, one that resumes behind them none.
+    It covers the host's devices; all hosts compute alike, so one host is enough. A run that resumes
+    within the range traces the rest of it.
     """
 
     def __init__(self, steps: tuple[int, int] | None, workdir: Any, active: bool):
@@ -430,7 +426,7 @@ class Profile:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def before(self, step: int, last: Any) -> None:
-        """Begins, where `step` is the first to trace; results of the `last` are waited for."""
+        """Starts the trace if `step` is its first, after waiting for the `last` results."""
         if self._steps is None or self._target or not self._steps[0] <= step <= self._steps[1]:
             return
         jax.block_until_ready(last)
@@ -440,14 +436,14 @@ class Profile:
         jax.profiler.start_trace(self._target)
 
     def after(self, step: int, results: Any) -> str | None:
-        """Ends, where `step` was the last to trace; a line that says so."""
+        """Ends the trace if `step` was its last; returns a message."""
         if not self._target or self._steps is None or step < self._steps[1]:
             return None
         jax.block_until_ready(results)
         return self.close()
 
     def close(self) -> str | None:
-        """Ends a trace that is going on."""
+        """Ends a running trace; returns a message."""
         if not self._target:
             return None
         jax.profiler.stop_trace()
@@ -467,16 +463,15 @@ class Window:
     """Metrics of the steps since the last log line, checked for NaN as they are fetched."""
 
     def __init__(self, first_step: int, first_of_run: int):
-        """`first_of_run`: the step that the run starts from, here and now."""
+        """`first_of_run`: the step that this process starts from."""
         self._first_of_run = first_of_run
-        self._next_step = first_step + 1  # steps are named by the updates done with them
+        self._next_step = first_step + 1  # a step's number counts its own update
         self._on_device: list[dict[str, jax.Array]] = []
         self.fetched: list[dict[str, np.ndarray]] = []
 
     def add(self, metrics: dict[str, jax.Array]) -> None:
         self._on_device.append(metrics)
-        # At most two steps in flight: hundreds of unsynchronised ones abort on virtual CPU
-        # devices, and more than two gain nothing.
+        # At most two steps in flight: more gain nothing, and hundreds abort on virtual CPU devices.
         if len(self._on_device) > 2:
             jax.block_until_ready(self._on_device[-3]['loss'])
 
@@ -484,7 +479,7 @@ class Window:
         """Waits for all steps.
 
         Raises:
-          Diverged: at the first step whose loss or gradient is not finite.
+          Diverged: the loss or gradient of a step is not finite.
         """
         for metrics in jax.device_get(self._on_device):
             if not (np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])):
@@ -508,7 +503,7 @@ class Window:
 
 
 def means(objective: Head, steps: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
-    """Metrics over several steps: sums through `score`, the step's own as they are."""
+    """Metrics over several steps: `score` of the sums, and means of the step's own metrics."""
     not_summed = ('loss', 'grad_norm', 'learning_rate')
     sums = {
         name: float(sum(np.float64(s[name]) for s in steps))

@@ -1,4 +1,4 @@
-"""A run directory: `config.json` and the vocabulary; a folder that all hosts see alike."""
+"""The run directory: claiming it, its `config.json` and vocabulary, checks before a resume."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from bert_jax.runtime.lease import Claim, claimed
 from bert_jax.text import read_switches, write_switches
 from bert_jax.weights.run_directory import read_config, whole_steps, write_config
 
-# Fields that may change between a run and its continuation without changing what it computes.
+# Fields that may change at a resume without changing the results.
 _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
                    'train.reference', 'train.verify_every', 'train.loggers',
                    'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
                    'data.local_dir', 'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
                    'data.vocab_file', 'data.add_tokens',  # the vocabulary itself is compared
                    'inference.')
-# Of the model only how it is computed.
+# Model fields that change how it is computed, not what.
 _OF_THE_COMPUTATION = tuple(f'model.{name}' for name in COMPUTATION)
-# What a run means that does not say it: it is older than the field.
+# Values for runs that are older than the field.
 _DEFAULTS = {f'model.{option.name}': option.default for option in OPTIONS} | {
     f'model.{name}': choices[0] for name, choices in COMPUTATION.items()
 }
-# Another of these is another run. Pre-training may go on with another rate, a downstream run, which
-# is short and compared with others, may not.
+# A change of these is another run. Pre-training may resume with another rate; a downstream run,
+# which is short and compared with others, may not.
 _OF_ANY_RUN: tuple[str, ...] = ('task',)
 _OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
 
 
-# What there may be before config.json is.
+# Files that may exist before config.json.
 _BEGUN = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
 
 
 @contextlib.contextmanager
 def opened(workdir: Path) -> Iterator[Claim | None]:
-    """The run directory, made where there is none, to which only this run writes in the block.
+    """Creates the run directory if needed, and holds the claim on it during the block.
 
-    The first host does this for all; on the others it is None.
+    The first host does this for all; the others get None.
 
     Raises:
-      InputError: it cannot be used, holds something else than a run, or another process is at work
+      InputError: it cannot be used, holds something other than a run, or another process is at work
         in it.
     """
     if not hosts.first():
@@ -65,7 +65,7 @@ def opened(workdir: Path) -> Iterator[Claim | None]:
 
 
 def _is_run(workdir: Path) -> bool:
-    """Whether a folder is one that a run has begun in."""
+    """Whether a folder is a run directory, perhaps one of a run that was killed at its start."""
     config_file = workdir / 'config.json'
     saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
     if not config_file.exists():
@@ -74,7 +74,7 @@ def _is_run(workdir: Path) -> bool:
                 f'{workdir} has checkpoints and no config.json, so nobody knows of what model they '
                 'are: put its config.json back, or give another --workdir'
             )
-        # What a run leaves that is killed while it starts.
+        # A run that is killed while it starts leaves these.
         return all(
             path.name in _BEGUN or path.name.startswith('events.out.') or is_by_the_way(path)
             for path in files.children(workdir)
@@ -82,7 +82,7 @@ def _is_run(workdir: Path) -> bool:
     try:
         config = read_config(workdir, 'put it back as it was, or give another --workdir')
     except InputError:
-        if saved:  # whose it is, is clear
+        if saved:  # certainly a run's
             raise
         return False
     return isinstance(config.get('task'), str) and isinstance(config.get('model'), dict)
@@ -91,15 +91,17 @@ def _is_run(workdir: Path) -> bool:
 def check_run_directory(
     workdir: Path, resolved: dict[str, Any], vocab_path: Path | None, *, comparable: bool
 ) -> None:
-    """Compares with the run that is in the directory, and says what differs; changes nothing there.
+    """Compares a config with the run in the directory, and prints the differences.
+
+    Nothing is written.
 
     Args:
       workdir: of the run.
-      resolved: as `config.json` will say; what a run that has begun does not use any more is taken
-        out: steps to skip that it has behind it, another `init_checkpoint`.
+      resolved: what `config.json` will contain. Settings that come too late for the run in the
+        directory are reset in it: skipped steps that are done, another `init_checkpoint`.
       vocab_path: of the run.
-      comparable: whether it is a short run that is compared with others, which nothing that bears
-        on its result may change.
+      comparable: for a short run that is compared with others: no setting that affects its result
+        may change.
 
     Raises:
       InputError: the directory cannot be used, or holds a run of another model or vocabulary.
@@ -132,7 +134,7 @@ def check_run_directory(
                 )
             continue
         before = old.get(name, _DEFAULTS.get(name))
-        # A field that there is no more says nothing, unless the model was made by it.
+        # A field that no longer exists does not matter, unless it shaped the model.
         gone = name not in new and not (name.startswith('model.') and before)
         if gone or before == new.get(name) or name.startswith(_FREE_TO_CHANGE):
             continue
@@ -143,7 +145,7 @@ def check_run_directory(
                 f'{workdir} holds a run with {name}={before!r}, the config says '
                 f'{new.get(name)!r}: give another --workdir, or the config of that run'
             )
-        if name == 'init_checkpoint':  # it goes on from its own checkpoint
+        if name == 'init_checkpoint':  # the run resumes from its own checkpoint
             print(f'warning: the run started from init_checkpoint={before!r}, which stays; '
                   f'{new[name]!r} is not used: to start from it, give another --workdir')
             resolved['init_checkpoint'] = before
@@ -165,7 +167,7 @@ def check_run_directory(
 
 
 def _behind(skipped: Sequence[int], before: Sequence[int] | None, workdir: Path) -> list[int]:
-    """The steps to skip that the run has already trained."""
+    """The steps to skip that are already done."""
     newest = max((int(path.name) for path in whole_steps(workdir / 'checkpoints')), default=0)
     return [step for step in skipped if step not in (before or ()) and step <= newest]
 
@@ -206,17 +208,17 @@ def flat_fields(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def check_shared(workdir: Any, seconds: float = 30.0) -> None:
-    """Makes sure that what the first host writes into the run directory is there for the others.
+    """Checks that all hosts see the files that the first host writes into the run directory.
 
-    Otherwise each host would save its part of a checkpoint on a disk of its own, and wait for the
+    Otherwise each host would save its part of a checkpoint on its local disk and wait for the
     others' parts.
 
     Args:
       workdir: exists on the first host.
-      seconds: that the others wait; network disks lag.
+      seconds: how long the others look; network disks lag.
 
     Raises:
-      InputError: on all hosts, naming the first that does not see it.
+      InputError: on all hosts, naming the first that does not see them.
     """
     if hosts.count() == 1:
         return

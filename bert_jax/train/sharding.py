@@ -1,8 +1,8 @@
-"""The device mesh, the logical axis names, and how trees and batches are laid out on it.
+"""The device mesh, logical axis names, and shardings of trees and batches.
 
-The model names the *logical* axes of its parameters and activations; `RULES` says which *mesh*
-axes split them. Everything is `jax.jit` with shardings: the compiler inserts the communication,
-but for the sums of gradients, which `train.step` places.
+The model names the *logical* axes of its parameters and activations; `RULES` maps them to *mesh*
+axes. Everything is `jax.jit` with shardings: the compiler inserts the communication, except for
+the sums of gradients, which `train.step` places.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MESH_AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
 # Gradients are summed over these, one after the other: neighbours on a torus's axis first.
 UPDATE_AXES = ('fsdp', 'data')
-# Smaller parameters stay whole: the message would cost more than the update.
+# Smaller parameters are not split: the message would cost more than the update.
 LEAST_SPLIT = 1 << 14
-# The word table is padded to a multiple: TPU lanes, and splits over the tensor axis.
+# The word table is padded to a multiple, for TPU lanes and the tensor axis.
 VOCAB_MULTIPLE = 128
 
-# Logical axis -> mesh axes. Names that are not here stay whole.
+# Logical axis -> mesh axes. Other names are not split.
 RULES: tuple[tuple[str, tuple[str, ...] | str | None], ...] = (
     ('batch', BATCH_AXES),
     ('vocab', 'tensor'),
@@ -48,8 +48,8 @@ def make_mesh(
     Axes are Auto: with jax's default, Explicit, embedding look-ups raise a sharding type error.
 
     Args:
-      data, fsdp, tensor: sizes, whose product is the number of devices.
-      devices: all of this run's by default; a topology's where nothing is run.
+      data, fsdp, tensor: sizes; their product is the number of devices.
+      devices: default: all of this run's; or a topology's, to compile for.
     """
     devices = jax.devices() if devices is None else devices
     return Mesh(
@@ -61,11 +61,11 @@ def make_mesh(
 def mesh_sizes(
     data: int, fsdp: int, tensor: int, devices: Sequence[Any]
 ) -> tuple[int, int, int]:
-    """The sizes of a mesh's axes where `data` or `fsdp` may be -1: what is left.
+    """Sizes of the mesh axes; a `data` or `fsdp` of -1 takes the devices that are left.
 
-    Where both are, fsdp is neighbours: chips along the longest axis of a slice's torus, which sum
-    in a ring of their own (four at least: in a square of two they are all neighbours), or the
-    devices of a host. They are a divisor of those that a slice has.
+    If both are -1, fsdp spans neighbours: the chips along the longest axis of a slice's torus,
+    which form a ring (at least four: in a 2 x 2 square all are neighbours), or the devices of a
+    host. It divides the number of devices of a slice.
     """
     rest = len(devices) // tensor
     if data == fsdp == -1:
@@ -81,16 +81,16 @@ def mesh_sizes(
 
 
 def _num_slices(devices: Iterable[Any]) -> int:
-    """Slices of TPUs, which a slow network joins; 1 elsewhere."""
+    """Number of TPU slices, which a slow network connects; 1 for other devices."""
     return len({getattr(d, 'slice_index', 0) for d in devices if d.platform == 'tpu'}) or 1
 
 
 def arrange_devices(shape: tuple[int, int, int], devices: Sequence[Any]) -> np.ndarray:
-    """Devices in the order of a mesh, neighbours on its axes being neighbours on the torus.
+    """Devices in mesh order, such that neighbours on a mesh axis are neighbours on the torus.
 
-    Slices of TPUs are joined by a slow network: the data axis spans them, and the axes that
-    communicate in every layer stay inside. A torus's own axes are split where a mesh asks for
-    that (4 x 2 on v4, v5p and v6e).
+    The data axis spans the TPU slices, which a slow network connects; axes that communicate in
+    every layer stay within a slice. An axis of the torus is split if the mesh needs it (4 x 2 on
+    v4, v5p and v6e).
 
     Raises:
       InputError: the data axis cannot span the slices.
@@ -111,10 +111,10 @@ def arrange_devices(shape: tuple[int, int, int], devices: Sequence[Any]) -> np.n
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Constrains activations to the mesh.
+    """Sharding constraints for activations.
 
-    It does nothing without a mesh, and within a `shard_map` over the batch axes: a device has its
-    own rows there, and the parameters say what the tensor axis splits.
+    Without a mesh, and within a `shard_map` over the batch axes, it does nothing: there each device
+    has its rows already, and the parameters determine the split over the tensor axis.
     """
 
     mesh: Mesh | None = None
@@ -161,13 +161,13 @@ class Layout:
 def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
     """NamedShardings of a tree whose leaves carry flax's logical partitioning metadata.
 
-    The tensor axis splits what the names say. Masters and moments are split over the axes of the
-    batch as well, so that a device updates its own part only (Xu et al., 2020, "Automatic
-    Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `train.step` gathers
-    and reduces. Leaves without metadata (counters) are replicated.
+    The tensor axis splits the dims that `RULES` names. Master parameters and moments are also split
+    over the batch axes, so that each device updates a part only (Xu et al., 2020, "Automatic
+    Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `train.step` gathers and
+    reduces. Leaves without metadata (counters) are replicated.
     """
-    # Where an optimizer has masked a parameter out, flax's box of it is empty; where it keeps
-    # sums over dims instead (Adafactor, SM3), the names are of dims that are not there.
+    # For a parameter that an optimizer masks out, flax's box is empty; for one of which it keeps
+    # sums over dims (Adafactor, SM3), the names do not match the dims.
     rules: dict[str | None, int] = {
         name: mesh.shape[axis] for name, axis in RULES if isinstance(axis, str)}
 
@@ -192,15 +192,16 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
 
 
 def _update_axes(mesh: Mesh) -> tuple[str, ...]:
-    """The axes of the batch that updates are split over: between slices, sums only are sent."""
+    """The axes that updates are split over; slices exchange only sums."""
     return UPDATE_AXES if _num_slices(mesh.devices.flat) == 1 else UPDATE_AXES[:1]
 
 
 def deal_out(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[..., jax.Array]]:
-    """`x` [N, ...] with each of the N whole on one device, as many on each as on the next.
+    """Distributes the N items of `x` [N, ...] evenly over the devices, each whole on one device.
 
     Returns:
-      (x with zeros at its end for devices that would have less, what lays out the same of others).
+      (x, padded with zeros to a multiple of the devices; a function that constrains another array
+      of that shape to the same sharding).
     """
     if mesh is None or mesh.size == 1:
         return x, lambda y: y
@@ -215,9 +216,9 @@ def deal_out(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[..., 
 
 
 def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:
-    """`spec` with the axes of the batch at the first dims that they divide.
+    """`spec` with each batch axis added to the first dim that it divides.
 
-    The first dims, because pieces of the last two are pieces of a chip's tiles.
+    The first, because the last two dims are a chip's tiles.
     """
     if len(shape) < 2 or math.prod(shape) < LEAST_SPLIT:
         return spec
@@ -229,7 +230,7 @@ def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> Pa
         for dim, size in enumerate(shape):
             whole = math.prod(mesh.shape[name] for name in (*parts[dim], axis))
             if mesh.shape[axis] > 1 and size % whole == 0:
-                # Before `tensor`, which the compiler handles within what a device of these has.
+                # Before `tensor`, which the compiler splits within each of these parts.
                 parts[dim] = (*(n for n in parts[dim] if n in BATCH_AXES), axis,
                               *(n for n in parts[dim] if n not in BATCH_AXES))
                 break
@@ -244,7 +245,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
     """The rows of a global batch that this process's devices need, ascending, int64.
 
-    They need not follow one another: the mesh orders devices by the torus, not by host.
+    They need not be contiguous: the mesh orders devices by the torus, not by host.
     """
     return rows_of(mesh.devices, jax.process_index(), batch_size)
 

@@ -1,4 +1,4 @@
-"""The state of a run, born sharded, and the pure train and evaluation steps.
+"""The state of a run, initialised sharded, and the pure train and evaluation steps.
 
     B: batch rows, A: accumulation steps
 """
@@ -41,7 +41,7 @@ def _boxed_shapes(objective: Head) -> Any:
 
 
 def parameters_of(objective: Head) -> dict[Names, Parameter]:
-    """Each parameter's declaration to optimizers, by path."""
+    """The declaration of each parameter, by path."""
     return declared_parameters(_boxed_shapes(objective))
 
 
@@ -52,7 +52,7 @@ def _boxed_state(params: Any, optimizer: optax.GradientTransformation) -> TrainS
 def abstract_state(
     objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct leaves); nothing is run."""
+    """Shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct leaves)."""
     boxed = jax.eval_shape(lambda p: _boxed_state(p, optimizer), _boxed_shapes(objective))
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -77,7 +77,7 @@ def make_init(
 def init_state(
     objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
 ) -> TrainState:
-    """A fresh state, computed straight into its shards; it does not depend on the mesh."""
+    """A fresh state, initialised in its shards; its values do not depend on the mesh."""
     return make_init(objective, optimizer, mesh)(seed)
 
 
@@ -102,18 +102,18 @@ def _gradients(
     objective: Head, params: Params, batch: Batch, rows_Bx2: jax.Array, parts: int, mesh: Mesh,
     shardings: Any,
 ) -> tuple[Any, jax.Array, Sums]:
-    """Gradient (split as the parameters are), loss and sums of a global batch.
+    """Gradient (sharded as the parameters), loss and sums of a global batch.
 
-    Left to the compiler, each use of a parameter would have its gradient reduced, in each part. So
-    the axes of the batch are taken out of its hands: once a step the parameters are gathered, and
-    what each device has added up over its own rows is reduced and goes back to where they were.
+    The compiler alone would reduce a gradient for each use of a parameter, in each part of the
+    batch. So the batch axes are manual here: once a step the parameters are gathered, each device
+    sums gradients over its rows, and these sums are reduced and scattered.
     """
     totals = objective.totals(batch)
     if Layout(mesh).batch_shards == 1:
         return _in_parts(objective, params, batch, rows_Bx2, totals, parts, Layout(mesh))
 
     def axes_by_dim(sharding: NamedSharding, batch_axes: bool) -> list[tuple[str, ...]]:
-        """The axes that each dim of a parameter is split over: those of the batch, or the rest."""
+        """The mesh axes that split each dim of a parameter: the batch axes, or the others."""
         dims = [(axes,) if isinstance(axes, str) else axes or () for axes in sharding.spec]
         return [
             tuple(axis for axis in axes
@@ -128,7 +128,7 @@ def _gradients(
     def reduce(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         scattered: tuple[str, ...] = ()
         split = axes_by_dim(sharding, batch_axes=True)
-        # An axis at a time: over two axes of a torus at once, TPUs would sum whole arrays.
+        # One axis at a time: over two torus axes at once, TPUs would all-reduce whole arrays.
         for axis in UPDATE_AXES:
             for dim, axes in enumerate(split):
                 if axis in axes:
@@ -151,7 +151,7 @@ def _gradients(
     return jax.shard_map(
         of_own_rows, mesh=mesh, in_specs=(replicated, rows, rows, replicated),
         out_specs=(split, replicated, replicated), check_vma=False,
-        # Axes of one device as well: the compiler has least to do where it has no axis left.
+        # Axes of size 1 too: with no automatic axis left, the compiler has least to do.
         axis_names={name for name, size in mesh.shape.items() if name in BATCH_AXES or size == 1},
     )(jax.tree.map(gather, params, shardings), batch, rows_Bx2, totals)
 
@@ -160,7 +160,7 @@ def _in_parts(
     objective: Head, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums,
     parts: int, layout: Layout,
 ) -> tuple[Any, jax.Array, Sums]:
-    """Gradient, loss and sums of rows of a batch, computed in `parts` parts and added up."""
+    """Gradient, loss and sums of rows of a batch, accumulated over `parts` parts."""
     value_and_grad = jax.value_and_grad(objective.loss, has_aux=True)
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, batch, totals, rows_Bx2)
@@ -185,7 +185,7 @@ def _in_parts(
 
 
 def _split(x: jax.Array, parts: int, layout: Layout) -> jax.Array:
-    """Rows [B, ...] as [A, B / A, ...]: every A-th, so that devices go on with rows they hold."""
+    """Rows [B, ...] as [A, B / A, ...]: every A-th row, so that devices keep their rows."""
     x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
     return layout(x, None, 'batch', *(None,) * (x.ndim - 2))
 
@@ -194,10 +194,10 @@ def _in_two_passes(
     objective: Any, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums, parts: int,
     layout: Layout,
 ) -> tuple[Any, jax.Array, Sums]:
-    """The same where the loss compares all examples: outputs first, then gradients part by part.
+    """`_in_parts` for a loss that compares all examples of the batch.
 
-    The forward pass is computed twice (Gao et al., 2021, "Scaling Deep Contrastive Learning Batch
-    Size under Memory Limited Setup").
+    It computes all outputs first, then the gradients part by part, with a second forward pass (Gao
+    et al., 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
     """
     def whole(x: jax.Array) -> jax.Array:
         return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
@@ -245,7 +245,7 @@ def make_train_step(
       accumulation_steps: parts that a batch is computed in; the result does not change.
     """
     layout = Layout(mesh)
-    # The state leaves as it came: a layout of the compiler's choice would compile step two again.
+    # Fixed output shardings: with others, the second step would be compiled again.
     kept = _shardings(objective, optimizer_of(schedule_of(learning_rates)), mesh)
 
     def train_step(
@@ -278,12 +278,12 @@ def make_verify(
 ) -> Callable[[TrainState, Batch], jax.Array] | None:
     """Computes the gradient of every device's rows twice, the second time on the next device.
 
-    Both runs take the same compiled loop body, so chips that work give the same bits. Costs two
-    passes forward and backward; see `docs/pods.md` for what it does not see.
+    Both are iterations of one compiled loop, so intact chips give the same bits. It costs two
+    forward and backward passes; `docs/pods.md` lists errors that it cannot detect.
 
     Returns:
-      From (state, batch) to checksums [2, batch shards] uint32: by the device that holds the rows,
-      and by its neighbour. None where there is no neighbour.
+      A function from (state, batch) to checksums [2, batch shards] uint32, of the device that has
+      the rows and of its neighbour; None with a single device.
     """
     shards = Layout(mesh).batch_shards
     if shards == 1:
@@ -321,10 +321,10 @@ def make_verify(
 
 
 def check_devices(checksums_2xD: jax.Array, mesh: Mesh, step: int) -> None:
-    """Compares what devices and their neighbours have computed; see `make_verify`.
+    """Compares the checksums of `make_verify`.
 
     Raises:
-      Diverged: they differ; it names the devices, one where two of its neighbours disagree.
+      Diverged: some differ. It names the devices; a single one if both its comparisons differ.
     """
     ours, neighbours = np.asarray(checksums_2xD)
     differing = np.flatnonzero(ours != neighbours)
@@ -358,9 +358,9 @@ def make_eval_step(objective: Head, mesh: Mesh) -> EvalStep:
 
 def evaluate(objective: Head, eval_step: EvalStep, params: Any, batches: Iterable[Batch]
              ) -> dict[str, float]:
-    """The objective's metrics over all batches; rows of weight 0 count nowhere.
+    """The objective's metrics over all batches; rows of weight 0 do not count.
 
-    Sums are added in float64, so the number of batches does not show in the result.
+    Sums are accumulated in float64, so that the number of batches does not affect the result.
     """
     total: dict[str, float] = {}
     pending: dict[str, jax.Array] | None = None
