@@ -1,9 +1,8 @@
 """The config: a ConfigDict with the default of every field of `config.fields`.
 
-A config file under `configs/` starts from `default_config()`, changes what it is about and returns
-it; the command line changes single fields (`--config.train.steps=1000`). `validation.validate`
-runs before anything is built. Below `experiment.py` nothing sees this object: functions there
-take keyword arguments.
+A config file under `configs/` changes fields of `default_config()` and returns it; the command line
+changes single fields (`--config.train.steps=1000`). `validation.validate` runs before anything is
+built. Below `experiment.py` no function takes this object: they take keyword arguments.
 
 Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.verify_every`,
 `train.log_every`, `optimizer.warmup`, a phase's `steps`) are a number of steps, or a string with
@@ -48,21 +47,20 @@ MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
     'L-24_H-1024_A-16': (24, 1024, 16),
 }
 
-# Of the model what a checkpoint decides: fields without a default, which are the four of
-# MODEL_SIZES, and fields with the value that they have without a checkpoint.
+# Model fields that a checkpoint determines: those of MODEL_SIZES, which have no default, and others
+# with their default without a checkpoint.
 _DECIDED = tuple(o for o in OPTIONS if o.role != 'trains' and o.name != 'vocab_size')
 _SIZES = tuple(o.name for o in _DECIDED if o.default is None)
 _NUMERICS = {o.name: o.default for o in _DECIDED if o.default is not None}
-# A table that may be cut, or go on with fresh rows; and what fine-tuning may add afresh.
+# A table that may be cut or extended with fresh rows, and a layer that fine-tuning may add.
 _RESIZED = ('max_position_embeddings', 'bilstm')
 
 
 def default_config(task: str = 'pretrain') -> ConfigDict:
-    """The default of every field (`config.fields`). A config file changes some of them.
+    """The default of every field (`config.fields`).
 
     Args:
-      task: its name; where it has fields of its own, they are in a section of their own. Whether
-        there is such a task, `validation.validate` looks.
+      task: its name, which `validation.validate` checks; some tasks add a section of fields.
     """
     c = ConfigDict()
     for path, field in FIELDS.items():
@@ -87,7 +85,7 @@ def finetuning_config(task: str) -> ConfigDict:
 
 
 def _default(path: str, field: Field) -> Any:
-    """A default as ConfigDict takes it, with the type that other values must have."""
+    """A default for ConfigDict, which fixes the type of other values."""
     if field.default is None:
         types = {f'model.{o.name}': o.type for o in OPTIONS}
         return config_dict.placeholder(types.get(path, bool))
@@ -97,14 +95,14 @@ def _default(path: str, field: Field) -> Any:
 
 
 def add_section(config: ConfigDict, task: str) -> None:
-    """Gives the config the section of a task, with its defaults, if it has one."""
+    """Adds the section of a task, with its defaults, if it has one."""
     if section := task_fields(task).section:
         config[section] = ConfigDict({
             name: field.default for name, field in SECTIONS[section].items()})
 
 
 def fields(config: ConfigDict, prefix: str = '') -> list[str]:
-    """Dotted paths of all fields, in their order of definition."""
+    """Dotted paths of all fields, in order of definition."""
     paths: list[str] = []
     for key in config:
         path = f'{prefix}{key}'
@@ -114,10 +112,10 @@ def fields(config: ConfigDict, prefix: str = '') -> list[str]:
 
 
 def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
-    """A config with the task of a run and the data that it had; its model is a checkpoint's.
+    """A config with a run's task and data settings; the model is left to a checkpoint.
 
     Args:
-      values: what the run's `config.json` says, by dotted name.
+      values: the fields of the run's `config.json`, by dotted name.
     """
     config = default_config(values['task'])
     config.model.name = ''
@@ -132,7 +130,7 @@ def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
 
 
 def all_fields() -> list[str]:
-    """Dotted paths of all fields, those of all tasks among them."""
+    """Dotted paths of all fields, with the sections of all tasks."""
     config = default_config()
     paths = fields(config)
     with config.unlocked():
@@ -142,7 +140,7 @@ def all_fields() -> list[str]:
 
 
 def model_fields(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
-    """The fields of `BertConfig`, of a completed config and a vocabulary's size."""
+    """The fields of `BertConfig` from a completed config and the vocabulary's size."""
     stated = {option.name: config.model[option.name] for option in OPTIONS}
     return stated | model_sizes(config) | {'vocab_size': config.model.vocab_size or vocab_size}
 
@@ -171,14 +169,14 @@ def model_sizes(config: ConfigDict) -> dict[str, int]:
 
 
 def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
-    """A copy in which nothing is left empty that `init_checkpoint` decides.
+    """A copy with the fields filled in that `init_checkpoint` determines.
 
     Args:
       config: a whole config.
-      published: `weights` of `init_checkpoint`, or None where there is none.
+      published: the weights of `init_checkpoint`, or None without one.
 
     Raises:
-      InputError: the config contradicts the weights, or there is nothing that says the size.
+      InputError: the config contradicts the weights, or nothing determines the size.
     """
     c = ConfigDict(config.copy_and_resolve_references())
     c.unlock()
@@ -215,7 +213,7 @@ def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
 
 
 def is_complete(config: ConfigDict) -> bool:
-    """Whether nothing of the model is left to `init_checkpoint`."""
+    """Whether all fields of the model are known without `init_checkpoint`."""
     needed = _NUMERICS if config.model.name else (*_SIZES, *_NUMERICS)
     return all(config.model[field] is not None for field in needed)
 

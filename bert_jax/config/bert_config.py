@@ -1,4 +1,4 @@
-"""The fields of a model: one list, with their ranges and their names in other formats."""
+"""The fields of a model, with their ranges and their names in other formats."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most`; NaN and infinity are in none.
+    """An interval of finite numbers.
 
     Attributes:
-      least: the smallest.
-      most: the greatest.
-      whole: whether they are whole.
-      open: of '(', ')' and '()' the ends that do not belong to it.
+      least: lower bound.
+      most: upper bound.
+      whole: whether only integers are allowed.
+      open: the excluded ends: '', '(', ')' or '()'.
     """
 
     least: float
@@ -26,7 +26,7 @@ class Range:
     open: str = ''
 
     def fault(self, value: Any) -> str:
-        """The requirement that a value fails; '' where it is good."""
+        """The requirement that a value does not meet, or ''."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
             return str(self) if self.whole else f'a number {self}'
         low = self.least < value if '(' in self.open else self.least <= value
@@ -58,8 +58,8 @@ DEPTH = count(4096)  # each layer is compiled
 SMALL = Range(0, 1, open='()')
 SHARE = Range(0, 1, open=')')
 
-# How a model is computed: choices of `config.model`, the first is the default. They change
-# roundings at the most, so a run may go on with another.
+# Settings of the computation in `config.model`; the first value is the default. They affect
+# rounding at most, so a run may resume with others.
 COMPUTATION: Mapping[str, tuple[Any, ...]] = {
     'dtype': ('auto', 'float32', 'bfloat16'),
     'scan_layers': (False, True),
@@ -72,10 +72,10 @@ class Spelling(NamedTuple):
     """The name and values of a field in a format's config file.
 
     Attributes:
-      key: what it calls it.
-      values: its words for ours, where they differ; the first word for one of ours is written.
-      ours: whether the key is one of our own, which the format's code ignores. It is written only
-        where the value is not the default, which that code computes with, and with a note.
+      key: the field's name there.
+      values: from the format's values to ours, where they differ; the first match is written.
+      ours: whether the format's code ignores the key. It is then written only for a value other
+        than the default, with a note, because that code computes with the default.
     """
 
     key: str
@@ -89,11 +89,11 @@ class Option:
 
     Attributes:
       name: of the field, here, in `config.model` and in run directories.
-      default: what a file means that does not say it; None: every file says it.
-      allowed: a range such as SIZE, or the values that it may have.
-      role: 'shape': which parameters there are; 'computes': what the same parameters compute;
-        'trains': how they are trained. The first two come with a checkpoint.
-      huggingface, tf1: how the format says it. None: not at all, so that only a model of the
+      default: value where a file lacks the field; None: every file has it.
+      allowed: a range such as SIZE, or a tuple of values.
+      role: 'shape' determines which parameters exist, 'computes' what they compute, 'trains' how
+        they are trained. A checkpoint determines the first two.
+      huggingface, tf1: spelling in the format. None: it has no such field, so only a model with the
         default can be written.
     """
 
@@ -106,7 +106,7 @@ class Option:
 
     @property
     def type(self) -> type:
-        """The values that an option may have."""
+        """The type of the option's values."""
         if isinstance(self.allowed, tuple):
             return type(self.allowed[0])
         return int if self.allowed.whole else float
@@ -116,7 +116,7 @@ class Option:
         return Spelling(self.name) if form == 'bert_jax' else getattr(self, form)
 
     def fault(self, value: Any) -> str:
-        """The requirement that a value fails; '' where it is good."""
+        """The requirement that a value does not meet, or ''."""
         if isinstance(self.allowed, tuple):
             return '' if value in self.allowed else 'one of ' + ', '.join(map(str, self.allowed))
         return self.allowed.fault(value)
@@ -154,10 +154,10 @@ class BertConfig:
         }),
         Spelling('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True),
     ))
-    # A token sees those before it and itself only: left-to-right, the paper's ablation (5.1).
+    # Left-to-right: a token attends to itself and those before it, the paper's ablation (5.1).
     causal: bool = field(default=False, metadata=_is('computes', (False, True), None, None))
-    # One BiLSTM between the encoder and the head of a downstream task (the same section), of half
-    # of hidden_size in each direction.
+    # A BiLSTM between the encoder and the head of a downstream task (the same section), with half
+    # of hidden_size for each direction.
     bilstm: bool = field(default=False, metadata=_is('shape', (False, True), None, None))
     layer_norm_eps: float = field(default=1e-12, metadata=_is(
         'computes', SMALL, Spelling('layer_norm_eps'), Spelling('layer_norm_eps', ours=True)

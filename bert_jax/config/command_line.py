@@ -1,4 +1,4 @@
-"""The command line of all commands: a config file with overrides, faults reported in one line.
+"""The command line of all commands: a config file with overrides; errors in one line.
 
     --config=FILE.py or --config=FILE.py:ARG, then --config.FIELD=VALUE for any field
 
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from bert_jax import config as config_lib  # first: it says in a line what is not installed
+from bert_jax import config as config_lib  # first: it reports a missing ml_collections
 
 # isort: split
 from absl import flags
@@ -26,9 +26,9 @@ _FAULTS = (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Er
 
 
 def config_file(named: str) -> str:
-    """FILE.py[:ARG]; where there is no such file, the one of that name that comes with the package.
+    """FILE.py[:ARG]; if there is no such file, the package's config of that name.
 
-    `glue:mrpc` and `configs/glue.py:mrpc` are both looked for.
+    Both `glue:mrpc` and `configs/glue.py:mrpc` work.
     """
     path, colon, argument = named.partition(':')
     if not os.path.exists(path):
@@ -57,10 +57,10 @@ def define_config(flag_values: flags.FlagValues, argv: list[str]) -> Any:
 def define_overrides(
     config: config_lib.ConfigDict, flag_values: flags.FlagValues, argv: list[str]
 ) -> None:
-    """Defines --config.FIELD for a config that is there already.
+    """Defines --config.FIELD for an existing config.
 
     Raises:
-      InputError: a field that is unknown or a value that cannot be.
+      InputError: an unknown field or an invalid value.
     """
     try:
         config_flags.DEFINE_config_dict('config', config, flag_values=flag_values, sys_argv=argv)
@@ -69,10 +69,10 @@ def define_overrides(
 
 
 def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
-    """absl's parsing, with faults reported in one line.
+    """Parses flags with absl, and reports errors in one line.
 
     Raises:
-      InputError: a flag that is unknown or cannot be read.
+      InputError: an unknown flag or an invalid value.
     """
     _check_config_file(argv)
     try:
@@ -86,10 +86,10 @@ def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
 
 
 def _check_config_file(argv: list[str]) -> None:
-    """Runs the config file once by itself: absl's messages of what is wrong in it are of absl.
+    """Runs the config file before absl does, for messages that name its line or field.
 
     Raises:
-      InputError: there is none, it is no config file, or what it gives is no config.
+      InputError: no such file, not a config file, or its result is not a config.
     """
     named = next((value for argument, following in zip(argv, [*argv[1:], ''], strict=True)
                   for flag, equals, value in [argument.partition('=')]
@@ -131,7 +131,7 @@ def _check_config_file(argv: list[str]) -> None:
 
 
 def _defined_in(path: str) -> dict[str, Any]:
-    """The names that a config file defines."""
+    """The globals of a config file."""
     if not os.path.exists(path):
         folder = os.path.dirname(path) or '.'
         near = [os.path.join(folder, name) for name in sorted(os.listdir(folder))
@@ -160,7 +160,7 @@ def _defined_in(path: str) -> dict[str, Any]:
 
 
 def _in_config_file(path: str, act: Callable[[], Any]) -> Any:
-    """Runs `act`, code of a config file, and returns its result; faults are reported by line."""
+    """Runs code of a config file and returns its result; errors name the file's line."""
     try:
         return act()
     except InputError as error:
@@ -169,7 +169,7 @@ def _in_config_file(path: str, act: Callable[[], Any]) -> Any:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
                  if frame.filename == path]
         message = ' '.join(str(error).split())
-        if isinstance(error, ValueError) and path in message:  # it says so itself
+        if isinstance(error, ValueError) and path in message:  # it names the file
             raise InputError(message) from None
         where = f', line {lines[-1]}' if lines else ''
         raise InputError(f'--config={path}{where}: {type(error).__name__}: {message}') from None
@@ -191,18 +191,18 @@ def _in_one_line(argv: list[str], error: Exception) -> InputError:
 
 
 def _check_overrides(config: config_lib.ConfigDict, overrides: dict[str, Any]) -> None:
-    """Refuses what was set for the whole run where every phase says its own.
+    """Refuses overrides of fields that every phase sets itself.
 
     Args:
       config: a whole config.
-      overrides: what the command line has set in it, by dotted name.
+      overrides: fields set on the command line, by dotted name.
 
     Raises:
-      InputError: a field that no phase uses.
+      InputError: no phase uses the field.
     """
     check_phases(config.phases)
     parts = [dict(phase) for phase in config.phases]
-    # A rate and its warm-up go on from phase to phase until one has its own rate.
+    # A rate and its warm-up carry over to the next phases until one has its own rate.
     schedules = [part for i, part in enumerate(parts) if i == 0 or 'learning_rate' in part]
     users = {'steps': [], 'learning_rate': parts[:1], 'warmup': schedules}
     for field, path in PHASE_FIELDS.items():

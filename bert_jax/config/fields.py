@@ -1,7 +1,6 @@
-"""Every field of the config: its default, what it may be, and which tasks read it.
+"""Every field of the config: default, allowed values, and the tasks that read it.
 
-A field of a task's section, and reading columns of files of one's own, are rows here too. The
-model's fields are those of `bert_config.py`.
+This includes the sections of tasks. The model's fields are those of `bert_config.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from bert_jax.config.bert_config import COMPUTATION, OPTIONS, Range, count
 
 TEXT, PATH, DURATION = 'text', 'a path', 'a duration'
 CHECKED_WHERE_READ = 'checked where it is read'
-# Who reads a field, where not every task does: in words for messages.
+# Groups of tasks that read a field, in words for messages.
 PRETRAINING, LABELLED, OWN_FILES = (
     'pre-training', 'downstream tasks', 'tasks on files of your own that have it')
 
@@ -23,9 +22,9 @@ class Field(NamedTuple):
     """A field of the config.
 
     Attributes:
-      default: None: it is left to `init_checkpoint`.
-      allowed: a range, the values that it may have, or how it is looked at.
-      read_by: PRETRAINING, LABELLED, OWN_FILES or '', all tasks.
+      default: None: `init_checkpoint` determines it.
+      allowed: a range, a tuple of values, or the name of another check.
+      read_by: PRETRAINING, LABELLED, OWN_FILES, or '' for all tasks.
     """
 
     default: Any
@@ -51,14 +50,13 @@ FIELDS: Mapping[str, Field] = {
     # One of MODEL_SIZES, or empty: the size of init_checkpoint. The four sizes override it.
     'model.name': Field('base', TEXT),
     'model.vocab_size': Field(0, count(2**24, least=0)),  # 0: as many as the vocabulary has
-    # What a checkpoint decides is empty, which means: as in init_checkpoint, else the default.
+    # Fields that a checkpoint determines are empty: as in init_checkpoint, else the default.
     **{f'model.{o.name}': Field(o.default if o.role == 'trains' else None, o.allowed)
        for role in (('shape', 'computes'), ('trains',)) for o in OPTIONS
        if o.role in role and o.name != 'vocab_size'},
-    # How it is computed. dtype: auto is bfloat16 on TPU and GPU, else float32; scan_layers: one
-    # compiled layer looped over instead of num_layers copies; remat: dots keeps the outputs of
-    # matrix products for the backward pass, full the inputs of layers only, none everything;
-    # attention: its implementation, auto chooses.
+    # dtype: auto is bfloat16 on TPU and GPU, else float32. scan_layers: a loop over one compiled
+    # layer instead of num_layers copies. remat: dots keeps the outputs of matrix products for the
+    # backward pass, full only the inputs of layers, none everything. attention: auto chooses.
     **{f'model.{name}': Field(choices[0], choices) for name, choices in COMPUTATION.items()},
 
     'data.source': Field('docs:python', CHECKED_WHERE_READ),  # or a list of (source, weight)
@@ -106,8 +104,8 @@ FIELDS: Mapping[str, Field] = {
     'train.batch_size': Field(256, count(2**22)),  # sequences a step, over all devices
     # Rows that a step's sequences share in pre-training; 0: a row each.
     'train.packed_rows': Field(0, count(2**22, least=0), PRETRAINING),
-    'train.accumulation_steps': Field(1, count(2**16)),  # parts that a batch is computed in
-    'train.eval_every': Field(0, DURATION),  # 0: only at the end, where there always is one
+    'train.accumulation_steps': Field(1, count(2**16)),  # parts that a batch is split into
+    'train.eval_every': Field(0, DURATION),  # 0: only at the end
     'train.eval_batch_size': Field(256, count(2**18), PRETRAINING),
     'train.max_eval_examples': Field(0, count(2**40, least=0), PRETRAINING),  # 0: all held out
     'train.save_every': Field(0, DURATION),  # 0: only at the end
@@ -115,10 +113,10 @@ FIELDS: Mapping[str, Field] = {
     'train.verify_every': Field(0, DURATION),
     'train.keep_checkpoints': Field(2, count(10**6)),
     'train.log_every': Field(100, DURATION),
-    # Steps that train on rows which no other step of their length has.
+    # Steps that train on other rows than planned, which no other step of that length uses.
     'train.skip_steps': Field((), CHECKED_WHERE_READ, PRETRAINING),
-    # A former run of this recipe (its directory or its metrics.jsonl): accuracies by step that are
-    # far from its give a warning.
+    # An earlier run of this recipe (directory or metrics.jsonl); accuracies far from its accuracies
+    # at the same step give a warning.
     'train.reference': Field('', PATH, PRETRAINING),
     # '100..110': a trace of these steps, for TensorBoard; '100..110@0,3': on these hosts.
     'train.profile': Field('', CHECKED_WHERE_READ),
@@ -147,19 +145,18 @@ FIELDS: Mapping[str, Field] = {
     'mesh.fsdp': Field(-1, count(2**20, least=-1)),
     'mesh.tensor': Field(1, count(2**20)),  # heads, intermediate and vocabulary split
 
-    # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; what a phase
-    # leaves out comes from `train` and `data`. The optimizer's moments carry over from phase to
-    # phase, and one learning-rate schedule spans them all, unless a phase names `learning_rate`
-    # (and `warmup`): then its own schedule starts with it.
+    # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; fields that a
+    # phase lacks come from `train` and `data`. The optimizer's moments carry over from phase to
+    # phase, and one learning-rate schedule spans them all; a phase with a `learning_rate` (and
+    # `warmup`) starts its own schedule.
     'phases': Field((), CHECKED_WHERE_READ),
 }
 
 _TEXTS = {
     # Names between commas, the first picks the best evaluation; empty: the usual ones.
     'metrics': Field('', CHECKED_WHERE_READ),
-    # What becomes of a text longer than data.max_seq_length where it is predicted: first, it is
-    # cut, as in training | mean, max: it is read in windows, whose probabilities are combined.
-    # Empty: first; of a model that is only evaluated, as it had it.
+    # Predictions for texts longer than data.max_seq_length. first: truncated, as in training; mean,
+    # max: in windows, whose probabilities are combined; empty: first, or the evaluated model's.
     'windows': Field('', _WINDOWS),
 }
 _TAGGING = {

@@ -13,24 +13,24 @@ from bert_jax.config import get_field
 from bert_jax.runtime.errors import InputError, nearest
 
 _UNITS = ('%', 'epochs', 'examples', 'steps')
-_MOST = 1e12  # of any unit; what counts steps is exact up to there
-_MAX_TRACED = 100  # a viewer does not open a trace of many more
+_MOST = 1e12  # of any unit; float64 counts exactly up to there
+_MAX_TRACED = 100  # viewers cannot open much longer traces
 
 
 def parse_duration(
     value: int | str, field: str, *, batch_size: int, num_examples: int | None, total: int | None
 ) -> int:
-    """Steps meant by a duration.
+    """The number of steps of a duration.
 
     Args:
       value: a number of steps, or a string such as '10%', '3 epochs', '5000 examples'.
       field: the config field, for messages.
       batch_size: examples a step.
-      num_examples: examples an epoch, or None where that is not known yet.
-      total: steps of the whole run, or None where '%' makes no sense.
+      num_examples: examples an epoch; None if unknown.
+      total: steps of the whole run; None if '%' is not allowed.
 
     Raises:
-      InputError: not a duration, or a unit that cannot be used here.
+      InputError: not a duration, or a unit that is not allowed here.
     """
     text = str(value).strip()
     match = re.fullmatch(r'([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z%]*)', text)
@@ -65,12 +65,12 @@ def parse_trace(
     """(First and last step, both included; hosts) of a trace such as '100..110@0,3'; None for ''.
 
     Args:
-      value: the range; without hosts it is the first's.
+      value: the range; without hosts, host 0 traces.
       field: the config field, for messages.
-      total: steps of the whole run, where they are known.
+      total: steps of the whole run, if known.
 
     Raises:
-      InputError: not a range, a long one, or one that begins behind the run.
+      InputError: not a range, too long, or beyond the end of the run.
     """
     if not value:
         return None
@@ -86,7 +86,7 @@ def parse_trace(
     return (first, last), tuple(map(int, (match[3] or '0').split(',')))
 
 
-# What a phase may say, and the field that it is taken from where it does not.
+# Fields of a phase, and the config field that each defaults to.
 PHASE_FIELDS = {
     'steps': 'train.steps', 'batch_size': 'train.batch_size',
     'max_seq_length': 'data.max_seq_length',
@@ -97,10 +97,10 @@ PHASE_FIELDS = {
 
 
 def check_phases(given: Any) -> None:
-    """Refuses what are no phases; what they say is looked at elsewhere.
+    """Checks the structure of phases, not their values.
 
     Raises:
-      InputError: they are no list of dicts of known fields.
+      InputError: they are not a list of dicts of known fields.
     """
     if not isinstance(given, (tuple, list)):
         raise InputError(f'config.phases={given!r} must be a tuple of phases, such as '
@@ -118,9 +118,9 @@ def check_phases(given: Any) -> None:
 def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str, Any]]:
     """The run's phases with every field filled in, `steps` and `warmup` as numbers of steps.
 
-    Without `phases` in the config there is one, of `train.steps`. Where the phases state their
-    own steps and `train.steps` is set as well, they are scaled so that they add up to it (a short
-    trial of a long recipe); so a run of `train.steps=100` of the paper's recipe is 90 + 10 steps.
+    Without `phases` in the config there is one, of `train.steps`. If the phases have steps and
+    `train.steps` is set too, they are scaled to add up to it, for a short trial of a long recipe:
+    `train.steps=100` of the paper's recipe is 90 + 10 steps.
 
     Args:
       config: a whole config.
@@ -178,7 +178,7 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
 def batches_of(
     phases: Sequence[dict[str, Any]], number: int, skip_steps: Sequence[int] = ()
 ) -> tuple[int, dict[int, int]]:
-    """Which batches a phase has, of its size: none with rows that another step of its length has.
+    """The batches of a phase, such that no two steps of one sequence length share rows.
 
     Args:
       phases: of the run.
@@ -186,7 +186,7 @@ def batches_of(
       skip_steps: of the run, from 1.
 
     Returns:
-      (its first batch, those of its skipped steps by step of the phase, from 0).
+      (its first batch; the replacement batches of skipped steps, by step of the phase from 0).
     """
     size, length = phases[number]['batch_size'], phases[number]['max_seq_length']
     rows = begin = largest = 0
@@ -197,7 +197,7 @@ def batches_of(
             largest = max(largest, phase['batch_size'])
             begin = first if i == number else begin
     before = sum(phase['steps'] for phase in phases[:number])
-    # Behind all of them there is room for two batches a skipped step: one may begin in their midst.
+    # After the planned rows, two batches are reserved for each skipped step: sizes may differ.
     return begin, {
         step - 1 - before: -(-(rows + 2 * i * largest) // size)
         for i, step in enumerate(sorted(skip_steps)) if step > before}
@@ -206,10 +206,10 @@ def batches_of(
 def stretches(
     first: int, steps: int, begin: int, skipped: Mapping[int, int]
 ) -> Iterator[tuple[int, int]]:
-    """(first batch, how many follow each other) of the steps `first` .. `steps` - 1 of a phase.
+    """(first batch, number of consecutive ones) of the steps `first` .. `steps` - 1 of a phase.
 
     Args:
-      first: the first that is wanted, from 0.
+      first: first step, from 0.
       steps: of the phase.
       begin, skipped: its batches (`batches_of`).
     """

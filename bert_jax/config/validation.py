@@ -1,4 +1,4 @@
-"""Refuses configs that cannot work, before anything is built."""
+"""Checks a config before anything is built."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _OF_A_PHASE = (
 
 
 def check_used(config: ConfigDict) -> None:
-    """Refuses what is set and means nothing to the task.
+    """Refuses settings that the task ignores.
 
     Raises:
-      InputError: a field that the task does not read is not its default.
+      InputError: a field that the task does not read differs from its default.
     """
     check_task(config)
     task, start = task_fields(config.task), default_config(config.task)
@@ -61,15 +61,15 @@ def check_used(config: ConfigDict) -> None:
 
 
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:
-    """Refuses a config that cannot work, naming the field, the value and the remedy.
+    """Refuses invalid configs, naming the field, the value and the remedy.
 
     Args:
-      config: the config after command-line overrides; where `init_checkpoint` decides the model
-        and has not been read yet, the model is not checked.
-      num_devices: devices of the mesh, where already known.
+      config: the config after command-line overrides. The model is not checked while it depends on
+        an `init_checkpoint` that has not been read.
+      num_devices: devices of the mesh, if known.
 
     Raises:
-      InputError: the first fault found.
+      InputError: the first error.
     """
     check_task(config)
     if not config.init_checkpoint:
@@ -97,7 +97,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
 
 def _check_field(config: ConfigDict, path: str) -> None:
     value, allowed = get_field(config, path), field_of(path).allowed
-    if value is None:  # left to `init_checkpoint`
+    if value is None:  # `init_checkpoint` determines it
         return
     if isinstance(allowed, Range):
         if fault := allowed.fault(value):
@@ -118,7 +118,7 @@ def _check_field(config: ConfigDict, path: str) -> None:
 
 
 def _check_duration(value: Any, path: str) -> None:
-    # Epochs can be counted only once the data is read; for the checks here any number does.
+    # Before the data is read, epochs are checked with an arbitrary number of examples.
     epochs = None if path.endswith('warmup') else 10**9
     total = None if path == 'train.steps' else 10**9
     parse_duration(value, path, batch_size=1, num_examples=epochs, total=total)
@@ -161,7 +161,7 @@ def _check_phases(config: ConfigDict) -> None:
 
 def check_task(config: ConfigDict) -> None:
     """Raises:
-      InputError: there is no such task, or the config is of another one and lacks its section.
+      InputError: the task is unknown, or the config lacks its section.
     """
     check_task_name(config.task)
     task = task_fields(config.task)
@@ -177,7 +177,7 @@ def check_task(config: ConfigDict) -> None:
 
 
 def _check_model(config: ConfigDict, num_devices: int | None) -> None:
-    """The checks that need the model's sizes, which may come from a checkpoint."""
+    """Checks that need the model's sizes, which may come from a checkpoint."""
     sizes = model_sizes(config)
     if sizes['hidden_size'] % sizes['num_heads']:
         divisors = [n for n in range(1, sizes['hidden_size'] + 1) if not sizes['hidden_size'] % n]
@@ -234,10 +234,10 @@ def _check_model(config: ConfigDict, num_devices: int | None) -> None:
 
 
 def check_vocabulary(vocab_size: int, tensor: int) -> None:
-    """Refuses a tensor axis over which the padded vocabulary cannot be split.
+    """Checks that the tensor axis divides the padded vocabulary.
 
     Raises:
-      InputError: it cannot; powers of two up to 128 always can.
+      InputError: it does not; powers of two up to 128 always do.
     """
     padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     if padded % tensor:

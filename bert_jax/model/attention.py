@@ -1,8 +1,8 @@
 """Multi-head self-attention with a fused query-key-value projection (paper section 3).
 
-`attend` is the seam between the model and what computes its attention: an implementation takes the
-projection's output as it lies, and the number of the sequence that each token belongs to; no mask
-is made above it. Another one, or another rule of who sees whom, goes in here.
+`attend` dispatches to an implementation, which takes the projection's output unchanged and the
+sequence number of each token; no mask is made outside. New implementations, and other rules of
+which token attends to which, belong here.
 
     B: batch rows, S: sequence (Q queries, K keys), P: wanted positions, H: hidden_size, N: heads,
     D: head_dim
@@ -28,7 +28,7 @@ from bert_jax.runtime.hosts import say
 
 MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
 _NOT_CAUSAL = 'it has no left-to-right attention'
-_KERNEL_FROM = 128  # tokens of a row, from which on a TPU's kernel is chosen by 'auto'
+_KERNEL_FROM = 128  # 'auto' takes the TPU kernel for rows of at least so many tokens
 
 
 class Implementation(Protocol):
@@ -59,15 +59,15 @@ def attend(
 
     Args:
       qkv_BxSx3xNxD: queries, keys and values without bias, in the compute dtype.
-      bias_3xNxD: of them, float32.
-      segments_BxS: number of the sequence that a token belongs to; 0 is padding. A token sees those
-        of its own number. So padding sees padding: what comes out there is never used.
+      bias_3xNxD: their bias, float32.
+      segments_BxS: sequence number of each token; 0 is padding. A token attends to those with the
+        same number. So padding attends to padding, and its output is never used.
       rows_Bx2: keys of dropout on the probabilities, or None.
       layer: index of the layer, for dropout; may be traced.
       config: chooses the implementation.
-      wanted_BxP: the queries that are wanted, where not all are.
-      keep: is given the probabilities [B, N, Q, K] float32, before dropout. The plain
-        implementation computes them then: the others have none in memory.
+      wanted_BxP: positions of the queries to compute; None: all.
+      keep: receives the probabilities [B, N, Q, K] float32, before dropout. This forces the plain
+        implementation: the others do not store them.
     """
     if keep is not None:
         return _xla(
@@ -76,7 +76,7 @@ def attend(
         )
     drops = rows_Bx2 is not None and config.attention_dropout > 0
     name = choose(config, qkv_BxSx3xNxD.shape[1], drops)
-    if wanted_BxP is not None:  # a query or a few a sequence: no work for a kernel
+    if wanted_BxP is not None:  # a few queries: too little work for a kernel
         name = 'xla'
     return IMPLEMENTATIONS[name](
         qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer, config=config,
@@ -85,10 +85,10 @@ def attend(
 
 
 def choose(config: ModelConfig, length: int, drops: bool) -> str:
-    """Which of `IMPLEMENTATIONS` computes rows of `length` tokens, with dropout or without.
+    """The name of the implementation for rows of `length` tokens, with or without dropout.
 
     Raises:
-      InputError: the config asks for one that cannot.
+      InputError: the config names one that cannot compute this.
     """
     name = config.attention
     if name == 'auto':
@@ -133,7 +133,7 @@ def _kernel(
     rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
     wanted_BxP: jax.Array | None,
 ) -> jax.Array:
-    """One kernel of a TPU; see `attention_kernel`."""
+    """The TPU kernel; see `attention_kernel`."""
     assert wanted_BxP is None
     return kernel_attention(
         qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
@@ -146,7 +146,7 @@ def _xla(
     rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
     wanted_BxP: jax.Array | None, keep: Keep | None = None,
 ) -> jax.Array:
-    """In plain operations, which XLA fuses; scores and their softmax are float32."""
+    """Plain operations, which XLA fuses; scores and softmax are float32."""
     qkv_BxSx3xNxD = qkv_BxSx3xNxD + bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
     probs_BxNxQxK = _probabilities(
         qkv_BxSx3xNxD, segments_BxS, config=config, wanted_BxP=wanted_BxP)
@@ -173,9 +173,9 @@ def _probabilities(
     if wanted_BxP is not None:
         q_BxQxNxD = gather_positions(q_BxQxNxD, wanted_BxP)
         queries_BxQ = jnp.take_along_axis(segments_BxS, wanted_BxP, axis=1)
-    # exp(-10000) is 0 in every precision: a sequence is not touched by its neighbours.
+    # exp(-10000) is 0 in every precision, so a sequence is independent of its neighbours.
     seen_BxQxK = queries_BxQ[:, :, None] == segments_BxS[:, None, :]
-    if config.causal:  # packed sequences follow each other, so the order in the row is theirs
+    if config.causal:  # within a packed sequence, the order is that of the row
         places_S = jnp.arange(segments_BxS.shape[1])
         places_BxQ = places_S[None] if wanted_BxP is None else wanted_BxP
         seen_BxQxK &= places_BxQ[:, :, None] >= places_S
@@ -192,7 +192,7 @@ def _cudnn(
     rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
     wanted_BxP: jax.Array | None,
 ) -> jax.Array:
-    """The fused attention of NVIDIA's cuDNN. Its dropout is not to be had from jax."""
+    """The fused attention of NVIDIA's cuDNN. jax does not expose its dropout."""
     del rows_Bx2, layer, config
     assert wanted_BxP is None
     qkv_BxSx3xNxD = qkv_BxSx3xNxD + bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
@@ -210,8 +210,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {'xla': _xla, 'kernel': _kernel,
 def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
     """Rows [B, P, ...] of the sequence [B, S, ...] at `positions`.
 
-    As a product with one-hot rows: it costs under 0.1 % of the model, is exact, and its gradient
-    is another product instead of a scatter.
+    A product with one-hot rows: under 0.1 % of the model's cost, exact, and its gradient is a
+    product instead of a scatter.
     """
     one_hot_BxPxS = jax.nn.one_hot(positions_BxP, x_BxSxF.shape[1], dtype=x_BxSxF.dtype)
     return jnp.einsum(
@@ -220,9 +220,9 @@ def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
 
 
 class SelfAttention(nn.Module):
-    """Context vectors [B, S, N, D] of hidden states [B, S, H], or [B, P, N, D] where wanted.
+    """Context vectors [B, S, N, D] of hidden states [B, S, H]; [B, P, N, D] with `wanted_BxP`.
 
-    Where flax's `intermediates` are asked for, its `probabilities` [B, N, Q, K] are among them.
+    If flax's collection `intermediates` is mutable, it receives `probabilities` [B, N, Q, K].
     """
 
     config: ModelConfig
@@ -251,14 +251,14 @@ class SelfAttention(nn.Module):
 
 
 TOLERANCE = 0.03  # of the largest element: bfloat16 keeps 8 bits, and sums are in another order
-_LENGTH = 200  # no multiple of a kernel's tiles
+_LENGTH = 200  # not a multiple of a kernel's tiles
 _RATE = 0.1
 _FUSED = {'tpu': 'kernel', 'gpu': 'cudnn'}  # what 'auto' may choose, by platform
 
 
 @functools.cache
 def fault() -> str:
-    """Why fused attention is not to be used on this chip; '' where it is right, or has none."""
+    """Why this chip's fused attention is wrong; '' if it is right or the chip has none."""
     try:
         match _FUSED.get(jax.default_backend()):
             case 'kernel':
@@ -275,7 +275,7 @@ def fault() -> str:
 
 
 def settled(attention: str) -> str:
-    """`model.attention` for this chip: 'auto' becomes 'xla' where its fused one has a fault."""
+    """`model.attention` for this chip: 'auto' becomes 'xla' if the fused attention is wrong."""
     if attention != 'auto' or not (why := fault()):
         return attention
     name = _FUSED[jax.default_backend()]

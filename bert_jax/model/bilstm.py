@@ -1,8 +1,7 @@
 """A bidirectional LSTM, for the ablation of section 5.1 and the features of section 5.3.
 
-Rows may be packed (see `Bert`): an LSTM's state is reset wherever the sequence number in
-`input_mask` changes. That also keeps padding out, so the backward direction begins at a sequence's
-last token.
+Rows may be packed (see `Bert`): the state is reset where the sequence number in `input_mask`
+changes. This also separates padding, so the backward direction starts at a sequence's last token.
 
     B: batch rows, S: sequence, F: features, U: units of one direction, D: directions (2),
     G: gates (4), T: time, which runs backwards in direction 1
@@ -49,8 +48,8 @@ def _scan(x_TxDxBxGxU: jax.Array, kernel_DxUxGxU: jax.Array, keep_TxDxB: jax.Arr
 def recur(x_TxDxBxGxU: jax.Array, kernel_DxUxGxU: jax.Array, keep_TxDxB: jax.Array) -> jax.Array:
     """Hidden states [T, D, B, U] float32 of an LSTM from its inputs to the gates.
 
-    The gradient is written out, because the derived one adds up the whole kernel's anew at every
-    step, and turns it round at every step: three times the time on a CPU.
+    The gradient is written by hand: the derived one accumulates and transposes the kernel's
+    gradient at every step, which takes three times as long on a CPU.
     """
     return _scan(x_TxDxBxGxU, kernel_DxUxGxU, keep_TxDxB)[0]
 
@@ -64,14 +63,14 @@ def _backward(residuals: Any, grad_TxDxBxU: jax.Array) -> Any:
     h_TxDxBxU, c_TxDxBxU, gates_TxDxBxGxU, kernel_DxUxGxU, keep_TxDxB = residuals
 
     def before(state_TxDxBxU: jax.Array) -> jax.Array:
-        """The state that each step began with."""
+        """The state before each step."""
         shifted = jnp.pad(state_TxDxBxU[:-1], ((1, 0), (0, 0), (0, 0), (0, 0)))
         return shifted * keep_TxDxB[..., None]
 
     turned_DxGxUxV = jnp.transpose(kernel_DxUxGxU, (0, 2, 3, 1))
 
     def step(carry: tuple[jax.Array, jax.Array], inputs: Any) -> Any:
-        """`carry`: gradients of the states that this step left."""
+        """`carry`: gradients of the states after this step."""
         dh, dc = carry
         grad, before_c, c, gates, keep = inputs
         i, f, g, o = (gates[:, :, k] for k in range(4))
@@ -103,7 +102,7 @@ recur.defvjp(_forward, _backward)
 
 
 def _flip(x_TxDxetc: jax.Array) -> jax.Array:
-    """Turns time round in direction 1."""
+    """Reverses time in direction 1."""
     return jnp.stack([x_TxDxetc[:, 0], x_TxDxetc[::-1, 1]], axis=1)
 
 

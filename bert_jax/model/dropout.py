@@ -1,11 +1,12 @@
-"""Dropout from a counter: a hash of (seed, step, row, site, layer, element), computed in place.
+"""Counter-based dropout: a hash of (seed, step, row, site, layer, element), computed where used.
 
-No generator state and no stored bits, so the masks depend neither on the mesh, nor on scanning,
-rematerialisation, gradient accumulation or a restart, and XLA fuses them into their neighbours.
+There is no generator state and no stored mask. So masks do not depend on the mesh, scanning,
+rematerialisation, gradient accumulation or restarts, and XLA fuses them into neighbouring
+operations.
 
-An element's bits cost four operations: each index along each dim is hashed well, once; an element
-adds those of its dims up and mixes the sum by one multiplication (`kept`). Two elements of a row
-draw independently as far as any pair, or four in the corners of a rectangle, can show.
+An element's bits cost four operations: the index along each dim is hashed well, once; an element
+adds the hashes of its dims and mixes the sum by one multiplication (`kept`). Tests find pairs of
+elements, and the corners of rectangles, independent.
 
     B: batch rows
 """
@@ -24,7 +25,7 @@ _U = jnp.uint32
 _M1, _M2, _M3, _M4 = 0x7FEB352D, 0x846CA68B, 0xED5AD4BB, 0xAC4C1B51
 _GOLDEN = 0x9E3779B9
 
-# Where dropout is used; each place draws masks of its own.
+# The sites of dropout; each has different masks.
 EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER = range(5)
 
 
@@ -38,10 +39,10 @@ def _mix(x: jax.Array) -> jax.Array:
 
 
 def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array) -> jax.Array:
-    """Keys [B, 2] uint32, one pair a row of the *global* batch, for `dropout`.
+    """Keys [B, 2] uint32 for `dropout`, a pair for each row of the *global* batch.
 
     Args:
-      seed: the run's seed; may be traced (sweeps are vmapped over it).
+      seed: the run's seed; may be traced.
       step: the train step.
       rows_B: index of each row in the global batch.
     """
@@ -52,25 +53,25 @@ def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array
     return jnp.stack([low_B, high_B], axis=-1)
 
 
-# Traced once a shape, not in each layer, where its many small operations took seconds; `inline`
-# leaves no trace of it in the program.
+# Jitted to be traced once for each shape instead of in each layer, which took seconds; `inline`
+# leaves the program as it would be without.
 @functools.partial(jax.jit, static_argnames=('sizes', 'site'), inline=True)
 def places(
     rows_Bx2: jax.Array, sizes: tuple[int, ...], site: int, layer: jax.Array | int = 0,
     lines_BxL: jax.Array | None = None,
 ) -> list[jax.Array]:
-    """Global indices of the elements of dims of these `sizes`, for `kept`: int32 [B, size] a dim.
+    """Hashes of the indices along dims of these `sizes`, for `kept`: int32 [B, size] for each dim.
 
-    An element's place is `(last-but-one ^ others) + last` of its indices' entries. `lines` are the
-    indices along the second of the dims, where they are not 0, 1, 2, ...
+    An element's place is `(last-but-one ^ others) + last` of the hashes of its indices. `lines` are
+    the indices along the second dim; default: 0, 1, 2, ...
     """
     place = _mix(jnp.asarray(layer).astype(_U) * _U(_M4) + _U(site * 0x632BE5AB & 0xFFFFFFFF))
     key0 = _mix(rows_Bx2[:, :1] ^ place)
     key1 = _mix(rows_Bx2[:, 1:] + place)
     hashed = []
     for dim, size in enumerate(sizes):
-        # The second key goes in between the rounds: with one 32-bit key, two rows could draw
-        # shifted copies of the same sequence.
+        # The second key enters between the rounds: with one 32-bit key, two rows could get shifted
+        # copies of the same mask.
         index = jnp.arange(size, dtype=_U)
         if dim == 1 and lines_BxL is not None:
             index = lines_BxL.astype(_U)
@@ -82,8 +83,8 @@ def places(
 
 
 def kept(place: jax.Array, rate: float) -> jax.Array:
-    """Which elements are kept, of their places (int32, any shape). Kernels call this as well."""
-    # Signed, as there is no unsigned comparison in a TPU's vector unit.
+    """The mask of kept elements from their places (int32, any shape). Kernels call this too."""
+    # Signed: a TPU's vector unit has no unsigned comparison.
     bits = (place ^ lax.shift_right_logical(place, jnp.int32(16))) * jnp.int32(_M2 - 2**32)
     return bits >= jnp.int32(min(round(rate * 2**32), 2**32 - 1) - 2**31)
 
@@ -100,13 +101,13 @@ def dropout(
       rows_Bx2: keys from `dropout_rows`, or None: return `x` unchanged.
       site: one of the constants above.
       layer: index of the encoder layer; may be traced (scanned layers).
-      lines_BxL: which lines of a larger array those of `x` are: its masks are then that one's.
+      lines_BxL: indices of the lines of `x` in a larger array, whose mask is then used.
     """
     if rows_Bx2 is None or rate == 0.0:
         return x
     *others, lines, columns = (1,) * (3 - x.ndim) + x.shape[1:]
     sizes = (columns, lines, math.prod(others))
-    # Computed apart: in the fusion of `x` they would be hashed again for each element.
+    # A barrier: fused with `x`, the indices would be hashed again for each element.
     column, line, other = lax.optimization_barrier(
         places(rows_Bx2, sizes, site, layer, lines_BxL))
     other = other.reshape(-1, *others, 1, 1)

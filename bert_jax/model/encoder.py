@@ -1,8 +1,8 @@
 """The BERT encoder: embeddings, Transformer layers (post-LayerNorm), pooler.
 
-Parameter names are those of google-research/bert with `/` kept, `gamma`/`beta` called
-`scale`/`bias`, and query, key and value fused into `attention/self/qkv`. Scanned layers live under
-`encoder/layer` with a leading axis, unrolled ones under `encoder/layer_0`, `encoder/layer_1`, ...
+Parameters have the names of google-research/bert, but `gamma`/`beta` are `scale`/`bias`, and
+query, key and value are fused into `attention/self/qkv`. Scanned layers are under `encoder/layer`
+with a leading axis, unrolled ones under `encoder/layer_0`, `encoder/layer_1`, ...
 
     B: batch rows, S: sequence, P: wanted positions, H: hidden_size, V: padded vocabulary
 """
@@ -36,8 +36,7 @@ class Embeddings(nn.Module):
         c = self.config
 
         def word_init(key: jax.Array, shape: tuple[int, int], dtype=jnp.float32) -> jax.Array:
-            # Rows past the vocabulary are zero and stay so: they are never looked up, and their
-            # logits are masked.
+            # Padding rows are and stay zero: they are never looked up, and their logits are masked.
             rows = c.kernel_init()(key, (c.vocab_size, shape[1]), dtype)
             return jnp.pad(rows, ((0, shape[0] - c.vocab_size), (0, 0)))
 
@@ -61,7 +60,7 @@ class Embeddings(nn.Module):
     ) -> jax.Array:
         c = self.config
         words_BxSxH = jnp.take(self.word_embeddings, input_ids_BxS, axis=0)
-        # A product with one-hot rows: two or so types, and a gradient without a scatter.
+        # A product with one-hot rows: there are about two types, and its gradient needs no scatter.
         types_BxSxT = jax.nn.one_hot(segment_ids_BxS, c.type_vocab_size, dtype=jnp.float32)
         types_BxSxH = jnp.einsum(
             'BST,TH->BSH', types_BxSxT, self.token_type_embeddings,
@@ -148,9 +147,9 @@ class Output(nn.Module):
 
 
 class Layer(nn.Module):
-    """One Transformer layer: (x, layer index) -> (x, None), in the form that nn.scan takes.
+    """One Transformer layer: (x, layer index) -> (x, None), the signature for nn.scan.
 
-    With `wanted_BxP` the output is [B, P, H], at these positions only.
+    With `wanted_BxP` the output is [B, P, H], of these positions only.
     """
 
     config: ModelConfig
@@ -195,7 +194,7 @@ class Encoder(nn.Module):
             )(c, name='layer')
             numbers = jnp.arange(c.num_layers, dtype=jnp.uint32)
             x_BxSxH, _ = scanned(x_BxSxH, numbers, segments_BxS, rows)
-            if wanted_BxP is not None:  # one program for all layers, so the last is computed whole
+            if wanted_BxP is not None:  # all layers share one program
                 x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
             return x_BxSxH, ()
         layers = []
@@ -208,12 +207,12 @@ class Encoder(nn.Module):
 
 
 def in_layers(names: Names) -> bool:
-    """Whether the parameter with this path is in a layer, not in the embeddings or a head."""
+    """Whether a path is of a parameter in an encoder layer."""
     return 'encoder' in names
 
 
 def layers_of(names: Names, x: jax.Array) -> list[int]:
-    """The layers that a parameter belongs to: all where they are scanned, none outside them."""
+    """Indices of the layers that a parameter belongs to: all of them if scanned."""
     if not in_layers(names):
         return []
     name = names[names.index('encoder') + 1]
@@ -221,7 +220,7 @@ def layers_of(names: Names, x: jax.Array) -> list[int]:
 
 
 class Pooler(nn.Module):
-    """tanh of a dense layer on the vectors [..., H] of [CLS]."""
+    """tanh of a dense layer on the outputs [..., H] at [CLS]."""
 
     config: ModelConfig
 
@@ -235,9 +234,9 @@ class Pooler(nn.Module):
 class Bert(nn.Module):
     """The encoder with its pooler.
 
-    A row is one sequence, or several packed into it. Packed rows come with `position_ids`, which
-    begin at 0 with each sequence, and their `input_mask` numbers the sequences: 1, 2, ... and 0
-    on padding. Each sequence then attends to itself only.
+    A row is one sequence or several packed ones. Packed rows have `position_ids`, which start at 0
+    in each sequence, and an `input_mask` that numbers the sequences 1, 2, ... with 0 for padding.
+    Each sequence attends to itself only.
 
     Args:
       pooled: whether the model has a pooler (Hugging Face's token and span models have none).
@@ -269,17 +268,17 @@ class Bert(nn.Module):
         """See the class.
 
         Args:
-          cls_positions_BxK: where the [CLS] of each packed sequence is; `pooled_output` is then
+          cls_positions_BxK: position of each packed sequence's [CLS]; `pooled_output` is then
             [B, K, H].
-          wanted_BxP: the positions at which the last layer's output is needed, where that is not
-            all of them. `sequence_output` is then [B, P, H], the same numbers with the same
-            dropout, and `cls_positions` count among these. The last layer attends from there only
-            and leaves out three quarters of its work at the other positions.
+          wanted_BxP: the positions at which the last layer's output is needed; None: all.
+            `sequence_output` is then [B, P, H], with the same numbers and dropout, and
+            `cls_positions` index into P. The last layer computes queries and outputs there only, a
+            quarter of its work for the other positions.
         """
         embedded_BxSxH = self.embeddings(
             input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS
         )
-        # The mask numbers the sequences of packed rows; of others it is 1 on the only one.
+        # The mask numbers the sequences: one in a plain row, several in a packed one.
         x_BxSxH, layers = self.encoder(embedded_BxSxH, input_mask_BxS, rows_Bx2, wanted_BxP)
         pooled = None
         if self.pooled:

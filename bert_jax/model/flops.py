@@ -1,6 +1,6 @@
-"""FLOPs, by the one formula that every MFU figure and every choice of rows here uses.
+"""The FLOPs formula, used for every MFU figure and every choice of batch rows.
 
-The matrices of a layer are those that its parameters declare, so a layer with others counts right.
+A layer's matrices come from the declarations of its parameters, so changed layers count correctly.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def _matrices(config: ModelConfig) -> tuple[tuple[int, int, int], ...]:
 
 
 def _layer_flops(config: ModelConfig) -> float:
-    """FLOPs of the matrices of a layer on one token; a multiply-add counts two."""
+    """FLOPs of a layer's matrices for one token; a multiply-add counts as two."""
     return 2.0 * sum(math.prod(shape) for shape in _matrices(config))
 
 
 def token_flops(config: ModelConfig, row_length: int) -> float:
-    """FLOPs of the forward pass through all layers on one token of a row of `row_length`.
+    """FLOPs of the forward pass through all layers for one token of a row of `row_length`.
 
-    A multiply-add counts two. Matrix products only: embedding look-ups, softmax and LayerNorm are
-    left out.
+    A multiply-add counts as two. Only matrix products count, not embedding look-ups, softmax and
+    LayerNorm.
     """
     return config.num_layers * (_layer_flops(config) + 4 * row_length * config.hidden_size)
 
@@ -50,11 +50,11 @@ def bilstm_flops(inputs: int, units: int) -> float:
 def train_flops(
     config: ModelConfig, seq_length: int, num_predictions: int, num_cls: int = 1
 ) -> float:
-    """FLOPs of training on one row: three times the forward pass, as far as it is needed.
+    """FLOPs of training on one row of `num_cls` sequences: three times the forward pass.
 
-    The row holds `num_cls` sequences. As `token_flops` counts, but the last layer has all but its
-    projection to queries, keys and values at [CLS] and the predicted positions only. The optimizer
-    and rematerialisation are left out, and the vocabulary is counted unpadded.
+    As in `token_flops`, but the last layer computes only its projection to queries, keys and values
+    at all positions, and the rest at [CLS] and the predicted positions. The optimizer and
+    rematerialisation do not count, nor does the padding of the vocabulary.
     """
     c, s, p, h = config, seq_length, num_predictions, config.hidden_size
     before = s * token_flops(c, s) * (c.num_layers - 1) / c.num_layers
@@ -65,11 +65,11 @@ def train_flops(
 
 
 def muon_flops(config: ModelConfig) -> float:
-    """FLOPs of Muon's five Newton-Schulz iterations at a step, on the matrices of all layers.
+    """FLOPs of Muon's five Newton-Schulz iterations in a step, for the matrices of all layers.
 
-    On one of m x n, m <= n, an iteration takes 4 m^2 n + 2 m^3. They do not depend on the batch: at
-    an intermediate size of 4 h, a step's are those of training the layers on some 4 h tokens. MFU
-    leaves them out, as all of an optimizer; a comparison of recipes must not.
+    An iteration on an m x n matrix, m <= n, takes 4 m^2 n + 2 m^3, whatever the batch. With an
+    intermediate size of 4 h, a step's equal training the layers on about 4 h tokens. MFU leaves out
+    the optimizer; a comparison of recipes must not.
     """
     total = 0
     for number, *shape in _matrices(config):

@@ -22,9 +22,9 @@ from bert_jax.train.sharding import VOCAB_MULTIPLE, Layout
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(BertConfig):
-    """The model's fields, with how and where it is computed."""
+    """The model's fields, with the settings of its computation."""
 
-    dtype: str = 'float32'  # of the computation; parameters are float32
+    dtype: str = 'float32'  # of activations; parameters are float32
     scan_layers: bool = False
     remat: str = 'none'
     attention: str = 'auto'  # see model/attention.py
@@ -35,7 +35,7 @@ class ModelConfig(BertConfig):
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     def kernel_init(self) -> Callable[..., jax.Array]:
-        """Normal of `initializer_range`, cut at two of it, without variance correction, as TF's."""
+        """TF's truncated normal: cut at two standard deviations, without variance correction."""
         stddev = self.initializer_range
 
         def init(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
@@ -45,17 +45,16 @@ class ModelConfig(BertConfig):
 
 
 class Parameter(nn.LogicallyPartitioned):
-    """A parameter with what it declares to the mesh, to optimizers and to the FLOPs formula.
+    """A parameter with its declaration for the mesh, optimizers and the FLOPs formula.
 
-    Its dims are [layers, in dims, separate dims, out dims]; the first only where layers are
-    scanned.
+    Its dims are [layers, in dims, separate dims, out dims]; the first only in scanned layers.
 
     Attributes:
       value: the array.
       names: the logical axis of each dim (`sharding.RULES`).
-      num_in: dims that a product with it sums over; 0: it is no matrix, but a table or a vector.
-      num_separate: dims that number separate matrices: 1 where query, key and value are one array.
-      decays: whether weight decay, and LAMB's trust ratio, apply.
+      num_in: number of contracted dims; 0: a table or a vector, not a matrix.
+      num_separate: number of dims that index separate matrices: 1 for fused query, key and value.
+      decays: whether weight decay and LAMB's trust ratio apply.
     """
 
     num_in: int = flax.struct.field(default=0, pytree_node=False)
@@ -64,17 +63,17 @@ class Parameter(nn.LogicallyPartitioned):
 
     @property
     def stacked(self) -> bool:
-        """Whether the first dim numbers the layers."""
+        """Whether the first dim indexes the layers."""
         return 'layers' in self.names
 
     @property
     def separate_axes(self) -> tuple[int, ...]:
-        """Axes that number separate matrices, of scanned layers too."""
+        """Axes that index separate matrices, with the layer axis of scanned layers."""
         first = self.stacked + self.num_in
         return (0,) * self.stacked + tuple(range(first, first + self.num_separate))
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
-        """An array of this parameter's dims as matrices [number, in, out]."""
+        """Reshapes an array of this parameter's dims to matrices [number, in, out]."""
         separate = self.separate_axes
         x = jnp.moveaxis(x, separate, range(len(separate)))
         out = len(separate) + self.num_in
@@ -82,7 +81,7 @@ class Parameter(nn.LogicallyPartitioned):
             -1, math.prod(x.shape[len(separate) : out]), math.prod(x.shape[out:]))
 
     def from_matrices(self, matrices: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """The array of a shape that `to_matrices` has made these of."""
+        """The inverse of `to_matrices` for an array of this shape."""
         separate = self.separate_axes
         rest = [size for axis, size in enumerate(shape) if axis not in separate]
         x = matrices.reshape(*(shape[axis] for axis in separate), *rest)
@@ -93,7 +92,7 @@ def parameter(
     init: Callable[..., jax.Array], *names: str | None, num_in: int = 0, num_separate: int = 0,
     decays: bool = True,
 ) -> Callable[..., Any]:
-    """An initializer whose result, a `Parameter`, declares what it is; arguments as there."""
+    """An initializer that returns a `Parameter`, with the same arguments."""
     def declared(*args: Any) -> Parameter:
         return Parameter(
             init(*args), names, num_in=num_in, num_separate=num_separate, decays=decays)
@@ -122,7 +121,7 @@ def gelu(x: jax.Array, form: str | Callable[[jax.Array], jax.Array]) -> jax.Arra
     Args:
       x: any shape.
       form: 'gelu_tanh', the approximation of google-research/bert, or 'gelu_erf', exact; or a
-        function that computes it another way, for an export.
+        function that computes it (exports need one).
     """
     if callable(form):
         return form(x)
@@ -134,7 +133,7 @@ def gelu(x: jax.Array, form: str | Callable[[jax.Array], jax.Array]) -> jax.Arra
 class Dense(nn.Module):
     """`x` [..., in dims] times a kernel [in dims, out dims], plus a bias [out dims].
 
-    The first `num_separate` of the out dims number separate matrices (see `Parameter`).
+    The first `num_separate` of the out dims index separate matrices (see `Parameter`).
     """
 
     config: ModelConfig
@@ -167,12 +166,12 @@ class Dense(nn.Module):
         kernel, n = self.kernel.astype(dtype), len(self.in_dims)
         rows = x.shape[: x.ndim - n]
         if layout.tensor_shards == 1:
-            # One dim of features: TPUs pad the last two to tiles, 12 heads of 64 to 16 of 128.
+            # One feature dim: TPUs pad the last two dims to tiles, 12 heads of 64 to 16 of 128.
             kernel = kernel.reshape(math.prod(self.in_dims), math.prod(self.out_dims))
             x, n = x.reshape(*rows, -1), 1
         if layout.on_cpu:
-            # One dim of rows: with two, a CPU computes the gradient of the kernel from transposed
-            # copies (a quarter of its time). On a TPU it would keep gelu out of its product.
+            # One row dim: with two, a CPU computes the kernel's gradient from transposed copies (a
+            # quarter of its time). On a TPU one row dim would keep gelu out of its product.
             x = x.reshape(-1, *kernel.shape[:n])
         contract = (tuple(range(x.ndim - n, x.ndim)), tuple(range(n)))
         y = lax.dot_general(
@@ -199,9 +198,9 @@ class LayerNorm(nn.Module):
         scale = self.param('scale', parameter(nn.initializers.ones, None, decays=False), shape)
         bias = self.param('bias', parameter(nn.initializers.zeros, None, decays=False), shape)
         x = x.astype(jnp.float32)
-        # One-pass variance: E[x^2] - E[x]^2, fused with what computes x. The two-pass form reads x
-        # once more, and its gradient twice. Float32 is precise enough: the means are small beside
-        # the standard deviations.
+        # One-pass variance: E[x^2] - E[x]^2, fused with the computation of x. The two-pass form
+        # reads x again, and its gradient twice. Float32 is precise enough, because the means are
+        # small compared with the standard deviations.
         mean = jnp.mean(x, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True) - jnp.square(mean)
         y = (x - mean) * lax.rsqrt(jnp.maximum(variance, 0.0) + self.config.layer_norm_eps)
