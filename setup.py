@@ -24,7 +24,6 @@ setup(
         'absl-py>=1.4',
         'flatbuffers>=24',  # jax.export needs it to write and read a file
         'flax>=0.11.2',
-        'gcsfs>=2025.3',  # paths in buckets, gs://
         'importlib_resources>=6',  # tensorflow-datasets needs it to prepare data
         'jax>=0.7.2',
         'matplotlib>=3.8',
@@ -47,7 +46,9 @@ setup(
             f'tensorflow-text>=2.20,<2.22; {WHOLE}',
             'tensorflow-datasets>=4.9.9',
         ],
-        'tpu': ['jax[tpu]'],
+        # Paths in buckets, gs://. Not always: it needs a newer fsspec than Colab's packages allow.
+        'gcs': ['gcsfs>=2025.3'],
+        'tpu': ['jax[tpu]', 'gcsfs>=2025.3'],
         'cuda': ['jax[cuda13]'],
         # predict export --to onnx; later ones than 0.13 refuse today's orbax-checkpoint.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.24'],

@@ -48,9 +48,12 @@ ONE = [ScheduleSegment(0, 100, 1.0, 10)]
     ([ScheduleSegment(0, 100, 1.0, 50)], {'decay_from': 'peak'},
      {0: 0, 25: 0.5, 50: 1, 75: 0.5, 100: 0}),
     ([ScheduleSegment(0, 4, 1.0, 0)], {}, {0: 1}),
+    (ONE, {'power': 0.0}, {0: 0, 5: 0.5, 10: 1, 99: 1}),
+    ([ScheduleSegment(0, 100, 1.0, 0)], {'decay': 'cosine'},
+     {0: 1, 25: 0.5 + 0.5 * 2**-0.5, 50: 0.5, 100: 0}),
     ([*ONE, ScheduleSegment(100, 40, 2.0, 4)], {},  # with its own warm-up and decay
      {0: 0, 10: 0.9, 99: 0.01, 100: 0, 102: 1, 104: 1.8, 120: 1, 140: 0}),
-], ids=['linear', 'root', 'triangle', 'no warm-up', 'two'])
+], ids=['linear', 'root', 'triangle', 'no warm-up', 'constant', 'cosine', 'two'])
 def test_schedules_follow_their_formulas(segments, options, rates):
     schedule = make_schedule(segments, **options)
     for step, rate in rates.items():

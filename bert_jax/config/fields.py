@@ -106,6 +106,8 @@ FIELDS: Mapping[str, Field] = {
     'train.packed_rows': Field(0, count(2**22, least=0), PRETRAINING),
     'train.accumulation_steps': Field(1, count(2**16)),  # parts that a batch is split into
     'train.eval_every': Field(0, DURATION),  # 0: only at the end
+    # Evaluations in a row without a better one after which a run ends; 0: all steps.
+    'train.patience': Field(0, count(10**6, least=0), LABELLED),
     'train.eval_batch_size': Field(256, count(2**18), PRETRAINING),
     'train.max_eval_examples': Field(0, count(2**40, least=0), PRETRAINING),  # 0: all held out
     'train.save_every': Field(0, DURATION),  # 0: only at the end
@@ -128,7 +130,8 @@ FIELDS: Mapping[str, Field] = {
     'optimizer.arguments': Field('', TEXT),  # of an optimizer of optax: 'b1=0.95, b2=0.98'
     'optimizer.learning_rate': Field(1e-4, Range(0, 1000, open='(')),
     'optimizer.warmup': Field('1%', DURATION),
-    'optimizer.decay_power': Field(1.0, Range(0, 100)),  # polynomial decay to 0; 1 is linear
+    'optimizer.decay': Field('polynomial', ('polynomial', 'cosine')),  # of the rate, to 0
+    'optimizer.decay_power': Field(1.0, Range(0, 100)),  # 1: linear, or half a cosine; 0: constant
     # start: as if there were no warm-up, the original's | peak: after it.
     'optimizer.decay_from': Field('start', ('start', 'peak')),
     # The last layer has this share of the rate, the one before its square, ...
@@ -168,6 +171,9 @@ SECTIONS: Mapping[str, Mapping[str, Field]] = {
     'classification': {
         'multi_label': Field(False, _SWITCH),  # any number of labels an example
         'separator': Field(',', TEXT),  # between them, where they stand in one cell
+        # Of one label an example: 'balanced' (inverse to their frequency), or 'LABEL=2.5, ...'.
+        'class_weights': Field('', CHECKED_WHERE_READ),
+        'label_smoothing': Field(0.0, _BELOW_1),
         **_TEXTS,
     },
     'regression': _TEXTS,

@@ -113,7 +113,12 @@ Combine = Callable[[np.ndarray], np.ndarray]  # of windows [W, L]: a value a tex
 
 @dataclasses.dataclass(frozen=True)
 class Classification(LabelledHead):
-    """Cross-entropy over labels, one label an example (section 4.1)."""
+    """Cross-entropy over labels, one label an example (section 4.1).
+
+    Attributes:
+      class_weights: factors of the losses by label; empty: 1.
+      label_smoothing: share of the target that is spread evenly over all labels.
+    """
 
     name: ClassVar[str] = 'classification'
     title: ClassVar[str] = 'a classification head'
@@ -121,6 +126,9 @@ class Classification(LabelledHead):
         'BertForSequenceClassification': (POOLER, CLASSIFIER)}
     labelled: ClassVar[bool] = True
     problem_type: ClassVar[str] = 'single_label_classification'
+
+    class_weights: tuple[float, ...] = ()
+    label_smoothing: float = 0.0
 
     @property
     def module(self) -> nn.Module:
@@ -137,7 +145,14 @@ class Classification(LabelledHead):
     def losses(
         self, outputs: Mapping[str, Any], batch: Batch
     ) -> tuple[jax.Array, jax.Array | None]:
-        return cross_entropy(outputs['logits'], batch['labels'])
+        logits, labels = outputs['logits'], batch['labels']
+        losses, correct = cross_entropy(logits, labels)
+        if self.label_smoothing:
+            uniform = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1)
+            losses += self.label_smoothing * (uniform - losses)
+        if self.class_weights:
+            losses *= jnp.take(jnp.array(self.class_weights), labels)
+        return losses, correct
 
     def of_states(
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None

@@ -229,7 +229,7 @@ def _check_bucket(name: str) -> None:
     try:
         import gcsfs  # noqa: F401
     except ModuleNotFoundError:
-        raise InputError(f'{url} is a bucket, and gcsfs is not installed: pip install gcsfs') \
+        raise InputError(f'{url} is a bucket, which needs gcsfs: pip install gcsfs') \
             from None
     logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs every retry
     _ask(url, lambda: _file_system().call('GET', 'b/{}/o', name, maxResults=1),

@@ -13,6 +13,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -330,7 +331,7 @@ def text_task(
     config: ConfigDict, t: Tokenization, *, head: str, labels: Sequence[str],
     metrics: Sequence[str], train: TextExamples | None, evaluated: Mapping[str, TextExamples],
     predicted: Mapping[str, TextExamples], prefixes: Mapping[str, str] | None = None,
-    windows: str = 'first', id_column: str = '',
+    windows: str = 'first', id_column: str = '', loss: Mapping[str, Any] | None = None,
 ) -> LabelledTask:
     """A task on texts.
 
@@ -345,6 +346,7 @@ def text_task(
       prefixes: of the metrics of some splits.
       windows: one of WINDOWS, of what is predicted; what is trained on is cut.
       id_column: that the user named; empty: predictions are numbered by row.
+      loss: arguments of the head beside the number of labels.
     """
     def units(examples: TextExamples, how: str, labelled: bool) -> tuple[TextWindows, Units]:
         b = None if examples.text_b is None else t.encode(examples.text_b)
@@ -366,6 +368,8 @@ def text_task(
             logits = read.combined_logits(of_head, outputs['logits'])
             predictions, truth = of_head.predictions(logits), examples.labelled()
             loss = of_head.mean_loss(logits, truth)
+            if truth.ndim == 1 and labels and len(set(predictions)) == 1 < len(set(truth)):
+                say(f'note: all predictions are {labels[predictions[0]]!r}: nothing is learned yet')
             if truth.ndim == 2:  # labels that the model does not have are never predicted
                 missing = truth.shape[1] - predictions.shape[1]
                 predictions = np.pad(predictions, [(0, 0), (0, missing)])
@@ -385,7 +389,7 @@ def text_task(
         evaluated=tuple(eval_set(*item, True) for item in evaluated.items()),
         predicted=tuple(eval_set(*item, False) for item in predicted.items()),
         metric=metrics[0], head=head, labels=tuple(labels),
-        objective={'num_outputs': len(labels) or 1},
+        objective={'num_outputs': len(labels) or 1, **(loss or {})},
         inference={} if windows == 'first' else {'windows': windows},
     ))
 
@@ -427,7 +431,35 @@ def open_classification(
         unseen = ', '.join(sorted(names.unseen)[:10])
         say(f'note: {unseen} occur only in evaluation and count as errors')
     check_metrics(metrics, head, len(names.names), 'config.classification.metrics')
-    return _task(config, head, names.names, metrics, train, dev)
+    loss: dict[str, Any] = {}
+    if weights := _class_weights(c.class_weights, names.names, counts):
+        loss['class_weights'] = weights
+    if c.label_smoothing:
+        loss['label_smoothing'] = c.label_smoothing
+    if loss and c.multi_label:
+        raise InputError(f'config.classification: {", ".join(loss)} are for one label an example')
+    return _task(config, head, names.names, metrics, train, dev, loss)
+
+
+def _class_weights(
+    text: str, names: Sequence[str], counts: np.ndarray
+) -> tuple[float, ...]:
+    """`classification.class_weights` by label: 'balanced', as scikit-learn's, or 'LABEL=2.5, ...'.
+
+    Raises:
+      InputError: neither of these, or an unknown label.
+    """
+    if text in ('', 'balanced'):
+        n = counts[: len(names)]
+        return tuple((n.sum() / (len(n) * np.maximum(n, 1))).tolist()) if text else ()
+    weights = dict.fromkeys(names, 1.0)
+    for part in text.split(','):
+        name, equals, value = (x.strip() for x in part.rpartition('='))
+        if name not in weights or not equals or not re.fullmatch(r'[0-9]+(\.[0-9]+)?', value):
+            raise InputError(f"config.classification.class_weights={text!r}: write 'balanced', or "
+                             f"LABEL=NUMBER between commas; the labels are {', '.join(names)}")
+        weights[name] = float(value)
+    return tuple(weights.values())
 
 
 def open_regression(
@@ -470,7 +502,7 @@ def _read(
 
 def _task(
     config: ConfigDict, head: str, labels: tuple[str, ...], metrics: tuple[str, ...],
-    train: TextExamples | None, dev: TextExamples,
+    train: TextExamples | None, dev: TextExamples, loss: Mapping[str, Any] | None = None,
 ) -> LabelledTask:
     windows = config[config.task].windows or 'first'
     if windows not in WINDOWS:
@@ -479,6 +511,7 @@ def _task(
     task = text_task(
         config, open_tokenization(config), head=head, labels=labels, metrics=metrics, train=train,
         evaluated={'dev': dev}, predicted={}, windows=windows, id_column=config.data.id,
+        loss=loss,
     )
     units = task.data.train or task.data.evaluated[0].units
     say(f'{len(dev if train is None else train):,} examples of {np.median(units.lengths):.0f} '

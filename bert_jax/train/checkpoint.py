@@ -515,6 +515,10 @@ class Best:
             self._manager.save(step, args=saved, metrics=with_digest(metrics))
             self._manager.wait_until_finished()  # `params` are donated to the next step
 
+    def step(self) -> int:
+        """Step of the best evaluation; 0 before the first."""
+        return self._manager.best_step() or 0
+
     def metrics(self) -> dict[str, float] | None:
         """Metrics of the best evaluation, or None before the first."""
         step = self._manager.best_step()

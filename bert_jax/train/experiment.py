@@ -239,6 +239,7 @@ def train_run(
             Cadence(
                 steps_of('train.log_every'), steps_of('train.eval_every'),
                 steps_of('train.save_every'), steps_of('train.verify_every'),
+                config.train.patience,
             ),
             checkpoints, report, goodput, profile, best, gates, verify,
             peak_flops=peak * jax.device_count() if peak else None, should_stop=stop_or_fail,

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from bert_jax.heads.base import Head
+from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.gates import Gates
@@ -50,7 +51,8 @@ class Phase:
 class Cadence:
     """Steps between log lines, evaluations and checkpoints (0: at the end only).
 
-    `verify_every` is the number of steps between comparisons of the devices (0: never).
+    `verify_every` is the number of steps between comparisons of the devices (0: never), `patience`
+    the number of evaluations without a better one after which the run ends (0: it does not).
 
     The last but one evaluation is skipped if it is less than a tenth of `eval_every` before the
     end: epochs are seldom a whole number of steps.
@@ -60,6 +62,7 @@ class Cadence:
     eval_every: int
     save_every: int
     verify_every: int = 0
+    patience: int = 0
 
 
 def train(
@@ -157,8 +160,15 @@ def _train(
             report.flush()
             checkpoints.save(step, state)
 
+    def exhausted() -> bool:
+        """Whether the best evaluation is `patience` evaluations ago."""
+        if best is None or not cadence.patience:
+            return False
+        since = report.evaluations_since(best.step())  # the first host has the records
+        return int(hosts.share('patience', lambda: str(since))) >= cadence.patience
+
     for phase in phases:
-        if step >= phase.end:
+        if step >= phase.end or exhausted():
             continue
         if step == phase.start:
             report.say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
@@ -216,15 +226,19 @@ def _train(
                 timed, before, step_seconds = now, now, []
                 checkpoints.check()
             soon = step != last and last - step < cadence.eval_every / 10
-            saving = due(cadence.save_every) or stopping
+            saving, ending = due(cadence.save_every) or stopping, False
             if saving or due(cadence.eval_every):
                 window.fetch()
             if saving and step == last:
                 save()
             if due(cadence.eval_every) and not soon:
                 metrics = evaluate(phase)
-            if saving and step != last:
+                ending = exhausted()
+            if (saving or ending) and step != last:
                 save()
+            if ending:
+                report.say(f'no better evaluation in {cadence.patience}: ended at step {step:,}')
+                return state, metrics
             if stopping:
                 if step == last:  # it ends by itself
                     break

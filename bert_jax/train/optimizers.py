@@ -29,7 +29,7 @@ Schedule = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleSegment:
-    """Linear warm-up and polynomial decay to 0 over `steps` steps, beginning at step `start`."""
+    """Linear warm-up and decay to 0 over `steps` steps, beginning at step `start`."""
 
     start: int
     steps: int
@@ -38,7 +38,8 @@ class ScheduleSegment:
 
 
 def make_schedule(
-    segments: Sequence[ScheduleSegment], power: float = 1.0, decay_from: str = 'start'
+    segments: Sequence[ScheduleSegment], power: float = 1.0, decay_from: str = 'start',
+    decay: str = 'polynomial',
 ) -> Schedule:
     """The learning rate at a step.
 
@@ -50,6 +51,7 @@ def make_schedule(
     Args:
       segments: in order; each holds from its start to the next one's start.
       power: of the polynomial; 1 is linear, 0.5 is NVIDIA's for LAMB.
+      decay: 'polynomial', or 'cosine': half a cosine wave, to this power.
       decay_from: 'start', or 'peak': from the end of the warm-up, without a jump (a triangle).
 
     Returns:
@@ -60,6 +62,8 @@ def make_schedule(
         t = step.astype(jnp.float32) - segment.start
         first = segment.warmup if decay_from == 'peak' else 0
         left = jnp.clip(1.0 - (t - first) / max(segment.steps - first, 1), 0.0, 1.0)
+        if decay == 'cosine':
+            left = 0.5 - 0.5 * jnp.cos(jnp.pi * left)
         decayed = segment.learning_rate * left**power
         warming = segment.learning_rate * t / max(segment.warmup, 1)
         return jnp.where(t < segment.warmup, warming, decayed)

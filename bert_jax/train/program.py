@@ -230,7 +230,7 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
         return make_schedule([
             dataclasses.replace(segment, learning_rate=rates[i])
             for i, segment in enumerate(segments)
-        ], o.decay_power, o.decay_from)
+        ], o.decay_power, o.decay_from, o.decay)
 
     def optimizer_of(schedule: Schedule) -> optax.GradientTransformation:
         return make_optimizer(

@@ -224,6 +224,11 @@ class Report:
         return any(record['step'] == step and any(name.startswith('eval/') for name in record)
                    for record in self.records)
 
+    def evaluations_since(self, step: int) -> int:
+        """The number of evaluations after a step."""
+        return sum(record['step'] > step and any(name.startswith('eval/') for name in record)
+                   for record in self.records)
+
     def flush(self) -> None:
         """Uploads all records and waits until that is done or has failed."""
         if self._active and self._uploads is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
+from bert_jax.config.fields import FIELDS
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.checksum import digest
 from bert_jax.runtime.errors import InputError
@@ -29,9 +30,8 @@ _FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 't
 # Model fields that change how it is computed, not what.
 _OF_THE_COMPUTATION = tuple(f'model.{name}' for name in COMPUTATION)
 # Values for runs that are older than the field.
-_DEFAULTS = {f'model.{option.name}': option.default for option in OPTIONS} | {
-    f'model.{name}': choices[0] for name, choices in COMPUTATION.items()
-}
+_DEFAULTS = {path: field.default for path, field in FIELDS.items()} | {
+    f'model.{option.name}': option.default for option in OPTIONS}
 # A change of these is another run. Pre-training may resume with another rate; a downstream run,
 # which is short and compared with others, may not.
 _OF_ANY_RUN: tuple[str, ...] = ('task',)

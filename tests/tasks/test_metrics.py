@@ -5,6 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
+from bert_jax.heads.classification import Classification
+from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.metrics import METRICS, check_metrics, f1, matthews, pearson, spearman
 
@@ -114,3 +116,25 @@ def test_what_does_not_fit_is_refused_with_what_does(name, head, num_labels, say
     assert str(error.value).startswith('config.x.metrics=')
     offered = str(error.value).rpartition('choose from ')[2].split(', ')
     assert check_metrics(offered, head, num_labels) == tuple(offered)
+
+
+@pytest.mark.parametrize('options', [
+    {'label_smoothing': 0.1}, {'weight': (0.5, 2.0, 1.0)}, {},
+], ids=['label smoothing', 'class weights', 'plain'])
+def test_losses_are_torch_s(options):
+    torch = pytest.importorskip('torch')
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(4, 2, 3)).astype(np.float32)
+    labels = rng.integers(0, 3, (4, 2))
+    theirs = dict(options)
+    if 'weight' in theirs:
+        theirs['weight'] = torch.tensor(theirs['weight'])
+    wanted = torch.nn.functional.cross_entropy(
+        torch.tensor(logits).reshape(-1, 3), torch.tensor(labels).reshape(-1), reduction='none',
+        **theirs).reshape(4, 2)
+    bert = ModelConfig(
+        vocab_size=8, num_layers=1, hidden_size=8, num_heads=1, intermediate_size=8)
+    head = Classification(
+        bert, 3, options.get('weight', ()), options.get('label_smoothing', 0.0))
+    losses, _ = head.losses({'logits': logits}, {'labels': labels})
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)

@@ -206,6 +206,22 @@ def test_your_own_labels_are_learnt_and_a_share_is_held_out(tmp_path, capsys):
     assert not overlap, 'equal texts on both sides'
 
 
+@pytest.mark.parametrize('given, weights', [
+    ('', ()), ('balanced', (4 / 6, 4 / 3)), ('bad=3, good=0.5', (3.0, 0.5)), ('good=2', (1.0, 2.0)),
+    ('best=2', 'labels are bad, good'), ('good', 'LABEL=NUMBER'), ('good=-1', 'LABEL=NUMBER'),
+])
+def test_class_weights(tmp_path, given, weights):
+    rows = [f'{WORDS[i]},{"good" if i == 3 else "bad"}' for i in range(4)]
+    source = write(tmp_path / 'own.csv', '\n'.join(['text,label', *rows, '']))
+    config = config_of('classification', source, tmp_path, eval_source=source)
+    config.classification.class_weights = given
+    if isinstance(weights, str):
+        with pytest.raises(InputError, match=weights):
+            opened(config)
+    else:
+        assert opened(config).objective['class_weights'] == pytest.approx(weights)
+
+
 def test_long_texts_are_scored_by_their_windows(tmp_path):
     rows = 'text,label\njohn,good\n' + ' '.join(WORDS) + ',bad\n'
     source = write(tmp_path / 'own.csv', rows)

@@ -37,6 +37,9 @@ class Records:
     def has_evaluation(self, step):
         return ('eval', step) in self.written
 
+    def evaluations_since(self, step):
+        return sum(evaluated > step for evaluated in self.steps('eval'))
+
     def set_aside(self, step):
         self.events.append(('aside', step))
         return f'step {max([s for s in self.saved if s != step], default=None)} is kept'
@@ -63,10 +66,11 @@ class Run:
     """One call of `train` over phases of so many steps; `bad` is a batch with NaN."""
 
     def __init__(self, trainer, cadence=(0, 0, 0), steps=(10,), state=None, stop_at=None,
-                 bad=None, peak_flops=None, goodput=None, profile=None, score=None):
+                 bad=None, peak_flops=None, goodput=None, profile=None, score=None, best=None,
+                 records=None):
         task, step, fresh = trainer
         self.score = score
-        self.records, self.asked, self.evaluated = Records(), [], []
+        self.records, self.asked, self.evaluated = records or Records(), [], []
         phases = [self.phase(i, sum(steps[:i]), count, bad) for i, count in enumerate(steps)]
         self.error = None
         try:
@@ -74,7 +78,7 @@ class Run:
                 task, step, jax.device_put(fresh if state is None else state), phases,
                 Cadence(*cadence), self.records, self.records,
                 goodput or Goodput('', False, 0, time.time()),
-                profile or Profile(None, '', False), peak_flops=peak_flops,
+                profile or Profile(None, '', False), best, peak_flops=peak_flops,
                 should_stop=lambda step: step == stop_at,
             )
         except (Diverged, Stopped) as error:
@@ -214,6 +218,28 @@ def test_stopping_saves_and_a_second_run_goes_on_to_the_same_end(trainer):
 
 def test_a_stop_where_a_checkpoint_is_due_saves_once(trainer):
     assert Run(trainer, (0, 0, 3), stop_at=3).records.steps('save') == [3]
+
+
+class FirstIsBest:
+    """Stands in for Best: no evaluation is better than the first."""
+
+    def __init__(self):
+        self.first = 0
+
+    def offer(self, step, metrics, params):
+        self.first = self.first or step
+
+    def step(self):
+        return self.first
+
+
+def test_a_run_ends_when_evaluations_do_not_get_better(trainer):
+    best = FirstIsBest()
+    run = Run(trainer, (0, 2, 0, 0, 2), best=best)
+    assert run.records.steps('eval') == [2, 4, 6] and run.state.step == 6
+    assert run.records.steps('save') == [6]
+    again = Run(trainer, (0, 2, 0, 0, 2), best=best, records=run.records, state=run.state)
+    assert again.asked == [] and again.state.step == 6  # it does not train on
 
 
 def test_phases_follow_each_other_with_their_own_batches(trainer):
