@@ -32,7 +32,7 @@ def pretrain_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpe
     s, p = (max_seq_length,), (max_predictions_per_seq,)
     return {
         'input_ids': Feature(s, np.int32),
-        'input_mask': Feature(s, np.int32),
+        'sequence_ids': Feature(s, np.int32),
         'segment_ids': Feature(s, np.int32),
         'masked_lm_positions': Feature(p, np.int32),
         'masked_lm_ids': Feature(p, np.int32),
@@ -45,10 +45,10 @@ def pretrain_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpe
 def packed_pretrain_spec(
     max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int
 ) -> BatchSpec:
-    """As `pretrain_spec`, of rows that up to `pairs_a_row` pairs share.
+    """`pretrain_spec` for rows of up to `pairs_a_row` pairs.
 
-    `input_mask` numbers the pairs from 1, `position_ids` begin at 0 with each, `cls_positions` says
-    where each begins. The prediction slots are the row's.
+    `sequence_ids` number the pairs from 1, `position_ids` start at 0 in each, `cls_positions` are
+    their starts. All pairs of a row share its prediction slots.
     """
     spec, k = dict(pretrain_spec(max_seq_length, max_predictions_per_seq)), (pairs_a_row,)
     return spec | {
@@ -269,7 +269,7 @@ class SyntheticExamples:
         (length,), (slots,) = self.spec['input_ids'].shape, self.spec['masked_lm_ids'].shape
         return {
             'input_ids': rng.integers(0, self._vocab_size, length, np.int32),
-            'input_mask': np.ones(length, np.int32),
+            'sequence_ids': np.ones(length, np.int32),
             'segment_ids': (np.arange(length) > length // 2).astype(np.int32),
             'masked_lm_positions': np.sort(rng.permutation(np.arange(1, length - 1))[:slots])
             .astype(np.int32),

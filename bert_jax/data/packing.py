@@ -162,13 +162,13 @@ class PackedExamples:
             total = np.cumsum(sizes) - sizes
             return total - total[first]
 
-        start = before(pairs['input_mask'].sum(axis=1))
+        start = before(pairs['sequence_ids'].sum(axis=1))
         number = np.arange(len(at_m)) - first
-        pair, position = np.nonzero(pairs['input_mask'])
+        pair, position = np.nonzero(pairs['sequence_ids'])
         token = at_m[pair], start[pair] + position
         for name in ('input_ids', 'segment_ids'):
             batch[name][token] = pairs[name][pair, position]
-        batch['input_mask'][token] = number[pair] + 1
+        batch['sequence_ids'][token] = number[pair] + 1
         batch['position_ids'][token] = position
         used = pairs['masked_lm_weights'] > 0
         pair, slot = np.nonzero(used)

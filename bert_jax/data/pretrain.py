@@ -418,7 +418,7 @@ class PretrainExamples:
         candidates = (column > 0) & (column < end) & (column != a_end)
         np.copyto(source, 0, where=~candidates)
         input_ids = self._store.tokens[source].astype(np.int32)
-        input_mask = column <= end
+        real = column <= end
         np.copyto(input_ids, 0, where=~candidates)
         input_ids[:, 0] = special.cls_id
         every = np.arange(n)
@@ -432,8 +432,8 @@ class PretrainExamples:
         )
         return {
             'input_ids': input_ids,
-            'input_mask': input_mask.astype(np.int32),
-            'segment_ids': (in_b & input_mask).astype(np.int32),
+            'sequence_ids': real.astype(np.int32),
+            'segment_ids': (in_b & real).astype(np.int32),
             **masked,
             'next_sentence_labels': is_random.astype(np.int32),
             'example_weights': np.ones(n, np.float32),

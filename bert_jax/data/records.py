@@ -81,7 +81,7 @@ class RecordFiles:
           indices: integers [n], from 0 to len - 1.
 
         Returns:
-          `input_ids`, `input_mask`, `segment_ids` int32 [n, S]; `masked_lm_positions`,
+          `input_ids`, `sequence_ids`, `segment_ids` int32 [n, S]; `masked_lm_positions`,
           `masked_lm_ids` int32 [n, P]; `masked_lm_weights` float32 [n, P];
           `next_sentence_labels` int32 [n].
 
@@ -99,6 +99,7 @@ class RecordFiles:
             key: value.numpy().astype(np.float32 if key == 'masked_lm_weights' else np.int32)
             for key, value in parsed.items()
         }
+        out['sequence_ids'] = out.pop('input_mask')  # see `model.encoder.Bert`
         out['next_sentence_labels'] = out['next_sentence_labels'].reshape(len(indices))
         return out
 

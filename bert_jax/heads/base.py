@@ -252,7 +252,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
 
 
 ELSEWHERE = -1e30  # the score of what a softmax leaves out
-_TOKENS = ('input_ids', 'input_mask', 'segment_ids', 'position_ids', 'cls_positions')
+_TOKENS = ('input_ids', 'sequence_ids', 'segment_ids', 'position_ids', 'cls_positions')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +297,7 @@ class LabelledHead(Head):
         ones_1x8 = jnp.ones((1, 8), jnp.int32)
         module = dataclasses.replace(self, config=any_shape(self.config)).module
         return module.init(rng, {
-            'input_ids': ones_1x8, 'input_mask': ones_1x8, 'segment_ids': ones_1x8,
+            'input_ids': ones_1x8, 'sequence_ids': ones_1x8, 'segment_ids': ones_1x8,
             'position_ids': ones_1x8, 'cls_positions': jnp.zeros((1, self.sequences), jnp.int32),
         })['params']
 
@@ -328,7 +328,7 @@ class LabelledHead(Head):
         self, outputs: Mapping[str, Any], batch: Batch, totals: Sums
     ) -> tuple[jax.Array, Sums]:
         """The loss of `outputs`; see `loss`."""
-        tokens = jnp.sum((batch['input_mask'] > 0).astype(jnp.float32))
+        tokens = jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32))
         devices = 1
         if self.compares:
             batch = {name: x for name, x in batch.items() if name not in _TOKENS}
@@ -371,10 +371,10 @@ def encode(
 ) -> jax.Array:
     """Hidden states [B, S, H] of all tokens."""
     x_BxSxH = bert(
-        batch['input_ids'], batch['input_mask'], batch['segment_ids'], rows_Bx2,
+        batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2,
         batch.get('position_ids'), batch.get('cls_positions'),
     )['sequence_output']
-    return x_BxSxH if bilstm is None else bilstm(x_BxSxH, batch['input_mask'])
+    return x_BxSxH if bilstm is None else bilstm(x_BxSxH, batch['sequence_ids'])
 
 
 def ablation_bilstm(config: ModelConfig) -> BiLstm | None:

@@ -80,12 +80,12 @@ class BertForSequenceClassification(nn.Module):
         self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None
     ) -> jax.Array:
         """[B, H] or [B, K, H]; the last layer is computed at [CLS], or the last token, only."""
-        inputs = batch['input_ids'], batch['input_mask'], batch['segment_ids'], rows_Bx2
+        inputs = batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2
         packed = 'cls_positions' in batch
         first_BxK = (
             batch['cls_positions'] if packed else jnp.zeros((len(batch['input_ids']), 1), jnp.int32)
         )
-        last_BxK = last_tokens(batch['input_mask'], first_BxK.shape[1])
+        last_BxK = last_tokens(batch['sequence_ids'], first_BxK.shape[1])
         if self.bilstm is None:
             among_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
             read_BxK = last_BxK if self.config.causal else first_BxK

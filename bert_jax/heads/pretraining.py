@@ -125,7 +125,7 @@ class BertForPreTraining(nn.Module):
     def __call__(
         self,
         input_ids_BxS: jax.Array,
-        input_mask_BxS: jax.Array,
+        sequence_ids_BxS: jax.Array,
         segment_ids_BxS: jax.Array,
         masked_lm_positions_BxP: jax.Array | None,
         rows_Bx2: jax.Array | None = None,
@@ -134,7 +134,7 @@ class BertForPreTraining(nn.Module):
     ) -> dict[str, Any]:
         """See the class; without positions, `mlm_output` is of all of them in order."""
         c = self.config
-        inputs = (input_ids_BxS, input_mask_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
+        inputs = (input_ids_BxS, sequence_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
         if masked_lm_positions_BxP is None:
             outputs = self.bert(*inputs, cls_positions_BxK)
             masked_BxPxH = outputs['sequence_output']
@@ -297,7 +297,7 @@ class Pretraining(Head):
         labels_BxP, weights_BxP = batch['masked_lm_ids'], batch['masked_lm_weights']
         if not self.config.causal:
             return batch['input_ids'], labels_BxP, weights_BxP
-        numbers_BxS = batch['input_mask']
+        numbers_BxS = batch['sequence_ids']
         rows, width = numbers_BxS.shape
         masked_BxP = jnp.where(weights_BxP > 0, batch['masked_lm_positions'], width)
         ids_BxS = batch['input_ids'].at[jnp.arange(rows)[:, None], masked_BxP].set(
@@ -324,7 +324,7 @@ class Pretraining(Head):
     ) -> dict[str, Any]:
         outputs: Any = BertForPreTraining(self.config, everywhere).apply(
             {'params': params},
-            self._predicted(batch)[0], batch['input_mask'], batch['segment_ids'],
+            self._predicted(batch)[0], batch['sequence_ids'], batch['segment_ids'],
             None if self.config.causal else batch['masked_lm_positions'], rows_Bx2,
             batch.get('position_ids'), batch.get('cls_positions'),
         )
@@ -349,7 +349,7 @@ class Pretraining(Head):
             'mlm_correct': mlm_correct,
             'mlm_count': jnp.sum(weights_BxP),
             'rows': jnp.sum(batch['example_weights']),
-            'tokens': jnp.sum((batch['input_mask'] > 0).astype(jnp.float32)),
+            'tokens': jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32)),
         }
         loss = sums['mlm_loss'] / totals['masked']
         if self.next_sentence:

@@ -97,7 +97,7 @@ class QuestionAnswering(LabelledHead):
         self, outputs: Mapping[str, Any], batch: Batch
     ) -> tuple[jax.Array, jax.Array | None]:
         numbers_K = jnp.arange(1, batch['unit_weights'].shape[1] + 1)
-        inside_RxKxS = batch['input_mask'][:, None, :] == numbers_K[None, :, None]
+        inside_RxKxS = batch['sequence_ids'][:, None, :] == numbers_K[None, :, None]
 
         def span_loss(logits_RxS: jax.Array, positions_RxK: jax.Array) -> tuple[jax.Array, ...]:
             logits_RxKxS = jnp.where(inside_RxKxS, logits_RxS[:, None, :], ELSEWHERE)

@@ -116,7 +116,7 @@ class BertFeatureTagger(nn.Module):
     def __call__(
         self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
     ) -> jax.Array:
-        mask_BxS = batch['input_mask']
+        mask_BxS = batch['sequence_ids']
         output = lax.stop_gradient(self.bert(
             batch['input_ids'], mask_BxS, batch['segment_ids'], None, batch.get('position_ids'),
         ))

@@ -1,7 +1,7 @@
 """A bidirectional LSTM, for the ablation of section 5.1 and the features of section 5.3.
 
-Rows may be packed (see `Bert`): the state is reset where the sequence number in `input_mask`
-changes. This also separates padding, so the backward direction starts at a sequence's last token.
+Rows may be packed (see `Bert`): the state is reset where `sequence_ids` change. This also separates
+padding, so the backward direction starts at a sequence's last token.
 
     B: batch rows, S: sequence, F: features, U: units of one direction, D: directions (2),
     G: gates (4), T: time, which runs backwards in direction 1

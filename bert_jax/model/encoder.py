@@ -234,9 +234,9 @@ class Pooler(nn.Module):
 class Bert(nn.Module):
     """The encoder with its pooler.
 
-    A row is one sequence or several packed ones. Packed rows have `position_ids`, which start at 0
-    in each sequence, and an `input_mask` that numbers the sequences 1, 2, ... with 0 for padding.
-    Each sequence attends to itself only.
+    A row is one sequence or several packed ones. `sequence_ids` number the sequences 1, 2, ... and
+    are 0 on padding: in a row of one sequence they are BERT's `input_mask`. Each sequence attends
+    to itself only. Packed rows also have `position_ids`, which start at 0 in each sequence.
 
     Args:
       pooled: whether the model has a pooler (Hugging Face's token and span models have none).
@@ -258,7 +258,7 @@ class Bert(nn.Module):
     def __call__(
         self,
         input_ids_BxS: jax.Array,
-        input_mask_BxS: jax.Array,
+        sequence_ids_BxS: jax.Array,
         segment_ids_BxS: jax.Array,
         rows_Bx2: jax.Array | None = None,
         position_ids_BxS: jax.Array | None = None,
@@ -278,8 +278,7 @@ class Bert(nn.Module):
         embedded_BxSxH = self.embeddings(
             input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS
         )
-        # The mask numbers the sequences: one in a plain row, several in a packed one.
-        x_BxSxH, layers = self.encoder(embedded_BxSxH, input_mask_BxS, rows_Bx2, wanted_BxP)
+        x_BxSxH, layers = self.encoder(embedded_BxSxH, sequence_ids_BxS, rows_Bx2, wanted_BxP)
         pooled = None
         if self.pooled:
             cls = x_BxSxH[:, 0]

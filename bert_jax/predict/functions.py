@@ -26,7 +26,7 @@ Batch = dict[str, jax.Array]
 
 def inputs(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Array]:
     """The encoder's arguments."""
-    return (batch['input_ids'], batch['input_mask'], batch['segment_ids'], None,
+    return (batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], None,
             batch['position_ids'])
 
 
@@ -127,7 +127,7 @@ def vectors(config: ModelConfig, layer: int, pool: str) -> Function:
             result = gather_positions(x_RxSxH, batch['cls_positions']).astype(jnp.float32)
             return {'vectors': result}
         x_RxSxH = x_RxSxH.astype(jnp.float32)
-        mask_RxS = batch['input_mask']
+        mask_RxS = batch['sequence_ids']
         numbers_K = jnp.arange(1, batch['cls_positions'].shape[1] + 1)
         if pool == 'max':  # one unit of all rows at a time: [R, K, S, H] would be large
             maxima_KxRxH = jax.lax.map(

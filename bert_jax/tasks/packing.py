@@ -214,11 +214,11 @@ def plan_once(
 
 
 def packed_spec(units: Units, plan: Plan) -> BatchSpec:
-    """Features of a packed batch; see `Bert` for `input_mask`, `position_ids`, `cls_positions`."""
+    """Features of a packed batch; `Bert` explains `sequence_ids` and its other arguments."""
     s, k = (plan.row_length,), plan.units_a_row
     spec = {
         'input_ids': Feature(s, np.int32),
-        'input_mask': Feature(s, np.int32),
+        'sequence_ids': Feature(s, np.int32),
         'segment_ids': Feature(s, np.int32),
         'position_ids': Feature(s, np.int32),
         'cls_positions': Feature((k * units.choices,), np.int32),
@@ -304,7 +304,7 @@ def packed_batch(units: Units, plan: Plan, step: int, local: np.ndarray) -> dict
         batch[name].reshape(-1, *values.shape[1:])[p.at] = values
 
     put('input_ids', units.sequences.ids[p.source])
-    put('input_mask', p.number)
+    put('sequence_ids', p.number)
     put('segment_ids', p.position >= p.first_length)
     put('position_ids', p.position)
     for name, x in units.tokens.items():

@@ -77,7 +77,7 @@ def _segments(batch):
     ids = batch['input_ids'].copy()
     rows, slots = np.nonzero(batch['masked_lm_weights'])
     ids[rows, batch['masked_lm_positions'][rows, slots]] = batch['masked_lm_ids'][rows, slots]
-    for row, segments, mask in zip(ids, batch['segment_ids'], batch['input_mask'], strict=True):
+    for row, segments, mask in zip(ids, batch['segment_ids'], batch['sequence_ids'], strict=True):
         length = int(mask.sum())
         second = int(segments[:length].argmax()) or length
         yield row[1:second - 1].tolist()

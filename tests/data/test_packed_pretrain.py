@@ -24,7 +24,7 @@ def examples():
 def unpacked(batch):
     """The pairs in packed rows, each as (ids, segments, [(position, label)], is_random)."""
     pairs = []
-    for r, numbers in enumerate(batch['input_mask']):
+    for r, numbers in enumerate(batch['sequence_ids']):
         for k in range(numbers.max()):
             here = np.flatnonzero(numbers == k + 1)
             assert (np.diff(here) == 1).all() and here[0] == batch['cls_positions'][r, k]
@@ -49,7 +49,7 @@ def unpacked(batch):
 
 def plain(batch):
     pairs = []
-    for i, length in enumerate(batch['input_mask'].sum(axis=1)):
+    for i, length in enumerate(batch['sequence_ids'].sum(axis=1)):
         used = batch['masked_lm_weights'][i] == 1
         pairs.append((
             batch['input_ids'][i, :length].tolist(), batch['segment_ids'][i, :length].tolist(),
@@ -67,7 +67,7 @@ def test_a_step_has_the_pairs_that_it_has_unpacked(examples, step):
     check_batch(packed.spec, batch)
     expected = plain(examples.rows(step * BATCH + np.arange(BATCH)))
     assert sorted(unpacked(batch)) == sorted(expected)
-    assert (batch['input_mask'].max(axis=1) > 1).sum() > 5  # rows that are shared
+    assert (batch['sequence_ids'].max(axis=1) > 1).sum() > 5  # rows that are shared
 
 
 @pytest.fixture(scope='module')
@@ -115,7 +115,7 @@ def test_rows_that_are_too_few_are_refused_with_a_number_that_is_enough(examples
 
 def test_a_step_that_needs_more_rows_says_so(examples):
     packed = PackedExamples(examples, BATCH, 40)
-    needed = max(int(packed.rows(s * 40 + np.arange(40))['input_mask'].any(axis=1).sum())
+    needed = max(int(packed.rows(s * 40 + np.arange(40))['sequence_ids'].any(axis=1).sum())
                  for s in range(12))
     packed.num_rows = needed - 1
     packed._first_row = np.array([0, needed - 1])

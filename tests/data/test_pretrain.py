@@ -116,7 +116,7 @@ def test_rows_are_cls_a_sep_b_sep(corpus):
         ids, rest = batch['input_ids'][i], 64 - len(a) - len(b) - 3
         special = [CLS, *[0] * len(a), SEP, *[0] * len(b), SEP, *[0] * rest]
         assert [t * (t == s) for t, s in zip(ids.tolist(), special, strict=True)] == special
-        assert batch['input_mask'][i].tolist() == [1] * (64 - rest) + [0] * rest
+        assert batch['sequence_ids'][i].tolist() == [1] * (64 - rest) + [0] * rest
         assert batch['segment_ids'][i].tolist() == (
             [0] * (len(a) + 2) + [1] * (len(b) + 1) + [0] * rest)
         wanted = min(10, max(1, round((64 - rest) * 0.15)))
@@ -319,11 +319,11 @@ def test_without_next_sentence(corpus):
     batch = _epoch(examples)
     check_batch(examples.spec, batch)
     assert not batch['segment_ids'].any() and not batch['next_sentence_labels'].any()
-    for ids, mask in zip(_restored(batch), batch['input_mask'], strict=True):
+    for ids, mask in zip(_restored(batch), batch['sequence_ids'], strict=True):
         [end] = np.flatnonzero(ids == SEP)
         assert ids[0] == CLS and mask.sum() == end + 1 and not ids[end + 1:].any()
         assert len({*corpus.document_of[list(_span(ids[1:end]))].tolist()}) == 1
-    assert batch['input_mask'].sum(axis=1).max() == 64
+    assert batch['sequence_ids'].sum(axis=1).max() == 64
     # One document is enough, and nothing of it is left out.
     store = _store([np.ones(100, int)])
     batch = _epoch(_examples(store, next_sentence=False, short_seq_prob=0, max_seq_length=12))
@@ -348,7 +348,7 @@ def test_many_predictions_in_a_short_row():
         masking=MaskingRates(masked_lm_prob=1.0))
     batch = _epoch(examples)
     check_batch(examples.spec, batch)
-    lengths = batch['input_mask'].sum(axis=1)
+    lengths = batch['sequence_ids'].sum(axis=1)
     assert (batch['masked_lm_weights'].sum(axis=1) == lengths - 3).all()
 
 

@@ -36,7 +36,7 @@ def packed(ids=IDS):
     positions = np.concatenate([np.arange(5), np.arange(7), np.zeros(2, int)])
     return {
         'input_ids': jnp.asarray(np.pad(ids, (0, 2))[None]),
-        'input_mask': jnp.asarray(numbers[None]),
+        'sequence_ids': jnp.asarray(numbers[None]),
         'segment_ids': jnp.zeros((1, 14), jnp.int32), 'position_ids': jnp.asarray(positions[None]),
         'cls_positions': jnp.array([[0, 5]]),
     }
@@ -47,7 +47,7 @@ def alone(number):
     ids = np.split(IDS, [5])[number]
     row = np.pad(ids, (0, 9 - len(ids)))[None]
     return {
-        'input_ids': jnp.asarray(row), 'input_mask': jnp.asarray((row > 0).astype(np.int32)),
+        'input_ids': jnp.asarray(row), 'sequence_ids': jnp.asarray((row > 0).astype(np.int32)),
         'segment_ids': jnp.zeros((1, 9), jnp.int32),
     }
 
@@ -66,7 +66,7 @@ def test_a_later_token_changes_no_earlier_output():
     def run():
         return [
             Bert(CAUSAL).apply(
-                {'params': params}, batch['input_ids'], batch['input_mask'], batch['segment_ids'],
+                {'params': params}, batch['input_ids'], batch['sequence_ids'], batch['segment_ids'],
                 None, batch['position_ids'], wanted_BxP=at)
             for batch, at in ((packed(), None), (packed(later), None), (packed(), some))
         ]
@@ -86,7 +86,7 @@ def pretraining_batch():
     rng = np.random.default_rng(1)
     return {name: jnp.asarray(x) for name, x in {
         'input_ids': rng.integers(4, 50, (3, 10)), 'segment_ids': np.zeros((3, 10), np.int32),
-        'input_mask': np.array([[1] * 10, [1] * 6 + [0] * 4, [1] * 4 + [2] * 5 + [0]]),
+        'sequence_ids': np.array([[1] * 10, [1] * 6 + [0] * 4, [1] * 4 + [2] * 5 + [0]]),
         'masked_lm_positions': np.array([[3, 7], [2, 0], [0, 0]]),
         'masked_lm_ids': rng.integers(4, 50, (3, 2)),
         'masked_lm_weights': np.array([[1, 1], [1, 0], [0, 0]], np.float32),

@@ -169,7 +169,7 @@ def batch():
     mask = (np.arange(12) < np.array([[12], [7], [3], [10]] * 2)).astype(np.int32)
     return {
         'input_ids': rng.integers(1, 50, mask.shape).astype(np.int32) * mask,
-        'input_mask': mask,
+        'sequence_ids': mask,
         'segment_ids': np.zeros_like(mask),
     }
 
@@ -192,7 +192,7 @@ def test_the_encoder_is_frozen_and_all_else_learns(tagger_params, batch):
     def loss(params):
         x = logits(params, batch, drop.dropout_rows(0, 0, jnp.arange(8)))
         assert x.shape == (8, 12, LABELS) and x.dtype == jnp.float32
-        return jnp.sum(jnp.square(x) * batch['input_mask'][..., None])
+        return jnp.sum(jnp.square(x) * batch['sequence_ids'][..., None])
 
     assert set(tagger_params) == {'bert', 'features', 'bilstm_0', 'bilstm_1', 'classifier'}
     grads = jit(jax.grad(loss))(tagger_params)

@@ -81,7 +81,7 @@ def test_the_formula_counts_the_products_of_downstream_models(kind, more, traine
     objective = kind(c, 1) if trained else FeatureTagging(c, 1, kind)
     length = 64
     ids = jnp.ones((1, length), jnp.int32)
-    batch = {'input_ids': ids, 'input_mask': ids, 'segment_ids': ids, 'position_ids': ids,
+    batch = {'input_ids': ids, 'sequence_ids': ids, 'segment_ids': ids, 'position_ids': ids,
              'cls_positions': jnp.zeros((1, 1), jnp.int32)}
     params = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
     found = product_flops(

@@ -124,7 +124,8 @@ def test_logits_are_not_rounded_to_bfloat16(module):
         vocab_size=40, num_layers=1, hidden_size=32, num_heads=2, intermediate_size=64,
         max_position_embeddings=64, initializer_range=0.2, dtype='bfloat16')
     ids = jax.random.randint(jax.random.key(0), (40, 8), 5, 40)
-    batch = {'input_ids': ids, 'input_mask': jnp.ones_like(ids), 'segment_ids': jnp.zeros_like(ids)}
+    batch = {'input_ids': ids, 'sequence_ids': jnp.ones_like(ids),
+             'segment_ids': jnp.zeros_like(ids)}
     model = module(config, 2)
     params = model.init(jax.random.key(1), batch)
     logits = np.asarray(model.apply(params, batch)).reshape(-1, 2)[:40]

@@ -39,6 +39,7 @@ def small(shared_data):
     folder = shared_data / 'tf1_reference' / 'small'
     config, params = model_at(folder / 'init' / 'bert_model.ckpt')
     arrays = dict(np.load(folder / 'batches.npz'))
+    arrays['sequence_ids'] = arrays.pop('input_mask')
     arrays['next_sentence_labels'] = arrays['next_sentence_labels'][..., 0]
     arrays['example_weights'] = np.ones(arrays['next_sentence_labels'].shape, np.float32)
     batches = [{name: x[i] for name, x in arrays.items()} for i in range(30)]
@@ -67,7 +68,7 @@ def test_forward_pass_of_the_original(small):
     close = {'rtol': 0, 'atol': 1e-5}
     for name in ('embedding_output', 'pooled_output'):
         np.testing.assert_allclose(out[name], expected[name], err_msg=name, **close)
-    real = batch['input_mask'] == 1  # what comes out at padding is nobody's
+    real = batch['sequence_ids'] == 1  # what comes out at padding is nobody's
     np.testing.assert_allclose(
         out['sequence_output'][real], expected['sequence_output'][real], **close)
     for i, layer in enumerate(out['layers']):
@@ -124,7 +125,8 @@ def tiny(shared_data):
     tf = pytest.importorskip('tensorflow', reason='it reads the records')
     folder = shared_data / 'tf1_reference' / 'tiny_wikipedia'
     config, params = model_at(folder / 'bert_model.ckpt')
-    spec = {name: f for name, f in pretrain_spec(128, 20).items() if name != 'example_weights'}
+    spec = {'input_mask' if name == 'sequence_ids' else name: f
+            for name, f in pretrain_spec(128, 20).items() if name != 'example_weights'}
     features = {
         name: tf.io.FixedLenFeature(f.shape or (1,), tf.float32 if f.dtype == np.float32
                                     else tf.int64)
@@ -133,6 +135,7 @@ def tiny(shared_data):
     dataset = tf.data.TFRecordDataset(str(folder / 'eval.tfrecord')).batch(2048)
     read = tf.io.parse_example(next(iter(dataset)), features)
     rows = {name: x.numpy().astype(spec[name].dtype) for name, x in read.items()}
+    rows['sequence_ids'] = rows.pop('input_mask')
     rows['next_sentence_labels'] = rows['next_sentence_labels'][:, 0]
     rows['example_weights'] = np.ones(831, np.float32)
     return folder, Pretraining(config), params, rows

@@ -150,7 +150,7 @@ def lengths_of(params, batch):
     """A function that needs no model: the tokens of each unit, and its ids again."""
     del params
     numbers = np.arange(1, batch['cls_positions'].shape[1] + 1)
-    own = batch['input_mask'][:, None] == numbers[None, :, None]
+    own = batch['sequence_ids'][:, None] == numbers[None, :, None]
     return {'lengths': own.sum(-1), 'ids': batch['input_ids']}
 
 

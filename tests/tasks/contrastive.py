@@ -22,7 +22,7 @@ class Vectors(nn.Module):
     @nn.compact
     def __call__(self, batch: Batch, rows_Bx2: jax.Array | None = None) -> jax.Array:
         outputs = Bert(self.config, pooled=False, name='bert')(
-            batch['input_ids'], batch['input_mask'], batch['segment_ids'], rows_Bx2,
+            batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2,
             batch['position_ids'])
         x = gather_positions(outputs['sequence_output'], batch['cls_positions'])
         x = x.astype(jnp.float32)

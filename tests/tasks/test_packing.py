@@ -69,7 +69,7 @@ def check_batches(units, plan, steps):
                 number = slot * units.choices + c
                 begin, end = s.offsets[unit * units.choices + c : unit * units.choices + c + 2]
                 cls = batch['cls_positions'][row, number]
-                at = np.flatnonzero(batch['input_mask'][row] == number + 1)
+                at = np.flatnonzero(batch['sequence_ids'][row] == number + 1)
                 np.testing.assert_array_equal(at, np.arange(cls, cls + end - begin))
                 np.testing.assert_array_equal(batch['input_ids'][row, at], s.ids[begin:end])
                 np.testing.assert_array_equal(batch['position_ids'][row, at], np.arange(len(at)))
@@ -78,7 +78,7 @@ def check_batches(units, plan, steps):
                 first = s.first_lengths[unit * units.choices + c]
                 np.testing.assert_array_equal(
                     batch['segment_ids'][row, at], np.arange(len(at)) >= first)
-        real = batch['input_mask'] > 0
+        real = batch['sequence_ids'] > 0
         assert not batch['input_ids'][~real].any()
     return seen
 

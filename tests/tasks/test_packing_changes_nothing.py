@@ -173,7 +173,7 @@ def test_a_sequence_is_not_touched_by_its_neighbours():
     batch = whole_batch(units, plan)
     outputs = jax.jit(functools.partial(task.outputs, params))
     before = np.asarray(outputs(batch)['logits'])
-    second = batch['input_mask'] == 2
+    second = batch['sequence_ids'] == 2
     changed = dict(batch, input_ids=np.where(second, 7, batch['input_ids']))
     after = np.asarray(outputs(changed)['logits'])
     np.testing.assert_array_equal(after[:, 0], before[:, 0])
@@ -219,7 +219,7 @@ def test_loss_scores_and_gradients_are_those_of_a_row_each():
         return value, sums, grads
 
     unpacked, packed = batches()
-    assert packed['input_mask'].max() > 1
+    assert packed['sequence_ids'].max() > 1
     (value, sums, grads), others = results(unpacked), results(packed)
     assert sums['rows'] == BATCH and sums['mlm_count'] > 2 * BATCH
     np.testing.assert_allclose(task.score(sums)['nsp_loss'], task.score(others[1])['nsp_loss'],

@@ -44,7 +44,7 @@ def bert_batches():
         rows = examples.rows(np.arange(step * BATCH, (step + 1) * BATCH))
         slots, length = rng.integers(0, 7, (BATCH, 1)), rng.integers(8, 17, (BATCH, 1))
         rows['masked_lm_weights'] = (np.arange(6) < slots).astype(np.float32)
-        rows['input_mask'] = (np.arange(16) < length).astype(np.int32)
+        rows['sequence_ids'] = (np.arange(16) < length).astype(np.int32)
         rows['example_weights'][-3:] = 0
         yield rows
 

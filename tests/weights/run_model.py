@@ -41,7 +41,7 @@ def outputs(weights, inputs, scan_layers=False):
     )
     arrays = [np.asarray(inputs[name]) for name in INPUTS]
     flat = [jnp.asarray(x.reshape(-1, x.shape[-1]), jnp.int32) for x in arrays]
-    batch = dict(zip(('input_ids', 'input_mask', 'segment_ids'), flat, strict=True))
+    batch = dict(zip(('input_ids', 'sequence_ids', 'segment_ids'), flat, strict=True))
     if weights.head == 'pretraining':
         return _pretraining(weights, config, params, flat)
     if weights.head == 'question_answering':

@@ -185,7 +185,7 @@ def test_a_left_to_right_model_and_its_loss(tmp_path):
     config = ModelConfig(**weights.model)
     batch = {
         'input_ids': np.where(np.arange(11) == 4, 0, inputs['input_ids']),  # masked for an MLM
-        'input_mask': inputs['attention_mask'], 'segment_ids': inputs['token_type_ids'],
+        'sequence_ids': inputs['attention_mask'], 'segment_ids': inputs['token_type_ids'],
         'masked_lm_positions': np.array([[4, 0]] * 3), 'example_weights': np.ones(3, np.float32),
         'masked_lm_ids': np.pad(inputs['input_ids'][:, 4:5], ((0, 0), (0, 1))),
         'masked_lm_weights': np.array([[1, 0]] * 3, np.float32),
