@@ -19,6 +19,8 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
 
 import pytest
 
+from bert_jax.runtime import files  # noqa: F401  # before etils, for which it sets the environment
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

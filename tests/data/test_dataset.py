@@ -39,6 +39,7 @@ def _record(number):
     """A record that has this number in all integers."""
     feature = {}
     for name, (shape, dtype) in pretrain_spec(S, P).items():
+        name = 'input_mask' if name == 'sequence_ids' else name
         size = int(np.prod(shape))
         if dtype == np.int32:
             values = tf.train.Int64List(value=[number] * size)

@@ -67,7 +67,8 @@ def test_reads_any_order_over_files(tmp_path, examples, place, request):
     for key, values in batch.items():
         assert values.dtype == (np.float32 if key == 'masked_lm_weights' else np.int32)
         for row, index in enumerate(indices):
-            feature = examples[index].features.feature[key]
+            feature = examples[index].features.feature[
+                'input_mask' if key == 'sequence_ids' else key]
             expected = feature.float_list.value or feature.int64_list.value
             np.testing.assert_array_equal(np.ravel(values[row]), expected)
     assert batch['input_ids'].shape == (8, S)
