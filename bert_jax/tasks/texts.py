@@ -369,7 +369,7 @@ def text_task(
             predictions, truth = of_head.predictions(logits), examples.labelled()
             loss = of_head.mean_loss(logits, truth)
             if truth.ndim == 1 and labels and len(set(predictions)) == 1 < len(set(truth)):
-                say(f'warning: all predictions are {labels[predictions[0]]!r}: nothing is learned yet')
+                say(f'warning: all predictions are {labels[predictions[0]]!r}')
             if truth.ndim == 2:  # labels that the model does not have are never predicted
                 missing = truth.shape[1] - predictions.shape[1]
                 predictions = np.pad(predictions, [(0, 0), (0, missing)])
