@@ -1,4 +1,4 @@
-"""Sources of text: documents in units, and a digest of their content."""
+"""Text sources: documents in units (files or shards), with a digest of their content."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str
     Args:
       name: such as 'glue/mrpc'.
       split: such as 'validation'.
-      data_dir: prepared data; empty: their default place.
+      data_dir: folder of prepared data; empty: the default one.
 
     Raises:
-      InputError: it is not there and cannot be made.
+      InputError: it is not prepared and cannot be.
     """
     data = prepared_builder(f'tfds:{name}', name, data_dir).as_dataset(
         split=split, shuffle_files=False
@@ -48,15 +48,15 @@ def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str
 
 
 def prepared_builder(spec: str, name: str, data_dir: str) -> Any:
-    """A builder whose data is on disk, downloaded and prepared now if need be and possible.
+    """A builder with prepared data, which is downloaded now if necessary.
 
     Args:
-      spec: what the user named, for messages.
+      spec: the user's name for it, for messages.
       name: of the data set.
       data_dir: see `tfds_records`.
 
     Raises:
-      InputError: it is not there and cannot be made.
+      InputError: it is not prepared and cannot be.
     """
     with loading_tensorflow(spec):
         import tensorflow_datasets as tfds
@@ -66,7 +66,7 @@ def prepared_builder(spec: str, name: str, data_dir: str) -> Any:
         'set --config.data.source to files of your own, or --config.data.tfds_dir to a directory '
         'where it is prepared'
     )
-    if name.startswith('wikipedia'):  # made by Beam, which is not installed with this program
+    if name.startswith('wikipedia'):  # preparing it needs Beam, which is not a requirement
         remedy += (
             '; Wikipedia is read from its own dumps too: download one from dumps.wikimedia.org and '
             "set --config.data.source='wikidump:FILE.xml.bz2'"
@@ -79,7 +79,7 @@ def prepared_builder(spec: str, name: str, data_dir: str) -> Any:
                 builder.download_and_prepare()
     except InputError:
         raise
-    except Exception as error:  # tfds raises whatever its many back ends do
+    except Exception as error:  # of tfds' many back ends
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise InputError(
             f"data source '{spec}': data set '{name}' is not in {place} and cannot be made there "
@@ -89,19 +89,19 @@ def prepared_builder(spec: str, name: str, data_dir: str) -> Any:
 
 
 def _check_network() -> None:
-    """Fails in seconds where there is no network: tfds would try again for minutes."""
+    """Fails within seconds without a network: tfds would retry for minutes."""
     request = urllib.request.Request('https://storage.googleapis.com', method='HEAD')
     try:
         urllib.request.urlopen(request, timeout=10).close()
     except urllib.error.HTTPError:
-        pass  # it answers, whatever it says
+        pass  # any answer will do
     except OSError as error:
         raise OSError(f'no network: {getattr(error, "reason", error)}') from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the chatter of tensorflow-datasets off standard error."""
+    """Silences the log of tensorflow-datasets."""
     loggers = [logging.getLogger(), logging.getLogger('absl')]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -117,7 +117,7 @@ __all__ = ['Document', 'Source', 'Unit', 'open_source', 'sample_texts']
 
 
 class Unit(NamedTuple):
-    """A part of a source that is read from its start: a file or a shard."""
+    """A part of a source that can be read by itself: a file or a shard."""
 
     name: str
     num_bytes: int  # of text, estimated for compressed files; 0 where unknown
@@ -130,14 +130,14 @@ class Source(Protocol):
     takes_all_cores: bool  # whether reading a unit keeps them busy, with processes of its own
 
     def fingerprint(self) -> str:
-        """Identity of the content, wherever it lies: another one means another text.
+        """A digest of the content, independent of its path.
 
         Raises:
           InputError: it cannot be read.
         """
 
     def outline(self) -> str:
-        """A cheap identity of the text: hosts compare it, and only one reads."""
+        """A cheap digest without reading the text, which hosts compare."""
 
     def units(self) -> list[Unit]:
         """The parts of the source, in order."""
@@ -154,11 +154,11 @@ def open_source(spec: str, data_dir: str = '') -> Source:
     """The source that a string names.
 
     Args:
-      spec: see the head of this file.
-      data_dir: where prepared tensorflow-datasets are; empty: their default place.
+      spec: such as 'docs:python', 'tfds:NAME', or a pattern of files.
+      data_dir: folder of prepared tensorflow-datasets; empty: the default one.
 
     Raises:
-      InputError: nothing is found under that name.
+      InputError: there is no such source.
     """
     kind, colon, rest = spec.partition(':')
     if kind == 'docs' and colon:
@@ -175,11 +175,11 @@ def open_source(spec: str, data_dir: str = '') -> Source:
 
 
 def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
-    """Text for training a vocabulary: an equal share of every unit's beginning.
+    """Text for training a vocabulary: an equal share from the start of each unit.
 
     Args:
-      source: where from.
-      max_bytes: of UTF-8 in all, passed by one document at most.
+      source: the text.
+      max_bytes: total UTF-8 bytes, exceeded by at most one document.
 
     Yields:
       Documents' texts.
@@ -238,7 +238,7 @@ class _Files:
                 raise InputError(f"data source '{spec}': {file.path} is empty; leave it out")
 
     def fingerprint(self) -> str:
-        # The end of a name may decide how a file is read; its folder does not matter.
+        # A file's ending may determine how it is read; its folder does not matter.
         names = [''.join(PurePath(path).suffixes) for path in self._paths]
         if in_bucket(self._paths[0]):
             contents = [object_digest(file) for file in self._found]
@@ -284,15 +284,15 @@ class _PythonDocs:
         self._documents: list[Document] | None = None
 
     def fingerprint(self) -> str:
-        # Not of the content of thousands of files: what is installed does not change in place
-        # without a change of its version, and that shows in some name or size.
+        # Names and sizes instead of the contents of thousands of files: another version of a
+        # package differs in some name or size.
         return python_docs.fingerprint(self._files)
 
     def outline(self) -> str:
         return f'{len(self._files):,} files of Python, {self.fingerprint()}'
 
     def units(self) -> list[Unit]:
-        # One unit, because a paragraph is left out if any file before had it. About a seventh of
+        # One unit, because a paragraph is dropped if any earlier file has it. About a seventh of
         # the source code is prose.
         return [Unit(self.spec, sum(size for _, _, size in self._files) // 7)]
 
@@ -308,7 +308,7 @@ class _PythonDocs:
 
 
 class _Tfds:
-    """A data set of tensorflow-datasets, one unit a shard."""
+    """A data set of tensorflow-datasets, one unit for each shard."""
 
     takes_all_cores = False
 

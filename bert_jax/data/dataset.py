@@ -1,4 +1,4 @@
-"""Pre-training data: vocabulary and token store made once, copied to each host, then examples."""
+"""Pre-training data: vocabulary and token store, built once, copied to each host; examples."""
 
 from __future__ import annotations
 
@@ -58,23 +58,23 @@ _BLOCK_BYTES = 8 << 20
 
 
 def copy_store(source: files.Path, target: files.Path) -> tuple[int, float]:
-    """Copies a finished store, many files at once, each checked against the manifest.
+    """Copies a finished store, several files at once, and checks each against the manifest.
 
     Args:
       source: its folder, on a disk or in a bucket.
-      target: another one, on a disk if `source` is not; its parent need not exist.
+      target: another folder; one of the two is on a disk. Its parent need not exist.
 
     Returns:
-      Bytes that were copied, and the seconds it took.
+      (bytes copied, seconds).
 
     Raises:
-      InputError: the store is damaged, or does not fit where it should go.
+      InputError: the store is damaged, or the target's disk is too small.
     """
     started = time.monotonic()
     entries = read_manifest(source)['files']
     target.mkdir(parents=True, exist_ok=True)
     if not files.in_bucket(target):
-        for left in target.glob('.*.tmp'):  # by a copy that was killed
+        for left in target.glob('.*.tmp'):  # of a killed copy
             left.unlink()
     missing = [name for name, entry in entries.items() if not _has(target / name, entry)]
     size = sum(entries[name]['bytes'] for name in missing)
@@ -100,13 +100,13 @@ def copy_store(source: files.Path, target: files.Path) -> tuple[int, float]:
 
 
 def check_store(path: files.Path) -> tuple[int, float]:
-    """Reads a published store back; what this takes, a host's copy takes at least.
+    """Reads a published store back, as a lower bound for the time of a host's copy.
 
     Returns:
-      Bytes that were read, and the seconds it took.
+      (bytes read, seconds).
 
     Raises:
-      InputError: a file is not what the manifest says.
+      InputError: a file does not match the manifest.
     """
     started = time.monotonic()
     entries = read_manifest(path)['files']
@@ -119,7 +119,7 @@ def check_store(path: files.Path) -> tuple[int, float]:
 
 
 def _has(path: files.Path, entry: dict[str, Any]) -> bool:
-    """Whether a file is there and whole."""
+    """Whether a file exists and is complete."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().length == entry['bytes'] and digests([path]) == [entry['md5']]
     return False
@@ -144,7 +144,7 @@ def _read_checked(
 
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
-# Network disks may show another host's new file late, if they were asked for it before.
+# Network disks may show a new file of another host late, if it was looked for before.
 _PATIENCE_SECONDS = 70.0
 
 
@@ -154,7 +154,7 @@ class Places:
 
     Attributes:
       shared: `data.dir`, the same for all hosts.
-      local: a folder on this host's own disk; `shared` itself where that is good enough.
+      local: a folder on this host's disk, or `shared` itself if it is one.
     """
 
     shared: files.Path
@@ -162,7 +162,7 @@ class Places:
 
     @classmethod
     def choose(cls, shared: str, local: str) -> Places:
-        """The places for this run's hosts.
+        """The folders of this run.
 
         Args:
           shared: config.data.dir.
@@ -190,7 +190,7 @@ class Places:
 
 
 def _network_disk(folder: files.Path) -> str:
-    """The file system that a folder is on where that is a network's; else ''."""
+    """The type of a folder's file system if it is a network's, else ''."""
     try:
         with open('/proc/self/mounts') as file:
             mounts = [line.split()[1:3] for line in file]
@@ -203,7 +203,7 @@ def _network_disk(folder: files.Path) -> str:
 
 
 def _machine() -> str:
-    """A name that processes on one machine, and only they, have in common."""
+    """A name that is common to the processes of a machine, and unique to it."""
     try:
         with open('/proc/sys/kernel/random/boot_id') as file:
             return f'{platform.node()} {file.read().strip()}'
@@ -212,16 +212,16 @@ def _machine() -> str:
 
 
 def share_store(source: Any, tokenizer: Any, places: Places, progress: bool) -> TokenStore:
-    """The token store of a source, on this host's disk; every host calls it.
+    """The token store of a source on this host's disk, built if needed. All hosts call it.
 
     Args:
-      source: as from `corpus.open_source`; read on the first host only.
+      source: from `corpus.open_source`; read on the first host only.
       tokenizer: see `store.build_store`.
-      places: where to.
+      places: the folders.
       progress: whether to report on standard error.
 
     Raises:
-      InputError: whatever building raises, a damaged store, or `data.dir` is not shared.
+      InputError: building fails, the store is damaged, or `data.dir` is not shared.
     """
     name = hosts.share('token store', lambda: store_fingerprint(source, tokenizer))
     here, published = (
@@ -246,7 +246,7 @@ def share_store(source: Any, tokenizer: Any, places: Places, progress: bool) -> 
 
 
 def _copy(source: files.Path, target: files.Path, name: str, progress: bool, field: str) -> None:
-    """Copies a store, once among the processes of this machine."""
+    """Copies a store, once for all processes of this machine."""
     def copy() -> None:
         if (folder / MANIFEST).exists():
             return
@@ -269,7 +269,7 @@ def _await(shared: files.Path, path: files.Path) -> None:
     """Waits for a file of the first host.
 
     Raises:
-      InputError: it does not come to be seen.
+      InputError: it does not appear.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not path.exists():
@@ -286,14 +286,13 @@ def share_vocabulary(
     sources: Sequence[Any], vocab_size: int, lowercase: bool, places: Places,
     say: Callable[[str], None],
 ) -> files.Path:
-    """A vocabulary trained on the sources, on this host's disk; every host calls it.
+    """A vocabulary trained on the sources, on this host's disk. All hosts call it.
 
     Args:
-      sources: as from `corpus.open_source`; read on the first host only.
-      vocab_size: see `text.training.train_wordpiece`, as the next one.
-      lowercase: whether it is uncased.
-      places: where it is kept.
-      say: takes lines on what is done.
+      sources: from `corpus.open_source`; read on the first host only.
+      vocab_size, lowercase: see `text.training.train_wordpiece`.
+      places: the folders.
+      say: prints progress.
 
     Raises:
       InputError: a source cannot be read, or a kept vocabulary is damaged.
@@ -322,16 +321,16 @@ def share_vocabulary(
 def share_added_words(
     vocab_file: files.Path, words_file: str, lowercase: bool, places: Places
 ) -> files.Path:
-    """A vocabulary with a file's words added, on this host's disk; every host calls it.
+    """A vocabulary with the words of a file added, on this host's disk. All hosts call it.
 
     Args:
       vocab_file: a WordPiece vocabulary.
       words_file: see `text.training.add_words`; read on the first host only. Empty: none.
       lowercase: whether the vocabulary is uncased.
-      places: where it is kept.
+      places: the folders.
 
     Raises:
-      InputError: whatever is wrong with the words.
+      InputError: invalid words.
     """
     if not words_file:
         return vocab_file
@@ -350,7 +349,7 @@ def share_added_words(
     switches = read_switches(vocab_file)
     if switches == ORIGINAL:
         return path
-    # In a folder of its own, as the switches are in a file beside it.
+    # In a separate folder, because the tokenizer's switches are in a file beside it.
     folder = path.with_suffix('')
     folder.mkdir(parents=True, exist_ok=True)
     files.write_whole(folder / 'vocab.txt', content)
@@ -370,7 +369,7 @@ def _train(sources: Sequence[Any], vocab_size: int, lowercase: bool) -> bytes:
 
 
 def _vocabulary_name(name: str, content: bytes) -> str:
-    """Names the text that it was trained on, and what came out."""
+    """The name of a vocabulary's file, from its text and settings (`name`) and its content."""
     digest = new_digest()
     digest.update(content)
     return f'vocabularies/{name}-{digest.hexdigest()[:16]}.txt'
@@ -380,7 +379,7 @@ def _kept_vocabulary(folder: files.Path, name: str) -> bytes | None:
     """The vocabulary of that name, or None if there is none.
 
     Raises:
-      InputError: it is not what was written.
+      InputError: it has changed since it was written.
     """
     if not (folder / 'vocabularies').exists():
         return None
@@ -406,8 +405,8 @@ def _keep_vocabulary(folder: files.Path, name: str, content: bytes, field: str) 
             files.write_whole(path, content)
 
 
-_LOOKED_AT = 1_000_000  # pieces of a text, to see whether its vocabulary knows them
-# Evaluation rows are drawn with a seed of their own, so that all runs are judged on the same rows.
+_LOOKED_AT = 1_000_000  # pieces of a text to check for [UNK]
+# A fixed seed for evaluation rows, so that all runs are evaluated on the same rows.
 _EVAL_SEED = 0x5EED
 
 
@@ -421,10 +420,10 @@ class Data(Protocol):
         """Digests and counts by name, which must be equal on all hosts."""
 
     def frequency_loss(self) -> float | None:
-        """Masked-LM loss of guessing by frequency, where that can be known."""
+        """Masked-LM loss of guessing by frequency, if known."""
 
     def repeated_share(self) -> float:
-        """Share of the sentences of the text that is trained on which are repeats."""
+        """Share of the training text's sentences that are repeats."""
 
     def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples: ...
 
@@ -485,9 +484,9 @@ class SyntheticData:
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions:
-    """The options of reading text; see `config.fields` for each.
+    """Options of text sources; see `config.fields`.
 
-    `recipe` is that of any phase: its lengths are replaced by each phase's own.
+    Each phase replaces the lengths of `recipe`.
     """
 
     sources: tuple[tuple[str, float], ...]
@@ -507,20 +506,20 @@ class TextOptions:
 
 
 class TextData:
-    """Rows from text (through token stores) and from ready-made records."""
+    """Rows from text, by token stores, and from Google's records."""
 
     def __init__(self, options: TextOptions):
-        """Opens (and where needed builds) everything but the epochs' plans.
+        """Opens, or builds, the vocabulary and the stores.
 
         Raises:
-          InputError: whatever is wrong with the sources or the vocabulary.
+          InputError: invalid sources or vocabulary.
         """
-        # Here and below: TensorFlow is loaded only where text is read.
+        # Imported here and below, because only text needs TensorFlow.
         with loading_tensorflow('pre-training from text'):
             from bert_jax.data.pipeline import hide_accelerators
             from bert_jax.data.records import RecordFiles
 
-        hide_accelerators()  # before TensorFlow does anything: afterwards it refuses
+        hide_accelerators()  # must precede any use of TensorFlow
         self._options = o = options
         specs = [spec for spec, _ in o.sources] + ([o.eval_source] if o.eval_source else [])
         texts = _open_texts([spec for spec in specs if not is_records(spec)], o.tfds_dir)
@@ -569,7 +568,7 @@ class TextData:
 
     def _documents(self, store: Any, held_out: bool) -> np.ndarray:
         o = self._options
-        if self._eval is not None:  # evaluation has text of its own: train on all
+        if self._eval is not None:  # with separate evaluation text, nothing is held out
             return store.documents
         if o.held_out == 0 and held_out:
             raise InputError(
@@ -692,16 +691,16 @@ class TextData:
 
 
 def _open_texts(specs: list[str], tfds_dir: str) -> dict[str, Any]:
-    """The sources of text by name. The first host's are read; others that have them compare.
+    """The text sources by name. The first host's are read; other hosts compare theirs, if any.
 
     Raises:
-      InputError: there is no such text on the first host, or another one on some other host.
+      InputError: the first host lacks the text, or another host has a different one.
     """
     from bert_jax.data.corpus import open_source
 
     texts: dict[str, Any] = dict.fromkeys(specs)
     for spec in specs:
-        # A data set of tensorflow-datasets might be downloaded just to be compared.
+        # Comparing could mean downloading a data set of tensorflow-datasets.
         if hosts.first() or not spec.startswith('tfds:'):
             try:
                 texts[spec] = open_source(spec, tfds_dir)
@@ -716,5 +715,5 @@ def _open_texts(specs: list[str], tfds_dir: str) -> dict[str, Any]:
 
 
 def is_records(spec: str) -> bool:
-    """Whether a source is Google's ready-made TFRecords."""
+    """Whether a source is TFRecords of Google's create_pretraining_data.py."""
     return spec.startswith('tfrecord:') or spec.endswith(('.tfrecord', '.tfrecords'))

@@ -1,4 +1,4 @@
-"""Pre-training examples as batches: features and their shapes, rows of a step, made-up ones."""
+"""Pre-training batches: features and their shapes, rows of a step, synthetic rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Batch = Mapping[str, np.ndarray]
 
 
 class Feature(NamedTuple):
-    """One row of a feature. A batch of it is [B, *shape]."""
+    """Shape and dtype of a feature in one row; a batch is [B, *shape]."""
 
     shape: tuple[int, ...]
     dtype: type
@@ -26,8 +26,8 @@ BatchSpec = Mapping[str, Feature]
 def pretrain_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpec:
     """Features of pre-training, named as in google-research/bert, plus `example_weights`.
 
-    `example_weights` is 1 for real rows and 0 for rows that only fill up an evaluation batch
-    (their `masked_lm_weights` are 0 as well).
+    `example_weights` is 1 for real rows and 0 for padding rows of an evaluation batch, whose
+    `masked_lm_weights` are 0 as well.
     """
     s, p = (max_seq_length,), (max_predictions_per_seq,)
     return {
@@ -60,12 +60,12 @@ def packed_pretrain_spec(
 
 
 def empty_rows(spec: BatchSpec, num_rows: int) -> dict[str, np.ndarray]:
-    """Rows of zeros: no example, no weight."""
+    """Padding rows: zeros, with weight 0."""
     return {name: np.zeros((num_rows, *f.shape), f.dtype) for name, f in spec.items()}
 
 
 def check_batch(spec: BatchSpec, batch: Batch) -> None:
-    """Asserts that a batch is what the spec says (our own invariant, not user input)."""
+    """Asserts that a batch matches its spec."""
     assert set(batch) == set(spec), f'{sorted(batch)} != {sorted(spec)}'
     for name, feature in spec.items():
         x = batch[name]
@@ -73,11 +73,11 @@ def check_batch(spec: BatchSpec, batch: Batch) -> None:
         assert x.dtype == feature.dtype, (name, x.dtype, feature.dtype)
 
 
-_MIXTURE_BLOCK = 1000  # rows over which a mixture keeps its weights exactly
+_MIXTURE_BLOCK = 1000  # rows in which a mixture has its exact weights
 
 
 class Rows(Protocol):
-    """Rows that are functions of an index: `rows` numbers those of a whole run."""
+    """Rows as a function of their index, which counts through the whole run."""
 
     spec: BatchSpec
 
@@ -85,17 +85,17 @@ class Rows(Protocol):
 
 
 class Examples(Rows, Protocol):
-    """Sequences that are functions of an index, a row each.
+    """Sequences as a function of their index, one for each row.
 
-    `rows` numbers the rows of a whole run, shuffled and epoch after epoch; `frozen_rows` the
-    `num_frozen` rows of one fixed pass, for evaluation.
+    Indices of `rows` count through the whole run, shuffled, epoch after epoch; those of
+    `frozen_rows` through the `num_frozen` rows of one fixed pass, for evaluation.
     """
 
     num_examples: int  # an epoch
     num_frozen: int
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens [n] of these `rows`, and how many prediction slots they use at most."""
+        """(tokens [n] of these `rows`, most prediction slots used)."""
         ...
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
@@ -104,7 +104,7 @@ class Examples(Rows, Protocol):
 def eval_batch(
     examples: Examples, step: int, batch_size: int, local: np.ndarray, num_examples: int
 ) -> dict[str, np.ndarray]:
-    """This host's rows of evaluation batch `step`; past `num_examples` rows are empty."""
+    """This host's rows of evaluation batch `step`; those past `num_examples` are padding."""
     row_ids = step * batch_size + local
     real = row_ids[row_ids < num_examples]
     batch = empty_rows(examples.spec, len(local))
@@ -115,7 +115,7 @@ def eval_batch(
 
 
 class Records(Protocol):
-    """The arrays of Google's ready-made records that are used (`data.records.RecordFiles`)."""
+    """The interface of `data.records.RecordFiles`."""
 
     max_seq_length: int
     max_predictions_per_seq: int
@@ -126,10 +126,10 @@ class Records(Protocol):
 
 
 class RecordExamples:
-    """Google's ready-made pre-training records, shuffled by index; their masks are fixed."""
+    """Records of Google's create_pretraining_data.py, shuffled by index, with fixed masks."""
 
     def __init__(self, records: Records, seed: int, slots: int | None = None, name: str = ''):
-        """Records with fewer prediction slots than `slots` (default: their own) are filled up.
+        """Pads records to `slots` prediction slots (default: the records' number).
 
         Raises:
           InputError: the records have more prediction slots than `slots`.
@@ -174,8 +174,8 @@ class RecordExamples:
 class Mixture:
     """Several sets of rows, mixed by weight.
 
-    Of every 1,000 rows each set has its share, in an order drawn for that thousand; a set goes
-    through its own epochs. `num_examples` is the rows after which every set has been seen once.
+    Each 1,000 rows contain every set's exact share, in random order; each set has its own epochs.
+    After `num_examples` rows, every set has been seen at least once.
     """
 
     def __init__(self, parts: Sequence[Examples], weights: Sequence[float], seed: int):
@@ -208,7 +208,7 @@ class Mixture:
         return sizes[0], sizes[1]
 
     def _drawn(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The set that each row comes from, and its number there."""
+        """The set that each row comes from, and its index there."""
         row_ids = np.asarray(row_ids, np.int64)
         blocks = row_ids // _MIXTURE_BLOCK
         slot = np.empty_like(row_ids)
@@ -220,7 +220,7 @@ class Mixture:
         return which, blocks * self._counts[which] + slot - self._starts[which]
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """The frozen rows of all sets, shuffled together once and for all."""
+        """The frozen rows of all sets, in one fixed shuffled order."""
         row_ids = permute(np.asarray(row_ids, np.int64), self.num_frozen, 0x313)
         which = np.searchsorted(self._frozen_starts, row_ids, side='right') - 1
         return self._collect(which, row_ids - self._frozen_starts[which], frozen=True)
@@ -251,7 +251,7 @@ class SyntheticExamples:
         self._seed = seed
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of these ids [n]; equal ids modulo `num_examples` give equal rows."""
+        """The rows of these ids [n], which repeat after `num_examples`."""
         rows = [self._row(int(i) % self.num_examples) for i in row_ids]
         return {name: np.stack([row[name] for row in rows]) for name in self.spec}
 
@@ -283,6 +283,6 @@ class SyntheticExamples:
 def plain_batches(
     examples: Rows, batch_size: int, local: np.ndarray, steps: range
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Like `pipeline.train_batches`, without TensorFlow and without making anything ahead."""
+    """Like `pipeline.train_batches`, without TensorFlow and without prefetching."""
     for step in steps:
         yield examples.rows(step * batch_size + local)

@@ -11,11 +11,10 @@ import numpy as np
 
 from bert_jax.data.stateless import below, hash32_rows, hash64, uniform
 
-# What is masked together: a piece, a word (google-research/bert's whole-word masking), so many
-# words in a row.
+# Units of masking: pieces, words (google-research/bert's whole-word masking), or runs of words.
 MASKINGS = ('pieces', 'words', 'ngrams', 'spans')
-# Shares of the lengths in words, from 1: n-grams as in ALBERT (Lan et al., 2019, equation 1), spans
-# as in SpanBERT (Joshi et al., 2019, section 3.1: geometric with p = 0.2, at most 10, mean 3.8).
+# Distribution of run lengths in words, from 1: n-grams as in ALBERT (Lan et al., 2019, equation
+# 1), spans as in SpanBERT (Joshi et al., 2019, section 3.1: geometric, p = 0.2, at most 10).
 _LENGTHS = {
     'ngrams': 1 / np.arange(1, 4),
     'spans': 0.2 * 0.8 ** np.arange(10),
@@ -25,7 +24,7 @@ _LAST = np.uint32(0xFFFFFFFF)  # sort key of positions that are not chosen
 
 @dataclasses.dataclass(frozen=True)
 class MaskingRates:
-    """The options of choosing and replacing positions."""
+    """Options of masking."""
 
     masked_lm_prob: float = 0.15
     mask_rate: float = 0.8
@@ -34,7 +33,7 @@ class MaskingRates:
 
 
 def num_to_predict(lengths: np.ndarray, masked_lm_prob: float, slots: int) -> np.ndarray:
-    """Masked positions [n] of rows of `lengths`, [CLS] and [SEP] counted, as in the original.
+    """Number of masked positions [n] of rows of `lengths` (with [CLS] and [SEP]).
 
     max(1, round(length * masked_lm_prob)), at most `slots`; halves round to even, as in Python 3.
     """
@@ -130,28 +129,28 @@ def mask_rows(
 def _words(
     input_ids: np.ndarray, candidates: np.ndarray, is_continuation: np.ndarray
 ) -> np.ndarray:
-    """The word [n, S] that a position is of, from 0 along the row; at others the one before."""
+    """Index of the word [n, S] at each position; at other positions, of the word before."""
     starts = candidates & ~is_continuation[input_ids] | _segment_starts(candidates)
     return np.cumsum(starts, axis=1) - 1
 
 
 def _segment_starts(candidates: np.ndarray) -> np.ndarray:
-    """[n, S]: right after [CLS] or [SEP]."""
+    """Whether [n, S] a position follows [CLS] or [SEP]."""
     return candidates & ~np.pad(candidates, ((0, 0), (1, 0)))[:, :-1]
 
 
 def _runs(
     word: np.ndarray, candidates: np.ndarray, row_keys: np.ndarray, shares: np.ndarray
 ) -> np.ndarray:
-    """The run [n, S] that a position is of: one after another, of lengths in these shares of words.
+    """Index of the run [n, S] at each position; run lengths have this distribution.
 
-    All runs are as likely to be chosen, whatever their length, so the chosen ones have these
-    lengths too, but for those that the end of a segment cuts.
+    All runs are equally likely to be chosen, so the chosen ones have the same distribution, except
+    for runs cut at the end of a segment.
     """
     width = word.shape[1]
     draws = uniform(hash64(hash64(row_keys, 5)[:, None], np.arange(width)[None, :]))
     lengths = 1 + np.searchsorted(np.cumsum(shares / shares.sum())[:-1], draws, 'right')
-    firsts = np.cumsum(lengths, axis=1)  # words that later runs begin with
+    firsts = np.cumsum(lengths, axis=1)  # first words of the later runs
     begins = np.zeros((len(row_keys), width), np.int64)
     rows, columns = np.nonzero(firsts < width)
     begins[rows, firsts[rows, columns]] = 1

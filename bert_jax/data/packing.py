@@ -16,20 +16,21 @@ _NOT = np.iinfo(np.int64).max
 def pack(
     lengths_GxU: np.ndarray, row_length: int, limits: Sequence[tuple[np.ndarray, int]] = ()
 ) -> np.ndarray:
-    """Rows [G, U] of the units of each group: best fit, longest first; all groups side by side.
+    """Assigns the units of each group to rows [G, U] by best fit, longest first.
+
+    Groups are packed separately, in one vectorised pass.
 
     Args:
-      lengths_GxU: tokens of each unit, none above `row_length`; 0 is no unit (its row is -1).
-      row_length: tokens a row holds.
-      limits: what else a unit takes, [G, U], and how much of it a row holds; an empty row has
-        enough for any unit.
+      lengths_GxU: tokens of each unit, at most `row_length`; 0: no unit (its row is -1).
+      row_length: capacity of a row in tokens.
+      limits: further resources: units' demands [G, U] and a row's capacity, enough for any unit.
     """
     num_groups, size = lengths_GxU.shape
     order = np.argsort(-lengths_GxU, axis=1, kind='stable')
     groups = np.arange(num_groups)
     rows = np.full(lengths_GxU.shape, -1, np.int32)
     needs = [(lengths_GxU, row_length), *limits]
-    # Room left in each row; rows are opened one by one, so that an unopened one fits worst.
+    # Room left in each row. Best fit takes an empty row last; eight are added when none fits.
     free = [np.full((num_groups, min(size, 8)), holds, np.int64) for _, holds in needs]
     for i in range(size):
         unit = order[:, i]
@@ -50,21 +51,21 @@ def pack(
 
 
 def _left(free: list[np.ndarray], taken: list[np.ndarray]) -> np.ndarray:
-    """Tokens [G, rows] that each row would have left, `_NOT` where the unit does not fit in."""
+    """Tokens [G, rows] left in each row with the unit; `_NOT` if it does not fit."""
     left = free[0] - taken[0][:, None]
     for room, need in zip(free, taken, strict=True):
         left = np.where(room < need[:, None], _NOT, left)
     return left
 
 
-_GROUP = 1024  # pairs that are packed together; packing more side by side would take long
-_TOKENS_A_PAIR = 32  # a row has room for the vectors of one [CLS] in so many tokens
+_GROUP = 1024  # pairs packed together; larger groups take longer
+_TOKENS_A_PAIR = 32  # a row holds one pair for each so many tokens
 _SAMPLED_PAIRS = 1 << 13
-_DEVIATIONS = 6  # of the rows that a group needs: one in a billion needs more
+_DEVIATIONS = 6  # standard deviations of rows in reserve: one group in a billion needs more
 
 
 def packed_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpec:
-    """Features of packed rows."""
+    """The spec of packed rows."""
     pairs_a_row = max(1, max_seq_length // _TOKENS_A_PAIR)
     return packed_pretrain_spec(max_seq_length, max_predictions_per_seq, pairs_a_row)
 
@@ -73,7 +74,7 @@ class PackedExamples:
     """The rows of all steps: row r of step s has the id s * num_rows + r."""
 
     def __init__(self, examples: Examples, batch_size: int, num_rows: int):
-        """Looks at the lengths of some steps, to see that the rows are enough.
+        """Checks with the lengths of some steps that the rows suffice.
 
         Args:
           examples: unpacked; step s has those from s * batch_size on.

@@ -1,7 +1,7 @@
-"""The heads that a model can have: one file a kind, each class with all that a head is.
+"""The heads of a model, one class each.
 
-That is its parameters and their names in files, what it computes, its loss, how its outputs are
-read. A head of one's own is a class and a line here.
+A class has the head's parameters and their names in files, its module, its loss and the decoding of
+its outputs. A new head is a class and a line here.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ PARTS = (POOLER, PREDICTIONS, SEQ_RELATIONSHIP, SPAN, CLASSIFIER)
 
 
 def part_of(name: str) -> Part | None:
-    """The part that a parameter belongs to; None for embeddings and layers."""
+    """The part of a head that a parameter belongs to; None for embeddings and layers."""
     return next((part for part in PARTS if name.startswith(part.prefix)), None)

@@ -30,16 +30,16 @@ Format = Literal['tf1', 'huggingface']
 
 
 class Tensor(NamedTuple):
-    """A parameter: its three names and its dims.
+    """A parameter: its name here and in the two file formats, and its dims.
 
-    Kernels are [in, out] here and in TF1, [out, in] in Hugging Face files and in what TF1 calls
+    Kernels are [in, out] here and in TF1, [out, in] in Hugging Face files and in TF1's
     `output_weights`. In files, N and D are one dim, and `{part}` stands for query, key and value,
-    which are one array here.
+    which are fused here.
 
     Attributes:
       name: here.
       tf1, huggingface: in files.
-      dims: of the array here; a comma stands between the dims that go in and those that come out.
+      dims: of the array here; a comma separates in dims and out dims.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Tensor(NamedTuple):
     dims: str
 
     def file_names(self, form: Format) -> tuple[str, ...]:
-        """The one tensor in files of this form that this is made of, or the three."""
+        """The names in files of this format: one, or three for query, key and value."""
         name = getattr(self, form)
         parts = ('query', 'key', 'value') if '{part}' in name else ('',)
         return tuple(name.replace('{part}', part) for part in parts)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape here; `sizes` by letter, see `sizes_of`."""
+        """Shape here; `sizes` by letter, from `sizes_of`."""
         return tuple(_size(dim, sizes) for dim in self.dims.replace(',', ''))
 
     def file_shape(self, form: Format, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class Tensor(NamedTuple):
     def from_files(
         self, form: Format, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]
     ) -> np.ndarray:
-        """The array here, float32 and contiguous, of the arrays in files."""
+        """Converts the arrays of files to the array here, float32 and contiguous."""
         dims = self.dims.replace(',', '')
         shape = tuple(_size(dim, sizes) for dim in dims if dim != '3')
         if self._turned(form):
@@ -77,7 +77,7 @@ class Tensor(NamedTuple):
         return np.stack(arrays, axis=dims.index('3'), dtype=np.float32)
 
     def to_files(self, form: Format, array: np.ndarray) -> list[np.ndarray]:
-        """The contiguous arrays in files of the array here; inverse of `from_files`."""
+        """The inverse of `from_files`; the arrays are contiguous."""
         dims = self.dims.replace(',', '')
         arrays = [array] if '3' not in dims else list(np.moveaxis(array, dims.index('3'), 0))
         num_in = len(self.dims.partition(',')[0].replace('3', '')) if ',' in self.dims else 0
@@ -94,7 +94,7 @@ class Tensor(NamedTuple):
 
 
 def _turn(x: np.ndarray) -> np.ndarray:
-    """A contiguous [B, A] of [A, B]. In strips it takes a third of the time of numpy's copy."""
+    """A contiguous transpose. In strips it takes a third of the time of numpy's copy."""
     turned = np.empty(x.shape[::-1], x.dtype)
     for start in range(0, len(x), 16):
         turned[:, start : start + 16] = x[start : start + 16].T
@@ -106,7 +106,7 @@ def _size(dim: str, sizes: Mapping[str, int]) -> int:
 
 
 class Part(NamedTuple):
-    """Parameters that a model has all of or none: those whose names begin with `prefix`."""
+    """Parameters that exist together, or not at all: those whose names begin with `prefix`."""
 
     prefix: str
     tensors: tuple[Tensor, ...]
@@ -121,22 +121,22 @@ POOLER = Part('bert/pooler/', (
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A model with a head: its parameters' names, what it computes, its loss and its scores.
+    """A model with a head: parameter names, module, loss and scores.
 
     This class is the model without a head. Losses and metrics are sums with counts, divided once:
-    `totals` gives the divisors of a whole global batch before any of it is computed, so that a step
-    computed in parts, or on many devices, is the same step.
+    `totals` gives the divisors of the whole global batch before any of it is computed, so that a
+    step gives the same result in parts and on many devices.
 
     Attributes:
-      name: in `config.json`, and wherever a head is named.
+      name: in `config.json` and in messages.
       title: for messages.
       classes: Hugging Face's classes with this head, each with its parts beside embeddings and
-        layers; a model is written as the first whose parts are all there. None: its parameters
-        have no place in any format, and stay in the run.
+        layers; a model is written as the first whose parts all exist. None: no other format has
+        its parameters, and they stay in the run.
       labelled: whether its outputs have names.
-      problem_type: what Hugging Face's config says of a class that several heads share.
+      problem_type: Hugging Face's setting for a class that several heads share.
       compares: whether the loss of an example depends on the others of its batch.
-      shown: metrics of `score` that the line of a step shows, and what it calls them.
+      shown: metrics of `score` in log lines, and their short names.
       config: of the encoder.
     """
 
@@ -152,13 +152,13 @@ class Head:
 
     @classmethod
     def parts(cls) -> tuple[Part, ...]:
-        """The parts that make it this head: all but the pooler."""
+        """The parts of the head, without the pooler."""
         parts = {part: None for of_class in cls.classes.values() for part in of_class}
         return tuple(part for part in parts if part is not POOLER)
 
     @classmethod
     def needs_pooler(cls) -> bool:
-        """Whether it cannot do without the pooler."""
+        """Whether the head needs the pooler."""
         return bool(cls.parts()) and all(POOLER in parts for parts in cls.classes.values())
 
     @classmethod
@@ -168,7 +168,7 @@ class Head:
 
     @classmethod
     def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
-        """The head of a trained model whose sequences are examples by themselves.
+        """The head of a trained model, for inference: each sequence is an example.
 
         Args:
           config: of the encoder.
@@ -176,7 +176,7 @@ class Head:
           inference: how the run made its predictions (`Weights.inference`).
 
         Raises:
-          InputError: `inference` lacks what the head is made with.
+          InputError: `inference` lacks an argument of the head.
         """
         return cls(config)
 
@@ -185,14 +185,16 @@ class Head:
         raise NotImplementedError
 
     def totals(self, batch: Batch) -> Sums:
-        """Divisors of the loss over this batch."""
+        """Divisors of the losses of this batch."""
         raise NotImplementedError
 
     def outputs(
         self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
     ) -> dict[str, Any]:
-        """Of a packed batch, logits [R, K, ...] an example or [R, S, ...] a token: numbers whose
-        mean over several models is a prediction. Pre-training: see `BertForPreTraining`."""
+        """Logits of a packed batch, [R, K, ...] by example or [R, S, ...] by token.
+
+        An ensemble averages them. Pre-training: see `BertForPreTraining`.
+        """
         raise NotImplementedError
 
     def loss(
@@ -203,13 +205,13 @@ class Head:
         Args:
           params: unboxed parameters.
           batch: features [B, ...].
-          totals: divisors, from the whole batch that this one is a part of.
+          totals: divisors of the whole batch, of which this may be a part.
           rows_Bx2: dropout keys (`model.dropout.dropout_rows`), or None: no dropout.
         """
         raise NotImplementedError
 
     def score(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Metrics by name from summed sums."""
+        """Metrics by name, from sums over batches."""
         raise NotImplementedError
 
     def of_states(
@@ -230,7 +232,7 @@ def apply_layer(module: nn.Module, params: Params, layer: str, x: jax.Array) -> 
 
 
 def any_shape(config: ModelConfig) -> ModelConfig:
-    """The same parameters, from an input of any shape: a kernel's rows are split over a mesh."""
+    """The config for initialisation, whose input may have any shape: no attention kernel."""
     return dataclasses.replace(config, attention='xla')
 
 
@@ -246,12 +248,12 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
     """
     log_z = jax.nn.logsumexp(logits, axis=-1)
     label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    # Equality with the maximum, which is at hand, instead of an argmax over the vocabulary.
+    # Comparison with the maximum, already computed, instead of an argmax over the vocabulary.
     correct = (label_logit >= jnp.max(logits, axis=-1)).astype(jnp.float32)
     return log_z - label_logit, correct
 
 
-ELSEWHERE = -1e30  # the score of what a softmax leaves out
+ELSEWHERE = -1e30  # score of entries outside a softmax
 _TOKENS = ('input_ids', 'sequence_ids', 'segment_ids', 'position_ids', 'cls_positions')
 
 
@@ -259,13 +261,13 @@ _TOKENS = ('input_ids', 'sequence_ids', 'segment_ids', 'position_ids', 'cls_posi
 class LabelledHead(Head):
     """A head on packed rows of labelled examples: a flax module, weighted means over examples.
 
-    A head of one's own defines `module`, `outputs` and `losses`.
+    A new head defines `module`, `outputs` and `losses`.
 
     Attributes:
-      num_outputs: of the last layer, where that is not fixed.
-      weights: the feature that weighs its losses: 1 on examples or tokens that count, 0 on places
-        that are empty.
-      sequences: of an example, as far as the module's shapes depend on it.
+      num_outputs: of the last layer, if not fixed.
+      weights: name of the feature that weights its losses: 1 for examples or tokens that count, 0
+        for empty slots.
+      sequences: of an example, if the module's shapes depend on it.
     """
 
     weights: ClassVar[str] = 'unit_weights'
@@ -288,7 +290,7 @@ class LabelledHead(Head):
     ) -> tuple[jax.Array, jax.Array | None]:
         """(Loss of each example, whether it is right or None), both shaped as the weights.
 
-        Of a head that compares, examples are those of the whole global batch: [N] instead of
+        For a head that compares, these are the examples of the whole global batch: [N] instead of
         [R, K], and outputs [N, ...]; see `among_examples`.
         """
         raise NotImplementedError
@@ -302,7 +304,7 @@ class LabelledHead(Head):
         })['params']
 
     def token_flops(self, row_length: int) -> float:
-        """FLOPs of training on one token of a row; dense heads are too small to count."""
+        """FLOPs of training on one token of a row, without dense heads, which are small."""
         c = self.config
         bilstm = bilstm_flops(c.hidden_size, c.hidden_size // 2) if c.bilstm else 0.0
         return 3.0 * (token_flops(c, row_length) + bilstm)
@@ -338,7 +340,7 @@ class LabelledHead(Head):
         sums = {'units': jnp.sum(weights), 'loss_sum': jnp.sum(losses * weights)}
         if correct is not None:
             sums['correct'] = jnp.sum(correct * weights)
-        if devices > 1:  # each has computed the whole batch's, and they will be added up
+        if devices > 1:  # each has the sums of the whole batch, and they will be added up
             sums = {name: x / devices for name, x in sums.items()}
         return sums['loss_sum'] / totals['units'], sums | {'tokens': tokens}
 
@@ -347,7 +349,7 @@ class LabelledHead(Head):
 
 
 def _global_examples(tree: Any) -> tuple[Any, int]:
-    """Arrays [R, K, ...] of a device's rows as [N, ...] of the global batch; number of devices."""
+    """Gathers arrays [R, K, ...] of a device to [N, ...] of the global batch; and device count."""
     axes = tuple(
         axis for axis in BATCH_AXES if axis in jax.sharding.get_abstract_mesh().manual_axes)
 
@@ -359,7 +361,7 @@ def _global_examples(tree: Any) -> tuple[Any, int]:
 
 
 def among_examples(scores_NxM: jax.Array, batch: Batch) -> jax.Array:
-    """Scores of N examples against each of the batch's, M of them, without its empty places.
+    """Scores of N examples against all M of the batch, with empty slots masked out.
 
     For `losses` of a head that compares: `cross_entropy(among_examples(scores, batch), arange(N))`.
     """

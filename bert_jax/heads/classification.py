@@ -1,9 +1,8 @@
 """Heads over a sequence's vector: classification, regression, multiple labels, multiple choice.
 
 A dense layer on the pooled vector (paper sections 4.1 and 4.4, figure 4). In the ablations of
-section 5.1, a sequence's vector is that of its last token where the encoder is `causal`: this token
-alone has seen the rest. With `bilstm`, it is what the two directions of a BiLSTM between encoder
-and head end with.
+section 5.1, a `causal` encoder pools the last token, which alone attends to all others, and with
+`bilstm` the final states of both directions of the BiLSTM are pooled.
 
     B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels,
     C: choices an example, W: windows, n: texts
@@ -48,7 +47,7 @@ CLASSIFIER = Part('classifier/', (
 
 
 def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
-    """The positions [B, K] at which sequences 1 to `num` of packed rows end; 0 for absent ones."""
+    """Last positions [B, K] of the sequences 1 to `num` of packed rows; 0 if absent."""
     inside_BxKxS = numbers_BxS[:, None, :] == jnp.arange(1, num + 1)[:, None]
     return jnp.max(jnp.where(inside_BxKxS, jnp.arange(numbers_BxS.shape[1]), 0), axis=2)
 
@@ -56,8 +55,8 @@ def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
 class BertForSequenceClassification(nn.Module):
     """Logits [B, L] float32 of a dense layer on the pooled vector; [B, K, L] from packed rows.
 
-    With one label it is a regression. Multiple choice is this with one label and the choices'
-    logits side by side.
+    One label is a regression. Multiple choice has one label and takes the logits of an example's
+    choices together.
     """
 
     config: ModelConfig
@@ -79,7 +78,7 @@ class BertForSequenceClassification(nn.Module):
     def _pooled(
         self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None
     ) -> jax.Array:
-        """[B, H] or [B, K, H]; the last layer is computed at [CLS], or the last token, only."""
+        """[B, H] or [B, K, H]; the last layer computes [CLS], or the last token, only."""
         inputs = batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2
         packed = 'cls_positions' in batch
         first_BxK = (
@@ -108,7 +107,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return x / x.sum(axis=-1, keepdims=True)
 
 
-Combine = Callable[[np.ndarray], np.ndarray]  # of windows [W, L]: a value a text [n, L]
+Combine = Callable[[np.ndarray], np.ndarray]  # from windows [W, L] to texts [n, L]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +174,7 @@ class Classification(LabelledHead):
 
     @staticmethod
     def mean_loss(logits_nxL: np.ndarray, labels: np.ndarray) -> float:
-        """The loss of n examples; those whose label the model does not have are left out."""
+        """The mean loss of examples, without those whose label the model does not have."""
         known_n = np.flatnonzero(labels < logits_nxL.shape[1])
         likelihood_n = softmax(logits_nxL)[known_n, labels[known_n]]
         return float(-np.log(np.maximum(likelihood_n, 1e-300)).mean()) if known_n.size else 0.0
@@ -187,12 +186,12 @@ class Classification(LabelledHead):
 
     @staticmethod
     def texts(predictions_n: np.ndarray, labels: Sequence[str]) -> list[str]:
-        """Predictions as a file has them."""
+        """Predictions as strings, for files."""
         return [labels[int(i)] for i in predictions_n]
 
     @staticmethod
     def described(logits_nxL: np.ndarray, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Predictions with probabilities, as `predict` gives them."""
+        """Predictions with probabilities, for `predict`."""
         best_n = logits_nxL.argmax(axis=1).tolist()
         for row, best in zip(softmax(logits_nxL).tolist(), best_n, strict=True):
             yield {
@@ -248,7 +247,7 @@ class Regression(Classification):
 class MultiLabel(Classification):
     """Any number of labels an example: binary cross-entropy, mean over the L labels.
 
-    `labels` are [R, K, L] of 0 and 1. An example is right where all of its labels are.
+    `labels` are [R, K, L] of 0 and 1. An example is right if all of its labels are.
     """
 
     name: ClassVar[str] = 'multi_label'
@@ -285,7 +284,7 @@ class MultiLabel(Classification):
 
     @staticmethod
     def texts(predictions_n: np.ndarray, labels: Sequence[str]) -> list[str]:
-        # A list in JSON where a label holds the comma that would separate it.
+        # A JSON list if a label contains the separator.
         join = json.dumps if any(',' in label for label in labels) else ','.join
         return [join([labels[int(i)] for i in np.flatnonzero(row)]) for row in predictions_n]
 

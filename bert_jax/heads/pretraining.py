@@ -36,7 +36,7 @@ from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu, parameter
 from bert_jax.train.sharding import Layout
 
 PADDING_LOGIT = -1e30
-# Masked-LM logits are computed in parts of at most so many bytes a device; a CPU has little cache.
+# Most bytes a device of masked-LM logits at once; less on CPUs, for their caches.
 CHUNK_BYTES, CHUNK_BYTES_ON_CPU = 1 << 30, 16 << 20
 
 PREDICTIONS = Part('cls/predictions/', (
@@ -74,7 +74,7 @@ class Predictions(nn.Module):
             'output_bias', parameter(nn.initializers.zeros, 'vocab', decays=False),
             (c.padded_vocab_size,),
         )
-        # Rows past the vocabulary can never be predicted, and get no gradient.
+        # Padding rows are never predicted and get no gradient.
         padding_V = jnp.arange(c.padded_vocab_size) >= c.vocab_size
         hidden = Transform(c, name='transform')(x_BxPxH)
         return hidden, jnp.where(padding_V, PADDING_LOGIT, bias_V)
@@ -107,8 +107,8 @@ class BertForPreTraining(nn.Module):
     """Encoder with masked-LM and next-sentence heads.
 
     Args:
-      everywhere: whether `sequence_output` is of all positions. Else it is of [CLS] and of the
-        masked ones, which the losses need, and the last layer is computed there only.
+      everywhere: whether `sequence_output` has all positions. Else it has [CLS] and the masked
+        positions, which suffice for the losses, and the last layer computes only these.
 
     Returns a dict: `nsp_logits` [B, 2] float32, or [B, K, 2] of packed rows (see `Bert`); what
     `masked_lm_logits` and `masked_lm_loss` take as `output`: `mlm_output`, (hidden [B, P, H], word
@@ -132,7 +132,7 @@ class BertForPreTraining(nn.Module):
         position_ids_BxS: jax.Array | None = None,
         cls_positions_BxK: jax.Array | None = None,
     ) -> dict[str, Any]:
-        """See the class; without positions, `mlm_output` is of all of them in order."""
+        """See the class; without positions, `mlm_output` has all of them in order."""
         c = self.config
         inputs = (input_ids_BxS, sequence_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
         if masked_lm_positions_BxP is None:
@@ -163,7 +163,7 @@ MlmOutput = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def masked_lm_logits(output: MlmOutput) -> jax.Array:
-    """Logits [..., V] float32 of hidden [..., H]; padding rows of V are at -1e30."""
+    """Logits [..., V] float32 of hidden [..., H]; -1e30 for padding rows of V."""
     hidden, table_VxH, bias_V = output
     logits = jnp.einsum('...H,VH->...V', hidden, table_VxH, preferred_element_type=jnp.float32)
     return logits + bias_V
@@ -175,16 +175,15 @@ def masked_lm_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """Sums of cross entropy and of correct predictions over the masked positions.
 
-    The logits of all positions at once would be the largest array of the step, several times read
-    and written. They are computed `chunks` times a part of the slots, and the gradient of a part
-    right behind it, while it is in cache: nothing of [B, P, V] is kept for the backward pass,
-    which only scales.
+    The logits of all positions would be the largest array of the step, read and written several
+    times. They are computed in `chunks` parts of the slots, each with its gradient while it is in
+    cache. So no [B, P, V] array is kept for the backward pass, which only scales the gradient.
 
     Args:
       output: `mlm_output` of `BertForPreTraining`.
       labels_BxP: ids to predict.
-      weights_BxP: 1 on used slots, 0 on empty ones.
-      chunks: parts that the slots are computed in, see `mlm_chunks`.
+      weights_BxP: 1 for used slots, 0 for empty ones.
+      chunks: number of parts, from `mlm_chunks`.
       layout: of activations on the mesh.
     """
     sums, _ = _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, False)
@@ -223,7 +222,7 @@ def _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, with_gr
         )
         return jax.tree.map(jnp.add, carry, (*sums, d_table, d_bias)), d_hidden_MxH
 
-    # Rows and slots as one dim: 20 slots would be padded to whole tiles of a TPU.
+    # Rows and slots as one dim: a TPU would pad 20 slots to whole tiles.
     def split(x):
         x = x.reshape(batch, chunks, slots // chunks, *x.shape[2:]).swapaxes(0, 1)
         return x.reshape(chunks, batch * slots // chunks, *x.shape[3:])
@@ -266,11 +265,11 @@ masked_lm_loss.defvjp(_masked_lm_forward, _masked_lm_backward)
 class Pretraining(Head):
     """The mean MLM loss over masked positions plus the mean NSP loss over pairs (section 3.1).
 
-    Both means are over the global batch. (google-research/bert on TPUs averages per core first,
-    which weights positions by how many others their core holds.)
+    Both means are over the global batch. (google-research/bert on TPUs averages per core first, so
+    that a position's weight depends on its core.)
 
-    A left-to-right model (`causal`, section 5.1) has the loss of a language model instead of the
-    MLM's: at every position that of the next token, [SEP] too, in rows as they were before masking.
+    A left-to-right model (`causal`, section 5.1) has a language model's loss instead of the MLM's:
+    it predicts the next token at every position, [SEP] included, in rows without masks.
     """
 
     name: ClassVar[str] = 'pretraining'
@@ -293,7 +292,7 @@ class Pretraining(Head):
         return model.init(rng, ones_1x8, ones_1x8, ones_1x8, positions)['params']
 
     def _predicted(self, batch: Batch) -> tuple[jax.Array, ...]:
-        """(Ids [B, S] that are read, labels [B, P], their weights [B, P])."""
+        """(Input ids [B, S], labels [B, P], their weights [B, P])."""
         labels_BxP, weights_BxP = batch['masked_lm_ids'], batch['masked_lm_weights']
         if not self.config.causal:
             return batch['input_ids'], labels_BxP, weights_BxP
@@ -384,7 +383,7 @@ class Pretraining(Head):
     def of_states(
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
     ) -> dict[str, jax.Array]:
-        """Next-sentence logits only: masked ones are of chosen positions (`predict.export`)."""
+        """Next-sentence logits; masked-LM logits need positions (see `predict.export`)."""
         if pooled_BxH is None or 'seq_relationship' not in params['cls']:
             return {}
         module = BertForPreTraining(self.config)

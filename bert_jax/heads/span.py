@@ -68,9 +68,8 @@ class BertForQuestionAnswering(nn.Module):
 class QuestionAnswering(LabelledHead):
     """Mean of the cross-entropies of start and end over the tokens of the window (section 4.2).
 
-    A window without an answer has it at [CLS]. (google-research/bert's softmax also runs over the
-    padding of the window, which is not there in packed rows.) An example is right where both ends
-    are.
+    The answer of a window without one is [CLS]. (google-research/bert's softmax also covers the
+    window's padding, which packed rows do not have.) An example is right if both ends are.
     """
 
     name: ClassVar[str] = 'question_answering'

@@ -95,9 +95,9 @@ class FeatureCombination(nn.Module):
 class BertFeatureTagger(nn.Module):
     """Logits [B, S, L] float32 from a frozen encoder, two BiLSTM layers and a dense layer.
 
-    The encoder runs without dropout and receives no gradient (an optimizer with weight decay has to
-    leave `bert` out besides). `classifier_dropout` is applied to the input of each BiLSTM
-    and of the classifier. The paper's "768-dimensional" is taken as the units of each direction.
+    The encoder runs without dropout and gets no gradient (the optimizer freezes `bert`, because of
+    weight decay). `classifier_dropout` applies to the inputs of each BiLSTM and of the classifier.
+    The paper's "768-dimensional" is taken as the units of each direction.
     Parameters: `bert`, `features`, `bilstm_0`, `bilstm_1`, `classifier`.
     """
 
@@ -157,7 +157,7 @@ class Tagging(LabelledHead):
 
 @dataclasses.dataclass(frozen=True)
 class FeatureTagging(Tagging):
-    """The same from a BiLSTM on `features` of a frozen encoder (section 5.3)."""
+    """Tagging by a BiLSTM on `features` of a frozen encoder (section 5.3)."""
 
     name: ClassVar[str] = 'feature_tagger'
     title: ClassVar[str] = 'a BiLSTM on features of a frozen encoder'
@@ -179,7 +179,7 @@ class FeatureTagging(Tagging):
     def token_flops(self, row_length: int) -> float:
         c, units = self.config, BertFeatureTagger.units
         layers = {'embeddings': 0, 'second_to_last': c.num_layers - 1}.get(
-            self.features, c.num_layers)  # the compiler leaves the others out
+            self.features, c.num_layers)  # the compiler drops unused layers
         inputs = c.hidden_size * (
             min(4, c.num_layers) if self.features == 'concat_last_four' else 1)
         trained = bilstm_flops(inputs, units) + bilstm_flops(2 * units, units)

@@ -1,7 +1,7 @@
-"""The one engine from tokenized units to outputs: evaluation in training, predictions, ensembles.
+"""The inference engine, from tokenized units to outputs: evaluation, predictions, ensembles.
 
-Units are packed into rows of a few shapes and rows into steps, on all devices of a mesh. The host
-makes ready what comes next (it tokenizes, packs and fills in) while the devices compute.
+Units are packed into rows of a few shapes, and rows into steps on all devices of a mesh. The host
+tokenizes and packs the next steps while the devices compute.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 
 Params = Any
 Outputs = dict[str, np.ndarray]
-# From parameters and a packed batch (`tasks.packing`) to arrays [R, K, ...], a unit each, or
-# [R, S, ...], a token each. Compiled once a function, so it must be the same object (or equal)
-# each time.
+# From parameters and a packed batch (`tasks.packing`) to arrays [R, K, ...] by unit or [R, S, ...]
+# by token. Each function is compiled once, so callers pass the same (or an equal) object each time.
 Function = Callable[[Params, dict[str, jax.Array]], dict[str, jax.Array]]
-TokenCost = Callable[[int], float]  # work on a token in a row of so many
+TokenCost = Callable[[int], float]  # cost of a token, from the row length
 
-# Of a step, a device; more is not faster.
+# Most tokens of a step for each device; more are not faster.
 _CPU_TOKENS = 1 << 12
 _ACCELERATOR_TOKENS = 1 << 13
-_ROW_STEP = 64  # rows are of a multiple of it; one row of it serves a text typed by hand
-_SHARED_ROWS = (256, 512)  # that several units share
-# What a new shape must save to be worth compiling: a share of the work, and of one full step.
+_ROW_STEP = 64  # row lengths are multiples of it
+_SHARED_ROWS = (256, 512)  # lengths of rows that units share
+# Savings that justify compiling a new shape: shares of the work and of one full step.
 _NEW_SHAPE, _NEW_SHAPE_STEPS = 1.05, 0.5
-_STEP_COST = 1 / 16  # of a full step: what a step costs however small it is
-_AHEAD = 2  # chunks that are made ready while one is computed
+_STEP_COST = 1 / 16  # fixed cost of any step, as a share of a full one
+_AHEAD = 2  # chunks prepared while one is computed
 
 Chunk = TypeVar('Chunk')
 Made = TypeVar('Made')
@@ -55,15 +54,15 @@ class Shape(NamedTuple):
 class Engine:
     """Runs functions over units, on all devices of a mesh.
 
-    Every process of a run over several calls it alike, with the same units, and has all outputs.
+    In a run of several processes, all call it with the same units, and all get all outputs.
     """
 
     def __init__(self, mesh: Mesh, *, token_cost: TokenCost):
-        """Compiles nothing yet.
+        """Creates an engine; nothing is compiled yet.
 
         Args:
-          mesh: rows are split over its data and fsdp axes.
-          token_cost: what rows are weighed by (`model.flops.token_flops`).
+          mesh: its data and fsdp axes split the rows.
+          token_cost: to choose row lengths by (`model.flops.token_flops`).
         """
         self._mesh, self._token_cost = mesh, token_cost
         layout = Layout(mesh)
@@ -81,9 +80,9 @@ class Engine:
         return self._device_tokens * self._shards
 
     def outputs(self, function: Function, params: Params, units: Units) -> Outputs:
-        """Arrays [n, ...] a unit and [T, ...] a token of a known set, in its order.
+        """Outputs [n, ...] by unit and [T, ...] by token of a set, in its order.
 
-        Prints its progress every ten seconds.
+        It prints its progress every ten seconds.
         """
         started = shown = time.monotonic()
 
@@ -104,18 +103,18 @@ class Engine:
         prepare: Callable[[Chunk], tuple[Made, Units]], *,
         report: Callable[[float], None] = lambda share: None,
     ) -> Iterator[tuple[Made, Outputs]]:
-        """Chunk after chunk, in their order; what is in memory are a few chunks.
+        """Outputs chunk by chunk, in order, with a few chunks in memory.
 
         Args:
           function: of packed batches.
           params: on the mesh.
-          chunks: are taken one by one in the caller's thread, a few before they are needed.
-          prepare: makes units of a chunk (it tokenizes, for example), in another thread; what it
-            gives beside them comes back with their outputs.
-          report: receives the share of a chunk's steps that are computed, after each.
+          chunks: taken one by one in the caller's thread, a few ahead.
+          prepare: makes the units of a chunk (for example, tokenizes) in another thread; its second
+            result is returned with the outputs.
+          report: receives the finished share of a chunk's steps, after each.
 
         Raises:
-          Whatever `chunks` and `prepare` do.
+          The exceptions of `chunks` and `prepare`.
         """
         compiled = self._compiled(function)
         pool = concurrent.futures.ThreadPoolExecutor(1, 'units')
@@ -143,7 +142,7 @@ class Engine:
 
         collected: Outputs = {}
         try:
-            # A step is waited for when the next one runs: devices always have work.
+            # Wait for a step only after the next is dispatched: devices always have work.
             for pair in itertools.pairwise(itertools.chain(steps(), [None])):
                 assert pair[0] is not None
                 made, units, plan, step, outputs = pair[0]
@@ -153,7 +152,7 @@ class Engine:
                 if plan is None or step == len(plan.units) - 1:
                     yield made, collected
                     collected = {}
-        finally:  # the caller wants no more, or something failed
+        finally:  # the caller stops early, or an error
             pool.shutdown(cancel_futures=True)
 
     def _batch(self, units: Units, plan: Plan, step: int) -> Mapping[str, Any]:
@@ -166,7 +165,7 @@ class Engine:
         return to_global(self._mesh, batch, num_rows, local)
 
     def _plan(self, function: Function, units: Units) -> Plan:
-        """Packs units, into a shape that is compiled already unless another is clearly better."""
+        """Packs units, into a compiled shape unless a new one is clearly better."""
         lengths, used = units.lengths, frozenset(self._used[function])
         longest = int(lengths.max())
         full = self.tokens_a_step * self._token_cost(_SHARED_ROWS[0])
@@ -196,7 +195,7 @@ class Engine:
         )
 
     def _even(self, num_rows: int, row_length: int) -> int:
-        """Rows of a step: as many for each as the fewest steps need, a multiple of the shards."""
+        """Rows of each step: even over the fewest steps, and a multiple of the shards."""
         most = max(1, self._device_tokens // row_length) * self._shards
         num_steps = -(-num_rows // most)
         return -(-num_rows // (num_steps * self._shards)) * self._shards

@@ -51,7 +51,7 @@ def text_vectors(
     model: LoadedModel, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
     normalize: bool | None = None, windows: str | None = None,
 ) -> Iterator[np.ndarray]:
-    """A vector [H] float32 for each text, NaN for what is none; see `Model.vectors`."""
+    """A vector [H] float32 for each text, NaN if it cannot be read; see `Model.vectors`."""
     if pool is None or normalize is None:
         pool = model.pooling[0] if pool is None else pool
         normalize = model.pooling[1] if normalize is None else normalize
@@ -66,7 +66,7 @@ def text_vectors(
         result = made[1].combined(outputs['vectors']).astype(np.float32, copy=False)
         if normalize:
             result = result / np.maximum(np.linalg.norm(result, axis=1, keepdims=True), 1e-12)
-        return (vector.copy() for vector in result)  # those of the whole chunk can go
+        return (vector.copy() for vector in result)  # frees the array of the chunk
 
     def refused(text: Any, reason: str) -> np.ndarray:
         model.note(f'{text!r:.40} has no vector: {reason}')
@@ -99,20 +99,20 @@ def lines(
     model: LoadedModel, texts: Iterable[Text], layers: Sequence[int], pool: str | None,
     output: str | None, normalize: bool | None = None, windows: str | None = None,
 ) -> Iterator[dict[str, Any] | None]:
-    """The objects that the command `features` prints; None where a file takes them instead.
+    """The objects that the command `features` prints; None if a file gets the features instead.
 
-    They are lines of google-research/bert's extract_features.py: its keys, six decimals.
+    They have the keys and six decimals of google-research/bert's extract_features.py.
 
     Args:
-      model: whose states they are.
+      model: computes the features.
       texts: texts or pairs.
-      layers: as in `token_features`; one where texts are pooled.
+      layers: as in `token_features`; a single one for pooling.
       pool: None: all tokens; else as in `text_vectors`.
       output: an .npz to write instead.
       normalize, windows: as in `text_vectors`.
 
     Raises:
-      InputError: layers or output are not as they must be.
+      InputError: invalid layers or output.
     """
     if pool and len(layers) != 1:
         raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
@@ -152,9 +152,9 @@ def _write_npz(
     model: LoadedModel, results: Iterable[dict[str, Any]], output: str, layers: Sequence[int],
     name: str,
 ) -> Iterator[None]:
-    """Writes `vectors`, or `values` and what belongs to them, into an .npz that appears when whole.
+    """Writes `vectors`, or `values` with their tokens and offsets, into an .npz atomically.
 
-    The large array grows in a temporary file and never is in memory as a whole.
+    The large array grows in a temporary file, never whole in memory.
     """
     path = as_path(output)
     if path.suffix != '.npz':
@@ -185,12 +185,12 @@ def attention(model: LoadedModel, text: str) -> dict[str, Any]:
     """The probabilities of every layer and head.
 
     Args:
-      model: of any head.
-      text: one; of a longer one than the model takes, the end is left out.
+      model: with any head.
+      text: truncated to the model's length.
 
     Returns:
-      {'tokens': n strings, [CLS] and [SEP] among them, 'probabilities': [layers, N, n, n] float32,
-      from a token (the last but one dim) to those that it sees}.
+      {'tokens': n strings with [CLS] and [SEP], 'probabilities': [layers, N, n (queries), n (keys)]
+      float32}.
 
     Raises:
       InputError: the text cannot be read.

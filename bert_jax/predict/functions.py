@@ -1,7 +1,7 @@
 """Jitted inference functions over packed batches (`tasks.packing`) of the encoder and pre-training.
 
-Each returns a function for the engine: the same object for the same arguments, so that it is
-compiled once a shape. Those of task heads are `heads.base.Head.outputs`.
+Each returns a function for the engine, the same object for the same arguments, so that it is
+compiled once for each shape. For task heads, the function is `heads.base.Head.outputs`.
 
     R: rows, S: row length, K: units a row, H: hidden_size, V: padded vocabulary
 """
@@ -31,7 +31,7 @@ def inputs(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Arr
 
 
 class Pretraining(nn.Module):
-    """The encoder with either pre-training head on packed rows; a model may have one only."""
+    """The encoder on packed rows with the pre-training heads, or the one that a model has."""
 
     config: ModelConfig
     pooled: bool = False
@@ -41,7 +41,7 @@ class Pretraining(nn.Module):
         self.cls = PretrainingHeads(self.config)
 
     def masked_lm(self, batch: Batch) -> jax.Array:
-        """Logits [R, K, V] at `masked_positions`; the last layer is computed only there."""
+        """Logits [R, K, V] at `masked_positions`; the last layer computes only these."""
         x: Any = self.bert(*inputs(batch), wanted_BxP=batch['masked_positions'])
         return self.predict(x['sequence_output'])
 
@@ -52,7 +52,7 @@ class Pretraining(nn.Module):
         return masked_lm_logits((hidden, table, bias))
 
     def next_sentence(self, batch: Batch) -> jax.Array:
-        """Logits [R, K, 2]: it follows, it does not. The last layer is computed at [CLS] only."""
+        """Logits [R, K, 2] of following and not following; the last layer computes [CLS] only."""
         cls_RxK = batch['cls_positions']
         among_RxK = jnp.broadcast_to(jnp.arange(cls_RxK.shape[1]), cls_RxK.shape)
         x: Any = self.bert(*inputs(batch), cls_positions_BxK=among_RxK, wanted_BxP=cls_RxK)
@@ -87,7 +87,7 @@ def masked_lm_log_probability(config: ModelConfig) -> Function:
 
 @functools.cache
 def next_sentence(config: ModelConfig) -> Function:
-    """`logits` [R, K, 2]: it follows, it does not."""
+    """`logits` [R, K, 2] of following and not following."""
     def function(params: Any, batch: Batch) -> dict[str, jax.Array]:
         module = Pretraining(config, pooled=True)
         logits: Any = module.apply({'params': params}, batch, method=Pretraining.next_sentence)
@@ -102,8 +102,8 @@ def hidden_states(config: ModelConfig, layers: tuple[int, ...]) -> Function:
 
     Args:
       config: with unrolled layers.
-      layers: counted from the top: -1 is the last layer, -num_layers the first, one below are the
-        embeddings.
+      layers: counted from the top: -1 is the last layer, -num_layers the first, and
+        -num_layers - 1 the embeddings.
     """
     def function(params: Any, batch: Batch) -> dict[str, jax.Array]:
         states = _states(config, params, batch, layers)
@@ -129,7 +129,7 @@ def vectors(config: ModelConfig, layer: int, pool: str) -> Function:
         x_RxSxH = x_RxSxH.astype(jnp.float32)
         mask_RxS = batch['sequence_ids']
         numbers_K = jnp.arange(1, batch['cls_positions'].shape[1] + 1)
-        if pool == 'max':  # one unit of all rows at a time: [R, K, S, H] would be large
+        if pool == 'max':  # one unit of each row at a time: [R, K, S, H] would be large
             maxima_KxRxH = jax.lax.map(
                 lambda k: jnp.max(jnp.where((mask_RxS == k)[..., None], x_RxSxH, -jnp.inf), axis=1),
                 numbers_K,
@@ -149,6 +149,6 @@ def _states(
     config: ModelConfig, params: Any, batch: Batch, layers: tuple[int, ...]
 ) -> list[jax.Array]:
     outputs: Any = Bert(config, pooled=False).apply({'params': params['bert']}, *inputs(batch))
-    # Of scanned layers the last one only comes out.
+    # Scanned layers return the last one only.
     states = (outputs['embedding_output'], *(outputs['layers'] or [outputs['sequence_output']]))
     return [states[i] for i in layers]

@@ -34,9 +34,9 @@ POOLS = ('mean', 'cls', 'max')
 
 
 def transformer_of(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """(the encoder's folder, its `Weights.inference`: how many tokens a text may have).
+    """(the encoder's folder, `Weights.inference` with its maximum length).
 
-    It is the folder itself, or the one that an old `modules.json` of sentence-transformers names.
+    The folder itself, or the one that an old `modules.json` of sentence-transformers names.
     """
     modules = _modules(folder)
     encoder = folder / modules[0].get('path', '') if modules else folder
@@ -49,7 +49,7 @@ def read_pooling(folder: Path) -> tuple[str, bool]:
     """(pool, normalize) of `modules.json`; ('mean', False) without one.
 
     Raises:
-      InputError: it asks for something that is not done here.
+      InputError: it has a module that is not supported.
     """
     pool, normalize = 'mean', False
     for module in _modules(folder):
@@ -72,7 +72,7 @@ def _pool(config_file: Path) -> str:
                        f"pool, one of {', '.join(POOLS)}")
     modes = [name.removeprefix('pooling_mode_') for name, on in config.items()
              if name.startswith('pooling_mode_') and on is True]
-    named = config.get('pooling_mode')  # as newer versions write it
+    named = config.get('pooling_mode')  # of newer versions
     result = [named] if isinstance(named, str) else [
         mode.removesuffix('_tokens').removesuffix('_token') for mode in modes]
     if len(result) != 1 or result[0] not in POOLS:
@@ -91,7 +91,7 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f'{path} cannot be read as JSON ({error})') from None
 
 
-# Command -> (heads that it works with, parts of the model that it needs, what that is called).
+# Command -> (heads that serve it, parts of the model that it needs, their name for messages).
 _NEEDS = {
     'fill-mask': (('pretraining',), ('cls/predictions',), 'a masked-LM head'),
     'score': (('pretraining',), ('cls/predictions',), 'a masked-LM head'),
@@ -109,17 +109,17 @@ _NEEDS = {
     'export': ([name for name, head in HEADS.items() if head.portable()], (),
                'a head that other formats have'),
 }
-# What an ablation's model (`causal`, `bilstm`) cannot do: a masked word is guessed from both sides,
-# and what is exported is put together from the encoder and the plain heads.
+# Not served by models of the ablations (`causal`, `bilstm`): a masked word needs context on both
+# sides, and an export consists of the plain encoder and heads.
 _PLAIN_ONLY = ('fill-mask', 'score', 'next-sentence', 'export')
 
 
 def with_vocabulary(weights: Weights, vocab_file: str) -> Weights:
-    """Weights with another vocabulary; whether it is lower-cased is seen from its tokens.
+    """Weights with another vocabulary; its tokens show whether it is lower-cased.
 
     Raises:
-      InputError: it cannot be read, has another size than the embedding, or another order than the
-        vocabulary that the weights bring.
+      InputError: it cannot be read, or differs in size from the embedding, or in order from the
+        vocabulary of the weights.
     """
     path, lowercase = check_vocabulary(as_path(vocab_file), None, weights.model['vocab_size'])
     if weights.vocab_file is not None:
@@ -138,24 +138,23 @@ class LoadedModel:
     """Weights on the device with their tokenizer.
 
     Attributes:
-      weights: as they were read.
-      config: of the model, with unrolled layers (in them compiling is as quick as scanned, and
-        inner layers can be had).
-      note: is called with notes on the input, one line each; by default they are warnings.
+      weights: as read.
+      config: of the model, with unrolled layers, which give access to inner layers.
+      note: receives notes on the input, one line each; default: warnings.
     """
 
     def __init__(
         self, weights: Weights, dtype: str | None = None,
         devices: Sequence[jax.Device] | None = None, folder: Path | None = None,
     ):
-        """Takes weights as `bert_jax.weights` reads them.
+        """Loads weights onto devices.
 
         Args:
-          weights: of any head.
+          weights: from `bert_jax.weights`, with any head.
           dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else
             bfloat16.
-          devices: to compute on, which share the texts; default: all.
-          folder: where the weights are from: a `modules.json` in it describes how vectors are made.
+          devices: share the texts; default: all.
+          folder: of the weights; a `modules.json` in it determines the pooling.
         """
         if dtype not in (None, 'float32', 'bfloat16'):
             raise InputError(f"dtype={dtype!r:.60} is unknown: 'float32' or 'bfloat16'")
@@ -171,13 +170,13 @@ class LoadedModel:
 
     @functools.cached_property
     def params(self) -> dict:
-        """The parameters as the model takes them, on the host."""
+        """The parameter tree of the model, on the host."""
         rows = self.config.padded_vocab_size
         return to_tree(self.weights.params, padded_vocab_size=rows, scan_layers=False)
 
     @functools.cached_property
     def device_params(self) -> dict:
-        """The parameters, whole on each device."""
+        """The parameters, replicated on the devices."""
         return jax.device_put(self.params, NamedSharding(self._mesh, PartitionSpec()))
 
     @functools.cached_property
@@ -196,15 +195,15 @@ class LoadedModel:
 
     @functools.cached_property
     def pooling(self) -> tuple[str, bool]:
-        """(pool, normalize): how a text's vector is made by default."""
+        """(pool, normalize): the default pooling of a text's vector."""
         return ('mean', False) if self._folder is None else read_pooling(self._folder)
 
     @functools.cached_property
     def tokenizer(self) -> WordPieceTokenizer | SentencePieceTokenizer:
-        """The tokenizer of the vocabulary that came with the weights.
+        """The tokenizer of the weights' vocabulary.
 
         Raises:
-          InputError: none came with them.
+          InputError: they have none.
         """
         if self.weights.vocab_file is None:
             raise InputError(
@@ -241,7 +240,7 @@ class LoadedModel:
         ]
 
     def need(self, command: str) -> None:
-        """Refuses what the model has no head for, with an InputError."""
+        """Refuses a command that the model has no head for, with an InputError."""
         fits = self.commands()
         if command not in fits:
             wanted = _NEEDS[command][2]
@@ -252,10 +251,10 @@ class LoadedModel:
                              f'{", ".join(fits)}')
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the pieces of a text that must have some.
+        """Token ids of a text.
 
         Raises:
-          InputError: there is nothing in it.
+          InputError: it has none.
         """
         ids = self.tokenizer.encode(text)
         if not ids:

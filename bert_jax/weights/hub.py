@@ -12,13 +12,13 @@ _FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
 
 
 def from_hub(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The folder of a model that is named on the hub, downloaded into its cache; else `named`.
+    """Downloads a model named `hf:...` into the hub's cache; its folder. Else returns `named`.
 
     Cache, token and offline switch are those of `huggingface_hub` (HF_HOME, HF_TOKEN,
     HF_HUB_OFFLINE).
 
     Raises:
-      InputError: the hub has no such model or revision, asks for a login, or cannot be reached.
+      InputError: the hub has no such model or revision, requires a login, or cannot be reached.
     """
     text = os.fspath(named)
     if not text.startswith(PREFIX):
@@ -50,7 +50,7 @@ def from_hub(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def _nearest(name: str) -> str:
-    """The most similar name in the cache, as a part of a message."""
+    """The most similar model name in the cache, for a message."""
     from huggingface_hub import scan_cache_dir
 
     try:

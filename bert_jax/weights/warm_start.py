@@ -1,4 +1,4 @@
-"""Warm start: which parameters of a model start from published weights, and which start fresh."""
+"""Warm start: initialises parameters from other weights where they fit."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def warm_start(
     published: Weights, params: Any, bert: ModelConfig, *, head: str, labels: Sequence[str],
     vocab_file: Path | None, whole: bool = False,
 ) -> Any:
-    """Replaces fresh parameters by published ones where they fit, and prints which.
+    """Replaces fresh parameters by published ones where they fit, and prints a summary.
 
     Args:
       published: from `load_weights`.
       params: fresh parameters on the mesh.
-      bert: the model that is trained.
-      head: of the model, as `weights` names it.
+      bert: the target model.
+      head: of the target, as in `Weights.head`.
       labels: of the head, by id.
-      vocab_file: the vocabulary of the model; words that it has more than theirs start at the mean
-        of their old pieces.
-      whole: whether nothing may start fresh, as the model is used without training.
+      vocab_file: the target's vocabulary; words that the published one lacks start at the mean of
+        their old pieces.
+      whole: whether all parameters must fit, for use without training.
 
     Raises:
-      InputError: they are of another model, its vocabulary is in another order, or, of a model that
-        has to be whole, a parameter would start fresh.
+      InputError: the weights are of another model, the vocabularies differ in order, or, with
+        `whole`, a parameter would start fresh.
     """
     notes: list[str] = []
     if vocab_file is not None:
@@ -75,9 +75,9 @@ def warm_start(
         if array is None:
             return fresh
         rows = len(array)
-        if array.shape != fresh.shape:  # a longer position table: these are its first rows
+        if array.shape != fresh.shape:  # the target's position table is longer
             array = np.pad(array, [(0, len(fresh) - rows)] + [(0, 0)] * (array.ndim - 1))
-        # Every process fills the shards that it holds.
+        # Each process fills its own shards.
         placed = jax.make_array_from_callback(
             fresh.shape, fresh.sharding, lambda index: array[index]
         )
@@ -87,7 +87,7 @@ def warm_start(
 
 
 def _first_rows(rows: int, x: jax.Array, rest: jax.Array) -> jax.Array:
-    """The first rows of one table and the rest of the other, laid out as both are."""
+    """The first rows of one table and the rest of the other, with their sharding."""
     def merge(x: jax.Array, rest: jax.Array) -> jax.Array:
         return jnp.where(jnp.arange(len(x))[:, None] < rows, x, rest)
 
@@ -98,11 +98,10 @@ class Placement(NamedTuple):
     """The result of `place`.
 
     Attributes:
-      params: arrays for the target by our names; a position table may have fewer rows than the
-        target's, which are its first ones.
-      fresh: names of the target that begin fresh.
-      unused: names of the weights that the target has no place for, and tensors of the files that
-        this project has none for.
+      params: arrays for the target by our names; the position table may have only the first rows
+        of the target's.
+      fresh: names of the target's parameters that start fresh.
+      unused: names of weights that the target lacks, and of tensors unknown to this project.
       notes: further remarks, a line each.
     """
 
@@ -128,15 +127,15 @@ def place(
 ) -> Placement:
     """Matches weights to the parameters of a target model.
 
-    Every embedding and every encoder layer must be there with its shape, except that the position
-    table may be longer or shorter. Pooler and heads may begin fresh; a classifier does so where it
-    has another number of outputs, other labels or is of another head. Where labels are the same in
-    another order, its outputs are put in the target's.
+    Embeddings and encoder layers must have the target's shapes, except that the position table may
+    be longer or shorter. Pooler and heads may start fresh; a classifier does if it has another
+    number of outputs, other labels or another head. If its labels are the same in another order,
+    its outputs are reordered.
 
     Args:
-      weights: what there is.
+      weights: the source.
       shapes: of the target's parameters by our names, unrolled and unpadded (`names.tree_shapes`).
-      head: of the target, as in `Weights.head`; '' where it does not matter.
+      head: of the target, as in `Weights.head`; '' for any.
       labels: of the target, by id.
       model: fields of the target's configuration; those that change what the parameters compute
         are compared and noted.
@@ -178,7 +177,7 @@ def place(
 def _classifier(
     weights: Weights, shapes: Mapping[str, tuple[int, ...]], head: str, labels: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], str]:
-    """`weights.params` with the classifier as the target can take it, or without; and a note."""
+    """`weights.params` with the classifier reordered for the target or removed; and a note."""
     params = dict(weights.params)
     if 'classifier/bias' not in params or 'classifier/bias' not in shapes:
         return params, ''
@@ -222,7 +221,7 @@ def _misfit(
 
 
 def _parts(names: Sequence[str]) -> str:
-    """Names, with those of a whole head as `HEAD/...`."""
+    """Names of parameters, with all of a head as `HEAD/...`."""
     parts: dict[str, None] = {}
     for name in names:
         part = part_of(name)
@@ -234,19 +233,19 @@ def _parts(names: Sequence[str]) -> str:
 def extended(weights: Weights, vocab_file: Path) -> tuple[Weights, list[str]]:
     """The weights with a row for each token of another vocabulary.
 
-    A token that is new (in the place of an `[unused…]` one, or behind the last) starts at the mean
-    of the rows of the pieces that its word had before, in the word table and in the output bias.
+    A new token (in place of an `[unused…]` one, or after the last) starts at the mean of the rows
+    of its word's former pieces, in the word table and in the output bias.
 
     Args:
-      weights: with their vocabulary, or without one.
-      vocab_file: of the model that is to start from them.
+      weights: with or without their vocabulary.
+      vocab_file: of the target model.
 
     Returns:
-      (the weights, notes). They are `weights` themselves where nothing is new, or where they bring
-      no vocabulary to compare with.
+      (the weights, notes). They are `weights` themselves if no token is new, or if they have no
+      vocabulary to compare with.
 
     Raises:
-      InputError: a token that the weights know stands elsewhere in `vocab_file`.
+      InputError: a known token has another id in `vocab_file`.
     """
     if weights.vocab_file is None:
         return weights, []
