@@ -36,13 +36,12 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bert_jax.config import complete, data_config_of
-from bert_jax.config.command_line import define_config, define_overrides, parse_flags
+from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import task_fields
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_folder, write_whole
 from bert_jax.runtime.process import error_boundary
 
-_USAGE = 'name a run or a model: python -m bert_jax.evaluate RUN --config.data.eval_source=FILE'
 # What decides which examples there are, how they are cut, and what is predicted of them; so does
 # the task's own section.
 _SAME_IN_AN_ENSEMBLE = (
@@ -179,40 +178,34 @@ def _check_ensemble(models: Sequence[str]) -> list[float]:
 def main(argv: list[str]) -> None:
     from bert_jax.train.run_directory import read_run_fields
 
-    if '--help' in argv or '-h' in argv:
-        print(__doc__)
-        return
-    values = flags.FlagValues()
-    flags.DEFINE_string('workdir', None, 'Receives the predictions.', flag_values=values)
+    f: Any = flags.FlagValues()
+    flags.DEFINE_string('workdir', None, 'Receives the predictions.', flag_values=f)
     flags.DEFINE_boolean(
         'labels_by_position', False,
-        "LABEL_0, LABEL_1, ... of the model are the task's labels in their order.",
-        flag_values=values)
+        "LABEL_0, LABEL_1, ... of the model are the task's labels in their order.", flag_values=f)
     models = [argument for argument in argv[1:] if not argument.startswith('-')]
+    options = [argv[0], *(argument for argument in argv[1:] if argument.startswith('-'))]
     with error_boundary():
-        if not models:
-            raise InputError(_USAGE)
-        first = as_path(models[0])
-        named = any(a.split('=')[0].lstrip('-') == 'config' for a in argv)
-        fields = {} if named or not (first / 'checkpoints').is_dir() else read_run_fields(first)
-        if named:
-            define_config(values, argv)
-        elif fields.get('task'):
+        if not models and not {'--help', '-h'} & set(options):
+            raise InputError('name a run or a model: python -m bert_jax.evaluate RUN '
+                             '--config.data.eval_source=FILE')
+        config = None
+        named = any(a.split('=')[0] in ('--config', '-config') for a in options)
+        if models and not named:
+            first = as_path(models[0])
+            fields = read_run_fields(first) if (first / 'checkpoints').is_dir() else {}
+            if not fields.get('task'):
+                raise InputError(
+                    f'{first} does not say its task ('
+                    + ('it was converted' if fields else 'it is no run of this project')
+                    + '), so --config has to, such as --config=configs/glue.py:mrpc'
+                )
             config = data_config_of(fields)
             config.data.vocab_file, config.data.add_tokens = '', ''  # its own
-            define_overrides(config, values, argv)
-        else:
-            raise InputError(
-                f'{first} does not say its task ('
-                + ('it was converted' if fields else 'it is no run of this project')
-                + '), so --config has to, such as --config=configs/glue.py:mrpc'
-            )
-        parse_flags(argv, values)
-        workdir = values['workdir'].value or f'runs/evaluate-{first.name}'
+        config, _ = parse_command(options, __doc__ or '', f, config)
+        workdir = f.workdir or f'runs/evaluate-{as_path(models[0]).name}'
         scores = evaluate(
-            values['config'].value, models, as_path(workdir),
-            labels_by_position=bool(values['labels_by_position'].value),
-        )
+            config, models, as_path(workdir), labels_by_position=f.labels_by_position)
         print(f'predictions: {workdir}')
         print('result ' + json.dumps(scores))
 

@@ -22,7 +22,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 
 from absl import flags, logging
 
-from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.command_line import parse_command
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
@@ -31,42 +31,20 @@ from bert_jax.runtime.process import answer, error_boundary
 from bert_jax.runtime.stopping import Guard
 
 
-def _parse(argv: list[str]) -> tuple[Any, str]:
-    """(config, run directory); the config is None where --help was asked for."""
-    f: Any = flags.FlagValues()
-    f.append_flag_values(flags.FLAGS)  # of absl
-    flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
-    flags.DEFINE_string('workdir', None, 'Run directory; default: runs/NAME.', flag_values=f)
-    define_config(f, argv)
-    rest = parse_flags(argv, f)
-    if f.help:
-        print(__doc__)
-        return None, ''
-    if len(rest) > 1:
-        raise InputError(
-            f'unexpected argument {rest[1]!r}: fields are set with --config.FIELD=VALUE')
-    if f.config is None:
-        raise InputError(
-            '--config is missing: name a config file, such as --config=configs/tiny_pretrain.py')
-    if not f['verbosity'].present:
-        logging.set_verbosity(logging.FATAL)  # what ends the run is printed in one line
-    if f.workdir:
-        return f.config, f.workdir
-    name, _, argument = f['config'].config_filename.partition(':')
-    stem = os.path.basename(name).removesuffix('.py')
-    workdir = f'runs/{stem}' + (f'-{argument}' if argument else '')
-    print(f'run directory: {workdir}', flush=True)
-    return f.config, workdir
-
-
 def main(argv: list[str]) -> None:
     with error_boundary():
-        config, named = _parse(argv)
-        if config is None:
-            return
+        f: Any = flags.FlagValues()
+        f.append_flag_values(flags.FLAGS)  # of absl
+        flags.DEFINE_string('workdir', '', 'Run directory; default: runs/NAME.', flag_values=f)
+        config, file = parse_command(argv, __doc__ or '', f)
+        if not f['verbosity'].present:
+            logging.set_verbosity(logging.FATAL)  # what ends the run is printed in one line
+        if not f.workdir:
+            f.workdir = 'runs/' + os.path.basename(file).replace('.py:', '-').removesuffix('.py')
+            print(f'run directory: {f.workdir}', flush=True)
         validate(config)
         check_used(config)
-        workdir = as_path(named)
+        workdir = as_path(f.workdir)
     guard = Guard()
     try:
         hosts.connect()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from absl import flags
 from flax import linen as nn
 
 from bert_jax.config import (
@@ -22,8 +21,8 @@ from bert_jax.config import (
     get_field,
     model_sizes,
 )
-from bert_jax.config.command_line import define_config, parse_flags
-from bert_jax.config.fields import field_of
+from bert_jax.config.command_line import parse_command
+from bert_jax.config.fields import FIELDS
 from bert_jax.config.phases import parse_duration, parse_trace, phases
 from bert_jax.config.validation import validate
 from bert_jax.data.masking import MASKINGS
@@ -245,7 +244,7 @@ BAD = [
 ])
 def test_the_choices_of_a_field_are_those_that_the_code_knows(field, known):
     """They are written twice: the config imports nothing that is above it."""
-    assert field_of(field).allowed == tuple(known)
+    assert FIELDS[field].allowed == tuple(known)
 
 
 @pytest.mark.parametrize('values, message', BAD, ids=str)
@@ -396,11 +395,8 @@ def test_one_field_may_be_set_where_a_checkpoint_gives_the_others(name, field, v
 
 def parsed(name, *overrides):
     """The config of `configs/NAME` after overrides, as a command has it."""
-    values = flags.FlagValues()
     argv = ['program', f'--config={ROOT}/configs/{name}', *(f'--config.{o}' for o in overrides)]
-    define_config(values, argv)
-    parse_flags(argv, values)
-    return values.config
+    return parse_command(argv, '')[0]
 
 
 @pytest.mark.parametrize('name, override, field, values', [

@@ -6,12 +6,13 @@ built. Below `experiment.py` no function takes this object: they take keyword ar
 
 Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.verify_every`,
 `train.log_every`, `optimizer.warmup`, a phase's `steps`) are a number of steps, or a string with
-a unit:
-`'10%'` (of all steps), `'3 epochs'` or `'100000 examples'`.
+a unit: `'10%'` (of all steps), `'3 epochs'` or `'100000 examples'`.
 """
 
 from __future__ import annotations
 
+import operator
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -22,17 +23,12 @@ except ModuleNotFoundError:  # a repository without its requirements: no command
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
 from bert_jax.config.bert_config import OPTIONS
-from bert_jax.config.fields import DURATION, FIELDS, SECTIONS, TASK_FIELDS, Field, task_fields
+from bert_jax.config.fields import DURATION, FIELDS, SECTIONS, task_fields
 from bert_jax.runtime.errors import InputError, nearest
 
-# Table 1 of the paper (base, large), the sizes of its Table 6, and the 24 miniatures that
-# google-research/bert released in March 2020 (every L with every H, heads of 64, except that the
-# release names its four best known tiny, mini, small and medium).
-_MINIATURES = {
-    f'L-{layers}_H-{hidden}_A-{hidden // 64}': (layers, hidden, hidden // 64)
-    for layers in (2, 4, 6, 8, 10, 12)
-    for hidden in (128, 256, 512, 768)
-}
+# Layers, width and heads: Table 1 of the paper (base, large), and the names that
+# google-research/bert's release of March 2020 gives to four of its 24 miniatures. Any other size
+# has a name too, such as L-8_H-512_A-8.
 MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
     'tiny': (2, 128, 2),
     'mini': (4, 256, 4),
@@ -40,18 +36,10 @@ MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
     'medium': (8, 512, 8),
     'base': (12, 768, 12),
     'large': (24, 1024, 16),
-    **_MINIATURES,
-    'L-3_H-768_A-12': (3, 768, 12),
-    'L-6_H-768_A-3': (6, 768, 3),
-    'L-12_H-1024_A-16': (12, 1024, 16),
-    'L-24_H-1024_A-16': (24, 1024, 16),
 }
-
-# Model fields that a checkpoint determines: those of MODEL_SIZES, which have no default, and others
-# with their default without a checkpoint.
-_DECIDED = tuple(o for o in OPTIONS if o.role != 'trains' and o.name != 'vocab_size')
-_SIZES = tuple(o.name for o in _DECIDED if o.default is None)
-_NUMERICS = {o.name: o.default for o in _DECIDED if o.default is not None}
+SIZES = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size')  # have no default
+# Model fields that a checkpoint determines.
+DECIDED = tuple(o for o in OPTIONS if o.role != 'trains' and o.name != 'vocab_size')
 # A table that may be cut or extended with fresh rows, and a layer that fine-tuning may add.
 _RESIZED = ('max_position_embeddings', 'bilstm')
 
@@ -60,16 +48,23 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     """The default of every field (`config.fields`).
 
     Args:
-      task: its name, which `validation.validate` checks; some tasks add a section of fields.
+      task: its name, which `validation.validate` checks; some tasks have a section of fields.
     """
     c = ConfigDict()
+    types = {f'model.{o.name}': o.type for o in OPTIONS}
     for path, field in FIELDS.items():
         section, _, name = path.rpartition('.')
+        if section in SECTIONS and section != task_fields(task).section:
+            continue
+        default: Any = field.default
+        if default is None:
+            default = config_dict.placeholder(types.get(path, bool))
+        elif field.allowed == DURATION or path == 'data.source':  # its type may change
+            default = config_dict.FieldReference(default, field_type=object)
         if section and section not in c:
             c[section] = ConfigDict()
-        (c[section] if section else c)[name] = _default(path, field)
+        (c[section] if section else c)[name] = default
     c.task = task
-    add_section(c, task)
     return c.lock()
 
 
@@ -84,31 +79,18 @@ def finetuning_config(task: str) -> ConfigDict:
     return c
 
 
-def _default(path: str, field: Field) -> Any:
-    """A default for ConfigDict, which fixes the type of other values."""
-    if field.default is None:
-        types = {f'model.{o.name}': o.type for o in OPTIONS}
-        return config_dict.placeholder(types.get(path, bool))
-    if field.allowed == DURATION or path == 'data.source':  # numbers and texts, texts and lists
-        return config_dict.FieldReference(field.default, field_type=object)
-    return field.default
-
-
-def add_section(config: ConfigDict, task: str) -> None:
-    """Adds the section of a task, with its defaults, if it has one."""
-    if section := task_fields(task).section:
-        config[section] = ConfigDict({
-            name: field.default for name, field in SECTIONS[section].items()})
-
-
 def fields(config: ConfigDict, prefix: str = '') -> list[str]:
     """Dotted paths of all fields, in order of definition."""
     paths: list[str] = []
-    for key in config:
+    for key, value in config.items():
         path = f'{prefix}{key}'
-        value = config[key]
         paths += fields(value, path + '.') if isinstance(value, ConfigDict) else [path]
     return paths
+
+
+def get_field(config: ConfigDict, path: str) -> Any:
+    """The value at a dotted path."""
+    return operator.attrgetter(path)(config)
 
 
 def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
@@ -119,24 +101,12 @@ def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
     """
     config = default_config(values['task'])
     config.model.name = ''
-    sections = set(config) - set(default_config())  # the task's own
-    known = set(fields(config))
+    kept = ('data', task_fields(values['task']).section)
     with config.unlocked():
         config.update_from_flattened_dict({
-            name: value for name, value in values.items()
-            if name in known and name.partition('.')[0] in ('data', *sections)
-        })
+            path: values[path] for path in fields(config)
+            if path in values and path.partition('.')[0] in kept})
     return config
-
-
-def all_fields() -> list[str]:
-    """Dotted paths of all fields, with the sections of all tasks."""
-    config = default_config()
-    paths = fields(config)
-    with config.unlocked():
-        for task in TASK_FIELDS:
-            add_section(config, task)
-    return paths + [path for path in fields(config) if path not in paths]
 
 
 def model_fields(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
@@ -148,24 +118,19 @@ def model_fields(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
 def model_sizes(config: ConfigDict) -> dict[str, int]:
     """num_layers, hidden_size, num_heads, intermediate_size of `model`, named or overridden."""
     m = config.model
-    given = (m.num_layers, m.hidden_size, m.num_heads, m.intermediate_size)
-    if not m.name and None not in given:
-        return dict(zip(_SIZES, given, strict=True))
-    name = m.name.lower()
-    name = name.removeprefix('bert-').removeprefix('bert_').removeprefix('uncased_')
-    known = {key.lower(): value for key, value in MODEL_SIZES.items()}
-    if name not in known:
-        raise InputError(
-            f'config.model.name={m.name!r} is unknown: {nearest(m.name, list(MODEL_SIZES))}'
-        )
-    layers, hidden, heads = known[name]
-    hidden = hidden if m.hidden_size is None else m.hidden_size
-    return {
-        'num_layers': layers if m.num_layers is None else m.num_layers,
-        'hidden_size': hidden,
-        'num_heads': heads if m.num_heads is None else m.num_heads,
-        'intermediate_size': 4 * hidden if m.intermediate_size is None else m.intermediate_size,
-    }
+    given = {size: m[size] for size in SIZES if m[size] is not None}
+    if not m.name and len(given) == len(SIZES):
+        return given
+    name = re.sub('^(bert[-_])?(uncased_)?', '', m.name.lower())
+    if spelled := re.fullmatch('l-([1-9][0-9]*)_h-([1-9][0-9]*)_a-([1-9][0-9]*)', name):
+        layers, hidden, heads = map(int, spelled.groups())
+    elif name in MODEL_SIZES:
+        layers, hidden, heads = MODEL_SIZES[name]
+    else:
+        raise InputError(f'config.model.name={m.name!r} is unknown: '
+                         + nearest(m.name, [*MODEL_SIZES, 'L-12_H-768_A-12']))
+    sizes = (layers, hidden, heads, 4 * given.get('hidden_size', hidden))
+    return dict(zip(SIZES, sizes, strict=True)) | given
 
 
 def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
@@ -180,47 +145,29 @@ def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
     """
     c = ConfigDict(config.copy_and_resolve_references())
     c.unlock()
-    if published is None:
-        if not c.model.name and None in (c.model[size] for size in _SIZES):
-            raise InputError(
-                'config.model.name is empty, which means the size of config.init_checkpoint: set '
-                "one of them, such as --config.init_checkpoint=DIR or --config.model.name='base'"
-            )
-        for field, value in _NUMERICS.items():
-            if c.model[field] is None:
-                c.model[field] = value
-        c.data.lowercase = c.data.lowercase is not False
-        return c.lock()
-    if c.model.name:
+    if published is None and not c.model.name and None in (c.model[size] for size in SIZES):
+        raise InputError(
+            'config.model.name is empty, which means the size of config.init_checkpoint: set '
+            "one of them, such as --config.init_checkpoint=DIR or --config.model.name='base'"
+        )
+    if published is not None and c.model.name:
         c.model.update(model_sizes(c))
-    for option in _DECIDED:
-        theirs, ours = published.model[option.name], c.model[option.name]
+    for option in DECIDED:
+        ours = c.model[option.name]
+        theirs = option.default if published is None else published.model[option.name]
         if ours is None:
             c.model[option.name] = theirs
-        elif option.role == 'shape' and ours != theirs and option.name not in _RESIZED:
+        elif published is not None and option.role == 'shape' and ours != theirs and (
+                option.name not in _RESIZED):
             raise InputError(
                 f'config.model.{option.name}={ours}'
                 + (f' (of config.model.name={c.model.name!r})' if c.model.name else '')
                 + f', but {published.source} has {theirs}: leave '
-                + ('config.model.name empty' if option.name in _SIZES else 'it out')
+                + ('config.model.name empty' if option.name in SIZES else 'it out')
                 + " to take the checkpoint's"
             )
     if c.data.lowercase is None:
-        c.data.lowercase = published.lowercase
-    if not c.data.vocab_file and published.vocab_file is not None:
+        c.data.lowercase = True if published is None else published.lowercase
+    if published is not None and not c.data.vocab_file and published.vocab_file is not None:
         c.data.vocab_file = str(published.vocab_file)
     return c.lock()
-
-
-def is_complete(config: ConfigDict) -> bool:
-    """Whether all fields of the model are known without `init_checkpoint`."""
-    needed = _NUMERICS if config.model.name else (*_SIZES, *_NUMERICS)
-    return all(config.model[field] is not None for field in needed)
-
-
-def get_field(config: ConfigDict, path: str) -> Any:
-    """The value at a dotted path."""
-    value: Any = config
-    for part in path.split('.'):
-        value = value[part]
-    return value

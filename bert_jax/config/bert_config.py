@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -122,61 +121,57 @@ class Option:
         return self.allowed.fault(value)
 
 
-def _is(
-    role: Role, allowed: Range | tuple[Any, ...], huggingface: Spelling | None, tf1: Spelling | None
-) -> dict[str, Any]:
-    return {'role': role, 'allowed': allowed, 'huggingface': huggingface, 'tf1': tf1}
+def _option(
+    role: Role, allowed: Range | tuple[Any, ...], default: Any = dataclasses.MISSING,
+    huggingface: Spelling | str | None = None, tf1: Spelling | str | None = None,
+) -> Any:
+    """A field of `BertConfig`; a spelling may be the key alone."""
+    keys = [Spelling(key) if isinstance(key, str) else key for key in (huggingface, tf1)]
+    return dataclasses.field(default=default, metadata={
+        'role': role, 'allowed': allowed, 'huggingface': keys[0], 'tf1': keys[1]})
 
 
-def _size(key: str, allowed: Range = SIZE) -> dict[str, Any]:
+def _size(key: str, default: Any = dataclasses.MISSING, allowed: Range = SIZE) -> Any:
     """A size, which both formats call the same."""
-    return _is('shape', allowed, Spelling(key), Spelling(key))
+    return _option('shape', allowed, default, key, key)
 
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
     """A model's sizes, numerics and rates. Hashable, so it is static under jit."""
 
-    vocab_size: int = field(metadata=_size('vocab_size'))
-    num_layers: int = field(metadata=_size('num_hidden_layers', DEPTH))
-    hidden_size: int = field(metadata=_size('hidden_size'))
-    num_heads: int = field(metadata=_size('num_attention_heads'))
-    intermediate_size: int = field(metadata=_size('intermediate_size'))
-    max_position_embeddings: int = field(default=512, metadata=_size('max_position_embeddings'))
-    type_vocab_size: int = field(default=2, metadata=_size('type_vocab_size'))
+    vocab_size: int = _size('vocab_size')
+    num_layers: int = _size('num_hidden_layers', allowed=DEPTH)
+    hidden_size: int = _size('hidden_size')
+    num_heads: int = _size('num_attention_heads')
+    intermediate_size: int = _size('intermediate_size')
+    max_position_embeddings: int = _size('max_position_embeddings', 512)
+    type_vocab_size: int = _size('type_vocab_size', 2)
     # gelu_tanh: the approximation of google-research/bert; gelu_erf: exact, as Hugging Face's
     # `gelu`. Its tanh forms differ in how they are computed, not in what.
-    hidden_act: str = field(default='gelu_tanh', metadata=_is(
-        'computes', ('gelu_tanh', 'gelu_erf'),
+    hidden_act: str = _option(
+        'computes', ('gelu_tanh', 'gelu_erf'), 'gelu_tanh',
         Spelling('hidden_act', {
             'gelu': 'gelu_erf', 'gelu_python': 'gelu_erf', 'gelu_pytorch_tanh': 'gelu_tanh',
-            'gelu_new': 'gelu_tanh', 'gelu_fast': 'gelu_tanh',
-        }),
-        Spelling('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True),
-    ))
+            'gelu_new': 'gelu_tanh', 'gelu_fast': 'gelu_tanh'}),
+        Spelling('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True))
     # Left-to-right: a token attends to itself and those before it, the paper's ablation (5.1).
-    causal: bool = field(default=False, metadata=_is('computes', (False, True), None, None))
+    causal: bool = _option('computes', (False, True), False)
     # A BiLSTM between the encoder and the head of a downstream task (the same section), with half
     # of hidden_size for each direction.
-    bilstm: bool = field(default=False, metadata=_is('shape', (False, True), None, None))
-    layer_norm_eps: float = field(default=1e-12, metadata=_is(
-        'computes', SMALL, Spelling('layer_norm_eps'), Spelling('layer_norm_eps', ours=True)
-    ))
+    bilstm: bool = _option('shape', (False, True), False)
+    layer_norm_eps: float = _option(
+        'computes', SMALL, 1e-12, 'layer_norm_eps', Spelling('layer_norm_eps', ours=True))
     # Truncated normal, cut at two standard deviations.
-    initializer_range: float = field(default=0.02, metadata=_is(
-        'trains', SMALL, Spelling('initializer_range'), Spelling('initializer_range')
-    ))
-    hidden_dropout: float = field(default=0.1, metadata=_is(
-        'trains', SHARE, Spelling('hidden_dropout_prob'), Spelling('hidden_dropout_prob')
-    ))
-    attention_dropout: float = field(default=0.1, metadata=_is(
-        'trains', SHARE, Spelling('attention_probs_dropout_prob'),
-        Spelling('attention_probs_dropout_prob')
-    ))
+    initializer_range: float = _option(
+        'trains', SMALL, 0.02, 'initializer_range', 'initializer_range')
+    hidden_dropout: float = _option(
+        'trains', SHARE, 0.1, 'hidden_dropout_prob', 'hidden_dropout_prob')
+    attention_dropout: float = _option(
+        'trains', SHARE, 0.1, 'attention_probs_dropout_prob', 'attention_probs_dropout_prob')
     # Before the layer of a downstream task.
-    classifier_dropout: float = field(default=0.1, metadata=_is(
-        'trains', SHARE, Spelling('classifier_dropout'), Spelling('classifier_dropout', ours=True)
-    ))
+    classifier_dropout: float = _option(
+        'trains', SHARE, 0.1, 'classifier_dropout', Spelling('classifier_dropout', ours=True))
 
     @property
     def head_dim(self) -> int:

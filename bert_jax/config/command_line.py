@@ -7,10 +7,11 @@ The project's own configs are known by name from any folder: --config=glue:mrpc.
 
 from __future__ import annotations
 
-import inspect
+import glob
 import os
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from bert_jax import config as config_lib  # first: it reports a missing ml_collections
@@ -19,10 +20,65 @@ from bert_jax import config as config_lib  # first: it reports a missing ml_coll
 from absl import flags
 from ml_collections import config_flags
 
+from bert_jax.config.fields import FIELDS
 from bert_jax.config.phases import PHASE_FIELDS, check_phases
 from bert_jax.runtime.errors import InputError, nearest
 
-_FAULTS = (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error)
+
+def parse_command(
+    argv: Sequence[str], description: str, flag_values: flags.FlagValues | None = None,
+    config: config_lib.ConfigDict | None = None,
+) -> tuple[config_lib.ConfigDict, str]:
+    """The config that a command line says, and its file, FILE.py[:ARG].
+
+    Args:
+      argv: name and arguments of the program.
+      description: printed for --help.
+      flag_values: has the command's own flags defined, which are parsed too.
+      config: takes the place of --config.
+
+    Raises:
+      InputError: an unknown flag or field, an invalid value, or no config.
+      SystemExit: after --help.
+    """
+    if {'--help', '-help', '-h'} & set(argv):
+        print(description)
+        sys.exit(0)
+    values = flags.FlagValues() if flag_values is None else flag_values
+    file, rest, arguments = '', [], iter(argv)
+    for argument in arguments:
+        name, equals, value = argument.partition('=')
+        if name in ('--config', '-config'):
+            file = config_file(value if equals else next(arguments, ''))
+        else:
+            rest.append(argument)
+    if file:
+        config = load_config(file)
+    if config is None:
+        raise InputError(
+            '--config is missing: name a config file, such as --config=configs/tiny_pretrain.py')
+    try:
+        config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=rest)
+        unexpected = values(rest)[1:]
+    except (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error) as error:
+        for argument in rest:
+            name = argument.lstrip('-').partition('=')[0]
+            path = name.removeprefix('config.').partition('[')[0]
+            if name.startswith('config.') and path not in FIELDS:
+                raise InputError(
+                    f'--{name} is not a field: {nearest(path, list(FIELDS))}') from error
+            if name.startswith('config.phases[') and isinstance(error, LookupError):
+                raise InputError(
+                    f'--{name}: the config has no such phase, or the phase does not say this: set '
+                    "the field for the whole run, or write all phases, --config.phases='(...)'"
+                ) from error
+        raise InputError(' '.join(str(error).split())) from error
+    if unexpected:
+        raise InputError(
+            f'unexpected argument {unexpected[0]!r}: fields are set with --config.FIELD=VALUE')
+    flag: Any = values['config']
+    _check_overrides(flag.value, flag.override_values)
+    return flag.value, file
 
 
 def config_file(named: str) -> str:
@@ -40,157 +96,50 @@ def config_file(named: str) -> str:
     return named
 
 
-def define_config(flag_values: flags.FlagValues, argv: list[str]) -> Any:
-    """Defines --config, and makes its value in `argv` the path of a file."""
-    for i, argument in enumerate(argv):
-        flag, equals, value = argument.partition('=')
-        if flag in ('--config', '-config') and equals:
-            argv[i] = f'{flag}={config_file(value)}'
-        elif flag in ('--config', '-config') and i + 1 < len(argv):
-            argv[i + 1] = config_file(argv[i + 1])
-    return config_flags.DEFINE_config_file(
-        'config', None, 'Config file, as FILE.py or FILE.py:ARG.', flag_values=flag_values,
-        sys_argv=argv,
-    )
-
-
-def define_overrides(
-    config: config_lib.ConfigDict, flag_values: flags.FlagValues, argv: list[str]
-) -> None:
-    """Defines --config.FIELD for an existing config.
+def load_config(named: str) -> config_lib.ConfigDict:
+    """The result of get_config() of FILE.py[:ARG].
 
     Raises:
-      InputError: an unknown field or an invalid value.
+      InputError: no such file, or what its code raises, with its line; or other fields than the
+        config has.
     """
-    try:
-        config_flags.DEFINE_config_dict('config', config, flag_values=flag_values, sys_argv=argv)
-    except _FAULTS as error:
-        raise _in_one_line(argv, error) from error
-
-
-def parse_flags(argv: list[str], flag_values: flags.FlagValues) -> list[str]:
-    """Parses flags with absl, and reports errors in one line.
-
-    Raises:
-      InputError: an unknown flag or an invalid value.
-    """
-    _check_config_file(argv)
-    try:
-        rest = flag_values(argv)
-    except _FAULTS as error:
-        raise _in_one_line(argv, error) from error
-    flag: Any = flag_values['config']
-    if flag.value is not None:
-        _check_overrides(flag.value, flag.override_values)
-    return rest
-
-
-def _check_config_file(argv: list[str]) -> None:
-    """Runs the config file before absl does, for messages that name its line or field.
-
-    Raises:
-      InputError: no such file, not a config file, or its result is not a config.
-    """
-    named = next((value for argument, following in zip(argv, [*argv[1:], ''], strict=True)
-                  for flag, equals, value in [argument.partition('=')]
-                  if flag.lstrip('-') == 'config' and flag.startswith('-')
-                  for value in [value if equals else following]), None)
-    if named is None:
-        return
     path, colon, argument = named.partition(':')
-    make = _defined_in(path).get('get_config')
-    if not callable(make):
-        raise InputError(f'{path} defines no function get_config(): take a file of configs/ as an '
-                         'example')
-    arguments = (argument,) if colon else ()
     try:
-        inspect.signature(make).bind(*arguments)
-    except TypeError:
-        raise InputError(
-            f'{path} takes no argument, and {argument!r} is given: --config={path}' if colon else
-            f'{path} needs an argument: --config={path}:ARGUMENT'
-        ) from None
-    config = _in_config_file(path, lambda: make(*arguments))
-    if not isinstance(config, config_lib.ConfigDict):
-        raise InputError(
-            f'{path}: get_config() gives {type(config).__name__}: it is to start from '
-            'bert_jax.config.default_config(), change it and return it'
-        )
-    task = config.get('task')
-    start = config_lib.default_config(task if isinstance(task, str) else 'pretrain')
-    there, wanted = config_lib.fields(config), config_lib.fields(start)
-    for name in (*wanted, *there):
-        if name not in wanted:
-            raise InputError(
-                f'{path}: {name} is not a field: {nearest(name, wanted)}')
-        if name not in there:
-            raise InputError(
-                f'{path}: get_config() gives a config without {name}: it is to start from '
-                'bert_jax.config.default_config()'
-            )
-
-
-def _defined_in(path: str) -> dict[str, Any]:
-    """The globals of a config file."""
-    if not os.path.exists(path):
-        folder = os.path.dirname(path) or '.'
-        near = [os.path.join(folder, name) for name in sorted(os.listdir(folder))
-                if name.endswith('.py')] if os.path.isdir(folder) else []
-        raise InputError(
-            f'--config={path}: no such file'
-            + (f': {nearest(path, near)}' if near else '')
-        )
-    if os.path.isdir(path):
-        raise InputError(f'--config={path} is a directory: name a file in it')
-    if not path.endswith('.py'):
-        raise InputError(f'--config={path} is no Python file: a config file is called NAME.py')
-    try:
+        if os.path.isfile(path) and not path.endswith('.py'):
+            raise SyntaxError('a config file is called NAME.py')
         with open(path, encoding='utf-8') as file:
             code = compile(file.read(), path, 'exec')
-    except SyntaxError as error:
-        raise InputError(
-            f'--config={path} is no Python: line {error.lineno}: {error.msg}') from None
-    except (UnicodeDecodeError, ValueError):
-        raise InputError(f'--config={path} is no Python file, but binary') from None
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f'--config={path} is no Python: {error}') from None
     except OSError as error:
-        raise InputError(f'--config={path}: {error.strerror or error}') from None
-    defined: dict[str, Any] = {'__name__': 'config', '__file__': path}
-    _in_config_file(path, lambda: exec(code, defined))
-    return defined
-
-
-def _in_config_file(path: str, act: Callable[[], Any]) -> Any:
-    """Runs code of a config file and returns its result; errors name the file's line."""
+        near = sorted(glob.glob(os.path.join(os.path.dirname(path), '*.py')))
+        raise InputError(f'--config={path}: {error.strerror}'
+                         + (f': {nearest(path, near)}' if near else '')) from None
+    defined = {'__name__': 'config', '__file__': path}
     try:
-        return act()
-    except InputError as error:
-        raise InputError(str(error) if path in str(error) else f'{path}: {error}') from None
+        exec(code, defined)
+        if not callable(make := defined.get('get_config')):
+            raise InputError('it defines no function get_config(): take a file of configs/ as an '
+                             'example')
+        config = make(argument) if colon else make()
+        given = set(config_lib.fields(config)) if isinstance(config, config_lib.ConfigDict) else ()
+        wanted = config_lib.default_config(config.task if 'task' in given else 'pretrain')
+        if other := set(config_lib.fields(wanted)).symmetric_difference(given):
+            raise InputError(
+                f'get_config() has other fields ({", ".join(sorted(other)[:3])}): it is to start '
+                'from bert_jax.config.default_config(), change it and return it')
     except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-                 if frame.filename == path]
         message = ' '.join(str(error).split())
         if isinstance(error, ValueError) and path in message:  # it names the file
             raise InputError(message) from None
-        where = f', line {lines[-1]}' if lines else ''
-        raise InputError(f'--config={path}{where}: {type(error).__name__}: {message}') from None
+        lines = [f', line {frame.lineno}' for frame in traceback.extract_tb(error.__traceback__)
+                 if frame.filename == path]
+        what = '' if isinstance(error, InputError) else f'{type(error).__name__}: '
+        raise InputError(f"--config={named}{''.join(lines[-1:])}: {what}{message}") from None
+    return config
 
 
-def _in_one_line(argv: list[str], error: Exception) -> InputError:
-    known = config_lib.all_fields()
-    for argument in argv[1:]:
-        name, _, _ = argument.lstrip('-').partition('=')
-        path = name.removeprefix('config.').partition('[')[0]
-        if name.startswith('config.') and path not in known:
-            return InputError(f'--{name} is not a field: {nearest(path, known)}')
-        if isinstance(error, LookupError) and name.startswith('config.phases['):
-            return InputError(
-                f'--{name}: the config has no such phase, or the phase does not say this: set '
-                "the field for the whole run, or write all phases, --config.phases='(...)'"
-            )
-    return InputError(' '.join(str(error).split()))
-
-
-def _check_overrides(config: config_lib.ConfigDict, overrides: dict[str, Any]) -> None:
+def _check_overrides(config: config_lib.ConfigDict, overrides: dict[str, object]) -> None:
     """Refuses overrides of fields that every phase sets itself.
 
     Args:

@@ -1,11 +1,10 @@
-"""Every field of the config: default, allowed values, and the tasks that read it.
+"""Every field of the config, one row each: default, allowed values, and the tasks that read it.
 
-This includes the sections of tasks. The model's fields are those of `bert_config.py`.
+The model's fields are those of `bert_config.py`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -39,6 +38,19 @@ _FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four
              'concat_last_four', 'weighted_sum_all')  # heads.tagging.FEATURES
 
 LOGGERS = ('tensorboard', 'wandb', 'cloud_monitoring')
+
+_TEXTS = {
+    # Names between commas, the first picks the best evaluation; empty: the usual ones.
+    'metrics': Field('', CHECKED_WHERE_READ),
+    # Predictions for texts longer than data.max_seq_length. first: truncated, as in training; mean,
+    # max: in windows, whose probabilities are combined; empty: first, or the evaluated model's.
+    'windows': Field('', _WINDOWS),
+}
+_TAGGING = {
+    'document_context': Field(False, _SWITCH),  # neighbouring sentences fill the window
+    # Empty: fine-tuned; else features of a frozen encoder for a BiLSTM (paper table 7).
+    'features': Field('', _FEATURES),
+}
 
 FIELDS: Mapping[str, Field] = {
     'task': Field('pretrain', CHECKED_WHERE_READ),  # one of tasks.opening.OPENERS
@@ -153,45 +165,26 @@ FIELDS: Mapping[str, Field] = {
     # phase, and one learning-rate schedule spans them all; a phase with a `learning_rate` (and
     # `warmup`) starts its own schedule.
     'phases': Field((), CHECKED_WHERE_READ),
+
+    # Sections that only some tasks have.
+    'classification.multi_label': Field(False, _SWITCH),  # any number of labels an example
+    'classification.separator': Field(',', TEXT),  # between them, where they stand in one cell
+    # Of one label an example: 'balanced' (inverse to their frequency), or 'LABEL=2.5, ...'.
+    'classification.class_weights': Field('', CHECKED_WHERE_READ),
+    'classification.label_smoothing': Field(0.0, _BELOW_1),
+    **{f'{task}.{name}': field
+       for task, rows in (('classification', _TEXTS), ('regression', _TEXTS),
+                          ('conll', _TAGGING), ('tagging', _TAGGING))
+       for name, field in rows.items()},
+    'squad.doc_stride': Field(128, count(2**16)),  # pieces from one window of a text to the next
+    'squad.max_query_length': Field(64, count(2**16)),  # pieces of a question
 }
 
-_TEXTS = {
-    # Names between commas, the first picks the best evaluation; empty: the usual ones.
-    'metrics': Field('', CHECKED_WHERE_READ),
-    # Predictions for texts longer than data.max_seq_length. first: truncated, as in training; mean,
-    # max: in windows, whose probabilities are combined; empty: first, or the evaluated model's.
-    'windows': Field('', _WINDOWS),
-}
-_TAGGING = {
-    'document_context': Field(False, _SWITCH),  # neighbouring sentences fill the window
-    # Empty: fine-tuned; else features of a frozen encoder for a BiLSTM (paper table 7).
-    'features': Field('', _FEATURES),
-}
-SECTIONS: Mapping[str, Mapping[str, Field]] = {
-    'classification': {
-        'multi_label': Field(False, _SWITCH),  # any number of labels an example
-        'separator': Field(',', TEXT),  # between them, where they stand in one cell
-        # Of one label an example: 'balanced' (inverse to their frequency), or 'LABEL=2.5, ...'.
-        'class_weights': Field('', CHECKED_WHERE_READ),
-        'label_smoothing': Field(0.0, _BELOW_1),
-        **_TEXTS,
-    },
-    'regression': _TEXTS,
-    'conll': _TAGGING,
-    'tagging': _TAGGING,
-    'squad': {
-        'doc_stride': Field(128, count(2**16)),  # pieces from one window of a text to the next
-        'max_query_length': Field(64, count(2**16)),  # pieces of a question
-    },
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskFields:
+class TaskFields(NamedTuple):
     """The config fields of a task.
 
     Attributes:
-      section: one of SECTIONS; empty: it has none.
+      section: of FIELDS; empty: it has none.
       phased: whether the run may have several phases, of rows with masked positions.
       reads: which fields of OWN_FILES.
     """
@@ -202,9 +195,7 @@ class TaskFields:
 
 
 _COLUMNS = ('data.text', 'data.text_pair', 'data.label', 'data.id', 'data.held_out')
-
-# A task without a row has no section and reads no field of files of your own, as GLUE's.
-TASK_FIELDS: Mapping[str, TaskFields] = {
+_TASK_FIELDS = {
     'pretrain': TaskFields(phased=True, reads=('data.held_out',)),
     'synthetic': TaskFields(phased=True, reads=('data.held_out',)),
     'classification': TaskFields('classification', reads=_COLUMNS),
@@ -217,14 +208,9 @@ TASK_FIELDS: Mapping[str, TaskFields] = {
     'squad_v1': TaskFields('squad'),
     'squad_v2': TaskFields('squad'),
 }
+SECTIONS = {task.section for task in _TASK_FIELDS.values()} - {''}
 
 
 def task_fields(task: str) -> TaskFields:
-    """The config fields of a task; none of an unknown one, which `validate` refuses."""
-    return TASK_FIELDS.get(task, TaskFields())
-
-
-def field_of(path: str) -> Field:
-    """The field at a dotted path."""
-    section, _, name = path.rpartition('.')
-    return SECTIONS[section][name] if section in SECTIONS else FIELDS[path]
+    """The config fields of a task. Others, as GLUE's, have no section and read no own files."""
+    return _TASK_FIELDS.get(task, TaskFields())

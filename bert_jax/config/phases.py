@@ -12,9 +12,17 @@ from ml_collections import ConfigDict
 from bert_jax.config import get_field
 from bert_jax.runtime.errors import InputError, nearest
 
-_UNITS = ('%', 'epochs', 'examples', 'steps')
 _MOST = 1e12  # of any unit; float64 counts exactly up to there
 _MAX_TRACED = 100  # viewers cannot open much longer traces
+
+# Fields of a phase, and the config field that each defaults to.
+PHASE_FIELDS = {
+    'steps': 'train.steps', 'batch_size': 'train.batch_size',
+    'max_seq_length': 'data.max_seq_length',
+    'max_predictions_per_seq': 'data.max_predictions_per_seq',
+    'packed_rows': 'train.packed_rows',
+    'learning_rate': 'optimizer.learning_rate', 'warmup': 'optimizer.warmup',
+}
 
 
 def parse_duration(
@@ -26,36 +34,30 @@ def parse_duration(
       value: a number of steps, or a string such as '10%', '3 epochs', '5000 examples'.
       field: the config field, for messages.
       batch_size: examples a step.
-      num_examples: examples an epoch; None if unknown.
+      num_examples: examples an epoch; None if epochs are not allowed.
       total: steps of the whole run; None if '%' is not allowed.
 
     Raises:
       InputError: not a duration, or a unit that is not allowed here.
     """
-    text = str(value).strip()
-    match = re.fullmatch(r'([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z%]*)', text)
-    unit = match[2] if match else '?'
-    unit = {'': 'steps', 'step': 'steps', 'epoch': 'epochs', 'example': 'examples'}.get(unit, unit)
-    if match is None or unit not in _UNITS or isinstance(value, bool):
-        raise InputError(
-            f"config.{field}={value!r} is not a duration: write steps (1000), '10%', '3 epochs' "
-            "or '5000 examples'"
-        )
-    amount = float(match[1])
+    match = re.fullmatch(
+        r'([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?(?:e[0-9]+)?)\s*(%|epochs?|examples?|steps?|)',
+        str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise InputError(f"config.{field}={value!r} is not a duration: write steps (1000), '10%', "
+                         "'3 epochs' or '5000 examples'")
+    amount, unit = float(match[1]), match[2].rstrip('s')
     if amount > _MOST:
         raise InputError(f'config.{field}={value!r} is more than any run: at most {_MOST:,.0f}')
-    if unit == '%':
-        if total is None:
-            raise InputError(f"config.{field}={value!r}: '%' is of train.steps and cannot be here")
-        return round(total * amount / 100)
-    if unit == 'epochs':
-        if num_examples is None:
-            raise InputError(f'config.{field}={value!r}: epochs cannot be used here, write steps')
-        return max(1, round(num_examples * amount / batch_size))
-    if unit == 'examples':
+    if unit == 'example':
         return max(1, math.ceil(amount / batch_size))
-    if amount != int(amount):
-        raise InputError(f'config.{field}={value!r}: a number of steps is whole')
+    if unit == 'epoch' and num_examples is not None:
+        return max(1, round(num_examples * amount / batch_size))
+    if unit == '%' and total is not None:
+        return round(total * amount / 100)
+    if unit in ('epoch', '%') or amount != int(amount):
+        raise InputError(f"config.{field}={value!r}: '%' is of train.steps, epochs are of the "
+                         'data: write a whole number of steps here')
     return int(amount)
 
 
@@ -79,21 +81,10 @@ def parse_trace(
     if not match or not 1 <= first <= last < first + _MAX_TRACED:
         raise InputError(
             f"config.{field}={value!r}: write the first and the last step, such as '100..110', or "
-            f"'100..110@0,3' on the hosts 0 and 3, at most {_MAX_TRACED} steps"
-        )
+            f"'100..110@0,3' on the hosts 0 and 3, at most {_MAX_TRACED} steps")
     if total is not None and first > total:
         raise InputError(f'config.{field}={value!r}: the run has {total:,} steps')
     return (first, last), tuple(map(int, (match[3] or '0').split(',')))
-
-
-# Fields of a phase, and the config field that each defaults to.
-PHASE_FIELDS = {
-    'steps': 'train.steps', 'batch_size': 'train.batch_size',
-    'max_seq_length': 'data.max_seq_length',
-    'max_predictions_per_seq': 'data.max_predictions_per_seq',
-    'packed_rows': 'train.packed_rows',
-    'learning_rate': 'optimizer.learning_rate', 'warmup': 'optimizer.warmup',
-}
 
 
 def check_phases(given: Any) -> None:
@@ -102,17 +93,13 @@ def check_phases(given: Any) -> None:
     Raises:
       InputError: they are not a list of dicts of known fields.
     """
-    if not isinstance(given, (tuple, list)):
+    if not isinstance(given, (tuple, list)) or not all(isinstance(p, Mapping) for p in given):
         raise InputError(f'config.phases={given!r} must be a tuple of phases, such as '
                          "({'steps': 1000, 'max_seq_length': 128},)")
     for i, phase in enumerate(given):
-        if not isinstance(phase, Mapping):
-            raise InputError(f"config.phases[{i}]={phase!r} must be a phase, such as "
-                             "{'steps': 1000, 'max_seq_length': 128}")
-        for key in phase:
-            if key not in PHASE_FIELDS:
-                raise InputError(f'config.phases[{i}].{key} is not a field: '
-                                 + nearest(str(key), list(PHASE_FIELDS)))
+        for key in set(phase) - set(PHASE_FIELDS):
+            raise InputError(f'config.phases[{i}].{key} is not a field: '
+                             + nearest(str(key), list(PHASE_FIELDS)))
 
 
 def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str, Any]]:
@@ -127,51 +114,40 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
       num_examples: examples an epoch (of the first phase), for durations in epochs.
     """
     check_phases(config.phases)
-    given = [dict(phase) for phase in config.phases] or [{}]
-    filled = []
-    for phase in given:
-        part: dict[str, Any] = {field: phase.get(field) for field in PHASE_FIELDS}
-        part['steps'] = phase.get('steps', 0)
-        for field in ('batch_size', 'max_seq_length', 'max_predictions_per_seq', 'packed_rows'):
-            part[field] = phase.get(field, get_field(config, PHASE_FIELDS[field]))
-        filled.append(part)
+    defaults = {field: get_field(config, path) for field, path in PHASE_FIELDS.items()}
+    defaults |= {'steps': 0, 'learning_rate': None, 'warmup': None}
+    filled = [defaults | dict(phase) for phase in config.phases or [{}]]
 
     def steps_of(value: int | str, i: int, field: str, total: int | None) -> int:
-        return parse_duration(
-            value, field, batch_size=filled[i]['batch_size'], num_examples=num_examples,
-            total=total,
-        )
+        return parse_duration(value, field, batch_size=filled[i]['batch_size'],
+                              num_examples=num_examples, total=total)
 
     total = steps_of(config.train.steps, 0, 'train.steps', None)
-    counts = [
-        steps_of(p['steps'], i, f'phases[{i}].steps', total) for i, p in enumerate(filled)
-    ]
+    counts = [steps_of(part['steps'], i, f'phases[{i}].steps', total)
+              for i, part in enumerate(filled)]
     unstated = [i for i, count in enumerate(counts) if count == 0]
     if len(unstated) > 1 or (unstated and total <= sum(counts)):
         where = f'phases[{unstated[0]}].steps' if config.phases else 'train.steps'
         raise InputError(f'config.{where} is not set: say how many steps to train')
     if unstated:
         counts[unstated[0]] = total - sum(counts)
-    elif total and total != sum(counts):
+    elif total:
         if total < len(counts):
-            raise InputError(
-                f'config.train.steps={total} is less than one step for each of the '
-                f'{len(counts)} phases'
-            )
+            raise InputError(f'config.train.steps={total} is less than one step for each of the '
+                             f'{len(counts)} phases')
         ends = [round(total * sum(counts[: i + 1]) / sum(counts)) for i in range(len(counts))]
-        for i in range(len(ends)):  # every phase keeps at least one step
-            ends[i] = min(max(ends[i], i + 1), total - (len(ends) - 1 - i))
-        counts = [end - start for start, end in zip([0] + ends[:-1], ends, strict=True)]
+        # Every phase keeps at least one step.
+        ends = [min(max(end, i + 1), total - (len(ends) - 1 - i)) for i, end in enumerate(ends)]
+        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     for i, phase in enumerate(filled):
         phase['steps'] = counts[i]
         if phase['learning_rate'] is not None:
-            warmup = phase['warmup'] if phase['warmup'] is not None else config.optimizer.warmup
+            warmup = config.optimizer.warmup if phase['warmup'] is None else phase['warmup']
             phase['warmup'] = steps_of(warmup, i, f'phases[{i}].warmup', counts[i])
         elif phase['warmup'] is not None:
             raise InputError(
                 f'config.phases[{i}].warmup is used only where the phase states its own '
-                'learning_rate: set both, or optimizer.warmup'
-            )
+                'learning_rate: set both, or optimizer.warmup')
     return filled
 
 

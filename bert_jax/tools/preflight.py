@@ -30,7 +30,7 @@ import jax
 from absl import flags, logging
 
 from bert_jax.config import ConfigDict, complete
-from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import task_fields
 from bert_jax.config.phases import parse_duration
 from bert_jax.config.validation import validate
@@ -385,25 +385,15 @@ def main(argv: Sequence[str]) -> None:
                         ('TF_CPP_MIN_LOG_LEVEL', '3')):
         os.environ.setdefault(name, value)
     f: Any = flags.FlagValues()
-    flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
-    argv = list(argv)
-    define_config(f, argv)
     flags.DEFINE_string('topology', '', 'Slice, such as v5e:16x16.', flag_values=f)
     flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=f)
     with error_boundary():
-        rest = parse_flags(argv, f)
-        if f.help:
-            print(__doc__)
-            return
-        if len(rest) > 1:
-            raise InputError(f'unexpected argument {rest[1]!r}: flags are written --NAME=VALUE')
-        if f.config is None:
-            raise InputError('--config is missing: name a config file of pre-training')
+        config, file = parse_command(argv, __doc__ or '', f)
         logging.set_verbosity(logging.ERROR)
         if f.json:
             check_new_file(f.json, '--json', unless='phases')
-        record = {'config': f['config'].config_filename, 'arguments': argv[1:]}
-        record |= check(f.config, f.topology)
+        record = {'config': file, 'arguments': list(argv[1:])}
+        record |= check(config, f.topology)
         if f.json:
             write_whole(f.json, json.dumps(record, indent=1) + '\n')
         say('\n' + tables(record))

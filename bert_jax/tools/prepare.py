@@ -19,14 +19,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
-from absl import flags, logging
+from absl import logging
 
 from bert_jax.config import ConfigDict
-from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.command_line import parse_command
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import error_boundary
 
@@ -69,23 +68,10 @@ def prepare(config: ConfigDict) -> None:
 
 def main(argv: Sequence[str]) -> None:
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # leaves an accelerator of this machine free
-    f: Any = flags.FlagValues()
-    flags.DEFINE_boolean('help', False, 'Show this help.', flag_values=f)
-    argv = list(argv)
-    define_config(f, argv)
     with error_boundary(stopped='stopped; the same command resumes'):
-        rest = parse_flags(argv, f)
-        if f.help:
-            print(__doc__)
-            return
-        if len(rest) > 1:
-            raise InputError(f'unexpected argument {rest[1]!r}: fields are set with '
-                             '--config.FIELD=VALUE')
-        if f.config is None:
-            raise InputError('--config is missing: name a config file, such as '
-                             '--config=configs/base_pretrain.py')
+        config, _ = parse_command(argv, __doc__ or '')
         logging.set_verbosity(logging.ERROR)  # libraries log a great deal below it
-        prepare(f.config)
+        prepare(config)
 
 
 if __name__ == '__main__':

@@ -50,10 +50,11 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
-from absl import flags, logging
+from absl import logging
 
-from bert_jax.config import ConfigDict, all_fields, get_field
-from bert_jax.config.command_line import config_file, define_config, parse_flags
+from bert_jax.config import ConfigDict, get_field
+from bert_jax.config.command_line import config_file, parse_command
+from bert_jax.config.fields import FIELDS
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, nearest
@@ -103,7 +104,7 @@ def grid_members(grid: list[str], restarts: int) -> list[Member]:
     Raises:
       InputError: not in that form, or no field of the config; or there is nothing to vary.
     """
-    known = all_fields()
+    known = list(FIELDS)
     axes = []
     for entry in grid:
         field, equals, values = entry.partition('=')
@@ -168,12 +169,7 @@ def member_config(config: str, overrides: list[str], member: Member) -> ConfigDi
     """
     argv = ['sweep', f'--config={config}', '--config.train.keep_checkpoints=1', *overrides,
             *(f'--config.{field}={value}' for field, value in member.settings)]
-    values = flags.FlagValues()
-    define_config(values, argv)
-    rest = parse_flags(argv, values)
-    if len(rest) > 1:
-        raise InputError(f'{rest[1]} is no option of this program; see --help')
-    result: ConfigDict = values['config'].value
+    result, _ = parse_command(argv, __doc__ or '')
     validate(result)
     check_used(result)
     return result

@@ -20,9 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from absl import flags
-
-from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.command_line import parse_command
 from bert_jax.config.validation import check_used, validate
 from bert_jax.predict.__main__ import Texts
 from bert_jax.runtime import process
@@ -134,10 +132,7 @@ def case(seed: int, number: int, folder: Path) -> tuple[str, str, str]:
     counts: dict[str, int] = {}
 
     def opened(scored: ScoredModel | None) -> list[str]:
-        values = flags.FlagValues()
-        define_config(values, argv)
-        parse_flags(argv, values)
-        config = values['config'].value
+        config, _ = parse_command(argv, '')
         check_used(config)
         validate(config)
         from bert_jax.config import complete

@@ -12,11 +12,10 @@ import shutil
 
 import numpy as np
 import pytest
-from absl import flags
 
 from bert_jax import convert
 from bert_jax.config import data_config_of
-from bert_jax.config.command_line import define_config, parse_flags
+from bert_jax.config.command_line import parse_command
 from bert_jax.config.validation import validate
 from bert_jax.evaluate import evaluate
 from bert_jax.evaluate import main as evaluate_main
@@ -44,11 +43,8 @@ UNPACKED = (*SHORT, '--config.data.packing=False')
 
 def run(*args, workdir, stop_at=None):
     """(result, what it said) of a run; `stop_at` is a step at which it is told to stop."""
-    values = flags.FlagValues()
     argv = ['run', args[0].replace('configs/', f'{ROOT}/configs/'), *args[1:]]
-    define_config(values, argv)
-    parse_flags(argv, values)
-    config = values['config'].value
+    config, _ = parse_command(argv, '')
     said = io.StringIO()
     with contextlib.redirect_stdout(said), one_device():
         validate(config)
