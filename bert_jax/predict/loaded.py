@@ -106,7 +106,7 @@ _NEEDS = {
     'tag': (
         ('token_classification', 'feature_tagger'), ('classifier',), 'a token-classification head'),
     'features': (tuple(HEADS), (), ''),
-    'export': ([name for name, head in HEADS.items() if head.portable()], (),
+    'export': ([name for name, head in HEADS.items() if head.classes], (),
                'a head that other formats have'),
 }
 # Not served by models of the ablations (`causal`, `bilstm`): a masked word needs context on both

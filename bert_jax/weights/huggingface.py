@@ -363,7 +363,7 @@ tags:
 - bert
 ---
 
-# BERT with {HEADS[weights.head].title}
+# BERT with {HEADS[weights.head].title()}
 
 Written by bert_jax from: {weights.source}. Load it with
 `transformers.{architecture}.from_pretrained('FOLDER')` or `bert_jax.predict.load('FOLDER')`.

@@ -94,7 +94,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     params = {name: np.asarray(x) for name, x in params.items()}
     for name, x in params.items():
         check_finite(name, x, step)
-    portable = HEADS[hint].portable()
+    portable = bool(HEADS[hint].classes)
     shapes = {name: x.shape for name, x in params.items()
               if portable or name.startswith('bert/')}  # other heads are in no table of names
     table, _ = check_tensors('bert_jax', shapes, model, step, config_file)
