@@ -18,7 +18,7 @@ FLOORS = [
      'tasks.metrics', 'tasks.table', 'data.stateless'},
     {'data', 'model', 'heads', 'weights'},
     {'tasks.packing'},
-    {'train', 'predict.engine', 'predict.functions'},
+    {'train', 'predict.engine'},
     {'tasks'},
     {'predict', 'config.validation', 'train.program', 'train.experiment'},
     {'__main__', 'main', 'evaluate', 'convert', 'predict.__main__', 'tools'},

@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import TYPE_CHECKING
 
 from bert_jax.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from bert_jax.predict.api import Model
+    from bert_jax.predict.commands import Model
 
 __all__ = ['InputError', 'load']
 
@@ -35,19 +34,11 @@ def load(
     Raises:
       InputError: there is no model, or something is wrong with it.
     """
-    from bert_jax.predict.api import Model
-    from bert_jax.predict.loaded import transformer_of, with_vocabulary
-    from bert_jax.runtime.files import as_path  # not above: `--help` does not wait for JAX
-    from bert_jax.weights import load_weights
-    from bert_jax.weights.hub import from_hub
+    from bert_jax.predict.commands import Model  # not above: `--help` does not wait for JAX
+    from bert_jax.predict.loaded import read_model
 
     for name, value in (('path', path), ('vocab_file', vocab_file)):
         if not isinstance(value, (str, os.PathLike)) and (name == 'path' or value is not None):
             raise InputError(f'{name}={value!r:.60} must be a path')
-    folder = as_path(from_hub(path))
-    encoder, inference = transformer_of(folder)
-    weights = load_weights(encoder, any_head=True)
-    weights = dataclasses.replace(weights, inference=inference | dict(weights.inference))
-    if vocab_file is not None:
-        weights = with_vocabulary(weights, os.fspath(vocab_file))
+    weights, folder = read_model(path, vocab_file)
     return Model(weights, dtype, folder=folder)

@@ -23,29 +23,31 @@ import os
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF1 checkpoints are read by TensorFlow
 
 import argparse
+import contextlib
 import inspect
 import itertools
 import json
 import re
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path, check_new_file, open_stream
+from bert_jax.runtime.files import as_path, check_new_file, in_bucket, open_stream, open_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.table import Malformed, read_rows, texts_of
 
 if TYPE_CHECKING:
-    from bert_jax.predict.api import Model
+    from bert_jax.predict.commands import Model
 
 _TAB = '\t'
 _NOTES = 20  # notes that are printed
 _PROGRESS = 10.0  # seconds between two lines of progress
 _TABLE = re.compile(r'.*\.(csv|tsv|jsonl?)(\.gz)?', re.IGNORECASE)  # names of files with columns
-
-Parts = tuple[str, ...] | InputError  # texts that go together, or why there are none
 
 
 class Texts:
@@ -76,18 +78,11 @@ class Texts:
             raise InputError(f'give texts or --input={file}, not both')
         table = _TABLE.fullmatch(file or '')
         if columns and not table:
-            raise InputError(
-                f'--text={columns[0]} names a column: --input must be a file that has some, ending '
-                'in .csv, .tsv, .json or .jsonl, plain or .gz'
-            )
+            raise InputError(f'--text={columns[0]} names a column: --input must be a file that has '
+                             'some, ending in .csv, .tsv, .json or .jsonl, plain or .gz')
         if table and not columns and not (whole_objects and table[1].lower() == 'jsonl'):
-            raise InputError(
-                f'--input={file} has columns: name the one with the texts, --text=COLUMN (a file '
-                'with a text in each line is called .txt)'
-            )
-        for text in arguments:
-            if any('\ud800' <= character <= '\udfff' for character in text):
-                raise InputError(f'{text!r:.60} is not UTF-8')
+            raise InputError(f'--input={file} has columns: name the one with the texts, '
+                             '--text=COLUMN (a file with a text in each line is called .txt)')
         self._arguments, self._file, self._columns = arguments, file, columns
         self._name = file or 'standard input'
         if columns and not sum(1 for _ in read_rows(self._name, columns)):
@@ -99,138 +94,102 @@ class Texts:
         if not arguments and file is None and sys.stdin.isatty():
             print('texts from standard input, one a line; end with Ctrl-D', file=sys.stderr)
 
-    def single(self) -> Iterator[str | InputError]:
-        """Each argument, line or row is a text."""
-        for parts in self._read():
-            yield parts if isinstance(parts, InputError) else parts[0]
+    def read(self, form: str = 'text') -> Iterator[Any]:
+        """The texts, or those that go together.
 
-    def parts(self, *separators: str) -> Iterator[Parts]:
-        """Each argument or line is one text, or several with a TAB (or a separator) between."""
-        for parts in self._read():
-            if isinstance(parts, InputError) or self._columns:
-                yield parts
-                continue
-            (text,) = parts
-            for separator in separators:
-                text = text.replace(separator, _TAB)
-            yield tuple(text.split(_TAB))
+        Args:
+          form: 'text': each argument, line or row is one. 'parts': likewise, with TABs between
+            those that go together; 'features': with ' ||| ' as well. 'pair': two arguments, or a
+            line with a TAB, or two columns; 'question': a line may be JSON, too. 'choices': all
+            arguments together, a line with TABs, or columns, of which one may hold lists.
 
-    def pairs(self) -> Iterator[Parts]:
-        """Two arguments, or a line with a TAB between two texts, or two columns."""
-        if self._arguments:
-            texts = self._arguments
+        Raises:
+          InputError: there are no texts, or arguments or columns are no pairs.
+        """
+        texts, pairs = self._arguments, form in ('pair', 'question')
+        if texts and form == 'choices':
+            yield tuple(texts)
+        elif texts and pairs:
             if len(texts) % 2:
-                raise InputError(
-                    f'{len(texts)} texts are no pairs: two arguments are one pair '
-                    f'({texts[-1][:60]!r} has no second)')
+                raise InputError(f'{len(texts)} texts are no pairs: two arguments are one pair '
+                                 f'({texts[-1][:60]!r} has no second)')
             yield from zip(texts[::2], texts[1::2], strict=True)
-            return
-        if len(self._columns) == 1:
+        elif pairs and len(self._columns) == 1:
             raise InputError('two texts are wanted: name the second column with --text-pair')
-        for number, parts in enumerate(self.parts(), 1):
-            if isinstance(parts, InputError) or len(parts) == 2:
-                yield parts
-            else:
-                yield InputError(
-                    f'{self._name}, line {number} has {len(parts) - 1} TABs: one expected, between '
-                    'two texts'
-                )
-
-    def choices(self) -> Iterator[Parts]:
-        """All arguments together, a line with TABs, or columns, are a beginning and its ends."""
-        if self._arguments:
-            yield tuple(self._arguments)
-        elif self._columns:
-            yield from self._rows(lists=True)
         else:
-            yield from self.parts()
-
-    def questions(self) -> Iterator[Parts]:
-        """(question, context): two arguments or columns, or a line with a TAB or of JSON."""
-        if self._arguments or self._columns:
-            yield from self.pairs()
-            return
-        for number, line in enumerate(self.single(), 1):
-            if isinstance(line, InputError):
-                yield line
-                continue
-            try:
-                if line.lstrip().startswith('{'):
-                    record = json.loads(line)
-                    question, context = record['question'], record['context']
+            for number, cells in enumerate(self._cells(lists=form == 'choices'), 1):
+                if isinstance(cells, InputError):
+                    yield cells
+                elif self._columns or form == 'text':
+                    yield cells[0] if form == 'text' else cells
+                elif form == 'question':
+                    yield _question(cells[0], f'{self._name}, line {number}')
                 else:
-                    question, context = line.split(_TAB)
-                if not isinstance(question, str) or not isinstance(context, str):
-                    raise TypeError
-                yield tuple(texts_of([question, context]))
-            except Malformed as error:
-                yield InputError(f'{self._name}, line {number}: {error}')
-            except (ValueError, KeyError, TypeError, RecursionError):
-                yield InputError(
-                    f'{self._name}, line {number} is neither {{"question": ..., "context": ...}} '
-                    f'nor a question, a TAB and a context ({line[:60]!r})'
-                )
+                    text = cells[0].replace(' ||| ', _TAB) if form == 'features' else cells[0]
+                    parts = tuple(text.split(_TAB))
+                    yield parts if form != 'pair' or len(parts) == 2 else InputError(
+                        f'{self._name}, line {number} has {len(parts) - 1} TABs: one expected, '
+                        'between two texts')
 
-    def _read(self) -> Iterator[Parts]:
-        """Each argument or line as one text; of a table the cells of the named columns."""
+    def _cells(self, lists: bool) -> Iterator[tuple[str, ...] | InputError]:
+        """Each argument or line as one text; of a table the cells of the named columns.
+
+        With `lists`, a list of texts in a cell is as many cells.
+        """
         if self._arguments:
             yield from ((text,) for text in self._arguments)
         elif self._columns:
-            yield from self._rows()
-        elif self._file is None:
-            yield from self._lines(sys.stdin.buffer)
+            for row in read_rows(self._name, self._columns):
+                try:
+                    if row.fault:
+                        raise Malformed(row.fault)
+                    yield tuple(texts_of([
+                        text for cell in row.cells
+                        for text in (cell if lists and isinstance(cell, list) else [cell])]))
+                except Malformed as error:
+                    yield InputError(f'{self._name}, line {row.line}: {error}')
         else:
-            with open_stream(self._file) as lines:
-                yield from self._lines(lines)
-
-    def _rows(self, lists: bool = False) -> Iterator[Parts]:
-        """The cells of each row; with `lists`, a list of texts is as many cells."""
-        for row in read_rows(self._name, self._columns):
-            try:
-                if row.fault:
-                    raise Malformed(row.fault)
-                cells = [text for cell in row.cells
-                         for text in (cell if lists and isinstance(cell, list) else [cell])]
-                yield tuple(texts_of(cells))
-            except Malformed as error:
-                yield InputError(f'{self._name}, line {row.line}: {error}')
-
-    def _lines(self, lines: IO[bytes]) -> Iterator[Parts]:
-        number = 0
-        for number, line in enumerate(lines, 1):
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                yield InputError(
-                    f'{self._name}, line {number} is not UTF-8 (byte 0x{line[error.start]:02x}): '
-                    'convert it'
-                )
-                continue
-            yield (text.removeprefix('\ufeff' if number == 1 else '').rstrip('\r\n'),)
-        if not number:
-            raise InputError(f'{self._name} has no texts: write one a line')
+            given: Any = contextlib.nullcontext(sys.stdin and sys.stdin.buffer)
+            number = 0
+            with given if self._file is None else open_stream(self._file) as lines:
+                for number, line in enumerate(lines, 1):
+                    try:
+                        text = line.decode().removeprefix('\ufeff' if number == 1 else '')
+                        yield (text.rstrip('\r\n'),)
+                    except UnicodeDecodeError as error:
+                        yield InputError(f'{self._name}, line {number} is not UTF-8 (byte '
+                                         f'0x{line[error.start]:02x}): convert it')
+            if not number:
+                raise InputError(f'{self._name} has no texts: write one a line')
 
 
-class _Command(NamedTuple):
-    """A command.
+def _question(line: str, place: str) -> tuple[str, ...] | InputError:
+    """(question, context) of a line with a TAB or of JSON."""
+    try:
+        if line.lstrip().startswith('{'):
+            record = json.loads(line)
+            question, context = record['question'], record['context']
+        else:
+            question, context = line.split(_TAB)
+        if isinstance(question, str) and isinstance(context, str):
+            return tuple(texts_of([question, context]))
+    except Malformed as error:
+        return InputError(f'{place}: {error}')
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    return InputError(f'{place} is neither {{"question": ..., "context": ...}} nor a question, a '
+                      f'TAB and a context ({line[:60]!r})')
 
-    Attributes:
-      run: from the model, the arguments and the texts to the objects to print; its docstring is
-        the help.
-      flags: what `add_argument` takes, by the flag's name in Python.
-    """
 
-    run: Callable[[Model, argparse.Namespace, Texts], Iterator[Any]]
-    flags: dict[str, dict[str, Any]]
-
-
-_COMMANDS: dict[str, _Command] = {}
+# By name: from the model, the arguments and the texts to the objects to print (the docstring is the
+# help); what `add_argument` takes, by the flag's name in Python.
+_COMMANDS: dict[str, tuple[Callable[[Model, Any, Texts], Iterator[Any]], dict[str, Any]]] = {}
 
 
 def _command(**flags: dict[str, Any]) -> Callable[[Any], Any]:
     """Registers a function as the command of its name."""
     def register(run: Any) -> Any:
-        _COMMANDS[_dashed(run.__name__)] = _Command(run, flags)
+        _COMMANDS[_dashed(run.__name__)] = run, flags
         return run
 
     return register
@@ -270,7 +229,7 @@ def _fill_mask(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator
     with several [MASK] in a text, "predictions" is a list of such lists. Of a text that is
     too long for the model, each [MASK] sees the tokens around it.
     """
-    return model.iter_fill_mask(texts.single(), args.top_k)
+    return model.iter_fill_mask(texts.read(), args.top_k)
 
 
 @_command()
@@ -282,7 +241,7 @@ def _next_sentence(model: Model, args: argparse.Namespace, texts: Texts) -> Iter
     Reads two texts: two arguments, or a line with a TAB between them.
     Writes {"first", "second", "probability"}.
     """
-    return model.iter_next_sentence(texts.pairs())
+    return model.iter_next_sentence(texts.read('pair'))
 
 
 @_command(
@@ -304,8 +263,8 @@ def _classify(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     "probabilities"}, where "choice" counts from 0.
     """
     if model.weights.head == 'multiple_choice':
-        return model.iter_classify(texts.choices(), args.windows)
-    return model.iter_classify(texts.pairs() if args.pairs else texts.parts(), args.windows)
+        return model.iter_classify(texts.read('choices'), args.windows)
+    return model.iter_classify(texts.read('pair' if args.pairs else 'parts'), args.windows)
 
 
 @_command(
@@ -325,7 +284,7 @@ def _answer(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[An
     context[start:end]. Long contexts are read in overlapping windows, as the run was
     evaluated.
     """
-    return model.iter_answer(texts.questions(), args.max_answer_length, args.null_threshold)
+    return model.iter_answer(texts.read('question'), args.max_answer_length, args.null_threshold)
 
 
 @_command()
@@ -339,7 +298,7 @@ def _tag(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     "entities": [{"text", "label", "start", "end", "probability"}, ...]}, start and end in
     characters. Long texts are read in overlapping windows; no word is left out.
     """
-    return model.iter_tag(texts.single())
+    return model.iter_tag(texts.read())
 
 
 @_command(
@@ -364,14 +323,75 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     layers, hidden], `tokens` (their strings), `offsets` [texts + 1] (text i is
     values[offsets[i]:offsets[i + 1]]) and `layers`; with --pool `vectors` [texts, hidden].
     """
-    from bert_jax.predict.features import lines
-
     try:
         layers = [int(number) for number in args.layers.split(',')]
     except ValueError:
         raise InputError(f'--layers={args.layers} must be numbers such as -1,-2,-3,-4') from None
-    return lines(
-        model, texts.parts(' ||| '), layers, args.pool, args.output, args.normalize, args.windows)
+    if args.pool and len(layers) != 1:
+        raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
+    if args.windows and not args.pool:
+        raise InputError(f'--windows={args.windows} combines vectors: it needs --pool')
+    parts = texts.read('features')
+    results: Iterable[dict[str, Any]] = (
+        {'vectors': vector[None]} for vector in model.iter_vectors(
+            parts, args.pool, layers[0], args.normalize, args.windows)
+    ) if args.pool else model.iter_features(parts, layers)
+    if args.output is not None:
+        yield from _write_npz(model, results, args.output, layers, args.pool)
+        return
+    for number, result in enumerate(results):
+        if 'vectors' in result:
+            (vector,) = result['vectors']
+            is_none = np.isnan(vector).any()
+            result = {'error': 'it is no text'} if is_none else {'vector': _rounded(vector)}
+        elif 'values' in result:
+            tokens = zip(result['tokens'], _rounded(result['values']), strict=True)
+            result = {'features': [
+                {'token': token, 'layers': [
+                    {'index': layer, 'values': x} for layer, x in zip(layers, values, strict=True)]}
+                for token, values in tokens
+            ]}
+        yield {'linex_index': number} | result
+
+
+def _rounded(values: np.ndarray) -> list[Any]:
+    rounded: list[Any] = np.round(values.astype(np.float64), 6).tolist()
+    return rounded
+
+
+def _write_npz(
+    model: Model, results: Iterable[dict[str, Any]], output: str, layers: Sequence[int],
+    pool: str | None,
+) -> Iterator[None]:
+    """Writes `vectors`, or `values` with their tokens and offsets, into an .npz atomically.
+
+    The large array grows in a temporary file, never whole in memory.
+    """
+    path = as_path(output)
+    if path.suffix != '.npz':
+        raise InputError(f'--output={output} must end in .npz')
+    name = 'vectors' if pool else 'values'
+    offsets, tokens, num_rows = [0], list[str](), 0
+    with tempfile.TemporaryFile(dir=None if in_bucket(path) else path.parent) as file:
+        for result in results:
+            if 'error' in result:  # a text without tokens
+                model.note(f"text {len(offsets)} has no features: {result['error']}")
+            else:
+                rows = result[name]
+                file.write(np.ascontiguousarray(rows, '<f4').data)
+                tokens += result.get('tokens', ())
+                num_rows += len(rows)
+            offsets.append(len(tokens))
+            yield None
+        file.flush()
+        hidden = model.config.hidden_size
+        shape = (num_rows, hidden) if pool else (num_rows, len(layers), hidden)
+        large = np.memmap(file, '<f4', 'r', shape=shape) if num_rows else np.zeros(shape, '<f4')
+        arrays = {name: large} if pool else {
+            name: large, 'tokens': np.array(tokens), 'offsets': np.array(offsets),
+            'layers': np.array(layers)}
+        with open_whole(path) as whole:
+            np.savez(whole, **arrays)  # type: ignore[arg-type]
 
 
 @_command()
@@ -388,7 +408,7 @@ def _score(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any
     from bert_jax.predict.commands import pseudo_perplexity
 
     num_texts, num_tokens, log_probability = 0, 0, 0.0
-    for score in model.iter_score(texts.single()):
+    for score in model.iter_score(texts.read()):
         if 'error' not in score:
             num_texts += 1
             num_tokens += score['num_tokens']
@@ -434,85 +454,77 @@ def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        _fail(f'{message} (see {self.prog} --help)')
-
-
-def _fail(message: str) -> NoReturn:
-    print(f'error: {" ".join(message.split())}', file=sys.stderr, flush=True)
-    sys.exit(2)
+        self.exit(2, f'error: {" ".join(message.split())} (see {self.prog} --help)\n')
 
 
 def _parser() -> argparse.ArgumentParser:
     form: Any = {'formatter_class': argparse.RawDescriptionHelpFormatter}
     parser = _Parser(prog='python -m bert_jax.predict', description=__doc__, **form)
     subparsers = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
-    for name, command in _COMMANDS.items():
-        described = inspect.getdoc(command.run) or ''
+    for name, (run, flags) in _COMMANDS.items():
+        described = inspect.getdoc(run) or ''
         of_command = subparsers.add_parser(
             name, help=described.partition('\n')[0], description=described, **form)
-        flags = _MODEL | command.flags
         if name != 'export':
             of_command.add_argument('texts', nargs='*', metavar='TEXT')
-            flags = _MODEL | _TEXTS | command.flags
-        for flag, settings in flags.items():
+            flags = _TEXTS | flags
+        for flag, settings in (_MODEL | flags).items():
             of_command.add_argument(f'--{_dashed(flag)}', **settings)
     return parser
 
 
-def _texts(args: argparse.Namespace) -> Texts:
-    """The texts that the arguments name."""
-    if args.text_pair and not args.text:
-        raise InputError('--text-pair names the second column: name the first with --text')
-    choices = [column for column in getattr(args, 'choices', '').split(',') if column]
-    if choices and (args.text_pair or not args.text):
-        raise InputError('--choices go with the column --text, in place of --text-pair')
-    columns = [column for column in (args.text, args.text_pair, *choices) if column]
-    return Texts(args.texts, args.input, columns, whole_objects=args.command == 'answer')
-
-
-def _notes() -> Callable[[str], None]:
-    """A function that prints notes on standard error, the first `_NOTES` of them."""
-    numbers = itertools.count(1)
+def main() -> None:
+    args = _parser().parse_args()
+    output, is_export = getattr(args, 'output', None), args.command == 'export'
+    num_notes = itertools.count(1)
 
     def note(line: str) -> None:
-        number = next(numbers)
+        number = next(num_notes)
         if number <= _NOTES:
             end = '; further notes are left out' if number == _NOTES else ''
             print(f'note: {line}{end}', file=sys.stderr, flush=True)
 
-    return note
-
-
-def main() -> None:
-    args = _parser().parse_args()
-    output = getattr(args, 'output', None)
     with error_boundary(writing=output):
         sys.stdout.reconfigure(encoding='utf-8')  # type: ignore[union-attr]
         if output is not None:
             check_new_file(output, '--output')
-        is_export = args.command == 'export'
         texts: Any = None if is_export else _texts(args)
         from bert_jax.predict import load
 
         float32 = 'float32' if is_export and args.to != 'stablehlo' else None
         model = load(args.model, args.vocab_file, args.dtype or float32)
         model.need(args.command)  # before standard input is waited for
-        model.note = _notes()
-        _print(_COMMANDS[args.command].run(model, args, texts), exact=args.command == 'features')
+        model.note = note
+        _print(_COMMANDS[args.command][0](model, args, texts), exact=args.command == 'features')
+
+
+def _texts(args: argparse.Namespace) -> Texts:
+    """The texts that the arguments name."""
+    choices = [column for column in getattr(args, 'choices', '').split(',') if column]
+    if choices and (args.text_pair or not args.text):
+        raise InputError('--choices go with the column --text, in place of --text-pair')
+    if args.text_pair and not args.text:
+        raise InputError('--text-pair names the second column: name the first with --text')
+    columns = [column for column in (args.text, args.text_pair, *choices) if column]
+    return Texts(args.texts, args.input, columns, whole_objects=args.command == 'answer')
 
 
 def _print(results: Iterator[Any], exact: bool) -> None:
     """Prints an object a line (None: it is in a file), the progress, and the first error.
 
     Raises:
-      SystemExit: there are errors only.
+      InputError: there are errors only.
     """
     started = shown = time.monotonic()
     num_texts = num_faults = 0
     fault = ''
     for result in results:
         if result is not None:
-            print(json.dumps(result if exact else _short(result), ensure_ascii=False))
+            text = json.dumps(result, ensure_ascii=False)
+            if not exact:  # numbers of float32 with the digits that mean something
+                short = json.loads(text, parse_float=lambda x: float(f'{float(x):.7g}'))
+                text = json.dumps(short, ensure_ascii=False)
+            print(text)
             if 'corpus' in result:
                 continue
         num_texts += 1
@@ -526,19 +538,8 @@ def _print(results: Iterator[Any], exact: bool) -> None:
     if num_faults:
         others = f' ({num_faults} of {num_texts} have no result)' if num_texts > 1 else ''
         if num_faults == num_texts:
-            _fail(fault + others)
+            raise InputError(fault + others)
         print(fault + others, file=sys.stderr)
-
-
-def _short(x: Any) -> Any:
-    """Numbers of float32 with the digits that mean something."""
-    if isinstance(x, float):
-        return float(f'{x:.7g}')
-    if isinstance(x, dict):
-        return {key: _short(value) for key, value in x.items()}
-    if isinstance(x, list):
-        return [_short(value) for value in x]
-    return x
 
 
 if __name__ == '__main__':

@@ -1,189 +1,60 @@
-"""The commands: fill-mask, score, next-sentence, classify, answer, tag.
+"""The commands fill-mask, score, next-sentence, classify, answer, tag and features, and `Model`.
 
 Each yields one result a text, in the order of the texts. A text that cannot be read has an error as
-its result and affects no other.
+its result and affects no other. A command gives `LoadedModel.stream` a reader, a maker of units, a
+jitted function over packed batches, and what makes results of its outputs.
+
+    N: heads, H: hidden_size, n: tokens of a text
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from bert_jax.data.pairs import Sequences, joined, make_sequences
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import MultipleChoice, softmax
-from bert_jax.predict import functions
-from bert_jax.predict.engine import Function, Outputs
-from bert_jax.predict.loaded import LoadedModel
-from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.packing import Units
-from bert_jax.tasks.squad import predict_answers
-from bert_jax.tasks.squad_windows import SquadExamples, SquadWindows, squad_windows
-from bert_jax.tasks.tagging import (
-    ConllExamples,
-    ConllWindows,
-    are_entities,
-    conll_windows,
-    normal_tags,
+from bert_jax.model.encoder import Bert
+from bert_jax.predict import engine
+from bert_jax.predict.engine import Function, Outputs, bound
+from bert_jax.predict.loaded import (
+    POOLS,
+    LoadedModel,
+    Note,
+    Result,
+    num_tokens,
+    one_of,
+    parts_of,
+    shown,
 )
+from bert_jax.runtime.errors import InputError
+from bert_jax.tasks import squad, tagging
+from bert_jax.tasks.packing import Units
+from bert_jax.tasks.squad_windows import SquadExamples, SquadWindows, squad_windows
 from bert_jax.tasks.texts import TextWindows, text_windows
 from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
 from bert_jax.text.wordpiece import raw_words
+from bert_jax.train.sharding import Layout
 
 # One text, or several that go together: a pair; a beginning and its possible ends. An exception in
 # place of a text becomes its result.
 Text = str | Sequence[str] | Exception
 Single = str | Exception
 Pair = Sequence[str] | Exception
-Note = Callable[[str], None]
-# From a text, its number from 1 and where to put remarks, to whatever `make` takes.
-Read = Callable[[Any, int, Note], Any]
-
-_CHUNK_STEPS = 8  # of the engine: what is made ready at a time,
-_CHUNK_VALUES = 1 << 27  # and at most this many result values
-_CHARACTERS = 4  # of a token, more or less
-
-NONE = Units(Sequences(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int64)))
 
 
-def check_many(texts: Iterable[Any]) -> None:
-    """Refuses one text, whose letters would be texts."""
-    if isinstance(texts, (str, bytes)):
-        raise InputError(f'one text where a list of texts is expected: write [{texts[:40]!r}]')
-    if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
-        raise InputError(
-            f'{texts!r:.60} ({type(texts).__name__}) where a list of texts is expected')
-
-
-def check_count(name: str, value: Any) -> int:
+def _count(name: str, value: Any) -> int:
     """The value of an argument; InputError where it is no whole number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise InputError(f'{name}={value!r:.60} must be 1 or more, a whole number')
     return int(value)
-
-
-def _chunks(
-    texts: Iterable[Any], size: Callable[[Any], int], limit: int
-) -> Iterator[tuple[int, list[Any]]]:
-    """(number of the first, consecutive texts), of about `limit` tokens together."""
-    chunk: list[Any] = []
-    number = tokens = 0
-    for number, text in enumerate(texts, 1):
-        chunk.append(text)
-        tokens += size(text)
-        if tokens >= limit:
-            yield number + 1 - len(chunk), chunk
-            chunk, tokens = [], 0
-    if chunk:
-        yield number + 1 - len(chunk), chunk
-
-
-def num_tokens(text: Any) -> int:
-    """An estimate of the tokens in a text, a pair or anything else."""
-    if isinstance(text, str):
-        return 2 + len(text) // _CHARACTERS
-    if isinstance(text, Sequence):
-        return sum(map(num_tokens, text))
-    return 1
-
-
-def refused(text: Any, reason: str) -> dict[str, Any]:
-    """The result of a text, or of several that go together, that cannot be read."""
-    return shown(text) | {'error': reason}
-
-
-def shown(text: Any) -> dict[str, Any]:
-    """A text, or several that go together, as a result shows them."""
-    if isinstance(text, str):
-        return {'text': text}
-    if not isinstance(text, Sequence) or not all(isinstance(part, str) for part in text):
-        return {'text': None if isinstance(text, Exception) else repr(text)}
-    if len(text) == 2:
-        return {'first': text[0], 'second': text[1]}
-    return {'text': text[0] if len(text) == 1 else list(text)}
-
-
-def parts_of(text: Any, *allowed: int) -> list[str]:
-    """The texts that go together.
-
-    Args:
-      text: one text or several.
-      allowed: how many there may be; none: any number.
-
-    Raises:
-      InputError: it is no text, or there is another number of them.
-    """
-    parts = [text] if isinstance(text, str) else text
-    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
-        raise InputError(f'{text!r:.60} is no text: a str, or a tuple of them, is expected')
-    if allowed and len(parts) not in allowed:
-        wanted = ' or '.join(('one text', 'two texts')[n - 1] for n in allowed)
-        raise InputError(f'it has {len(parts)} parts: {wanted} expected')
-    return list(parts)
-
-
-def stream(
-    model: LoadedModel, texts: Iterable[Any], *, read: Read,
-    make: Callable[[list[Any]], tuple[Any, Units]], function: Function,
-    results: Callable[[Any, Outputs], Iterable[Any]],
-    refused: Callable[[Any, str], Any] = refused, size: Callable[[Any], int] = num_tokens,
-    values_per_token: int = 1,
-) -> Iterator[Any]:
-    """One result a text, in order; memory does not grow with their number.
-
-    Args:
-      model: whose engine computes.
-      texts: any iterable; it is read a few chunks ahead, in the caller's thread.
-      read: tokenizes a text, in another thread; what it raises is the text's result.
-      make: units of what was read of consecutive texts, and (not None) what `results` needs.
-      function: what is computed of the units.
-      results: of what `make` gave and the outputs, one for each text.
-      refused: the result of a text (or an error) that could not be read, from the reason.
-      size: tokens of the units of a text, more or less.
-      values_per_token: numbers that `function` gives a token, which bounds what is in memory.
-
-    Raises:
-      InputError: `texts` is one text.
-    """
-    check_many(texts)
-    engine = model.engine
-    limit = min(_CHUNK_STEPS * engine.tokens_a_step, _CHUNK_VALUES // values_per_token)
-
-    def attempt(text: Any, number: int, note: Note) -> Any:
-        try:
-            return text if isinstance(text, Exception) else read(text, number, note)
-        except Exception as error:  # of any type: the other texts have their results
-            return error
-
-    def prepare(chunk: tuple[int, list[Any]]) -> tuple[Any, Units]:
-        first, members = chunk
-        notes: list[str] = []
-        result = [attempt(text, first + i, notes.append) for i, text in enumerate(members)]
-        good = [x for x in result if not isinstance(x, Exception)]
-        made, units = make(good) if good else (None, NONE)
-        return (members, result, made, notes), units
-
-    def answers() -> Iterator[Any]:
-        chunks = _chunks(texts, size, limit)
-        for (members, read, made, notes), outputs in engine.stream(
-                function, model.device_params, chunks, prepare):
-            for note in notes:
-                model.note(note)
-            result = iter(() if made is None else results(made, outputs))
-            for text, x in zip(members, read, strict=True):
-                if isinstance(x, InputError):
-                    yield refused(text, str(x))
-                elif isinstance(x, Exception):
-                    yield refused(text, f'{type(x).__name__}: {x}')
-                else:
-                    yield next(result)
-
-    return answers()
 
 
 class _Masked(NamedTuple):
@@ -216,24 +87,31 @@ def _masked(model: LoadedModel, text: str, ids: list[int], places: Sequence[int]
     return _Masked(text, windows, inside, [ids[place] for place in places])
 
 
-def _masked_units(model: LoadedModel, texts: list[_Masked]) -> tuple[list[_Masked], Units]:
+def _masked_units(model: LoadedModel, texts: list[_Masked]) -> tuple[None, Units]:
     sequences = make_sequences(
         joined([ids for text in texts for ids in text.ids]), None,
-        max_length=model.max_length, **model.vocab.ends,
-    )
+        max_length=model.max_length, **model.vocab.ends)
     places = np.array([place for text in texts for place in text.places], np.int64)
     targets = np.array([target for text in texts for target in text.targets], np.int32)
-    return texts, Units(
-        sequences, labels={'targets': targets}, positions={'masked_positions': 1 + places}
-    )
+    return None, Units(
+        sequences, labels={'targets': targets}, positions={'masked_positions': 1 + places})
 
 
-def fill_mask(
-    model: LoadedModel, texts: Iterable[Single], top_k: int = 5
-) -> Iterator[dict[str, Any]]:
-    """The likeliest tokens for each [MASK]; see `Model.fill_mask`."""
+def fill_mask(model: LoadedModel, texts: Iterable[Single], top_k: int = 5) -> Iterator[Result]:
+    """The likeliest tokens for each [MASK] in a text.
+
+    Args:
+      texts: each with one [MASK] or more. Of a text that is longer than the model takes, each
+        [MASK] sees the tokens around it.
+      top_k: predictions a [MASK].
+
+    Returns:
+      A text: {'text', 'predictions': [{'token', 'id', 'probability', 'sequence'}, ...]}, likeliest
+      first; 'sequence' is the text with the token put in. With several [MASK], 'predictions' is a
+      list of such lists, one for each.
+    """
     model.need('fill-mask')
-    top_k = check_count('top_k', top_k)
+    top_k = _count('top_k', top_k)
     vocab = model.vocab
 
     def read(text: Any, number: int, note: Note) -> _Masked:
@@ -248,38 +126,31 @@ def fill_mask(
             ids += model.tokenizer.encode(part)
         if not masks:
             raise InputError(
-                f'it has no {MASK}: write {MASK} where a word is to be filled in ({text[:60]!r})'
-            )
+                f'it has no {MASK}: write {MASK} where a word is to be filled in ({text[:60]!r})')
         size = model.max_length - 2
         if len(ids) > size:
-            note(
-                f'text {number} has {len(ids)} tokens, the model takes {size}: each {MASK} is '
-                f'filled in from the {size} tokens around it'
-            )
+            note(f'text {number} has {len(ids)} tokens, the model takes {size}: each {MASK} is '
+                 f'filled in from the {size} tokens around it')
         return _masked(model, text, ids, masks)
 
-    def results(texts: list[_Masked], outputs: Outputs) -> Iterator[dict[str, Any]]:
+    def results(texts: list[_Masked], made: None, outputs: Outputs) -> Iterator[Result]:
         of_masks = zip(outputs['probabilities'].tolist(), outputs['ids'].tolist(), strict=True)
         for text in texts:
-            predictions = [
-                [
-                    {
-                        'token': _name(vocab, i), 'id': i, 'probability': probability,
-                        'sequence': _with_token(text.text, number, vocab, i),
-                    }
-                    for probability, i in zip(*next(of_masks), strict=True)
-                ]
-                for number in range(len(text.ids))
-            ]
-            yield {
-                'text': text.text,
-                'predictions': predictions if len(predictions) > 1 else predictions[0],
-            }
+            predictions = []
+            for number in range(len(text.ids)):
+                probabilities, ids = next(of_masks)
+                predictions.append([
+                    {'token': _name(vocab, i), 'id': i, 'probability': probability,
+                     'sequence': _with_token(text.text, number, vocab, i)}
+                    for probability, i in zip(probabilities, ids, strict=True)
+                ])
+            yield {'text': text.text,
+                   'predictions': predictions if len(predictions) > 1 else predictions[0]}
 
-    return stream(
-        model, texts, read=read, make=lambda texts: _masked_units(model, texts), results=results,
-        function=functions.masked_lm_top(model.config, min(top_k, model.config.vocab_size)),
-    )
+    num = min(top_k, model.config.vocab_size)
+    return model.stream(
+        texts, read=read, make=functools.partial(_masked_units, model), results=results,
+        function=bound(engine.masked_lm_top, model.config, num))
 
 
 def _name(vocab: Vocab, i: int) -> str:
@@ -297,8 +168,16 @@ def _with_token(text: str, number: int, vocab: Vocab, i: int) -> str:
     return before + token + after
 
 
-def score(model: LoadedModel, texts: Iterable[Single]) -> Iterator[dict[str, Any]]:
-    """Pseudo-log-likelihoods; see `Model.score`."""
+def score(model: LoadedModel, texts: Iterable[Single]) -> Iterator[Result]:
+    """Pseudo-log-likelihood: each token is masked in turn and its log probability summed.
+
+    Salazar et al., 2020, "Masked Language Model Scoring". Of a text that is longer than the model
+    takes, each token sees those around it.
+
+    Returns:
+      A text: {'text', 'num_tokens', 'log_probability', 'pseudo_perplexity'}, the last being
+      exp(-log_probability / num_tokens). For a corpus take the sums of both.
+    """
     model.need('score')
 
     def read(text: Any, number: int, note: Note) -> _Masked:
@@ -306,22 +185,17 @@ def score(model: LoadedModel, texts: Iterable[Single]) -> Iterator[dict[str, Any
         ids = model.encode(text)
         return _masked(model, text, ids, range(len(ids)))
 
-    def results(texts: list[_Masked], outputs: Outputs) -> Iterator[dict[str, Any]]:
+    def results(texts: list[_Masked], made: None, outputs: Outputs) -> Iterator[Result]:
         bounds = np.cumsum([len(text.ids) for text in texts])[:-1]
         for text, logs in zip(texts, np.split(outputs['log_probability'], bounds), strict=True):
             total = math.fsum(logs.tolist())
-            yield {
-                'text': text.text, 'num_tokens': len(logs), 'log_probability': total,
-                'pseudo_perplexity': pseudo_perplexity(total, len(logs)),
-            }
+            yield {'text': text.text, 'num_tokens': len(logs), 'log_probability': total,
+                   'pseudo_perplexity': pseudo_perplexity(total, len(logs))}
 
-    def size(text: Any) -> int:
-        return num_tokens(text) * min(num_tokens(text), model.max_length)
-
-    return stream(
-        model, texts, read=read, make=lambda texts: _masked_units(model, texts), results=results,
-        function=functions.masked_lm_log_probability(model.config), size=size,
-    )
+    return model.stream(
+        texts, read=read, make=functools.partial(_masked_units, model), results=results,
+        function=bound(engine.masked_lm_log_probability, model.config),
+        size=lambda text: num_tokens(text) * min(num_tokens(text), model.max_length))
 
 
 def pseudo_perplexity(log_probability: float, num_tokens: int) -> float:
@@ -329,123 +203,45 @@ def pseudo_perplexity(log_probability: float, num_tokens: int) -> float:
     return math.exp(min(-log_probability / max(num_tokens, 1), 700.0))
 
 
-class Tokenized(NamedTuple):
-    """Texts that go together, and the pieces of each."""
-
-    texts: list[str]
-    ids: list[list[int]]
+Tokenized = tuple[list[str], list[list[int]]]  # texts that go together, the pieces of each
 
 
-Made = tuple[list[Tokenized], TextWindows]
-
-
-def next_sentence(model: LoadedModel, pairs: Iterable[Pair]) -> Iterator[dict[str, Any]]:
-    """The probability that B follows A; see `Model.next_sentence`."""
-    model.need('next-sentence')
-
-    def results(made: Made, outputs: Outputs) -> Iterator[dict[str, Any]]:
-        for pair, of_pair in zip(made[0], softmax(outputs['logits']).tolist(), strict=True):
-            yield shown(pair.texts) | {'probability': of_pair[0]}
-
-    return stream(
-        model, pairs, read=reader(model, 2), make=maker(model), results=results,
-        function=functions.next_sentence(model.config),
-    )
-
-
-def classify(
-    model: LoadedModel, texts: Iterable[Text], windows: str | None = None
-) -> Iterator[dict[str, Any]]:
-    """Labels of texts or pairs, values, or choices; see `Model.classify`."""
-    model.need('classify')
-    head, labels = HEADS[model.weights.head], model.weights.labels
-    if head is MultipleChoice:
-        if windows is not None:
-            raise InputError(f'windows={windows!r}: beginnings and ends are cut, not read in parts')
-        return _choose(model, texts)
-    how = model.windows(windows)
-
-    def results(made: Made, outputs: Outputs) -> Iterator[dict[str, Any]]:
-        texts, read = made
-        logits = read.combined_logits(head, outputs['logits']).astype(np.float64)
-        for text, result in zip(texts, head.described(logits, labels), strict=True):
-            yield shown(text.texts) | result
-
-    return stream(
-        model, texts, read=reader(model, 1, 2, how=how), make=maker(model, how), results=results,
-        function=model.objective.outputs,
-    )
-
-
-def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
-    """Which end goes with a beginning: each of them is a pair, a unit by itself."""
-    pair = reader(model, 2)
-
-    def read(text: Text, number: int, note: Note) -> list[Tokenized]:
-        parts = parts_of(text)
-        if len(parts) < 3:
-            raise InputError('it has no choices: a beginning and two or more ends of it expected')
-        return [pair((parts[0], end), number, note) for end in parts[1:]]
-
-    def make(texts: list[list[Tokenized]]) -> tuple[list[list[Tokenized]], Units]:
-        _, units = maker(model)([pair for text in texts for pair in text])
-        return texts, units
-
-    def results(texts: list[list[Tokenized]], outputs: Outputs) -> Iterator[dict[str, Any]]:
-        bounds = np.cumsum([len(text) for text in texts])[:-1]
-        for text, logits in zip(texts, np.split(outputs['logits'][:, 0], bounds), strict=True):
-            probabilities = softmax(logits).tolist()
-            best = int(logits.argmax())
-            yield {
-                'text': text[0].texts[0], 'choices': [pair.texts[1] for pair in text],
-                'choice': best, 'probability': probabilities[best],
-                'probabilities': probabilities,
-            }
-
-    return stream(
-        model, texts, read=read, make=make, results=results, function=model.objective.outputs)
-
-
-def reader(
-    model: LoadedModel, *allowed: int, empty: bool = False, how: str = 'first'
-) -> Callable[[Any, int, Note], Tokenized]:
+def _tokenize(
+    model: LoadedModel, text: Any, number: int, note: Note, *, allowed: Sequence[int] = (2,),
+    how: str = 'first', empty: bool = False,
+) -> Tokenized:
     """Tokenizes a text or several that go together; remarks on what will be cut.
 
     Args:
       model: its longest sequence is the limit.
+      text, number, note: as of `read` of `LoadedModel.stream`.
       allowed: how many texts there may be in one.
+      how: one of `texts.WINDOWS`.
       empty: whether a text without words is one.
-      how: one of `text_windows.WINDOWS`.
     """
-    def read(text: Any, number: int, note: Note) -> Tokenized:
-        parts = parts_of(text, *allowed)
-        ids = [(model.tokenizer.encode if empty else model.encode)(part) for part in parts]
-        total, budget = sum(map(len, ids)), model.max_length - 1 - len(ids)
-        if total > budget and how == 'first':
-            note(f'text {number} has {total} tokens, the model takes {budget}: its end is left out')
-        return Tokenized(parts, ids)
-
-    return read
+    parts = parts_of(text, *allowed)
+    ids = [(model.tokenizer.encode if empty else model.encode)(part) for part in parts]
+    total, budget = sum(map(len, ids)), model.max_length - 1 - len(ids)
+    if total > budget and how == 'first':
+        note(f'text {number} has {total} tokens, the model takes {budget}: its end is left out')
+    return parts, ids
 
 
-def maker(
-    model: LoadedModel, how: str = 'first'
-) -> Callable[[list[Tokenized]], tuple[Made, Units]]:
+def _text_units(
+    model: LoadedModel, texts: list[Tokenized], how: str = 'first'
+) -> tuple[TextWindows, Units]:
     """Units of single texts and pairs, in their order."""
-    def make(texts: list[Tokenized]) -> tuple[Made, Units]:
-        firsts = joined([text.ids[0] for text in texts])
-        limits: Any = {'max_length': model.max_length, **model.vocab.ends}
-        is_pair = np.array([len(text.ids) == 2 for text in texts])
-        if not is_pair.any():
-            read = text_windows(firsts, None, how, **limits)
-            return (texts, read), Units(read.sequences)
-        seconds = joined([text.ids[1] if len(text.ids) == 2 else () for text in texts])
-        read = text_windows(firsts, seconds, how, **limits)
+    limits: Any = {'how': how, 'max_length': model.max_length, **model.vocab.ends}
+    firsts = joined([ids[0] for _, ids in texts])
+    is_pair = np.array([len(ids) == 2 for _, ids in texts])
+    if not is_pair.any():
+        windows = text_windows(firsts, None, **limits)
+    else:
+        seconds = joined([ids[1] if len(ids) == 2 else [] for _, ids in texts])
+        windows = text_windows(firsts, seconds, **limits)
         if not is_pair.all():
-            read = _chosen(text_windows(firsts, None, how, **limits), read, is_pair)
-        return (texts, read), Units(read.sequences)
-
-    return make
+            windows = _chosen(text_windows(firsts, None, **limits), windows, is_pair)
+    return windows, Units(windows.sequences)
 
 
 def _chosen(first: TextWindows, second: TextWindows, from_second: np.ndarray) -> TextWindows:
@@ -456,10 +252,200 @@ def _chosen(first: TextWindows, second: TextWindows, from_second: np.ndarray) ->
     )
     ids = [x.ids[x.offsets[i] : x.offsets[i + 1]] for _, i, x in windows]
     sequences = Sequences(
-        np.concatenate(ids), np.concatenate([[0], np.cumsum([len(x) for x in ids])]),
-        np.array([x.first_lengths[i] for _, i, x in windows]),
-    )
+        np.concatenate(ids), np.cumsum([0, *map(len, ids)]),
+        np.array([x.first_lengths[i] for _, i, x in windows]))
     return TextWindows(sequences, np.array([text for text, _, _ in windows]), first.how)
+
+
+def _stream_texts(
+    model: LoadedModel, texts: Iterable[Any], function: Function,
+    results: Callable[[list[Tokenized], TextWindows, Outputs], Iterable[Any]], *,
+    allowed: Sequence[int] = (1, 2), how: str = 'first', empty: bool = False, **more: Any,
+) -> Iterator[Any]:
+    """`LoadedModel.stream` over texts and pairs; arguments as of it and of `_tokenize`."""
+    return model.stream(
+        texts, function=function, results=results,
+        read=functools.partial(_tokenize, model, allowed=allowed, how=how, empty=empty),
+        make=functools.partial(_text_units, model, how=how), **more)
+
+
+def next_sentence(model: LoadedModel, pairs: Iterable[Pair]) -> Iterator[Result]:
+    """The probability that the second text of a pair follows the first in a document.
+
+    Args:
+      pairs: (first, second).
+
+    Returns:
+      A pair: {'first', 'second', 'probability'}.
+    """
+    model.need('next-sentence')
+
+    def results(pairs: list[Tokenized], windows: Any, outputs: Outputs) -> Iterator[Result]:
+        for (parts, _), of_pair in zip(pairs, softmax(outputs['logits']).tolist(), strict=True):
+            yield shown(parts) | {'probability': of_pair[0]}
+
+    function = bound(engine.next_sentence, model.config)
+    return _stream_texts(model, pairs, function, results, allowed=(2,))
+
+
+def classify(
+    model: LoadedModel, texts: Iterable[Text], windows: str | None = None
+) -> Iterator[Result]:
+    """Labels of texts or pairs; values (regression); or which end fits (multiple choice).
+
+    Args:
+      texts: texts or pairs (first, second), as the model was trained on; for multiple choice
+        (beginning, end, end, ...).
+      windows: what becomes of a text that is longer than the model takes: 'first', it is cut;
+        'mean' or 'max', it is read in windows that overlap by half (of a pair the longer one is,
+        beside the other), and the mean of their probabilities or values, weighted by tokens, or the
+        largest of each is taken; default: as the run had it, else 'first'.
+
+    Returns:
+      A text: its 'text', or 'first' and 'second', with 'label', 'probability' and 'probabilities'
+      by label; with 'labels', those above 0.5, and 'probabilities', where a text may have several;
+      or with 'value'; or 'text', 'choices', 'choice' (its place from 0), 'probability' and
+      'probabilities'.
+    """
+    model.need('classify')
+    head, labels = HEADS[model.weights.head], model.weights.labels
+    if head is MultipleChoice:
+        if windows is not None:
+            raise InputError(f'windows={windows!r}: beginnings and ends are cut, not read in parts')
+        return _choose(model, texts)
+
+    def results(texts: Any, windows: TextWindows, outputs: Outputs) -> Iterator[Result]:
+        logits = windows.combined_logits(head, outputs['logits']).astype(np.float64)
+        for (parts, _), result in zip(texts, head.described(logits, labels), strict=True):
+            yield shown(parts) | result
+
+    return _stream_texts(
+        model, texts, model.objective.outputs, results, how=model.windows(windows))
+
+
+def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
+    """Which end goes with a beginning: each of them is a pair, a unit by itself."""
+    def read(text: Text, number: int, note: Note) -> list[Tokenized]:
+        parts = parts_of(text)
+        if len(parts) < 3:
+            raise InputError('it has no choices: a beginning and two or more ends of it expected')
+        return [_tokenize(model, (parts[0], end), number, note) for end in parts[1:]]
+
+    def make(texts: list[list[Tokenized]]) -> tuple[TextWindows, Units]:
+        return _text_units(model, [pair for text in texts for pair in text])
+
+    def results(texts: list[list[Tokenized]], made: Any, outputs: Outputs) -> Iterator[Result]:
+        bounds = np.cumsum([len(text) for text in texts])[:-1]
+        for text, logits in zip(texts, np.split(outputs['logits'][:, 0], bounds), strict=True):
+            probabilities = softmax(logits).tolist()
+            best = int(logits.argmax())
+            pairs = [parts for parts, _ in text]
+            yield {'text': pairs[0][0], 'choices': [end for _, end in pairs], 'choice': best,
+                   'probability': probabilities[best], 'probabilities': probabilities}
+
+    return model.stream(
+        texts, read=read, make=make, results=results, function=model.objective.outputs)
+
+
+def _layers(model: LoadedModel, layers: Any) -> tuple[int, ...]:
+    """The argument `layers`; InputError where it names no layers of the model."""
+    lowest = -model.config.num_layers - 1
+    if isinstance(layers, (str, Mapping)) or not isinstance(layers, (Sequence, np.ndarray)) or (
+            not len(layers)):
+        raise InputError(f'layers={layers!r:.60} must be layers, such as (-1, -2)')
+    for layer in layers:
+        is_number = isinstance(layer, (int, np.integer)) and not isinstance(layer, bool)
+        if not is_number or not lowest <= layer <= -1:
+            raise InputError(f'layer {layer!r:.60} is not there: -1 is the last, {lowest + 1} the '
+                             f'first, {lowest} the embeddings')
+    return tuple(map(int, layers))
+
+
+def features(
+    model: LoadedModel, texts: Iterable[Text], layers: Sequence[int] = (-1,)
+) -> Iterator[Result]:
+    """Hidden states of every token, [CLS] and [SEP] among them.
+
+    Args:
+      texts: texts or pairs; longer ones than the model takes are cut.
+      layers: counted from the top, -1 being the last layer, -num_layers the first and one below
+        that the embeddings.
+
+    Returns:
+      A text: {'tokens': n strings, 'values': [n, layers, H] float32}.
+    """
+    wanted = _layers(model, layers)
+
+    def results(texts: Any, windows: TextWindows, outputs: Outputs) -> Iterator[Result]:
+        ids, bounds = windows.sequences.ids, windows.sequences.offsets.tolist()
+        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+            yield {'tokens': [model.vocab.tokens[i] for i in ids[begin:end]],
+                   'values': outputs['values'][begin:end]}
+
+    return _stream_texts(
+        model, texts, bound(engine.hidden_states, model.config, wanted), results, empty=True,
+        refused=lambda text, reason: {'error': reason},
+        values_per_token=len(wanted) * model.config.hidden_size)
+
+
+def text_vectors(
+    model: LoadedModel, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
+    normalize: bool | None = None, windows: str | None = None,
+) -> Iterator[np.ndarray]:
+    """A vector [H] float32 for each text, NaN if it cannot be read; see `Model.vectors`."""
+    if pool is None or normalize is None:
+        pool = model.pooling[0] if pool is None else pool
+        normalize = model.pooling[1] if normalize is None else normalize
+    one_of('pool', pool, POOLS)
+    if not isinstance(normalize, (bool, np.bool_)):
+        raise InputError(f'normalize={normalize!r:.60} must be True or False')
+
+    def results(texts: Any, windows: TextWindows, outputs: Outputs) -> Iterable[np.ndarray]:
+        result = windows.combined(outputs['vectors']).astype(np.float32, copy=False)
+        if normalize:
+            result = result / np.maximum(np.linalg.norm(result, axis=1, keepdims=True), 1e-12)
+        return (vector.copy() for vector in result)  # frees the array of the chunk
+
+    def refused(text: Any, reason: str) -> np.ndarray:
+        model.note(f'{text!r:.40} has no vector: {reason}')
+        return np.full(model.config.hidden_size, np.nan, np.float32)
+
+    function = bound(engine.vectors, model.config, *_layers(model, [layer]), pool)
+    return _stream_texts(
+        model, texts, function, results, how=model.windows(windows), empty=True, refused=refused)
+
+
+def attention(model: LoadedModel, text: str) -> Result:
+    """The attention probabilities of every layer and head.
+
+    Args:
+      model: with any head.
+      text: truncated to the model's length.
+
+    Returns:
+      {'tokens': n strings with [CLS] and [SEP], 'probabilities': [layers, N, n (queries), n (keys)]
+      float32}.
+
+    Raises:
+      InputError: the text cannot be read.
+    """
+    try:
+        ids = model.encode(*parts_of(text, 1))[: model.max_length - 2]
+    except InputError as error:
+        raise InputError(f'{text!r:.60}: {error}') from None
+    ids = [model.vocab.cls_id, *ids, model.vocab.sep_id]
+    config = dataclasses.replace(model.config, attention='xla', layout=Layout())
+    row, ones = np.array([ids], np.int32), np.ones((1, len(ids)), np.int32)
+    _, kept = Bert(config, pooled=False).apply(
+        {'params': model.params['bert']}, row, ones, 0 * ones, mutable=['intermediates'])
+    layers = kept['intermediates']['encoder']
+    return {
+        'tokens': [model.vocab.tokens[i] for i in ids],
+        'probabilities': np.stack([
+            layers[f'layer_{i}']['attention']['self']['probabilities'][0][0]
+            for i in range(config.num_layers)
+        ]).astype(np.float32),
+    }
 
 
 # As google-research/bert's run_squad has them, where the model has no settings.
@@ -469,14 +455,26 @@ _DEFAULTS = {'max_seq_length': 384, 'doc_stride': 128, 'max_query_length': 64}
 def answer(
     model: LoadedModel, questions: Iterable[Pair], max_answer_length: int = 30,
     null_threshold: float | None = None,
-) -> Iterator[dict[str, Any]]:
-    """The best span of each context; see `Model.answer`."""
+) -> Iterator[Result]:
+    """The span of a context that answers a question, as the evaluation on SQuAD finds it.
+
+    Args:
+      questions: (question, context). Long contexts are read in windows, as the run was evaluated;
+        by default of 384 tokens, 128 apart.
+      max_answer_length: tokens of an answer.
+      null_threshold: '' is an answer too, where its score is above that of all others by more than
+        this; default: the threshold of the model's run, if it was of SQuAD 2.0, else never.
+
+    Returns:
+      A question: {'question', 'answer', 'start', 'end', 'score', 'probability'}; the answer is
+      context[start:end], the score the sum of the logits of its first and last token, the
+      probability that among the best 20 answers.
+    """
     model.need('answer')
-    check_many(questions)
-    max_answer_length = check_count('max_answer_length', max_answer_length)
-    if null_threshold is not None and (
-            isinstance(null_threshold, bool) or not isinstance(null_threshold, numbers.Real)
-            or math.isnan(null_threshold)):
+    max_answer_length = _count('max_answer_length', max_answer_length)
+    is_number = isinstance(null_threshold, (int, float, np.number)) and not (
+        isinstance(null_threshold, bool) or math.isnan(null_threshold))
+    if null_threshold is not None and not is_number:
         raise InputError(f'null_threshold={null_threshold!r:.60} must be a number')
     defaults = _DEFAULTS | dict(model.weights.inference)
     threshold = defaults.get('null_threshold') if null_threshold is None else null_threshold
@@ -502,49 +500,50 @@ def answer(
         examples = SquadExamples(
             ids=tuple(map(str, range(len(asked)))), questions=questions, contexts=tuple(places),
             context_index=np.array([places[context] for context in contexts], np.int32),
-            answers=(None,) * len(asked),
-        )
+            answers=(None,) * len(asked))
         windows = squad_windows(
             examples, model.encode_all, **model.vocab.ends, max_length=max_length,
-            doc_stride=defaults['doc_stride'], max_question_length=max_question, training=False,
-        )
+            doc_stride=defaults['doc_stride'], max_question_length=max_question, training=False)
         return (examples, windows), Units(windows.sequences)
 
-    def results(
-        made: tuple[SquadExamples, SquadWindows], outputs: Outputs
-    ) -> Iterator[dict[str, Any]]:
+    def results(asked: Any, made: Any, outputs: Outputs) -> Iterator[Result]:
         examples, windows = made
-        predictions = predict_answers(
+        predictions = squad.predict_answers(
             examples, windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
             lowercase=model.weights.lowercase, switches=model.tokenizer.switches,
-            version='v1' if threshold is None else 'v2', max_answer_length=max_answer_length,
-        )
+            version='v1' if threshold is None else 'v2', max_answer_length=max_answer_length)
         for question, context, result in zip(
-            examples.questions, examples.context_index, predictions, strict=True
-        ):
+                examples.questions, examples.context_index, predictions, strict=True):
             is_empty = threshold is not None and result.null_odds > threshold
             i = [x.text for x in result.n_best].index('' if is_empty else result.text)
             best, (begin, end) = result.n_best[i], result.places[i]
-            yield {
-                'question': question, 'answer': examples.contexts[context][begin:end],
-                'start': begin, 'end': end, 'score': best.start_logit + best.end_logit,
-                'probability': best.probability,
-            }
+            yield {'question': question, 'answer': examples.contexts[context][begin:end],
+                   'start': begin, 'end': end, 'score': best.start_logit + best.end_logit,
+                   'probability': best.probability}
 
-    def refused(pair: Any, reason: str) -> dict[str, Any]:
-        return {'question': shown(pair).get('first'), 'answer': '', 'error': reason}
-
-    return stream(
-        model, questions, read=read, make=make, results=results,
-        function=model.objective.outputs, refused=refused,
-    )
+    return model.stream(
+        questions, read=read, make=make, results=results, function=model.objective.outputs,
+        refused=lambda pair, reason: {
+            'question': shown(pair).get('first'), 'answer': '', 'error': reason})
 
 
 Words = tuple[str, list[str], list[int]]  # a text, its words, their first characters in it
 
 
-def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
-    """A label for each word, and entities; see `Model.tag`."""
+def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
+    """A label for each word, decided by its first piece, and the entities that labels make.
+
+    Texts that are longer than the model takes are read in windows that overlap by half.
+
+    Args:
+      texts: texts, whose words stand between white space, or lists of words.
+
+    Returns:
+      A text: {'text', 'tags': [{'word', 'label', 'probability', 'start', 'end'}, ...],
+      'entities': [{'text', 'label', 'start', 'end', 'probability'}, ...]}; start and end are
+      characters of the text (of a list: its words joined by spaces), an entity's probability that
+      of its least likely word.
+    """
     model.need('tag')
     labels = model.weights.labels
 
@@ -554,48 +553,37 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[dict[str, Any]]:
             model.tokenizer.encode(word)  # an error is this text's result
         return result
 
-    def make(texts: list[Words]) -> tuple[tuple[list[Words], ConllWindows], Units]:
+    def make(texts: list[Words]) -> tuple[tagging.ConllWindows, Units]:
         words = [word for _, of_text, _ in texts for word in of_text]
         offsets = np.cumsum([0, *(len(of_text) for _, of_text, _ in texts if of_text)])
-        spans = np.arange(len(offsets) - 1)
-        examples = ConllExamples(
+        examples = tagging.ConllExamples(
             words=words, tags=[labels[0]] * len(words), lines=np.arange(len(words)),
-            sentence_offsets=offsets, documents=spans, source='texts',
-        )
-        windows = conll_windows(
+            sentence_offsets=offsets, documents=np.arange(len(offsets) - 1), source='texts')
+        windows = tagging.conll_windows(
             examples, model.encode_all, labels, max_length=model.max_length,
-            document_context=False, **model.vocab.ends, unk_id=model.vocab.unk_id,
-        )
-        return (texts, windows), Units(windows.sequences)
+            document_context=False, **model.vocab.ends, unk_id=model.vocab.unk_id)
+        return windows, Units(windows.sequences)
 
     def results(
-        made: tuple[list[Words], ConllWindows], outputs: Outputs
-    ) -> Iterator[dict[str, Any]]:
-        texts, windows = made
+        texts: list[Words], windows: tagging.ConllWindows, outputs: Outputs
+    ) -> Iterator[Result]:
         places = np.flatnonzero(windows.word_index >= 0)
         logits = np.empty((len(places), len(labels)))
         if len(places):
             logits[windows.word_index[places]] = outputs['logits'][places]
         bounds = np.cumsum([len(words) for _, words, _ in texts])[:-1]
         for (text, words, begins), of_text in zip(texts, np.split(logits, bounds), strict=True):
-            probabilities = softmax(of_text)
-            tags = [
-                {
-                    'word': word, 'label': labels[i], 'probability': float(row[i]), 'start': begin,
-                    'end': begin + len(word),
-                }
-                for word, begin, row, i in zip(
-                    words, begins, probabilities, probabilities.argmax(axis=1).tolist(),
-                    strict=True)
-            ]
+            tags = []
+            for word, begin, row in zip(words, begins, softmax(of_text), strict=True):
+                best = int(row.argmax())
+                tags.append({'word': word, 'label': labels[best], 'probability': float(row[best]),
+                             'start': begin, 'end': begin + len(word)})
             yield {'text': text, 'tags': tags, 'entities': entities(text, tags, labels)}
 
-    return stream(
-        model, texts, read=read, make=make, results=results,
-        function=model.objective.outputs,
+    return model.stream(
+        texts, read=read, make=make, results=results, function=model.objective.outputs,
         refused=lambda text, reason: {
-            'text': shown(text).get('text'), 'tags': [], 'entities': [], 'error': reason},
-    )
+            'text': shown(text).get('text'), 'tags': [], 'entities': [], 'error': reason})
 
 
 def _words(text: Any) -> Words:
@@ -612,28 +600,103 @@ def _words(text: Any) -> Words:
     return ' '.join(text), list(text), [0, *ends][: len(text)]
 
 
-def entities(
-    text: str, tags: Sequence[dict[str, Any]], labels: Sequence[str]
-) -> list[dict[str, Any]]:
+def entities(text: str, tags: Sequence[Result], labels: Sequence[str]) -> list[Result]:
     """Words that belong together by their labels, as the evaluation counts them.
 
     Args:
       text: which the words are of.
-      tags: of the words, as `Model.tag` gives them.
+      tags: of the words, as `tag` gives them.
       labels: all that there are; those of no scheme of entities (parts of speech) make none.
     """
-    if not are_entities(labels):
-        return []
-    result: list[dict[str, Any]] = []
-    in_iob2 = normal_tags([x['label'] for x in tags], np.array([0, len(tags)]))
+    result: list[Result] = []
+    if not tagging.are_entities(labels):
+        return result
+    in_iob2 = tagging.normal_tags([x['label'] for x in tags], np.array([0, len(tags)]))
     for word, label in zip(tags, in_iob2, strict=True):
         if label == 'O':
             continue
         if label.startswith('B-'):
             result.append({'label': label[2:], 'start': word['start'], 'probability': 1.0})
         entity = result[-1]
-        entity |= {
-            'text': text[entity['start'] : word['end']], 'end': word['end'],
-            'probability': min(entity['probability'], word['probability']),
-        }
+        entity |= {'text': text[entity['start'] : word['end']], 'end': word['end'],
+                   'probability': min(entity['probability'], word['probability'])}
     return result
+
+
+_P = ParamSpec('_P')
+_T = TypeVar('_T')
+
+
+def _listed(iterate: Callable[_P, Iterator[_T]]) -> Callable[_P, list[_T]]:
+    """The function that gives a generator's results as a list."""
+    @functools.wraps(iterate)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> list[_T]:
+        return list(iterate(*args, **kwargs))
+
+    return run
+
+
+class Model(LoadedModel):
+    """A model to use; `bert_jax.predict.load` makes one.
+
+    Every method takes texts in any number and order and returns one result for each, in that
+    order. `iter_...` is the same as a generator: texts may come from anywhere without end, results
+    follow a few thousand tokens behind, and memory stays as it is. Texts are packed into rows of a
+    few fixed shapes, so a second call compiles nothing new unless its texts have other lengths.
+
+    A text that cannot be read (an empty one, a number) affects no other: its result has the reason
+    in 'error'. Notes (a text was too long, ...) are warnings, or go to `note` where that is set.
+    Bad arguments raise a `bert_jax.runtime.errors.InputError`, which is a ValueError.
+    """
+
+    iter_fill_mask, fill_mask = fill_mask, _listed(fill_mask)
+    iter_next_sentence, next_sentence = next_sentence, _listed(next_sentence)
+    iter_score, score = score, _listed(score)
+    iter_classify, classify = classify, _listed(classify)
+    iter_answer, answer = answer, _listed(answer)
+    iter_tag, tag = tag, _listed(tag)
+    iter_features, features = features, _listed(features)
+    iter_vectors = text_vectors
+
+    def vectors(
+        self, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
+        normalize: bool | None = None, windows: str | None = None,
+    ) -> np.ndarray:
+        """One vector a text: [texts, H] float32; NaN for what is no text.
+
+        Args:
+          texts: texts or pairs.
+          pool: 'mean' or 'max' over all tokens, [CLS] and [SEP] among them, or 'cls', the hidden
+            state of [CLS] (before the pooler); default: as in the `modules.json` of
+            sentence-transformers beside the weights, else 'mean'.
+          layer: as in `features`.
+          normalize: whether vectors are brought to length 1; default: likewise, else not.
+          windows: as in `classify`.
+        """
+        vectors = list(self.iter_vectors(texts, pool, layer, normalize, windows))
+        return np.stack(vectors) if vectors else np.zeros((0, self.config.hidden_size), np.float32)
+
+    def warm_up(self, command: str | None = None, texts: Iterable[Any] | None = None) -> None:
+        """Compiles what the first calls would wait for: a short text, and as many as fill a step.
+
+        Args:
+          command: such as 'classify' or 'vectors'; default: the first that the model serves.
+          texts: like those that will come; default: made up.
+
+        Raises:
+          InputError: there is no such command.
+        """
+        command = self.commands()[0] if command is None else command
+        run = getattr(self, f"iter_{str(command).replace('-', '_')}", None)
+        if run is None:
+            raise InputError(f'there is no command {command!r} to warm up')
+        text: Any = '[MASK] a'
+        if command in ('next-sentence', 'next_sentence', 'answer'):
+            text = ('a', 'a')
+        elif self.weights.head == 'multiple_choice':
+            text = ('a', 'a', 'a')
+        made = list(texts or ()) or [text]
+        few = self.engine.tokens_a_step // 8
+        for some in ([made[0]], [made[i % len(made)] for i in range(few)]):
+            for _ in run(some):
+                pass

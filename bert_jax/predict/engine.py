@@ -1,7 +1,13 @@
-"""The inference engine, from tokenized units to outputs: evaluation, predictions, ensembles.
+"""Inference on packed rows: the engine, from tokenized units to outputs, and its functions.
 
 Units are packed into rows of a few shapes, and rows into steps on all devices of a mesh. The host
 tokenizes and packs the next steps while the devices compute.
+
+A function computes a packed batch (`tasks.packing`). Those of the encoder and of the pre-training
+heads are here, to be given to the engine as `bound(masked_lm_top, config, 5)`; that of another head
+is its `outputs`.
+
+    R: rows, S: row length, K: units a row, H: hidden_size, V: padded vocabulary
 """
 
 from __future__ import annotations
@@ -15,18 +21,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_jax.heads.pretraining import PretrainingHeads, masked_lm_logits
+from bert_jax.model.attention import gather_positions
+from bert_jax.model.encoder import Bert
+from bert_jax.model.layers import ModelConfig
 from bert_jax.tasks.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
 from bert_jax.train.report import duration
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 
 Params = Any
+Batch = dict[str, jax.Array]
 Outputs = dict[str, np.ndarray]
-# From parameters and a packed batch (`tasks.packing`) to arrays [R, K, ...] by unit or [R, S, ...]
-# by token. Each function is compiled once, so callers pass the same (or an equal) object each time.
-Function = Callable[[Params, dict[str, jax.Array]], dict[str, jax.Array]]
+# From parameters and a packed batch to arrays [R, K, ...] by unit or [R, S, ...] by token. Each
+# function is compiled once, so callers pass the same (or an equal) object each time.
+Function = Callable[[Params, Batch], dict[str, jax.Array]]
 TokenCost = Callable[[int], float]  # cost of a token, from the row length
 
 # Most tokens of a step for each device; more are not faster.
@@ -69,15 +82,11 @@ class Engine:
         self._shards = layout.batch_shards
         # The most tokens of a step, padding included; but a row a device there always is.
         self._device_tokens = _CPU_TOKENS if layout.on_cpu else _ACCELERATOR_TOKENS
+        self.tokens_a_step = self._device_tokens * self._shards
         self._used: dict[Function, set[Shape]] = collections.defaultdict(set)
         # All processes need all outputs; one process gathers what its devices hold.
         whole = NamedSharding(mesh, PartitionSpec()) if jax.process_count() > 1 else None
         self._compiled = functools.cache(functools.partial(jax.jit, out_shardings=whole))
-
-    @property
-    def tokens_a_step(self) -> int:
-        """The most tokens of a step."""
-        return self._device_tokens * self._shards
 
     def outputs(self, function: Function, params: Params, units: Units) -> Outputs:
         """Outputs [n, ...] by unit and [T, ...] by token of a set, in its order.
@@ -94,13 +103,12 @@ class Engine:
                 left = duration((now - started) * (1 / share - 1))
                 print(f'predicting: {share:.0%}  eta {left}', flush=True)
 
-        ((_, outputs),) = self.stream(
-            function, params, [units], lambda units: (None, units), report=report)
+        ((_, outputs),) = self.stream(function, params, [units], lambda x: (None, x), report=report)
         return outputs
 
     def stream(
         self, function: Function, params: Params, chunks: Iterable[Chunk],
-        prepare: Callable[[Chunk], tuple[Made, Units]], *,
+        prepare: Callable[[Chunk], tuple[Made, Units | None]], *,
         report: Callable[[float], None] = lambda share: None,
     ) -> Iterator[tuple[Made, Outputs]]:
         """Outputs chunk by chunk, in order, with a few chunks in memory.
@@ -109,8 +117,8 @@ class Engine:
           function: of packed batches.
           params: on the mesh.
           chunks: taken one by one in the caller's thread, a few ahead.
-          prepare: makes the units of a chunk (for example, tokenizes) in another thread; its second
-            result is returned with the outputs.
+          prepare: makes the units of a chunk (for example, tokenizes) in another thread; None: it
+            has none. Its first result is returned with the outputs.
           report: receives the finished share of a chunk's steps, after each.
 
         Raises:
@@ -119,11 +127,11 @@ class Engine:
         compiled = self._compiled(function)
         pool = concurrent.futures.ThreadPoolExecutor(1, 'units')
 
-        def ready(chunk: Chunk) -> tuple[Made, Units, Plan | None]:
+        def ready(chunk: Chunk) -> tuple[Made, Units | None, Plan | None]:
             made, units = prepare(chunk)
-            return made, units, self._plan(function, units) if len(units) else None
+            return made, units, self._plan(function, units) if units else None
 
-        def ahead() -> Iterator[tuple[Made, Units, Plan | None]]:
+        def ahead() -> Iterator[tuple[Made, Units | None, Plan | None]]:
             waiting: collections.deque[Any] = collections.deque()
             for chunk in chunks:
                 waiting.append(pool.submit(ready, chunk))
@@ -132,10 +140,10 @@ class Engine:
             while waiting:
                 yield waiting.popleft().result()
 
-        def steps() -> Iterator[tuple[Made, Units, Plan | None, int, Any]]:
+        def steps() -> Iterator[tuple[Made, Units | None, Plan | None, int, Any]]:
             for made, units, plan in ahead():
-                if plan is None:
-                    yield made, units, None, 0, None
+                if not units or not plan:
+                    yield made, None, None, 0, None
                     continue
                 for step in range(len(plan.units)):
                     yield made, units, plan, step, compiled(params, self._batch(units, plan, step))
@@ -146,7 +154,7 @@ class Engine:
             for pair in itertools.pairwise(itertools.chain(steps(), [None])):
                 assert pair[0] is not None
                 made, units, plan, step, outputs = pair[0]
-                if plan is not None:
+                if units and plan:
                     unpack(units, plan, step, jax.device_get(outputs), collected)
                     report((step + 1) / len(plan.units))
                 if plan is None or step == len(plan.units) - 1:
@@ -175,12 +183,13 @@ class Engine:
         for row_length in sorted(fitting if lengths.sum() > _ROW_STEP else {_ROW_STEP}):
             rows_n = pack_whole(lengths, row_length)
             num_rows, units_a_row = int(rows_n.max()) + 1, int(np.bincount(rows_n).max())
-            new = Shape(
-                self._even(num_rows, row_length), row_length, 1 << (units_a_row - 1).bit_length()
-            )
+            # Rows of each step: even over the fewest steps, and a multiple of the shards.
+            most = max(1, self._device_tokens // row_length) * self._shards
+            num_steps = -(-num_rows // most)
+            even = -(-num_rows // (num_steps * self._shards)) * self._shards
+            new = Shape(even, row_length, 1 << (units_a_row - 1).bit_length())
             known = {
-                s for s in used if s.row_length == row_length and s.units_a_row >= units_a_row
-            }
+                s for s in used if s.row_length == row_length and s.units_a_row >= units_a_row}
             for shape in sorted({new, *known}):
                 work = shape.rows * row_length * self._token_cost(row_length)
                 cost = -(-num_rows // shape.rows) * (work + _STEP_COST * full)
@@ -194,8 +203,113 @@ class Engine:
             units_a_row=shape.units_a_row,
         )
 
-    def _even(self, num_rows: int, row_length: int) -> int:
-        """Rows of each step: even over the fewest steps, and a multiple of the shards."""
-        most = max(1, self._device_tokens // row_length) * self._shards
-        num_steps = -(-num_rows // most)
-        return -(-num_rows // (num_steps * self._shards)) * self._shards
+
+# A function with its first arguments: the same object for the same ones.
+bound: Callable[..., Function] = functools.cache(functools.partial)
+
+
+def inputs(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Array]:
+    """The encoder's arguments."""
+    return (batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], None,
+            batch['position_ids'])
+
+
+class Pretraining(nn.Module):
+    """The encoder on packed rows with the pre-training heads, or the one that a model has."""
+
+    config: ModelConfig
+    pooled: bool = False
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, pooled=self.pooled)
+        self.cls = PretrainingHeads(self.config)
+
+    def masked_lm(self, batch: Batch) -> jax.Array:
+        """Logits [R, K, V] at `masked_positions`; the last layer computes only these."""
+        x: Any = self.bert(*inputs(batch), wanted_BxP=batch['masked_positions'])
+        return self.predict(x['sequence_output'])
+
+    def predict(self, x_RxKxH: jax.Array) -> jax.Array:
+        """Masked-LM logits [R, K, V] of hidden states."""
+        hidden, bias = self.cls.predictions(x_RxKxH)
+        table = self.bert.embeddings.word_embeddings.astype(self.config.dtype)
+        return masked_lm_logits((hidden, table, bias))
+
+    def next_sentence(self, batch: Batch) -> jax.Array:
+        """Logits [R, K, 2] of following and not following; the last layer computes [CLS] only."""
+        cls_RxK = batch['cls_positions']
+        among_RxK = jnp.broadcast_to(jnp.arange(cls_RxK.shape[1]), cls_RxK.shape)
+        x: Any = self.bert(*inputs(batch), cls_positions_BxK=among_RxK, wanted_BxP=cls_RxK)
+        return self.cls.seq_relationship.logits(x['pooled_output'])
+
+
+def _masked_lm(config: ModelConfig, params: Params, batch: Batch) -> Any:
+    return Pretraining(config).apply({'params': params}, batch, method=Pretraining.masked_lm)
+
+
+def masked_lm_top(
+    config: ModelConfig, num: int, params: Params, batch: Batch
+) -> dict[str, jax.Array]:
+    """`probabilities` and `ids` [R, K, num] of the likeliest tokens at `masked_positions`."""
+    logits = _masked_lm(config, params, batch)
+    probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits), num)
+    return {'probabilities': probabilities, 'ids': ids}
+
+
+def masked_lm_log_probability(
+    config: ModelConfig, params: Params, batch: Batch
+) -> dict[str, jax.Array]:
+    """`log_probability` [R, K] of the token `targets` at `masked_positions`."""
+    logits = _masked_lm(config, params, batch)
+    wanted = jnp.take_along_axis(logits, batch['targets'][..., None], axis=-1)[..., 0]
+    return {'log_probability': wanted - jax.nn.logsumexp(logits, axis=-1)}
+
+
+def next_sentence(config: ModelConfig, params: Params, batch: Batch) -> dict[str, Any]:
+    """`logits` [R, K, 2] of following and not following."""
+    module = Pretraining(config, pooled=True)
+    return {'logits': module.apply({'params': params}, batch, method=Pretraining.next_sentence)}
+
+
+def hidden_states(
+    config: ModelConfig, layers: tuple[int, ...], params: Params, batch: Batch
+) -> dict[str, jax.Array]:
+    """`values` [R, S, layers, H] float32.
+
+    Args:
+      config: with unrolled layers.
+      layers: counted from the top: -1 is the last layer, -num_layers the first, and
+        -num_layers - 1 the embeddings.
+      params, batch: as of any `Function`.
+    """
+    outputs: Any = Bert(config, pooled=False).apply({'params': params['bert']}, *inputs(batch))
+    states = (outputs['embedding_output'], *outputs['layers'])
+    return {'values': jnp.stack([states[i] for i in layers], axis=2).astype(jnp.float32)}
+
+
+def vectors(
+    config: ModelConfig, layer: int, pool: str, params: Params, batch: Batch
+) -> dict[str, jax.Array]:
+    """`vectors` [R, K, H] float32 of each unit.
+
+    Args:
+      config, layer, params, batch: as of `hidden_states`.
+      pool: 'mean' or 'max' over all tokens, [CLS] and [SEP] among them, or 'cls'.
+    """
+    x_RxSxH = hidden_states(config, (layer,), params, batch)['values'][:, :, 0]
+    if pool == 'cls':
+        return {'vectors': gather_positions(x_RxSxH, batch['cls_positions'])}
+    mask_RxS = batch['sequence_ids']
+    numbers_K = jnp.arange(1, batch['cls_positions'].shape[1] + 1)
+    if pool == 'max':  # one unit of each row at a time: [R, K, S, H] would be large
+        maxima_KxRxH = jax.lax.map(
+            lambda k: jnp.max(jnp.where((mask_RxS == k)[..., None], x_RxSxH, -jnp.inf), axis=1),
+            numbers_K,
+        )
+        return {'vectors': maxima_KxRxH.swapaxes(0, 1)}
+    inside_RxKxS = mask_RxS[:, None, :] == numbers_K[None, :, None]
+    sums = jnp.einsum(
+        'RKS,RSH->RKH', inside_RxKxS.astype(jnp.float32), x_RxSxH,
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    return {'vectors': sums / jnp.maximum(jnp.sum(inside_RxKxS, axis=2), 1)[..., None]}

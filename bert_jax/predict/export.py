@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,7 @@ from jax import export
 
 from bert_jax.heads import HEADS
 from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import ModelConfig
-from bert_jax.predict import functions
+from bert_jax.predict.engine import Pretraining
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_new_file, open_whole
@@ -34,7 +33,8 @@ from bert_jax.weights.formats import new_folder, to_tree
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 
 Rows = Mapping[str, np.ndarray]
-Call = Callable[[Rows], dict[str, np.ndarray]]  # what was written, from its inputs to its outputs
+# Compares what was written, from its inputs to its outputs, with the model.
+Compare = Callable[[Callable[[Rows], dict[str, np.ndarray]]], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,23 +56,16 @@ class Computation:
     def shapes(self) -> list[Any]:
         """Shapes of parameters and inputs, in symbols."""
         scope = export.SymbolicScope([f's <= {self.max_length}'])
-        return [
-            {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self.params.items()},
-            *(jax.ShapeDtypeStruct(export.symbolic_shape(dims, scope=scope), jnp.int32)
-              for dims in self.inputs.values()),
-        ]
+        return [jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(self.params)),
+                *(jax.ShapeDtypeStruct(export.symbolic_shape(dims, scope=scope), jnp.int32)
+                  for dims in self.inputs.values())]
 
     def outputs(self) -> dict[str, Any]:
         """Shapes of the outputs, in symbols."""
         return jax.eval_shape(self.function, *self.shapes())
 
 
-Writer = Callable[[Computation, Path, Callable[[Call], None]], dict[str, Any]]
-
-
-def _stablehlo(
-    c: Computation, output: Path, compare: Callable[[Call], None]
-) -> dict[str, Any]:
+def _stablehlo(c: Computation, output: Path, compare: Compare) -> dict[str, Any]:
     """A file that only JAX runs, and beside it the parameters as .npz.
 
     Parameters are not in the file: as constants of the program they would be compiled into it
@@ -85,7 +78,7 @@ def _stablehlo(
         raise InputError(f'--output={output} is the name of the parameters: end it in .stablehlo')
     check_new_file(params_file, '--output, for its parameters')
     exported = export.export(jax.jit(c.function), platforms=PLATFORMS)(*c.shapes())
-    with _whole(output) as file, _whole(params_file) as params:
+    with open_whole(output) as file, open_whole(params_file) as params:
         file.write(exported.serialize())
         np.savez(params, **dict(c.params))  # type: ignore[arg-type]
         file.flush()
@@ -97,9 +90,7 @@ def _stablehlo(
     return {'params': str(params_file), 'platforms': list(PLATFORMS)}
 
 
-def _saved_model(
-    c: Computation, output: Path, compare: Callable[[Call], None]
-) -> dict[str, Any]:
+def _saved_model(c: Computation, output: Path, compare: Compare) -> dict[str, Any]:
     """A folder with the signature `serving_default`, for TensorFlow only, on any platform."""
     with loading_tensorflow('export --to saved_model'):
         import tensorflow as tf
@@ -110,34 +101,27 @@ def _saved_model(
     converted = jax2tf.convert(
         c.function, polymorphic_shapes=[None, *(f'({dims})' for dims in c.inputs.values())],
         polymorphic_constraints=[f's <= {c.max_length}'], with_gradient=False,
-        native_serialization_platforms=PLATFORMS,
-    )
+        native_serialization_platforms=PLATFORMS)
     module = tf.Module()
     module.params = {
         name: tf.Variable(x, trainable=False, name=name) for name, x in c.params.items()}
     module.call = tf.function(
         lambda *rows: converted(module.params, *rows), autograph=False,
-        input_signature=[tf.TensorSpec((None, None), tf.int32, name) for name in c.inputs],
-    )
+        input_signature=[tf.TensorSpec((None, None), tf.int32, name) for name in c.inputs])
     with new_folder(output) as folder:
         tf.saved_model.save(module, str(folder), signatures=module.call)
         signature = tf.saved_model.load(str(folder)).signatures['serving_default']
-
-        def call(rows: Rows) -> dict[str, np.ndarray]:
-            try:
-                outputs = signature(**{name: tf.constant(x) for name, x in rows.items()})
-            except tf.errors.InvalidArgumentError as error:
-                raise InputError(
-                    f'TensorFlow {tf.__version__} cannot run what jax {jax.__version__} writes: '
-                    'install a newer TensorFlow or an older jax, or export --to onnx'
-                ) from error
-            return {name: x.numpy() for name, x in outputs.items()}
-
-        compare(call)
+        try:
+            compare(lambda rows: {name: x.numpy() for name, x in signature(
+                **{name: tf.constant(x) for name, x in rows.items()}).items()})
+        except tf.errors.InvalidArgumentError as error:
+            raise InputError(
+                f'TensorFlow {tf.__version__} cannot run what jax {jax.__version__} writes: '
+                'install a newer TensorFlow or an older jax, or export --to onnx') from error
     return {'signature': 'serving_default', 'platforms': list(PLATFORMS)}
 
 
-def _onnx(c: Computation, output: Path, compare: Callable[[Call], None]) -> dict[str, Any]:
+def _onnx(c: Computation, output: Path, compare: Compare) -> dict[str, Any]:
     """A file with the parameters in it, for ONNX Runtime and its like."""
     with _needing('export --to onnx', 'jax2onnx onnxruntime'):
         for name in ('jax2onnx', 'onnx_ir'):  # of parts that are not used here
@@ -145,24 +129,18 @@ def _onnx(c: Computation, output: Path, compare: Callable[[Call], None]) -> dict
         import jax2onnx
         import onnxruntime
 
-    names = list(c.outputs())
-    params = jax.tree.map(jnp.asarray, dict(c.params))
-
-    def function(*rows: jax.Array) -> tuple[jax.Array, ...]:
-        outputs = c.function(params, *rows)
-        return tuple(outputs[name] for name in names)
-
+    shapes, params = c.outputs(), jax.tree.map(jnp.asarray, dict(c.params))
+    names = list(shapes)
     model = jax2onnx.to_onnx(
-        function,
+        lambda *rows: tuple(c.function(params, *rows)[name] for name in names),
         [jax.ShapeDtypeStruct(tuple(dims.split(', ')), jnp.int32)  # type: ignore[arg-type]
          for dims in c.inputs.values()],
-        input_names=list(c.inputs), output_names=names,
-    )
-    for value, x in zip(model.graph.output, c.outputs().values(), strict=True):
+        input_names=list(c.inputs), output_names=names)
+    for value, x in zip(model.graph.output, shapes.values(), strict=True):
         for dim, size in zip(value.type.tensor_type.shape.dim, x.shape, strict=True):
             if not isinstance(size, int):
                 dim.dim_param = str(size)
-    with _whole(output) as file:
+    with open_whole(output) as file:
         file.write(model.SerializeToString())
         file.flush()
         session = onnxruntime.InferenceSession(file.name, providers=['CPUExecutionProvider'])
@@ -170,9 +148,8 @@ def _onnx(c: Computation, output: Path, compare: Callable[[Call], None]) -> dict
     return {'opset': model.opset_import[0].version}
 
 
-FORMATS: Mapping[str, Writer] = {
-    'stablehlo': _stablehlo, 'saved_model': _saved_model, 'onnx': _onnx,
-}
+FORMATS: Mapping[str, Callable[[Computation, Path, Compare], dict[str, Any]]] = {
+    'stablehlo': _stablehlo, 'saved_model': _saved_model, 'onnx': _onnx}
 
 
 def plain_gelu_erf(x: jax.Array) -> jax.Array:
@@ -181,21 +158,11 @@ def plain_gelu_erf(x: jax.Array) -> jax.Array:
     The operation erf, as jax writes it since 0.9, is newer than what TensorFlow 2.21 reads.
     """
     y = jnp.clip(x * math.sqrt(0.5), -3.7439211627767994, 3.7439211627767994)
-    square = y * y
-
-    def polynomial(*coefficients: float) -> jax.Array:
-        total = jnp.full_like(square, coefficients[0])
-        for coefficient in coefficients[1:]:
-            total = total * square + coefficient
-        return total
-
-    erf = y * polynomial(
-        0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861, 0.18520832239976145,
-        1.128379143519084,
-    ) / polynomial(
-        -1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885,
-        0.014070470171167667, 0.11098505178285362, 0.49746925110067538, 1.0,
-    )
+    over = (0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861,
+            0.18520832239976145, 1.128379143519084)
+    under = (-1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885,
+             0.014070470171167667, 0.11098505178285362, 0.49746925110067538, 1.0)
+    erf = y * jnp.polyval(jnp.array(over), y * y) / jnp.polyval(jnp.array(under), y * y)
     return x * 0.5 * (1.0 + erf)
 
 
@@ -205,19 +172,8 @@ def _needing(purpose: str, packages: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise InputError(
-            f'{purpose} needs {error.name}, which is not installed: python -m pip install '
-            f'{packages}'
-        ) from None
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
-    try:
-        with open_whole(path) as file:
-            yield file
-    except OSError as error:
-        raise InputError(f'{path} cannot be written ({error.strerror or error})') from error
+        raise InputError(f'{purpose} needs {error.name}, which is not installed: python -m pip '
+                         f'install {packages}') from None
 
 
 # The largest difference between two ways to compute the same: on CPUs in float32, and wherever
@@ -250,31 +206,37 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
     model.need('export')
     if to != 'stablehlo' and model.config.dtype != 'float32':
         raise InputError(f'--to {to} is in float32: leave out --dtype={model.config.dtype}')
-    # For any platform and one device, whatever computes here.
-    config = dataclasses.replace(model.config, attention='xla', layout=Layout())
-    plain: dict[str, Any] = {'hidden_act': plain_gelu_erf} if (
-        to == 'saved_model' and config.hidden_act == 'gelu_erf') else {}
-    written = dataclasses.replace(config, **plain)
     inputs = dict.fromkeys(('input_ids', 'input_mask', 'segment_ids'), 'b, s')
     if model.weights.has('cls/predictions'):
         inputs['masked_lm_positions'] = 'b, p'
     params = flatten_dict(model.params, sep='/')
-    computation = Computation(_forward(model, written), params, inputs, model.max_length)
-    rows = _random_rows(model, inputs)
-    expected = jax.device_get(jax.jit(_forward(model, config))(params, *rows.values()))
-    is_exact = config.dtype == 'float32' and model.config.layout.on_cpu
+    plain = to == 'saved_model' and model.config.hidden_act == 'gelu_erf'
+    written = _forward(model, {'hidden_act': plain_gelu_erf} if plain else {})
+    computation = Computation(written, params, inputs, model.max_length)
+    # Rows of random tokens, of three lengths, in two segments each.
+    lengths = np.minimum((16, 5, 11), model.max_length)[:, None]
+    places = np.arange(lengths.max())
+    size = (len(lengths), len(places))
+    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, size, np.int32)
+    mask = places < lengths
+    made = {
+        'input_ids': np.where(mask, ids, 0), 'input_mask': mask,
+        'segment_ids': mask & (places > lengths // 2),
+        'masked_lm_positions': np.ones((len(lengths), 1)),
+    }
+    rows = {name: made[name].astype(np.int32) for name in inputs}
+    expected = jax.device_get(jax.jit(_forward(model, {}))(params, *rows.values()))
+    is_exact = model.config.dtype == 'float32' and model.config.layout.on_cpu
     largest: list[float] = []
 
-    def compare(call: Call) -> None:
+    def compare(call: Callable[[Rows], dict[str, np.ndarray]]) -> None:
         for name, x in call(rows).items():
-            mask = rows['input_mask'] > 0 if x.shape[:2] == rows['input_mask'].shape else ...
-            difference = float(np.abs(x - expected[name])[mask].max())
-            limit = (_ROUNDING if is_exact else _COARSE) * max(1.0, float(np.abs(x)[mask].max()))
+            real: Any = mask if x.shape[:2] == mask.shape else ...
+            difference = float(np.abs(x - expected[name])[real].max())
+            limit = (_ROUNDING if is_exact else _COARSE) * max(1.0, float(np.abs(x)[real].max()))
             if not difference <= limit:
-                raise InputError(
-                    f'the file gives other {name} than the model, by up to {difference:.3g}, and '
-                    'is not kept: try another format with --to'
-                )
+                raise InputError(f'the file gives other {name} than the model, by up to '
+                                 f'{difference:.3g}, and is not kept: try another format with --to')
             largest.append(difference)
 
     described = FORMATS[to](computation, output, compare)
@@ -287,8 +249,9 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
     }
 
 
-def _forward(model: LoadedModel, config: ModelConfig) -> Any:
-    has = model.weights.has
+def _forward(model: LoadedModel, changes: Mapping[str, Any]) -> Any:
+    """The forward pass, for any platform and one device, with changes of the model's config."""
+    config = dataclasses.replace(model.config, attention='xla', layout=Layout(), **changes)
     # The class by its name: it computes from hidden states, without features of frozen encoders.
     head = HEADS[model.weights.head].of_model(config, model.weights.num_labels, {})
 
@@ -296,7 +259,7 @@ def _forward(model: LoadedModel, config: ModelConfig) -> Any:
         params = to_tree(flat, padded_vocab_size=None, scan_layers=False)
         # Looked up: not every format can express the first s rows of a table.
         position_ids = jax.lax.broadcasted_iota(jnp.int32, input_ids.shape, 1)
-        out: Any = Bert(config, pooled=has('bert/pooler')).apply(
+        out: Any = Bert(config, pooled=model.weights.has('bert/pooler')).apply(
             {'params': params['bert']}, input_ids, input_mask, segment_ids, None, position_ids)
         x, pooled = out['sequence_output'], out['pooled_output']
 
@@ -305,24 +268,9 @@ def _forward(model: LoadedModel, config: ModelConfig) -> Any:
             outputs['pooled_output'] = pooled.astype(jnp.float32)
         if positions is not None:
             at = jnp.take_along_axis(x, positions[..., None], axis=1)
-            logits: Any = functions.Pretraining(config).apply(
-                {'params': params}, at, method=functions.Pretraining.predict)
+            logits: Any = Pretraining(config).apply(
+                {'params': params}, at, method=Pretraining.predict)
             outputs['masked_lm_logits'] = logits[..., : config.vocab_size]
         return outputs | head.of_states(params, x, pooled)
 
     return forward
-
-
-def _random_rows(model: LoadedModel, inputs: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Rows of random tokens, of three lengths, in two segments each."""
-    lengths = np.minimum((16, 5, 11), model.max_length)[:, None]
-    places = np.arange(lengths.max())
-    ids = np.random.default_rng(0).integers(
-        0, model.config.vocab_size, (len(lengths), len(places)), np.int32)
-    mask = places < lengths
-    rows = {
-        'input_ids': np.where(mask, ids, 0), 'input_mask': mask,
-        'segment_ids': mask & (places > lengths // 2),
-        'masked_lm_positions': np.ones((len(lengths), 1)),
-    }
-    return {name: rows[name].astype(np.int32) for name in inputs}

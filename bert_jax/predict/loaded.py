@@ -1,12 +1,13 @@
-"""A loaded model: the commands that it serves, its tokenizer, its engine, its pooling."""
+"""A loaded model: the commands that it serves, its tokenizer, pooling and stream of results."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
+import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,34 +20,54 @@ from bert_jax.heads.base import Head
 from bert_jax.model.attention import settled
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.engine import Engine
+from bert_jax.predict.engine import Engine, Function, Outputs
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
+from bert_jax.tasks.packing import Units
 from bert_jax.tasks.texts import WINDOWS
-from bert_jax.text import load_tokenizer
-from bert_jax.text.sentencepiece import SentencePieceTokenizer
-from bert_jax.text.vocab import Vocab, is_unused
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.text.vocab import Vocab
 from bert_jax.train.sharding import Layout, make_mesh
-from bert_jax.weights.formats import Weights, check_vocabulary, read_json, to_tree
+from bert_jax.weights import from_hub, load_weights
+from bert_jax.weights.formats import Weights, check_order, check_vocabulary, read_json, to_tree
 
 POOLS = ('mean', 'cls', 'max')
 
+Note = Callable[[str], None]
+Result = dict[str, Any]
 
-def transformer_of(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """(the encoder's folder, `Weights.inference` with its maximum length).
+_CHUNK_STEPS = 8  # of the engine: what is made ready at a time,
+_CHUNK_VALUES = 1 << 27  # and at most this many result values
+_CHARACTERS = 4  # of a token, more or less
 
-    The folder itself, or the one that an old `modules.json` of sentence-transformers names.
+
+def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[Weights, Path]:
+    """(The weights at a path, with the named vocabulary; the folder that describes the pooling).
+
+    Args:
+      path, vocab_file: as of `bert_jax.predict.load`.
+
+    Raises:
+      InputError: there is no model, or something is wrong with it or with the vocabulary.
     """
+    folder = as_path(from_hub(path))
     modules = _modules(folder)
-    encoder = folder / modules[0].get('path', '') if modules else folder
+    encoder = folder / modules[0].get('path', '') if modules else folder  # of an old modules.json
     settings = encoder / 'sentence_bert_config.json'
     limit = read_json(settings, '').get('max_seq_length') if settings.exists() else None
-    return encoder, {'max_seq_length': limit} if isinstance(limit, int) else {}
+    inference = {'max_seq_length': limit} if isinstance(limit, int) else {}
+    weights = load_weights(encoder, any_head=True)
+    weights = dataclasses.replace(weights, inference=inference | dict(weights.inference))
+    if vocab_file is None:
+        return weights, folder
+    named, lowercase = check_vocabulary(as_path(vocab_file), None, weights.model['vocab_size'])
+    check_order(weights, vocab_file, load_tokenizer(vocab_file, lowercase).vocab.tokens,
+                'leave it out to take that one')
+    return dataclasses.replace(weights, vocab_file=named, lowercase=lowercase), folder
 
 
 def read_pooling(folder: Path) -> tuple[str, bool]:
-    """(pool, normalize) of `modules.json`; ('mean', False) without one.
+    """(pool, normalize) of the `modules.json` of sentence-transformers; ('mean', False) without.
 
     Raises:
       InputError: it has a module that is not supported.
@@ -59,28 +80,22 @@ def read_pooling(folder: Path) -> tuple[str, bool]:
         elif name == 'Normalize':
             normalize = True
         elif name != 'Transformer':
-            raise InputError(
-                f'{folder / "modules.json"} has a module {name} behind the encoder, which this '
-                'project does not have, so that its vectors would be others: name pool and '
-                'normalize to have those of the encoder'
-            )
+            raise InputError(f'{folder / "modules.json"} has a module {name} behind the encoder, '
+                             'which cannot be computed: name pool and normalize to go without it')
     return pool, normalize
 
 
 def _pool(config_file: Path) -> str:
     config = read_json(config_file, 'it describes how vectors are made: copy it again, or name '
                        f"pool, one of {', '.join(POOLS)}")
-    modes = [name.removeprefix('pooling_mode_') for name, on in config.items()
-             if name.startswith('pooling_mode_') and on is True]
-    named = config.get('pooling_mode')  # of newer versions
-    result = [named] if isinstance(named, str) else [
-        mode.removesuffix('_tokens').removesuffix('_token') for mode in modes]
-    if len(result) != 1 or result[0] not in POOLS:
-        raise InputError(
-            f"{config_file} pools by {' and '.join(map(str, result)) or 'nothing'}, which cannot "
-            f"be computed: name pool, one of {', '.join(POOLS)}"
-        )
-    return result[0]
+    modes = [name.removeprefix('pooling_mode_').removesuffix('_tokens').removesuffix('_token')
+             for name, on in config.items() if name.startswith('pooling_mode_') and on is True]
+    if isinstance(config.get('pooling_mode'), str):  # of newer versions
+        modes = [config['pooling_mode']]
+    if len(modes) != 1 or modes[0] not in POOLS:
+        raise InputError(f"{config_file} pools by {' and '.join(modes) or 'nothing'}, which cannot "
+                         f"be computed: name pool, one of {', '.join(POOLS)}")
+    return modes[0]
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
@@ -91,22 +106,19 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f'{path} cannot be read as JSON ({error})') from None
 
 
-# Command -> (heads that serve it, parts of the model that it needs, their name for messages).
-_NEEDS = {
-    'fill-mask': (('pretraining',), ('cls/predictions',), 'a masked-LM head'),
-    'score': (('pretraining',), ('cls/predictions',), 'a masked-LM head'),
-    'next-sentence': (
-        ('pretraining',), ('bert/pooler', 'cls/seq_relationship'), 'a next-sentence head'),
-    'classify': (
-        ('classification', 'multi_label', 'regression', 'multiple_choice'),
-        ('bert/pooler', 'classifier'),
-        'a classification, multi-label, regression or multiple-choice head',
-    ),
-    'answer': (('question_answering',), ('cls/squad',), 'a question-answering head'),
-    'tag': (
-        ('token_classification', 'feature_tagger'), ('classifier',), 'a token-classification head'),
-    'features': (tuple(HEADS), (), ''),
-    'export': ([name for name, head in HEADS.items() if head.classes], (),
+_TASK_HEADS = ('classification', 'multi_label', 'regression', 'multiple_choice')
+# Command -> (heads that serve it, a part of the model that it needs, what to call them).
+_NEEDS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
+    'fill-mask': (('pretraining',), 'cls/predictions', 'a masked-LM head'),
+    'score': (('pretraining',), 'cls/predictions', 'a masked-LM head'),
+    'next-sentence': (('pretraining',), 'cls/seq_relationship', 'a next-sentence head'),
+    'classify': (_TASK_HEADS, 'classifier',
+                 'a classification, multi-label, regression or multiple-choice head'),
+    'answer': (('question_answering',), 'cls/squad', 'a question-answering head'),
+    'tag': (('token_classification', 'feature_tagger'), 'classifier',
+            'a token-classification head'),
+    'features': (tuple(HEADS), 'bert', ''),
+    'export': (tuple(name for name, head in HEADS.items() if head.portable()), 'bert',
                'a head that other formats have'),
 }
 # Not served by models of the ablations (`causal`, `bilstm`): a masked word needs context on both
@@ -114,24 +126,48 @@ _NEEDS = {
 _PLAIN_ONLY = ('fill-mask', 'score', 'next-sentence', 'export')
 
 
-def with_vocabulary(weights: Weights, vocab_file: str) -> Weights:
-    """Weights with another vocabulary; its tokens show whether it is lower-cased.
+def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
+    """An argument's value; InputError where it is none of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name}={value!r:.60} is unknown: {', '.join(choices)}")
+    return value
+
+
+def num_tokens(text: Any) -> int:
+    """An estimate of the tokens in a text, a pair or anything else."""
+    if isinstance(text, str):
+        return 2 + len(text) // _CHARACTERS
+    return sum(map(num_tokens, text)) if isinstance(text, Sequence) else 1
+
+
+def shown(text: Any) -> Result:
+    """A text, or several that go together, as a result shows them."""
+    if isinstance(text, str):
+        return {'text': text}
+    if not isinstance(text, Sequence) or not all(isinstance(part, str) for part in text):
+        return {'text': None if isinstance(text, Exception) else repr(text)}
+    if len(text) == 2:
+        return {'first': text[0], 'second': text[1]}
+    return {'text': text[0] if len(text) == 1 else list(text)}
+
+
+def parts_of(text: Any, *allowed: int) -> list[str]:
+    """The texts that go together.
+
+    Args:
+      text: one text or several.
+      allowed: how many there may be; none: any number.
 
     Raises:
-      InputError: it cannot be read, or differs in size from the embedding, or in order from the
-        vocabulary of the weights.
+      InputError: it is no text, or there is another number of them.
     """
-    path, lowercase = check_vocabulary(as_path(vocab_file), None, weights.model['vocab_size'])
-    if weights.vocab_file is not None:
-        pairs = zip(*(load_tokenizer(file, lowercase).vocab.tokens
-                      for file in (vocab_file, weights.vocab_file)), strict=False)
-        for line, (token, expected) in enumerate(pairs, 1):
-            if token != expected and not is_unused(expected):
-                raise InputError(
-                    f'{path}: line {line} is {token!r}, and {expected!r} in {weights.vocab_file}, '
-                    f'the vocabulary of {weights.source}: leave it out to take that one'
-                )
-    return dataclasses.replace(weights, vocab_file=path, lowercase=lowercase)
+    parts = [text] if isinstance(text, str) else text
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+        raise InputError(f'{text!r:.60} is no text: a str, or a tuple of them, is expected')
+    if allowed and len(parts) not in allowed:
+        wanted = ' or '.join(('one text', 'two texts')[n - 1] for n in allowed)
+        raise InputError(f'it has {len(parts)} parts: {wanted} expected')
+    return list(parts)
 
 
 class LoadedModel:
@@ -156,16 +192,15 @@ class LoadedModel:
           devices: share the texts; default: all.
           folder: of the weights; a `modules.json` in it determines the pooling.
         """
-        if dtype not in (None, 'float32', 'bfloat16'):
-            raise InputError(f"dtype={dtype!r:.60} is unknown: 'float32' or 'bfloat16'")
+        if dtype is None:
+            dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+        one_of('dtype', dtype, ('float32', 'bfloat16'))
         self._folder = folder
         self.weights = weights
-        dtype = dtype or ('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
         devices = jax.devices() if devices is None else devices
         self._mesh = make_mesh(len(devices), 1, 1, devices)
         self.config = ModelConfig(
-            **weights.model, dtype=dtype, attention=settled('auto'), layout=Layout(self._mesh)
-        )
+            **weights.model, dtype=dtype, attention=settled('auto'), layout=Layout(self._mesh))
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
 
     @functools.cached_property
@@ -199,17 +234,15 @@ class LoadedModel:
         return ('mean', False) if self._folder is None else read_pooling(self._folder)
 
     @functools.cached_property
-    def tokenizer(self) -> WordPieceTokenizer | SentencePieceTokenizer:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer of the weights' vocabulary.
 
         Raises:
           InputError: they have none.
         """
         if self.weights.vocab_file is None:
-            raise InputError(
-                f'{self.weights.source} has no vocabulary: put the vocab.txt that belongs to it '
-                'beside it, or name it with --vocab-file'
-            )
+            raise InputError(f'{self.weights.source} has no vocabulary: put the vocab.txt that '
+                             'belongs to it beside it, or name it with --vocab-file')
         return load_tokenizer(self.weights.vocab_file, self.weights.lowercase)
 
     @property
@@ -226,16 +259,14 @@ class LoadedModel:
     def windows(self, how: str | None = None) -> str:
         """The combination of windows of long texts: the given one, else the run's."""
         how = self.weights.inference.get('windows') or 'first' if how is None else how
-        if not isinstance(how, str) or how not in WINDOWS:
-            raise InputError(f"windows={how!r:.60} is unknown: {', '.join(WINDOWS)}")
-        return how
+        return one_of('windows', how, WINDOWS)
 
     def commands(self) -> list[str]:
         """The commands that this model serves."""
         plain = not (self.config.causal or self.config.bilstm)
         return [
-            command for command, (heads, parts, _) in _NEEDS.items()
-            if self.weights.head in heads and all(map(self.weights.has, parts))
+            command for command, (heads, part, _) in _NEEDS.items()
+            if self.weights.head in heads and self.weights.has(part)
             and (plain or command not in _PLAIN_ONLY)
         ]
 
@@ -264,3 +295,77 @@ class LoadedModel:
     def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of many texts, as `data.pairs.Encode`."""
         return joined([self.tokenizer.encode(text) for text in texts])
+
+    def stream(
+        self, texts: Iterable[Any], *, read: Callable[[Any, int, Note], Any],
+        make: Callable[[list[Any]], tuple[Any, Units]], function: Function,
+        results: Callable[[list[Any], Any, Outputs], Iterable[Any]],
+        refused: Callable[[Any, str], Any] = lambda text, reason: shown(text) | {'error': reason},
+        size: Callable[[Any], int] = num_tokens, values_per_token: int = 1,
+    ) -> Iterator[Any]:
+        """One result a text, in order; memory does not grow with their number.
+
+        Args:
+          texts: any iterable; it is read a few chunks ahead, in the caller's thread.
+          read: tokenizes a text, in another thread, from the text, its number from 1 and where to
+            put remarks; what it raises is the text's result.
+          make: anything for `results`, and units, of what was read of consecutive texts.
+          function: what is computed of the units.
+          results: of what was read, what `make` gave and the outputs; one for each text.
+          refused: the result of a text (or an error) that could not be read, from the reason.
+          size: tokens of the units of a text, more or less.
+          values_per_token: numbers that `function` gives a token, which bounds what is in memory.
+
+        Raises:
+          InputError: `texts` is one text, whose letters would be texts, or no texts at all.
+        """
+        if isinstance(texts, (str, bytes)):
+            raise InputError(f'one text where a list of texts is expected: write [{texts[:40]!r}]')
+        if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
+            raise InputError(
+                f'{texts!r:.60} ({type(texts).__name__}) where a list of texts is expected')
+        tokens_a_step = self.engine.tokens_a_step
+        limit = min(_CHUNK_STEPS * tokens_a_step, _CHUNK_VALUES // values_per_token)
+
+        def chunks() -> Iterator[tuple[int, list[Any]]]:
+            """(Number of the first, consecutive texts), of about `limit` tokens together."""
+            chunk: list[Any] = []
+            number = tokens = 0
+            for number, text in enumerate(texts, 1):
+                chunk.append(text)
+                tokens += size(text)
+                if tokens >= limit:
+                    yield number + 1 - len(chunk), chunk
+                    chunk, tokens = [], 0
+            if chunk:
+                yield number + 1 - len(chunk), chunk
+
+        def prepare(chunk: tuple[int, list[Any]]) -> tuple[Any, Units | None]:
+            first, members = chunk
+            notes: list[str] = []
+            result = []
+            for number, text in enumerate(members, first):
+                try:
+                    result.append(
+                        text if isinstance(text, Exception) else read(text, number, notes.append))
+                except Exception as error:  # of any type: the other texts have their results
+                    result.append(error)
+            good = [x for x in result if not isinstance(x, Exception)]
+            made, units = make(good) if good else (None, None)
+            return (members, result, good, made, notes), units
+
+        def answers() -> Iterator[Any]:
+            for (members, read, good, made, notes), outputs in self.engine.stream(
+                    function, self.device_params, chunks(), prepare):
+                for note in notes:
+                    self.note(note)
+                result = iter(results(good, made, outputs) if good else ())
+                for text, x in zip(members, read, strict=True):
+                    if isinstance(x, InputError):
+                        yield refused(text, str(x))
+                    elif isinstance(x, Exception):
+                        yield refused(text, f'{type(x).__name__}: {x}')
+                    else:
+                        yield next(result)
+
+        return answers()

@@ -20,8 +20,7 @@ from bert_jax.heads import HEADS
 from bert_jax.heads.tagging import Tagging
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import load
-from bert_jax.predict.api import Model
-from bert_jax.predict.features import attention
+from bert_jax.predict.commands import Model, attention
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
 from bert_jax.runtime.lease import holder

@@ -6,15 +6,15 @@ import os
 import re
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, children
+from bert_jax.runtime.files import as_path, children
 from bert_jax.weights.formats import Weights
-from bert_jax.weights.hub import from_hub
 
 _LOOKS = (
     'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
     'model.safetensors, a TF1 checkpoint bert_model.ckpt.index, bert_model.ckpt.data-* and '
     'bert_config.json (name the folder, or the prefix FOLDER/bert_model.ckpt)'
 )
+_HUB_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
 
 
 def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> Weights:
@@ -30,37 +30,66 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
       InputError: there is none of them, or something is wrong with it.
     """
     path = as_path(from_hub(named))
-    if path.is_dir():
-        of_a_run = path.parent.name == 'checkpoints' and path.name.isdigit()
-        if of_a_run or (path / 'checkpoints').is_dir():
-            from bert_jax.weights.run_directory import read_run
+    names = [child.name for child in children(path)]
+    if (path.parent.name == 'checkpoints' and path.name.isdigit()) or 'checkpoints' in names:
+        from bert_jax.weights.run_directory import read_run
 
-            return read_run(path, any_head=any_head)
-        names = [child.name for child in children(path)]
-        if 'bert_model.ckpt.index' in names and not any(n.endswith('.safetensors') for n in names):
-            return _read_tf1(path / 'bert_model.ckpt')
-        if any(n == 'config.json' or '.safetensors' in n or n.endswith('.bin') for n in names):
-            from bert_jax.weights.huggingface import read_huggingface
+        return read_run(path, any_head=any_head)
+    has_tensors = any('.safetensors' in name for name in names)
+    if 'bert_model.ckpt.index' in names and not has_tensors:
+        path = path / 'bert_model.ckpt'
+    elif has_tensors or any(n == 'config.json' or n.endswith('.bin') for n in names):
+        from bert_jax.weights.huggingface import read_huggingface
 
-            return read_huggingface(path)
-        if others := [name for name in names if name.endswith('.index')]:
-            raise InputError(
-                f'{path} holds TF1 checkpoints, none of them bert_model.ckpt: name one by its '
-                f"prefix, such as {path / others[0].removesuffix('.index')}"
-            )
-        raise InputError(f'{path} holds no model: {_LOOKS}')
+        return read_huggingface(path)
+    elif others := [name for name in names if name.endswith('.index')]:
+        raise InputError(f'{path} holds TF1 checkpoints, none of them bert_model.ckpt: name one by '
+                         f"its prefix, such as {path / others[0].removesuffix('.index')}")
     prefix = path.with_name(re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', path.name))
     if any(child.name.startswith((f'{prefix.name}.index', f'{prefix.name}.data-'))
            for child in children(prefix.parent)):
-        return _read_tf1(prefix)
+        from bert_jax.weights.tf1 import read_tf1
+
+        return read_tf1(prefix)
     if path.exists():
-        raise InputError(f'{path} is a file that cannot be read as a model: {_LOOKS}')
+        raise InputError(f'{path} holds no model: {_LOOKS}')
     hub = re.fullmatch(r'([\w.-]+/)?[\w.-]+', os.fspath(named))
     raise InputError(f'{path} does not exist: {_LOOKS}' + (
         f'; of the Hugging Face hub: hf:{"" if hub[1] else "ORG/"}{hub[0]}' if hub else ''))
 
 
-def _read_tf1(prefix: Path) -> Weights:
-    from bert_jax.weights.tf1 import read_tf1
+def from_hub(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Downloads a model named `hf:ORG/NAME[@REVISION]` into the hub's cache; its folder.
 
-    return read_tf1(prefix)
+    Another name is returned as it is. Cache, token and offline switch are those of
+    `huggingface_hub` (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
+
+    Raises:
+      InputError: the hub has no such model or revision, requires a login, or cannot be reached.
+    """
+    text = os.fspath(named)
+    if not text.startswith('hf:'):
+        return named
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ModuleNotFoundError:
+        raise InputError(f'{text} is on the Hugging Face hub, and huggingface_hub is not '
+                         "installed: python -m pip install 'huggingface_hub'") from None
+    name, _, revision = text.removeprefix('hf:').partition('@')
+    try:
+        return str(snapshot_download(
+            name, revision=revision or None, allow_patterns=_HUB_FILES, library_name='bert_jax'))
+    except errors.GatedRepoError:
+        fault = 'accept its terms on its page there, and log in (hf auth login, or HF_TOKEN)'
+    except errors.RepositoryNotFoundError:
+        fault = 'the hub has no such model; for a private one log in (hf auth login, or HF_TOKEN)'
+    except errors.RevisionNotFoundError:
+        fault = f'it has no revision {revision!r}: name a branch, a tag or a commit, or none'
+    except errors.LocalEntryNotFoundError:
+        fault = ('it is not in the cache, and the hub cannot be reached: check the network, or '
+                 'unset HF_HUB_OFFLINE')
+    except errors.HFValidationError:
+        fault = 'write hf:ORG/NAME, such as hf:google-bert/bert-base-uncased'
+    except (errors.HfHubHTTPError, OSError) as error:
+        fault = f"it cannot be downloaded ({' '.join(str(error).split())[:200]}): try again"
+    raise InputError(f'{text}: {fault}')

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,19 +23,18 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.config.bert_config import OPTIONS, Format
-from bert_jax.heads import HEADS, PARTS, part_of
-from bert_jax.heads.base import POOLER, Tensor
+from bert_jax.heads import HEADS, PARTS, POOLER, part_of
 from bert_jax.heads.base import Format as FileFormat
+from bert_jax.heads.base import Tensor
 from bert_jax.runtime.checksum import is_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
 from bert_jax.runtime.process import FULL
 from bert_jax.text import load_tokenizer
-from bert_jax.text.vocab import Vocab
+from bert_jax.text.vocab import Vocab, is_unused, write_vocab
 
 _TITLES: Mapping[Format, str] = {
-    'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json',
-}
+    'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json'}
 # Name of a parameter, its dims as of `Tensor`.
 _EMBEDDINGS = (
     ('word_embeddings', 'V,H'), ('position_embeddings', 'P,H'), ('token_type_embeddings', 'T,H'),
@@ -60,12 +59,21 @@ VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bi
 def tensors(model: Mapping[str, Any]) -> list[Tensor]:
     """All parameters that a model can have, whatever its head, from `Weights.model`."""
     return [
-        *(Tensor.of(f'bert/embeddings/{name}', dims) for name, dims in _EMBEDDINGS),
-        *(Tensor.of(f'bert/encoder/layer_{i}/{name}', dims)
+        *(_of_encoder(f'bert/embeddings/{name}', dims) for name, dims in _EMBEDDINGS),
+        *(_of_encoder(f'bert/encoder/layer_{i}/{name}', dims)
           for i in range(model['num_layers']) for name, dims in _LAYER),
         *(_BILSTM if model.get('bilstm') else ()),
         *(tensor for part in PARTS for tensor in part.tensors),
     ]
+
+
+def _of_encoder(name: str, dims: str) -> Tensor:
+    """A parameter of embeddings or layers, whose names in files follow from ours by rules."""
+    folder, _, leaf = name.replace('/qkv/', '/{part}/').rpartition('/')
+    tf1 = {'scale': 'gamma', 'bias': 'beta'}[leaf] if folder.endswith('LayerNorm') else leaf
+    torch = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}.get(leaf, f'{leaf}.weight')
+    dotted = folder.replace('layer_', 'layer.').replace('/', '.')
+    return Tensor(name, f'{folder}/{tf1}', f'{dotted}.{torch}', dims)
 
 
 def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
@@ -74,7 +82,7 @@ def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
         'V': model['vocab_size'], 'P': model['max_position_embeddings'],
         'T': model['type_vocab_size'], 'H': model['hidden_size'], 'I': model['intermediate_size'],
         'N': model['num_heads'], 'D': model['hidden_size'] // model['num_heads'],
-        'U': model['hidden_size'] // 2, 'L': num_labels, '2': 2, '3': 3, '4': 4,
+        'U': model['hidden_size'] // 2, 'L': num_labels,
     }
 
 
@@ -100,8 +108,7 @@ def to_tree(
     for name, x in flat.items():
         if isinstance(x, dict):
             flat[name] = np.stack([x[i] for i in range(len(x))])
-    tree: dict[str, Any] = unflatten_dict(flat, sep='/')
-    return tree
+    return dict(unflatten_dict(flat, sep='/'))
 
 
 def from_tree(tree: Mapping[str, Any], vocab_size: int) -> dict[str, np.ndarray]:
@@ -148,21 +155,16 @@ def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str
         if value is None:
             raise InputError(f'{where} has no {spelling.key}: it is no config of a BERT')
         if spelling.values and str(value) not in spelling.values:
-            raise InputError(
-                f"{where}: {spelling.key}={value!r} is not one that can be read: "
-                f"{', '.join(spelling.values)}"
-            )
+            raise InputError(f'{where}: {spelling.key}={value!r} is not one that can be read: '
+                             f"{', '.join(spelling.values)}")
         value = spelling.values[str(value)] if spelling.values else value
         if fault := option.fault(value):
             raise InputError(f'{where}: {spelling.key}={value!r} must be {fault}')
         model[option.name] = option.type(value)
     heads, hidden = model['num_heads'], model['hidden_size']
     if hidden % heads:
-        heads_spelling = next(o.spelling(form) for o in OPTIONS if o.name == 'num_heads')
-        raise InputError(
-            f'{where}: {heads_spelling.key if heads_spelling else ""}={heads} does not divide '
-            f'hidden_size={hidden}'
-        )
+        key = 'num_heads' if form == 'bert_jax' else 'num_attention_heads'
+        raise InputError(f'{where}: {key}={heads} does not divide hidden_size={hidden}')
     return model
 
 
@@ -183,16 +185,13 @@ def write_model(
     for option in OPTIONS:
         value, spelling = model[option.name], option.spelling(form)
         if spelling is None and value != option.default:
-            raise InputError(
-                f'{source} has {option.name}={value!r}, which {_TITLES[form]} cannot hold: it '
-                f'would be read as {option.default!r}, another model; --to bert_jax keeps it'
-            )
+            raise InputError(f'{source} has {option.name}={value!r}, which {_TITLES[form]} cannot '
+                             f'hold: it would be read as {option.default!r}; use --to bert_jax')
         if spelling is None or (spelling.ours and value == option.default):
             continue
         if spelling.ours:
             notes.append(
-                f"{option.name} is {value}: the original's code has {option.default} fixed"
-            )
+                f"{option.name} is {value}: the original's code has {option.default} fixed")
         words = (word for word, meant in spelling.values.items() if meant == value)
         config[spelling.key] = next(words, value)
     return config, notes
@@ -260,33 +259,51 @@ def check_vocabulary(
     vocab = load_tokenizer(path, lowercase=True).vocab
     if len(vocab) != vocab_size:
         more = vocab_size - len(vocab)
-        remedy = (
-            f'add {more} lines such as [unused-1] at its end if the embedding was filled up'
-            if more > 0 else 'put the vocabulary beside it that belongs to it'
-        )
+        remedy = (f'add {more} lines such as [unused-1] at its end if the embedding was filled up'
+                  if more > 0 else 'put the vocabulary beside it that belongs to it')
         raise InputError(
-            f'{path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: {remedy}'
-        )
+            f'{path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: {remedy}')
     return path, looks_lowercase(vocab) if lowercase is None else bool(lowercase)
+
+
+def check_order(
+    weights: Weights, vocab_file: Any, tokens: Sequence[str], remedy: str
+) -> Sequence[str]:
+    """The tokens of weights' own vocabulary; () without one.
+
+    Raises:
+      InputError: another vocabulary gives one of them another id.
+    """
+    if weights.vocab_file is None:
+        return ()
+    known = load_tokenizer(weights.vocab_file, weights.lowercase).vocab.tokens
+    for line, (token, expected) in enumerate(zip(tokens, known, strict=False), 1):
+        if token != expected and not is_unused(expected):
+            raise InputError(f'{vocab_file}: line {line} is {token!r}, and {expected!r} in '
+                             f'{weights.vocab_file}, the vocabulary of {weights.source}: {remedy}')
+    return known
 
 
 def looks_lowercase(vocab: Vocab) -> bool:
     """Whether no token but the bracketed special ones has an upper-case letter."""
-    return not any(
-        token != token.lower() for token in vocab.tokens
-        if not (token.startswith('[') and token.endswith(']'))
-    )
+    return all(token == token.lower() for token in vocab.tokens
+               if not (token.startswith('[') and token.endswith(']')))
 
 
-def whole_vocabulary(weights: Weights) -> list[str]:
-    """A token for each row of the embedding of weights that have a WordPiece vocabulary.
+def write_vocabulary(folder: Path, weights: Weights) -> list[str] | None:
+    """Writes vocab.model, or vocab.txt, of which it returns the tokens; `weights` have one of them.
 
     A run may have more rows than its vocabulary has tokens; rows past them get names that occur in
     no text.
     """
     assert weights.vocab_file is not None
+    if weights.vocab_file.suffix == '.model':
+        (folder / 'vocab.model').write_bytes(weights.vocab_file.read_bytes())
+        return None
     tokens = list(load_tokenizer(weights.vocab_file, weights.lowercase).vocab.tokens)
-    return tokens + [f'[unused row {i}]' for i in range(len(tokens), weights.model['vocab_size'])]
+    tokens += [f'[unused row {i}]' for i in range(len(tokens), weights.model['vocab_size'])]
+    write_vocab(folder / 'vocab.txt', tokens)
+    return tokens
 
 
 def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
@@ -315,12 +332,8 @@ def read_inference(config: Mapping[str, Any], key: str, where: Path) -> dict[str
 
 
 def take_params(
-    form: FileFormat,
-    shapes: Mapping[str, tuple[int, ...]],
-    read: Callable[[str], np.ndarray],
-    model: Mapping[str, Any],
-    where: str,
-    config_file: Path,
+    form: FileFormat, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray],
+    model: Mapping[str, Any], where: object, config_file: Path,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Reads our parameters from the tensors of a file, one at a time, after all shapes are checked.
 
@@ -340,25 +353,34 @@ def take_params(
         not finite.
     """
     table, sizes = check_tensors(form, shapes, model, where, config_file)
-    params = {}
-    used: set[str] = set()
+    params, unused = {}, set(shapes)
     for tensor in table:
         names = tensor.file_names(form)
-        stored = [read(name) for name in names]
-        for name, x in zip(names, stored, strict=True):
-            check_finite(name, x, where)
-        params[tensor.name] = tensor.from_files(form, stored, sizes)
-        used.update(names)
-    return params, tuple(sorted(set(shapes) - used))
+        stored = {name: read(name) for name in names}
+        check_finite(stored, where)
+        params[tensor.name] = tensor.from_files(form, list(stored.values()), sizes)
+        unused -= set(names)
+    return params, tuple(sorted(unused))
 
 
-def check_finite(name: str, x: np.ndarray, where: object) -> None:
-    """Refuses a tensor with NaN or infinity, which makes all outputs NaN."""
-    if not is_finite(x):
-        raise InputError(
-            f'{where}: {name} holds NaN or infinity, so nothing can be computed with it: take '
-            'weights from before they diverged, or copy them again'
-        )
+def from_params(
+    form: FileFormat, params: Mapping[str, np.ndarray], model: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The tensors of a file, by their names there; inverse of `take_params`."""
+    files: dict[str, np.ndarray] = {}
+    for tensor in tensors(model):
+        if tensor.name in params:
+            arrays = tensor.to_files(form, params[tensor.name])
+            files |= dict(zip(tensor.file_names(form), arrays, strict=True))
+    return files
+
+
+def check_finite(arrays: Mapping[str, np.ndarray], where: object) -> None:
+    """Refuses tensors with NaN or infinity, which make all outputs NaN."""
+    for name, x in arrays.items():
+        if not is_finite(x):
+            raise InputError(f'{where}: {name} holds NaN or infinity: take weights from before '
+                             'they diverged, or copy them again')
 
 
 def check_tensors(
@@ -378,10 +400,8 @@ def check_tensors(
     before, _, after = names(table[_FIRST_KERNEL])[0].partition('0')
     num_layers = next(i for i in itertools.count() if f'{before}{i}{after}' not in shapes)
     if num_layers != model['num_layers']:
-        raise InputError(
-            f'{where} has {num_layers} layers, and by {config_file.name} there are '
-            f"{model['num_layers']}: {remedy}"
-        )
+        raise InputError(f'{where} has {num_layers} layers, and by {config_file.name} there are '
+                         f"{model['num_layers']}: {remedy}")
     parts = {part for part in PARTS for tensor in part.tensors
              if any(name in shapes for name in names(tensor))}
     wanted = [tensor for tensor in table.values() if part_of(tensor.name) in (None, *parts)]
@@ -393,10 +413,8 @@ def check_tensors(
             if name not in shapes:
                 raise InputError(f'{where} has no tensor {name}: it is not the whole of a model')
             if tuple(shapes[name]) != expected:
-                raise InputError(
-                    f'{where}: {name} is {list(shapes[name])}, and by {config_file.name} it is '
-                    f'{list(expected)}: {remedy}'
-                )
+                raise InputError(f'{where}: {name} is {list(shapes[name])}, and by '
+                                 f'{config_file.name} it is {list(expected)}: {remedy}')
     return wanted, sizes
 
 
@@ -415,11 +433,10 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
     pooled = POOLER in present
     heads = [name for name in (
         'question_answering', 'classification' if pooled else 'token_classification', 'pretraining'
-    ) if present & HEADS[name].parts()]
-    if hint and not present & HEADS[hint].parts():
-        raise InputError(
-            f'{named_by}, but there is no tensor of such a head: the config contradicts the weights'
-        )
+    ) if present & set(HEADS[name].parts())]
+    if hint and not present & set(HEADS[hint].parts()):
+        raise InputError(f'{named_by}, but there is no tensor of such a head: the config '
+                         'contradicts the weights')
     head = hint or next(iter(heads), '')
     if head == 'classification' and len(params['classifier/bias']) == 1:
         head = 'regression'
@@ -431,14 +448,10 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
 def check_head(name: Any, where: Path, any_head: bool = False) -> str:
     """`name`, refused where it is no head that weights can have; any that there is, if so."""
     if name not in HEADS:
-        raise InputError(
-            f"{where}: head={name!r} is unknown: {', '.join(filter(None, HEADS))}"
-        )
-    if not (any_head or HEADS[name].classes):
-        raise InputError(
-            f'{where}: {HEADS[name].title()} stays in its run: it can be trained, scored by '
-            'bert_jax.evaluate and used by bert_jax.predict, not carried to another'
-        )
+        raise InputError(f"{where}: head={name!r} is unknown: {', '.join(filter(None, HEADS))}")
+    if not (any_head or HEADS[name].portable()):
+        raise InputError(f'{where}: {HEADS[name].title} stays in its run: bert_jax.evaluate and '
+                         'bert_jax.predict use it, no other run or format can')
     return str(name)
 
 
@@ -456,11 +469,12 @@ def read_labels(
     num_labels = len(params['classifier/bias'])
     labels = labels or tuple(f'LABEL_{i}' for i in range(num_labels))
     if len(labels) != num_labels or len(set(labels)) != num_labels:
-        raise InputError(
-            f'{where}: labels {list(labels)} for {num_labels} outputs of the classifier: there '
-            'must be as many, each once'
-        )
+        raise InputError(f'{where}: labels {list(labels)} for {num_labels} outputs of the '
+                         'classifier: there must be as many, each once')
     return labels
+
+
+_ASKED_FIRST = ('config.json', 'bert_config.json')
 
 
 @contextlib.contextmanager
@@ -479,7 +493,10 @@ def new_folder(target: Path) -> Iterator[Path]:
         if in_bucket(target):
             with tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
                 yield as_path(folder)
-                _upload(as_path(folder), target)
+                paths = [as_path(root) / name for root, _, names in os.walk(folder)
+                         for name in names]
+                for path in sorted(paths, key=lambda path: path.name in _ASKED_FIRST):
+                    upload(path, target / str(path.relative_to(folder)))
             return
         beside = target.with_name(f'.{target.name}.{os.getpid()}.tmp')
         try:
@@ -493,12 +510,6 @@ def new_folder(target: Path) -> Iterator[Path]:
         if error.errno in FULL or 'No space left' in str(error):
             raise  # the error boundary names the full disk
         raise InputError(f'{target} cannot be written: {error.strerror or error}') from error
-
-
-def _upload(folder: Path, target: Path) -> None:
-    paths = [as_path(root) / name for root, _, names in os.walk(folder) for name in names]
-    for path in sorted(paths, key=lambda path: path.name in ('config.json', 'bert_config.json')):
-        upload(path, target / str(path.relative_to(folder)))
 
 
 def check_free(target: Path) -> None:

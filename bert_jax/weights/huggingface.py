@@ -16,45 +16,16 @@ import ml_dtypes  # noqa: F401  (with it, numpy knows bfloat16)
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from bert_jax import text
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import HEADS, Part, part_of
 from bert_jax.runtime.checksum import checksum
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, local_copy
-from bert_jax.text import (
-    SWITCHES_FILE,
-    load_tokenizer,
-    read_switches,
-    switches_of,
-    write_switches,
-)
-from bert_jax.text.vocab import (
-    CLS,
-    CONTINUATION,
-    MASK,
-    PAD,
-    SEP,
-    SPECIAL_TOKENS,
-    UNK,
-    write_vocab,
-)
+from bert_jax.text import vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches
-from bert_jax.weights.formats import (
-    INFERENCE,
-    Weights,
-    check_vocabulary,
-    find_head,
-    new_folder,
-    read_inference,
-    read_json,
-    read_labels,
-    read_model,
-    take_params,
-    tensors,
-    whole_vocabulary,
-    write_json,
-    write_model,
-)
+from bert_jax.weights import formats
+from bert_jax.weights.formats import Weights, read_json, write_json
 
 _DTYPES = ('F32', 'F16', 'BF16')
 # Fields of models that look like BERT and may compute something else.
@@ -81,56 +52,47 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     folder = as_path(named)
     config_file = folder / 'config.json'
     config = read_json(config_file, 'a Hugging Face folder holds config.json and model.safetensors')
-    if not isinstance(config.get('architectures') or [], list):
-        raise InputError(f"{config_file}: architectures={config['architectures']!r} is no list")
+    architectures = config.get('architectures') or ['']
+    if not isinstance(architectures, list):
+        raise InputError(f'{config_file}: architectures={architectures!r} is no list')
+    architecture = str(architectures[0])
     # The defaults of transformers, where ours differ.
     fields = {key: value for key, value in config.items() if value is not None}
-    defaults = {
-        'hidden_act': 'gelu', 'classifier_dropout': fields.get('hidden_dropout_prob')}
-    model = read_model(defaults | fields, 'huggingface', config_file)
+    defaults = {'hidden_act': 'gelu', 'classifier_dropout': fields.get('hidden_dropout_prob')}
+    model = formats.read_model(defaults | fields, 'huggingface', config_file)
     for field, plain in _PLAIN.items():
         if config.get(field) not in (plain, None):
-            raise InputError(
-                f'{config_file}: {field}={config[field]!r} is not the BERT of the paper, for which '
-                f'{field}={plain!r}; only that can be read'
-            )
+            raise InputError(f'{config_file}: {field}={config[field]!r} is not the BERT of the '
+                             f'paper, which has {plain!r}; only that can be read')
     with contextlib.ExitStack() as stack:
-        where, stored = open_tensors(folder, stack)
+        where, stored = _open_tensors(folder, stack)
         by_name = _our_spelling(stored)
-        params, unused = take_params(
-            'huggingface', {
-                name: tuple(tensor.file.get_slice(tensor.name).get_shape())
-                for name, tensor in by_name.items()
-            }, lambda name: _read(by_name[name]), model, str(where), config_file,
-        )
+        shapes = {name: tuple(tensor.file.get_slice(tensor.name).get_shape())
+                  for name, tensor in by_name.items()}
+        params, unused = formats.take_params(
+            'huggingface', shapes, lambda name: _read(by_name[name]), model, where, config_file)
         for name in set(unused) & set(_TIED):
             if not np.array_equal(_read(by_name[name]), params[_TIED[name]]):
-                raise InputError(
-                    f'{by_name[name].path}: {name} is not equal to {_TIED[name]}: a model whose '
-                    'output layer is not tied to its embeddings cannot be read'
-                )
-    unused = tuple(name for name in unused if name not in _TIED)
-    architecture = str((config.get('architectures') or [''])[0])
-    named = next((head.name for head in HEADS.values() if architecture in head.classes), '')
-    head = find_head(
-        params, named, f"{config_file}: architectures says {architecture or 'nothing'}")
+                raise InputError(f'{by_name[name].path}: {name} is not equal to {_TIED[name]}: a '
+                                 'model whose output layer is not tied to its embeddings cannot be '
+                                 'read')
+    named_head = next((head.name for head in HEADS.values() if architecture in head.classes), '')
+    head = formats.find_head(
+        params, named_head, f"{config_file}: architectures says {architecture or 'nothing'}")
+    num_labels = len(params.get('classifier/bias', ()))
     problem = config.get('problem_type')
     if head == 'classification' and problem == HEADS['regression'].problem_type:
-        raise InputError(
-            f"{config_file}: problem_type is 'regression' with "
-            f"{len(params['classifier/bias'])} outputs: one is what can be read"
-        )
-    if problem == HEADS['multi_label'].problem_type and 'classifier/bias' in params:
+        raise InputError(f"{config_file}: problem_type is 'regression' with {num_labels} outputs: "
+                         'one is what can be read')
+    if problem == HEADS['multi_label'].problem_type and num_labels:
         head = 'multi_label'
-    names = (_id2label(config, len(params['classifier/bias']), config_file)
-             if HEADS[head].labelled else None)
-    labels = read_labels(names, head, params, config_file)
+    names = _id2label(config, num_labels, config_file) if HEADS[head].labelled else None
     vocab_file, lowercase = read_tokenizer(folder, model['vocab_size'])
     return Weights(
-        params, model, head, labels, vocab_file, lowercase, unused,
+        params, model, head, formats.read_labels(names, head, params, config_file), vocab_file,
+        lowercase, tuple(name for name in unused if name not in _TIED),
         f'Hugging Face folder {folder}' + (f' ({architecture})' if architecture else ''),
-        read_inference(config, INFERENCE, config_file),
-    )
+        formats.read_inference(config, formats.INFERENCE, config_file))
 
 
 def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -155,18 +117,15 @@ def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]
 
 def _id2label(config: Mapping[str, Any], num_labels: int, where: Path) -> list[str] | None:
     """The labels by id, where the config names them."""
-    named = config.get('id2label')
-    if named is None:
+    if config.get('id2label') is None:
         return None
     try:
-        by_id = {int(i): str(label) for i, label in named.items()}
+        by_id = {int(i): str(label) for i, label in config['id2label'].items()}
     except (AttributeError, ValueError):
         raise InputError(f'{where}: id2label is no mapping of ids to labels') from None
     if sorted(by_id) != list(range(num_labels)):
-        raise InputError(
-            f'{where}: id2label names {len(by_id)} labels ({sorted(by_id)[:4]} ...), the '
-            f'classifier has {num_labels}: it must name 0 to {num_labels - 1}'
-        )
+        raise InputError(f'{where}: id2label names {len(by_id)} labels ({sorted(by_id)[:4]} ...), '
+                         f'the classifier has {num_labels}: it must name 0 to {num_labels - 1}')
     return [by_id[i] for i in range(num_labels)]
 
 
@@ -181,7 +140,7 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
         their head.
     """
     architecture, parts, notes = _class_of(weights)
-    model, _ = write_model(weights.model, 'huggingface', weights.source)
+    model, _ = formats.write_model(weights.model, 'huggingface', weights.source)
     config = {
         'architectures': [architecture], 'model_type': 'bert', 'dtype': 'float32',
         'pad_token_id': 0, **model,
@@ -194,27 +153,21 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
     if head.problem_type:
         config['problem_type'] = head.problem_type
     if weights.inference:
-        config[INFERENCE] = dict(weights.inference)
-    files: dict[str, np.ndarray] = {}
-    left_out = set()
-    for tensor in tensors(weights.model):
-        if tensor.name not in weights.params:
-            continue
-        part = part_of(tensor.name)
-        if part and part not in parts:
-            left_out.add(part.prefix.rstrip('/'))
-            continue
-        arrays = tensor.to_files('huggingface', weights.params[tensor.name])
-        for name, x in zip(tensor.file_names('huggingface'), arrays, strict=True):
-            # The encoder by itself goes without the prefix.
-            files[name.removeprefix('bert.') if architecture == 'BertModel' else name] = x
-    if left_out:
+        config[formats.INFERENCE] = dict(weights.inference)
+    part_by_name = {name: part_of(name) for name in weights.params}
+    params = {name: weights.params[name] for name, part in part_by_name.items()
+              if part is None or part in parts}
+    files = formats.from_params('huggingface', params, weights.model)
+    if architecture == 'BertModel':  # the encoder by itself goes without the prefix
+        files = {name.removeprefix('bert.'): x for name, x in files.items()}
+    if left_out := {part.prefix.rstrip('/') for part in part_by_name.values()
+                    if part and part not in parts}:
         notes.append(f"left out: {', '.join(sorted(left_out))} ({architecture} has none)")
-    with new_folder(as_path(folder)) as beside:
-        write_tensors(beside, files)
+    with formats.new_folder(as_path(folder)) as beside:
+        _write_tensors(beside, files)
         write_json(beside / 'config.json', config)
-        (beside / 'README.md').write_text(model_card(weights, architecture), encoding='utf-8')
-        notes += write_tokenizer(beside, weights)
+        (beside / 'README.md').write_text(_model_card(weights, architecture), encoding='utf-8')
+        notes += _write_tokenizer(beside, weights)
     return notes
 
 
@@ -254,7 +207,7 @@ def _read(tensor: StoredTensor) -> np.ndarray:
     return x
 
 
-def open_tensors(
+def _open_tensors(
     folder: Path, stack: contextlib.ExitStack
 ) -> tuple[Path, dict[str, StoredTensor]]:
     """(the file or index, for messages; its tensors by name); files are closed with the stack.
@@ -266,17 +219,14 @@ def open_tensors(
     weight_map: dict[str, str] = {}
     if not where.exists() and (folder / _INDEX).exists():
         where = folder / _INDEX
-        weight_map = read_json(where, 'it lists the tensors of each shard').get(
-            'weight_map') or {}
+        weight_map = read_json(where, 'it lists the tensors of each shard').get('weight_map') or {}
         if not (isinstance(weight_map, dict) and weight_map
                 and all(isinstance(shard, str) for shard in weight_map.values())):
             raise InputError(f'{where} has no weight_map of file names: download it again')
     elif not where.exists() and any(path.suffix == '.bin' for path in children(folder)):
         raise InputError(
-            f'{folder} holds its weights as a pickle (.bin), which can run code when it is read: '
-            'make a model.safetensors of it with transformers, '
-            'AutoModelForPreTraining.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)'
-        )
+            f'{folder} holds its weights as a pickle (.bin), which can run code: load it with '
+            'transformers (AutoModelForPreTraining) and save it anew with save_pretrained(FOLDER)')
     tensors: dict[str, StoredTensor] = {}
     for shard in sorted(set(weight_map.values())) or [where.name]:
         path = folder / shard
@@ -285,25 +235,19 @@ def open_tensors(
         try:
             file = stack.enter_context(safe_open(local_copy(path), framework='numpy'))
         except (SafetensorError, OSError) as error:
-            raise InputError(
-                f"{path} is no whole safetensors file ({' '.join(str(error).split())}): download "
-                'or copy it again'
-            ) from None
+            raise InputError(f"{path} is no whole safetensors file ({' '.join(str(error).split())})"
+                             ': download or copy it again') from None
         tensors |= {name: StoredTensor(file, path, name) for name in file.keys()}  # noqa: SIM118
     for name, shard in weight_map.items():
         if name not in tensors:
-            raise InputError(
-                f'{folder / shard} has no tensor {name}, {where.name} names it: download both again'
-            )
+            raise InputError(f'{folder / shard} has no tensor {name}, {where.name} names it: '
+                             'download both again')
     return where, tensors
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
+def _write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """`model.safetensors`, or where that is over `SHARD_BYTES` shards of at most so much, and an
     index. No tensor is cut.
-
-    Raises:
-      OSError: they cannot be written.
     """
     shards: list[dict[str, np.ndarray]] = [{}]
     size = 0
@@ -332,40 +276,24 @@ def _save(path: Path, tensors: dict[str, np.ndarray]) -> None:
         assert x.dtype == np.float32, name
         header[name] = {
             'dtype': 'F32', 'shape': x.shape, 'data_offsets': [end, end := end + x.nbytes]}
-    text = json.dumps(header, separators=(',', ':')).encode()
-    text += b' ' * (-len(text) % 8)
+    head = json.dumps(header, separators=(',', ':')).encode()
+    head += b' ' * (-len(head) % 8)
     with path.open('wb') as file:
-        file.write(struct.pack('<Q', len(text)) + text)
+        file.write(struct.pack('<Q', len(head)) + head)
         for x in tensors.values():
             file.write(np.ascontiguousarray(x, '<f4').data)
 
 
-def model_card(weights: Weights, architecture: str) -> str:
-    """Markdown, with the front matter that model hubs read.
-
-    Args:
-      weights: of the model.
-      architecture: Hugging Face's class that they are written for.
-    """
-    rows = {'parameters': f'{sum(x.size for x in weights.params.values()):,}'}
-    rows |= {option.name: str(weights.model[option.name]) for option in OPTIONS}
-    if weights.labels:
-        rows['labels'] = ', '.join(weights.labels).replace('|', r'\|')
-    if weights.vocab_file is not None:
-        algorithm = 'SentencePiece' if weights.vocab_file.suffix == '.model' else 'WordPiece'
-        rows['vocabulary'] = f"{algorithm}, {'lower-cased' if weights.lowercase else 'cased'} text"
-    rows |= {name: str(value) for name, value in weights.inference.items()}
-    table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
-    return f"""\
+_CARD = """\
 ---
 library_name: transformers
 tags:
 - bert
 ---
 
-# BERT with {HEADS[weights.head].title()}
+# BERT with {title}
 
-Written by bert_jax from: {weights.source}. Load it with
+Written by bert_jax from: {source}. Load it with
 `transformers.{architecture}.from_pretrained('FOLDER')` or `bert_jax.predict.load('FOLDER')`.
 
 | | |
@@ -376,47 +304,56 @@ Training data, scores, intended use and license are not known here: add them bef
 """
 
 
+def _model_card(weights: Weights, architecture: str) -> str:
+    """Markdown, with the front matter that model hubs read."""
+    rows = {'parameters': f'{sum(x.size for x in weights.params.values()):,}'}
+    rows |= {option.name: str(weights.model[option.name]) for option in OPTIONS}
+    if weights.labels:
+        rows['labels'] = ', '.join(weights.labels).replace('|', r'\|')
+    if weights.vocab_file is not None:
+        algorithm = 'SentencePiece' if weights.vocab_file.suffix == '.model' else 'WordPiece'
+        rows['vocabulary'] = f"{algorithm}, {'lower-cased' if weights.lowercase else 'cased'} text"
+    rows |= {name: str(value) for name, value in weights.inference.items()}
+    table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
+    return _CARD.format(title=HEADS[weights.head].title, source=weights.source,
+                        architecture=architecture, table=table)
+
+
 def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     """(vocabulary file, whether it is of lower-cased text).
+
+    transformers goes by the normalizer of tokenizer.json unless tokenizer_config.json names the
+    class BertTokenizer, which makes its normalizer from that file's fields only.
 
     Raises:
       InputError: the vocabulary cannot be read, or is of another size than the embedding.
     """
     fields: dict[str, Any] = {}
-    tokenizer_config = folder / SWITCHES_FILE
+    tokenizer_config, tokenizer_file = folder / text.SWITCHES_FILE, folder / 'tokenizer.json'
     if tokenizer_config.exists():
         fields = read_json(tokenizer_config, 'it describes the tokenizer')
     models = [child for child in children(folder) if child.suffix == '.model']
     path = next((p for p in (folder / 'vocab.txt', *models) if p.exists()), None)
-    tokenizer_file = folder / 'tokenizer.json'
     tokens = None
     if (path is None or path.name == 'vocab.txt') and tokenizer_file.exists():
         tokenizer = read_json(tokenizer_file, 'it describes the tokenizer')
         tokens = _tokens(tokenizer, tokenizer_file)
         if fields.get('tokenizer_class') not in ('BertTokenizer', 'BertTokenizerFast'):
-            fields = fields | _normalizer_fields(tokenizer, tokenizer_file)
-    switches = switches_of(fields, tokenizer_config)
+            normalizer = tokenizer.get('normalizer')
+            if isinstance(normalizer, dict) and normalizer.get('type') == 'BertNormalizer':
+                fields |= {
+                    'do_lower_case': normalizer.get('lowercase'),
+                    'strip_accents': normalizer.get('strip_accents'),
+                    'tokenize_chinese_chars': normalizer.get('handle_chinese_chars', True)}
+            else:
+                print(f'note: {tokenizer_file} has a normalizer that is not BertNormalizer, which '
+                      'is read as one: compare some ids', file=sys.stderr)
+    switches = text.switches_of(fields, tokenizer_config)
     if path is None and tokens is not None:
         path = _kept_vocabulary(tokens, switches)
-    elif path is not None and path.name == 'vocab.txt' and switches != read_switches(path):
-        path = _kept_vocabulary(load_tokenizer(path, lowercase=True).vocab.tokens, switches)
-    return check_vocabulary(path, fields.get('do_lower_case'), vocab_size)
-
-
-def _normalizer_fields(tokenizer: dict[str, Any], where: Path) -> dict[str, Any]:
-    """The options of the normalizer in a tokenizer.json, named as in tokenizer_config.json.
-
-    transformers goes by it unless tokenizer_config.json names the class BertTokenizer, which makes
-    its normalizer from that file's fields only.
-    """
-    normalizer = tokenizer.get('normalizer')
-    if not isinstance(normalizer, dict) or normalizer.get('type') != 'BertNormalizer':
-        print(f'note: {where} has a normalizer that is not BertNormalizer, which is read as one: '
-              'compare some ids', file=sys.stderr)
-        return {}
-    return {'do_lower_case': normalizer.get('lowercase'),
-            'strip_accents': normalizer.get('strip_accents'),
-            'tokenize_chinese_chars': normalizer.get('handle_chinese_chars', True)}
+    elif path is not None and path.name == 'vocab.txt' and switches != text.read_switches(path):
+        path = _kept_vocabulary(text.load_tokenizer(path, True).vocab.tokens, switches)
+    return formats.check_vocabulary(path, fields.get('do_lower_case'), vocab_size)
 
 
 def _tokens(tokenizer: dict[str, Any], tokenizer_file: Path) -> list[str] | None:
@@ -446,26 +383,21 @@ def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
     folder = as_path('~/.cache/bert_jax/vocabularies')
     path = folder / f'{name}.txt' if switches == ORIGINAL else folder / name / 'vocab.txt'
     if not path.exists():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_switches(path.parent, switches)
-            write_vocab(path, tokens)
-        except OSError as error:
-            raise InputError(f'{path} cannot be written: {error.strerror}') from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text.write_switches(path.parent, switches)
+        vocab.write_vocab(path, tokens)
     return path
 
 
-def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
+def _write_tokenizer(folder: Path, weights: Weights) -> list[str]:
     """Writes the files that `AutoTokenizer` loads. Returns notes for the user."""
     if weights.vocab_file is None:
         return ['no tokenizer files: there is no vocabulary']
-    if weights.vocab_file.suffix == '.model':
-        (folder / 'vocab.model').write_bytes(weights.vocab_file.read_bytes())
+    tokens = formats.write_vocabulary(folder, weights)
+    if tokens is None:
         return ['no tokenizer files: BertTokenizer is WordPiece, and the vocabulary is a '
                 'SentencePiece model (copied as vocab.model)']
-    tokens = whole_vocabulary(weights)
-    write_vocab(folder / 'vocab.txt', tokens)
-    switches = read_switches(weights.vocab_file)
+    switches = text.read_switches(weights.vocab_file)
     write_json(folder / 'tokenizer.json', fast_tokenizer(tokens, weights.lowercase, switches))
     more: dict[str, Any] = {'strip_accents': switches.strip_accents,
                             'tokenize_chinese_chars': switches.tokenize_chinese_chars}
@@ -473,11 +405,11 @@ def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
         more['do_basic_tokenize'] = False
     if switches.never_split:
         more['never_split'] = list(switches.never_split)
-    write_json(folder / SWITCHES_FILE, {
+    write_json(folder / text.SWITCHES_FILE, {
         'tokenizer_class': 'BertTokenizer', 'do_lower_case': weights.lowercase,
-        'model_max_length': weights.model['max_position_embeddings'], **more, 'pad_token': PAD,
-        'unk_token': UNK, 'cls_token': CLS, 'sep_token': SEP, 'mask_token': MASK,
-    })
+        'model_max_length': weights.model['max_position_embeddings'], **more,
+        'pad_token': vocab.PAD, 'unk_token': vocab.UNK, 'cls_token': vocab.CLS,
+        'sep_token': vocab.SEP, 'mask_token': vocab.MASK})
     if switches.do_basic_tokenize and not switches.never_split:
         return []
     return ["the tokenizer has do_basic_tokenize=False or never_split, which transformers' slow "
@@ -491,14 +423,13 @@ def fast_tokenizer(tokens: Sequence[str], lowercase: bool, switches: Switches) -
     default is 100.
     """
     ids = {token: i for i, token in enumerate(tokens)}
-    special = sorted(SPECIAL_TOKENS, key=ids.__getitem__)
+    special = sorted(vocab.SPECIAL_TOKENS, key=ids.__getitem__)
 
     def frame(*parts: str) -> list[dict[str, Any]]:
-        return [
-            {'Sequence' if part in 'AB' else 'SpecialToken': {'id': part, 'type_id': number}}
-            for number, text in enumerate(parts) for part in text.split()
-        ]
+        return [{'Sequence' if part in 'AB' else 'SpecialToken': {'id': part, 'type_id': number}}
+                for number, part_text in enumerate(parts) for part in part_text.split()]
 
+    cls_a_sep, b_sep = f'{vocab.CLS} A {vocab.SEP}', f'B {vocab.SEP}'
     return {
         'version': '1.0', 'truncation': None, 'padding': None,
         'added_tokens': [
@@ -513,15 +444,15 @@ def fast_tokenizer(tokens: Sequence[str], lowercase: bool, switches: Switches) -
         },
         'pre_tokenizer': {'type': 'BertPreTokenizer'},
         'post_processor': {
-            'type': 'TemplateProcessing', 'single': frame(f'{CLS} A {SEP}'),
-            'pair': frame(f'{CLS} A {SEP}', f'B {SEP}'),
-            'special_tokens': {
-                token: {'id': token, 'ids': [ids[token]], 'tokens': [token]} for token in (CLS, SEP)
-            },
+            'type': 'TemplateProcessing', 'single': frame(cls_a_sep),
+            'pair': frame(cls_a_sep, b_sep),
+            'special_tokens': {token: {'id': token, 'ids': [ids[token]], 'tokens': [token]}
+                               for token in (vocab.CLS, vocab.SEP)},
         },
-        'decoder': {'type': 'WordPiece', 'prefix': CONTINUATION, 'cleanup': True},
+        'decoder': {'type': 'WordPiece', 'prefix': vocab.CONTINUATION, 'cleanup': True},
         'model': {
-            'type': 'WordPiece', 'unk_token': UNK, 'continuing_subword_prefix': CONTINUATION,
+            'type': 'WordPiece', 'unk_token': vocab.UNK,
+            'continuing_subword_prefix': vocab.CONTINUATION,
             'max_input_chars_per_word': 200, 'vocab': ids,
         },
     }

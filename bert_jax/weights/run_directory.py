@@ -12,39 +12,18 @@ import orbax.checkpoint as ocp
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.heads import HEADS
-from bert_jax.runtime.checksum import (
-    CHECKSUMS,
-    check_digest,
-    checksum,
-    digest,
-    leaf_name,
-    leaves,
-    saved_tree,
-    with_digest,
-)
+from bert_jax.runtime import checksum
+from bert_jax.runtime.checksum import CHECKSUMS
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket, write_whole
 from bert_jax.text import load_tokenizer, read_switches, write_switches
 from bert_jax.train.sharding import VOCAB_MULTIPLE
-from bert_jax.weights.formats import (
-    Weights,
-    check_finite,
-    check_head,
-    check_tensors,
-    find_head,
-    find_vocabulary,
-    from_tree,
-    new_folder,
-    read_inference,
-    read_json,
-    read_labels,
-    read_model,
-    to_tree,
-)
+from bert_jax.weights import formats
+from bert_jax.weights.formats import Weights
 
-# What else the section "model" of a run's config.json may hold: how the model is computed, the name
+# What the section "model" of a run's config.json may hold: the model, how it is computed, the name
 # of its size, and of a feature-based run which features.
-_BESIDES = (*COMPUTATION, 'name', 'features')
+_KNOWN = (*(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features')
 _COMMITTED = 'commit_success.txt'
 
 
@@ -59,10 +38,29 @@ def read_description(workdir: Path) -> Weights:
     Raises:
       InputError: it is no run directory.
     """
-    config_file = workdir / 'config.json'
     config = read_config(workdir)
-    model = _model(config, config_file)
-    vocab_file, lowercase = _vocabulary(workdir, config, model)
+    config_file = workdir / 'config.json'
+    section, data = config.get('model'), config.get('data') or {}
+    if not isinstance(section, dict):
+        raise InputError(f'{config_file} has no section "model": it is of no run of this project')
+    if not isinstance(data, dict):
+        raise InputError(f'{config_file}: the section "data" is {data!r}, no JSON object')
+    for name, value in section.items():
+        if name not in _KNOWN:
+            raise InputError(f'{config_file}: model.{name}={value!r} is unknown here: read it with '
+                             'the version of bert_jax that wrote it')
+    model = formats.read_model(section, 'bert_jax', config_file)
+    lowercase = bool(data.get('lowercase', True))
+    vocab_file = formats.find_vocabulary(workdir)
+    if vocab_file is not None:
+        recorded = config.get('vocabulary')
+        if recorded is not None and recorded != checksum.digest(vocab_file.read_bytes()):
+            raise InputError(f'{vocab_file} is not the vocabulary that the run was trained with '
+                             '(config.json has the digest of another): put that one back')
+        num_tokens = len(load_tokenizer(vocab_file, lowercase).vocab)
+        if num_tokens > model['vocab_size']:  # fewer are allowed: model.vocab_size may be set
+            raise InputError(f"{vocab_file} has {num_tokens} tokens, the embedding has "
+                             f"{model['vocab_size']} rows: put the run's own vocabulary there")
     return Weights({}, model, '', (), vocab_file, lowercase, (), f'run directory {workdir}')
 
 
@@ -81,39 +79,38 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     workdir, step = as_path(named), None
     if workdir.parent.name == 'checkpoints' and workdir.name.isdigit():
         workdir, step = workdir.parent.parent, workdir
-    config_file = workdir / 'config.json'
-    config = read_config(workdir)
-    model = _model(config, config_file)
-    hint = check_head(config.get('head', ''), config_file, any_head)
+    described = read_description(workdir)
+    config, config_file = read_config(workdir), workdir / 'config.json'
+    hint = formats.check_head(config.get('head', ''), config_file, any_head)
     if step is None:
         steps = whole_steps(workdir / 'best') or whole_steps(workdir / 'checkpoints')
         if not steps:
             raise InputError(f'{workdir} has no checkpoint to read: checkpoints/ holds none')
         step = max(steps, key=lambda path: int(path.name))
-    params = from_tree(_restore(step / 'default'), model['vocab_size'])
+    params = formats.from_tree(_restore(step / 'default'), described.model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}
-    for name, x in params.items():
-        check_finite(name, x, step)
-    portable = bool(HEADS[hint].classes)
+    formats.check_finite(params, step)
+    portable = HEADS[hint].portable()
     shapes = {name: x.shape for name, x in params.items()
               if portable or name.startswith('bert/')}  # other heads are in no table of names
-    table, _ = check_tensors('bert_jax', shapes, model, step, config_file)
+    table, _ = formats.check_tensors('bert_jax', shapes, described.model, step, config_file)
     if extra := sorted(set(shapes) - {tensor.name for tensor in table}):
         raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
-    head = find_head(params, hint, f'{config_file} says head {hint!r}') if portable else hint
-    labels = read_labels(config.get('labels'), head, params, config_file)
-    vocab_file, lowercase = _vocabulary(workdir, config, model)
-    inference = read_inference(config, 'inference', config_file)
+    head = hint
+    if portable:
+        head = formats.find_head(params, hint, f'{config_file} says head {hint!r}')
+    inference = formats.read_inference(config, 'inference', config_file)
     lengths = [phase['max_seq_length'] for phase in config.get('phases') or ()
                if isinstance(phase, dict) and 'max_seq_length' in phase]
     if hint == 'pretraining' and lengths and not config.get('init_checkpoint'):
         # A model pre-trained from scratch knows positions up to the longest rows.
         inference = {'max_seq_length': max(lengths)} | inference
     return Weights(
-        params, model, head, labels, vocab_file, lowercase, (),
-        f'run directory {workdir}, step {int(step.name):,}'
-        + (' (its best evaluation)' if step.parent.name == 'best' else ''), inference,
-    )
+        params, described.model, head,
+        formats.read_labels(config.get('labels'), head, params, config_file),
+        described.vocab_file, described.lowercase, (),
+        f'{described.source}, step {int(step.name):,}'
+        + (' (its best evaluation)' if step.parent.name == 'best' else ''), inference)
 
 
 def read_config(
@@ -125,52 +122,13 @@ def read_config(
       InputError: there is none, it is no JSON object, or not the one that the run wrote.
     """
     path = workdir / 'config.json'
-    return check_digest(read_json(path, hint), path)
+    return checksum.check_digest(formats.read_json(path, hint), path)
 
 
 def write_config(workdir: Path, fields: dict[str, Any]) -> None:
     """Writes `config.json`."""
-    write_whole(workdir / 'config.json', json.dumps(with_digest(fields), indent=2) + '\n')
-
-
-def _model(config: dict[str, Any], config_file: Path) -> dict[str, Any]:
-    """See `Weights.model`."""
-    section = config.get('model')
-    if not isinstance(section, dict):
-        raise InputError(f'{config_file} has no section "model": it is of no run of this project')
-    known = (*(option.name for option in OPTIONS), *_BESIDES)
-    for name in section:
-        if name not in known:
-            raise InputError(
-                f'{config_file}: model.{name}={section[name]!r} is unknown here, so the model '
-                'would be read as another: read it with the version of bert_jax that wrote it'
-            )
-    return read_model(section, 'bert_jax', config_file)
-
-
-def _vocabulary(
-    workdir: Path, config: dict[str, Any], model: dict[str, Any]
-) -> tuple[Path | None, bool]:
-    """(file, whether text is lower-cased)."""
-    data = config.get('data') or {}
-    if not isinstance(data, dict):
-        raise InputError(f'{workdir}/config.json: the section "data" is {data!r}, no JSON object')
-    lowercase = bool(data.get('lowercase', True))
-    vocab_file = find_vocabulary(workdir)
-    if vocab_file is not None:
-        recorded = config.get('vocabulary')
-        if recorded is not None and recorded != digest(vocab_file.read_bytes()):
-            raise InputError(
-                f'{vocab_file} is not the vocabulary that the run was trained with (its content is '
-                'another than config.json says): put that one back'
-            )
-        num_tokens = len(load_tokenizer(vocab_file, lowercase).vocab)
-        if num_tokens > model['vocab_size']:  # fewer are allowed: model.vocab_size may be set
-            raise InputError(
-                f"{vocab_file} has {num_tokens} tokens, the embedding has {model['vocab_size']} "
-                'rows: put the vocabulary there that the run was trained with'
-            )
-    return vocab_file, lowercase
+    text = json.dumps(checksum.with_digest(fields), indent=2) + '\n'
+    write_whole(workdir / 'config.json', text)
 
 
 def whole_steps(folder: Path) -> list[Path]:
@@ -200,21 +158,18 @@ def _restore(path: Path) -> dict[str, Any]:
             restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted),
         ))
         if CHECKSUMS in restored:
-            names = sorted(leaf_name(leaf) for leaf, _ in jax.tree_util.tree_leaves_with_path(
-                saved, is_leaf=is_leaf))
-            names.remove(CHECKSUMS)
+            names = sorted(
+                checksum.leaf_name(leaf) for leaf, _ in jax.tree_util.tree_leaves_with_path(
+                    {key: x for key, x in saved.items() if key != CHECKSUMS}, is_leaf=is_leaf))
             written = dict(zip(names, np.asarray(restored[CHECKSUMS]).tolist(), strict=True))
-            for name, x in leaves({'params': restored['params']}).items():
-                if int(checksum(np.asarray(x))) != written[name]:
+            for name, x in checksum.leaves({'params': restored['params']}).items():
+                if int(checksum.checksum(np.asarray(x))) != written[name]:
                     raise ValueError(f'{name} is not what was saved')
-        params: dict[str, Any] = restored['params']
-        return params
+        return dict(restored['params'])
     except Exception as error:  # of many types; what is there stays as it is
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(
-            f'{path.parent} cannot be read ({lines[0][:200]}): move it away, and the checkpoint '
-            'before it is taken'
-        ) from error
+        raise InputError(f'{path.parent} cannot be read ({lines[0][:200]}): move it away, and the '
+                         'checkpoint before it is taken') from error
     finally:
         reader.close()
 
@@ -227,10 +182,10 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
     """
     num_rows = weights.model['vocab_size']
     padded = -(-num_rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    with new_folder(as_path(workdir)) as beside:
+    with formats.new_folder(as_path(workdir)) as beside:
         vocabulary = b'' if weights.vocab_file is None else weights.vocab_file.read_bytes()
         write_config(beside, {
-            'vocabulary': digest(vocabulary) if vocabulary else None,
+            'vocabulary': checksum.digest(vocabulary) if vocabulary else None,
             'head': weights.head, 'labels': list(weights.labels),
             'model': weights.model | {'scan_layers': False},
             'data': {'lowercase': weights.lowercase},
@@ -240,15 +195,14 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
             suffix = '.model' if weights.vocab_file.suffix == '.model' else '.txt'
             (beside / f'vocab{suffix}').write_bytes(vocabulary)
             write_switches(beside, read_switches(weights.vocab_file))
-        tree = to_tree(weights.params, padded_vocab_size=padded, scan_layers=False)
-        (beside / 'checkpoints' / '0').mkdir(parents=True)
+        tree = formats.to_tree(weights.params, padded_vocab_size=padded, scan_layers=False)
+        step = beside / 'checkpoints' / '0'
+        step.mkdir(parents=True)
         # Random numbers do not get smaller, and compressing them takes time and memory.
         writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
-        writer.save(
-            absolute(beside / 'checkpoints' / '0' / 'default'),
-            args=ocp.args.PyTreeSave(saved_tree({'params': tree})),
-        )
+        writer.save(absolute(step / 'default'),
+                    args=ocp.args.PyTreeSave(checksum.saved_tree({'params': tree})))
         writer.close()
         if in_bucket(workdir):
-            (beside / 'checkpoints' / '0' / _COMMITTED).touch()
+            (step / _COMMITTED).touch()
     return []

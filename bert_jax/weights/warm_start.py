@@ -19,7 +19,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import is_unused
-from bert_jax.weights.formats import VOCABULARY_ROWS, Weights, to_tree, tree_shapes
+from bert_jax.weights.formats import VOCABULARY_ROWS, Weights, check_order, to_tree, tree_shapes
 
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'
@@ -51,19 +51,16 @@ def warm_start(
         published, notes = extended(published, vocab_file)
     placement = place(
         published, tree_shapes(params, bert.vocab_size), head=head, labels=labels,
-        model=vars(bert),  # asdict would copy the layout, and devices cannot be copied
-    )
+        model=vars(bert))  # asdict would copy the layout, and devices cannot be copied
     lines = [*placement.report(published), *notes]
     longer = any(note.endswith('the rest start fresh') for note in placement.notes)
     if whole and (placement.fresh or longer or notes):
         fresh = [line for line in lines[1:] if 'fresh' in line]
-        raise InputError(
-            f'{published.source} does not have all parameters of this model, which is used '
-            f"without training: {'; '.join(fresh or notes)}"
-            + ('. If its LABEL_0, LABEL_1, ... are this task\'s labels '
-               f"({', '.join(labels[:5])}) in this order, add --labels_by_position"
-               if any(label.startswith('LABEL_') for label in published.labels) else '')
-        )
+        remedy = ('. If its LABEL_0, LABEL_1, ... are this task\'s labels '
+                  f"({', '.join(labels[:5])}) in this order, add --labels_by_position"
+                  if any(label.startswith('LABEL_') for label in published.labels) else '')
+        raise InputError(f'{published.source} does not have all parameters of this model, which is '
+                         f"used without training: {'; '.join(fresh or notes)}{remedy}")
     for line in lines:
         hosts.say(line)
     arrays = flatten_dict(to_tree(
@@ -78,20 +75,12 @@ def warm_start(
         if array.shape != fresh.shape:  # the target's position table is longer
             array = np.pad(array, [(0, len(fresh) - rows)] + [(0, 0)] * (array.ndim - 1))
         # Each process fills its own shards.
-        placed = jax.make_array_from_callback(
-            fresh.shape, fresh.sharding, lambda index: array[index]
-        )
-        return placed if rows == len(fresh) else _first_rows(rows, placed, fresh)
+        placed = jax.make_array_from_callback(fresh.shape, fresh.sharding, array.__getitem__)
+        return placed if rows == len(fresh) else jax.jit(
+            lambda x, rest: jnp.where(jnp.arange(len(x))[:, None] < rows, x, rest),
+            out_shardings=fresh.sharding)(placed, fresh)
 
     return jax.tree_util.tree_map_with_path(choose, params)
-
-
-def _first_rows(rows: int, x: jax.Array, rest: jax.Array) -> jax.Array:
-    """The first rows of one table and the rest of the other, with their sharding."""
-    def merge(x: jax.Array, rest: jax.Array) -> jax.Array:
-        return jnp.where(jnp.arange(len(x))[:, None] < rows, x, rest)
-
-    return jax.jit(merge, out_shardings=rest.sharding)(x, rest)
 
 
 class Placement(NamedTuple):
@@ -112,13 +101,15 @@ class Placement(NamedTuple):
 
     def report(self, weights: Weights) -> list[str]:
         """A few lines for the user."""
-        names = len(self.params) + len(self.fresh)
-        return [
-            f'{len(self.params)} of {names} parameters from {weights.source}',
-            *([f'starts fresh: {_parts(self.fresh)}'] if self.fresh else []),
-            *([f'left unused: {_parts(self.unused)}'] if self.unused else []),
-            *(f'note: {note}' for note in self.notes),
-        ]
+        num = len(self.params)
+        lines = [f'{num} of {num + len(self.fresh)} parameters from {weights.source}']
+        for title, names in (('starts fresh', self.fresh), ('left unused', self.unused)):
+            # All parameters of a part of a head are one entry, `HEAD/...`.
+            parts = list(dict.fromkeys(
+                f'{part.prefix}...' if (part := part_of(name)) else name for name in names))
+            more = f', and {len(parts) - 8} more' if len(parts) > 8 else ''
+            lines += [f"{title}: {', '.join(parts[:8])}{more}"] if parts else []
+        return lines + [f'note: {note}' for note in self.notes]
 
 
 def place(
@@ -147,9 +138,15 @@ def place(
         f'{field} is {weights.model[field]} there and {model[field]} here'
         for field in _NUMERICS if model and model[field] != weights.model[field]
     ]
-    source, classifier_note = _classifier(weights, shapes, head, labels)
-    if classifier_note:
-        notes.append(classifier_note)
+    source = dict(weights.params)
+    if 'classifier/bias' in source and 'classifier/bias' in shapes:
+        order, note = _classifier(weights, shapes['classifier/bias'][0], head, labels)
+        notes += [note] if note else []
+        for name in ('classifier/kernel', 'classifier/bias'):
+            if order is None:
+                del source[name]
+            elif note:
+                source[name] = source[name][..., order]
     matched: dict[str, np.ndarray] = {}
     for name, shape in shapes.items():
         x = source.get(name)
@@ -163,71 +160,45 @@ def place(
             raise InputError(_misfit(name, x, tuple(shape), weights))
     layers = {name for name in source if name.startswith('bert/encoder/')} - set(shapes)
     if layers:
-        raise InputError(
-            f"{weights.source} has {weights.model['num_layers']} layers, the config fewer: set "
-            f"--config.model.num_layers={weights.model['num_layers']}"
-        )
+        num = weights.model['num_layers']
+        raise InputError(f'{weights.source} has {num} layers, the config fewer: set '
+                         f'--config.model.num_layers={num}')
     return Placement(
         matched, tuple(name for name in shapes if name not in matched),
         tuple(name for name in weights.params if name not in matched) + weights.unused,
-        tuple(notes),
-    )
+        tuple(notes))
 
 
 def _classifier(
-    weights: Weights, shapes: Mapping[str, tuple[int, ...]], head: str, labels: Sequence[str]
-) -> tuple[dict[str, np.ndarray], str]:
-    """`weights.params` with the classifier reordered for the target or removed; and a note."""
-    params = dict(weights.params)
-    if 'classifier/bias' not in params or 'classifier/bias' not in shapes:
-        return params, ''
-    there, here = weights.num_labels, shapes['classifier/bias'][0]
-    wanted = list(labels)
+    weights: Weights, num_here: int, head: str, labels: Sequence[str]
+) -> tuple[list[int] | None, str]:
+    """(Outputs of the classifier in the target's order, None: it starts fresh; a note or '')."""
+    there, order = list(weights.labels), list(range(weights.num_labels))
     if head and head != weights.head:
         note = f'it is of {weights.head} there, of {head} here'
-    elif there != here:
-        note = f'{there} labels there, {here} here'
-    elif not wanted or not weights.labels or wanted == list(weights.labels):
-        return params, ''
-    elif set(wanted) == set(weights.labels):
-        order = [weights.labels.index(label) for label in wanted]
-        params['classifier/kernel'] = params['classifier/kernel'][:, order]
-        params['classifier/bias'] = params['classifier/bias'][order]
-        return params, f"classifier: labels put in the order here, {', '.join(wanted)}"
+    elif len(order) != num_here:
+        note = f'{len(order)} labels there, {num_here} here'
+    elif not labels or not there or list(labels) == there:
+        return order, ''
+    elif set(labels) == set(there):
+        return [there.index(label) for label in labels], (
+            f"classifier: labels put in the order here, {', '.join(labels)}")
     else:
-        note = f"labels {', '.join(weights.labels)} there, {', '.join(wanted)} here"
-    del params['classifier/kernel'], params['classifier/bias']
-    return params, f'classifier: {note}; it starts fresh'
+        note = f"labels {', '.join(there)} there, {', '.join(labels)} here"
+    return None, f'classifier: {note}; it starts fresh'
 
 
-def _misfit(
-    name: str, x: np.ndarray | None, shape: tuple[int, ...], weights: Weights
-) -> str:
+def _misfit(name: str, x: np.ndarray | None, shape: tuple[int, ...], weights: Weights) -> str:
     if x is not None and name == _WORDS and x.shape[1:] == shape[1:]:
         file = weights.vocab_file or 'the vocabulary of these weights'
-        return (
-            f'vocabulary of {shape[0]} tokens, embedding of {len(x)} rows in {weights.source}: set '
-            f'--config.data.vocab_file to {file}'
-            + (f' (or --config.model.vocab_size={len(x)}, if it is that already)'
-               if len(x) > shape[0] else '')
-        )
+        return (f'vocabulary of {shape[0]} tokens, embedding of {len(x)} rows in {weights.source}: '
+                f'set --config.data.vocab_file to {file}'
+                + (f' (or --config.model.vocab_size={len(x)}, if it is that already)'
+                   if len(x) > shape[0] else ''))
     fields = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size', 'type_vocab_size')
     sizes = ' '.join(f'--config.model.{field}={weights.model[field]}' for field in fields)
-    there = 'missing' if x is None else list(x.shape)
-    return (
-        f'{name} is {there} in {weights.source} and {list(shape)} in the config: give it the sizes '
-        f'of these weights ({sizes})'
-    )
-
-
-def _parts(names: Sequence[str]) -> str:
-    """Names of parameters, with all of a head as `HEAD/...`."""
-    parts: dict[str, None] = {}
-    for name in names:
-        part = part_of(name)
-        parts[f'{part.prefix}...' if part else name] = None
-    shown = list(parts)
-    return ', '.join(shown[:8]) + (f', and {len(shown) - 8} more' if len(shown) > 8 else '')
+    return (f'{name} is {"missing" if x is None else list(x.shape)} in {weights.source} and '
+            f'{list(shape)} in the config: give it the sizes of these weights ({sizes})')
 
 
 def extended(weights: Weights, vocab_file: Path) -> tuple[Weights, list[str]]:
@@ -250,20 +221,11 @@ def extended(weights: Weights, vocab_file: Path) -> tuple[Weights, list[str]]:
     if weights.vocab_file is None:
         return weights, []
     before = load_tokenizer(weights.vocab_file, weights.lowercase)
-    old = before.vocab.tokens
     tokens = load_tokenizer(vocab_file, weights.lowercase).vocab.tokens
-    new = []
-    for i, token in enumerate(tokens):
-        if i < len(old) and token == old[i]:
-            continue
-        if i < len(old) and not is_unused(old[i]):
-            raise InputError(
-                f'{vocab_file}: line {i + 1} is {token!r}, and {old[i]!r} in {weights.vocab_file}, '
-                f'the vocabulary of {weights.source}: leave config.data.vocab_file empty to take '
-                'that one (config.data.add_tokens adds words to it)'
-            )
-        if not is_unused(token):
-            new.append(i)
+    old = check_order(weights, vocab_file, tokens, 'leave config.data.vocab_file empty to take '
+                      'that one (config.data.add_tokens adds words to it)')
+    new = [i for i, token in enumerate(tokens)
+           if not (i < len(old) and token == old[i]) and not is_unused(token)]
     if not new:
         return weights, []
     pieces = {i: before.encode(tokens[i]) or [before.vocab.unk_id] for i in new}

@@ -167,7 +167,7 @@ def case(seed: int, number: int, folder: Path) -> tuple[str, str, str]:
 
 
 def _predicted(path: str, column: str) -> list[str]:
-    return [str(text) for text in Texts([], path, [column] if column else []).single()]
+    return [str(text) for text in Texts([], path, [column] if column else []).read()]
 
 
 def run(numbers: Iterable[int], seed: int) -> Iterator[tuple[int, str, str, str]]:

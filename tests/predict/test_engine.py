@@ -9,8 +9,8 @@ import tiny
 
 from bert_jax.data.pairs import Sequences
 from bert_jax.model.encoder import Bert, Pooler
-from bert_jax.predict import functions
-from bert_jax.predict.api import Model
+from bert_jax.predict import engine
+from bert_jax.predict.commands import Model
 from bert_jax.predict.engine import Engine
 from bert_jax.tasks.packing import Units
 from bert_jax.train.sharding import make_mesh
@@ -37,7 +37,9 @@ def recorded_units(arrays, position=None):
     return units_of(rows, first, **more), mask.reshape(-1) > 0
 
 
-def run(model, function, units):
+def run(model, units, function, *arguments):
+    """Outputs of a function of `engine`."""
+    function = engine.bound(function, model.config, *arguments)
     return model.engine.outputs(function, model.device_params, units)
 
 
@@ -49,14 +51,14 @@ def assert_close(ours, theirs):
 def test_hidden_states_and_pooled_vectors_of_transformers(name):
     model, arrays = tiny.recorded(name)
     units, real = recorded_units(arrays)
-    states = run(model, functions.hidden_states(model.config, (-1, -2)), units)['values']
+    states = run(model, units, engine.hidden_states, (-1, -2))['values']
     hidden = arrays['last_hidden_state']
     assert_close(states[:, 0], hidden.reshape(-1, hidden.shape[-1])[real])
-    cls = run(model, functions.vectors(model.config, -1, 'cls'), units)['vectors']
+    cls = run(model, units, engine.vectors, -1, 'cls')['vectors']
     pooled = Pooler(model.config).apply({'params': model.params['bert']['pooler']}, cls)
     assert_close(pooled, arrays['pooler_output'])
     for pool, expected in (('mean', np.mean), ('max', np.max)):
-        found = run(model, functions.vectors(model.config, -1, pool), units)['vectors']
+        found = run(model, units, engine.vectors, -1, pool)['vectors']
         parts = np.split(states[:, 0], units.sequences.offsets[1:-1])
         assert_close(found, [expected(part, axis=0) for part in parts])
 
@@ -67,13 +69,13 @@ def test_masked_lm_of_transformers(name, output):
     model, arrays = tiny.recorded(name)
     units, _ = recorded_units(arrays, 3)
     log_probs = np.asarray(jax.nn.log_softmax(arrays[output][:, 3]))
-    top = run(model, functions.masked_lm_top(model.config, 40), units)
+    top = run(model, units, engine.masked_lm_top, 40)
     assert (np.sort(top['ids'], axis=1) == np.arange(40)).all()
     assert (np.diff(top['probabilities'], axis=1) <= 0).all()
     np.testing.assert_allclose(
         top['probabilities'], np.take_along_axis(np.exp(log_probs), top['ids'], axis=1),
         rtol=1e-4, atol=1e-6)
-    found = run(model, functions.masked_lm_log_probability(model.config), units)
+    found = run(model, units, engine.masked_lm_log_probability)
     expected = np.take_along_axis(log_probs, units.labels['targets'][:, None], axis=1)[:, 0]
     np.testing.assert_allclose(found['log_probability'], expected, rtol=1e-4, atol=1e-5)
 
@@ -89,9 +91,8 @@ def test_masked_lm_of_transformers(name, output):
 def test_heads_of_transformers(name, names):
     model, arrays = tiny.recorded(name)
     units, real = recorded_units(arrays)
-    function = (functions.next_sentence(model.config) if name == 'pretraining'
-                else model.objective.outputs)
-    outputs = run(model, function, units)
+    outputs = run(model, units, engine.next_sentence) if name == 'pretraining' else (
+        model.engine.outputs(model.objective.outputs, model.device_params, units))
     assert set(outputs) == set(names)
     for ours, theirs in names.items():
         found, expected = outputs[ours], arrays[theirs]
@@ -124,8 +125,8 @@ def test_packed_sequences_are_as_if_alone(model, units):
     """Each sequence alone in a row, filled up with padding: all layers."""
     bert = Bert(model.config)
     alone = jax.jit(lambda *x: bert.apply({'params': model.params['bert']}, *x))
-    function = functions.hidden_states(model.config, (-1, -2, -3, -4))
-    packed = np.split(run(model, function, units)['values'], units.sequences.offsets[1:-1])
+    values = run(model, units, engine.hidden_states, (-1, -2, -3, -4))['values']
+    packed = np.split(values, units.sequences.offsets[1:-1])
     s = units.sequences
     for i in range(0, len(s), 6):
         ids = s.ids[s.offsets[i] : s.offsets[i + 1]]
@@ -140,10 +141,8 @@ def test_packed_sequences_are_as_if_alone(model, units):
 
 def test_eight_devices_give_what_one_gives(model, weights, units):
     many = Model(weights, devices=jax.devices()[:8])
-    function = functions.vectors(model.config, -1, 'mean')
-    np.testing.assert_allclose(
-        run(many, function, units)['vectors'], run(model, function, units)['vectors'],
-        rtol=1e-5, atol=1e-5)
+    x, y = (run(m, units, engine.vectors, -1, 'mean')['vectors'] for m in (many, model))
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
 def lengths_of(params, batch):
@@ -159,21 +158,16 @@ def small_engine():
     return Engine(make_mesh(1, 1, 1, jax.devices()[:1]), token_cost=lambda row_length: 1.0)
 
 
-def part_of(units, begin, end):
-    s = units.sequences
-    ids = [s.ids[a:b] for a, b in zip(s.offsets[begin:end], s.offsets[begin + 1 : end + 1],
-                                      strict=True)]
-    return units_of(ids, s.first_lengths[begin:end]) if ids else None
-
-
 def test_a_stream_keeps_chunks_in_order(units):
     """Chunks of any size, some without units; each comes with what it was made of."""
     bounds = [0, 0, 40, 41, 41, 120, 180, 180]
-    empty = Units(Sequences(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int64)))
     chunks = list(zip(bounds[:-1], bounds[1:], strict=True))
+    each = np.split(units.sequences.ids, units.sequences.offsets[1:-1])
 
     def prepare(chunk):
-        return chunk, part_of(units, *chunk) or empty
+        part = slice(*chunk)
+        return chunk, units_of(each[part], units.sequences.first_lengths[part]) if each[part] else (
+            None)
 
     found = list(small_engine().stream(lengths_of, None, chunks, prepare))
     assert [made for made, _ in found] == chunks
@@ -184,21 +178,6 @@ def test_a_stream_keeps_chunks_in_order(units):
         np.testing.assert_array_equal(outputs['lengths'], units.lengths[begin:end])
         a, b = units.sequences.offsets[[begin, end]]
         np.testing.assert_array_equal(outputs['ids'], units.sequences.ids[a:b])
-
-
-def test_a_stream_takes_few_chunks_ahead_and_stops_where_it_is_left(units):
-    taken = []
-
-    def chunks():
-        for i in range(100):
-            taken.append(i)
-            yield i
-
-    stream = small_engine().stream(lengths_of, None, chunks(), lambda i: (i, units))
-    assert [next(stream)[0] for _ in range(3)] == [0, 1, 2]
-    assert len(taken) <= 6
-    stream.close()
-    assert len(taken) <= 6
 
 
 def test_what_fails_in_a_stream_is_raised_where_it_is_read(units):
@@ -212,14 +191,13 @@ def test_what_fails_in_a_stream_is_raised_where_it_is_read(units):
         list(stream)
 
 
-def shapes(lengths, engine=None, function=lengths_of):
+def shapes(lengths, function=lengths_of):
     """Plans of sets of these lengths, one after the other on one engine."""
-    engine = engine or Engine(
-        make_mesh(1, 1, 1, jax.devices()[:1]), token_cost=lambda s: 6 * 768 + s)
+    runs = Engine(make_mesh(1, 1, 1, jax.devices()[:1]), token_cost=lambda s: 6 * 768 + s)
     made = []
     for of_set in lengths:
         units = units_of([np.ones(n) for n in of_set], of_set)
-        made.append(engine._plan(function, units))
+        made.append(runs._plan(function, units))
     return [(*plan.shapes[0], plan.units_a_row) for plan in made], made
 
 
@@ -250,18 +228,18 @@ def test_few_shapes_serve_many_sets():
 
 
 def test_nothing_is_compiled_twice(units):
-    engine = small_engine()
+    runs = small_engine()
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(len(units))
         s = units.sequences
         ids = [s.ids[s.offsets[i] : s.offsets[i + 1]] for i in order]
-        engine.outputs(lengths_of, None, units_of(ids, s.first_lengths[order]))
-    assert engine._compiled(lengths_of)._cache_size() <= 4
+        runs.outputs(lengths_of, None, units_of(ids, s.first_lengths[order]))
+    assert runs._compiled(lengths_of)._cache_size() <= 4
 
 
 def test_bfloat16_is_close(weights, model, units):
     coarse = Model(weights, dtype='bfloat16', devices=jax.devices()[:1])
-    x, y = (run(m, functions.vectors(m.config, -1, 'mean'), units)['vectors']
+    x, y = (run(m, units, engine.vectors, -1, 'mean')['vectors']
             for m in (coarse, model))
     assert x.dtype == np.float32
     assert 0 < np.abs(x - y).mean() < 0.05

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from bert_jax.predict import load
-from bert_jax.predict.features import attention
+from bert_jax.predict.commands import attention
 
 torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
 transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
@@ -41,24 +41,19 @@ def test_fill_mask():
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_next_sentence():
-    model, _ = tiny.recorded('pretraining')
+@pytest.mark.parametrize(('name', 'kind', 'logits'), [
+    ('pretraining', 'BertForPreTraining', 'seq_relationship_logits'),
+    ('classification', 'BertForSequenceClassification', 'logits')])
+def test_pairs(name, kind, logits):
+    model, _ = tiny.recorded(name)
     first, second = ['a b', 'c', 'ten'], ['d', 'e f g.', 'is']
-    outputs, _ = theirs('pretraining', 'BertForPreTraining', first, second)
-    results = model.next_sentence(zip(first, second, strict=True))
-    np.testing.assert_allclose(
-        [r['probability'] for r in results],
-        outputs.seq_relationship_logits.softmax(-1)[:, 0], rtol=1e-4)
-
-
-def test_features():
-    model, _ = tiny.recorded('base')
-    texts = ['a b', 'Ten is. Q', 'z']
-    outputs, encoded = theirs('base', 'BertModel', texts)
-    for i, result in enumerate(model.features(texts)):
-        n = int(encoded['attention_mask'][i].sum())
-        np.testing.assert_allclose(
-            result['values'][:, 0], outputs.last_hidden_state[i, :n], rtol=1e-4, atol=1e-5)
+    expected = theirs(name, kind, first, second)[0][logits].softmax(-1)
+    pairs = list(zip(first, second, strict=True))
+    if name == 'pretraining':
+        found, expected = [r['probability'] for r in model.next_sentence(pairs)], expected[:, 0]
+    else:
+        found = [list(r['probabilities'].values()) for r in model.classify(pairs)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_attention_probabilities():
@@ -73,18 +68,6 @@ def test_attention_probabilities():
     assert found['tokens'] == tokenizer.convert_ids_to_tokens(encoded['input_ids'][0])
     np.testing.assert_allclose(
         found['probabilities'], torch.stack(expected)[:, 0], rtol=1e-4, atol=1e-6)
-
-
-def test_classification_of_pairs():
-    model, _ = tiny.recorded('classification')
-    first, second = ['a b', 'c', 'ten'], ['d', 'e f g.', 'is']
-    outputs, _ = theirs('classification', 'BertForSequenceClassification', first, second)
-    results = model.classify(zip(first, second, strict=True))
-    np.testing.assert_allclose(
-        [list(r['probabilities'].values()) for r in results], outputs.logits.softmax(-1),
-        rtol=1e-4, atol=1e-6)
-    names = ['negative', 'neutral', 'positive']
-    assert [r['label'] for r in results] == [names[i] for i in outputs.logits.argmax(-1)]
 
 
 def test_multiple_choice():

@@ -117,7 +117,7 @@ def evaluated(path):
 
 
 def predicted(path):
-    found = list(Texts([], path, ['text']).single())
+    found = list(Texts([], path, ['text']).read())
     for text in found:
         if isinstance(text, InputError):
             raise text
@@ -167,7 +167,7 @@ def test_a_row_that_cannot_be_used_is_left_out_and_said(name, tmp_path, capsys):
     for read in (trained, evaluated):
         assert read(path) == TEXTS
         assert message in capsys.readouterr().err
-    *good, bad = Texts([], path, ['text']).single()
+    *good, bad = Texts([], path, ['text']).read()
     assert good == TEXTS and isinstance(bad, InputError) and message in str(bad)
 
 

@@ -1,5 +1,7 @@
 """What a model of ours computes with `Weights`, for comparison with other programs."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,23 @@ from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.weights.formats import to_tree
 
+RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
 INPUTS = ('input_ids', 'attention_mask', 'token_type_ids')
+
+
+def assert_same_params(a, b):
+    """The same float32 arrays by name, bit for bit."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert b[name].dtype == np.float32
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def assert_same(a, b):
+    """The same `Weights`, but for where they are from."""
+    assert_same_params(a.params, b.params)
+    for field in ('model', 'head', 'labels', 'lowercase'):
+        assert getattr(a, field) == getattr(b, field)
 
 
 def apply(model, params, *args):
@@ -43,7 +61,7 @@ def outputs(weights, inputs, scan_layers=False):
     flat = [jnp.asarray(x.reshape(-1, x.shape[-1]), jnp.int32) for x in arrays]
     batch = dict(zip(('input_ids', 'sequence_ids', 'segment_ids'), flat, strict=True))
     if weights.head == 'pretraining':
-        return _pretraining(weights, config, params, flat, batch)
+        return _pretraining(weights, config, params, flat)
     if weights.head == 'question_answering':
         logits = apply(BertForQuestionAnswering(config), params, batch)
         return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
@@ -52,8 +70,7 @@ def outputs(weights, inputs, scan_layers=False):
         return {'logits': apply(model, params, batch)}
     if weights.head:
         model = BertForSequenceClassification(config, weights.num_labels)
-        first = jnp.zeros((len(flat[0]), 1), jnp.int32)
-        logits = apply(model, params, batch | {'cls_positions': first})[:, 0]
+        logits = apply(model, params, batch)
         return {'logits': logits.reshape(arrays[0].shape[:-1])
                 if weights.head == 'multiple_choice' else logits}
     pooled = weights.has('bert/pooler')
@@ -62,12 +79,11 @@ def outputs(weights, inputs, scan_layers=False):
     return found | ({'pooler_output': out['pooled_output']} if pooled else {})
 
 
-def _pretraining(weights, config, params, flat, batch):
+def _pretraining(weights, config, params, flat):
     vocab_size = weights.model['vocab_size']
     if weights.has('cls/seq_relationship') and weights.has('cls/predictions'):
         everywhere = jnp.broadcast_to(jnp.arange(flat[0].shape[1]), flat[0].shape)
-        out = apply(
-            BertForPreTraining(config), params, batch | {'masked_lm_positions': everywhere})
+        out = apply(BertForPreTraining(config), params, *flat, everywhere)
         return {'prediction_logits': masked_lm_logits(out['mlm_output'])[..., :vocab_size],
                 'seq_relationship_logits': out['nsp_logits']}
     bert = {name: x for name, x in params['bert'].items() if name != 'pooler'}

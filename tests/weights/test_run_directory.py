@@ -2,17 +2,15 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from run_model import RECORDED, assert_same_params
 
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.runtime.errors import InputError
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.train.step import abstract_state
@@ -21,7 +19,6 @@ from bert_jax.weights.formats import from_tree
 
 pytestmark = pytest.mark.slow
 
-RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
 MODEL = {
     'vocab_size': 40, 'num_layers': 2, 'hidden_size': 8, 'num_heads': 2, 'intermediate_size': 16,
     'max_position_embeddings': 10, 'type_vocab_size': 2, 'hidden_act': 'gelu_tanh',
@@ -74,11 +71,9 @@ def run(one, tmp_path):
 def test_a_run_of_any_mesh(tmp_path, scan_layers, axes):
     state = state_of(scan_layers, axes)
     weights = load_weights(run_of(tmp_path, {3: state}, scan_layers))
-    expected = from_tree(jax.device_get(state.params), MODEL['vocab_size'])
-    assert weights.params.keys() == expected.keys()
-    for name, x in expected.items():
-        assert type(weights.params[name]) is np.ndarray
-        np.testing.assert_array_equal(weights.params[name], x, err_msg=name)
+    assert_same_params(
+        from_tree(jax.device_get(state.params), MODEL['vocab_size']), weights.params)
+    assert {type(x) for x in weights.params.values()} == {np.ndarray}
     younger = {'classifier_dropout': 0.1, 'causal': False, 'bilstm': False}
     assert weights.model == MODEL | younger
     assert weights.head == 'pretraining' and weights.labels == ()
@@ -107,20 +102,6 @@ def test_the_best_evaluation_is_read_where_it_is_kept(run, one):
         weights.params['bert/pooler/dense/bias'], params['bert']['pooler']['dense']['bias'])
 
 
-def test_labels_are_in_the_config(tmp_path):
-    state = state_of(False, (8, 1, 1))
-    params = {
-        'bert': state.params['bert'],
-        'classifier': {'kernel': jnp.ones((8, 2)), 'bias': jnp.ones(2)},
-    }
-    run_of(tmp_path, {1: state.replace(params=params)}, task='mrpc', head='classification',
-           labels=['not_equivalent', 'equivalent'])
-    weights = load_weights(tmp_path)
-    assert weights.head == 'classification'
-    assert weights.labels == ('not_equivalent', 'equivalent')
-    assert weights.num_labels == 2
-
-
 def test_a_vocabulary_may_be_smaller_than_the_embedding(run):
     """model.vocab_size may be set; in other programs' files the rest gets names."""
     from bert_jax.weights.huggingface import write_huggingface
@@ -131,50 +112,3 @@ def test_a_vocabulary_may_be_smaller_than_the_embedding(run):
     write_huggingface(run / 'hf', weights)
     assert load_weights(run / 'hf').vocab_file.read_text().splitlines() == [
         *tokens[:-3], '[unused row 37]', '[unused row 38]', '[unused row 39]']
-
-
-def change_config(**changes):
-    def change(run):
-        config = json.loads((run / 'config.json').read_text())
-        (run / 'config.json').write_text(json.dumps(config | changes))
-    return change
-
-
-def change_model(**changes):
-    return change_config(model=MODEL | changes)
-
-
-def cut_arrays(run):
-    for file in (run / 'checkpoints' / '3' / 'default' / 'd').iterdir():
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-BAD = {
-    'no config': (lambda run: (run / 'config.json').unlink(), ['config.json is missing']),
-    'no JSON': (lambda run: (run / 'config.json').write_text('{'), ['config.json', 'JSON']),
-    'no model': (change_config(model=None), ['no section "model"']),
-    'no checkpoint': (lambda run: shutil.rmtree(run / 'checkpoints' / '3'), ['no checkpoint']),
-    'half the arrays': (cut_arrays, ['checkpoints/3 cannot be read', 'move it away']),
-    'no arrays': (lambda run: shutil.rmtree(run / 'checkpoints' / '3' / 'default'),
-                  ['checkpoints/3 cannot be read']),
-    'layers': (change_model(num_layers=3), ['has 2 layers', 'there are 3']),
-    'sizes': (change_model(intermediate_size=12), ['intermediate/dense', '[8, 16]', '[8, 12]']),
-    'activation': (change_model(hidden_act='relu'), ["hidden_act='relu'"]),
-    'heads': (change_model(num_heads=3), ['num_heads=3', 'hidden_size=8']),
-    'head': (change_config(head='parser'), ["head='parser'"]),
-    'another head': (change_config(head='classification'), ['classification', 'contradicts']),
-    'vocabulary': (lambda run: (run / 'vocab.txt').write_text(
-        (run / 'vocab.txt').read_text() + 'more\n'), ['has 41 tokens', 'has 40 rows']),
-}
-
-
-@pytest.mark.parametrize('name', BAD)
-def test_bad_runs_are_one_line(run, name):
-    damage, words = BAD[name]
-    damage(run)
-    with pytest.raises(InputError) as error:
-        load_weights(run)
-    message = str(error.value)
-    assert '\n' not in message
-    for word in words:
-        assert word in message

@@ -2,10 +2,10 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
+from run_model import RECORDED, assert_same
 
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError
@@ -14,18 +14,6 @@ from bert_jax.weights.formats import Weights, sizes_of, tensors
 from bert_jax.weights.tf1 import write_tf1
 
 tf = pytest.importorskip('tensorflow', reason='it reads and writes TF1 checkpoints')
-
-RECORDED = Path(__file__).parents[1] / 'fixtures' / 'huggingface'
-
-
-def assert_same(a, b):
-    assert a.params.keys() == b.params.keys()
-    for name in a.params:
-        assert b.params[name].dtype == np.float32
-        np.testing.assert_array_equal(a.params[name], b.params[name], err_msg=name)
-    for field in ('model', 'head', 'labels', 'lowercase'):
-        assert getattr(a, field) == getattr(b, field)
-
 
 def test_a_checkpoint_has_the_names_and_shapes_of_googles(shared_data, tmp_path):
     """Of BERT-Medium as it was published."""
@@ -83,69 +71,6 @@ def test_the_config_may_lie_one_folder_up(tmp_path):
     again = load_weights(tmp_path / 'model' / 'init' / 'bert_model.ckpt')
     assert_same(weights, again)
     assert again.vocab_file == tmp_path / 'model' / 'vocab.txt'
-
-
-def lose(name):
-    return lambda folder: (folder / name).unlink()
-
-
-def halve(name):
-    return lambda folder: (folder / name).write_bytes(
-        (folder / name).read_bytes()[: (folder / name).stat().st_size // 2])
-
-
-def flip_a_bit(name):
-    def change(folder):
-        data = bytearray((folder / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (folder / name).write_bytes(data)
-    return change
-
-
-def say(**changes):
-    def change(folder):
-        path = folder / 'bert_config.json'
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return change
-
-
-DATA = 'bert_model.ckpt.data-00000-of-00001'
-BAD = {
-    'no data': (lose(DATA), [DATA, 'missing']),
-    'no index': (lose('bert_model.ckpt.index'), ['bert_model.ckpt.index is missing']),
-    'half the data': (halve(DATA), ['bert_model.ckpt cannot be read']),
-    'a flipped bit': (flip_a_bit(DATA), ['bert_model.ckpt cannot be read']),
-    'half the index': (halve('bert_model.ckpt.index'), ['bert_model.ckpt cannot be read']),
-    'no config': (lose('bert_config.json'), ['bert_config.json is missing']),
-    'no JSON': (halve('bert_config.json'), ['bert_config.json', 'JSON']),
-    'layers': (say(num_hidden_layers=5), ['has 2 layers', 'there are 5']),
-    'sizes': (say(intermediate_size=13), ['intermediate/dense/kernel', '[8, 12]', '[8, 13]']),
-    'activation': (say(hidden_act='relu'), ["hidden_act='relu'"]),
-    'form of gelu': (say(gelu_form='quick'), ["gelu_form='quick'"]),
-    'head': (say(head='parser'), ["head='parser'"]),
-    'another head': (say(head='question_answering'), ['question_answering', 'contradicts']),
-    'vocabulary': (lambda folder: (folder / 'vocab.txt').write_text(
-        '[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n'), ['has 6 tokens', 'has 40 rows']),
-}
-
-
-@pytest.mark.parametrize('name', BAD)
-def test_bad_checkpoints_are_one_line(tmp_path, name):
-    damage, words = BAD[name]
-    write_tf1(tmp_path / 'tf1', load_weights(RECORDED / 'pretraining'))
-    damage(tmp_path / 'tf1')
-    path = tmp_path / 'tf1' / 'bert_model.ckpt'  # the prefix; the folder has no index in one case
-    with pytest.raises(InputError) as error:
-        load_weights(path)
-    message = str(error.value)
-    assert '\n' not in message
-    for word in words:
-        assert word in message
-
-
-def test_an_index_without_data(shared_data):
-    with pytest.raises(InputError, match='data-00000-of-00001 is missing'):
-        load_weights(shared_data / 'checkpoint_index' / 'uncased_L-8_H-512_A-8')
 
 
 def test_a_checkpoint_by_another_name(tmp_path):
