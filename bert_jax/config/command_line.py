@@ -7,12 +7,13 @@ The project's own configs are known by name from any folder: --config=glue:mrpc.
 
 from __future__ import annotations
 
+import argparse
 import glob
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from bert_jax import config as config_lib  # first: it reports a missing ml_collections
 
@@ -79,6 +80,18 @@ def parse_command(
     flag: Any = values['config']
     _check_overrides(flag.value, flag.override_values)
     return flag.value, file
+
+
+class Parser(argparse.ArgumentParser):
+    """Flags of a command that is not about one config; errors are one line."""
+
+    def __init__(self, module: str, description: str | None):
+        """`module`: as `python -m` names it; `description`: its docstring."""
+        super().__init__(prog=f'python -m {module}', description=description, allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f'{message}; see --help')
 
 
 def config_file(named: str) -> str:

@@ -6,10 +6,9 @@
     python -m bert_jax.tools.paper 8 --scale=tiny --list
 
 TABLE is 1 (GLUE), 2 and 3 (SQuAD 1.1 and 2.0), 4 (SWAG), 5 to 8, c1 (figure 5, appendix C.1), or
-efficient (not in the paper: recipes with half the FLOPs). tools/paper_tables.py has their rows and
-the paper's figures. DATA is the folder of glue/, squad/, swag/ and conll2003/, laid out as the
-files of configs/ describe. Pre-training is configs/ablations.py:NAME; at the tiny scale the model
-and text are small enough for two cores.
+efficient (not in the paper: recipes with half the FLOPs). DATA is the folder of glue/, squad/,
+swag/ and conll2003/, laid out as the files of configs/ describe. Pre-training is
+configs/ablations.py:NAME; at the tiny scale the model and text are small enough for two cores.
 
 --pretrain FIELD=VALUE sets a field of every pre-training, --finetune [TASK:]FIELD=VALUE one of
 every fine-tuning or of one task's:
@@ -38,20 +37,26 @@ import os
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
 import argparse
+import dataclasses
 import datetime
+import functools
+import hashlib
 import itertools
 import json
 import shlex
 import statistics
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
-from bert_jax.runtime import hosts
-from bert_jax.runtime.errors import InputError, Stopped, nearest
+from bert_jax.config import ConfigDict, complete, get_field, model_sizes
+from bert_jax.config.command_line import Parser, config_file
+from bert_jax.config.phases import phases
+from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import (
     Path,
     as_path,
@@ -61,72 +66,355 @@ from bert_jax.runtime.files import (
     write_whole,
 )
 from bert_jax.runtime.process import error_boundary, hardware
-from bert_jax.runtime.stopping import Guard
 from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tasks.pretrain import run_flops
-from bert_jax.tools.paper_tables import (
-    COLUMNS,
-    CONFIGS,
-    TABLES,
-    TASKS,
-    Column,
-    Options,
-    Part,
-    Row,
-    Table,
-    columns_of,
-    finetuning,
-    parts_of,
-    pretraining,
-    rows_of,
-    seeds_of,
-    stem_of,
-)
 from bert_jax.tools.preflight import without_data
 from bert_jax.tools.sweep import (
-    Folder,
     Member,
     Settings,
-    Worker,
-    as_worker,
-    num_workers,
-    supervise,
+    Sweep,
+    grid_members,
+    member_config,
+    run_workers,
+    work,
 )
 from bert_jax.train.experiment import versions
+from bert_jax.train.run_directory import flat_fields
+from bert_jax.weights import load_weights
 
 Cell = dict[str, Any]
 _WAIT_SECONDS = 10.0  # between checks of parts that other machines run
 
 
-def cell_of(row: Row, column: str, table: Table, options: Options) -> Cell | None:
-    """A row's figure in a column; None where it has none there.
+class Task(NamedTuple):
+    """The fine-tuning of a downstream task in the tables.
 
-    Returns:
-      `paper` (its figure, or None), `dev` (a published figure of the dev set, or None), `parts`.
-      With finished runs also the `mean` of all runs with the chosen settings, their `deviation`,
-      the number of `runs`, their `values`, `seeds` (of each run's pre-training; of its fine-tuning
-      without pre-training) and `settings`.
+    Attributes:
+      config: file of configs/, with its argument.
+      folder: of its data, below --data.
+      grid: settings to search at the paper's scale (sections 4 and 5.3, appendix A.3); the best on
+        the dev set counts.
+      tiny: further settings at the tiny scale.
     """
-    what = COLUMNS[column]
-    if row.only and column not in row.only:
-        return None
-    if what.task:
-        parts = [finetuning(row, what.task, seed, table, options)
-                 for seed in seeds_of(row, options)]
-    else:
-        part = None if row.scratch or row.share != 1 else pretraining(row, options)
-        if part is None:
+
+    config: str
+    folder: str
+    grid: Sequence[str] = ()
+    tiny: Sequence[str] = ()
+
+
+class Column(NamedTuple):
+    """A measurement of each row.
+
+    Attributes:
+      title: its heading.
+      metric: key of the run's result.
+      task: one of TASKS; '' for pre-training itself.
+      lower: whether less is better.
+    """
+
+    title: str
+    metric: str
+    task: str = ''
+    lower: bool = False
+
+
+class Row(NamedTuple):
+    """A model of a table.
+
+    Attributes:
+      title: its heading.
+      pretraining: NAME of configs/ablations.py, or FILE.py:NAME.
+      figures: the paper's, by column.
+      dev: published dev set figures, where `figures` are of the test sets; ours are of the dev
+        sets.
+      tiny: NAME at the tiny scale where it differs; 'none': no such row at that scale.
+      finetuning: settings of its downstream runs.
+      share: fraction of the pre-training steps after which it is fine-tuned.
+      scratch: fine-tuned from random parameters.
+      only: columns that it has; empty: all.
+    """
+
+    title: str
+    pretraining: str
+    figures: Mapping[str, float] = {}
+    dev: Mapping[str, float] = {}
+    tiny: str = ''
+    finetuning: Sequence[str] = ()
+    share: float = 1.0
+    scratch: bool = False
+    only: Sequence[str] = ()
+
+
+class Table(NamedTuple):
+    """A table or figure of the paper.
+
+    Attributes:
+      title: its heading.
+      columns: at the paper's scale.
+      tiny: columns at the tiny scale: data that is quick to train on.
+      rows: from top to bottom.
+      restarts: the paper's seeds of each fine-tuning.
+      mean: whether it also has the mean of its columns.
+      note: a paragraph below the table.
+    """
+
+    title: str
+    columns: Sequence[str]
+    tiny: Sequence[str]
+    rows: Sequence[Row]
+    restarts: int = 1
+    mean: bool = False
+    note: str = ''
+
+
+with open(os.path.join(os.path.dirname(__file__), 'paper.toml'), 'rb') as _file:
+    _DATA = tomllib.load(_file)
+TASKS = {name: Task(**fields) for name, fields in _DATA['tasks'].items()}
+COLUMNS = {name: Column(**fields) for name, fields in _DATA['columns'].items()}
+TABLES = {
+    name: Table(**fields | {'rows': [Row(title, **row) for title, row in fields['rows'].items()]})
+    for name, fields in _DATA['tables'].items()
+}
+# The grid of every task that has one, at the tiny scale. 3e-4 is the highest rate that
+# google-research/bert names for its miniatures. Taggers do better at 1e-3, and far worse at 1e-4.
+_TINY_GRID = ('optimizer.learning_rate=1e-3,3e-4',)
+# Fields that do not change the result of a run.
+_BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.log_every',
+           'train.keep_checkpoints', 'train.profile', 'train.reference', 'train.loggers',
+           'data.dir', 'data.local_dir', 'data.tfds_dir', 'mesh.')
+# Figure 5 fine-tunes checkpoints of Base, which has several names, and of LTR.
+_KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')
+
+
+class Part(NamedTuple):
+    """A sweep of a table: one pre-training over its seeds, or one fine-tuning over its grid.
+
+    Attributes:
+      title: shown to people.
+      task: one of TASKS; '' for pre-training.
+      sweep: with its members.
+      resolved: the config of its members, without the settings in which they differ.
+      start: checkpoint or vocabulary file of a pre-training that it starts from, or None.
+      before: (part, member) of the pre-training that makes `start`.
+    """
+
+    title: str
+    task: str
+    sweep: Sweep
+    resolved: ConfigDict
+    start: Path | None = None
+    before: tuple[Part, Member] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A table with the settings of the command line: its rows, parts and cells.
+
+    Attributes:
+      name: of TABLES.
+      tiny: the scale; else the paper's.
+      root: the directory of all parts.
+      data: folder of the downstream tasks' folders.
+      pretrain, finetune: settings 'FIELD=VALUE'; for fine-tuning also 'TASK:FIELD=VALUE'.
+      weights: weights that replace pre-training, by NAME of configs/ablations.py.
+      seeds: number of pre-training seeds.
+      restarts: seeds of each fine-tuning; 0: the table's.
+      only: keys of COLUMNS; empty: the table's.
+    """
+
+    name: str
+    tiny: bool
+    root: Path
+    data: str
+    pretrain: tuple[str, ...] = ()
+    finetune: tuple[str, ...] = ()
+    weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    seeds: int = 1
+    restarts: int = 0
+    only: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> Table:
+        return TABLES[self.name]
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.only or (self.table.tiny if self.tiny else self.table.columns)
+
+    @property
+    def rows(self) -> list[Row]:
+        """At the chosen scale; the title names the model where it is not the paper's."""
+        if not self.tiny:
+            return list(self.table.rows)
+        return [row._replace(title=f'{row.title} (here {row.tiny})', pretraining=row.tiny)
+                if row.tiny else row for row in self.table.rows if row.tiny != 'none']
+
+    def parts(self) -> list[Part]:
+        """All parts, each once, in an order in which they can run: row after row, so that the first
+        rows of the table are complete early."""
+        result: dict[str, Part] = {}
+        for row in self.rows:
+            parts = [] if row.pretraining in self.weights else [self.pretraining(row.pretraining)]
+            for column in self.columns:
+                parts += self.finetunings(row, column)
+            for part in parts:
+                result.setdefault(part.sweep.path.name, part)
+        return list(result.values())
+
+    def finetunings(self, row: Row, column: str) -> list[Part]:
+        """The fine-tuning of a row for a column by pre-training seed: one where its weights are
+        given or it has none; empty where the row has no such column, or it is of pre-training."""
+        task = COLUMNS[column].task
+        if not task or (row.only and column not in row.only):
+            return []
+        one = row.scratch or row.pretraining in self.weights
+        return [self.finetuning(row, task, seed) for seed in range(1 if one else self.seeds)]
+
+    def pretraining(self, name: str) -> Part:
+        """The pre-training NAME of configs/ablations.py, or FILE.py:NAME."""
+        settings = *self.pretrain, f'train.keep_checkpoints={10 if name in _KEEPS_STEPS else 2}'
+        config = ('' if '.py:' in name else 'ablations.py:') + name + (',tiny' if self.tiny else '')
+        return _part(f'pre-training {name}', '', config, settings, grid_members([], self.seeds),
+                     sys.maxsize, self.root)
+
+    def finetuning(self, row: Row, task: str, seed: int) -> Part:
+        """Fine-tuning of a row on one of TASKS, from the pre-training with a seed."""
+        what = TASKS[task]
+        pretrained = self.pretraining(row.pretraining)
+        member = pretrained.sweep.members[seed]
+        given = self.weights.get(row.pretraining)
+        start: Path | None = None
+        if given is None:
+            start = pretrained.sweep.run(member)
+            if row.scratch:
+                start /= 'vocab.txt'
+            elif row.share != 1:
+                steps = sum(phase['steps'] for phase in phases(pretrained.resolved))
+                start /= f'checkpoints/{round(steps * row.share)}'
+        elif row.share != 1:
+            raise InputError(
+                f'--weights {row.pretraining}=...: the row {row.title!r} needs its pre-training')
+        settings = [f'data.source={self.data}/{what.folder}']
+        if not row.scratch:
+            settings.append(f'init_checkpoint={start or given}')
+        else:  # the same model and vocabulary, with random parameters
+            sizes = model_sizes(pretrained.resolved)
+            model: Mapping[str, Any] = {**pretrained.resolved.model, **sizes}
+            vocab_file: object = start
+            if given is not None:
+                model, vocab_file = _described(given)
+            settings += [f'model.{name}={model[name]}' for name in (*sizes, 'initializer_range')]
+            settings.append(f'data.vocab_file={vocab_file}')
+        settings += [*(what.tiny if self.tiny else ()), *row.finetuning]
+        settings += [setting for of, setting in map(_split, self.finetune) if of in ('', task)]
+        grid = (_TINY_GRID if self.tiny else what.grid) if what.grid else ()
+        restarts = self.restarts or self.table.restarts
+        if row.scratch:
+            restarts *= self.seeds  # in place of pre-training seeds
+        part = _part(f'{task} from {row.title}, seed {seed}', task, what.config, tuple(settings),
+                     grid_members(grid, restarts), 1, self.root)
+        return part if start is None else part._replace(start=start, before=(pretrained, member))
+
+    def cell(self, row: Row, column: str) -> Cell | None:
+        """A row's figure in a column; None where it has none there.
+
+        The settings are those that are best on the dev set by the mean of the task's first metric,
+        the same for all columns of a task, so that a row's figures are of the same models. Only
+        settings with the most finished runs compete: one that lost its worst seed is no better.
+
+        Returns:
+          `paper` (its figure, or None), `dev` (a published figure of the dev set, or None),
+          `parts`. With finished runs also the `mean` of all runs with the chosen settings, their
+          `deviation`, the number of `runs`, their `values`, `seeds` (of each run's pre-training; of
+          its fine-tuning without pre-training) and `settings`.
+        """
+        what = COLUMNS[column]
+        if row.only and column not in row.only:
             return None
-        parts = [part]
-    cell: Cell = {'paper': row.figures.get(column), 'dev': row.dev.get(column),
-                  'parts': [part.path.name for part in parts]}
-    result = _chosen(parts, what, by_part=bool(what.task) and not row.scratch)
-    if result is None:
-        return cell
-    settings, values, seeds = result
-    if not what.lower and not what.task.startswith('squad'):  # SQuAD scores are per cent already
-        values = [100 * value for value in values]
-    return cell | _statistics(values) | {'seeds': seeds, 'settings': dict(settings)}
+        parts = self.finetunings(row, column)
+        if not (what.task or row.scratch or row.share != 1 or row.pretraining in self.weights):
+            parts = [self.pretraining(row.pretraining)]
+        if not parts:
+            return None
+        cell: Cell = {'paper': row.figures.get(column), 'dev': row.dev.get(column),
+                      'parts': [part.sweep.path.name for part in parts]}
+        groups: dict[Settings, list[tuple[float, float, int]]] = {}
+        for number, part in enumerate(parts):
+            for member in part.sweep.members:
+                # The last evaluation and not the best: all runs are compared after as many epochs.
+                result = part.sweep.result(member) or {'metric': ''}
+                first, ours = (result.get(name.replace('eval/', 'last/'), result.get(name))
+                               for name in (result['metric'], what.metric))
+                if first is not None and ours is not None:
+                    of_the_run = row.scratch or not what.task
+                    seed = int(dict(member.settings)['seed']) if of_the_run else number
+                    groups.setdefault(member.without('seed'), []).append((first, ours, seed))
+        if not groups:
+            return cell
+        most = max(map(len, groups.values()))
+        settings, runs = max(
+            ((settings, runs) for settings, runs in groups.items() if len(runs) == most),
+            key=lambda item: statistics.fmean(first for first, *_ in item[1]))
+        # SQuAD's scores are per cent already.
+        scale = 1 if what.lower or what.task.startswith('squad') else 100
+        return cell | _statistics([scale * ours for _, ours, _ in runs]) | {
+            'seeds': [seed for *_, seed in runs], 'settings': dict(settings)}
+
+    def flops(self, row: Row) -> float | None:
+        """FLOPs of a row's pre-training, 0 without; None where weights are given, only a part of
+        the steps counts, or the config does not determine them."""
+        if row.pretraining in self.weights or (row.share != 1 and not row.scratch):
+            return None
+        try:
+            return 0.0 if row.scratch else run_flops(
+                without_data(self.pretraining(row.pretraining).resolved))
+        except InputError:  # of its vocabulary, or of steps that depend on the data
+            return None
+
+
+def _split(setting: str) -> tuple[str, str]:
+    """(task or '', FIELD=VALUE) of --finetune."""
+    task, colon, rest = setting.partition(':')
+    return (task, rest) if colon and '=' not in task else ('', setting)
+
+
+@functools.cache
+def _described(given: str) -> tuple[Mapping[str, Any], str]:
+    """(Model fields, vocabulary file) of weights that the user names."""
+    weights = load_weights(given)
+    if weights.vocab_file is None:
+        raise InputError(f'--weights ...={given} has no vocabulary: put its vocab.txt there')
+    return weights.model, str(weights.vocab_file)
+
+
+def _part(
+    title: str, task: str, config: str, settings: tuple[str, ...], members: list[Member], keep: int,
+    root: Path,
+) -> Part:
+    file, overrides = config_file(config), tuple(f'--config.{setting}' for setting in settings)
+    resolved, name = _resolved(file, overrides, root)
+    return Part(title, task, Sweep(root / 'parts' / name, file, overrides, members, keep), resolved)
+
+
+@functools.cache
+def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[ConfigDict, str]:
+    """(The config of a part, its folder's name); cached, as a table asks after every part.
+
+    The name is a digest of the fields that the result depends on, so that tables share parts; paths
+    below `root` count without it, so that the directory may be moved.
+    """
+    resolved = member_config(file, overrides, Member(()))
+    values = flat_fields(json.loads(resolved.to_json_best_effort()))
+    if not resolved.init_checkpoint:
+        whole = complete(resolved)
+        values |= {f'model.{name}': get_field(whole, f'model.{name}') for name in whole.model}
+        values |= {f'model.{name}': x for name, x in model_sizes(whole).items()}
+    values = {name: x for name, x in values.items() if not name.startswith(_BESIDE)}
+    for name in ('init_checkpoint', 'data.vocab_file'):
+        values[name] = str(values[name]).removeprefix(f'{root}/')
+    known = json.dumps(values, sort_keys=True)
+    return resolved, f'{resolved.task}-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
 
 
 def _statistics(values: list[float]) -> Cell:
@@ -136,44 +424,11 @@ def _statistics(values: list[float]) -> Cell:
     }
 
 
-def _chosen(
-    parts: list[Part], what: Column, by_part: bool
-) -> tuple[Settings, list[float], list[int]] | None:
-    """The settings that are best on the dev set, the metric of all runs with them, their seeds.
-
-    The choice is by the mean of the task's first metric, the same for all columns of a task, so
-    that a row's figures are of the same models. Only settings with the most finished runs compete:
-    one that lost its worst seed is no better. The seed is that of the pre-training, which is the
-    part's number (`by_part`), or the run's own.
-    """
-    groups: dict[Settings, list[tuple[float, float, int]]] = {}
-    for number, part in enumerate(parts):
-        for member in part.members:
-            if (result := _evaluation(part.folder, member, what)) is not None:
-                seed = number if by_part else int(dict(member.settings)['seed'])
-                groups.setdefault(member.without('seed'), []).append((*result, seed))
-    if not groups:
-        return None
-    most = max(map(len, groups.values()))
-    best = max((settings for settings, runs in groups.items() if len(runs) == most),
-               key=lambda settings: statistics.fmean(by for by, *_ in groups[settings]))
-    _, values, seeds = zip(*groups[best])
-    return best, list(values), list(seeds)
-
-
-def _evaluation(folder: Folder, member: Member, what: Column) -> tuple[float, float] | None:
-    """(The task's first metric, the column's) of a run's last evaluation; None without one.
-
-    The last and not the best, so that all runs of a task are compared after as many epochs.
-    """
-    result = folder.result(member)
-    if result is None:
-        return None
-    last = {name: value for name, value in result.items() if name.startswith('eval/')} | {
-        f'eval/{name.removeprefix("last/")}': value for name, value in result.items()
-        if name.startswith('last/')}
-    by = result['metric']
-    return (last[by], last[what.metric]) if {by, what.metric} <= set(last) else None
+def _by_seed(cell: Cell) -> dict[int, float]:
+    """The mean of a cell's runs of each seed."""
+    runs = list(zip(cell.get('seeds', ()), cell.get('values', ()), strict=True))
+    return {seed: statistics.fmean(value for of, value in runs if of == seed)
+            for seed in sorted({of for of, _ in runs})}
 
 
 def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
@@ -182,17 +437,10 @@ def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
     columns = list(columns)
     for row in dict.fromkeys(itertools.chain(*columns)):
         by_seed = [_by_seed(column.get(row, {})) for column in columns]
-        seeds = sorted(set.intersection(*map(set, by_seed)))
-        values = [statistics.fmean(means[seed] for means in by_seed) for seed in seeds]
+        values = [statistics.fmean(means[seed] for means in by_seed)
+                  for seed in sorted(set.intersection(*map(set, by_seed)))]
         result[row] = {'paper': None, 'dev': None} | (_statistics(values) if values else {})
     return result
-
-
-def _by_seed(cell: Cell) -> dict[int, float]:
-    """The mean of a cell's runs of each seed."""
-    return {seed: statistics.fmean(
-        value for value, of in zip(cell['values'], cell['seeds'], strict=True) if of == seed)
-        for seed in sorted(set(cell.get('seeds', ())))}
 
 
 def order_of_rows(cells: Mapping[str, Cell]) -> dict[str, Any] | None:
@@ -229,73 +477,56 @@ def order_of_rows(cells: Mapping[str, Cell]) -> dict[str, Any] | None:
     return count
 
 
-def pretraining_flops(row: Row, options: Options) -> float | None:
-    """FLOPs of a row's pre-training, 0 without; None where weights are given, only a part of the
-    steps counts, or the config does not determine them."""
-    part = pretraining(row, options)
-    if row.scratch or part is None or row.share != 1:
-        return 0.0 if row.scratch and part is not None else None
-    try:
-        return run_flops(without_data(part.resolved))
-    except InputError:  # of its vocabulary, or of steps that depend on the data
-        return None
-
-
-def write_table(
-    name: str, options: Options, failed: Mapping[str, str], draw: bool
-) -> tuple[str, bool]:
-    """Writes table NAME's files into the directory of the parts, from the runs so far.
+def write_table(plan: Plan, failed: Mapping[str, str], draw: bool) -> tuple[str, bool]:
+    """Writes a table's files into the directory of the parts, from the runs so far.
 
     Args:
-      name: of TABLES.
-      options: of the command.
+      plan: of the table.
       failed: by the titles of parts that could not be run, why.
       draw: whether to draw the picture too.
 
     Returns:
       (The Markdown, whether every cell has a figure of ours).
     """
-    table = TABLES[name]
-    rows, columns = rows_of(table, options), columns_of(table, options)
-    cells = {
-        column: {row.title: cell for row in rows
-                 if (cell := cell_of(row, column, table, options)) is not None}
-        for column in columns
-    }
+    table, rows, columns, parts = plan.table, plan.rows, plan.columns, plan.parts()
+    cells = {column: {row.title: cell for row in rows
+                      if (cell := plan.cell(row, column)) is not None} for column in columns}
     titles = {column: {'title': COLUMNS[column].title, 'metric': COLUMNS[column].metric}
               for column in columns}
     if table.mean:
         titles['mean'] = {'title': 'mean'}
         cells['mean'] = mean_of_columns(
             cells[one] for one in columns if COLUMNS[one].task and not COLUMNS[one].lower)
-    parts = parts_of(table, options)
+    finished = [[m for m in part.sweep.members if part.sweep.result(m)] for part in parts]
     record = {
-        'table': name, 'title': table.title, 'scale': 'tiny' if options.tiny else 'paper',
+        'table': plan.name, 'title': table.title, 'scale': 'tiny' if plan.tiny else 'paper',
         'source': 'Devlin et al. (2018), arXiv 1810.04805v2',
         'date': datetime.date.today().isoformat(), 'hardware': hardware(),
-        'versions': versions(), 'seeds': options.seeds,
-        'restarts': options.restarts or table.restarts,
-        'hours': sum(part.seconds() for part in parts) / 3600,
-        'settings': {'pretrain': options.pretrain, 'finetune': options.finetune,
-                     'weights': dict(options.weights)},
-        'runs': {
-            'finished': sum(len(part.members) - len(part.folder.unfinished()) for part in parts),
-            'all': sum(len(part.members) for part in parts),
-        },
+        'versions': versions(), 'seeds': plan.seeds, 'restarts': plan.restarts or table.restarts,
+        'hours': sum(sum(map(part.sweep.seconds, members))
+                     for part, members in zip(parts, finished, strict=True)) / 3600,
+        'settings': {'pretrain': plan.pretrain, 'finetune': plan.finetune,
+                     'weights': dict(plan.weights)},
+        'runs': {'finished': sum(map(len, finished)),
+                 'all': sum(len(part.sweep.members) for part in parts)},
         'columns': titles, 'rows': [row.title for row in rows], 'cells': cells,
-        'flops': {row.title: pretraining_flops(row, options) for row in rows},
+        'flops': {row.title: plan.flops(row) for row in rows},
         'order': {column: order for column in columns
                   if (order := order_of_rows(cells[column])) is not None},
         'failed': dict(failed), 'note': table.note,
     }
     text = _markdown(record)
-    stem = stem_of(name)
-    write_whole(options.root / f'{stem}.json', json.dumps(record, indent=1) + '\n')
-    write_whole(options.root / f'{stem}.md', text)
+    write_whole(f'{_stem(plan)}.json', json.dumps(record, indent=1) + '\n')
+    write_whole(f'{_stem(plan)}.md', text)
     if draw:
-        with open_whole(options.root / f'{stem}.png') as file:
+        with open_whole(f'{_stem(plan)}.png') as file:
             _draw(file, record)
     return text, all('mean' in cell for result in cells.values() for cell in result.values())
+
+
+def _stem(plan: Plan) -> str:
+    """The path of a table's files, without their ending."""
+    return f"{plan.root}/{'table' if plan.name.isdigit() else 'figure_'}{plan.name}"
 
 
 def _markdown(record: dict[str, Any]) -> str:
@@ -349,15 +580,11 @@ def _text(cell: Cell | None) -> str:
 
 def _draw(file: Any, record: dict[str, Any]) -> None:
     """A panel for each column: our runs with their deviation, the paper's figures beside them."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     columns, rows = record['columns'], record['rows']
-    figure, axes = plt.subplots(
-        1, len(columns), figsize=(2.5 + 2.6 * len(columns), 1.2 + 0.35 * len(rows)),
-        squeeze=False, sharey=True)
+    figure = Figure(figsize=(2.5 + 2.6 * len(columns), 1.2 + 0.35 * len(rows)))
+    axes = figure.subplots(1, len(columns), squeeze=False, sharey=True)
     for axis, (name, column) in zip(axes.flat, columns.items(), strict=True):
         # A tiny model's figures lie elsewhere: only the order can be compared.
         other = axis.twiny() if record['scale'] == 'tiny' else axis
@@ -375,14 +602,57 @@ def _draw(file: Any, record: dict[str, Any]) -> None:
     figure.suptitle(f"{record['title']}: ours (blue), the paper's (orange)", fontsize=10)
     figure.tight_layout()
     figure.savefig(file, dpi=110, format='png')
-    plt.close(figure)
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog='python -m bert_jax.tools.paper', description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def run_parts(
+    plan: Plan, parts: Sequence[Part], failed: dict[str, str], should_stop: Callable[[int], bool]
+) -> bool:
+    """Runs unfinished parts and writes the table as they finish; False: a stop was asked for.
+
+    What another machine has holds up only what needs it. `failed` receives, by title, why a part
+    cannot be run; the others go on.
+    """
+    begun: set[str] = set()
+    while True:
+        waiting = False  # for other machines
+        for number, part in enumerate(parts, 1):
+            sweep, left = part.sweep, len(part.sweep.unfinished())
+            if not left or part.title in failed:
+                continue
+            if part.before is not None and part.start is not None:
+                before, member = part.before
+                done = before.sweep.result(member) is not None
+                if not done and before.title not in failed and not before.sweep.failed(member):
+                    waiting = True
+                    continue
+                if not done or not part.start.exists():
+                    failed[part.title] = (
+                        f'{part.start} does not exist' if done else f'{before.title} failed')
+                    continue
+            try:
+                if part.title not in begun:
+                    begun.add(part.title)
+                    print(f'[{number}/{len(parts)}] {time.strftime("%H:%M")} {part.title}: {left} '
+                          f'runs in {sweep.path}', flush=True)
+                    sweep.open(sweep.path.name, [])
+                if not work(sweep, should_stop):
+                    return False
+            except InputError as error:
+                failed[part.title] = str(error)
+                print(f'error: {part.title}: {error}', file=sys.stderr, flush=True)
+                continue
+            waiting |= bool(sweep.unfinished())
+            if len(sweep.unfinished()) < left:
+                write_table(plan, failed, draw=False)
+        if not waiting:
+            return True
+        if should_stop(0):
+            return False
+        time.sleep(_WAIT_SECONDS)
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
+    parser = Parser('bert_jax.tools.paper', __doc__)
     parser.add_argument('table', choices=list(TABLES), metavar='TABLE')
     parser.add_argument('--scale', choices=('tiny', 'paper'), default='tiny')
     parser.add_argument('--data', default='.', help='folder of glue/, squad/, swag/, conll2003/')
@@ -399,164 +669,69 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
                         help='chips of each process on this machine (all: one process)')
     parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
     parser.add_argument('--list', action='store_true', help='only print what would be run')
-    return parser.parse_args(argv)
-
-
-def _options(given: argparse.Namespace) -> Options:
+    given = parser.parse_args(argv)
     for flag in ('pretrain', 'finetune', 'weights'):
         for text in getattr(given, flag):
             if '=' not in text:
                 raise InputError(f'--{flag} {text}: write NAME=VALUE')
     tiny = given.scale == 'tiny'
-    seeds = given.seeds if given.seeds is not None else 2 if tiny else 1
-    if seeds < 1 or given.restarts < 0:
-        raise InputError(f'--seeds={seeds} --restarts={given.restarts}: at least 1 and 0')
-    columns = tuple(filter(None, given.columns.split(',')))
-    for name in columns:
-        if name not in COLUMNS:
-            raise InputError(f'--columns={name} is unknown: choose from {", ".join(COLUMNS)}')
-    for text in given.finetune:
-        of, colon, _ = text.partition(':')
-        if colon and '=' not in of and of not in TASKS:
-            raise InputError(f'--finetune {text}: {of} is no task: {nearest(of, list(TASKS))}')
-    if not CONFIGS.is_dir():
-        raise InputError(f'{CONFIGS} does not exist: this command runs from a clone')
-    options = Options(
-        tiny=tiny, root=as_path(given.workdir or f'runs/paper-{given.scale}'),
+    plan = Plan(
+        name=given.table, tiny=tiny, root=as_path(given.workdir or f'runs/paper-{given.scale}'),
         data=str(as_path(given.data)), pretrain=tuple(given.pretrain),
         finetune=tuple(given.finetune), weights=dict(text.split('=', 1) for text in given.weights),
-        seeds=seeds, restarts=given.restarts or int(tiny), columns=columns,
+        seeds=1 + tiny if given.seeds is None else given.seeds,
+        restarts=given.restarts or int(tiny), only=tuple(filter(None, given.columns.split(','))),
     )
-    names = {row.pretraining for row in rows_of(TABLES[given.table], options)}
-    for name in options.weights:
-        if name not in names:
-            raise InputError(f'--weights {name}=...: no row of table {given.table} at the scale '
-                             f'{given.scale} has it: {nearest(name, sorted(names))}')
-    return options
-
-
-def _check_parts(parts: Sequence[Part], options: Options) -> None:
-    """Refuses what would fail after hours of pre-training."""
-    for part in parts:
-        if part.task:
-            needed = as_path(f'{options.data}/{TASKS[part.task].folder}')
-            given = part.resolved.data.source == str(needed)  # not set by --finetune
-            if part.task in GLUE_TASKS:
-                needed /= GLUE_TASKS[part.task].folder
-            if given and part.folder.unfinished() and not needed.exists():
-                raise InputError(f'--data={options.data}: {needed} does not exist')
-
-
-def _why_not(part: Part, failed: Mapping[str, str]) -> str | None:
-    """'' if a part can run now, None if its pre-training is not finished, else why it never can."""
-    if part.before is None or part.start is None:
-        return ''
-    before, member = part.before
-    if before.folder.result(member) is not None:
-        return '' if part.start.exists() else f'{part.start} does not exist'
-    if before.title in failed or before.folder.failed(member):
-        return f'{before.title} failed'
-    return None
-
-
-def _run_parts(
-    parts: list[Part], should_stop: Callable[[int], bool], failed: dict[str, str],
-    write: Callable[[], object],
-) -> None:
-    """Runs unfinished parts and calls `write` as they finish; notes in `failed`, by title, why a
-    part cannot run.
-
-    Raises:
-      Stopped: `should_stop` was true.
-    """
-    workers: dict[Path, Worker] = {}  # kept: a worker takes over a claim that it sees grow old
-    waiting = True
-    while waiting:
-        waiting = False  # for other machines
-        for number, part in enumerate(parts, 1):
-            left = len(part.folder.unfinished())
-            if not left or part.title in failed:
-                continue
-            if why := _why_not(part, failed):
-                failed[part.title] = why
-            waiting |= why is None
-            if why != '':
-                continue
-            try:
-                if part.path not in workers:
-                    print(f'[{number}/{len(parts)}] {time.strftime("%H:%M")} {part.title}: {left} '
-                          f'runs in {part.path}', flush=True)
-                    part.path.mkdir(parents=True, exist_ok=True)
-                    part.folder.open(part.path.name, [])
-                    workers[part.path] = Worker(
-                        part.config, part.overrides, part.folder, should_stop)
-                if not workers[part.path].work():
-                    raise Stopped('')
-            except InputError as error:  # other parts may still work
-                failed[part.title] = str(error)
-                print(f'error: {part.title}: {error}', file=sys.stderr, flush=True)
-            waiting |= bool(part.folder.unfinished()) and part.title not in failed
-            if len(part.folder.unfinished()) < left:
-                write()
-        if waiting:
-            if should_stop(0):
-                raise Stopped('')
-            time.sleep(_WAIT_SECONDS)
-
-
-def _run(
-    given: argparse.Namespace, argv: Sequence[str], options: Options, parts: list[Part]
-) -> int:
-    table, workers = given.table, num_workers(given.chips)
-    if given.worker is not None:
-        as_worker(given.worker, workers)
-    guard = Guard()
-    guard.start()
-    failed: dict[str, str] = {}  # by the part's title
-    status = 0
-    if given.worker is None and workers > 1:
-        status = supervise('bert_jax.tools.paper', argv, workers, given.chips, guard.should_stop)
-    else:
-        hosts.check_accelerators()
-        try:
-            _run_parts(parts, guard.should_stop, failed,
-                       lambda: write_table(table, options, failed, False))
-        except Stopped:
-            status = 143
-    if status or given.worker is not None:
-        if status == 143 and given.worker is None:
-            print('stopped; the same command resumes from here', flush=True)
-        return status
-    for part in parts:  # here or on another machine
-        if any(map(part.folder.failed, part.members)):
-            failed.setdefault(part.title, f'see log.txt in {part.path}/runs')
-    text, whole = write_table(table, options, failed, draw=True)
-    print(f'{text}\nwritten: {options.root}/{stem_of(table)}.md, .json and .png', flush=True)
-    return 0 if whole and not failed else 1
-
-
-def _is_ours(folder: os.PathLike[str]) -> bool:
-    return 'parts' in {path.name for path in as_path(folder).iterdir() if not is_by_the_way(path)}
+    if plan.seeds < 1 or plan.restarts < 0 or given.chips < 0:
+        raise InputError(f'--seeds={plan.seeds} --restarts={plan.restarts} --chips={given.chips}: '
+                         'at least 1, 0 and 0')
+    names = sorted({row.pretraining for row in plan.rows})
+    for what, asked, known in (
+        ('--columns', plan.only, list(COLUMNS)),
+        ('--finetune', {_split(text)[0] for text in given.finetune} - {''}, list(TASKS)),
+        (f'table {plan.name} at the scale {given.scale}: --weights', plan.weights, names),
+    ):
+        for name in asked:
+            if name not in known:
+                raise InputError(f'{what}={name} is unknown: {nearest(name, known)}')
+    return given, plan
 
 
 def main(argv: Sequence[str]) -> int:
-    given = _parse(argv)
-    logging.set_verbosity(logging.ERROR)  # libraries log a great deal below it
     with error_boundary():
-        options = _options(given)
-        parts = parts_of(TABLES[given.table], options)
+        given, plan = _parse(argv)
+        logging.set_verbosity(logging.ERROR)  # libraries log a great deal below it
+        parts = plan.parts()
+        left = {part.title: len(part.sweep.unfinished()) for part in parts}
         if given.list:
-            for part in parts:
-                print(f'{part.title}: {len(part.folder.unfinished())} of {len(part.members)} runs '
-                      f'left, {part.path}\n'
-                      f"    {shlex.join([f'--config={part.config}', *part.overrides])}")
-            print(f'{sum(len(part.folder.unfinished()) for part in parts)} of '
-                  f'{sum(len(part.members) for part in parts)} runs left in {len(parts)} parts')
+            for title, _, sweep, *_ in parts:
+                print(f'{title}: {left[title]} of {len(sweep.members)} runs left, {sweep.path}\n'
+                      f"    {shlex.join([f'--config={sweep.config}', *sweep.overrides])}")
+            print(f'{sum(left.values())} of {sum(len(part.sweep.members) for part in parts)} runs '
+                  f'left in {len(parts)} parts')
             return 0
-        _check_parts(parts, options)
-        open_folder(options.root, '--workdir', _is_ours)
-        (options.root / 'parts').mkdir(exist_ok=True)
-        return _run(given, argv, options, parts)
+        for part in parts:  # what would fail after hours of pre-training
+            folder = as_path(part.resolved.data.source)
+            if part.task in GLUE_TASKS:
+                folder /= GLUE_TASKS[part.task].folder
+            is_ours = str(folder).startswith(f'{plan.data}/')  # not set by --finetune
+            if part.task and left[part.title] and is_ours and not folder.exists():
+                raise InputError(f'--data={plan.data}: {folder} does not exist')
+        open_folder(plan.root, '--workdir', lambda folder: 'parts' in {
+            path.name for path in folder.iterdir() if not is_by_the_way(path)})
+        (plan.root / 'parts').mkdir(exist_ok=True)
+        failed: dict[str, str] = {}  # by the part's title
+        status = run_workers(
+            'bert_jax.tools.paper', argv, worker=given.worker, workers=0, chips=given.chips,
+            act=functools.partial(run_parts, plan, parts, failed))
+        if status or given.worker is not None:
+            return status
+        for part in parts:  # here or on another machine
+            if any(map(part.sweep.failed, part.sweep.members)):
+                failed.setdefault(part.title, f'see log.txt in {part.sweep.path}/runs')
+        text, whole = write_table(plan, failed, draw=True)
+        print(f'{text}\nwritten: {_stem(plan)}.md, .json and .png', flush=True)
+        return 0 if whole and not failed else 1
 
 
 if __name__ == '__main__':

@@ -37,6 +37,7 @@ from bert_jax.config.validation import validate
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, write_whole
+from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import Chip, error_boundary, find_chip
 from bert_jax.tasks.pretrain import PretrainTask, step_flops
 from bert_jax.text import load_tokenizer
@@ -49,34 +50,10 @@ from bert_jax.tools.preflight_hlo import (
     scope_of,
     short_name,
 )
-from bert_jax.train.program import (
-    Memory,
-    Program,
-    build_program,
-    device_bytes,
-    open_mesh,
-    phase_calls,
-)
+from bert_jax.train.program import Program, build_program, device_bytes, open_mesh, phase_calls
 from bert_jax.weights import load_weights
 
 Record = dict[str, Any]
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _compile(
-    program: Program, number: int, step_name: str, what: str
-) -> tuple[Any | None, Memory, float]:
-    """(The compiled step of a phase or None where it is too big, its memory, seconds it took)."""
-    step, arguments = phase_calls(program, program.phases[number])[step_name]
-    say(f'compiling {step_name} of {what} for {program.mesh.size} chips ...')
-    started = time.monotonic()
-    compiled, memory = step.compile(*arguments)
-    seconds = time.monotonic() - started
-    say(f'  done in {seconds:.0f} s')
-    return compiled, memory, seconds
 
 
 def measure_phase(program: Program, number: int, chip: Chip) -> Record:
@@ -84,53 +61,49 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
     phase, mesh, parts = program.phases[number], program.mesh, program.accumulation_steps
     rows = phase['packed_rows'] or phase['batch_size']
     name = f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})"
-    compiled, memory, seconds = _compile(program, number, 'train', name)
-    _, evaluation, eval_seconds = _compile(program, number, 'evaluation', name)
+    started, results = time.monotonic(), {}
+    for step_name, (step, arguments) in phase_calls(program, phase).items():
+        say(f'compiling {step_name} of {name} for {mesh.size} chips ...')
+        results[step_name] = step.compile(*arguments)
+        say(f'  done, {time.monotonic() - started:.0f} s')
+    (compiled, memory), (_, evaluation) = results['train'], results['evaluation']
     flops = step_flops(Pretraining(program.bert), phase) / phase['batch_size']
     params, moments = device_bytes(program.state.params), device_bytes(program.state.opt_state)
+    needed = memory.total, evaluation.total + moments  # evaluation keeps the optimizer's state
+    rows_at_once = rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts)
+    # A lower bound: temporaries that do not grow (gradients in one part) are taken to grow too.
+    gradients = params if parts > 1 else 0  # accumulated
+    batch = memory.arguments - params - moments
+    growing = max(memory.temporaries - gradients, 1) + batch
+    fixed = memory.total - growing
     record = phase | {
         'name': name, 'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
-        'rows_at_once': rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts),
+        'rows_at_once': rows_at_once,
         'formula_flops_per_sequence': flops,
         'floor_cycles_per_sequence': flops / chip.cycle_flops,
-        'cycles_per_sequence': None, 'collectives': [], 'compile_seconds': seconds + eval_seconds,
+        'cycles_per_sequence': None, 'collectives': [],
+        'compile_seconds': time.monotonic() - started,
         'bytes_per_chip': memory.total, 'bytes_limit': chip.memory_bytes,
         'bytes': {
-            'parameters': params, 'optimizer': moments,
-            'batch': memory.arguments - params - moments,
+            'parameters': params, 'optimizer': moments, 'batch': batch,
             'temporaries': memory.temporaries, 'results': memory.outputs, 'code': memory.code,
         },
-        # The optimizer's state stays in memory during evaluation.
-        'evaluation_bytes_per_chip': evaluation.total + moments,
+        'evaluation_bytes_per_chip': needed[1],
+        'fits': compiled is not None and max(needed) <= chip.memory_bytes,
+        'largest_rows_at_once': max(
+            0, int(rows_at_once * (chip.memory_bytes - fixed) / growing)),
     }
-    record['fits'] = (
-        compiled is not None
-        and max(record['bytes_per_chip'], record['evaluation_bytes_per_chip'])
-        <= record['bytes_limit']
-    )
-    record['largest_rows_at_once'] = _largest_rows(record)
     if compiled is not None:
         rate = program.bert.attention_dropout
         record |= _times(CompiledText(compiled.as_text()), record, mesh.size, chip, rate)
     return record
 
 
-def _largest_rows(record: Record) -> int:
-    """Rows that a chip can compute at once, as temporaries grow with them.
-
-    A lower bound: temporaries that do not grow (gradients in one part) are taken to grow too.
-    """
-    sizes = record['bytes']
-    gradients = sizes['parameters'] if record['accumulation_steps'] > 1 else 0  # accumulated
-    growing = max(sizes['temporaries'] - gradients, 1) + sizes['batch']
-    fixed = record['bytes_per_chip'] - growing
-    return max(0, int(record['rows_at_once'] * (record['bytes_limit'] - fixed) / growing))
-
-
 def _times(
     text: CompiledText, record: Record, chips: int, chip: Chip, attention_dropout: float
 ) -> Record:
-    batch = record['batch_size']
+    """Cycles, FLOPs, messages and time of a compiled train step."""
+    batch, formula = record['batch_size'], record['formula_flops_per_sequence']
     cycles, flops = 0.0, text.product_flops()
     scopes: collections.Counter[tuple[str, str]] = collections.Counter()
     unknown: collections.Counter[tuple[str, str, int]] = collections.Counter()
@@ -159,12 +132,12 @@ def _times(
             for (of, how, each), count in unknown.items()
         ],
         'flops_per_sequence': flops * chips / batch,
-        'flops_ratio': flops * chips / batch / record['formula_flops_per_sequence'],
+        'flops_ratio': flops * chips / batch / formula,
         'collectives': collectives,
         'collective_bytes': sum(c['bytes'] for c in collectives),
         'seconds': seconds, 'step_seconds': step,
         'sequences_per_second': batch / step,
-        'mfu': record['formula_flops_per_sequence'] * batch / (chips * chip.peak_flops * step),
+        'mfu': formula * batch / (chips * chip.peak_flops * step),
         'hours': hours, 'chip_hours': hours * chips,
     }
 
@@ -178,46 +151,15 @@ def kernel_cycles(
     kernel counts by its schedule where that is more.
     """
     moved = round(text.bytes_moved(instruction) / chip.bandwidth * chip.clock)
-    name = next((name for name in ('attention_forward', 'attention_backward')
-                 if name in instruction.name or name in instruction.op_name), '')
-    if not name:
-        return moved, 'bytes', 0
-    rows, length, width = text.operand(instruction, 0).shape
-    marks_at, products = (3, 2) if name == 'attention_forward' else (5, 5)
-    marks = text.operand(instruction, marks_at).shape[1]
-    result = attention_cycles(chip.name, rows, length, width // 3, rate if marks > 1 else 0.0)
-    flops = products * 2 * rows * length**2 * width // 3
-    return *max((moved, 'bytes'), (result[name], 'schedule')), flops
-
-
-def tables(record: Record) -> str:
-    """Everything of a record as text."""
-    phases = record['phases']
-    mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
-    versions = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
-    parts = [
-        f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} chips, "
-        f'mesh {mesh}\n{versions}; {record["date"]}',
-        _grid([['', *(p['name'].split(' (')[0] for p in phases)]] + [
-            [title, *(_cell(make, phase) for phase in phases)] for title, make in _ROWS
-        ]),
-    ]
-    for phase in phases:
-        if phase['cycles_per_sequence'] is not None:
-            parts.append(f"{phase['name']}, thousands of cycles a sequence\n" + _scopes(phase))
-            parts.append(f"{phase['name']}, messages a step and chip\n" + _grid([
-                ['what', 'largest array', 'count', 'MB', 'of'],
-                *([c['kind'], c['largest'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}",
-                   c['scope']] for c in phase['collectives']),
-            ]))
-    return '\n\n'.join([*parts, verdict(record)])
-
-
-def _cell(make: Callable[[Record], str], phase: Record) -> str:
-    try:
-        return make(phase)
-    except (KeyError, TypeError):  # of a phase that does not compile
-        return '-'
+    for name, marks_at, products in (('attention_forward', 3, 2), ('attention_backward', 5, 5)):
+        if name in instruction.name or name in instruction.op_name:
+            rows, length, width = text.operand(instruction, 0).shape
+            has_dropout = text.operand(instruction, marks_at).shape[1] > 1
+            result = attention_cycles(
+                chip.name, rows, length, width // 3, rate if has_dropout else 0.0)
+            flops = products * 2 * rows * length**2 * width // 3
+            return *max((moved, 'bytes'), (result[name], 'schedule')), flops
+    return moved, 'bytes', 0
 
 
 def _gb(size: float) -> str:
@@ -239,6 +181,8 @@ _ROWS: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ('fits', lambda p: 'yes' if p['fits'] else 'NO'),
     ('rows at once, and at most about',
      lambda p: f"{p['rows_at_once']:g}, {p['largest_rows_at_once']}"),
+)
+_ROWS_OF_A_PROGRAM: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ('FLOPs compiled / formula', lambda p: f"{p['flops_ratio']:.3f}"),
     ('kcycles a sequence', lambda p: f"{p['cycles_per_sequence'] / 1e3:,.0f}"),
     ('  at the peak', lambda p: f"{p['floor_cycles_per_sequence'] / 1e3:,.0f}"),
@@ -253,22 +197,43 @@ _ROWS: tuple[tuple[str, Callable[[Record], str]], ...] = (
 )
 
 
+def tables(record: Record) -> str:
+    """Everything of a record as text."""
+    phases = record['phases']
+    mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
+    known = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
+    compiled = [phase for phase in phases if phase['cycles_per_sequence'] is not None]
+    rows = [['', *(phase['name'].split(' (')[0] for phase in phases)]]
+    rows += [[title, *map(make, phases)] for title, make in _ROWS]
+    rows += [[title, *(make(phase) if phase in compiled else '-' for phase in phases)]
+             for title, make in _ROWS_OF_A_PROGRAM]
+    parts = [f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} "
+             f"chips, mesh {mesh}\n{known}; {record['date']}", _grid(rows)]
+    for phase in compiled:
+        parts.append(f"{phase['name']}, thousands of cycles a sequence\n" + _scopes(phase))
+        parts.append(f"{phase['name']}, messages a step and chip\n" + _grid([
+            ['what', 'largest array', 'count', 'MB', 'of'],
+            *([c['kind'], c['largest'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}",
+               c['scope']] for c in phase['collectives']),
+        ]))
+    return '\n\n'.join([*parts, verdict(record)])
+
+
 def _scopes(phase: Record) -> str:
-    passes = ('forward', 'forward again', 'backward', 'update')
+    """A row for each part of the model, a column for each pass."""
     table: dict[str, dict[str, float]] = collections.defaultdict(dict)
     for entry in phase['scopes']:
         table[entry['scope']][entry['pass']] = entry['cycles_per_sequence'] / 1e3
-    used = [p for p in passes if any(p in row for row in table.values())]
-    rows = sorted(table.items(), key=lambda item: -sum(item[1].values()))
-    text = _grid([['', *used, 'all', '%'], *(
-        [scope, *(f'{row.get(p, 0):,.1f}' for p in used), f'{sum(row.values()):,.1f}',
-         f"{100e3 * sum(row.values()) / phase['cycles_per_sequence']:.1f}"]
-        for scope, row in rows
-    )])
-    for kernel in phase['without_estimate']:
-        text += (f"\nwithout estimate: {kernel['of']}, {kernel['count']} times "
-                 f"{kernel['cycles']:,} cycles by its {kernel['by']}")
-    return text
+    used = [name for name in ('forward', 'forward again', 'backward', 'update')
+            if any(name in row for row in table.values())]
+    rows = [['', *used, 'all', '%']]
+    for scope, row in sorted(table.items(), key=lambda item: -sum(item[1].values())):
+        total = sum(row.values())
+        rows.append([scope, *(f'{row.get(name, 0):,.1f}' for name in used), f'{total:,.1f}',
+                     f"{100e3 * total / phase['cycles_per_sequence']:.1f}"])
+    return '\n'.join([_grid(rows), *(
+        f"without estimate: {kernel['of']}, {kernel['count']} times {kernel['cycles']:,} cycles by "
+        f"its {kernel['by']}" for kernel in phase['without_estimate'])])
 
 
 def _grid(rows: list[list[str]]) -> str:
@@ -283,16 +248,14 @@ def verdict(record: Record) -> str:
     """Whether it fits and what it takes, or what to change."""
     lines = []
     for phase in record['phases']:
-        if phase['fits']:
-            continue
-        needed = max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'])
-        lines.append(f"{phase['name']} does not fit: it takes {_gb(needed)} GB of a chip's "
-                     f"{_gb(phase['bytes_limit'])}; {_remedy(phase)}")
+        if not phase['fits']:
+            needed = max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'])
+            lines.append(f"{phase['name']} does not fit: it takes {_gb(needed)} GB of a chip's "
+                         f"{_gb(phase['bytes_limit'])}; {_remedy(phase)}")
     if not lines:
         lines.append(
             f"fits; {record['hours']:,.1f} hours ({record['hours'] / 24:.2f} days), "
-            f"{record['chip_hours']:,.0f} chip-hours, without evaluation, saving and waiting"
-        )
+            f"{record['chip_hours']:,.0f} chip-hours, without evaluation, saving and waiting")
     if every := record['verify_every']:  # two gradients each time
         lines.append(f'comparing the chips every {every:,} steps takes {200 / every:.1f} % more')
     return '\n'.join(lines)
@@ -320,14 +283,13 @@ def without_data(config: ConfigDict) -> ConfigDict:
     if not task_fields(config.task).phased:
         raise InputError(
             f'config.task={config.task!r}: only pre-training can be compiled ahead; the shapes of '
-            'a downstream task depend on its data'
-        )
-    for i, steps in enumerate([config.train.steps, *(p.get('steps', 0) for p in config.phases)]):
-        if 'epoch' in str(steps):
-            where = f'phases[{i - 1}].steps' if i else 'train.steps'
+            'a downstream task depend on its data')
+    steps = {'train.steps': config.train.steps} | {
+        f'phases[{i}].steps': phase.get('steps', 0) for i, phase in enumerate(config.phases)}
+    for name, value in steps.items():
+        if 'epoch' in str(value):
             raise InputError(
-                f'config.{where}={steps!r} depends on the data, which is not read: write steps'
-            )
+                f'config.{name}={value!r} depends on the data, which is not read: write steps')
     published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
     c = complete(config, published)
     with c.unlocked():
@@ -356,8 +318,8 @@ def check(config: ConfigDict, topology: str) -> Record:
     chip = find_chip(devices[0].device_kind)
     assert chip is not None, devices[0].device_kind
     measured = [measure_phase(program, number, chip) for number in range(len(program.phases))]
-    hours = [record['hours'] for record in measured if 'hours' in record]
-    total = sum(hours) if len(hours) == len(measured) else None
+    hours = [record.get('hours') for record in measured]
+    total = None if None in hours else sum(hours)
     versions = {}
     for name in ('bert-jax', 'jax', 'jaxlib', 'libtpu', 'flax', 'optax'):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import glob
 import importlib.util
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import quiet_stderr
@@ -29,37 +28,33 @@ def open_topology(name: str) -> list[Any]:
     Raises:
       InputError: there is no such slice, or no libtpu.
     """
-    match = re.fullmatch(r'(\w+):([1-9]\d*(?:x[1-9]\d*)*)', name)
-    chip = match[1] if match else ''
-    if match is None or chip not in _SLICES:
+    chip, _, shape = name.partition(':')
+    if chip not in _SLICES or not re.fullmatch(r'[1-9]\d*(x[1-9]\d*)*', shape):
         raise InputError(
             f'--topology={name!r} is not a slice: write one of {", ".join(_SLICES)} and its shape '
-            'in chips, such as v5e:16x16 or v4:4x4x4'
-        )
-    shape = [int(dim) for dim in match[2].split('x')]
+            'in chips, such as v5e:16x16 or v4:4x4x4')
+    sizes = [int(size) for size in shape.split('x')]
     dims, longest = _SLICES[chip]
-    if len(shape) != dims or max(shape) > longest:
+    if len(sizes) != dims or max(sizes) > longest:
         raise InputError(
             f'--topology={name!r}: a slice of {chip} has {dims} dims of at most {longest} chips')
     if importlib.util.find_spec('libtpu') is None:
         raise InputError(
-            "libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax"
-        )
+            "libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax")
     from jax.experimental import topologies
 
     options: dict[str, Any] = {'chip_config_name': 'megacore'} if chip in _MEGACORE else {}
-    if max(shape) == 1:
+    if max(sizes) == 1:
         options['chips_per_host_bounds'] = (1, 1, 1)
     try:
         with quiet_stderr():  # libtpu reports that the environment of a TPU VM is missing
-            topology = topologies.get_topology_desc(
-                platform='tpu', topology_name=name, **options)
+            return list(topologies.get_topology_desc(
+                platform='tpu', topology_name=name, **options).devices)
     except Exception as error:  # of many types
         raise InputError(f'--topology={name!r}: {error}') from error
-    return list(topology.devices)
 
 
-COLLECTIVES = (
+_COLLECTIVES = (
     'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute',
     'collective-broadcast', 'ragged-all-to-all',
 )
@@ -80,8 +75,7 @@ _SCOPES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Array:
+class Array(NamedTuple):
     """An array of a result."""
 
     dtype: str
@@ -95,11 +89,11 @@ class Array:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-@dataclasses.dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """An instruction of a compiled program.
 
     Attributes:
+      op_name: its origin in the Python program.
       times: how often a step runs it.
       fused: name of the fused computation that it is part of, or ''.
     """
@@ -109,14 +103,9 @@ class Instruction:
     arrays: tuple[Array, ...]
     operands: tuple[str, ...]
     attributes: str
+    op_name: str
     times: int
     fused: str
-
-    @property
-    def op_name(self) -> str:
-        """Its origin in the Python program."""
-        match = re.search(r'op_name="([^"]*)"', self.attributes)
-        return match[1] if match else ''
 
 
 class CompiledText:
@@ -169,30 +158,13 @@ class CompiledText:
 
     def product_flops(self) -> int:
         """FLOPs of all matrix products, which TPUs run as convolutions."""
-        return sum(
-            i.times * self._flops(i) for i in self.instructions
-            if i.opcode in ('convolution', 'dot')
-        )
-
-    def _flops(self, i: Instruction) -> int:
-        left, right, out = self.operand(i, 0), self.operand(i, 1), i.arrays[0]
-        if i.opcode == 'dot':
-            match = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', i.attributes)
-            dims = [int(d) for d in match[1].split(',') if d] if match else []
-            return 2 * math.prod(out.shape) * math.prod(left.shape[d] for d in dims)
-        labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', i.attributes)
-        assert labels, i.attributes
-        flops = 2 * right.shape[labels[2].index('i')]
-        for label, size in zip(labels[3], out.shape, strict=True):
-            flops *= size if label in 'bf' else 1
-        for d in range(len(labels[1]) - 2):
-            flops *= _pairs(
-                out.shape[labels[3].index(str(d))], right.shape[labels[2].index(str(d))],
-                left.shape[labels[1].index(str(d))], stride=_window(i, 'stride', d, 1),
-                low=_window(i, 'pad', d, 0), dilate=_window(i, 'lhs_dilate', d, 1),
-                kernel_dilate=_window(i, 'rhs_dilate', d, 1),
-            )
-        return flops
+        total = 0
+        for i in self.instructions:
+            if i.opcode in ('convolution', 'dot'):
+                left, right, out = self.operand(i, 0), self.operand(i, 1), i.arrays[0]
+                count = _dot_flops if i.opcode == 'dot' else _convolution_flops
+                total += i.times * count(i.attributes, left.shape, right.shape, out.shape)
+        return total
 
     def collectives(self) -> list[dict[str, Any]]:
         """Messages between chips: kind, scope, largest array, count a step and total bytes a chip.
@@ -206,13 +178,11 @@ class CompiledText:
             kind = i.opcode.removesuffix('-start')
             if kind == 'all-reduce' and i.fused.startswith('all-reduce-scatter'):
                 kind = 'reduce-scatter'
-            if kind not in COLLECTIVES:
-                continue
             # A message that overlaps with computation is a chain of instructions on one channel.
             # (Only there: all messages of a shard_map have the same channel.)
             chain = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', i.attributes)
             name = chain.groups() if chain else i.name
-            if name in seen:
+            if kind not in _COLLECTIVES or name in seen:
                 continue
             seen.add(name)
             arrays = i.arrays
@@ -241,10 +211,12 @@ def _parse(line: str, times: int, fused: str) -> Instruction | None:
     result, rest = rest[:end], rest[end:].lstrip()
     opcode, _, rest = rest.partition('(')
     end = _closing('(' + rest)
+    operands, attributes = rest[: end - 2], rest[end - 1 :]
+    origin = re.search(r'op_name="([^"]*)"', attributes)
     return Instruction(
         match[1], opcode, _arrays(result),
-        tuple(part.split(' ')[-1].lstrip('%') for part in rest[: end - 2].split(', ')),
-        rest[end - 1 :], times, fused,
+        tuple(part.split(' ')[-1].lstrip('%') for part in operands.split(', ')), attributes,
+        origin[1] if origin else '', times, fused,
     )
 
 
@@ -267,8 +239,8 @@ def _arrays(text: str) -> tuple[Array, ...]:
 
 
 def _called(attributes: str) -> Iterator[tuple[str, str]]:
-    for role, one in re.findall(r'(body|condition|calls|to_apply)=%?([\w.-]+)', attributes):
-        yield role, one
+    """(role, name) of the computations that an instruction calls."""
+    yield from re.findall(r'(body|condition|calls|to_apply)=%?([\w.-]+)', attributes)
     for many in re.findall(r'(?:branch_computations|called_computations)=\{([^}]*)\}', attributes):
         for one in re.findall(r'%?([\w.-]+)', many):
             yield 'branch', one
@@ -278,19 +250,44 @@ def _trips(bodies: dict[str, list[str]], loop: Instruction) -> int:
     """The trips of a loop: its known count, else the constant of its condition."""
     if match := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
         return int(match[1])
-    condition = next(name for role, name in _called(loop.attributes) if role == 'condition')
-    constants = re.findall(r' constant\((\d+)\)', '\n'.join(bodies[condition]))
+    condition = bodies[dict(_called(loop.attributes))['condition']]
+    constants = re.findall(r' constant\((\d+)\)', '\n'.join(condition))
     return int(constants[0]) if len(constants) == 1 else 1
 
 
-def _window(i: Instruction, field: str, dim: int, default: int) -> int:
-    match = re.search(r'window=\{[^}]*\b' + field + r'=([\d_x-]+)', i.attributes)
-    return int(match[1].split('x')[dim].split('_')[0]) if match else default
+Shape = tuple[int, ...]
+
+
+def _dot_flops(attributes: str, left: Shape, right: Shape, out: Shape) -> int:
+    del right
+    match = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', attributes)
+    dims = [int(d) for d in match[1].split(',') if d] if match else []
+    return 2 * math.prod(out) * math.prod(left[d] for d in dims)
+
+
+def _convolution_flops(attributes: str, left: Shape, right: Shape, out: Shape) -> int:
+    """FLOPs without multiplications by padding and holes."""
+    labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', attributes)
+    assert labels, attributes
+    flops = 2 * right[labels[2].index('i')]
+    for label, size in zip(labels[3], out, strict=True):
+        flops *= size if label in 'bf' else 1
+    window = re.search(r'window=\{([^}]*)\}', attributes)
+    fields = dict(field.split('=') for field in window[1].split()) if window else {}
+    for d in range(len(labels[1]) - 2):
+        stride, low, dilate, kernel_dilate = (
+            int(fields[field].split('x')[d].split('_')[0]) if field in fields else default
+            for field, default in (
+                ('stride', 1), ('pad', 0), ('lhs_dilate', 1), ('rhs_dilate', 1)))
+        flops *= _pairs(
+            out[labels[3].index(str(d))], right[labels[2].index(str(d))],
+            left[labels[1].index(str(d))], stride, low, dilate, kernel_dilate)
+    return flops
 
 
 @functools.lru_cache(1 << 12)
 def _pairs(
-    out: int, kernel: int, size: int, *, stride: int, low: int, dilate: int, kernel_dilate: int
+    out: int, kernel: int, size: int, stride: int, low: int, dilate: int, kernel_dilate: int
 ) -> int:
     """Multiplications along a dim of a convolution, without those by padding or holes."""
     places = (o * stride + k * kernel_dilate - low for o in range(out) for k in range(kernel))

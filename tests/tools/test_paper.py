@@ -2,6 +2,7 @@
 
 import json
 import random
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -9,36 +10,35 @@ import pytest
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
-from bert_jax.tools import paper
+from bert_jax.runtime.stopping import Guard
+from bert_jax.tools import paper, sweep
 from bert_jax.tools.paper import (
-    cell_of,
-    mean_of_columns,
-    order_of_rows,
-    pretraining_flops,
-    write_table,
-)
-from bert_jax.tools.paper_tables import (
     COLUMNS,
     TABLES,
     TASKS,
-    Options,
-    columns_of,
-    parts_of,
-    rows_of,
+    Plan,
+    mean_of_columns,
+    order_of_rows,
+    write_table,
 )
 from bert_jax.train.report import Report
 from tests.conftest import ROOT
-from tests.tools.test_sweep import few_devices
+from tests.tiny_runs import WORDS, one_device, sentence, write_cola
 
 pytestmark = pytest.mark.slow
 
 
-def options(root, **more):
-    return Options(**{'tiny': True, 'root': as_path(root), 'data': 'data', 'restarts': 1} | more)
+def plan(name, root, *columns, **more):
+    return Plan(name, **{'tiny': True, 'root': as_path(root), 'data': 'data', 'restarts': 1,
+                         'only': columns} | more)
 
 
 def titles(parts):
     return [part.title for part in parts]
+
+
+def paths(parts):
+    return {part.sweep.path for part in parts}
 
 
 def row_of(title, text):
@@ -51,116 +51,102 @@ def test_a_table_is_made_of_what_there_is(name):
     for column in (*table.columns, *table.tiny):
         assert COLUMNS[column].task in ('', *TASKS)
     for row in table.rows:
-        assert set(row.figures) <= set(table.columns) and set(row.only) <= set(table.columns)
-        assert len({row.title for row in table.rows}) == len(table.rows)
+        assert {*row.figures, *row.dev, *row.only} <= set(table.columns)
     for tiny in (True, False):
-        where = options('runs', tiny=tiny)
-        assert rows_of(table, where) and columns_of(table, where)
+        assert plan(name, 'runs', tiny=tiny).rows and plan(name, 'runs', tiny=tiny).columns
 
 
 def test_equal_parts_are_shared_and_others_are_not(tmp_path):
-    where = options(tmp_path, columns=('mrpc',))
-    five = parts_of(TABLES['5'], where)
+    five = plan('5', tmp_path, 'mrpc').parts()
     assert titles(five) == [
         'pre-training base', 'mrpc from Base, seed 0', 'pre-training no_nsp',
         'mrpc from No NSP, seed 0', 'pre-training ltr', 'mrpc from LTR & No NSP, seed 0',
         'mrpc from + BiLSTM, seed 0', 'mrpc from not pre-trained, seed 0',
     ]
-    assert len({part.path for part in five}) == 8
+    assert len(paths(five)) == 8
     bilstm, scratch = five[-2:]
-    assert bilstm.resolved.model.bilstm and bilstm.start == five[4].folder.run(five[4].members[0])
+    ltr = five[4].sweep
+    assert bilstm.resolved.model.bilstm and bilstm.start == ltr.run(ltr.members[0])
     assert scratch.resolved.model.num_layers == 2 and not scratch.resolved.init_checkpoint
-    eight = parts_of(TABLES['8'], where)
-    assert {part.path for part in five} & {part.path for part in eight} == {
-        five[0].path, five[1].path}
-    six = parts_of(TABLES['6'], where)  # where Base has another name
+    assert paths(five) & paths(plan('8', tmp_path, 'mrpc').parts()) == paths(five[:2])
+    six = plan('6', tmp_path, 'mrpc').parts()  # where Base has another name
     assert six[0].title == 'pre-training 2/128/2' and six[:2] != five[:2]
     assert six[1].title == 'mrpc from 3/768/12 (here 2/128/2), seed 0', 'what was run is said'
-    assert [part.path for part in six[:2]] == [part.path for part in five[:2]]
+    assert paths(six[:2]) == paths(five[:2])
     # More seeds and rates are more members of the same parts; other settings are other parts.
-    more = parts_of(TABLES['5'], options(tmp_path, columns=('mrpc',), seeds=2, restarts=2))
-    assert more[0].path == five[0].path and len(more[0].members) == 2
-    assert {part.path for part in five} < {part.path for part in more}
+    more = plan('5', tmp_path, 'mrpc', seeds=2, restarts=2).parts()
+    assert more[0].sweep.path == five[0].sweep.path and len(more[0].sweep.members) == 2
+    assert paths(five) < paths(more)
     (untrained,) = (part for part in more if 'not pre-trained' in part.title)
-    assert len({member.without() for member in untrained.members}) == 2 * 2 * 2, 'none twice'
-    other = parts_of(TABLES['5'], options(
-        tmp_path, columns=('mrpc',), pretrain=('train.steps=7',)))
-    assert not {part.path for part in five[:-1]} & {part.path for part in other}
-    moved = parts_of(TABLES['5'], options(tmp_path / 'x', columns=('mrpc',)))
-    assert [part.path.name for part in moved] == [part.path.name for part in five]
+    assert len(set(untrained.sweep.members)) == 2 * 2 * 2, 'none twice'
+    other = plan('5', tmp_path, 'mrpc', pretrain=('train.steps=7',)).parts()
+    assert not paths(five[:-1]) & paths(other)
+    moved = plan('5', tmp_path / 'x', 'mrpc').parts()
+    assert [part.sweep.path.name for part in moved] == [part.sweep.path.name for part in five]
 
 
 def test_what_settings_reach(tmp_path):
-    found = parts_of(TABLES['5'], options(
-        tmp_path, columns=('mrpc', 'ner'), data='there',
-        finetune=('train.batch_size=8', 'ner:train.steps=9', 'train.steps=2 epochs')))
+    found = plan(
+        '5', tmp_path, 'mrpc', 'ner', data='there',
+        finetune=('train.batch_size=8', 'ner:train.steps=9', 'train.steps=2 epochs')).parts()
     mrpc, ner = (next(part for part in found if part.task == task).resolved
                  for task in ('mrpc', 'ner'))
     assert (mrpc.train.batch_size, mrpc.train.steps) == (8, '2 epochs')
     assert mrpc.data.source == 'there/glue' and ner.data.source == 'there/conll2003'
-    steps = parts_of(TABLES['c1'], options(tmp_path, columns=('mrpc',)))
+    steps = plan('c1', tmp_path, 'mrpc').parts()
     assert str(steps[1].start).endswith('/runs/seed=0/checkpoints/490')
-    given = options(tmp_path, columns=('mrpc',), weights={'base': 'bert'}, seeds=3)
-    assert titles(parts_of(TABLES['1'], given))[:2] == [
+    given = {'weights': {'base': 'bert'}, 'seeds': 3}
+    assert titles(plan('1', tmp_path, 'mrpc', **given).parts())[:2] == [
         'mrpc from BERT-Base, seed 0', 'pre-training 4/256/4']
     with pytest.raises(InputError, match="--weights base=...: the row .* needs its pre-training"):
-        parts_of(TABLES['c1'], given)
+        plan('c1', tmp_path, 'mrpc', **given).parts()
 
 
-class Quick:
-    """In the place of a sweep's worker: results at once, in the order of the pre-trained models."""
-
-    trained: list = []
-    stop_after = 10**6
-    broken = ''
-    elsewhere: list = []  # configs that another machine is at, each for one look
-    fails_there = False  # at its last look
-
-    def __init__(self, config, overrides, folder, should_stop):
-        self._config, self._overrides, self._folder = config, overrides, folder
-
-    def work(self):
-        busy = next((name for name in self.elsewhere if name in self._config), None)
-        if busy is not None:
-            self.elsewhere.remove(busy)
-            if self.fails_there and not self.elsewhere:
-                (member,) = self._folder.members
-                self._folder.run(member).mkdir(parents=True)
-                self._folder.fail(member)
-            return True
-        for member in self._folder.unfinished():
-            if len(self.trained) >= self.stop_after:
-                return False
-            if self.broken and self.broken in self._config:
-                raise InputError('config.data.source is not there')
-            self.trained.append((self._folder.path.name, member.name))
-            run = self._folder.run(member)
-            (run / 'checkpoints' / '490').mkdir(parents=True)
-            (run / 'vocab.txt').touch()
-            (run / 'goodput.json').write_text('{"seconds": {"step": 1800.0, "start": 1800.0}}')
-            ltr = 'ltr' in self._config or 'bilstm' in ' '.join(self._overrides)
-            score = 0.6 if ltr else 0.7
-            score += 0.1 * ('3e-4' in member.name) + 0.02 * ('seed=1' in member.name)
-            self._folder.finish(member, 'eval/f1', {
-                'eval/f1': score, 'eval/accuracy': score / 2, 'eval/mlm_perplexity': 9.0})
-        return True
+def finish(sweep, member, metric='eval/f1', **scores):
+    sweep.run(member).mkdir(parents=True, exist_ok=True)
+    sweep.finish(member, metric, {name.replace('_', '/', 1): x for name, x in scores.items()})
 
 
 @pytest.fixture
 def quick(monkeypatch, tmp_path_factory):
+    """In the place of trained runs: results at once, in the order of the pre-trained models."""
     data = tmp_path_factory.mktemp('data')
     for name in ('glue/MRPC', 'squad', 'conll2003'):
         (data / name).mkdir(parents=True)
     monkeypatch.chdir(data)  # the default of --data
-    monkeypatch.setattr(paper, 'Worker', Quick)
-    monkeypatch.setattr(
-        paper, 'Guard', lambda: mock.Mock(should_stop=lambda step: False))
-    monkeypatch.setattr(paper, '_WAIT_SECONDS', 0)
-    for name, value in (
-            ('trained', []), ('stop_after', 10**6), ('broken', ''), ('elsewhere', []),
-            ('fails_there', False)):
-        monkeypatch.setattr(Quick, name, value)
-    return Quick
+    state = SimpleNamespace(
+        trained=[], stop_after=10**6, broken='',
+        elsewhere=[],  # configs that another machine is at, each for one look
+        fails_there=False)  # at its last look
+
+    def work(sweep, should_stop, **_):
+        busy = next((name for name in state.elsewhere if name in sweep.config), None)
+        if busy is not None:
+            state.elsewhere.remove(busy)
+            if state.fails_there and not state.elsewhere:
+                (member,) = sweep.members
+                sweep.run(member).mkdir(parents=True)
+                sweep.fail(member)
+            return True
+        for member in sweep.unfinished():
+            if len(state.trained) >= state.stop_after:
+                return False
+            if state.broken and state.broken in sweep.config:
+                raise InputError('config.data.source is not there')
+            state.trained.append((sweep.path.name, member.name))
+            run = sweep.run(member)
+            (run / 'checkpoints' / '490').mkdir(parents=True)
+            (run / 'vocab.txt').touch()
+            (run / 'goodput.json').write_text('{"seconds": {"step": 1800.0, "start": 1800.0}}')
+            score = 0.6 if 'ltr' in sweep.config or 'bilstm' in ' '.join(sweep.overrides) else 0.7
+            score += 0.1 * ('3e-4' in member.name) + 0.02 * ('seed=1' in member.name)
+            finish(sweep, member, eval_f1=score, eval_accuracy=score / 2, eval_mlm_perplexity=9.0)
+        return True
+
+    monkeypatch.setattr(paper, 'work', work)
+    monkeypatch.setattr(Guard, 'start', lambda self: None)
+    monkeypatch.setattr('time.sleep', lambda seconds: None)
+    return state
 
 
 def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
@@ -194,17 +180,21 @@ def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
 
 def test_a_table_by_a_process_for_every_chip(tmp_path, quick, monkeypatch, capsys):
     command = ['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1', '--chips=2']
+    begun = []
 
-    def supervise(module, argv, workers, per_worker, should_stop):
-        assert (module, argv, workers, per_worker) == ('bert_jax.tools.paper', command, 3, 2)
-        assert paper.main([*argv, '--worker=1']) == 0
-        assert 'written: ' not in capsys.readouterr().out, 'the table is the first process\'s'
-        return 0
+    def popen(argv, env, **_):
+        begun.append((argv[2], env['CUDA_VISIBLE_DEVICES']))
+        assert argv[3:] == [*command, f'--worker={len(begun) - 1}']
+        if len(begun) == 3:
+            with mock.patch.object(sweep.sys, 'platform', 'other'):  # all cores stay this process's
+                assert paper.main(argv[3:]) == 0
+            assert 'written: ' not in capsys.readouterr().out, "the table is the first process's"
+        return mock.Mock(poll=lambda: 0)
 
-    monkeypatch.setattr(paper, 'num_workers', lambda chips: 3)
-    monkeypatch.setattr(paper, 'as_worker', lambda worker, workers: None)
-    monkeypatch.setattr(paper, 'supervise', supervise)
+    monkeypatch.setattr('bert_jax.runtime.hosts.chips', lambda: ('gpu', list('012345')))
+    monkeypatch.setattr(sweep.subprocess, 'Popen', popen)
     assert paper.main(command) == 0
+    assert begun == [('bert_jax.tools.paper', chips) for chips in ('0,1', '2,3', '4,5')]
     assert quick.trained and 'written: ' in capsys.readouterr().out
 
 
@@ -253,63 +243,54 @@ def test_what_fails_on_another_machine_is_not_waited_for(tmp_path, quick, capsys
 
 
 def test_a_row_and_task_have_one_choice_of_settings_and_the_last_evaluation(tmp_path):
-    where = options(tmp_path, columns=('mrpc', 'mrpc_f1'), seeds=2)
-    table, row = TABLES['5'], TABLES['5'].rows[0]
-    parts = [part for part in parts_of(table, where) if part.title.startswith('mrpc from Base')]
+    ours = plan('5', tmp_path, 'mrpc', 'mrpc_f1', seeds=2)
+    row = ours.rows[0]
     scores = {  # (rate, seed): F1 and accuracy of the best and of the last evaluation
         ('1e-3', 0): [(0.81, 0.68), (0.80, 0.70)], ('1e-3', 1): [(0.82, 0.70), (0.70, 0.66)],
         ('3e-4', 0): [(0.95, 0.90), (0.90, 0.90)],
     }
 
-    def finish():
-        for seed, part in enumerate(parts):
-            for member in part.members:
-                found = scores.get((dict(member.without('seed'))['optimizer.learning_rate'], seed))
-                if found is None:
-                    continue
-                part.folder.run(member).mkdir(parents=True, exist_ok=True)
-                part.folder.finish(member, 'eval/f1', {
-                    f'{kind}/{name}': value for kind, values in zip(('eval', 'last'), found)
-                    for name, value in zip(('f1', 'accuracy'), values)})
+    def cells():
+        for seed, part in enumerate(ours.finetunings(row, 'mrpc')):
+            for member in part.sweep.members:
+                rate = dict(member.settings)['optimizer.learning_rate']
+                if found := scores.get((rate, seed)):
+                    (f1, accuracy), (last_f1, last_accuracy) = found
+                    finish(part.sweep, member, eval_f1=f1, eval_accuracy=accuracy, last_f1=last_f1,
+                           last_accuracy=last_accuracy)
+        return [ours.cell(row, column) for column in ours.columns]
 
-    finish()
-    accuracy, f1 = (cell_of(row, column, table, where) for column in ('mrpc', 'mrpc_f1'))
+    accuracy, f1 = cells()
     assert accuracy['settings'] == {'optimizer.learning_rate': '1e-3'}, 'the other has one run'
     assert accuracy['values'] == pytest.approx([70, 66]) and accuracy['seeds'] == [0, 1]
     assert f1['values'] == pytest.approx([80, 70])
     scores['3e-4', 1] = [(0.7, 0.2), (0.7, 0.2)]  # a better F1 and a worse accuracy
-    finish()
-    accuracy, f1 = (cell_of(row, column, table, where) for column in ('mrpc', 'mrpc_f1'))
+    accuracy, f1 = cells()
     assert accuracy['settings'] == f1['settings'] == {'optimizer.learning_rate': '3e-4'}
     assert accuracy['values'] == pytest.approx([90, 20]) and f1['values'] == pytest.approx([90, 70])
 
 
 @pytest.mark.parametrize(('title', 'seeds'), [('Base', [0, 0, 0]), ('not pre-trained', [0, 1, 2])])
 def test_restarts_of_one_model_are_no_seeds_of_pre_training(title, seeds, tmp_path):
-    where = options(tmp_path, columns=('mrpc',), restarts=3)
-    table = TABLES['5']
-    (row,) = (row for row in table.rows if row.title == title)
-    (part,) = (part for part in parts_of(table, where) if f'mrpc from {title}' in part.title)
-    for member in part.members:
-        part.folder.run(member).mkdir(parents=True)
-        part.folder.finish(member, 'eval/f1', {'eval/f1': 0.8, 'eval/accuracy': 0.7})
-    assert cell_of(row, 'mrpc', table, where)['seeds'] == seeds
-    before = [part for part in parts_of(table, where) if part.title == 'pre-training base'][0]
-    (member,) = before.members
-    before.folder.run(member).mkdir(parents=True)
-    before.folder.finish(member, 'eval/mlm_accuracy', {
-        'eval/mlm_accuracy': 0.2, 'eval/mlm_perplexity': 9.0})
-    found = cell_of(row, 'ppl', table, where)
+    ours = plan('5', tmp_path, 'mrpc', restarts=3)
+    (row,) = (row for row in ours.rows if row.title == title)
+    (part,) = ours.finetunings(row, 'mrpc')
+    for member in part.sweep.members:
+        finish(part.sweep, member, eval_f1=0.8, eval_accuracy=0.7)
+    assert ours.cell(row, 'mrpc')['seeds'] == seeds
+    before = ours.pretraining('base').sweep
+    finish(before, before.members[0], 'eval/mlm_accuracy', eval_mlm_accuracy=0.2,
+           eval_mlm_perplexity=9.0)
+    found = ours.cell(row, 'ppl')
     assert found is None if row.scratch else found['values'] == [9.0]
 
 
 def test_figures_of_test_sets_stand_beside_those_of_dev_sets(tmp_path):
-    where = options(tmp_path, tiny=False, columns=('qqp',))
-    for part in parts_of(TABLES['1'], where):
-        for member in part.members if part.task else ():
-            part.folder.run(member).mkdir(parents=True)
-            part.folder.finish(member, 'eval/f1', {'eval/f1': 0.8})
-    text, _ = write_table('1', where, {}, draw=False)
+    ours = plan('1', tmp_path, 'qqp', tiny=False)
+    for part in ours.parts():
+        for member in part.sweep.members if part.task else ():
+            finish(part.sweep, member, eval_f1=0.8)
+    text, _ = write_table(ours, {}, draw=False)
     assert row_of('BERT-Base', text).endswith('| 80.00 n=1 (71.2; dev 87) |')
     assert row_of('BERT-Large', text).endswith('| 80.00 n=1 (72.1) |')
 
@@ -328,8 +309,9 @@ def test_a_mean_of_columns_is_of_the_seeds_that_all_of_them_have():
 
 @pytest.mark.parametrize('setting', ['train.steps=2 epochs', 'data.vocab_file=missing.txt'])
 def test_flops_that_nothing_can_tell_are_left_out(tmp_path, setting):
-    assert pretraining_flops(TABLES['5'].rows[0], options(tmp_path)) > 1e13
-    assert pretraining_flops(TABLES['5'].rows[0], options(tmp_path, pretrain=(setting,))) is None
+    base = TABLES['5'].rows[0]
+    assert plan('5', tmp_path).flops(base) > 1e13
+    assert plan('5', tmp_path, pretrain=(setting,)).flops(base) is None
 
 
 def cells_of(paper, runs):
@@ -364,27 +346,22 @@ def test_equal_rows_are_seldom_said_to_differ():
 def test_weights_that_are_given_have_rows_without_pre_training(tmp_path):
     """What a user of a pod must do, who pre-trains by bert_jax.main."""
     given = str(ROOT / 'tests' / 'fixtures' / 'huggingface' / 'pretraining')
-    where = options(tmp_path, columns=('mrpc',), weights={'base': given})
-    parts = {part.title: part for part in parts_of(TABLES['5'], where)}
+    ours = plan('5', tmp_path, 'mrpc', weights={'base': given})
+    parts = {part.title: part for part in ours.parts()}
     scratch = parts['mrpc from not pre-trained, seed 0'].resolved
     pretrained = parts['mrpc from Base, seed 0'].resolved
     assert pretrained.init_checkpoint == given and not scratch.init_checkpoint
     assert scratch.model.hidden_size == 8 and scratch.data.vocab_file == f'{given}/vocab.txt'
 
 
-def test_a_chain_of_real_runs(tmp_path, monkeypatch, capsys):
+def test_a_chain_of_real_runs(tmp_path):
     """Table 3 has one row: it is pre-trained, and fine-tuned from that on a file of CoLA's form."""
-    monkeypatch.setattr(paper, 'Guard', lambda: mock.Mock(should_stop=lambda step: False))
-    words = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
     rng = random.Random(1)
     (tmp_path / 'vocab.txt').write_text(
-        '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *words]))
+        '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS]))
     (tmp_path / 'text.txt').write_text('\n\n'.join(
-        '\n'.join(' '.join(rng.choices(words, k=8)) + '.' for _ in range(6)) for _ in range(60)))
-    (tmp_path / 'glue' / 'CoLA').mkdir(parents=True)
-    for split, count in (('train', 32), ('dev', 16)):
-        (tmp_path / 'glue' / 'CoLA' / f'{split}.tsv').write_text(''.join(
-            f"x\t{i % 2}\t\t{' '.join(rng.choices(words, k=5))}\n" for i in range(count)))
+        '\n'.join(f'{sentence(rng)}.' for _ in range(6)) for _ in range(60)))
+    write_cola(tmp_path / 'glue', train=32, dev=16)
     both = [f'data.dir={tmp_path}/cache', 'train.batch_size=8', 'train.steps=4',
             'train.eval_every=0', 'train.save_every=0']
     command = [
@@ -398,15 +375,14 @@ def test_a_chain_of_real_runs(tmp_path, monkeypatch, capsys):
         *(f'--finetune={setting}' for setting in (
             *both, 'data.max_seq_length=16', 'data.packing=False', 'optimizer.learning_rate=1e-3')),
     ]
-    with mock.patch.object(Report, 'draw'), few_devices(1):
-        assert paper.main(command) == 0
-    record = json.loads((tmp_path / 'paper' / 'table3.json').read_text())
-    (cell,) = record['cells']['cola'].values()
-    assert -100 <= cell['mean'] <= 100 and cell['runs'] == 1
-    assert record['hardware'] and record['hours'] > 0
-    log = next(tmp_path.glob('paper/parts/cola-*/runs/*/log.txt')).read_text()
-    assert 'pretrain-' in log, 'it starts from the part before'
-    capsys.readouterr()
-    with mock.patch.object(paper, 'Worker', side_effect=AssertionError('all is there')), \
-            mock.patch.object(paper, '_draw'):
-        assert paper.main(command) == 0
+    with mock.patch.object(Report, 'draw'), mock.patch.object(Guard, 'start'):
+        with one_device():
+            assert paper.main(command) == 0
+        record = json.loads((tmp_path / 'paper' / 'table3.json').read_text())
+        (cell,) = record['cells']['cola'].values()
+        assert -100 <= cell['mean'] <= 100 and cell['runs'] == 1
+        assert record['hardware'] and record['hours'] > 0
+        log = next(tmp_path.glob('paper/parts/cola-*/runs/*/log.txt')).read_text()
+        assert 'pretrain-' in log, 'it starts from the part before'
+        with mock.patch.object(paper, 'work', side_effect=AssertionError('all is there')):
+            assert paper.main(command) == 0

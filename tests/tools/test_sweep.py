@@ -1,10 +1,9 @@
-"""Sweeps: the grid, members in one process and in one program, sharing a folder, going on."""
+"""Sweeps: the grid, members that share a process, a folder that processes share, going on."""
 
 import contextlib
 import io
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -12,30 +11,31 @@ import time
 from pathlib import Path
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.lease import Claim
+from bert_jax.runtime.stopping import Guard
+from bert_jax.tools import sweep
 from bert_jax.tools.sweep import (
-    Folder,
-    Worker,
+    Sweep,
     grid_members,
-    main,
     member_config,
-    merged,
     read_sweep,
     worker_environment,
 )
 from bert_jax.train import experiment
 from bert_jax.train.report import Report
 from tests.conftest import ROOT
+from tests.tiny_runs import WORDS, one_device, write_cola
 
 pytestmark = pytest.mark.slow
 
 GRID = ['optimizer.learning_rate=1e-3,1e-2']
+CONFIG = f'{ROOT}/configs/glue.py:cola'
+MEMBERS = grid_members(GRID, 2)
 
 
 def test_the_grid_is_all_combinations():
@@ -43,12 +43,9 @@ def test_the_grid_is_all_combinations():
     assert len(members) == len(set(members)) == 8
     assert members[0].name == 'optimizer.learning_rate=1e-4,train.batch_size=16,seed=0'
     assert len({member.without('seed') for member in members}) == 4
-
-
-def test_a_member_stays_in_the_folder_of_its_sweep():
-    (member,) = grid_members(['init_checkpoint=../../elsewhere'], 0)
-    assert '/' not in member.name and member.settings == (
-        ('init_checkpoint', '../../elsewhere'),)
+    (elsewhere,) = grid_members(['init_checkpoint=../../elsewhere'], 0)
+    assert '/' not in elsewhere.name, 'it stays in the folder of its sweep'
+    assert elsewhere.settings == (('init_checkpoint', '../../elsewhere'),)
 
 
 @pytest.mark.parametrize('kind, names, share, environment', [
@@ -60,18 +57,17 @@ def test_a_member_stays_in_the_folder_of_its_sweep():
     ('tpu', list('0123'), (0, 1, 0), {'TPU_CHIPS_PER_PROCESS_BOUNDS': '2,2,1'}),
     ('cpu', list('0123'), (3, 4, 1), {
         'XLA_FLAGS': '--other --xla_force_host_platform_device_count=1'}),
+    ('tpu', ['0', '1'], (0, 2, 2), '--chips=2: this machine has 2'),
+    ('tpu', list('0123'), (0, 1, 3), '--chips=3: this machine has 4'),
 ])
 def test_a_worker_sees_its_own_chips_only(monkeypatch, kind, names, share, environment):
     monkeypatch.setattr('bert_jax.runtime.hosts.chips', lambda: (kind, names))
     monkeypatch.setenv('XLA_FLAGS', '--other --xla_force_host_platform_device_count=4')
-    assert environment.items() <= worker_environment(*share).items()
-
-
-@pytest.mark.parametrize('names, share', [(['0', '1'], (0, 2, 2)), (list('0123'), (0, 1, 3))])
-def test_chips_that_are_not_there_or_cannot_be_divided_so(monkeypatch, names, share):
-    monkeypatch.setattr('bert_jax.runtime.hosts.chips', lambda: ('tpu', names))
-    with pytest.raises(InputError, match=f'--chips={share[2]}: this machine has {len(names)}'):
-        worker_environment(*share)
+    if isinstance(environment, dict):
+        assert environment.items() <= worker_environment(*share).items()
+    else:
+        with pytest.raises(InputError, match=environment):
+            worker_environment(*share)
 
 
 @pytest.mark.parametrize('grid,message', [
@@ -79,7 +75,7 @@ def test_chips_that_are_not_there_or_cannot_be_divided_so(monkeypatch, names, sh
     (['seed'], 'FIELD=VALUE'),
     (['seed=1,,2'], 'FIELD=VALUE'),
     (['seed=1', 'seed=2'], 'twice'),
-    (['seed=1,2,1'], 'has a value twice'),
+    (['seed=1,2,1'], 'twice'),
     ([], 'nothing varies'),
 ])
 def test_a_grid_that_cannot_be_is_refused(grid, message):
@@ -102,25 +98,17 @@ def test_grids_of_the_paper(name, members, steps):
     assert {c.train.batch_size for c in configs} == {16, 32}
 
 
-def test_settings_of_the_command_line_go_before_those_of_the_file():
-    assert read_sweep(f'{ROOT}/configs/glue.py:rte') == (f'{ROOT}/configs/glue.py:rte', [])
-    assert merged(['a=1,2', 'b=1'], ['b=3', 'c=4']) == ['a=1,2', 'b=3', 'c=4']
-
-
-# Members as they are trained.
-
-WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
+def test_settings_of_the_command_line_go_before_those_of_the_file(tmp_path):
+    assert read_sweep(CONFIG, ['b=3']) == (CONFIG, ['b=3'])
+    (tmp_path / 'sweep.py').write_text("CONFIG, GRID = '../x.py', ['a=1,2', 'b=1']")
+    assert read_sweep(f'{tmp_path}/sweep.py:y', ['b=3', 'c=4']) == (
+        f'{tmp_path.parent}/x.py:y', ['a=1,2', 'b=3', 'c=4'])
 
 
 @pytest.fixture(scope='module')
 def overrides(tmp_path_factory):
-    """Of runs on a tiny task, of one program each."""
-    folder = tmp_path_factory.mktemp('data')
-    rng = random.Random(1)
-    (folder / 'CoLA').mkdir()
-    for split, count in (('train', 32), ('dev', 16)):
-        (folder / 'CoLA' / f'{split}.tsv').write_text(''.join(
-            f"x\t{i % 2}\t\t{' '.join(rng.choices(WORDS, k=5))}\n" for i in range(count)))
+    """Of runs on a tiny task."""
+    folder = write_cola(tmp_path_factory.mktemp('data'), train=32, dev=16)
     (folder / 'vocab.txt').write_text(
         '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS]))
     return [f'--config.{setting}' for setting in (
@@ -139,20 +127,6 @@ def no_curves():
         yield
 
 
-CONFIG = f'{ROOT}/configs/glue.py:cola'
-MEMBERS = grid_members(GRID, 2)
-
-
-@contextlib.contextmanager
-def few_devices(count):
-    """jax as a machine with so many devices has it."""
-    first = jax.devices()[:count]
-    with contextlib.ExitStack() as patches:
-        for name, value in (('devices', first), ('local_devices', first), ('device_count', count)):
-            patches.enter_context(mock.patch.object(jax, name, lambda *_, value=value: value))
-        yield
-
-
 class StopAt:
     """Asks to stop when a step is reached for the so manieth time, and from then on."""
 
@@ -164,12 +138,12 @@ class StopAt:
         return self._left <= 0
 
 
-def work(path, overrides, keep=1, waits=True, should_stop=lambda step: False):
+def work(path, overrides, members=MEMBERS, keep=1, waits=True, should_stop=lambda step: False):
     """A process's part in a sweep, in this one."""
-    folder = Folder(as_path(path), MEMBERS, keep)
-    folder.open(CONFIG, overrides)
-    finished = Worker(CONFIG, overrides, folder, should_stop, waits=waits).work()
-    return finished, folder
+    result = Sweep(as_path(path), CONFIG, overrides, members, keep)
+    result.open(CONFIG, overrides)
+    with one_device():
+        return sweep.work(result, should_stop, waits=waits), result
 
 
 def losses(run):
@@ -184,7 +158,7 @@ def own(tmp_path_factory, overrides):
     found = {}
     for member in (MEMBERS[1], MEMBERS[2]):  # that differ in both
         path = tmp_path_factory.mktemp('own') / 'run'
-        with few_devices(1), contextlib.redirect_stdout(io.StringIO()):
+        with one_device(), contextlib.redirect_stdout(io.StringIO()):
             result = experiment.run(
                 member_config(CONFIG, overrides, member), as_path(path), lambda step: False)
         found[member] = result, path
@@ -194,22 +168,21 @@ def own(tmp_path_factory, overrides):
 def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone(
     tmp_path, overrides, own, capsys
 ):
-    with few_devices(1):
-        finished, folder = work(tmp_path, overrides, keep=2, should_stop=StopAt(3, 2))
-        assert not finished and len(folder.unfinished()) == 3
-        assert losses(folder.run(MEMBERS[1]))[-1][0] == 3
-        first = (folder.run(MEMBERS[0]) / 'sweep_result.json').stat().mtime
-        finished, folder = work(tmp_path, overrides, keep=2)
-        assert finished and not folder.unfinished()
-        assert (folder.run(MEMBERS[0]) / 'sweep_result.json').stat().mtime == first
+    finished, ours = work(tmp_path, overrides, keep=2, should_stop=StopAt(3, 2))
+    assert not finished and len(ours.unfinished()) == 3
+    assert losses(ours.run(MEMBERS[1]))[-1][0] == 3
+    first = (ours.run(MEMBERS[0]) / 'sweep_result.json').stat().mtime
+    finished, ours = work(tmp_path, overrides, keep=2)
+    assert finished and not ours.unfinished()
+    assert (ours.run(MEMBERS[0]) / 'sweep_result.json').stat().mtime == first
     for member, (result, path) in own.items():
-        assert losses(folder.run(member)) == losses(path), 'bit for bit'
-        assert folder.result(member).items() >= {'metric': 'eval/matthews', **result}.items()
-    assert 'resuming at step 3' in (folder.run(MEMBERS[1]) / 'log.txt').read_text()
-    assert 'result {' in (folder.run(MEMBERS[1]) / 'log.txt').read_text()
+        assert losses(ours.run(member)) == losses(path), 'bit for bit'
+        assert ours.result(member).items() >= {'metric': 'eval/matthews', **result}.items()
+    log = (ours.run(MEMBERS[1]) / 'log.txt').read_text()
+    assert 'resuming at step 3' in log and 'result {' in log
     capsys.readouterr()
 
-    assert folder.report() == 0
+    assert ours.report() == 0
     results = json.loads((tmp_path / 'results.json').read_text())
     values = {name: run['eval/matthews'] for name, run in results['runs'].items()}
     assert results['best'] == max(values.values()) == values[results['winner']]
@@ -227,17 +200,15 @@ def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone
 
 def test_what_another_process_has_is_left_to_it_until_it_dies(tmp_path, overrides, own):
     del own  # it has compiled
-    folder = Folder(as_path(tmp_path), MEMBERS, 1)
-    folder.open(CONFIG, overrides)
-    folder.run(MEMBERS[1]).mkdir()
-    other = Claim(folder.run(MEMBERS[1]))
+    run = tmp_path / 'runs' / MEMBERS[1].name
+    run.mkdir(parents=True)
+    other = Claim(run)
     assert other.attempt()
-    with few_devices(1):
-        finished, folder = work(tmp_path, overrides, waits=False)
-        assert finished and folder.unfinished() == [MEMBERS[1]]
-        other.release()
-        finished, folder = work(tmp_path, overrides)
-    assert finished and not folder.unfinished()
+    finished, ours = work(tmp_path, overrides, waits=False)
+    assert finished and ours.unfinished() == [MEMBERS[1]]
+    other.release()
+    finished, ours = work(tmp_path, overrides)
+    assert finished and not ours.unfinished()
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, overrides, capsys):
@@ -249,36 +220,24 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, overrides, cap
         return train_run(opened, *args, **kwargs)
 
     members = grid_members(['optimizer.learning_rate=1e-2,1e-3'], 0)
-    with (few_devices(1), mock.patch(f'{__name__}.MEMBERS', members),
-          mock.patch.object(experiment, 'train_run', failing)):
-        finished, folder = work(tmp_path, overrides)
-        assert finished and folder.report() == 1
+    with mock.patch.object(experiment, 'train_run', failing):
+        finished, ours = work(tmp_path, overrides, members)
+        assert finished and ours.report() == 1
     assert 'learning_rate=1e-2: failed (RuntimeError: the device is lost' in capsys.readouterr().err
-    assert 'Traceback' in (folder.run(members[0]) / 'log.txt').read_text()
-    assert folder.ranking() == [members[1]]
+    assert 'Traceback' in (ours.run(members[0]) / 'log.txt').read_text()
+    assert list(ours.results()) == [members[1]]
 
 
-def test_a_config_that_cannot_work_ends_the_sweep_with_its_message(tmp_path, capsys):
-    with mock.patch('bert_jax.tools.sweep.Guard') as guard:
-        guard().should_stop.return_value = False
-        try:
-            status = main([f'--config={CONFIG}', f'--workdir={tmp_path}', '--restarts=1',
-                           '--config.model.name=tiny', '--config.model.num_heads=3'])
-        except SystemExit as end:
-            status = end.code
-    assert status == 2
-    assert 'num_heads=3' in capsys.readouterr().err
-
-
-def test_a_sweep_that_fails_before_its_first_run_leaves_nothing(tmp_path, overrides, capsys):
-    source = tmp_path / 'empty.txt'
-    source.write_text('')
-    with mock.patch('bert_jax.tools.sweep.Guard') as guard:
-        guard().should_stop.return_value = False
-        with pytest.raises(SystemExit, match='2'):
-            main([f'--config={CONFIG}', f'--workdir={tmp_path}/sweep', '--restarts=1', *overrides,
-                  f'--config.data.source={source}'])
-    assert 'empty.txt' in capsys.readouterr().err
+@pytest.mark.parametrize('bad, message', [
+    ('model.num_heads=3', 'num_heads=3'), ('data.source={folder}/empty.txt', 'empty.txt')])
+def test_a_sweep_that_cannot_work_ends_with_its_message_and_leaves_nothing(
+    tmp_path, overrides, bad, message, capsys
+):
+    (tmp_path / 'empty.txt').touch()
+    with mock.patch.object(Guard, 'start'), pytest.raises(SystemExit, match='2'):
+        sweep.main([f'--config={CONFIG}', f'--workdir={tmp_path}/sweep', '--restarts=1', *overrides,
+                    f'--config.{bad.format(folder=tmp_path)}'])
+    assert message in capsys.readouterr().err
     assert not (tmp_path / 'sweep').exists()
 
 
