@@ -30,24 +30,26 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from bert_jax import config as config_lib
+from bert_jax.config import complete, default_config
+from bert_jax.config.command_line import Parser
 from bert_jax.model.flops import train_flops
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.runtime.files import check_new_file, write_whole
+from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
+from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary, peak_flops, processor
 from bert_jax.tasks.pretrain import PretrainTask, open_data
 from bert_jax.train.experiment import versions
 from bert_jax.train.program import build_program, numbers_of, open_mesh
 from bert_jax.train.sharding import local_rows, to_global
-from bert_jax.train.step import init_state, num_params
+from bert_jax.train.step import num_params
 
+Result = dict[str, Any]
 _NUM_BATCHES = 4  # different ones, placed on the device beforehand and used in turn
 _STEPS_IN_FLIGHT = 2  # as in training: see train/loop.py
 _VOCAB_SIZE, _VOCAB_SAMPLE_BYTES = 8000, 10_000_000
@@ -55,47 +57,13 @@ _WARM_UP_BATCHES = 64
 BENCHMARKS = ('store', 'rows', 'step')
 
 
-class Figure(NamedTuple):
+def figure(name: str, values: Sequence[float], unit: str) -> Result:
     """One measured quantity: its values, one a repeat, and what they count."""
-
-    name: str
-    values: Sequence[float]
-    unit: str
+    return {'name': name, 'unit': unit, 'median': statistics.median(values), 'min': min(values),
+            'max': max(values), 'values': list(values)}
 
 
-class Result(NamedTuple):
-    """The figures of one benchmark and its settings."""
-
-    benchmark: str
-    settings: Mapping[str, Any]
-    figures: Sequence[Figure]
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
-def open_vocabulary(o: argparse.Namespace, folder: Path) -> str:
-    """The vocabulary file given, or a new one of 8,000 pieces, trained on the text.
-
-    Raises:
-      InputError: the text cannot be read.
-    """
-    from bert_jax.data.corpus import open_source, sample_texts
-    from bert_jax.text.training import train_wordpiece
-    from bert_jax.text.vocab import write_vocab
-
-    source = open_source(o.text)
-    if o.vocab_file:
-        return str(o.vocab_file)
-    say(f'text: training a vocabulary of {_VOCAB_SIZE:,} pieces')
-    path = folder / 'vocab.txt'
-    write_vocab(path, train_wordpiece(
-        sample_texts(source, _VOCAB_SAMPLE_BYTES), _VOCAB_SIZE, o.lowercase))
-    return str(path)
-
-
-def store(o: argparse.Namespace, vocab_file: str, folder: Path) -> Result:
+def store(o: argparse.Namespace, folder: Path) -> Result:
     """Builds the token store in `folder` again and again, and leaves the last one there.
 
     Everything counts: the tokenizer, and comparing its characters with the exact one's.
@@ -108,29 +76,28 @@ def store(o: argparse.Namespace, vocab_file: str, folder: Path) -> Result:
     for _ in range(o.repeats):
         shutil.rmtree(folder, ignore_errors=True)
         started = time.perf_counter()
-        tokenizer = load_tokenizer(vocab_file, o.lowercase)
+        tokenizer = load_tokenizer(o.vocab_file, o.lowercase)
         manifest = build_store(open_source(o.text), tokenizer, folder, False).manifest
         seconds.append(time.perf_counter() - started)
         say(f"store: {manifest['text_bytes'] / 1e6:.1f} MB in {seconds[-1]:.1f} s")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak *= 1 if sys.platform == 'darwin' else 1024
-    settings = {'text': o.text} | {name: manifest[name] for name in (
-        'text_bytes', 'num_tokens', 'num_documents')}
-    return Result('store', settings, [
-        Figure('raw text', [manifest['text_bytes'] / 1e6 / x for x in seconds], 'MB/s'),
-        Figure('tokens', [manifest['num_tokens'] / x for x in seconds], 'tokens/s'),
-        Figure('peak memory', [peak / 1e9], 'GB'),
-    ])
+    counts = {name: manifest[name] for name in ('text_bytes', 'num_tokens', 'num_documents')}
+    return {'benchmark': 'store', 'settings': {'text': o.text} | counts, 'figures': [
+        figure('raw text', [counts['text_bytes'] / 1e6 / x for x in seconds], 'MB/s'),
+        figure('tokens', [counts['num_tokens'] / x for x in seconds], 'tokens/s'),
+        figure('peak memory', [peak / 1e9], 'GB'),
+    ]}
 
 
-def rows(o: argparse.Namespace, vocab_file: str, folder: Path) -> Result:
+def rows(o: argparse.Namespace, folder: Path) -> Result:
     """Masked batches out of the tf.data pipeline, from the token store in `folder`."""
     say(f'rows: {o.repeats} windows of {o.rows_seconds:g} s, after warm-up')
-    config = config_lib.default_config()
+    config = default_config()
     config.seed = o.seed
-    config.data.update(source=o.text, vocab_file=vocab_file, lowercase=o.lowercase,
+    config.data.update(source=o.text, vocab_file=o.vocab_file, lowercase=o.lowercase,
                        dir=str(folder), held_out=0.0)
-    data = open_data(config_lib.complete(config))
+    data = open_data(complete(config))
     examples = data.training(o.seq, o.predictions)
     size = o.rows_batch_size
     batches = data.train_batches(
@@ -146,8 +113,8 @@ def rows(o: argparse.Namespace, vocab_file: str, folder: Path) -> Result:
         rates.append(made / elapsed)
     settings = {'text': o.text, 'batch_size': size, 'seq': o.seq, 'predictions': o.predictions,
                 'rows_an_epoch': examples.num_examples, 'window_seconds': o.rows_seconds}
-    return Result('rows', settings, [
-        Figure(f'masked rows of {o.seq}, batch {size}', rates, 'rows/s')])
+    return {'benchmark': 'rows', 'settings': settings, 'figures': [
+        figure(f'masked rows of {o.seq}, batch {size}', rates, 'rows/s')]}
 
 
 def step(o: argparse.Namespace) -> Result:
@@ -156,26 +123,25 @@ def step(o: argparse.Namespace) -> Result:
     Raises:
       InputError: options that cannot work.
     """
-    config = config_lib.default_config()
+    config = default_config()
     config.task, config.seed = 'synthetic', o.seed
     config.model.update(name=o.model, dtype=o.dtype, vocab_size=o.vocab_size,
                         max_position_embeddings=max(512, o.seq))
     config.data.update(max_seq_length=o.seq, max_predictions_per_seq=o.predictions)
     # Only the learning rate depends on the number of steps.
     config.train.update(steps=10_000, batch_size=o.batch_size, eval_batch_size=o.batch_size)
-    config = config_lib.complete(config)
+    config = complete(config)
     mesh, task = open_mesh(config, jax.devices()), PretrainTask(config)
     program = build_program(config, mesh, task)
     numbers = numbers_of(program, config)
     m, data = program.bert, task.data
-    state = init_state(program.objective, program.optimizer, mesh, config.seed)
+    state = program.init(config.seed)
     local = local_rows(mesh, o.batch_size)
     batches = [
         to_global(mesh, batch, o.batch_size, local)
         for batch in data.train_batches(
             data.training(o.seq, o.predictions), batch_size=o.batch_size, local=local,
-            first_step=0, num_steps=_NUM_BATCHES,
-        )
+            first_step=0, num_steps=_NUM_BATCHES)
     ]
     losses: list[float] = []  # of the last step of each measurement
     tokens_per_step = 0
@@ -209,26 +175,24 @@ def step(o: argparse.Namespace) -> Result:
     for i in range(o.repeats):
         rates.append(o.steps * o.batch_size / seconds(o.steps))
         say(f'step: run {i + 1} of {o.repeats}: {rates[-1]:.2f} sequences/s')
-    flops_per_sequence = train_flops(m, o.seq, o.predictions)
-    settings = {
-        'layers': m.num_layers, 'hidden': m.hidden_size, 'heads': m.num_heads,
-        'vocab_size': m.vocab_size, 'batch_size': o.batch_size, 'seq': o.seq,
-        'predictions': o.predictions, 'dtype': m.dtype, 'steps': o.steps, 'warmup': o.warmup,
-        'model': o.model, 'seed': o.seed, 'parameters': parameters,
-        'flops_per_sequence': flops_per_sequence, 'tokens_per_step': tokens_per_step,
-        'losses': losses,
-    }
-    flops = [rate * flops_per_sequence for rate in rates]
+    flops = train_flops(m, o.seq, o.predictions)
     figures = [
-        Figure(f'{o.model}, {m.dtype}', rates, 'sequences/s'),
-        Figure('tokens', [rate * tokens_per_step / o.batch_size for rate in rates], 'tokens/s'),
-        Figure('model FLOPs', [rate / 1e9 for rate in flops], 'GFLOP/s'),
+        figure(f'{o.model}, {m.dtype}', rates, 'sequences/s'),
+        figure('tokens', [rate * tokens_per_step / o.batch_size for rate in rates], 'tokens/s'),
+        figure('model FLOPs', [rate * flops / 1e9 for rate in rates], 'GFLOP/s'),
     ]
     if peak := peak_flops(jax.devices()[0].device_kind):
         peak *= jax.device_count()
-        figures.append(Figure('MFU, of the bf16 peak', [100 * f / peak for f in flops], '%'))
-    figures.append(Figure('compilation and first call', [first_call], 's'))
-    return Result('step', settings, figures)
+        figures.append(
+            figure('MFU, of the bf16 peak', [100 * rate * flops / peak for rate in rates], '%'))
+    figures.append(figure('compilation and first call', [first_call], 's'))
+    return {'benchmark': 'step', 'figures': figures, 'settings': {
+        'layers': m.num_layers, 'hidden': m.hidden_size, 'heads': m.num_heads,
+        'vocab_size': m.vocab_size, 'batch_size': o.batch_size, 'seq': o.seq,
+        'predictions': o.predictions, 'dtype': m.dtype, 'steps': o.steps, 'warmup': o.warmup,
+        'model': o.model, 'seed': o.seed, 'parameters': parameters, 'flops_per_sequence': flops,
+        'tokens_per_step': tokens_per_step, 'losses': losses,
+    }}
 
 
 def table(results: Sequence[Result]) -> str:
@@ -238,37 +202,25 @@ def table(results: Sequence[Result]) -> str:
 
     lines = [f"{'benchmark':10}  {'figure':34} {'median':>10}  {'min - max':>23}  unit"]
     for result in results:
-        for name, values, unit in result.figures:
-            spread = f'{number(min(values))} - {number(max(values))}' if len(values) > 1 else ''
-            lines.append(f'{result.benchmark:10}  {name:34} '
-                         f'{number(statistics.median(values)):>10}  {spread:>23}  {unit}')
+        for f in result['figures']:
+            spread = f"{number(f['min'])} - {number(f['max'])}" if len(f['values']) > 1 else ''
+            lines.append(f"{result['benchmark']:10}  {f['name']:34} "
+                         f"{number(f['median']):>10}  {spread:>23}  {f['unit']}")
     return '\n'.join([lines[0], '-' * max(map(len, lines)), *lines[1:]])
 
 
-def record(results: Sequence[Result], seed: int, command: Sequence[str]) -> dict[str, Any]:
-    """Everything about a run of the benchmarks, for JSON."""
-    known = {name.removeprefix('version of '): version for name, version in versions().items()}
-    return {
-        'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-        'seed': seed, 'command': list(command),
-        'hardware': {
-            'cpu': processor(), 'cores': len(os.sched_getaffinity(0)),
-            'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
-        },
-        'versions': {'python': platform.python_version(), **known},
-        'results': [{
-            'benchmark': result.benchmark, 'settings': dict(result.settings),
-            'figures': [{
-                'name': name, 'unit': unit, 'median': statistics.median(values),
-                'min': min(values), 'max': max(values), 'values': list(values),
-            } for name, values, unit in result.figures],
-        } for result in results],
-    }
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise InputError(message)
+_NUMBERS = (  # flag, default, least, what
+    ('repeats', 4, 1, 'measurements of each'),
+    ('seed', 0, 0, 'of everything random'),
+    ('rows_batch_size', 256, 1, 'rows: rows of a batch'),
+    ('rows_seconds', 3.0, 0.01, 'rows: length of a measurement'),
+    ('batch_size', 8, 1, 'step: sequences a step, over all devices'),
+    ('seq', 128, 8, 'step, rows: tokens a sequence'),
+    ('predictions', 20, 1, 'step, rows: masked positions a sequence'),
+    ('vocab_size', 30522, 104, 'step: pieces in the vocabulary'),
+    ('warmup', 2, 0, 'step: steps before the first measurement'),
+    ('steps', 10, 1, 'step: steps a measurement'),
+)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -277,37 +229,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
       InputError: flags that cannot work.
     """
-    p = _Parser(prog='python -m bert_jax.tools.bench', description=__doc__, allow_abbrev=False,
-                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser('bert_jax.tools.bench', __doc__)
     p.add_argument('--only', default='', metavar='A,B', help='which to run (step; with --text all)')
-    numbers = (
-        ('repeats', int, 1, 4, 'measurements of each'),
-        ('seed', int, 0, 0, 'of everything random'),
-        ('rows_batch_size', int, 1, 256, 'rows: rows of a batch'),
-        ('rows_seconds', float, 0.01, 3.0, 'rows: length of a measurement'),
-        ('batch_size', int, 1, 8, 'step: sequences a step, over all devices'),
-        ('seq', int, 8, 128, 'step, rows: tokens a sequence'),
-        ('predictions', int, 1, 20, 'step, rows: masked positions a sequence'),
-        ('vocab_size', int, 104, 30522, 'step: pieces in the vocabulary'),
-        ('warmup', int, 0, 2, 'step: steps before the first measurement'),
-        ('steps', int, 1, 10, 'step: steps a measurement'),
-    )
-    for name, convert, _, default, what in numbers:
-        p.add_argument(f'--{name}', type=convert, default=default, metavar='N',
-                       help=f'{what} ({default})')
-    for name, text, what in (
-        ('json', '', 'also write everything to this file'),
-        ('text', '', 'store, rows: a source as in config.data.source'),
-        ('vocab_file', '', 'store, rows: its vocabulary (one of 8,000 pieces, trained)'),
-        ('model', 'base', 'step: size, as config.model.name (base)'),
-    ):
-        p.add_argument(f'--{name}', default=text, help=what)
+    p.add_argument('--json', default='', help='also write everything to this file')
+    p.add_argument('--text', default='', help='store, rows: a source as in config.data.source')
+    p.add_argument('--vocab_file', default='',
+                   help='store, rows: its vocabulary (one of 8,000 pieces, trained)')
     p.add_argument('--nolowercase', dest='lowercase', action='store_false',
                    help='store, rows: the vocabulary is cased')
+    p.add_argument('--model', default='base', help='step: size, as config.model.name (base)')
     p.add_argument('--dtype', default='auto', choices=['auto', 'float32', 'bfloat16'],
                    help='step: of the computation; auto is float32 on CPUs, else bfloat16')
+    for name, default, _, what in _NUMBERS:
+        p.add_argument(f'--{name}', type=type(default), default=default, metavar='N',
+                       help=f'{what} ({default})')
     o = p.parse_args(arguments)
-    for name, _, least, *_ in numbers:
+    for name, _, least, _ in _NUMBERS:
         if getattr(o, name) < least:
             raise InputError(f'--{name}={getattr(o, name)} is less than {least}')
     o.only = o.only.split(',') if o.only else BENCHMARKS if o.text else ['step']
@@ -321,6 +258,23 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return o
 
 
+def run(o: argparse.Namespace, folder: Path) -> list[Result]:
+    """The benchmarks of --only, with files in a temporary folder."""
+    if {*o.only} - {'step'} and not o.vocab_file:
+        from bert_jax.data.corpus import open_source, sample_texts
+        from bert_jax.text.training import train_wordpiece
+        from bert_jax.text.vocab import write_vocab
+
+        say(f'text: training a vocabulary of {_VOCAB_SIZE:,} pieces')
+        o.vocab_file = str(folder / 'vocab.txt')
+        write_vocab(o.vocab_file, train_wordpiece(
+            sample_texts(open_source(o.text), _VOCAB_SAMPLE_BYTES), _VOCAB_SIZE, o.lowercase))
+    # `rows` reads the store that `store` leaves.
+    make = {'store': lambda: store(o, folder / 'data'), 'rows': lambda: rows(o, folder / 'data'),
+            'step': lambda: step(o)}
+    return [make[name]() for name in BENCHMARKS if name in o.only]
+
+
 def main(argv: Sequence[str]) -> None:
     """Parses flags, runs, prints the table and writes the JSON."""
     with error_boundary():
@@ -328,18 +282,20 @@ def main(argv: Sequence[str]) -> None:
         if o.json:
             check_new_file(o.json, '--json', unless='hardware')
         with tempfile.TemporaryDirectory(prefix='bert_jax_bench_') as folder:
-            scratch = Path(folder)
-            vocab_file = open_vocabulary(o, scratch) if {*o.only} - {'step'} else ''
-            # `rows` reads the store that `store` leaves.
-            make = {'store': lambda: store(o, vocab_file, scratch / 'data'),
-                    'rows': lambda: rows(o, vocab_file, scratch / 'data'), 'step': lambda: step(o)}
-            results = [make[name]() for name in BENCHMARKS if name in o.only]
-        whole = record(results, o.seed, argv[1:])
+            results = run(o, as_path(folder))
+        hardware = {
+            'cpu': processor(), 'cores': len(os.sched_getaffinity(0)),
+            'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
+        }
+        known = {name.removeprefix('version of '): x for name, x in versions().items()}
         if o.json:
-            write_whole(o.json, json.dumps(whole, indent=2) + '\n')
-        hardware = whole['hardware']
+            write_whole(o.json, json.dumps({
+                'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+                'seed': o.seed, 'command': list(argv[1:]), 'hardware': hardware,
+                'versions': {'python': platform.python_version(), **known}, 'results': results,
+            }, indent=2) + '\n')
         print(f"\n{hardware['cpu']}, {hardware['cores']} cores; {hardware['num_devices']} x "
-              f"{hardware['device_kind']}; jax {whole['versions']['jax']}\n\n{table(results)}")
+              f"{hardware['device_kind']}; jax {known['jax']}\n\n{table(results)}")
 
 
 if __name__ == '__main__':

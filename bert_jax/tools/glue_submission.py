@@ -13,21 +13,20 @@ Exit status: 0 done, 2 something is missing or wrong (a line each on standard er
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import os
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
+from bert_jax.config.command_line import Parser
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, check_new_file, write_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks import table
 from bert_jax.tasks.glue import GLUE_TASKS, GlueTask
 from bert_jax.tasks.texts import numbers
+from bert_jax.weights.formats import read_json
 
 # File -> rows of the official test set.
 NUM_ROWS: Mapping[str, int] = {
@@ -41,43 +40,38 @@ TASKS: Mapping[str, GlueTask] = {
 }
 
 
-def find_predictions(folder: str) -> dict[str, str]:
-    """Files with predictions in a folder: name in the submission -> path.
+def find_predictions(folders: Sequence[str]) -> dict[str, str]:
+    """Files with predictions in folders: name in the submission -> path.
 
     They are named as in the submission or, in a run directory, as the run names them:
     `test_predictions.tsv`, for mnli `test_matched_predictions.tsv`,
     `test_mismatched_predictions.tsv` and `ax_predictions.tsv`.
 
     Raises:
-      InputError: no such folder, no predictions in it, or a config.json that is not a run's.
+      InputError: no such folder, no predictions in it, or two of one file.
     """
-    if not as_path(folder).is_dir():
-        raise InputError(f'no folder {folder}: name directories of runs, or one with TSV files')
-    names = {file: file for file in NUM_ROWS}
-    config = as_path(folder) / 'config.json'
-    if config.is_file():
-        try:
-            task = str(json.loads(config.read_text(encoding='utf-8'))['task'])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f'{config} does not describe a run ({error!r})') from None
-        splits = dict(GLUE_TASKS[task].submissions) if task in GLUE_TASKS else {}
-        if task == 'mnli':
-            splits['ax'] = 'AX.tsv'
-        names |= {f'{split}_predictions.tsv': file for split, file in splits.items()}
     result: dict[str, str] = {}
-    for name, file in names.items():
-        path = os.path.join(folder, name)
-        if as_path(path).is_file():
-            _add(result, file, path)
-    if not result:
-        raise InputError(f"{folder} has none of {', '.join(names)}")
+    for folder in folders:
+        if not as_path(folder).is_dir():
+            raise InputError(f'no folder {folder}: name directories of runs, or one with TSV files')
+        names = {file: file for file in NUM_ROWS}
+        config = as_path(folder) / 'config.json'
+        if config.is_file():
+            task = str(read_json(config, 'it does not describe a run').get('task'))
+            splits = dict(GLUE_TASKS[task].submissions) if task in GLUE_TASKS else {}
+            if task == 'mnli':
+                splits['ax'] = 'AX.tsv'
+            names |= {f'{split}_predictions.tsv': file for split, file in splits.items()}
+        paths = {os.path.join(folder, name): file for name, file in names.items()
+                 if (as_path(folder) / name).is_file()}
+        if not paths:
+            raise InputError(f"{folder} has none of {', '.join(names)}")
+        for path, file in paths.items():
+            if file in result:
+                raise InputError(
+                    f'{result[file]} and {path} are both {file}: leave out one of them')
+            result[file] = path
     return result
-
-
-def _add(paths: dict[str, str], file: str, path: str) -> None:
-    if file in paths:
-        raise InputError(f'{paths[file]} and {path} are both {file}: leave out one of them')
-    paths[file] = path
 
 
 def read_predictions(file: str, path: str) -> list[str]:
@@ -100,10 +94,11 @@ def read_predictions(file: str, path: str) -> list[str]:
     if len(ids) != NUM_ROWS[file]:
         raise InputError(
             f'{path}: {len(ids)} rows, where the test set of {file} has {NUM_ROWS[file]}')
-    for i in range(NUM_ROWS[file]):
-        if str(i) not in by_id:
+    wanted = [str(i) for i in range(NUM_ROWS[file])]
+    for i in wanted:
+        if i not in by_id:
             raise InputError(f'{path} has no row with index {i}')
-    return [by_id[str(i)] for i in range(NUM_ROWS[file])]
+    return [by_id[i] for i in wanted]
 
 
 def same_prediction(file: str) -> list[str]:
@@ -131,19 +126,9 @@ def write_submission(path: str, predictions: Mapping[str, Sequence[str]]) -> Non
     write_whole(path, content.getvalue())
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports wrong arguments in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f'{message}; see --help')
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes a submission."""
-    p = _Parser(
-        prog='python -m bert_jax.tools.glue_submission', description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = Parser('bert_jax.tools.glue_submission', __doc__)
     p.add_argument('zip', metavar='ZIP', help='the file to write')
     p.add_argument('folders', metavar='RUN', nargs='*', help='folders with predictions')
     p.add_argument('--wnli-majority', action='store_true',
@@ -157,32 +142,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not args.folders and not args.fill_missing:
             raise InputError('name the directories of runs, or a folder with TSV files')
         check_new_file(args.zip, 'ZIP')
-        paths: dict[str, str] = {}
-        for folder in args.folders:
-            for file, path in find_predictions(folder).items():
-                _add(paths, file, path)
+        paths = find_predictions(args.folders)
         predictions = {}
+        missing = []
         for file in NUM_ROWS:
             if file in paths:
                 predictions[file] = read_predictions(file, paths[file])
                 print(f'{file:<12}{NUM_ROWS[file]:>7} rows from {paths[file]}')
+            elif not (file == 'WNLI.tsv' and args.wnli_majority):
+                missing.append(file)
         if args.wnli_majority:
             predictions['WNLI.tsv'] = same_prediction('WNLI.tsv')
             print('WNLI.tsv: all 0: the majority in training, not a model')
-        missing = [file for file in NUM_ROWS if file not in predictions]
-        for file in missing if args.fill_missing else ():
-            predictions[file] = same_prediction(file)
-            print(f'WARNING: no predictions for {file}: all {NUM_ROWS[file]} rows are '
-                  f'{predictions[file][0]}, which is no result', file=sys.stderr)
-        if not missing or args.fill_missing:
-            write_submission(args.zip, predictions)
-            print(f'wrote {args.zip}')
-            return
-    for file in missing:
-        task = 'mnli' if file == 'AX.tsv' else TASKS[file].name
-        print(f'error: {file} is missing: name a run of configs/glue.py:{task}, or '
-              '--fill-missing', file=sys.stderr)
-    sys.exit(2)
+        for file in missing:
+            if args.fill_missing:
+                predictions[file] = same_prediction(file)
+                print(f'WARNING: no predictions for {file}: all {NUM_ROWS[file]} rows are '
+                      f'{predictions[file][0]}, which is no result', file=sys.stderr)
+            else:
+                task = 'mnli' if file == 'AX.tsv' else TASKS[file].name
+                print(f'error: {file} is missing: name a run of configs/glue.py:{task}, or '
+                      '--fill-missing', file=sys.stderr)
+        if missing and not args.fill_missing:
+            sys.exit(2)
+        write_submission(args.zip, predictions)
+        print(f'wrote {args.zip}')
 
 
 if __name__ == '__main__':

@@ -318,8 +318,8 @@ def check(config: ConfigDict, topology: str) -> Record:
     chip = find_chip(devices[0].device_kind)
     assert chip is not None, devices[0].device_kind
     measured = [measure_phase(program, number, chip) for number in range(len(program.phases))]
-    hours = [record.get('hours') for record in measured]
-    total = None if None in hours else sum(hours)
+    hours = [record['hours'] for record in measured if 'hours' in record]
+    total = sum(hours) if len(hours) == len(measured) else None
     versions = {}
     for name in ('bert-jax', 'jax', 'jaxlib', 'libtpu', 'flax', 'optax'):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
