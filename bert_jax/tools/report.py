@@ -16,24 +16,22 @@ import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from bert_jax.config.command_line import Parser
 from bert_jax.runtime.process import error_boundary
 
 _TEXT = 'The old town lies on the river, and the king lived in the castle for many years.'
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog='python -m bert_jax.tools.report', description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser('bert_jax.tools.report', __doc__)
     parser.add_argument('runs', metavar='RUN', nargs='+', help='run directories')
     parser.add_argument('--output', required=True, help='the page, a new file')
     parser.add_argument('--text', default=_TEXT, help='the sentence of the examples')
-    options = parser.parse_args(arguments)
+    with error_boundary():
+        options = parser.parse_args(arguments)
     with error_boundary(writing=options.output):
         from bert_jax.tools.report_page import report  # not above: `--help` does not wait for jax
 

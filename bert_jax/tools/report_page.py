@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
+import bisect
 import functools
+import itertools
 import json
 import os
 import re
 import statistics
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -31,8 +32,7 @@ from bert_jax.train.report import count, duration, read_records
 from bert_jax.train.run_directory import read_run_fields
 from bert_jax.weights.run_directory import read_description, whole_steps
 
-Record = Mapping[str, Any]
-Examples = dict[str, Any]  # `masked`, `heads`, `nearest`, as far as a run's weights can make them
+Examples = dict[str, Any]  # `nearest`, `masked words`, `attention`: what the weights can make
 _TOP = 5
 _MOST_WORDS = 30  # attention over more is illegible, and a large model would make a large page
 _WORD = re.compile(r'\w+')
@@ -43,9 +43,8 @@ _OF_SPEED = ('sequences_per_second', 'tokens_per_second', 'data_wait', 'mfu', 'g
 _NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity')  # functions of the loss
 
 
-@dataclasses.dataclass(frozen=True)
 class RunRecords:
-    """A run without its weights: fields, records, state.
+    """A run without its weights, be it finished, going on, or killed.
 
     Attributes:
       name: its name on the page.
@@ -54,14 +53,46 @@ class RunRecords:
       records: of its metrics.jsonl, in order.
       state: how far it is, in words.
       missing: what the page cannot show of it, and why.
+      seconds: by cause.
     """
 
-    name: str
-    folder: Path
-    fields: dict[str, Any]
-    records: list[dict[str, Any]]
-    state: str
-    missing: list[str]
+    def __init__(self, folder: Path, name: str):
+        """Reads the directory of a run.
+
+        Raises:
+          InputError: it is no run directory, or a file in it is damaged.
+        """
+        has_config = (folder / 'config.json').exists()
+        if not has_config and not (folder / 'metrics.jsonl').exists():
+            raise InputError(
+                f'{folder} is no run directory: it has neither config.json nor metrics.jsonl')
+        self.name, self.folder = name, folder
+        self.records = read_records(folder / 'metrics.jsonl')
+        self.fields: dict[str, Any] = read_run_fields(folder) if has_config else {}
+        self.missing = []
+        if not has_config:
+            self.missing.append('no config.json: no settings, tokens, FLOPs or weights')
+        if not self.records:
+            self.missing.append('no records in metrics.jsonl: no curves, speed or results')
+        elif not self._evaluations():
+            self.missing.append('no evaluation so far: no results')
+        elif has_config and not self.fields.get('phases'):
+            self.missing.append('config.json has no phases: no tokens or FLOPs')
+        timed = [record for record in self.records if 'time/step' in record]
+        self.seconds = {name.removeprefix('time/'): value for name, value in timed[-1].items()
+                        if name.startswith('time/') and value > 0} if timed else {}
+        step = max((r['step'] for r in self.records), default=0)
+        total, seconds = self.fields.get('train.steps'), sum(self.seconds.values())
+        took = f' in {duration(seconds)}' if seconds else ''
+        if total and step >= total:
+            self.state = f'finished: {step:,} steps{took}'
+        else:
+            who = holder(folder)
+            self.state = (f'step {step:,}' + (f' of {total:,}' if total else '') + took
+                          + (f', going on ({who})' if who else ', stopped'))
+
+    def _evaluations(self) -> list[dict[str, Any]]:
+        return [r for r in self.records if any(name.startswith('eval/') for name in r)]
 
     def curves(self) -> dict[str, list[tuple[float, float, float, float]]]:
         """Points (step, tokens, FLOPs so far, value) of every `train/...` and `eval/...`."""
@@ -82,12 +113,10 @@ class RunRecords:
     def _work(self) -> list[tuple[float, float, float]]:
         """(Step, tokens, FLOPs) at each log line."""
         result = [(0.0, 0.0, 0.0)]
-        phases, end = [], 0
-        for phase in self.fields.get('phases') or ():
-            end += phase['steps']
-            phases.append({'packed_rows': 0, 'end': end} | phase)
+        phases = self.fields.get('phases')
         if not phases:
             return result
+        ends = list(itertools.accumulate(phase['steps'] for phase in phases))
         model = ModelConfig(**read_description(self.folder).model)
         head = self.fields.get('head') or Tagging.name  # rows are packed; old runs lack the field
         features = self.fields.get('inference.features') or 'concat_last_four'
@@ -96,7 +125,7 @@ class RunRecords:
             step, tokens, flops = record['step'], *result[-1][1:]
             if 'train/loss' not in record or step <= result[-1][0]:
                 continue
-            phase = next((p for p in phases if step <= p['end']), phases[-1])
+            phase = {'packed_rows': 0} | phases[min(bisect.bisect_left(ends, step), len(ends) - 1)]
             rows, length = phase['batch_size'], phase['max_seq_length']
             if record.get('train/sequences_per_second') and record.get('train/tokens_per_second'):
                 share = (record['train/tokens_per_second']
@@ -110,19 +139,10 @@ class RunRecords:
             result.append((step, tokens + steps * rows * length * share, flops + steps * a_step))
         return result
 
-    def gates(self) -> dict[str, list[int]]:
-        """The steps at which each gate warned."""
-        result: dict[str, list[int]] = {}
-        for record in self.records:
-            for name in record:
-                if name.startswith('gate/'):
-                    result.setdefault(name.removeprefix('gate/'), []).append(record['step'])
-        return result
-
     def results(self) -> dict[str, str]:
         """The scores of the best evaluation if the run keeps its weights, else of the last; and the
         work up to it."""
-        evaluations = [r for r in self.records if any(n.startswith('eval/') for n in r)]
+        evaluations = self._evaluations()
         if not evaluations:
             return {}
         chosen, what = evaluations[-1], 'last'
@@ -138,77 +158,44 @@ class RunRecords:
         }
 
     def speed(self) -> dict[str, str]:
-        """Medians over the log lines, and the goodput."""
+        """Medians over the log lines, and the goodput of the whole run."""
+        share = '{:.1%}'.format
         result = {}
-        for title, name, form in (
-            ('sequences/s', 'sequences_per_second', count),
-            ('tokens/s', 'tokens_per_second', count),
-            ('waiting for data', 'data_wait', '{:.1%}'.format),
-            ('MFU', 'mfu', '{:.1%}'.format), ('goodput', 'goodput', '{:.1%}'.format),
+        for title, name, form, summary in (
+            ('sequences/s', 'sequences_per_second', count, statistics.median),
+            ('tokens/s', 'tokens_per_second', count, statistics.median),
+            ('waiting for data', 'data_wait', share, statistics.median),
+            ('MFU', 'mfu', share, statistics.median),
+            ('goodput', 'goodput', share, lambda values: values[-1]),
         ):
-            values = [r[f'train/{name}'] for r in self.records if f'train/{name}' in r]
-            if values:
-                last = name == 'goodput'  # of the whole run
-                result[title] = form(values[-1] if last else statistics.median(values))
+            if values := [r[f'train/{name}'] for r in self.records if f'train/{name}' in r]:
+                result[title] = form(summary(values))
         return result
-
-
-def _seconds(records: Sequence[Record]) -> dict[str, float]:
-    """Seconds by cause, from the last record that has them."""
-    last = next((r for r in reversed(records) if 'time/step' in r), {})
-    return {name.removeprefix('time/'): value for name, value in last.items()
-            if name.startswith('time/') and value > 0}
-
-
-def read_run(folder: Path, name: str) -> RunRecords:
-    """Reads the directory of a run that is finished, going on, or killed.
-
-    Raises:
-      InputError: it is no run directory, or a file in it is damaged.
-    """
-    has_config = (folder / 'config.json').exists()
-    records = read_records(folder / 'metrics.jsonl')
-    if not has_config and not (folder / 'metrics.jsonl').exists():
-        raise InputError(
-            f'{folder} is no run directory: it has neither config.json nor metrics.jsonl')
-    fields = read_run_fields(folder) if has_config else {}
-    missing = []
-    if not has_config:
-        missing.append('no config.json: no settings, tokens, FLOPs or weights')
-    if not records:
-        missing.append('no records in metrics.jsonl: no curves, speed or results')
-    elif not any(name.startswith('eval/') for record in records for name in record):
-        missing.append('no evaluation so far: no results')
-    elif fields and not fields.get('phases'):
-        missing.append('config.json has no phases: no tokens or FLOPs')
-    step, total = max((r['step'] for r in records), default=0), fields.get('train.steps')
-    seconds = sum(_seconds(records).values())
-    took = f' in {duration(seconds)}' if seconds else ''
-    if total and step >= total:
-        state = f'finished: {step:,} steps{took}'
-    else:
-        who = holder(folder)
-        state = (f'step {step:,}' + (f' of {total:,}' if total else '') + took
-                 + (f', going on ({who})' if who else ', stopped'))
-    return RunRecords(name, folder, fields, records, state, missing)
 
 
 def page(runs: Sequence[RunRecords], examples: Sequence[Examples], text: str) -> str:
     """The whole page, of runs with their examples of a text."""
     curves = [run.curves() for run in runs]
+    keys = ' '.join(f'{_key(i)}{escape(run.name)}' for i, run in enumerate(runs))
+    times = [{cause: f'{duration(value)} ({value / sum(run.seconds.values()):.1%})'
+              for cause, value in sorted(run.seconds.items(), key=lambda item: -item[1])}
+             for run in runs]
     sections = [
         ('runs', 'Runs', _runs(runs)),
         ('gates', 'Warnings', _gates(runs)),
         ('results', 'Results', _table(runs, [run.results() for run in runs])),
-        ('curves', 'Curves', _curves_intro(runs) if any(curves) else ''),
-        ('speed', 'Speed and time', _table(runs, [run.speed() for run in runs]) + _times(runs)),
+        ('curves', 'Curves', f'<p>{keys}</p>\n<p class="note">Thin lines: training; thick ones '
+         'with dots: held out. Tokens do not count padding; FLOPs are of training, by the formula '
+         'of bert_jax/model/flops.py.</p>' if any(curves) else ''),
+        ('speed', 'Speed and time', _table(runs, [run.speed() for run in runs])
+         + _table(runs, times, 'Time by cause; lost: steps that a kill undid.')),
         ('settings', 'Settings that differ', _settings(runs)),
         ('masked', 'Masked words', _words(
-            runs, [e.get('masked') for e in examples], 'word', 'guesses', '{:.1%}',
+            runs, [e.get('masked words') for e in examples], 'word', 'guesses', '{:.1%}',
             'Each word masked in turn, with the five likeliest pieces in its place.')),
         ('attention', 'Attention', f'<p class="note">{escape(text)} Each token is a row; darker '
          'columns are tokens that it attends to more.</p>'
-         if any(e.get('heads') for e in examples) else ''),
+         if any(e.get('attention') for e in examples) else ''),
         ('nearest', 'Nearest words', _words(
             runs, [e.get('nearest') for e in examples], 'piece', 'nearest', '{:.2f}',
             'Pieces with the most similar rows of the word table, by cosine.')),
@@ -216,18 +203,18 @@ def page(runs: Sequence[RunRecords], examples: Sequence[Examples], text: str) ->
     sections = [section for section in sections if section[2]]
     data = {
         'runs': [run.name for run in runs], 'axes': _AXES, 'charts': _charts(curves),
-        'attention': [e.get('heads') for e in examples],
+        'attention': [e.get('attention') for e in examples],
     }
-    here = as_path(__file__).parent
-    return string.Template((here / 'report.html').read_text(encoding='utf-8')).substitute(
-        title=escape(', '.join(run.name for run in runs)),
-        style=(here / 'report.css').read_text(encoding='utf-8'),
+    html, style, script = (
+        (as_path(__file__).parent / f'report.{ending}').read_text(encoding='utf-8')
+        for ending in ('html', 'css', 'js'))
+    return string.Template(html).substitute(
+        title=escape(', '.join(run.name for run in runs)), style=style, script=script,
         links='\n'.join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections),
         sections='\n'.join(f'<section id="{name}">\n<h2>{title}</h2>\n{content}\n</section>'
                            for name, title, content in sections),
         # Without `<`, no string of the data can end its element.
         data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'),
-        script=(here / 'report.js').read_text(encoding='utf-8'),
     )
 
 
@@ -271,21 +258,18 @@ def _runs(runs: Sequence[RunRecords]) -> str:
 
 
 def _gates(runs: Sequence[RunRecords]) -> str:
+    """The steps at which each gate warned."""
     rows = []
     for i, run in enumerate(runs):
-        for name, steps in run.gates().items():
-            times = f'step {steps[0]:,}' + (
-                f' and {len(steps) - 1} more, the last at {steps[-1]:,}' if steps[1:] else '')
-            rows.append(f'<li>{_key(i)}{escape(run.name)}, {times}: <b>{escape(name)}</b>, '
-                        f"{escape(MEANINGS.get(name, ''))}</li>")
+        names = dict.fromkeys(n for r in run.records for n in r if n.startswith('gate/'))
+        for name in names:
+            first, *more = (r['step'] for r in run.records if name in r)
+            times = f'step {first:,}' + (
+                f' and {len(more)} more, the last at {more[-1]:,}' if more else '')
+            gate = name.removeprefix('gate/')
+            rows.append(f'<li>{_key(i)}{escape(run.name)}, {times}: <b>{escape(gate)}</b>, '
+                        f"{escape(MEANINGS.get(gate, ''))}</li>")
     return f"<ul class=\"spoken\">{''.join(rows)}</ul>" if rows else ''
-
-
-def _curves_intro(runs: Sequence[RunRecords]) -> str:
-    keys = ' '.join(f'{_key(i)}{escape(run.name)}' for i, run in enumerate(runs))
-    return (f'<p>{keys}</p>\n<p class="note">Thin lines: training; thick ones with dots: held out. '
-            'Tokens do not count padding; FLOPs are of training, by the formula of '
-            'bert_jax/model/flops.py.</p>')
 
 
 def _charts(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -302,19 +286,14 @@ def _charts(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any
     return {title: charts for title, charts in groups.items() if charts}
 
 
-def _times(runs: Sequence[RunRecords]) -> str:
-    return _table(runs, [
-        {cause: f'{duration(value)} ({value / sum(seconds.values()):.1%})'
-         for cause, value in sorted(seconds.items(), key=lambda item: -item[1])}
-        for seconds in (_seconds(run.records) for run in runs)
-    ], 'Time by cause; lost: steps that a kill undid.')
-
-
 def _settings(runs: Sequence[RunRecords]) -> str:
+    if len(runs) == 1:
+        return ''
     values = [{name: repr(value) for name, value in run.fields.items()} for run in runs]
-    differing = [{name: of_run.get(name, '') for name in dict.fromkeys(n for v in values for n in v)
-                  if len({v.get(name) for v in values}) > 1} for of_run in values]
-    return '' if len(runs) == 1 else _table(runs, differing) or '<p>None.</p>'
+    names = [name for name in dict.fromkeys(itertools.chain(*values))
+             if len({of_run.get(name) for of_run in values}) > 1]
+    return _table(runs, [{name: of_run.get(name, '') for name in names} for of_run in values]) or (
+        '<p>None.</p>')
 
 
 def _words(
@@ -322,23 +301,22 @@ def _words(
     form: str, note: str,
 ) -> str:
     """A table for each run: words, each with others and their numbers."""
-    def guess(word: str, token: str, number: float) -> str:
-        right = ' true' if token.lower() == word.lower() else ''
-        return (f'<span class="guess{right}"><bdi>{escape(token)}</bdi>&nbsp;'
-                f'{form.format(number)}</span>')
-
     tables = []
     for i, (run, of_run) in enumerate(zip(runs, words, strict=True)):
-        rows = ''.join(
-            f"<tr><th scope=\"row\">{escape(word['word'])}</th><td>"
-            + ' '.join(guess(word['word'], *item) for item in word[key]) + '</td></tr>\n'
-            for word in of_run or ()
-        )
+        rows = []
+        for word in of_run or ():
+            guesses = []
+            for token, number in word[key]:
+                right = ' true' if token.lower() == word['word'].lower() else ''
+                guesses.append(f'<span class="guess{right}"><bdi>{escape(token)}</bdi>&nbsp;'
+                               f'{form.format(number)}</span>')
+            rows.append(f"<tr><th scope=\"row\">{escape(word['word'])}</th><td>"
+                        f"{' '.join(guesses)}</td></tr>\n")
         if rows:
             tables.append(f'<div class="wide" tabindex="0"><table><caption>{_key(i)}'
                           f'{escape(run.name)}</caption><thead><tr><th scope="col">{what}</th>'
                           f'<th scope="col">{key}</th></tr></thead>\n'
-                          f'<tbody>{rows}</tbody></table></div>')
+                          f"<tbody>{''.join(rows)}</tbody></table></div>")
     if not tables:
         return ''
     return f'<p class="note">{note}</p>\n<div class="grid words">' + '\n'.join(tables) + '</div>'
@@ -391,6 +369,24 @@ def neighbours(model: Model, text: str) -> list[dict[str, Any]]:
     return result
 
 
+def _examples(run: RunRecords, text: str) -> Examples:
+    """The examples of a run; those that its weights cannot make are listed as missing."""
+    result: Examples = {}
+    try:
+        model = load(run.folder)
+        model.note = run.missing.append
+        result['nearest'] = neighbours(model, text)
+    except InputError as error:
+        run.missing.append(f'no masked words, attention or nearest words: {error}')
+        return result
+    for key, make in (('masked words', masked_words), ('attention', heads)):
+        try:
+            result[key] = make(model, text)
+        except InputError as error:
+            run.missing.append(f'no {key}: {error}')
+    return result
+
+
 def report(folders: Sequence[str], output: str, text: str) -> None:
     """Writes the page.
 
@@ -407,44 +403,13 @@ def report(folders: Sequence[str], output: str, text: str) -> None:
         raise InputError(f'--text has {MASK}: write it without, each word is masked in turn')
     if not 0 < (words := len(_WORD.findall(text))) <= _MOST_WORDS:
         raise InputError(f'--text has {words} words: give one sentence, of at most {_MOST_WORDS}')
-    runs = [read_run(as_path(folder), name)
-            for folder, name in zip(folders, _names(folders), strict=True)]
+    paths = [os.path.abspath(folder) for folder in folders]
+    if twice := [folder for i, folder in enumerate(folders) if paths[i] in paths[:i]]:
+        raise InputError(f'{twice[0]} is named twice: name each run once')
+    above = os.path.commonpath([os.path.dirname(path) for path in paths])
+    runs = [RunRecords(as_path(folder), os.path.relpath(path, above))
+            for folder, path in zip(folders, paths, strict=True)]
     write_whole(output, page(runs, [_examples(run, text) for run in runs], text))
     for run in runs:
         print(f'{run.name}: {run.state}' + ''.join(f'; {line}' for line in run.missing))
     print(f'written: {output}')
-
-
-def _names(folders: Sequence[str]) -> list[str]:
-    """The last part of each path, or as many parts as distinguish them.
-
-    Raises:
-      InputError: a folder is named twice.
-    """
-    parts = [os.path.abspath(folder).split(os.sep) for folder in folders]
-    for num in range(1, max(map(len, parts)) + 1):
-        names = [os.sep.join(part[-num:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    twice = next(f for i, f in enumerate(folders) if parts[i] in parts[:i])
-    raise InputError(f'{twice} is named twice: name each run once')
-
-
-def _examples(run: RunRecords, text: str) -> Examples:
-    """The examples of a run; those that its weights cannot make are listed as missing."""
-    result: Examples = {}
-    try:
-        model = load(run.folder)
-        model.note = run.missing.append
-        result['nearest'] = neighbours(model, text)
-    except InputError as error:
-        run.missing.append(f'no masked words, attention or nearest words: {error}')
-        return result
-    make: Mapping[str, tuple[str, Callable[..., Any]]] = {
-        'masked': ('masked words', masked_words), 'heads': ('attention', heads)}
-    for key, (what, function) in make.items():
-        try:
-            result[key] = function(model, text)
-        except InputError as error:
-            run.missing.append(f'no {what}: {error}')
-    return result

@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import bench
-from bert_jax.tools.bench import Figure, Result, table
+from bert_jax.tools.bench import figure, table
 
 pytestmark = pytest.mark.slow
 
@@ -50,9 +50,9 @@ def test_step_benchmark_without_tensorflow(tmp_path):
     assert {'python', 'jax', 'jaxlib'} <= set(whole['versions'])
     (step,) = whole['results']
     assert step['benchmark'] == 'step'
-    for figure in step['figures']:
-        assert set(figure) == {'name', 'unit', 'median', 'min', 'max', 'values'}
-        assert 0 < figure['min'] <= figure['median'] <= figure['max']
+    for f in step['figures']:
+        assert set(f) == {'name', 'unit', 'median', 'min', 'max', 'values'}
+        assert 0 < f['min'] <= f['median'] <= f['max']
     settings = step['settings']
     assert settings['flops_per_sequence'] == FLOPS
     assert settings['tokens_per_step'] == 8 * 16
@@ -94,8 +94,8 @@ def test_help(capsys):
 
 def test_table():
     text = table([
-        Result('step', {}, [Figure('speed', [3.0, 1.0, 2.0], 'x/s')]),
-        Result('rows', {}, [Figure('rows', [123456.7], 'rows/s')]),
+        {'benchmark': 'step', 'figures': [figure('speed', [3.0, 1.0, 2.0], 'x/s')]},
+        {'benchmark': 'rows', 'figures': [figure('rows', [123456.7], 'rows/s')]},
     ])
     assert text.splitlines()[2].split() == ['step', 'speed', '2', '1', '-', '3', 'x/s']
     assert text.splitlines()[3].split() == ['rows', 'rows', '123,457', 'rows/s']

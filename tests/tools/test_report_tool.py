@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.tools import report
-from bert_jax.tools.report_page import read_run
+from bert_jax.tools.report_page import RunRecords
 from bert_jax.train.gates import MEANINGS
 from bert_jax.weights.run_directory import read_config, write_config, write_run
 from tests.predict import tiny
@@ -91,7 +91,7 @@ def test_the_page(runs, capsys):
 
 
 def test_the_work_so_far(runs):
-    run = read_run(runs / 'whole', 'whole')
+    run = RunRecords(runs / 'whole', 'whole')
     points = np.array(run.curves()['train/loss'])
     # Rows of 8 and of 16 tokens, three quarters of them full.
     np.testing.assert_allclose(
