@@ -57,27 +57,12 @@ from bert_jax.config import ConfigDict, complete, get_field, model_sizes
 from bert_jax.config.command_line import Parser, config_file
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.runtime.files import (
-    Path,
-    as_path,
-    is_by_the_way,
-    open_folder,
-    open_whole,
-    write_whole,
-)
+from bert_jax.runtime.files import Path, as_path, open_folder, open_whole, write_whole
 from bert_jax.runtime.process import error_boundary, hardware
 from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.preflight import without_data
-from bert_jax.tools.sweep import (
-    Member,
-    Settings,
-    Sweep,
-    grid_members,
-    member_config,
-    run_workers,
-    work,
-)
+from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config, run_workers, work
 from bert_jax.train.experiment import versions
 from bert_jax.train.run_directory import flat_fields
 from bert_jax.weights import load_weights
@@ -339,7 +324,7 @@ class Plan:
             return None
         cell: Cell = {'paper': row.figures.get(column), 'dev': row.dev.get(column),
                       'parts': [part.sweep.path.name for part in parts]}
-        groups: dict[Settings, list[tuple[float, float, int]]] = {}
+        groups: dict[Any, list[tuple[float, float, int]]] = {}
         for number, part in enumerate(parts):
             for member in part.sweep.members:
                 # The last evaluation and not the best: all runs are compared after as many epochs.
@@ -717,8 +702,7 @@ def main(argv: Sequence[str]) -> int:
             is_ours = str(folder).startswith(f'{plan.data}/')  # not set by --finetune
             if part.task and left[part.title] and is_ours and not folder.exists():
                 raise InputError(f'--data={plan.data}: {folder} does not exist')
-        open_folder(plan.root, '--workdir', lambda folder: 'parts' in {
-            path.name for path in folder.iterdir() if not is_by_the_way(path)})
+        open_folder(plan.root, '--workdir', lambda folder: (folder / 'parts').is_dir())
         (plan.root / 'parts').mkdir(exist_ok=True)
         failed: dict[str, str] = {}  # by the part's title
         status = run_workers(

@@ -32,7 +32,6 @@ from absl import flags, logging
 from bert_jax.config import ConfigDict, complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import task_fields
-from bert_jax.config.phases import parse_duration
 from bert_jax.config.validation import validate
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.runtime.errors import InputError
@@ -246,18 +245,15 @@ def _grid(rows: list[list[str]]) -> str:
 
 def verdict(record: Record) -> str:
     """Whether it fits and what it takes, or what to change."""
+    if record['fits']:
+        return (f"fits; {record['hours']:,.1f} hours ({record['hours'] / 24:.2f} days), "
+                f"{record['chip_hours']:,.0f} chip-hours, without evaluation, saving and waiting")
     lines = []
     for phase in record['phases']:
         if not phase['fits']:
             needed = max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'])
             lines.append(f"{phase['name']} does not fit: it takes {_gb(needed)} GB of a chip's "
                          f"{_gb(phase['bytes_limit'])}; {_remedy(phase)}")
-    if not lines:
-        lines.append(
-            f"fits; {record['hours']:,.1f} hours ({record['hours'] / 24:.2f} days), "
-            f"{record['chip_hours']:,.0f} chip-hours, without evaluation, saving and waiting")
-    if every := record['verify_every']:  # two gradients each time
-        lines.append(f'comparing the chips every {every:,} steps takes {200 / every:.1f} % more')
     return '\n'.join(lines)
 
 
@@ -330,10 +326,6 @@ def check(config: ConfigDict, topology: str) -> Record:
         'remat': config.model.remat, 'scan_layers': config.model.scan_layers,
         'versions': versions, 'date': datetime.date.today().isoformat(),
         'phases': measured, 'fits': all(record['fits'] for record in measured),
-        'verify_every': parse_duration(
-            config.train.verify_every, 'train.verify_every', num_examples=None,
-            batch_size=program.phases[0]['batch_size'],
-            total=sum(phase['steps'] for phase in program.phases)),
         'hours': total, 'chip_hours': None if total is None else total * len(devices),
     }
 

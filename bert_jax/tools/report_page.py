@@ -11,7 +11,7 @@ import os
 import re
 import statistics
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -48,6 +48,7 @@ class RunRecords:
 
     Attributes:
       name: its name on the page.
+      label: the same in HTML, with its line as in the curves.
       folder: its directory.
       fields: of its config.json, by dotted name; empty without one.
       records: of its metrics.jsonl, in order.
@@ -56,8 +57,8 @@ class RunRecords:
       seconds: by cause.
     """
 
-    def __init__(self, folder: Path, name: str):
-        """Reads the directory of a run.
+    def __init__(self, folder: Path, name: str, number: int = 0):
+        """Reads the directory of the run with a number on the page.
 
         Raises:
           InputError: it is no run directory, or a file in it is damaged.
@@ -67,6 +68,10 @@ class RunRecords:
             raise InputError(
                 f'{folder} is no run directory: it has neither config.json nor metrics.jsonl')
         self.name, self.folder = name, folder
+        self.label = (
+            '<svg class="key" viewBox="0 0 24 10" aria-hidden="true"><line x1="0" x2="24" y1="5" '
+            f'y2="5" stroke="var(--run{number % _NUM_COLOURS})" '
+            f'stroke-dasharray="{_DASHES[number // 2 % 4]}"/></svg>{escape(name)}')
         self.records = read_records(folder / 'metrics.jsonl')
         self.fields: dict[str, Any] = read_run_fields(folder) if has_config else {}
         self.missing = []
@@ -176,7 +181,6 @@ class RunRecords:
 def page(runs: Sequence[RunRecords], examples: Sequence[Examples], text: str) -> str:
     """The whole page, of runs with their examples of a text."""
     curves = [run.curves() for run in runs]
-    keys = ' '.join(f'{_key(i)}{escape(run.name)}' for i, run in enumerate(runs))
     times = [{cause: f'{duration(value)} ({value / sum(run.seconds.values()):.1%})'
               for cause, value in sorted(run.seconds.items(), key=lambda item: -item[1])}
              for run in runs]
@@ -184,9 +188,10 @@ def page(runs: Sequence[RunRecords], examples: Sequence[Examples], text: str) ->
         ('runs', 'Runs', _runs(runs)),
         ('gates', 'Warnings', _gates(runs)),
         ('results', 'Results', _table(runs, [run.results() for run in runs])),
-        ('curves', 'Curves', f'<p>{keys}</p>\n<p class="note">Thin lines: training; thick ones '
-         'with dots: held out. Tokens do not count padding; FLOPs are of training, by the formula '
-         'of bert_jax/model/flops.py.</p>' if any(curves) else ''),
+        ('curves', 'Curves', '<p>' + ' '.join(run.label for run in runs) + '</p>\n'
+         '<p class="note">Thin lines: training; thick ones with dots: held out. Tokens do not '
+         'count padding; FLOPs are of training, by the formula of bert_jax/model/flops.py.</p>'
+         if any(curves) else ''),
         ('speed', 'Speed and time', _table(runs, [run.speed() for run in runs])
          + _table(runs, times, 'Time by cause; lost: steps that a kill undid.')),
         ('settings', 'Settings that differ', _settings(runs)),
@@ -218,38 +223,32 @@ def page(runs: Sequence[RunRecords], examples: Sequence[Examples], text: str) ->
     )
 
 
-def _key(number: int) -> str:
-    """A run's line, as in the curves."""
-    return (f'<svg class="key" viewBox="0 0 24 10" aria-hidden="true"><line x1="0" x2="24" y1="5" '
-            f'y2="5" stroke="var(--run{number % _NUM_COLOURS})" '
-            f'stroke-dasharray="{_DASHES[number // 2 % 4]}"/></svg>')
+def _grid(heading: Sequence[str], rows: Iterable[Sequence[str]], caption: str = '') -> str:
+    """A table of HTML; the first cell of each row is its heading."""
+    head = ''.join(f'<th scope="col">{cell}</th>' if cell else '<td></td>' for cell in heading)
+    body = ''.join(
+        f'<tr><th scope="row">{first}</th>' + ''.join(f'<td>{cell}</td>' for cell in cells)
+        + '</tr>\n' for first, *cells in rows)
+    caption = f'<caption>{caption}</caption>' if caption else ''
+    return (f'<div class="wide" tabindex="0"><table>{caption}<thead><tr>{head}</tr></thead>\n'
+            f'<tbody>{body}</tbody></table></div>')
 
 
 def _table(runs: Sequence[RunRecords], values: Sequence[Mapping[str, str]], note: str = '') -> str:
     """A row for each name, a column for each run; '' where there is nothing to show."""
-    names = dict.fromkeys(name for of_run in values for name in of_run)
-    if not names:
-        return ''
-    heading = ''.join(f'<th scope="col">{_key(i)}{escape(run.name)}</th>'
-                      for i, run in enumerate(runs))
-    rows = ''.join(
-        f'<tr><th scope="row">{escape(name)}</th>'
-        + ''.join(f"<td>{escape(of_run.get(name, ''))}</td>" for of_run in values) + '</tr>\n'
-        for name in names
-    )
-    caption = f'<caption>{escape(note)}</caption>' if note else ''
-    return (f'<div class="wide" tabindex="0"><table>{caption}<thead><tr><td></td>{heading}'
-            f'</tr></thead>\n<tbody>{rows}</tbody></table></div>')
+    names = dict.fromkeys(itertools.chain(*values))
+    rows = [[escape(name), *(escape(of_run.get(name, '')) for of_run in values)] for name in names]
+    return _grid(['', *(run.label for run in runs)], rows, escape(note)) if rows else ''
 
 
 def _runs(runs: Sequence[RunRecords]) -> str:
     parts = []
-    for i, run in enumerate(runs):
+    for run in runs:
         f = run.fields
         model = (f"{f['model.num_layers']} layers of {f['model.hidden_size']}, "
                  f"{f['model.num_heads']} heads" if 'model.num_layers' in f else '')
         what = ', '.join(filter(None, (str(f.get('task', '')), model)))
-        parts.append(f'<h3>{_key(i)}{escape(run.name)}</h3>\n<p>{escape(str(run.folder))}<br>'
+        parts.append(f'<h3>{run.label}</h3>\n<p>{escape(str(run.folder))}<br>'
                      f"{escape('; '.join(filter(None, (what, run.state))))}</p>")
         if run.missing:
             lines = ''.join(f'<li>{escape(line)}</li>' for line in run.missing)
@@ -260,14 +259,14 @@ def _runs(runs: Sequence[RunRecords]) -> str:
 def _gates(runs: Sequence[RunRecords]) -> str:
     """The steps at which each gate warned."""
     rows = []
-    for i, run in enumerate(runs):
+    for run in runs:
         names = dict.fromkeys(n for r in run.records for n in r if n.startswith('gate/'))
         for name in names:
             first, *more = (r['step'] for r in run.records if name in r)
             times = f'step {first:,}' + (
                 f' and {len(more)} more, the last at {more[-1]:,}' if more else '')
             gate = name.removeprefix('gate/')
-            rows.append(f'<li>{_key(i)}{escape(run.name)}, {times}: <b>{escape(gate)}</b>, '
+            rows.append(f'<li>{run.label}, {times}: <b>{escape(gate)}</b>, '
                         f"{escape(MEANINGS.get(gate, ''))}</li>")
     return f"<ul class=\"spoken\">{''.join(rows)}</ul>" if rows else ''
 
@@ -302,7 +301,7 @@ def _words(
 ) -> str:
     """A table for each run: words, each with others and their numbers."""
     tables = []
-    for i, (run, of_run) in enumerate(zip(runs, words, strict=True)):
+    for run, of_run in zip(runs, words, strict=True):
         rows = []
         for word in of_run or ():
             guesses = []
@@ -310,13 +309,9 @@ def _words(
                 right = ' true' if token.lower() == word['word'].lower() else ''
                 guesses.append(f'<span class="guess{right}"><bdi>{escape(token)}</bdi>&nbsp;'
                                f'{form.format(number)}</span>')
-            rows.append(f"<tr><th scope=\"row\">{escape(word['word'])}</th><td>"
-                        f"{' '.join(guesses)}</td></tr>\n")
+            rows.append([escape(word['word']), ' '.join(guesses)])
         if rows:
-            tables.append(f'<div class="wide" tabindex="0"><table><caption>{_key(i)}'
-                          f'{escape(run.name)}</caption><thead><tr><th scope="col">{what}</th>'
-                          f'<th scope="col">{key}</th></tr></thead>\n'
-                          f"<tbody>{''.join(rows)}</tbody></table></div>")
+            tables.append(_grid([what, key], rows, run.label))
     if not tables:
         return ''
     return f'<p class="note">{note}</p>\n<div class="grid words">' + '\n'.join(tables) + '</div>'
@@ -407,8 +402,8 @@ def report(folders: Sequence[str], output: str, text: str) -> None:
     if twice := [folder for i, folder in enumerate(folders) if paths[i] in paths[:i]]:
         raise InputError(f'{twice[0]} is named twice: name each run once')
     above = os.path.commonpath([os.path.dirname(path) for path in paths])
-    runs = [RunRecords(as_path(folder), os.path.relpath(path, above))
-            for folder, path in zip(folders, paths, strict=True)]
+    runs = [RunRecords(as_path(folder), os.path.relpath(paths[i], above), i)
+            for i, folder in enumerate(folders)]
     write_whole(output, page(runs, [_examples(run, text) for run in runs], text))
     for run in runs:
         print(f'{run.name}: {run.state}' + ''.join(f'; {line}' for line in run.missing))

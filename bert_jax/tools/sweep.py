@@ -16,8 +16,8 @@ machine (--chips=2 for every two, ...), --parallel=P starts P that share the pro
 number of machines may run the same command on one folder, such as the hosts of a slice: each run
 is claimed by one process, and taken over if that one dies.
 
-The directory receives table.md, results.json, sweep.png, every run with its log, and `winner`, a
-link to the best one (in a bucket, a file with its name). Of the other runs the checkpoints are
+The directory receives table.md, results.json, every run with its log, and `winner`, a link to the
+best one (in a bucket, a file with its name). Of the other runs the checkpoints are
 deleted once they are beaten; --keep=K keeps those of the K best, as an ensemble wants them,
 --keep=all those of all.
 """
@@ -303,19 +303,18 @@ class Sweep:
         for member in self.members:
             if member in results:
                 groups.setdefault(member.without('seed'), []).append(results[member][metric])
-        rows = []
+        rows: list[dict[str, Any]] = [{
+            'settings': dict(group), 'runs': len(values), 'mean': statistics.fmean(values),
+            'deviation': statistics.stdev(values) if len(values) > 1 else None,
+            'best': max(values),
+        } for group, values in groups.items()]
         lines = [f'| settings | runs | mean {metric} | deviation | best |',
                  '| --- | --- | --- | --- | --- |']
-        for group, values in groups.items():
-            mean, deviation = statistics.fmean(values), None
-            if len(values) > 1:
-                deviation = statistics.stdev(values)
-            rows.append({'settings': dict(group), 'runs': len(values), 'mean': mean,
-                         'deviation': deviation, 'best': max(values)})
-            settings = ', '.join(map(' '.join, group)) or 'as configured'
-            shown = '' if deviation is None else f'{deviation:.4f}'
-            lines.append(f'| {settings} | {len(values)} | {mean:.4f} | {shown} | '
-                         f'{max(values):.4f} |')
+        for row in rows:
+            settings = ', '.join(map(' '.join, row['settings'].items())) or 'as configured'
+            deviation = '' if row['deviation'] is None else f"{row['deviation']:.4f}"
+            lines.append(f"| {settings} | {row['runs']} | {row['mean']:.4f} | {deviation} | "
+                         f"{row['best']:.4f} |")
         hours = sum(map(self.seconds, results)) / 3600
         places = sorted({result.get('host', '') for result in results.values()} - {''})
         lines += [f'\nbest: {winner.name} ({metric} {best[metric]:.4f})',
@@ -331,27 +330,7 @@ class Sweep:
             'metric': metric, 'winner': winner.name, 'best': best[metric], 'groups': rows,
             'runs': {m.name: results.get(m) for m in self.members},
         }, indent=1))
-        with files.open_whole(self.path / 'sweep.png') as file:
-            _draw(file, metric, groups)
         return 1 if failed else 0
-
-
-def _draw(file: Any, metric: str, groups: dict[Settings, list[float]]) -> None:
-    """Every run, and the mean of each setting."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(4.0, 1.2 * len(groups)), 3.5))
-    axis = figure.subplots()
-    for x, values in enumerate(groups.values()):
-        axis.plot([x] * len(values), values, 'o', color='C0', markersize=4)
-        axis.plot([x - 0.2, x + 0.2], [statistics.fmean(values)] * 2, '-', color='C1')
-    names = ['\n'.join(f"{k.rpartition('.')[2]}\n{v}" for k, v in group) or 'as configured'
-             for group in groups]
-    axis.set_xticks(range(len(groups)), names, fontsize=8)
-    axis.set_ylabel(metric)
-    axis.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(file, dpi=100, format='png')
 
 
 def work(sweep: Sweep, should_stop: Callable[[int], bool], *, waits: bool = False) -> bool:
@@ -549,32 +528,29 @@ def _supervise(
             start_new_session=True)  # Ctrl-C reaches it through us, once
 
     running = {worker: start(worker) for worker in range(workers)}
-    deaths = result = 0
-    while running:
+    deaths = status = 0
+    while running and not status:
         time.sleep(0.2)
-        if not result and should_stop(0):
-            result = 143
-        if result:
-            for process in running.values():
-                process.terminate()
-            for process in running.values():
-                process.wait()
+        if should_stop(0):
+            status = 143
             break
         for worker, process in list(running.items()):
-            status = process.poll()
-            if status is None:
-                continue
-            del running[worker]
-            if status == 0:
-                continue
-            deaths += 1
-            if status == 2 or deaths > _DEATHS * workers:
-                result = max(status, 1)
-                continue
-            print(f'worker {worker} ended with status {status}: started again', file=sys.stderr,
-                  flush=True)
-            running[worker] = start(worker)
-    return result
+            ended = process.poll()
+            if ended == 0:
+                del running[worker]
+            elif ended is not None:
+                deaths += 1
+                if ended == 2 or deaths > _DEATHS * workers:
+                    status = max(ended, 1)
+                    break
+                print(f'worker {worker} ended with status {ended}: started again', file=sys.stderr,
+                      flush=True)
+                running[worker] = start(worker)
+    for process in running.values():
+        process.terminate()
+    for process in running.values():
+        process.wait()
+    return status
 
 
 def number_or_all(text: str) -> int:

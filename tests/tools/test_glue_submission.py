@@ -6,21 +6,14 @@ import zipfile
 import pytest
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.tools import glue_submission
-from bert_jax.tools.glue_submission import (
-    NUM_ROWS,
-    TASKS,
-    read_predictions,
-    same_prediction,
-    write_submission,
-)
+from bert_jax.tools.glue_submission import NUM_ROWS, main, read_predictions
 
 # The format, written down again: file -> (rows, example of a prediction, of a wrong one).
 FORMAT = {
     'CoLA.tsv': (1063, '1', 'acceptable'),
     'SST-2.tsv': (1821, '0', 'positive'),
     'MRPC.tsv': (1725, '1', '2'),
-    'STS-B.tsv': (1379, '3.250', '5.1'),
+    'STS-B.tsv': (1379, '3.250', 'nan'),  # others are clipped
     'QQP.tsv': (390965, '0', ''),
     'MNLI-m.tsv': (9796, 'neutral', '2'),
     'MNLI-mm.tsv': (9847, 'contradiction', 'not_entailment'),
@@ -29,19 +22,33 @@ FORMAT = {
     'WNLI.tsv': (146, '1', 'entailment'),
     'AX.tsv': (1104, 'entailment', 'not_entailment'),
 }
+ROWS = {file: (NUM_ROWS[file], rows) for file, (rows, _, _) in FORMAT.items()}
+RUNS = {'cola': 'CoLA', 'sst2': 'SST-2', 'mrpc': 'MRPC', 'stsb': 'STS-B', 'qqp': 'QQP',
+        'qnli': 'QNLI', 'rte': 'RTE', 'wnli': 'WNLI'}
+
+
+def test_the_format_is_the_one_written_down_here():
+    assert NUM_ROWS.keys() == FORMAT.keys() and all(ours == rows for ours, rows in ROWS.values())
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Fewer rows of large files, where their number does not matter."""
+    for file, (rows, *examples) in FORMAT.items():
+        monkeypatch.setitem(FORMAT, file, (min(rows, 146), *examples))
+        monkeypatch.setitem(NUM_ROWS, file, min(rows, 146))
 
 
 def content(file, num=None, value=None):
-    num = FORMAT[file][0] if num is None else num
-    value = FORMAT[file][1] if value is None else value
-    return 'index\tprediction\n' + ''.join(f'{i}\t{value}\n' for i in range(num))
+    rows, example, _ = FORMAT[file]
+    return 'index\tprediction\n' + ''.join(
+        f'{i}\t{value or example}\n' for i in range(rows if num is None else num))
 
 
-@pytest.fixture
-def small_qqp(monkeypatch):
-    """Fewer rows of the largest file, where their number does not matter."""
-    monkeypatch.setitem(NUM_ROWS, 'QQP.tsv', 90)
-    monkeypatch.setitem(FORMAT, 'QQP.tsv', (90, *FORMAT['QQP.tsv'][1:]))
+def contents(path):
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == list(FORMAT)
+        return {file: archive.read(file).decode() for file in FORMAT}
 
 
 def run_directory(folder, task, files):
@@ -54,48 +61,28 @@ def run_directory(folder, task, files):
 
 @pytest.fixture
 def runs(tmp_path_factory):
-    """Directories of all runs that a submission needs."""
+    """Directories of all runs that a submission needs, by task."""
     root = tmp_path_factory.mktemp('runs')
-    folders = []
-    for file, task in TASKS.items():
-        if task.name not in ('mnli', 'ax'):
-            folders.append(
-                run_directory(root / task.name, task.name, {'test_predictions.tsv': content(file)})
-            )
-    folders.append(run_directory(root / 'mnli', 'mnli', {
+    folders = {task: run_directory(root / task, task, {
+        'test_predictions.tsv': content(f'{name}.tsv')}) for task, name in RUNS.items()}
+    return folders | {'mnli': run_directory(root / 'mnli', 'mnli', {
         'test_matched_predictions.tsv': content('MNLI-m.tsv'),
         'test_mismatched_predictions.tsv': content('MNLI-mm.tsv'),
         'ax_predictions.tsv': content('AX.tsv'),
-    }))
-    return folders
+    })}
 
 
-def test_the_format_is_the_one_written_down_here():
-    assert dict(NUM_ROWS) == {file: rows for file, (rows, _, _) in FORMAT.items()}
-
-
-@pytest.mark.parametrize('file', FORMAT)
-@pytest.mark.usefixtures('small_qqp')
-def test_wrong_labels_are_refused(tmp_path, file):
-    rows, _, bad = FORMAT[file]
-    if file == 'STS-B.tsv':  # scores are clipped
-        bad = 'nan'
-    path = tmp_path / file
-    path.write_text(content(file, rows - 1) + f'{rows - 1}\t{bad}\n')
-    with pytest.raises(InputError, match=f'line {rows + 1}|malformed'):
-        read_predictions(file, str(path))
-
-
-def test_runs_to_submission(tmp_path, runs, capsys):
-    path = tmp_path / 'submission.zip'
-    glue_submission.main([str(path), *runs])
+def test_runs_and_files_to_the_same_submission(tmp_path, runs, capsys):
+    of_runs, of_files = tmp_path / 'runs.zip', tmp_path / 'files.zip'
+    main([str(of_runs), *runs.values()])
     out = capsys.readouterr().out.splitlines()
-    assert out[-1] == f'wrote {path}' and len(out) == 12
-    with zipfile.ZipFile(path) as archive:
-        assert archive.namelist() == list(FORMAT)
-        for file in FORMAT:
-            assert archive.read(file).decode() == content(file)
-    assert [p.name for p in tmp_path.iterdir()] == ['submission.zip']
+    assert out[-1] == f'wrote {of_runs}' and len(out) == 12
+    assert contents(of_runs) == {file: content(file) for file in FORMAT}
+    (tmp_path / 'files').mkdir()
+    for file in FORMAT:
+        (tmp_path / 'files' / file).write_text(content(file))
+    main([str(of_files), str(tmp_path / 'files')])
+    assert of_runs.read_bytes() == of_files.read_bytes()
 
 
 def test_predictions_are_put_in_order(tmp_path):
@@ -103,9 +90,17 @@ def test_predictions_are_put_in_order(tmp_path):
     rows[2:5] = ['2\t-0.5', '3\t5.25', '4\t1.23456']
     path = tmp_path / 'p.tsv'
     path.write_text('\n'.join(['index\tprediction', *reversed(rows)]) + '\n')
-    predictions = read_predictions('STS-B.tsv', str(path))
-    assert predictions[:6] == ['3.250', '3.250', '0.000', '5.000', '1.235', '3.250']
-    assert len(predictions) == 1379
+    assert read_predictions('STS-B.tsv', str(path)) == [
+        '3.250', '3.250', '0.000', '5.000', '1.235', *['3.250'] * 141]
+
+
+@pytest.mark.parametrize('file', FORMAT)
+def test_wrong_labels_are_refused(tmp_path, file):
+    rows, _, bad = FORMAT[file]
+    path = tmp_path / file
+    path.write_text(content(file, rows - 1) + f'{rows - 1}\t{bad}\n')
+    with pytest.raises(InputError, match=f'line {rows + 1}|malformed'):
+        read_predictions(file, str(path))
 
 
 @pytest.mark.parametrize('text, message', [
@@ -124,58 +119,22 @@ def test_faulty_predictions(tmp_path, text, message):
     assert str(error.value).startswith(str(path))
 
 
-def test_missing_files_are_named(small_qqp, tmp_path, runs, capsys):
+def test_missing_files_are_named_or_filled_as_asked(tmp_path, runs, capsys):
     path = tmp_path / 'submission.zip'
-    kept = [folder for folder in runs if not folder.endswith(('rte', 'mnli'))]
-    with pytest.raises(SystemExit) as exit:
-        glue_submission.main([str(path), *kept])
-    assert exit.value.code == 2 and not path.exists()
-    errors = capsys.readouterr().err.splitlines()
-    assert errors[0] == (
-        'error: MNLI-m.tsv is missing: name a run of configs/glue.py:mnli, or --fill-missing')
-    assert [error.split()[1] for error in errors] == [
-        'MNLI-m.tsv', 'MNLI-mm.tsv', 'RTE.tsv', 'AX.tsv']
-    assert 'configs/glue.py:mnli' in errors[3]
-
-    glue_submission.main([str(path), *kept, '--fill-missing'])
-    warnings = capsys.readouterr().err.splitlines()
-    assert [line.split(':')[0] for line in warnings] == ['WARNING'] * 4
-    with zipfile.ZipFile(path) as archive:
-        assert archive.namelist() == list(FORMAT)
-        assert archive.read('RTE.tsv').decode() == content('RTE.tsv', value='entailment')
-        assert archive.read('CoLA.tsv').decode() == content('CoLA.tsv')
-
-
-@pytest.mark.usefixtures('small_qqp')
-def test_wnli_majority_is_said_and_optional(tmp_path, capsys):
-    folder = run_directory(
-        tmp_path / 'wnli', 'wnli', {'test_predictions.tsv': content('WNLI.tsv')}
-    )
-    for flags, value in ([], '1'), (['--wnli-majority'], '0'):
-        path = tmp_path / f'submission{value}.zip'
-        glue_submission.main([str(path), folder, '--fill-missing', *flags])
-        assert ('all 0: the majority' in capsys.readouterr().out) == (value == '0')
-        with zipfile.ZipFile(path) as archive:
-            assert archive.read('WNLI.tsv').decode() == content('WNLI.tsv', value=value)
-
-
-@pytest.mark.usefixtures('small_qqp')
-def test_a_folder_of_files_under_their_own_names(tmp_path, capsys):
-    for file in FORMAT:
-        (tmp_path / file).write_text(content(file))
-    path = tmp_path / 'submission.zip'
-    glue_submission.main([str(path), str(tmp_path)])
-    with zipfile.ZipFile(path) as archive:
-        assert {file: archive.read(file).decode() for file in FORMAT} == {
-            file: content(file) for file in FORMAT}
-
-
-@pytest.mark.usefixtures('small_qqp')
-def test_same_predictions_same_bytes(tmp_path):
-    predictions = {file: same_prediction(file) for file in FORMAT}
-    for name in 'ab':
-        write_submission(str(tmp_path / name), predictions)
-    assert (tmp_path / 'a').read_bytes() == (tmp_path / 'b').read_bytes()
+    kept = [folder for task, folder in runs.items() if task not in ('rte', 'mnli')]
+    with pytest.raises(SystemExit, match='2'):
+        main([str(path), *kept])
+    assert not path.exists()
+    assert capsys.readouterr().err.splitlines() == [
+        f'error: {file}.tsv is missing: name a run of configs/glue.py:{task}, or --fill-missing'
+        for file, task in (('MNLI-m', 'mnli'), ('MNLI-mm', 'mnli'), ('RTE', 'rte'), ('AX', 'mnli'))]
+    main([str(path), *kept, '--fill-missing', '--wnli-majority'])
+    ended = capsys.readouterr()
+    assert [line.split(':')[0] for line in ended.err.splitlines()] == ['WARNING'] * 4
+    assert 'WNLI.tsv: all 0: the majority' in ended.out
+    filled = {'RTE.tsv': 'entailment', 'WNLI.tsv': '0', 'MNLI-m.tsv': 'contradiction',
+              'MNLI-mm.tsv': 'contradiction', 'AX.tsv': 'contradiction'}
+    assert contents(path) == {file: content(file, value=filled.get(file)) for file in FORMAT}
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -186,16 +145,16 @@ def test_same_predictions_same_bytes(tmp_path):
     (['a.zip', '{dir}/empty'], '{dir}/empty has none of CoLA.tsv'),
     (['a.zip', '{dir}/one', '{dir}/two'],
      '{dir}/one/WNLI.tsv and {dir}/two/test_predictions.tsv are both WNLI.tsv'),
-    (['a.zip', '{dir}/odd'], '{dir}/odd/config.json does not describe a run'),
+    (['a.zip', '{dir}/odd'], '{dir}/odd/config.json holds no JSON object'),
 ])
 def test_wrong_arguments(tmp_path, capsys, arguments, message):
     (tmp_path / 'empty').mkdir()
     (tmp_path / 'one').mkdir()
     (tmp_path / 'one' / 'WNLI.tsv').write_text(content('WNLI.tsv'))
     run_directory(tmp_path / 'two', 'wnli', {'test_predictions.tsv': content('WNLI.tsv')})
-    run_directory(tmp_path / 'odd', 'wnli', {'config.json': '[1]'})
-    with pytest.raises(SystemExit) as exit:
-        glue_submission.main([a.format(dir=tmp_path) for a in arguments])
-    assert exit.value.code == 2
+    (tmp_path / 'odd').mkdir()
+    (tmp_path / 'odd' / 'config.json').write_text('[1]')
+    with pytest.raises(SystemExit, match='2'):
+        main([a.format(dir=tmp_path) for a in arguments])
     error = capsys.readouterr().err
     assert error.startswith('error: ' + message.format(dir=tmp_path)) and error.count('\n') == 1
