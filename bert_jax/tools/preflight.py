@@ -23,7 +23,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -165,35 +165,39 @@ def _gb(size: float) -> str:
     return f'{size / 1e9:.2f}'
 
 
-_ROWS: tuple[tuple[str, Callable[[Record], str]], ...] = (
-    ('steps', lambda p: f"{p['steps']:,}"),
-    ('batch x length', lambda p: f"{p['batch_size']:,} x {p['max_seq_length']}"),
-    ('rows a chip, in parts', lambda p: f"{p['rows_per_chip']:g}, {p['accumulation_steps']}"),
-    ('GB a chip: parameters', lambda p: _gb(p['bytes']['parameters'])),
-    ('  optimizer', lambda p: _gb(p['bytes']['optimizer'])),
-    ('  batch', lambda p: _gb(p['bytes']['batch'])),
-    ('  temporaries', lambda p: _gb(p['bytes']['temporaries'])),
-    ('  results and code', lambda p: _gb(p['bytes']['results'] + p['bytes']['code'])),
-    ('  all', lambda p: _gb(p['bytes_per_chip'])),
-    ('  in evaluation', lambda p: _gb(p['evaluation_bytes_per_chip'])),
-    ('  there are', lambda p: _gb(p['bytes_limit'])),
-    ('fits', lambda p: 'yes' if p['fits'] else 'NO'),
-    ('rows at once, and at most about',
-     lambda p: f"{p['rows_at_once']:g}, {p['largest_rows_at_once']}"),
-)
-_ROWS_OF_A_PROGRAM: tuple[tuple[str, Callable[[Record], str]], ...] = (
-    ('FLOPs compiled / formula', lambda p: f"{p['flops_ratio']:.3f}"),
-    ('kcycles a sequence', lambda p: f"{p['cycles_per_sequence'] / 1e3:,.0f}"),
-    ('  at the peak', lambda p: f"{p['floor_cycles_per_sequence'] / 1e3:,.0f}"),
-    ('  without estimate', lambda p: str(sum(k['count'] for k in p['without_estimate']))),
-    ('MB of messages a step', lambda p: f"{p['collective_bytes'] / 1e6:,.0f}"),
-    ('ms a step: compute', lambda p: f"{1e3 * p['seconds']['compute']:,.1f}"),
-    ('  messages', lambda p: f"{1e3 * p['seconds']['collectives']:,.1f}"),
-    ('sequences/s', lambda p: f"{p['sequences_per_second']:,.0f}"),
-    ('MFU', lambda p: f"{100 * p['mfu']:.1f} %"),
-    ('hours', lambda p: f"{p['hours']:,.1f}"),
-    ('chip-hours', lambda p: f"{p['chip_hours']:,.0f}"),
-)
+def _summary(p: Record) -> dict[str, str]:
+    """A phase's column of the first table, by the title of the row."""
+    sizes = p['bytes']
+    result = {
+        'steps': f"{p['steps']:,}",
+        'batch x length': f"{p['batch_size']:,} x {p['max_seq_length']}",
+        'rows a chip, in parts': f"{p['rows_per_chip']:g}, {p['accumulation_steps']}",
+        'GB a chip: parameters': _gb(sizes['parameters']),
+        '  optimizer': _gb(sizes['optimizer']),
+        '  batch': _gb(sizes['batch']),
+        '  temporaries': _gb(sizes['temporaries']),
+        '  results and code': _gb(sizes['results'] + sizes['code']),
+        '  all': _gb(p['bytes_per_chip']),
+        '  in evaluation': _gb(p['evaluation_bytes_per_chip']),
+        '  there are': _gb(p['bytes_limit']),
+        'fits': 'yes' if p['fits'] else 'NO',
+        'rows at once, and at most about': f"{p['rows_at_once']:g}, {p['largest_rows_at_once']}",
+    }
+    if p['cycles_per_sequence'] is None:
+        return result
+    return result | {
+        'FLOPs compiled / formula': f"{p['flops_ratio']:.3f}",
+        'kcycles a sequence': f"{p['cycles_per_sequence'] / 1e3:,.0f}",
+        '  at the peak': f"{p['floor_cycles_per_sequence'] / 1e3:,.0f}",
+        '  without estimate': str(sum(k['count'] for k in p['without_estimate'])),
+        'MB of messages a step': f"{p['collective_bytes'] / 1e6:,.0f}",
+        'ms a step: compute': f"{1e3 * p['seconds']['compute']:,.1f}",
+        '  messages': f"{1e3 * p['seconds']['collectives']:,.1f}",
+        'sequences/s': f"{p['sequences_per_second']:,.0f}",
+        'MFU': f"{100 * p['mfu']:.1f} %",
+        'hours': f"{p['hours']:,.1f}",
+        'chip-hours': f"{p['chip_hours']:,.0f}",
+    }
 
 
 def tables(record: Record) -> str:
@@ -201,20 +205,20 @@ def tables(record: Record) -> str:
     phases = record['phases']
     mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
     known = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
-    compiled = [phase for phase in phases if phase['cycles_per_sequence'] is not None]
+    columns = [_summary(phase) for phase in phases]
     rows = [['', *(phase['name'].split(' (')[0] for phase in phases)]]
-    rows += [[title, *map(make, phases)] for title, make in _ROWS]
-    rows += [[title, *(make(phase) if phase in compiled else '-' for phase in phases)]
-             for title, make in _ROWS_OF_A_PROGRAM]
+    rows += [[title, *(column.get(title, '-') for column in columns)]
+             for title in max(columns, key=len)]
     parts = [f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} "
              f"chips, mesh {mesh}\n{known}; {record['date']}", _grid(rows)]
-    for phase in compiled:
-        parts.append(f"{phase['name']}, thousands of cycles a sequence\n" + _scopes(phase))
-        parts.append(f"{phase['name']}, messages a step and chip\n" + _grid([
-            ['what', 'largest array', 'count', 'MB', 'of'],
-            *([c['kind'], c['largest'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}",
-               c['scope']] for c in phase['collectives']),
-        ]))
+    for phase in phases:
+        if phase['cycles_per_sequence'] is not None:
+            messages = [
+                [c['kind'], c['largest'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}", c['scope']]
+                for c in phase['collectives']]
+            parts += [f"{phase['name']}, thousands of cycles a sequence\n" + _scopes(phase),
+                      f"{phase['name']}, messages a step and chip\n" + _grid(
+                          [['what', 'largest array', 'count', 'MB', 'of'], *messages])]
     return '\n\n'.join([*parts, verdict(record)])
 
 
