@@ -649,6 +649,7 @@ class Model(LoadedModel):
     Bad arguments raise a `bert_jax.runtime.errors.InputError`, which is a ValueError.
     """
 
+    # Each command as a generator, and with its results in a list.
     iter_fill_mask, fill_mask = fill_mask, _listed(fill_mask)
     iter_next_sentence, next_sentence = next_sentence, _listed(next_sentence)
     iter_score, score = score, _listed(score)

@@ -45,12 +45,13 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
     elif others := [name for name in names if name.endswith('.index')]:
         raise InputError(f'{path} holds TF1 checkpoints, none of them bert_model.ckpt: name one by '
                          f"its prefix, such as {path / others[0].removesuffix('.index')}")
-    prefix = path.with_name(re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', path.name))
-    if any(child.name.startswith((f'{prefix.name}.index', f'{prefix.name}.data-'))
-           for child in children(prefix.parent)):
-        from bert_jax.weights.tf1 import read_tf1
+    if not path.is_dir():
+        prefix = path.with_name(re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', path.name))
+        parts = (f'{prefix.name}.index', f'{prefix.name}.data-')
+        if any(child.name.startswith(parts) for child in children(prefix.parent)):
+            from bert_jax.weights.tf1 import read_tf1
 
-        return read_tf1(prefix)
+            return read_tf1(prefix)
     if path.exists():
         raise InputError(f'{path} holds no model: {_LOOKS}')
     hub = re.fullmatch(r'([\w.-]+/)?[\w.-]+', os.fspath(named))

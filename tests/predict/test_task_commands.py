@@ -67,10 +67,9 @@ def test_windows_of_a_long_text(windows):
 
 def test_regression():
     model, _ = tiny.recorded('regression')
-    (one,) = model.classify(['a b'])
-    both = model.classify(['c', 'a b'])
-    assert both[1]['value'] == pytest.approx(one['value'], abs=1e-5)
+    (one,), both = model.classify(['a b']), model.classify(['c', 'a b'])
     assert set(one) == {'text', 'value'}
+    assert both[1]['value'] == pytest.approx(one['value'], abs=1e-5)
 
 
 def test_multiple_choice():
@@ -95,20 +94,16 @@ def test_several_labels_a_text():
     single, _ = tiny.recorded('classification')
     model = Model(dataclasses.replace(single.weights, head='multi_label'), devices=ONE)
     texts = letters(30, 8)
-    num_found = 0
-    for text, result, alone in zip(
-        texts, model.classify(texts), single.classify(texts), strict=True
-    ):
-        p = result['probabilities']
+    results = model.classify(texts)
+    for text, result, alone in zip(texts, results, single.classify(texts), strict=True):
+        p, q = result['probabilities'], alone['probabilities']
         assert result['text'] == text
         assert result['labels'] == [name for name in p if p[name] > 0.5]
-        num_found += len(result['labels'])
         # The same logits: odds of two labels by a sigmoid each, and by one softmax.
         odds = {name: x / (1 - x) for name, x in p.items()}
-        q = alone['probabilities']
         assert odds['negative'] / odds['neutral'] == pytest.approx(
             q['negative'] / q['neutral'], rel=1e-3)
-    assert 0 < num_found < 90
+    assert 0 < sum(len(result['labels']) for result in results) < 90
 
 
 def test_tags_of_words_longer_than_the_model():
@@ -121,17 +116,15 @@ def test_tags_of_words_longer_than_the_model():
     assert {tag['label'] for tag in result['tags']} <= {'O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC'}
     # The first piece decides, and where the text fits there is one window.
     (short,) = model.tag(['at bent x'])
-    ids = model.tokenizer.encode('at bent x')
-    tokens = model.tokenizer.vocab
+    vocab = model.vocab
     units = Units(make_sequences(
-        (np.array(ids, np.int32), np.array([len(ids)])), None, max_length=10,
-        cls_id=tokens.cls_id, sep_id=tokens.sep_id))
+        model.encode_all(['at bent x']), None, max_length=10, **vocab.ends))
     logits = model.engine.outputs(
         model.objective.outputs, model.device_params, units)['logits']
-    assert [tokens.tokens[i] for i in ids] == ['a', '##t', 'b', '##e', '##n', '##t', 'x']
-    expected = logits[[1, 3, 7]].argmax(1)
+    assert [vocab.tokens[i] for i in units.sequences.ids[1:-1]] == [
+        'a', '##t', 'b', '##e', '##n', '##t', 'x']
     assert [tag['label'] for tag in short['tags']] == [
-        model.weights.labels[i] for i in expected]
+        model.weights.labels[i] for i in logits[[1, 3, 7]].argmax(1)]
 
 
 def test_words_and_texts_are_tagged_alike():
@@ -176,7 +169,6 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
         kernel = {'cls/squad/kernel': -model.weights.params['cls/squad/kernel']}
         model = Model(dataclasses.replace(
             model.weights, params=model.weights.params | kernel), devices=ONE)
-    vocab = model.tokenizer.vocab
     questions = letters(40, 3)
     contexts = [f'{text}.' for text in letters(40, 25, seed=1)]
     contexts[3] = 'A, b. Cats, éat'
@@ -184,32 +176,26 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
     results = model.answer(
         zip(questions, contexts, strict=True), max_answer_length=4, null_threshold=null_threshold)
 
-    def encode(texts):
-        ids = [model.tokenizer.encode(text) for text in texts]
-        return np.array([i for x in ids for i in x], np.int32), np.array([len(x) for x in ids])
-
     examples = SquadExamples(
         ids=tuple(map(str, range(40))), questions=tuple(questions), contexts=tuple(contexts),
         context_index=np.arange(40, dtype=np.int32), answers=(None,) * 40)
     windows = squad_windows(
-        examples, encode, cls_id=vocab.cls_id, sep_id=vocab.sep_id, max_length=10, doc_stride=10,
+        examples, model.encode_all, **model.vocab.ends, max_length=10, doc_stride=10,
         max_question_length=3, training=False)
     outputs = model.engine.outputs(
         model.objective.outputs, model.device_params, Units(windows.sequences))
     predictions = predict_answers(
-        examples, windows, outputs['start_logits'], outputs['end_logits'], vocab=vocab,
+        examples, windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
         lowercase=True, version='v1' if null_threshold is None else 'v2', max_answer_length=4)
     texts = final_texts(examples.ids, predictions, null_threshold)
     assert len(windows) > 60
-    num_empty = 0
     for name, context, result, prediction in zip(
-        examples.ids, contexts, results, predictions, strict=True
-    ):
+            examples.ids, contexts, results, predictions, strict=True):
         assert result['answer'] == texts[name] == context[result['start'] : result['end']]
-        num_empty += not result['answer']
         (chosen,) = [c for c in prediction.n_best if c.text == result['answer']]
         assert result['score'] == pytest.approx(chosen.start_logit + chosen.end_logit, abs=1e-4)
         assert result['probability'] == pytest.approx(chosen.probability, abs=2e-3)
+    num_empty = sum(not result['answer'] for result in results)
     assert 0 < num_empty < 40 if null_threshold is not None else not num_empty
 
 

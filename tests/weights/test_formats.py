@@ -1,0 +1,273 @@
+"""What is read and written: spellings, shards, vocabularies, heads, settings, in every format."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from run_model import RECORDED, assert_same, assert_same_params
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.config.bert_config import BertConfig
+from bert_jax.runtime.checksum import check_digest
+from bert_jax.runtime.errors import InputError
+from bert_jax.text import load_tokenizer, read_switches, switches_of
+from bert_jax.weights import load_weights
+from bert_jax.weights.formats import Weights, looks_lowercase, sizes_of, tensors
+from bert_jax.weights.huggingface import fast_tokenizer, write_huggingface
+from bert_jax.weights.run_directory import write_run
+
+
+def write_tf1(folder, weights):
+    pytest.importorskip('tensorflow', reason='it writes TF1 checkpoints')
+    from bert_jax.weights import tf1
+
+    return tf1.write_tf1(folder, weights)
+
+
+FORMATS = {
+    'bert_jax': (write_run, 'config.json', 'inference'),
+    'huggingface': (write_huggingface, 'config.json', 'bert_jax_inference'),
+    'tf1': (write_tf1, 'bert_config.json', 'bert_jax_inference'),
+}
+FOLDERS = {
+    'base': '', 'base_bfloat16': '', 'pretraining': 'pretraining', 'masked_lm': 'pretraining',
+    'classification': 'classification', 'regression': 'regression',
+    'multiple_choice': 'multiple_choice', 'token_classification': 'token_classification',
+    'question_answering': 'question_answering',
+}
+TANH = {'base_bfloat16', 'pretraining', 'multiple_choice', 'question_answering'}
+LABELS = {
+    'classification': ('negative', 'neutral', 'positive'),
+    'token_classification': ('O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC'),
+}
+
+
+@pytest.mark.parametrize('form', FORMATS)
+@pytest.mark.parametrize('name', FOLDERS)
+def test_what_is_written_is_what_was_read(name, form, tmp_path):
+    weights = load_weights(RECORDED / name)
+    assert (weights.head, weights.labels) == (FOLDERS[name], LABELS.get(name, ()))
+    assert weights.model['hidden_act'] == ('gelu_tanh' if name in TANH else 'gelu_erf')
+    FORMATS[form][0](tmp_path / 'out', weights)
+    again = load_weights(tmp_path / 'out')
+    assert_same(weights, again)
+    assert again.unused == weights.unused
+    assert again.vocab_file.read_bytes() == weights.vocab_file.read_bytes()
+
+
+@pytest.mark.parametrize('form', FORMATS)
+def test_heads_labels_and_how_predictions_are_made(form, tmp_path):
+    write, name, key = FORMATS[form]
+    inference = {'max_seq_length': 9, 'doc_stride': 4, 'null_threshold': -1.5}
+    weights = dataclasses.replace(
+        load_weights(RECORDED / 'classification'), head='multi_label', inference=inference)
+    write(tmp_path / 'out', weights)
+    again = load_weights(tmp_path / 'out')
+    assert (again.head, again.labels) == ('multi_label', weights.labels)
+    assert again.inference == inference
+    config_file = tmp_path / 'out' / name
+    said = check_digest(json.loads(config_file.read_text()), config_file)
+    del said[key]
+    config_file.write_text(json.dumps(said))
+    assert load_weights(tmp_path / 'out').inference == {}
+
+
+def copy(folder, name='pretraining', **files):
+    """A copy of a recorded folder, with JSON files of other contents."""
+    shutil.copytree(RECORDED / name, folder / 'model')
+    for file, content in files.items():
+        (folder / 'model' / f'{file}.json').write_text(json.dumps(content))
+    return folder / 'model'
+
+
+def rename(old, new):
+    return lambda tensors: {name.replace(old, new): x for name, x in tensors.items()}
+
+
+SPELLINGS = {
+    'gamma and beta': (lambda t: rename('LayerNorm.bias', 'LayerNorm.beta')(
+        rename('LayerNorm.weight', 'LayerNorm.gamma')(t))),
+    'tied copies': lambda t: t | {
+        'cls.predictions.decoder.weight': t['bert.embeddings.word_embeddings.weight'],
+        'cls.predictions.decoder.bias': t['cls.predictions.bias']},
+    'bias of the decoder alone': rename('cls.predictions.bias', 'cls.predictions.decoder.bias'),
+    'buffers': lambda t: t | {'bert.embeddings.position_ids': np.arange(10)[None]},
+    'no place': lambda t: t | {'sop.weight': np.ones((2, 8), np.float32)},
+}
+
+
+@pytest.mark.parametrize('name', SPELLINGS)
+def test_other_spellings_of_the_same(name, tmp_path):
+    file = copy(tmp_path) / 'model.safetensors'
+    save_file(SPELLINGS[name](load_file(file)), file, metadata={'format': 'pt'})
+    weights = load_weights(file.parent)
+    assert_same_params(weights.params, load_weights(RECORDED / 'pretraining').params)
+    assert weights.unused == (('sop.weight',) if name == 'no place' else ())
+
+
+@pytest.mark.parametrize('said, has_upper, expected', [
+    (True, True, True), (False, False, False), (None, True, False), (None, False, True),
+])
+def test_lower_case(said, has_upper, expected, tmp_path):
+    """tokenizer_config.json says it; without it the vocabulary shows it."""
+    files = {} if said is None else {'tokenizer_config': {'do_lower_case': said}}
+    vocab = copy(tmp_path, **files) / 'vocab.txt'
+    if has_upper:
+        vocab.write_text(vocab.read_text().replace('\nz\n', '\nZ\n'))
+    assert load_weights(vocab.parent).lowercase is expected
+
+
+def test_lower_case_of_googles_vocabularies(shared_data):
+    for name, expected in (('uncased', True), ('cased', False), ('multilingual-cased', False)):
+        path = shared_data / 'vocab' / f'bert-base-{name}-vocab.txt'
+        assert looks_lowercase(load_tokenizer(path, True).vocab) is expected, name
+
+
+def test_a_vocabulary_in_tokenizer_json_or_none(monkeypatch, tmp_path):
+    """As transformers 5 writes it; added tokens are behind. Of another kind it is left alone."""
+    monkeypatch.setenv('HOME', str(tmp_path))
+    tokens = (RECORDED / 'base' / 'vocab.txt').read_text().split()
+    ids = {token: i for i, token in enumerate(tokens[:-1])}
+    added = [{'content': tokens[-1], 'id': len(ids)}, {'content': '[PAD]', 'id': 0}]
+    path = copy(tmp_path, tokenizer={
+        'model': {'type': 'WordPiece', 'vocab': ids}, 'added_tokens': added})
+    (path / 'vocab.txt').unlink()
+    weights = load_weights(path)
+    assert weights.vocab_file.read_text().split() == tokens
+    assert load_weights(path).vocab_file == weights.vocab_file  # found again
+    (path / 'tokenizer.json').write_text(json.dumps({'model': {'type': 'BPE', 'vocab': {}}}))
+    weights = load_weights(path)
+    assert weights.vocab_file is None and weights.lowercase
+    notes = write_huggingface(path / 'out', weights)
+    assert notes == ['no tokenizer files: there is no vocabulary']
+
+
+SWITCHES = {'strip_accents': False, 'tokenize_chinese_chars': False, 'never_split': ['B']}
+
+
+@pytest.mark.parametrize('where', ['tokenizer_config', 'tokenizer'])
+def test_the_switches_of_a_tokenizer_go_to_a_run_and_back(where, tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+    wanted = switches_of(SWITCHES, where)
+    content = SWITCHES | {'tokenizer_class': 'BertTokenizer', 'do_lower_case': True}
+    if where == 'tokenizer':  # as the tokenizers library alone would have it
+        wanted = dataclasses.replace(wanted, never_split=())
+        tokens = (RECORDED / 'classification' / 'vocab.txt').read_text().splitlines()
+        content = fast_tokenizer(tokens, True, wanted)
+    weights = load_weights(copy(tmp_path, 'classification', **{where: content}))
+    for write, folder in ((write_run, 'run'), (write_huggingface, 'out'), (write_run, 'again')):
+        assert read_switches(weights.vocab_file) == wanted
+        tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
+        assert tokenizer.tokenize('\u00e9') == ['[UNK]']  # e without its accent is in it
+        write(tmp_path / folder, weights)
+        weights = load_weights(tmp_path / folder)
+    said = json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text())
+    assert said['strip_accents'] is False and said['tokenize_chinese_chars'] is False
+
+
+def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):
+    weights = load_weights(RECORDED / 'pretraining')
+    monkeypatch.setattr('bert_jax.weights.huggingface.SHARD_BYTES', 4000)
+    write_huggingface(tmp_path, weights)
+    files = sorted(tmp_path.glob('*.safetensors'))
+    assert len(files) > 1 and files[0].name == f'model-00001-of-{len(files):05}.safetensors'
+    held = [load_file(file) for file in files]
+    sizes = [sum(x.nbytes for x in part.values()) for part in held]
+    assert max(sizes) <= 4000
+    index = json.loads((tmp_path / 'model.safetensors.index.json').read_text())
+    assert index['metadata']['total_size'] == sum(sizes)
+    assert {name: file.name for file, part in zip(files, held) for name in part} == (
+        index['weight_map'])
+    assert_same(load_weights(tmp_path), weights)
+
+
+def test_the_model_card_says_what_is_known(tmp_path):
+    weights = dataclasses.replace(
+        load_weights(RECORDED / 'token_classification'), inference={'max_seq_length': 9})
+    write_huggingface(tmp_path, weights)
+    card = (tmp_path / 'README.md').read_text()
+    for words in (
+        '# BERT with a token-classification head', '| num_layers | 2 |',
+        '| hidden_act | gelu_erf |', '| labels | O, B-PER, I-PER, B-LOC, I-LOC |', weights.source,
+        '| max_seq_length | 9 |', 'BertForTokenClassification.from_pretrained', 'license',
+    ):
+        assert words in card
+    assert card.startswith('---\nlibrary_name: transformers\n')
+
+
+def test_a_failure_leaves_nothing(tmp_path):
+    weights = load_weights(RECORDED / 'base')
+    broken = dataclasses.replace(weights, vocab_file=tmp_path / 'gone' / 'vocab.txt')
+    with pytest.raises(InputError, match='gone'):
+        write_huggingface(tmp_path / 'out', broken)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def tf():
+    return pytest.importorskip('tensorflow', reason='it reads and writes TF1 checkpoints')
+
+
+def test_a_checkpoint_has_the_names_and_shapes_of_googles(tf, shared_data, tmp_path):
+    """Of BERT-Medium as it was published."""
+    released = shared_data / 'checkpoint_index' / 'uncased_L-8_H-512_A-8'
+    model = vars(BertConfig(
+        vocab_size=30522, num_layers=8, hidden_size=512, num_heads=8, intermediate_size=2048))
+    params = {
+        tensor.name: np.zeros(tensor.shape(sizes_of(model)), np.float32)
+        for tensor in tensors(model) if not tensor.name.startswith(('classifier/', 'cls/squad/'))
+    }
+    weights = Weights(params, model, 'pretraining', (), None, True, (), 'zeros')
+    assert write_tf1(tmp_path / 'tf1', weights) == ['no vocab.txt: there is no vocabulary']
+    expected = tf.train.list_variables(str(released / 'bert_model.ckpt'))
+    assert len(expected) == 142
+    assert tf.train.list_variables(str(tmp_path / 'tf1' / 'bert_model.ckpt')) == expected
+    config = json.loads((tmp_path / 'tf1' / 'bert_config.json').read_text())
+    assert config | json.loads((released / 'bert_config.json').read_text()) == config
+
+
+def test_what_the_original_cannot_say_is_said_and_kept(tmp_path):
+    weights = load_weights(RECORDED / 'base')  # erf form, epsilon 1e-5
+    notes = write_tf1(tmp_path / 'tf1', weights)
+    assert any('hidden_act is gelu_erf' in note for note in notes)
+    assert any('layer_norm_eps is 1e-05' in note for note in notes)
+    config_file = tmp_path / 'tf1' / 'bert_config.json'
+    config = json.loads(config_file.read_text())
+    assert config['hidden_act'] == 'gelu'
+    del config['gelu_form'], config['layer_norm_eps']
+    config_file.write_text(json.dumps(config))
+    assert load_weights(tmp_path / 'tf1').model == weights.model | {
+        'hidden_act': 'gelu_tanh', 'layer_norm_eps': 1e-12}
+
+
+def test_moments_and_counters_are_not_parameters(tf, tmp_path):
+    weights = load_weights(RECORDED / 'pretraining')
+    write_tf1(tmp_path / 'tf1', weights)
+    prefix = tmp_path / 'tf1' / 'bert_model.ckpt'
+    reader = tf.train.load_checkpoint(str(prefix))
+    arrays = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    arrays |= {f'{name}/adam_{x}': array for name, array in arrays.items() for x in 'mv'}
+    arrays |= {'global_step': np.int64(7), 'other/kernel': np.zeros(3, np.float32)}
+    tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=list(arrays), tensors=list(arrays.values()),
+                      shape_and_slices=[''] * len(arrays))
+    again = load_weights(prefix)
+    assert again.unused == ('other/kernel',)
+    assert_same(again, weights)
+
+
+def test_where_a_checkpoint_and_its_config_lie(tmp_path):
+    """The config may lie one folder up, and the checkpoint have another name."""
+    weights = load_weights(RECORDED / 'classification')
+    write_tf1(tmp_path / 'model' / 'init', weights)
+    for name in ('bert_config.json', 'vocab.txt'):
+        shutil.move(tmp_path / 'model' / 'init' / name, tmp_path / 'model' / name)
+    for path in (tmp_path / 'model' / 'init').iterdir():
+        path.rename(path.with_name(path.name.replace('bert_model.ckpt', 'model.ckpt-100')))
+    with pytest.raises(InputError, match=r'such as .*model\.ckpt-100$'):
+        load_weights(tmp_path / 'model' / 'init')
+    for spelling in ('', '.index', '.data-00000-of-00001'):
+        again = load_weights(tmp_path / 'model' / 'init' / f'model.ckpt-100{spelling}')
+        assert_same(weights, again)
+        assert again.vocab_file == tmp_path / 'model' / 'vocab.txt'
