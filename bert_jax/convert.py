@@ -13,10 +13,10 @@ import argparse
 from collections.abc import Sequence
 
 from bert_jax.config.bert_config import OPTIONS
-from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.files import as_path
 from bert_jax.runtime.process import error_boundary
 from bert_jax.weights import load_weights
-from bert_jax.weights.formats import Weights, check_free
+from bert_jax.weights.formats import check_free
 
 _EXAMPLES = """\
 SOURCE is one of
@@ -53,47 +53,32 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help='what to write')
     args = parser.parse_args(argv)
     with error_boundary(writing=args.target):
-        check_free(as_path(args.target))
+        # Not above: `--help` does not wait for orbax.
+        from bert_jax.weights.huggingface import write_huggingface
+        from bert_jax.weights.run_directory import write_run
+        from bert_jax.weights.tf1 import write_tf1
+
+        write = {'huggingface': write_huggingface, 'tf1': write_tf1, 'bert_jax': write_run}[args.to]
+        target = as_path(args.target)
+        check_free(target)
         weights = load_weights(args.source)
-        print('\n'.join(_describe(weights)), flush=True)
-        notes = _write(weights, as_path(args.target), args.to)
+        m, parameters = weights.model, sum(x.size for x in weights.params.values())
+        unusual = ''.join(
+            f', {option.name} {m[option.name]}' for option in OPTIONS
+            if isinstance(option.allowed, tuple) and option.name != 'hidden_act'
+            and m[option.name] != option.default)
+        labels = f" ({', '.join(weights.labels)})" if weights.labels else ''
+        print(f'read {weights.source}\n'
+              f"  {m['num_layers']} layers, hidden size {m['hidden_size']}, {m['num_heads']} "
+              f"heads, vocabulary {m['vocab_size']:,}, {m['hidden_act']}{unusual}\n"
+              f'  {len(weights.params)} tensors, {parameters:,} parameters\n'
+              f"  head: {weights.head or 'none'}{labels}", flush=True)
+        if weights.unused:
+            print(f"  left out: {', '.join(weights.unused)}")
+        notes = write(target, weights)
     print(f'wrote {args.to}: {args.target}')
     for note in notes:
         print(f'note: {note}')
-
-
-def _describe(weights: Weights) -> list[str]:
-    m = weights.model
-    parameters = sum(x.size for x in weights.params.values())
-    lines = [
-        f'read {weights.source}',
-        f"  {m['num_layers']} layers, hidden size {m['hidden_size']}, {m['num_heads']} heads, "
-        f"vocabulary {m['vocab_size']:,}, {m['hidden_act']}" + ''.join(
-            f', {option.name} {m[option.name]}' for option in OPTIONS
-            if isinstance(option.allowed, tuple) and option.name != 'hidden_act'
-            and m[option.name] != option.default
-        ),
-        f'  {len(weights.params)} tensors, {parameters:,} parameters',
-        f"  head: {weights.head or 'none'}"
-        + (f" ({', '.join(weights.labels)})" if weights.labels else ''),
-    ]
-    if weights.unused:
-        lines.append(f"  left out: {', '.join(weights.unused)}")
-    return lines
-
-
-def _write(weights: Weights, target: Path, form: str) -> list[str]:
-    if form == 'huggingface':
-        from bert_jax.weights.huggingface import write_huggingface
-
-        return write_huggingface(target, weights)
-    if form == 'tf1':
-        from bert_jax.weights.tf1 import write_tf1
-
-        return write_tf1(target, weights)
-    from bert_jax.weights.run_directory import write_run
-
-    return write_run(target, weights)
 
 
 if __name__ == '__main__':

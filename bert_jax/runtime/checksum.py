@@ -71,29 +71,19 @@ def leaves(tree: Any) -> dict[str, Any]:
 
 
 def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
-    """One uint32 for each array, sorted by name; a change of a single element always changes it.
-
-    Computed where the arrays are, on CPUs without compilation.
-    """
-    sums = [
-        checksum(np.asarray(x)) if _is_on_host(x) else _run_blocking(checksum_on_device, x)
-        for x in (arrays[name] for name in sorted(arrays))
-    ]
+    """One uint32 for each array, sorted by name; a change of a single element always changes it."""
+    sums = [_compute(arrays[name], checksum, checksum_on_device) for name in sorted(arrays)]
     return np.array(jax.device_get(sums), np.uint32)
 
 
-def _is_on_host(x: Any) -> bool:
-    return not isinstance(x, jax.Array) or (
-        x.is_fully_addressable and x.addressable_shards[0].device.platform == 'cpu')
-
-
-def _run_blocking(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Runs a program on devices; on CPUs, waits for its result.
-
-    CPUs start small programs in any order, so hosts could deadlock in collectives of two programs.
-    """
-    result = function(x)
-    if x.addressable_shards[0].device.platform == 'cpu':
+def _compute(x: Any, on_host: Callable[[np.ndarray], Any], on_device: Callable[[jax.Array], Any]
+             ) -> Any:
+    """Computes where the array is, on CPUs without compilation."""
+    on_cpu = not isinstance(x, jax.Array) or x.addressable_shards[0].device.platform == 'cpu'
+    if on_cpu and getattr(x, 'is_fully_addressable', True):
+        return on_host(np.asarray(x))
+    result = on_device(x)
+    if on_cpu:  # they start small programs in any order: two collectives could deadlock hosts
         result.block_until_ready()
     return result
 
@@ -117,10 +107,8 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 def not_finite(arrays: Mapping[str, Any]) -> str | None:
     """The name of the first array, on host or device, with NaN or infinity, or None."""
-    finite = {
-        name: is_finite(np.asarray(x)) if _is_on_host(x) else _run_blocking(is_finite_on_device, x)
-        for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)
-    }
+    finite = {name: _compute(x, is_finite, is_finite_on_device) for name, x in arrays.items()
+              if jnp.issubdtype(x.dtype, jnp.floating)}
     return next((name for name, good in jax.device_get(finite).items() if not good), None)
 
 

@@ -36,11 +36,12 @@ def as_path(path: str | os.PathLike[str]) -> Path:
       InputError: another scheme than gs://, a bucket that cannot be accessed (tested with its
         first path), or a `~` of an unknown user.
     """
-    check_scheme(path)
-    if in_bucket(path):
-        _check_bucket(os.fspath(path).split('/')[2])
-    if os.fspath(path).startswith('~') and os.path.expanduser(path) == os.fspath(path):
-        raise InputError(f"{os.fspath(path)}: there is no user {os.fspath(path).split('/')[0]}")
+    name = os.fspath(path)
+    check_scheme(name)
+    if in_bucket(name):
+        _check_bucket(name.split('/')[2])
+    elif name.startswith('~') and os.path.expanduser(name) == name:
+        raise InputError(f"{name}: there is no user {name.split('/')[0]}")
     return Path(path).expanduser()
 
 
@@ -50,14 +51,9 @@ def check_scheme(path: str | os.PathLike[str]) -> None:
     Raises:
       InputError: it is another scheme, or names no bucket.
     """
-    name = os.fspath(path)
-    scheme = _SCHEME.match(name)
-    if scheme and not re.match('gs://[^/]', name):
-        raise InputError(
-            f'{name}: '
-            + ('a path in a bucket is' if scheme[1].lower() == 'gs' else
-               f'{scheme[1]}: is not supported; name a local path, or one in a bucket as')
-            + ' gs://BUCKET/PATH')
+    if in_bucket(path) and not re.match('gs://[^/]', os.fspath(path)):
+        raise InputError(f'{os.fspath(path)}: name a local path, or one in a bucket as '
+                         'gs://BUCKET/PATH')
 
 
 def in_bucket(path: str | os.PathLike[str]) -> bool:
@@ -152,25 +148,20 @@ def find(pattern: str) -> list[Found]:
     An existing name is taken literally, even if it contains wildcard characters.
 
     Raises:
-      InputError: a match is a dangling link.
+      FileNotFoundError: a match is a dangling link.
     """
-    pattern = os.fspath(as_path(pattern)) if pattern.startswith('~') else pattern
     if in_bucket(pattern):
         as_path(pattern)
         system = _file_system()
         literal = system.isfile(pattern)
         objects = {pattern: system.info(pattern)} if literal else system.glob(pattern, detail=True)
-        result = [
+        return sorted(
             Found(f"gs://{info['name']}", info['size'], info.get('md5Hash') or info['crc32c'])
-            for info in objects.values() if info['type'] == 'file'
-        ]
-    else:
-        names = [pattern] if os.path.lexists(pattern) else globbing.glob(pattern, recursive=True)
-        for name in names:
-            if os.path.islink(name) and not os.path.exists(name):
-                raise InputError(f'{name} is a link to {os.readlink(name)}, which is not there')
-        result = [Found(name, os.stat(name).st_size, '') for name in names if os.path.isfile(name)]
-    return sorted(result)
+            for info in objects.values() if info['type'] == 'file')
+    pattern = os.fspath(as_path(pattern)) if pattern.startswith('~') else pattern
+    names = [pattern] if os.path.lexists(pattern) else globbing.glob(pattern, recursive=True)
+    return sorted(Found(name, os.stat(name).st_size, '') for name in names
+                  if os.path.isfile(name) or not os.path.exists(name))
 
 
 def local_copy(path: str | os.PathLike[str]) -> Path:
@@ -229,8 +220,7 @@ def _check_bucket(name: str) -> None:
     try:
         import gcsfs  # noqa: F401
     except ModuleNotFoundError:
-        raise InputError(f'{url} is a bucket, which needs gcsfs: pip install gcsfs') \
-            from None
+        raise InputError(f'{url} is a bucket, which needs gcsfs: pip install gcsfs') from None
     logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs every retry
     _ask(url, lambda: _file_system().call('GET', 'b/{}/o', name, maxResults=1),
          'no permission to list it',
@@ -260,17 +250,15 @@ def _ask(url: str, request: Callable[[], object], refused: str, remedy: str) -> 
             request()
             return
         except Exception as error:  # of many libraries
-            fault = error
-        reason, code = _reason(fault), getattr(fault, 'code', None)
-        if isinstance(fault, FileNotFoundError) or code == 404:
-            raise InputError(
-                f'{url}: there is no such bucket: name another, or make it with '
-                f'gcloud storage buckets create {url}'
-            ) from None
-        is_refused = code in (401, 403) or re.search('Forbidden|[Cc]redentials|Project', reason)
+            reason = ' '.join(str(error).split())[:200] or type(error).__name__
+            code = 404 if isinstance(error, FileNotFoundError) else getattr(error, 'code', None)
         seconds = time.monotonic() - begun
+        if code == 404:
+            raise InputError(f'{url}: there is no such bucket: name another, or make it with '
+                             f'gcloud storage buckets create {url}')
+        is_refused = code in (401, 403) or re.search('Forbidden|[Cc]redentials|Project', reason)
         if is_refused and seconds >= REFUSED_SECONDS:
-            raise InputError(f'{url}: {refused} ({reason}): {remedy}') from None
+            raise InputError(f'{url}: {refused} ({reason}): {remedy}')
         if seconds >= UNREACHABLE_SECONDS:
             raise Unavailable(f'{url} cannot be reached ({reason}): check the network')
         if pause == 1.0:
@@ -278,10 +266,6 @@ def _ask(url: str, request: Callable[[], object], refused: str, remedy: str) -> 
         time.sleep(min(pause, REFUSED_SECONDS))
         pause = min(2 * pause, 15.0)
         type(_file_system()).clear_instance_cache()  # the next one reads the credentials again
-
-
-def _reason(error: Exception) -> str:
-    return ' '.join(str(error).split())[:200] or type(error).__name__
 
 
 def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') -> None:
@@ -304,8 +288,7 @@ def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') ->
     if target.exists() or os.path.islink(target):
         raise InputError(f'{flag}: {path} is there already: name another file, nothing is written '
                          'over')
-    if not in_bucket(path):
-        _check_writable(target.parent, path, flag)
+    _check_writable(target.parent, f'{flag}={path}')
 
 
 def open_folder(
@@ -322,21 +305,11 @@ def open_folder(
       InputError: it holds other files, or cannot be written.
     """
     folder = as_path(named)
-    if not in_bucket(named):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f'{flag}={named} cannot be made ({error.strerror or error}): name another place'
-            ) from None
-        _check_writable(folder, named, flag)
+    _check_writable(folder, f'{flag}={named}', make=True)
     others = [path.name for path in children(folder) if not is_by_the_way(path)]
     if others and not is_ours(folder):
-        raise InputError(
-            f'{named} holds something else ({", ".join(others[:3])}'
-            + (', ...' if len(others) > 3 else '') + f'): give another {flag}, nothing is written '
-            'over'
-        )
+        raise InputError(f'{named} holds something else ({", ".join(others[:3])}): give another '
+                         f'{flag}, nothing is written over')
     return folder
 
 
@@ -346,12 +319,15 @@ def is_by_the_way(path: Path) -> bool:
         path.name == 'log.txt')
 
 
-def _check_writable(folder: Path, named: object, flag: str) -> None:
+def _check_writable(folder: Path, where: str, make: bool = False) -> None:
+    """Refuses a folder on a disk that cannot be written, or made; `where` is for the message."""
+    if in_bucket(folder):
+        return
     try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(
-            f'{flag}={named} cannot be written ({folder}: {error.strerror or error}): name another '
-            'place'
-        ) from None
+        raise InputError(f'{where} cannot be written ({folder}: {error.strerror or error}): name '
+                         'another place') from None

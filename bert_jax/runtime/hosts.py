@@ -8,6 +8,7 @@ makes hosts stop and fail together.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 import json
@@ -21,11 +22,14 @@ import jax
 
 from bert_jax.runtime.errors import InputError
 
+_CLUSTER = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
 # Variables by which launchers number processes: (how many, which one).
 _TASK_COUNTS = (
     ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'), ('SLURM_STEP_NUM_TASKS', 'SLURM_PROCID'),
     ('OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK'), ('PMI_SIZE', 'PMI_RANK'),
 )
+# Of a TPU run of several slices.
+_SLICES = ('MEGASCALE_COORDINATOR_ADDRESS', 'MEGASCALE_NUM_SLICES', 'MEGASCALE_SLICE_ID')
 # Single-host notebooks: looking for a cluster there would only take time.
 _NOTEBOOKS = ('COLAB_RELEASE_TAG', 'COLAB_GPU', 'KAGGLE_KERNEL_RUN_TYPE')
 # PCI devices of vendor 0x1ae0 (Google) that are TPUs: v2 and v3, v4, v5p, v5e, v6e, v7.
@@ -65,59 +69,42 @@ def connect() -> None:
     JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name the cluster.
 
     Raises:
-      InputError: this process was started as one of several, and they have not joined.
+      InputError: this process was started as one of several, and they have not joined; or the
+        environment has a part of the variables only, perhaps another run's.
     """
-    given = {name: os.environ.get(name) for name in (
-        'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')}
-    if any(given.values()) and not all(given.values()):
-        missing = ', '.join(name for name, value in given.items() if not value)
-        raise InputError(f'{missing} is not set: name {", ".join(given)}, or none of them')
-    numbers = {name: _whole_number(name) for name in (
-        'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', *(size for size, _ in _TASK_COUNTS))}
-    _check_stale()
+    for names in (_CLUSTER, _SLICES):
+        missing = [name for name in names if not os.environ.get(name)]
+        if 0 < len(missing) < len(names):
+            raise InputError(f'{", ".join(missing)} is not set in the environment: set '
+                             f'{", ".join(names)}, or none of them')
+    tasks = {size: _whole_number(size) or 1 for size, _ in _TASK_COUNTS}
+    process_id, slices, slice_id = map(_whole_number, (_CLUSTER[2], *_SLICES[1:]))
+    if (slice_id or 0) >= (slices or 1):
+        raise InputError(f'{_SLICES[2]}={slice_id} in the environment is no slice of {slices}: set '
+                         f'it from 0 to {_SLICES[1]} - 1')
+    if chips := os.environ.get('TPU_VISIBLE_CHIPS'):  # perhaps of another run; libtpu obeys it
+        print(f'note: TPU_VISIBLE_CHIPS={chips} is set: this process uses these chips only',
+              file=sys.stderr, flush=True)
     # Hosts of a pod come up minutes apart: the installation is what takes longest.
     patience = _whole_number('BERT_JAX_JOIN_SECONDS') or 600
-    if all(given.values()):
-        jax.distributed.initialize(
-            num_processes=numbers['JAX_NUM_PROCESSES'], process_id=numbers['JAX_PROCESS_ID'],
-            initialization_timeout=patience,
-        )
+    if process_id is not None:
+        jax.distributed.initialize(num_processes=tasks['JAX_NUM_PROCESSES'], process_id=process_id,
+                                   initialization_timeout=patience)
     elif not any(name in os.environ for name in _NOTEBOOKS):
         try:
             jax.distributed.initialize(initialization_timeout=patience)
         except ValueError as error:
-            if 'coordinator_address' not in str(error):
+            if 'coordinator_address' not in str(error):  # else no cluster: a run of one process
                 raise
-            # No cluster: a run of one process.
     if count() > 1:
         # CPUs run independent programs in any order, so hosts could enter the collectives of two
         # programs in different orders and deadlock.
         jax.config.update('jax_cpu_enable_async_dispatch', False)
     for size, number in _TASK_COUNTS:
-        if (tasks := numbers[size] or 1) > 1 and count() == 1:
+        if tasks[size] > 1 and count() == 1:
             raise InputError(
-                f'this process is task {os.environ.get(number, "?")} of {tasks} ({size}), and '
-                'they have not joined: start one task, or set JAX_COORDINATOR_ADDRESS=HOST:PORT, '
-                'JAX_NUM_PROCESSES and JAX_PROCESS_ID for each'
-            )
-
-
-def _check_stale() -> None:
-    """Refuses or reports stale variables of another run, which libtpu would obey.
-
-    Raises:
-      InputError: variables of a run of several slices are incomplete.
-    """
-    slices = ('MEGASCALE_COORDINATOR_ADDRESS', 'MEGASCALE_NUM_SLICES', 'MEGASCALE_SLICE_ID')
-    found = [name for name in slices if os.environ.get(name)]
-    number, total = (_whole_number(name) for name in reversed(slices[1:]))
-    if (found and len(found) < len(slices)) or (number or 0) >= (total or 1):
-        raise InputError(
-            f'{", ".join(f"{name}={os.environ[name]}" for name in found)} in the environment do '
-            f'not describe slices: set {", ".join(slices)}, or unset them')
-    if chips := os.environ.get('TPU_VISIBLE_CHIPS'):
-        print(f'note: TPU_VISIBLE_CHIPS={chips} is set: this process uses these chips only',
-              file=sys.stderr, flush=True)
+                f'this process is task {os.environ.get(number, "?")} of {tasks[size]} ({size}), '
+                f'and they have not joined: start one task, or set {", ".join(_CLUSTER)} for each')
 
 
 def _whole_number(variable: str) -> int | None:
@@ -127,11 +114,9 @@ def _whole_number(variable: str) -> int | None:
       InputError: it is no whole number from 0.
     """
     value = os.environ.get(variable)
-    if not value:
-        return None
-    if not value.isascii() or not value.isdigit():
+    if value and not (value.isascii() and value.isdigit()):
         raise InputError(f'{variable}={value!r} in the environment is not a whole number')
-    return int(value)
+    return int(value) if value else None
 
 
 def check_accelerators() -> None:
@@ -147,8 +132,7 @@ def check_accelerators() -> None:
         name, extra = {'tpu': ('a TPU', 'tpu'), 'gpu': ('an NVIDIA GPU', 'cuda13')}[kind]
         raise InputError(
             f"this machine has {name} and jax {jax.__version__} uses the CPU: pip install "
-            f"'jax[{extra}]=={jax.__version__}', or set JAX_PLATFORMS=cpu to train on the CPU"
-        )
+            f"'jax[{extra}]=={jax.__version__}', or set JAX_PLATFORMS=cpu to train on the CPU")
 
 
 def chips() -> tuple[str, list[str]]:
@@ -156,7 +140,7 @@ def chips() -> tuple[str, list[str]]:
 
     Only those that the environment leaves visible; of a CPU the virtual devices of XLA_FLAGS.
     """
-    tpus = sum(_pci('vendor', path) == '0x1ae0' and _pci('device', path) in _TPU_DEVICES
+    tpus = sum(_read(f'{path}/vendor') == '0x1ae0' and _read(f'{path}/device') in _TPU_DEVICES
                for path in glob.glob('/sys/bus/pci/devices/*'))
     gpus = len(glob.glob('/dev/nvidia[0-9]*'))
     kind, number, variable = ('tpu', tpus, 'TPU_VISIBLE_CHIPS') if tpus else (
@@ -168,12 +152,10 @@ def chips() -> tuple[str, list[str]]:
     return kind, visible.split(',') if visible else [str(i) for i in range(number)]
 
 
-def _pci(field: str, path: str) -> str:
-    try:
-        with open(f'{path}/{field}') as file:
-            return file.read().strip()
-    except OSError:
-        return ''
+def _read(path: str) -> str:
+    with contextlib.suppress(OSError), open(path) as file:
+        return file.read().strip()
+    return ''
 
 
 def share(name: str, make: Callable[[], str]) -> str:
@@ -218,13 +200,10 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
         return
     theirs = json.loads(share(what, lambda: json.dumps(values)))
     ours = json.loads(json.dumps(values))
-    differing = [name for name in sorted(set(ours) | set(theirs))
-                 if ours.get(name) != theirs.get(name)]
-    result = '; '.join(
+    differences = [
         f'{name} is {theirs.get(name)!r} on host 0 and {ours.get(name)!r} on host {index()}'
-        for name in differing[:3]
-    )
-    lines = [line for line in exchange(what, result) if line]
+        for name in sorted(set(ours) | set(theirs)) if ours.get(name) != theirs.get(name)]
+    lines = [line for line in exchange(what, '; '.join(differences[:3])) if line]
     if lines:
         raise InputError(f'{what} must be the same on all hosts: {lines[0]}')
 

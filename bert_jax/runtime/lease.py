@@ -49,8 +49,8 @@ class Claim:
             'token': secrets.token_hex(8), 'host': platform.node(), 'pid': os.getpid(),
             'machine': _machine(), 'started': _started(os.getpid()), 'beat': 0,
         }
-        self._path: Path | None = None
-        self._seen: tuple[str | None, float] = None, 0.0  # another's claim, unchanged since when
+        self._number = 0  # of our claim
+        self._seen: tuple[Any, float] = None, 0.0  # another's claim, unchanged since when
         self._ended = threading.Event()
         self._lost = False
         self.holder = ''
@@ -62,20 +62,20 @@ class Claim:
         Raises:
           OSError: the folder cannot be written.
         """
-        claims = self._claims()
-        number = max(claims, default=0)
-        if number and not self._is_dead(claims[number]):
+        numbers = self._numbers()
+        last = max(numbers, default=0)
+        if last and not self._is_dead(last):
             return False
-        path = self._folder / f'{_PREFIX}{number + 1}'
+        path = self._path(last + 1)
         if not write_new(path, json.dumps(self._content)) and (
-                _parsed(_read(path)).get('token') != self._content['token']):
+                _read(path).get('token') != self._content['token']):
             return False  # another was quicker; with our token in it, only the answer was lost
-        if number and (again := _read(claims[number])) and again != self._seen[0]:
+        if last and (again := _read(self._path(last))) and again != self._seen[0]:
             path.unlink(missing_ok=True)  # the number was another's meanwhile
             return False
-        for old in claims.values():
-            old.unlink(missing_ok=True)
-        self._path = path
+        for number in numbers:
+            self._path(number).unlink(missing_ok=True)
+        self._number = last + 1
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
         return True
@@ -87,47 +87,47 @@ class Claim:
         if self._lost:
             raise InputError(
                 f'{self._folder} was taken by another process, as this one had not been heard of '
-                f'for {SECONDS:.0f} s (was it suspended?): nothing more is written by this one'
-            )
+                f'for {SECONDS:.0f} s (was it suspended?): nothing more is written by this one')
 
     def release(self) -> None:
         """Gives the folder back, if this process has it."""
         self._ended.set()
-        if self._path is not None and not self._lost:
+        if self._number and not self._lost:
             self._thread.join(_BEAT_SECONDS)  # a beat under way would write the claim again
             with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
-        self._path = None
+                self._path(self._number).unlink(missing_ok=True)
+        self._number = 0
 
-    def _claims(self) -> dict[int, Path]:
-        return {
-            int(number): path for path in children(self._folder)
-            if path.name.startswith(_PREFIX) and (number := path.name[len(_PREFIX):]).isdigit()
-        }
+    def _path(self, number: int) -> Path:
+        return self._folder / f'{_PREFIX}{number}'
 
-    def _is_dead(self, path: Path) -> bool:
+    def _numbers(self) -> list[int]:
+        names = [path.name for path in children(self._folder)]
+        return [int(name.removeprefix(_PREFIX)) for name in names
+                if name.startswith(_PREFIX) and name.removeprefix(_PREFIX).isdigit()]
+
+    def _is_dead(self, number: int) -> bool:
         """Whether the holder of a claim is known to be gone."""
-        text, now = _read(path), time.monotonic()
-        content = _parsed(text)
-        if text != self._seen[0]:
-            self.known_alive = content.get('token') == _parsed(self._seen[0] or '').get('token', '')
-            self._seen = text, now
-        on = content.get('host', 'another machine')
-        self.holder = f"process {content.get('pid', '?')} on {on}"
+        content, now = _read(self._path(number)), time.monotonic()
+        before, since = self._seen
+        if content != before:
+            self.known_alive = before is not None and content.get('token') == before.get('token')
+            self._seen, since = (content, now), now
+        self.holder = (f"process {content.get('pid', '?')} on "
+                       f"{content.get('host', 'another machine')}")
         if self._content['machine'] and content.get('machine') == self._content['machine']:
             self.known_alive = _started(content.get('pid')) == content.get('started') is not None
             return not self.known_alive
-        return now - self._seen[1] > SECONDS
+        return now - since > SECONDS
 
     def _beat(self) -> None:
-        path = self._path
-        while path is not None and not self._ended.wait(_BEAT_SECONDS):
+        while not self._ended.wait(_BEAT_SECONDS):
             self._content['beat'] += 1
             with contextlib.suppress(Exception):  # of many libraries; the next beat tries again
-                if max(self._claims(), default=0) > int(path.name[len(_PREFIX):]):
+                if max(self._numbers(), default=0) > self._number:
                     self._lost = True
                     return
-                write_whole(path, json.dumps(self._content))
+                write_whole(self._path(self._number), json.dumps(self._content))
 
 
 @contextlib.contextmanager
@@ -141,14 +141,12 @@ def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
     Raises:
       InputError: another process is at work in it.
     """
-    claim = Claim(folder)
-    reported = False
+    claim, reported = Claim(folder), False
     while not claim.attempt():
         if claim.known_alive:
             raise InputError(
                 f'{folder}: {claim.holder} is at work on this {what}: wait until it has ended, '
-                'or give another --workdir'
-            )
+                'or give another --workdir')
         if claim.holder and not reported:
             reported = True
             print(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at work '
@@ -165,21 +163,15 @@ def holder(folder: str | os.PathLike[str]) -> str:
     process that was killed on another machine is still named.
     """
     claim = Claim(folder)
-    claims = claim._claims()
-    return '' if not claims or claim._is_dead(claims[max(claims)]) else claim.holder
+    last = max(claim._numbers(), default=0)
+    return '' if not last or claim._is_dead(last) else claim.holder
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a claim; {} where it is gone, is just being made, or is nonsense."""
     try:
-        return path.read_text(encoding='utf-8')
-    except (OSError, UnicodeDecodeError):  # gone, or just being made
-        return ''
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError:
+        content = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

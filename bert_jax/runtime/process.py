@@ -17,7 +17,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bert_jax.runtime import files
@@ -133,17 +133,93 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_SPACE = 'No space left on device'
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_AS_NAMED = (
     errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG,
     errno.ELOOP, errno.ENXIO, errno.ENODEV,
 )
+_BAD_DISK = (errno.EIO, errno.ESTALE, errno.EFBIG)
 _BUCKETS = ('gcsfs', 'aiohttp', 'google.', 'requests')  # libraries that access them
 # How messages of gcsfs and TensorStore begin.
 _REFUSED = re.compile(
     '(Forbidden|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED): ')
-_BAD_DISK = (errno.EIO, errno.ESTALE, errno.EFBIG)
+
+
+def _of_a_file(numbers: tuple[int, ...]) -> Callable[[BaseException], bool]:
+    return lambda fault: (isinstance(fault, OSError) and fault.filename is not None
+                          and fault.errno in numbers)
+
+
+# (which exceptions, what is printed of them, exit status); the first row counts that is of an
+# exception or of one of its causes.
+_ANSWERS: tuple[tuple[Callable[[Any], bool], str, int], ...] = (
+    (lambda fault: isinstance(fault, InputError), '{fault}', 2),
+    (lambda fault: isinstance(fault, (Diverged, Unavailable)), '{fault}', 1),
+    (lambda fault: isinstance(fault, KeyboardInterrupt), 'stopped', 130),
+    (lambda fault: getattr(fault, 'errno', None) in FULL or 'No space left on device' in str(fault),
+     '{disk} is full (No space left on device): free some space and start again', 1),
+    (_of_a_file(_NOT_ALLOWED),
+     '{file}: name another place, or ask for the rights to this one', 2),
+    (_of_a_file(_NOT_AS_NAMED), '{file}: check the path', 2),
+    (_of_a_file(_BAD_DISK), '{file}: the disk or network that it is on fails', 1),
+    (lambda fault: isinstance(fault, MemoryError) or 'RESOURCE_EXHAUSTED' in str(fault),
+     'out of memory ({line}): lower the batch size, config.train.eval_batch_size or the sequence '
+     'length', 1),
+    (lambda fault: 'Unable to initialize backend' in str(fault) and 'JAX_PLATFORMS' in os.environ,
+     'jax finds no device of JAX_PLATFORMS ({line}): set JAX_PLATFORMS=cpu to use the CPU, or '
+     'install jax for the device of this machine', 2),
+    (lambda fault: type(fault).__module__.startswith(_BUCKETS) or (
+        isinstance(fault, (OSError, ValueError)) and _REFUSED.match(str(fault)) is not None),
+     'a bucket refuses or is away ({line}): started again, a run goes on from its last checkpoint',
+     1),
+    (lambda fault: isinstance(fault, UnicodeError),
+     'a text cannot be written or read ({line}): convert it to UTF-8, and set PYTHONUTF8=1 where '
+     'the locale is another', 2),
+)
+
+
+def answer(
+    error: BaseException, writing: object = None, log_folder: Path | None = None
+) -> tuple[str, int]:
+    """(one-line message, exit status) for an exception that ends the program.
+
+    Args:
+      error: the exception.
+      writing: the file or folder that the program writes, for the message of a full disk.
+      log_folder: receives the traceback of an unexpected error, if it is writable.
+    """
+    chain: list[BaseException] = []  # the exception and its causes
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    for is_of, message, status in _ANSWERS:
+        for fault in filter(is_of, chain):
+            name = getattr(fault, 'filename', None)
+            full = name or (writing if _output_fault() is None else 'standard output')
+            return message.format(
+                fault=' '.join(str(fault).split()), line=_first_line(fault),
+                file=f"{os.fsdecode(name or '')}: {getattr(fault, 'strerror', '')}",
+                disk=f'the disk of {full}' if full else 'a disk'), status
+    return (
+        f'{type(error).__name__}: {_first_line(error)} (this may be a fault of bert_jax; the '
+        f'traceback is in {_keep_traceback(error, log_folder)})', 1)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _keep_traceback(error: BaseException, folder: Path | None) -> str:
+    """Writes the traceback to the first writable folder; returns the file's name."""
+    text = ''.join(traceback.format_exception(error))
+    for place in filter(None, (folder, Path(tempfile.gettempdir()))):
+        path = place / f'error-{os.getpid()}.log'
+        with contextlib.suppress(Exception):  # of many libraries; there is another place
+            write_whole(path, text)
+            return str(path)
+    sys.stderr.write(text)
+    return 'the lines above'
 
 
 @contextlib.contextmanager
@@ -157,7 +233,11 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
     Raises:
       SystemExit: 2 where bad input is the cause, 130 after Ctrl-C, 1 of anything else.
     """
-    _silence_collected_tasks()
+    # Orbax leaves unfinished asyncio tasks behind when it cannot read a file of a checkpoint; that
+    # error itself is answered.
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+    warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
+    sys.unraisablehook = _unless_of_a_task
     try:
         check_streams()
         yield
@@ -166,23 +246,9 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
         _drop_output()
     except (Exception, KeyboardInterrupt) as error:
         line, status = answer(error, writing)
-        if isinstance(error, KeyboardInterrupt):
-            line = stopped
         _drop_output()
-        print(f'error: {line}', file=sys.stderr, flush=True)
+        print(f'error: {stopped if status == 130 else line}', file=sys.stderr, flush=True)
         sys.exit(status)
-
-
-def _silence_collected_tasks() -> None:
-    """Suppresses warnings about asyncio tasks that are collected unfinished.
-
-    Orbax leaves such tasks behind when it cannot read a file of a checkpoint; that error itself is
-    reported in one line.
-    """
-    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
-    warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
-    if sys.unraisablehook is sys.__unraisablehook__:
-        sys.unraisablehook = _unless_of_a_task
 
 
 def _unless_of_a_task(unraisable: Any) -> None:
@@ -197,118 +263,18 @@ def _unless_of_a_task(unraisable: Any) -> None:
 
 
 def _drop_output() -> None:
-    """Flushes standard output, or redirects it to the null device if that fails."""
-    if _fault_of_output():  # its reader is gone, its disk full
+    """Redirects standard output to the null device if its reader is gone or its disk full."""
+    if _output_fault():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _fault_of_output() -> Exception | None:
+def _output_fault() -> Exception | None:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except (OSError, ValueError) as error:
         return error
     return None
-
-
-def answer(
-    error: BaseException, writing: object = None, log_folder: Path | None = None
-) -> tuple[str, int]:
-    """(one-line message, exit status) for an exception that ends the program.
-
-    Args:
-      error: the exception.
-      writing: the file or folder that the program writes, for the message of a full disk.
-      log_folder: receives the traceback of an unexpected error, if it is writable.
-    """
-    chain = _chain(error)
-    for fault in chain:
-        if isinstance(fault, InputError):
-            return ' '.join(str(fault).split()), 2
-        if isinstance(fault, (Diverged, Unavailable)):
-            return ' '.join(str(fault).split()), 1
-    if isinstance(error, KeyboardInterrupt):
-        return 'stopped', 130
-    for fault in chain:
-        if isinstance(fault, OSError) and (message := _of_the_system(fault, writing)):
-            return message
-    if any(_NO_SPACE in str(fault) for fault in chain):
-        return _full(writing), 1
-    if any(isinstance(fault, MemoryError) or 'RESOURCE_EXHAUSTED' in str(fault) for fault in chain):
-        return (
-            f'out of memory ({_first_line(chain[0])}): lower the batch size, '
-            'config.train.eval_batch_size or the sequence length', 1
-        )
-    platforms = os.environ.get('JAX_PLATFORMS')
-    if platforms and any('Unable to initialize backend' in str(fault) for fault in chain):
-        return (
-            f'JAX_PLATFORMS={platforms}: jax finds no such device here ({_first_line(chain[-1])}): '
-            'set JAX_PLATFORMS=cpu to use the CPU, or install jax for the device of this machine', 2
-        )
-    for fault in chain:
-        if type(fault).__module__.startswith(_BUCKETS) or (
-                isinstance(fault, (OSError, ValueError)) and _REFUSED.match(str(fault))):
-            return (f'a bucket refuses or is away ({_first_line(fault)}): started again, a run '
-                    'goes on from its last checkpoint', 1)
-        if isinstance(fault, UnicodeError):
-            return (
-                f'a text cannot be written or read as {fault.encoding}'  # type: ignore[attr-defined]
-                f' ({_first_line(fault)}): convert it to UTF-8, and set PYTHONUTF8=1 where the '
-                'locale is another', 2
-            )
-    return (
-        f'{type(error).__name__}: {_first_line(error)} (this may be a fault of bert_jax; the '
-        f'traceback is in {_keep(error, log_folder)})', 1
-    )
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """An exception and its causes, itself first."""
-    chain: list[BaseException] = []
-    result: BaseException | None = error
-    while result is not None and result not in chain:
-        chain.append(result)
-        result = result.__cause__ or (None if result.__suppress_context__ else result.__context__)
-    return chain
-
-
-def _of_the_system(error: OSError, writing: object) -> tuple[str, int] | None:
-    """(message, status) for an operating system error that names a file, else None."""
-    if error.errno in FULL:
-        output = getattr(_fault_of_output(), 'errno', None) in FULL
-        return _full(error.filename or ('standard output' if output else writing)), 1
-    if error.filename is None:
-        return None
-    message = f'{os.fsdecode(error.filename)}: {error.strerror}'
-    if error.errno in _NOT_ALLOWED:
-        return f'{message}: name another place, or ask for the rights to this one', 2
-    if error.errno in _NOT_AS_NAMED:
-        return f'{message}: check the path', 2
-    if error.errno in _BAD_DISK:
-        return f'{message}: the disk or network that it is on fails', 1
-    return None
-
-
-def _full(place: object) -> str:
-    where = f'the disk of {place}' if place else 'a disk'
-    return f'{where} is full ({_NO_SPACE}): free some space and start again'
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def _keep(error: BaseException, folder: Path | None) -> str:
-    """Writes the traceback to the first writable folder; returns the file's name."""
-    text = ''.join(traceback.format_exception(error))
-    for place in (folder, Path(tempfile.gettempdir())):
-        if place is not None:
-            path = place / f'error-{os.getpid()}.log'
-            with contextlib.suppress(Exception):  # of many libraries; there is another place
-                write_whole(path, text)
-                return str(path)
-    sys.stderr.write(text)
-    return 'the lines above'
 
 
 _GIB = 1 << 30
@@ -371,13 +337,16 @@ def peak_flops(device_kind: str) -> float | None:
     return chip.peak_flops if chip else None
 
 
+def _cpuinfo() -> list[str]:
+    with contextlib.suppress(OSError), open('/proc/cpuinfo', encoding='utf-8') as file:
+        return file.readlines()
+    return []
+
+
 def processor() -> str:
     """The processor's model, or at least its architecture."""
-    with contextlib.suppress(OSError), open('/proc/cpuinfo', encoding='utf-8') as file:
-        for line in file:
-            if line.startswith('model name'):
-                return line.partition(':')[2].strip()
-    return platform.machine()
+    models = [line for line in _cpuinfo() if line.startswith('model name')]
+    return models[0].partition(':')[2].strip() if models else platform.machine()
 
 
 def hardware() -> str:
@@ -420,16 +389,11 @@ def _platform() -> str:
     """
     import jax
 
-    backend = jax.default_backend()
-    if backend != 'cpu':
-        return backend
-    try:
-        with open('/proc/cpuinfo', encoding='utf-8') as file:
-            lines = sorted({line for line in file if line.startswith(('model name', 'flags',
-                                                                      'Features'))})
-    except OSError:
-        lines = [platform.processor()]
-    return f"cpu-{hashlib.sha256(''.join(lines).encode()).hexdigest()[:12]}"
+    if jax.default_backend() != 'cpu':
+        return jax.default_backend()
+    lines = {line for line in _cpuinfo() if line.startswith(('model name', 'flags', 'Features'))}
+    known = ''.join(sorted(lines)) or platform.processor()
+    return f'cpu-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
 
 
 def _shrink(folder: Any, max_bytes: int) -> None:
@@ -438,11 +402,9 @@ def _shrink(folder: Any, max_bytes: int) -> None:
     for path in files.children(folder):
         with contextlib.suppress(FileNotFoundError):  # another run deletes too
             if files.in_bucket(path):
-                result = path.stat()
-                by_age.append((result.mtime, result.length, path))
+                by_age.append((path.stat().mtime, path.stat().length, path))
             else:  # epath's `stat` asks who owns it, which a container may not know
-                status = os.stat(path)
-                by_age.append((status.st_mtime, status.st_size, path))
+                by_age.append((os.stat(path).st_mtime, os.stat(path).st_size, path))
     surplus = sum(size for _, size, _ in by_age) - max_bytes
     for _, size, path in sorted(by_age, key=lambda entry: entry[0]):
         if surplus > 0 and path.is_file():

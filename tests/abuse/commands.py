@@ -1,4 +1,4 @@
-"""Every command in this process, as a careless hand opens it."""
+"""Every command in this process, as a careless hand opens it, and what it finds on a disk."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import importlib
 import io
 import os
 import re
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from unittest import mock
 from bert_jax.runtime import hosts
 from bert_jax.runtime.stopping import Guard
 from tests.conftest import ROOT
-from tests.tiny_runs import one_device
+from tests.tiny_runs import documents, one_device, write_cola
 
 MODULES = {
     'main': 'bert_jax.main', 'predict': 'bert_jax.predict.__main__', 'convert': 'bert_jax.convert',
@@ -36,10 +38,8 @@ class Case:
     """What is done at a command, and how it must answer.
 
     Attributes:
-      name: of the test.
-      command: a key of MODULES.
-      args: of the command line; {folder} is the case's own folder, @NAME an entry of `MACROS`. A
-        run, sweep, table or evaluation goes to {folder}/new unless it names another --workdir.
+      line: the command, a key of MODULES, and its arguments; {folder} is the case's own folder,
+        {things} what it is a copy of, @NAME an entry of `MACROS`.
       says: a pattern of what the one line holds.
       status: that it exits with.
       before: prepares the case's folder.
@@ -47,14 +47,16 @@ class Case:
       around: a context in which the command is opened, of the case's folder.
     """
 
-    name: str
-    command: str
-    args: str | tuple[str, ...]
+    line: str | tuple[str, ...]
     says: str
     status: int = 2
-    before: Callable[[Path], None] = lambda folder: None
+    before: Callable[[Path], object] = lambda folder: None
     stdin: bytes = b''
     around: Callable[[Path], contextlib.AbstractContextManager] = contextlib.nullcontext
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.line) if isinstance(self.line, str) else list(self.line)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,3 +138,56 @@ def check(answer: Answer, status: int, says: str) -> None:
         assert len(answer.lines) == 1, everything[-3000:]
         assert re.search(says, answer.lines[0]), answer.lines[0]
         assert 'may be a fault of bert_jax' not in answer.lines[0], answer.lines[0]
+
+
+_TINY = (
+    '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=16',
+    '--config.model.num_heads=2', '--config.model.num_layers=1', '--config.data.vocab_size=300',
+    '--config.data.max_seq_length=16', '--config.data.max_predictions_per_seq=2',
+    '--config.data.held_out=0.2', '--config.train.batch_size=8', '--config.train.steps=4',
+    '--config.train.eval_batch_size=8', '--config.train.eval_every=0',
+    '--config.train.save_every=2', '--config.train.log_every=1',
+    '--config.train.max_eval_examples=8',
+    # A rate that does not depend on how many steps there will be.
+    '--config.optimizer.warmup=0', '--config.optimizer.decay_power=0',
+    '--config.data.dir={folder}/cache', '--config.data.local_dir={folder}/cache',
+)
+MACROS = {
+    '@text': (*_TINY, '--config.data.source={folder}/text.txt'),
+    '@synthetic': (*_TINY, '--config.task=synthetic'),
+    '@glue': (
+        '--config=configs/glue.py:cola', '--config.init_checkpoint={folder}/run',
+        '--config.data.source={folder}/glue', '--config.data.max_seq_length=16',
+        '--config.train.batch_size=8', '--config.train.steps=2', '--config.train.eval_every=1',
+        '--config.data.packing=False', '--config.data.dir={folder}/cache',
+        '--config.data.local_dir={folder}/cache',
+    ),
+    '@csv': (
+        '--config=configs/classification.py', '--config.init_checkpoint={folder}/run',
+        '--config.data.source={folder}/t.csv', '--config.data.eval_source={folder}/t.csv',
+        '--config.data.dir={folder}/cache', '--config.data.max_seq_length=16',
+    ),
+    '@sweep': ('--config=configs/tiny_pretrain.py', '--restarts=1'),
+    '@features': ('features', '--model', '{folder}/hf_pretraining'),
+    '@export': ('export', '--model', '{folder}/hf_pretraining'),
+}
+
+
+def expand(args: list[str], folder: Path, things: Path | None = None) -> list[str]:
+    """With macros written out, {folder} filled in and {things}, what the folder is a copy of."""
+    whole = [part for arg in args for part in MACROS.get(arg, (arg,))]
+    return [part.replace('{folder}', str(folder)).replace('{things}', str(things))
+            for part in whole]
+
+
+def make(folder: Path) -> None:
+    """Writes everything: text.txt, run, cola (a fine-tuned run), glue, hf_NAME, notes."""
+    (folder / 'text.txt').write_text(documents(40))
+    write_cola(folder / 'glue')
+    for run, words in (('run', '@text'), ('cola', '@glue')):
+        answer = open_command('main', *expand([words], folder), f'--workdir={folder}/{run}')
+        assert answer.status == 0, answer.err
+    for name in ('pretraining', 'classification', 'question_answering'):
+        shutil.copytree(ROOT / 'tests/fixtures/huggingface' / name, folder / f'hf_{name}')
+    (folder / 'notes').mkdir()
+    (folder / 'notes' / 'important.txt').write_text('not to be lost\n')

@@ -11,10 +11,12 @@ model there is counted by itself, as nobody could tell.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
 import random
 import re
 import shlex
@@ -28,9 +30,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from tests.abuse.commands import Answer, alarm, contents, open_command
-from tests.abuse.damage import damage
-from tests.abuse.things import expand, make
+from tests.abuse.commands import Answer, alarm, contents, expand, make, open_command
 from tests.tiny_runs import saved
 
 _HANGS = 60  # seconds
@@ -81,11 +81,9 @@ def _arrays(run: Path) -> str:
     return digest.hexdigest()
 
 
-# A rate that does not depend on how many steps there will be.
-_STEADY = '--config.optimizer.decay_power=0'
 TARGETS = (
     Target('run, resumed', 'run', 'main',
-           f'@text {_STEADY} --config.train.steps=6 --workdir={{folder}}/run',
+           '@text --config.train.steps=6 --workdir={folder}/run',
            _trained('run'), ('run', 'cache/compiled')),
     Target('run, predicts', 'run', 'predict', 'fill-mask --model {folder}/run "a [MASK] b"', _said),
     Target('run, converted', 'run', 'convert', '{folder}/run {folder}/new --to huggingface', _new),
@@ -109,15 +107,6 @@ TARGETS = (
 )
 
 
-def make_all(folder: Path) -> None:
-    """What is damaged, of runs that say of where they lie that it is `folder`."""
-    make(folder)
-    shutil.rmtree(folder / 'run')  # another in its place, whose schedule has no end
-    answer = open_command('main', *expand(['@text', _STEADY, f'--workdir={folder}/run'], folder))
-    assert answer.status == 0, answer.err
-    convert_run(folder)
-
-
 def convert_run(folder: Path) -> None:
     """`run` as other formats have it."""
     shutil.rmtree(folder / 'cache' / 'compiled', ignore_errors=True)
@@ -125,6 +114,83 @@ def convert_run(folder: Path) -> None:
             ('run', 'hf', 'huggingface'), ('run', 'tf1', 'tf1'), ('run', 'converted', 'bert_jax')):
         answer = open_command('convert', f'{folder}/{source}', f'{folder}/{target}', '--to', form)
         assert answer.status == 0, answer.err
+
+
+def _flipped(rng: random.Random, data: bytearray, _: list[Path]) -> bytes:
+    for _ in range(rng.choice((1, 1, 1, 8))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return data
+
+
+def _cut(rng: random.Random, data: bytearray, _: list[Path]) -> bytes:
+    return data[:rng.randrange(len(data))]
+
+
+def _overwritten(rng: random.Random, data: bytearray, _: list[Path]) -> bytes:
+    """Zeros, as a disk leaves them, or other bytes."""
+    start = rng.randrange(len(data))
+    end = rng.choice((len(data), min(len(data), start + rng.randint(1, 4096))))
+    data[start:end] = rng.choice((bytes(end - start), rng.randbytes(end - start)))
+    return data
+
+
+def _swapped(rng: random.Random, data: bytearray, others: list[Path]) -> bytes:
+    return rng.choice(others).read_bytes()
+
+
+_VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 7, 0.3, 1e-3, 10**9, 10**30, 1e300, '', 'x', '3', [], {}, [1],
+    {'a': 1}, float('nan'), '../..')
+
+
+def _replaced(rng: random.Random, data: bytearray, _: list[Path]) -> bytes:
+    """One value of a JSON file, or of a line of one."""
+    lines = data.split(b'\n') if b'\n{' in data else [data]
+    number = rng.randrange(len([line for line in lines if line.strip()]))
+    tree = {'': json.loads(lines[number])}
+    places: list[tuple[Any, Any]] = []
+
+    def walk(node: Any) -> None:
+        for key, value in (node.items() if isinstance(node, dict) else enumerate(node)):
+            places.append((node, key))
+            if isinstance(value, (dict, list)):
+                walk(value)
+
+    walk(tree)
+    node, key = rng.choice(places)
+    value = node[key]
+    if rng.random() < 0.1 and isinstance(node, dict) and node is not tree:
+        del node[key]
+    elif isinstance(value, (int, float)) and rng.random() < 0.5:
+        node[key] = value * 2 + 1
+    else:
+        node[key] = rng.choice(_VALUES)
+    lines[number] = json.dumps(tree.get('')).encode()
+    return b'\n'.join(lines)
+
+
+def _damage(rng: random.Random, folder: Path) -> tuple[str, str]:
+    """Damages one file; (its path in the folder, how)."""
+    paths = sorted(p for p in folder.rglob('*') if p.is_file() and p.stat().st_size
+                   and not p.name.startswith('events.out.') and p.suffix not in ('.png', '.lock'))
+    # Files are as likely as folders are: a checkpoint has many that are small.
+    by_kind = collections.defaultdict(list)
+    for path in paths:
+        by_kind[re.sub(r'[0-9a-f]{16,}|\d+', '#', str(path.relative_to(folder)))].append(path)
+    path = rng.choice(by_kind[rng.choice(sorted(by_kind))])
+    before = path.read_bytes()
+    kinds: list[Callable[..., bytes]] = [_flipped, _cut, _overwritten, _overwritten, _swapped]
+    with contextlib.suppress(ValueError):
+        lines = before.splitlines() if b'\n{' in before else [before]
+        if all(isinstance(json.loads(line), (dict, list)) for line in lines):
+            kinds += [_replaced] * 2
+    kind = rng.choice(kinds)
+    after = before
+    while after == before:
+        after = bytes(kind(rng, bytearray(before), [p for p in paths if p != path]))
+    path.unlink()
+    path.write_bytes(after)
+    return str(path.relative_to(folder)), kind.__name__[1:]
 
 
 @contextlib.contextmanager
@@ -202,7 +268,7 @@ def run(
             target = targets[number % len(targets)]
             wanted = expected(target)
             copy()
-            name, how = damage(rng, folder / target.folder)
+            name, how = _damage(rng, folder / target.folder)
             before = contents(folder)
             answer = opened(target, _HANGS)
             outcome = _judge(target, name, answer, before, wanted, folder)
@@ -215,6 +281,7 @@ def run_all(numbers: Iterable[int], seed: int) -> Iterator[tuple[int, str, str, 
         things, folder = Path(named) / 'things', Path(named) / 'case'
         folder.mkdir()  # runs name paths: they are made where cases lie
         with shared_programs():
-            make_all(folder)
+            make(folder)
+            convert_run(folder)
         folder.rename(things)
         yield from run(numbers, seed, things, folder)

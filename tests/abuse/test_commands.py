@@ -6,32 +6,36 @@ that were there before are there afterwards, byte for byte.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 
 import pytest
 
-from tests.abuse import careless, configs, hand_edited, inputs, outputs
-from tests.abuse.commands import alarm, check, contents, open_command
+from tests.abuse import careless
+from tests.abuse.cases import CASES
+from tests.abuse.commands import alarm, check, contents, expand, make, open_command
 from tests.abuse.fuzz import TARGETS, convert_run, run
-from tests.abuse.things import expand
 
 pytestmark = pytest.mark.slow
 
-CASES = [*configs.CASES, *inputs.CASES, *hand_edited.CASES, *outputs.CASES]
+
+@pytest.fixture(scope='module')
+def things(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('things')
+    make(folder)
+    return folder
 
 
-@pytest.mark.parametrize('case', CASES, ids=lambda case: f'{case.command}-{case.name}')
+@pytest.mark.parametrize('case', CASES, ids=lambda case: ' '.join(case.words)[:99])
 def test_an_abuse_is_answered(case, things, tmp_path):
     folder = tmp_path / 'all'
     shutil.copytree(things, folder, symlinks=True)
     case.before(folder)
     before = contents(folder)
-    args = shlex.split(case.args) if isinstance(case.args, str) else list(case.args)
-    if case.command in ('main', 'sweep', 'paper', 'evaluate') and 'workdir' not in ' '.join(args):
+    command, *args = case.words
+    if command in ('main', 'sweep', 'paper', 'evaluate') and 'workdir' not in ' '.join(args):
         args.append('--workdir={folder}/new')
     with case.around(folder), alarm(60):
-        answer = open_command(case.command, *expand(args, folder, things), stdin=case.stdin)
+        answer = open_command(command, *expand(args, folder, things), stdin=case.stdin)
     check(answer, case.status, case.says)
     after = contents(folder)
     changed = [name for name, digest in before.items() if after.get(name) != digest]

@@ -44,12 +44,6 @@ def test_hosts_are_told_of_each_other_and_standard_output_is_the_first_hosts():
     assert sorted(errors.splitlines()) == [f'{i} 3 {address} --mine' for i in (1, 2)]
 
 
-def test_arguments_reach_the_command_as_they_are():
-    process = subprocess.run([SCRIPT, '1', 'printf', '%s|', 'a b', "c'd", '*'],
-                             capture_output=True, text=True, timeout=20)
-    assert process.stdout == "a b|c'd|*|"
-
-
 @pytest.mark.parametrize(('command', 'status'), [
     ('exit 0', 0),
     ('exit $((JAX_PROCESS_ID == 1 ? 2 : 0))', 2),
@@ -101,3 +95,9 @@ def test_a_wrong_call_says_how(arguments):
     process = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=20)
     assert process.returncode == 2
     assert process.stderr.startswith('usage: ') and process.stderr.count('\n') == 1
+
+
+def test_arguments_reach_the_command_as_they_are():
+    process = subprocess.run([SCRIPT, '1', 'printf', '%s|', 'a b', "c'd", '*'],
+                             capture_output=True, text=True, timeout=20)
+    assert process.stdout == "a b|c'd|*|"

@@ -20,15 +20,10 @@ def folder(request, tmp_path):
     return files.as_path(request.getfixturevalue('bucket')) / 'folder'
 
 
-def test_write_whole_replaces_and_leaves_nothing_beside(folder):
+def test_a_file_is_replaced_whole_or_stays_and_nothing_is_left_beside_it(folder):
+    assert files.children(folder / 'none') == []
     files.write_whole(folder / 'a.txt', 'Größe\n')
     assert (folder / 'a.txt').read_text() == 'Größe\n'
-    files.write_whole(folder / 'a.txt', b'twice')
-    assert (folder / 'a.txt').read_bytes() == b'twice'
-    assert [path.name for path in files.children(folder)] == ['a.txt']
-
-
-def test_what_is_not_written_to_its_end_leaves_the_old_file(folder):
     files.write_whole(folder / 'a.txt', b'before')
     with pytest.raises(RuntimeError), files.open_whole(folder / 'a.txt') as file:
         file.write(b'after')
@@ -37,10 +32,6 @@ def test_what_is_not_written_to_its_end_leaves_the_old_file(folder):
         files.write_whole(folder / 'a.txt', 'after \ud800')
     assert (folder / 'a.txt').read_bytes() == b'before'
     assert [path.name for path in files.children(folder)] == ['a.txt']
-
-
-def test_children_of_no_folder_are_none(folder):
-    assert files.children(folder / 'none') == []
 
 
 def test_streams_decompress(folder):
@@ -78,30 +69,19 @@ def test_local_copies_of_a_folder_lie_in_a_folder(folder):
     assert pathlib.Path(files.local_copy(folder / 'a')).read_text() == 'anew'
 
 
-def test_checksums_follow_the_content(bucket):
-    for name, content in (('a', 'x'), ('b', 'x'), ('c', 'y')):
-        files.write_whole(f'{bucket}/{name}', content)
-    a, b, c = (file.checksum for file in files.find(f'{bucket}/*'))
-    assert a == b != c
-
-
-def test_a_listing_shows_what_another_process_wrote(bucket, bucket_server):
+def test_a_listing_shows_what_another_process_wrote_and_what_it_is(bucket, bucket_server):
     folder = files.as_path(bucket) / 'folder'
-    files.write_whole(folder / 'a', '')
-    assert [path.name for path in files.children(folder)] == ['a']
+    for name, content in (('a', 'x'), ('b', 'x'), ('c', 'y')):
+        files.write_whole(folder / name, content)
+    a, b, c = (file.checksum for file in files.find(f'{folder}/*'))
+    assert a == b != c
     objects = bucket_server.storage.objects[bucket.removeprefix('gs://')]
-    objects['folder/b'] = objects['folder/a'] | {'name': 'folder/b'}  # gcsfs does not hear of it
-    assert [path.name for path in files.children(folder)] == ['a', 'b']
-    assert (folder / 'b').exists()
-
-
-def test_the_marker_of_a_folder_made_in_the_console_is_no_entry_of_it(bucket, bucket_server):
-    folder = files.as_path(bucket) / 'made'
-    files.write_whole(folder / 'a', '')
-    objects = bucket_server.storage.objects[bucket.removeprefix('gs://')]
-    objects['made/'] = objects['made/a'] | {'name': 'made/'}
-    assert [path.name for path in files.children(folder)] == ['a']
-    del objects['made/a']
+    for name in ('folder/d', 'folder/'):  # gcsfs does not hear of it; a folder of the console's
+        objects[name] = objects['folder/a'] | {'name': name}
+    assert [path.name for path in files.children(folder)] == ['a', 'b', 'c', 'd']
+    assert (folder / 'd').exists()
+    for name in 'abcd':
+        del objects[f'folder/{name}']
     assert files.open_folder(folder, '--workdir', lambda _: False) == folder
 
 
@@ -133,6 +113,9 @@ def test_a_bucket_that_stays_away_is_no_bad_input(bucket, bucket_server, monkeyp
     for use in (files.as_path, files.check_deletion):
         with pytest.raises(Unavailable, match=f'^{bucket} cannot be reached'):
             use(f'{bucket}/x')
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:1')
+    with pytest.raises(Unavailable, match=r'^gs://away cannot be reached \(.*\): check the netw'):
+        files.as_path('gs://away/x')
 
 
 def test_what_is_wrong_with_a_bucket_is_said(bucket, bucket_server, monkeypatch, quick):
@@ -155,12 +138,6 @@ def test_what_is_wrong_with_a_bucket_is_said(bucket, bucket_server, monkeypatch,
 def test_any_other_scheme_is_refused_at_once(path, use):
     with pytest.raises(InputError, match=f'^{path}: .* gs://BUCKET/PATH$'):
         use(path)
-
-
-def test_a_bucket_that_cannot_be_reached(monkeypatch, quick):
-    monkeypatch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:1')
-    with pytest.raises(Unavailable, match=r'^gs://away cannot be reached \(.*\): check the netw'):
-        files.as_path('gs://away/x')
 
 
 def test_nothing_of_buckets_is_loaded_where_none_is_named(tmp_path):

@@ -189,9 +189,9 @@ guard.finish()
     ({'JAX_NUM_PROCESSES': '2'}, 'JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID is not set'),
     ({'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}, 'is task 3 of 4'),
     ({'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1', 'COLAB_GPU': '1'}, 'is task 1 of 2'),
-    ({'MEGASCALE_NUM_SLICES': '2'}, 'MEGASCALE_NUM_SLICES=2 in the environment do not describe'),
+    ({'MEGASCALE_NUM_SLICES': '2'}, 'MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_SLICE_ID is not set'),
     ({'MEGASCALE_COORDINATOR_ADDRESS': 'h', 'MEGASCALE_NUM_SLICES': '2',
-      'MEGASCALE_SLICE_ID': '2'}, 'do not describe slices'),
+      'MEGASCALE_SLICE_ID': '2'}, 'MEGASCALE_SLICE_ID=2 in the environment is no slice of 2'),
 ])
 def test_tasks_that_have_not_joined_are_refused(monkeypatch, environment, message):
     for name, value in environment.items():
