@@ -251,7 +251,8 @@ def test_a_slice_without_ssh_is_named_and_given_back(cloud):
     (['ERROR: PERMISSION_DENIED: not yours'] * 9, '', 1, 5),
     ([], 'FAILED', 1, 5),
 ])
-def test_requests_are_made_again_while_the_service_is_away(cloud, refusals, after, status, requests):
+def test_requests_are_made_again_while_the_service_is_away(
+        cloud, refusals, after, status, requests):
     (cloud.folder / 'refusals').write_text(''.join(f'{line}\n' for line in refusals))
     cloud.plan('0')
     process = cloud.run('relaunch', 'bert', '--type=v4-8', *FLAGS, AFTER_CREATE=after)
