@@ -74,9 +74,10 @@ def our_trainer(args: argparse.Namespace) -> Train:
     state = program.init(config.seed)
     state = dataclasses.replace(
         state, params=warm_start(
-            published, state.params, program.bert, head=task.head, labels=task.labels,
+            published, state.params, program.objective.config, head=task.head,
+            labels=task.labels,
             vocab_file=task.vocab_path))
-    numbers = numbers_of(program, config)
+    numbers = numbers_of(program)
     phase = task.phase(program.objective, program.eval_step, program.phases, 0, mesh)
     assert task.num_examples
     steps = args.steps or task.num_examples // phase.batch_size

@@ -72,7 +72,7 @@ def evaluate(
     from bert_jax.tasks.labelled import ScoredModel
     from bert_jax.tasks.opening import open_task
     from bert_jax.train.program import model_config, open_mesh
-    from bert_jax.train.step import init_state
+    from bert_jax.train.step import make_init
     from bert_jax.weights import load_weights
     from bert_jax.weights.warm_start import warm_start
 
@@ -128,7 +128,7 @@ def evaluate(
             raise InputError(f'{published.vocab_file} is not the vocabulary of {models[0]}')
         bert = model_config(completed, task.vocab_size, mesh)
         objective = task.objective(bert)
-        fresh = init_state(objective, optax.identity(), mesh, 0).params
+        fresh = make_init(objective, optax.identity(), mesh)(0).params
         params = warm_start(
             published, fresh, bert, head=task.head, labels=task.labels,
             vocab_file=task.vocab_path, whole=True,

@@ -16,10 +16,10 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.opening import open_task
 from bert_jax.train import program as program_lib
 from bert_jax.train.program import (
-    CompiledStep,
     Memory,
     build_program,
     check_memory,
+    compile_step,
     device_bytes,
     device_memory,
     open_mesh,
@@ -61,62 +61,31 @@ def test_steps_of_a_phase_are_called_with_its_batches(program):
         assert x.sharding.is_equivalent_to(batch[name].sharding, x.ndim)
 
 
-class Step:
-    """A step that compiles to a program of so many bytes, and counts how often."""
-
-    def __init__(self, size):
-        self.memory, self.compiled = Memory(size, 0, 0), 0
-
-    def compile(self, *arguments):
-        self.compiled += 1
-        return 'program', self.memory
-
-
 @pytest.mark.parametrize('there, start, told', [
-    (None, 0, None),  # nobody says how much memory there is: nothing is compiled
-    (200, 0, None),
-    (150, 0, r'phase 2 \(length 64, batch 16\): train needs .*accumulation_steps'),
+    (200, 0, None), (150, 0, r'phase 2 \(length 64, batch 16\): train needs .*accumulation_steps'),
     (150, 2, 'phase 2'),  # also when going on in the first phase
-    (90, 0, 'phase 1'),
-    (90, 3, 'phase 2'),
-    (90, 5, None),  # nothing is left to train
+    (90, 0, 'phase 1'), (90, 3, 'phase 2'), (90, 5, None),  # nothing is left to train
 ])
 def test_a_phase_that_does_not_fit_is_told_at_the_start(program, monkeypatch, there, start, told):
-    steps = {16: Step(100), 64: Step(180)}
-
-    def calls(program, phase):
-        _, arguments = phase_calls(program, phase)['train']
-        return {'train': (steps[phase['max_seq_length']], arguments)}
-
-    monkeypatch.setattr(program_lib, 'device_memory', lambda device: there)
-    monkeypatch.setattr(program_lib, 'phase_calls', calls)
+    sizes = {16: 100, 64: 180}
+    monkeypatch.setattr(program_lib, 'device_memory', lambda *_: there)
+    monkeypatch.setattr(program_lib, 'phase_calls', lambda program, phase: {
+        'train': (sizes[phase['max_seq_length']], ())})
+    monkeypatch.setattr(program_lib, 'compile_step', lambda size: (None, Memory(size, 0, 0)))
     if told:
         with pytest.raises(InputError, match=told):
             check_memory(program, phases_left(program, start))
-        return
-    largest = check_memory(program, phases_left(program, start))
-    assert largest == (180 if there == 200 else 0)
-    assert [step.compiled for step in steps.values()] == ([1, 1] if there == 200 else [0, 0])
-
-
-def test_a_step_that_a_cpu_may_have_no_room_for_is_compiled_ahead(program, monkeypatch):
-    step = Step(100)
-    calls = {'train': (step, phase_calls(program, program.phases[0])['train'][1])}
-    monkeypatch.setattr(program_lib, 'phase_calls', lambda *_: calls)
-    monkeypatch.setattr(program_lib, 'device_memory', lambda device: None)
-    monkeypatch.setattr(program_lib, 'host_memory', lambda: 2 * 99)  # of two devices
-    with pytest.raises(InputError, match='phase 1 .*train needs'):
-        check_memory(program, phases_left(program, 0))
-    assert step.compiled == 1
+    else:
+        assert check_memory(program, phases_left(program, start)) == (180 if there == 200 else 0)
 
 
 def test_the_optimizer_s_memory_is_there_during_evaluation(program, monkeypatch):
     moments = device_bytes(program.state.opt_state)
-    calls = {'evaluation': (Step(100), ())}
-    monkeypatch.setattr(program_lib, 'phase_calls', lambda *_: calls)
-    monkeypatch.setattr(program_lib, 'device_memory', lambda device: moments + 100)
+    monkeypatch.setattr(program_lib, 'phase_calls', lambda *_: {'evaluation': (100, ())})
+    monkeypatch.setattr(program_lib, 'compile_step', lambda size: (None, Memory(size, 0, 0)))
+    monkeypatch.setattr(program_lib, 'device_memory', lambda *_: moments + 100)
     assert check_memory(program, phases_left(program, 0)) == moments + 100
-    monkeypatch.setattr(program_lib, 'device_memory', lambda device: moments + 99)
+    monkeypatch.setattr(program_lib, 'device_memory', lambda *_: moments + 99)
     with pytest.raises(InputError, match='evaluation needs .*eval_batch_size'):
         check_memory(program, phases_left(program, 0))
 
@@ -185,13 +154,13 @@ def test_a_step_compiled_ahead_is_used_and_donates(mesh):
         traced.append(batch['x'].shape)
         return total + batch['x'].sum()
 
-    step = CompiledStep(jax.jit(add, donate_argnums=0, out_shardings=whole))
+    step = jax.jit(add, donate_argnums=0, out_shardings=whole)
     total = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=whole)
-    program, memory = step.compile(
-        total, {'x': jax.ShapeDtypeStruct((16, 2), jnp.float32, sharding=rows)})
+    program, memory = compile_step(
+        step, total, {'x': jax.ShapeDtypeStruct((16, 2), jnp.float32, sharding=rows)})
     assert program is not None
     assert memory.arguments == 3 * 4 + 2 * 2 * 4  # the total, and an eighth of the rows
-    assert memory.total >= memory.arguments
+    assert sum(memory) >= memory.arguments
 
     first = jax.device_put(np.zeros(3, np.float32), whole)
     for size, shapes in ((16, 1), (16, 1), (8, 2)):  # another shape is compiled when it comes
@@ -201,17 +170,12 @@ def test_a_step_compiled_ahead_is_used_and_donates(mesh):
     np.testing.assert_array_equal(first, [32 + 32 + 16] * 3)
 
 
-class Refusing:
-    """A jitted step whose compilation ends with this message."""
+def compile_refused(message, *batch):
+    """What is made of a compilation that ends with this message."""
+    def refuse(*arguments):
+        raise jax.errors.JaxRuntimeError(message)
 
-    def __init__(self, message):
-        self.message = message
-
-    def lower(self, *arguments):
-        return self
-
-    def compile(self):
-        raise jax.errors.JaxRuntimeError(self.message)
+    return compile_step(types.SimpleNamespace(lower=refuse), *batch)
 
 
 @pytest.mark.parametrize('message, temporaries', [
@@ -224,14 +188,12 @@ class Refusing:
 def test_the_compiler_s_refusal_says_how_much_is_needed(mesh, message, temporaries):
     whole = NamedSharding(mesh, PartitionSpec())
     batch = {'x': jax.ShapeDtypeStruct((1024,), jnp.float32, sharding=whole)}
-    program, memory = CompiledStep(Refusing(message)).compile(batch)
-    assert program is None
-    assert memory == Memory(4096, 0, int(temporaries))
+    assert compile_refused(message, batch) == (None, Memory(4096, 0, int(temporaries)))
 
 
-def test_other_faults_of_the_compiler_are_raised(mesh):
+def test_other_faults_of_the_compiler_are_raised():
     with pytest.raises(jax.errors.JaxRuntimeError, match='INTERNAL'):
-        CompiledStep(Refusing('INTERNAL: oops')).compile({})
+        compile_refused('INTERNAL: oops', {})
 
 
 def test_bytes_of_a_device_are_those_of_its_shards(mesh):
@@ -249,9 +211,9 @@ def refuse():
     ('TPU v5 lite', lambda: {'bytes_limit': 123}, 123),  # it knows best
     ('TPU v5 lite', lambda: None, int(15.75 * G)),
     ('TPU v4', refuse, int(30.75 * G)),  # known to the compiler alone
-    ('cpu', lambda: None, None),
-    ('NVIDIA H100', lambda: None, None),
+    *((kind, lambda: None, None) for kind in ('cpu', 'NVIDIA H100')),  # a share of the machine's
 ])
 def test_memory_of_a_device(kind, stats, found):
     device = types.SimpleNamespace(device_kind=kind, memory_stats=stats)
-    assert device_memory(device) == found
+    whole, half = (device_memory(device, num_local) for num_local in (1, 2))
+    assert (whole, half) == (found, found) if found else half == whole // 2 > 1 << 24

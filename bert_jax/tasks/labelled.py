@@ -35,9 +35,8 @@ from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.gates import Gates
-from bert_jax.train.loop import Phase
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
-from bert_jax.train.step import Batch, EvalStep
+from bert_jax.train.step import Batch, EvalStep, Phase
 
 Outputs = dict[str, np.ndarray]
 # Row lengths to choose from. A row holds at least the longest unit.

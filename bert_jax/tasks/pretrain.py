@@ -28,10 +28,9 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.train.gates import Gates
-from bert_jax.train.loop import Phase
 from bert_jax.train.report import read_records
 from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
-from bert_jax.train.step import Batch, EvalStep, evaluate
+from bert_jax.train.step import Batch, EvalStep, Phase, evaluate
 
 _NAMED = 8  # documents of a step
 

@@ -51,7 +51,7 @@ from bert_jax.train.step import num_params
 
 Result = dict[str, Any]
 _NUM_BATCHES = 4  # different ones, placed on the device beforehand and used in turn
-_STEPS_IN_FLIGHT = 2  # as in training: see train/loop.py
+_STEPS_IN_FLIGHT = 2  # as in training: see train/experiment.py
 _VOCAB_SIZE, _VOCAB_SAMPLE_BYTES = 8000, 10_000_000
 _WARM_UP_BATCHES = 64
 BENCHMARKS = ('store', 'rows', 'step')
@@ -133,8 +133,8 @@ def step(o: argparse.Namespace) -> Result:
     config = complete(config)
     mesh, task = open_mesh(config, jax.devices()), PretrainTask(config)
     program = build_program(config, mesh, task)
-    numbers = numbers_of(program, config)
-    m, data = program.bert, task.data
+    numbers = numbers_of(program)
+    m, data = program.objective.config, task.data
     state = program.init(config.seed)
     local = local_rows(mesh, o.batch_size)
     batches = [

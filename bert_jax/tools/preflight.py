@@ -49,7 +49,14 @@ from bert_jax.tools.preflight_hlo import (
     scope_of,
     short_name,
 )
-from bert_jax.train.program import Program, build_program, device_bytes, open_mesh, phase_calls
+from bert_jax.train.program import (
+    Program,
+    build_program,
+    compile_step,
+    device_bytes,
+    open_mesh,
+    phase_calls,
+)
 from bert_jax.weights import load_weights
 
 Record = dict[str, Any]
@@ -57,24 +64,25 @@ Record = dict[str, Any]
 
 def measure_phase(program: Program, number: int, chip: Chip) -> Record:
     """Compiles the steps of a phase and reads memory, cycles and messages, as plain values."""
-    phase, mesh, parts = program.phases[number], program.mesh, program.accumulation_steps
+    phase, mesh = program.phases[number], program.mesh
+    parts = program.config.train.accumulation_steps
     rows = phase['packed_rows'] or phase['batch_size']
     name = f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})"
     started, results = time.monotonic(), {}
     for step_name, (step, arguments) in phase_calls(program, phase).items():
         say(f'compiling {step_name} of {name} for {mesh.size} chips ...')
-        results[step_name] = step.compile(*arguments)
+        results[step_name] = compile_step(step, *arguments)
         say(f'  done, {time.monotonic() - started:.0f} s')
     (compiled, memory), (_, evaluation) = results['train'], results['evaluation']
-    flops = step_flops(Pretraining(program.bert), phase) / phase['batch_size']
+    flops = step_flops(Pretraining(program.objective.config), phase) / phase['batch_size']
     params, moments = device_bytes(program.state.params), device_bytes(program.state.opt_state)
-    needed = memory.total, evaluation.total + moments  # evaluation keeps the optimizer's state
+    needed = sum(memory), sum(evaluation) + moments  # evaluation keeps the optimizer's state
     rows_at_once = rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts)
     # A lower bound: temporaries that do not grow (gradients in one part) are taken to grow too.
     gradients = params if parts > 1 else 0  # accumulated
     batch = memory.arguments - params - moments
     growing = max(memory.temporaries - gradients, 1) + batch
-    fixed = memory.total - growing
+    fixed = sum(memory) - growing
     record = phase | {
         'name': name, 'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
         'rows_at_once': rows_at_once,
@@ -82,7 +90,7 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
         'floor_cycles_per_sequence': flops / chip.cycle_flops,
         'cycles_per_sequence': None, 'collectives': [],
         'compile_seconds': time.monotonic() - started,
-        'bytes_per_chip': memory.total, 'bytes_limit': chip.memory_bytes,
+        'bytes_per_chip': sum(memory), 'bytes_limit': chip.memory_bytes,
         'bytes': {
             'parameters': params, 'optimizer': moments, 'batch': batch,
             'temporaries': memory.temporaries, 'results': memory.outputs, 'code': memory.code,
@@ -93,7 +101,7 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
             0, int(rows_at_once * (chip.memory_bytes - fixed) / growing)),
     }
     if compiled is not None:
-        rate = program.bert.attention_dropout
+        rate = program.objective.config.attention_dropout
         record |= _times(CompiledText(compiled.as_text()), record, mesh.size, chip, rate)
     return record
 

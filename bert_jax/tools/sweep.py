@@ -411,9 +411,8 @@ def _train(
     config = ConfigDict(opened.config.copy_and_resolve_references())
     with config.unlocked():
         config.update_from_flattened_dict({name: get_field(given, name) for name in _ARGUMENTS})
-    task = opened.program.task.with_seed(config.seed)
     opened = dataclasses.replace(
-        opened, config=config, program=dataclasses.replace(opened.program, task=task))
+        opened, config=config, task=opened.task.with_seed(config.seed))
 
     def stop(step: int) -> bool:
         claim.check()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.checksum import (
@@ -27,161 +28,21 @@ from bert_jax.runtime.checksum import (
     with_digest,
 )
 from bert_jax.runtime.errors import Diverged, InputError
-from bert_jax.train.sharding import MESH_AXES
 from bert_jax.train.step import TrainState
 
-_STACKED = re.compile(r'(.*encoder/)layer/(.*)')
-_SINGLE = re.compile(r'(.*encoder/)layer_([0-9]+)/(.*)')
 Structs = dict[str, jax.ShapeDtypeStruct]
-
-
-def as_saved(wanted: Structs, saved: Iterable[str]) -> Structs:
-    """Shapes of the wanted arrays with layers stacked or not, as in `saved`."""
-    saved = set(saved)
-    result: Structs = {}
-    for name, x in wanted.items():
-        stacked, single = _STACKED.fullmatch(name), _SINGLE.fullmatch(name)
-        if stacked and _single(stacked, 0) in saved:
-            one = _struct(x, x.shape[1:], x.sharding.spec[1:])
-            result |= {_single(stacked, i): one for i in range(x.shape[0])}
-        elif single and _stacked(single) in saved:
-            number = max(int(m[2]) for m in map(_SINGLE.fullmatch, wanted) if m) + 1
-            result[_stacked(single)] = _struct(x, (number, *x.shape), (None, *x.sharding.spec))
-        else:
-            result[name] = x
-    return result
-
-
-def restack(arrays: dict[str, jax.Array], wanted: Structs) -> dict[str, jax.Array]:
-    """The inverse of `as_saved` for the arrays read; it empties `arrays` to save memory."""
-    result: dict[str, jax.Array] = {}
-    for name, x in wanted.items():
-        stacked, single = _STACKED.fullmatch(name), _SINGLE.fullmatch(name)
-        if name in arrays:
-            result[name] = arrays.pop(name)
-        elif stacked:
-            layers = [arrays.pop(_single(stacked, i)) for i in range(x.shape[0])]
-            result[name] = _jitted(_stack, x.sharding)(*layers)
-        else:
-            assert single
-            result[name] = _jitted(_pick, x.sharding)(arrays[_stacked(single)], int(single[2]))
-    return result
-
-
-def _single(match: re.Match[str], layer: int) -> str:
-    return f'{match[1]}layer_{layer}/{match[2]}'
-
-
-def _stacked(match: re.Match[str]) -> str:
-    return f'{match[1]}layer/{match[3]}'
-
-
-def _struct(
-    x: jax.ShapeDtypeStruct, shape: tuple[int, ...], spec: Iterable[object]
-) -> jax.ShapeDtypeStruct:
-    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*spec))
-    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
-
-
-def _stack(*layers: jax.Array) -> jax.Array:
-    return jnp.stack(layers)
-
-
-def _pick(layers: jax.Array, layer: jax.Array) -> jax.Array:
-    return layers[layer]
-
-
-@functools.cache
-def _jitted(move: Callable[..., jax.Array], sharding: Sharding) -> Callable[..., jax.Array]:
-    return jax.jit(move, out_shardings=sharding)
-
-
-_REPLICAS = MESH_AXES[0]
-Structs_replicas = dict[str, jax.ShapeDtypeStruct]
-
-
-def on_first(wanted: Structs_replicas) -> Structs_replicas:
-    """The same shapes on the first replica's devices only."""
-    def moved(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(_first(x.sharding.mesh), x.sharding.spec)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-    return {name: moved(x) for name, x in wanted.items()}
-
-
-def holds_first(wanted: Structs_replicas) -> bool:
-    """Whether this process has devices of the first replica and therefore reads."""
-    mesh = next(iter(wanted.values())).sharding.mesh
-    return jax.process_index() in {device.process_index for device in mesh.devices[0].flat}
-
-
-def spread(arrays: dict[str, jax.Array], wanted: Structs_replicas) -> dict[str, jax.Array]:
-    """Broadcasts the first replica's arrays to all devices, bit for bit.
-
-    Orbax's single-replica restore sums floats, which turns -0.0 into 0.0.
-
-    Args:
-      arrays: with the shardings of `on_first`; empty on processes without a device of it. It is
-        emptied, so that the devices hold the state once and one array twice.
-      wanted: shapes and shardings of the result.
-    """
-    return {name: _spread(arrays.pop(name, None), x) for name, x in wanted.items()}
-
-
-def _first(mesh: Mesh) -> Mesh:
-    assert mesh.axis_names[0] == _REPLICAS
-    return Mesh(mesh.devices[:1], mesh.axis_names, axis_types=mesh.axis_types)
-
-
-def _spread(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
-    mesh = like.sharding.mesh
-    spec = PartitionSpec(*(
-        tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ())
-              if axis != _REPLICAS)
-        for axes in like.sharding.spec
-    ))
-    shards = {} if x is None else {shard.device: shard.data for shard in x.addressable_shards}
-    del x
-    if like.sharding.is_fully_addressable:  # one process: its devices copy, nothing is compiled
-        origins = np.broadcast_to(mesh.devices[:1], mesh.devices.shape)
-        parts = [
-            jax.device_put(shards[origin], device)
-            for origin, device in zip(origins.flat, mesh.devices.flat, strict=True)
-        ]
-        whole = jax.make_array_from_single_device_arrays(
-            like.shape, NamedSharding(mesh, spec), parts)
-        return jax.device_put(whole, like.sharding)
-    # One slice a replica: the first holds the values, the others zeros. Their sum is the values.
-    shape = (mesh.shape[_REPLICAS], *like.shape)
-    slices = NamedSharding(mesh, PartitionSpec(_REPLICAS, *spec))
-    zeros = np.zeros(slices.shard_shape(shape), like.dtype)
-    parts = [
-        shards.pop(device)[None] if device in shards else jax.device_put(zeros, device)
-        for device in slices.addressable_devices
-    ]
-    stacked = jax.make_array_from_single_device_arrays(shape, slices, parts)
-    return _sum(like.sharding)(stacked)
-
-
-@functools.cache
-def _sum(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
-    def add(x: jax.Array) -> jax.Array:
-        # As integers: -0.0 + 0.0 is 0.0.
-        bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f'uint{8 * x.dtype.itemsize}'))
-        return jax.lax.bitcast_convert_type(jnp.sum(bits, axis=0, dtype=bits.dtype), x.dtype)
-
-    return jax.jit(add, out_shardings=sharding)
-
-
+Shapes = Mapping[str, tuple[int, ...]]
 _T = TypeVar('_T')
 _ITEM = 'default'  # orbax's name of what a checkpoint holds
+# A parameter of one layer, layer_3/..., or of all layers stacked, layer/...
+_LAYER = re.compile(r'(.*encoder/layer)(?:_([0-9]+))?/(.*)')
 # Codes of TensorStore's errors for missing or damaged bytes. An error without a code is an invalid
 # argument, such as metadata that is not JSON. Other codes concern the machine or the network:
 # UNAVAILABLE, PERMISSION_DENIED, RESOURCE_EXHAUSTED, …
 _DAMAGE = ('DATA_LOSS', 'NOT_FOUND', 'OUT_OF_RANGE', 'FAILED_PRECONDITION', 'INVALID_ARGUMENT')
-_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# Errors that Python code raises on metadata that is JSON but damaged.
-_MISREAD = (KeyError, TypeError, AttributeError, IndexError, NotImplementedError)
+# Errors that Python code raises where files are missing, or metadata is JSON but damaged.
+_MISREAD = (FileNotFoundError, NotADirectoryError, IsADirectoryError,
+            KeyError, TypeError, AttributeError, IndexError, NotImplementedError)
 
 
 class Damaged(Exception):
@@ -202,71 +63,140 @@ def read(folder: Any, abstract: Any) -> Any:
     saved = _shapes(folder)
     has_checksums = saved.pop(CHECKSUMS, None) is not None
     wanted = leaves(abstract)
-    laid_out = as_saved(wanted, saved)
-    _check_same(saved, {name: x.shape for name, x in laid_out.items()}, folder)
+    structs, sources = _as_saved(wanted, saved)
+    _check_same(saved, {name: x.shape for name, x in structs.items()}, folder)
+    mesh = next(iter(wanted.values())).sharding.mesh
     if has_checksums:
-        mesh = next(iter(wanted.values())).sharding.mesh
-        laid_out[CHECKSUMS] = jax.ShapeDtypeStruct(
-            (len(saved),), np.uint32, sharding=NamedSharding(mesh, PartitionSpec())
-        )
+        structs[CHECKSUMS] = jax.ShapeDtypeStruct(
+            (len(saved),), np.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
 
-    def load() -> dict[str, jax.Array]:
-        return _load(folder, on_first(laid_out)) if holds_first(laid_out) else {}
-
-    arrays = spread(on_all_hosts('read a checkpoint', load), laid_out)
+    if jax.process_count() == 1:
+        arrays = _on_all_hosts('read a checkpoint', lambda: _load(folder, structs))
+    else:
+        first = Mesh(mesh.devices[:1], mesh.axis_names, axis_types=mesh.axis_types)
+        reads = jax.process_index() in {device.process_index for device in first.devices.flat}
+        arrays = _on_all_hosts(
+            'read a checkpoint', lambda: _load(folder, structs, first) if reads else {})
+        # One array after the other: devices hold the state once, and one array twice.
+        arrays = {name: _broadcast(arrays.pop(name, None), x) for name, x in structs.items()}
     if has_checksums:
         written = np.asarray(arrays.pop(CHECKSUMS))
-        on_all_hosts('verify a checkpoint', lambda: _verify(arrays, written))
-    arrays = restack(arrays, wanted)
-    structure = jax.tree.structure(abstract)
-    return jax.tree.unflatten(structure, [arrays[name] for name in wanted])
+        _on_all_hosts('verify a checkpoint', lambda: _verify(arrays, written))
+    restored = [_restacked(arrays, name, sources[name], x) for name, x in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(abstract), restored)
 
 
-def on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
-    """Returns the result of `act`. All hosts call it; a failure on one host fails all.
+def _as_saved(wanted: Structs, saved: Shapes) -> tuple[Structs, dict[str, list[str]]]:
+    """(Shapes of the arrays to read, the names of those that each wanted array is made of)."""
+    layers = [int(match[2]) for match in map(_LAYER.fullmatch, wanted) if match and match[2]]
+    structs: Structs = {}
+    sources: dict[str, list[str]] = {}
+    for name, x in wanted.items():
+        names, shape, spec = [name], x.shape, tuple(x.sharding.spec)
+        if match := _LAYER.fullmatch(name):
+            prefix, layer, rest = match.groups()
+            if layer is None and f'{prefix}_0/{rest}' in saved:
+                names = [f'{prefix}_{i}/{rest}' for i in range(shape[0])]
+                shape, spec = shape[1:], spec[1:]
+            elif layer is not None and f'{prefix}/{rest}' in saved:
+                names = [f'{prefix}/{rest}']
+                shape, spec = (max(layers) + 1, *shape), (None, *spec)
+        sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*spec))
+        structs |= dict.fromkeys(names, jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding))
+        sources[name] = names
+    return structs, sources
+
+
+def _restacked(
+    arrays: dict[str, jax.Array], name: str, sources: list[str], like: jax.ShapeDtypeStruct
+) -> jax.Array:
+    """The array `name`, made of saved ones; those used up leave `arrays`, to save memory."""
+    if sources == [name]:
+        return arrays.pop(name)
+    match = _LAYER.fullmatch(name)
+    assert match
+    if match[2] is None:
+        stack = jax.jit(_stack, out_shardings=like.sharding)
+        return stack(*(arrays.pop(source) for source in sources))
+    return jax.jit(_pick, out_shardings=like.sharding)(arrays[sources[0]], int(match[2]))
+
+
+def _stack(*layers: jax.Array) -> jax.Array:
+    return jnp.stack(layers)
+
+
+def _pick(layers: jax.Array, layer: jax.Array) -> jax.Array:
+    return layers[layer]
+
+
+def _broadcast(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Broadcasts an array of the first replica to all devices, bit for bit.
+
+    Orbax's single-replica restore sums floats, which turns -0.0 into 0.0.
+
+    Args:
+      x: on the first replica's devices; None on processes without one of them.
+      like: shape and sharding of the result.
+    """
+    mesh = like.sharding.mesh
+    replicas = mesh.axis_names[0]
+    spec = [
+        tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ())
+              if axis != replicas)
+        for axes in like.sharding.spec
+    ]
+    # One slice a replica: the first holds the values, the others zeros. Their sum is the values.
+    shape = (mesh.shape[replicas], *like.shape)
+    sharding = NamedSharding(mesh, PartitionSpec(replicas, *spec))
+    shards = {} if x is None else {shard.device: shard.data for shard in x.addressable_shards}
+    del x
+    zeros = np.zeros(sharding.shard_shape(shape), like.dtype)
+    slices = [
+        shards.pop(device)[None] if device in shards else jax.device_put(zeros, device)
+        for device in sharding.addressable_devices
+    ]
+    return jax.jit(_sum_of_bits, out_shardings=like.sharding)(
+        jax.make_array_from_single_device_arrays(shape, sharding, slices))
+
+
+def _sum_of_bits(x: jax.Array) -> jax.Array:
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f'uint{8 * x.dtype.itemsize}'))
+    return jax.lax.bitcast_convert_type(jnp.sum(bits, axis=0, dtype=bits.dtype), x.dtype)
+
+
+def _on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
+    """Returns the result of `act`. All hosts call it, and damage on one host is damage on all.
+
+    Another error ends its host, and `runtime.stopping.Guard` the others.
 
     Raises:
       Damaged: a host found damage.
-      Exception: another error on a host; that host raises the error itself.
     """
+    fault: BaseException | None = None
     try:
-        result, fault = act(), None
+        result = act()
     except Exception as error:
-        result, fault = None, _cause(error)
-    reported = ''
-    if fault is not None:
-        reported = ('damaged ' if _is_damage(fault) else 'failed ') + first_line(fault)
-    results = [text.partition(' ') for text in hosts.exchange(what, reported)]
-    if fault is not None and reported.startswith('failed'):
+        fault = error
+        while type(fault) is Exception and fault.__cause__ is not None:
+            fault = fault.__cause__  # orbax wraps errors in a plain Exception
+    if fault is not None and not _is_damage(fault):
         raise fault
-    for host, (kind, _, line) in enumerate(results):
-        if kind == 'failed':
-            raise RuntimeError(f'host {host} failed to {what}: {line}')
-    for kind, _, line in results:
-        if kind == 'damaged':
-            raise Damaged(line) from fault
-    return result  # type: ignore[return-value]
+    damaged = [line for line in hosts.exchange(what, _first_line(fault) if fault else '') if line]
+    if damaged:
+        raise Damaged(damaged[0]) from fault
+    return result
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error."""
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def _cause(error: BaseException) -> BaseException:
-    """The error that orbax wrapped in a plain Exception."""
-    while type(error) is Exception and error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def _is_damage(error: BaseException) -> bool:
-    if isinstance(error, (Damaged, *_MISSING, *_MISREAD)):
+    if isinstance(error, (Damaged, *_MISREAD)):
         return True
-    if not isinstance(error, ValueError):  # JSON and text decoding raise kinds of ValueError
-        return False
     code = re.match(r'([A-Z_]{5,}): ', str(error))
-    return code is None or code[1] in _DAMAGE
+    # JSON and text decoding raise kinds of ValueError.
+    return isinstance(error, ValueError) and (code is None or code[1] in _DAMAGE)
 
 
 def _shapes(folder: Any) -> dict[str, tuple[int, ...]]:
@@ -274,38 +204,36 @@ def _shapes(folder: Any) -> dict[str, tuple[int, ...]]:
     def describe() -> str:
         if not hosts.first():
             return ''
-        _, saved = _description(folder)
-        return json.dumps({name: x.shape for name, x in saved.items()})
+        tree = jax.tree_util.tree_leaves_with_path(_description(folder), is_leaf=_is_array)
+        return json.dumps({leaf_name(path): x.shape for path, x in tree if _is_array(x)})
 
-    text = on_all_hosts('describe a checkpoint', describe)
+    text = _on_all_hosts('describe a checkpoint', describe)
     shapes = json.loads(hosts.share('shapes', lambda: text))
     return {name: tuple(shape) for name, shape in shapes.items()}
 
 
-def _load(folder: Any, wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """This process's shards. Orbax needs a target with the structure of the saved tree."""
-    tree, _ = _description(folder)
-    target = jax.tree_util.tree_map_with_path(
-        lambda path, x: wanted[leaf_name(path)] if _is_array(x) else x, tree, is_leaf=_is_array
-    )
-    handler = ocp.StandardCheckpointHandler()
-    try:
+def _load(folder: Any, wanted: Structs, mesh: Mesh | None = None) -> dict[str, jax.Array]:
+    """This process's shards, on a part of the mesh if it is given."""
+    def struct(path: Any, x: Any) -> Any:
+        if not _is_array(x):
+            return x
+        like = wanted[leaf_name(path)]
+        sharding = NamedSharding(mesh or like.sharding.mesh, like.sharding.spec)
+        return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+
+    # Orbax needs a target with the structure of the saved tree.
+    target = jax.tree_util.tree_map_with_path(struct, _description(folder), is_leaf=_is_array)
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
         return leaves(handler.restore(folder / _ITEM, args=ocp.args.StandardRestore(target)))
-    finally:
-        handler.close()
 
 
-def _description(folder: Any) -> tuple[Any, dict[str, Any]]:
-    """The saved tree of array metadata, and that metadata by name."""
-    handler = ocp.StandardCheckpointHandler()
-    try:
+def _description(folder: Any) -> Any:
+    """The saved tree of array metadata."""
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
         tree = getattr(handler.metadata(folder / _ITEM), 'tree', None)
-    finally:
-        handler.close()
     if tree is None:
         raise Damaged('it has no description')
-    result = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_array)
-    return tree, {leaf_name(path): x for path, x in result if _is_array(x)}
+    return tree
 
 
 def _is_array(x: Any) -> bool:
@@ -318,27 +246,22 @@ def _verify(arrays: dict[str, jax.Array], written: np.ndarray) -> None:
         raise Damaged(f'{sorted(arrays)[differing[0]]} is not what was saved')
 
 
-def _check_same(
-    saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]], where: Any
-) -> None:
+def _check_same(saved: Shapes, wanted: Shapes, where: Any) -> None:
     # Parameters first: their names say more than those of moments.
-    for name, shape in sorted(wanted.items(), key=lambda item: not item[0].startswith('params')):
+    names = sorted(saved.keys() | wanted.keys(), key=lambda name: (name[:6] != 'params', name))
+    for name in names:
+        if saved.get(name) == wanted.get(name):
+            continue
         if name not in saved:
-            raise InputError(
-                f'{where} is of another model or optimizer: it has no {name}; give another '
-                '--workdir, or the config that it was made with'
-            )
-        if saved[name] != shape:
-            raise InputError(
-                f'{where} is of another model: {name} is {list(saved[name])} there and '
-                f'{list(shape)} in the config; give another --workdir, or that config'
-            )
-    extra = sorted(set(saved) - set(wanted))
-    if extra:
+            difference = f'it has no {name}'
+        elif name not in wanted:
+            difference = f'it also has {name}'
+        else:
+            difference = (f'{name} is {list(saved[name])} there and {list(wanted[name])} in the '
+                          'config')
         raise InputError(
-            f'{where} is of another model or optimizer: it also has {extra[0]}; give another '
-            '--workdir, or the config that it was made with'
-        )
+            f'{where} is of another model or optimizer: {difference}; give another --workdir, or '
+            'the config that it was made with')
 
 
 class Checkpoints:
@@ -354,17 +277,16 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Any, keep: int | None):
+        """`keep`: number of the newest checkpoints that are kept; None: all."""
         self._directory = files.absolute(directory)
+        self._keep = keep
         self._manager = ocp.CheckpointManager(
-            self._directory,
-            item_handlers=ocp.StandardCheckpointHandler(),
+            self._directory, item_handlers=ocp.StandardCheckpointHandler(),
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=None if keep is None else max(keep, 2), create=True,
-                enable_async_checkpointing=True,
+                max_to_keep=None if keep is None else max(keep, 2),
                 cleanup_tmp_directories=True,  # of saves that were cut off; the run has its claim
             ),
         )
-        self._keep = keep
 
     def latest_step(self) -> int | None:
         """Step of the newest checkpoint, or None."""
@@ -380,43 +302,36 @@ class Checkpoints:
             never restarts silently).
         """
         steps = json.loads(hosts.share('steps', lambda: json.dumps(
-            sorted(self._manager.all_steps(), reverse=True)
-        )))
+            sorted(self._manager.all_steps(), reverse=True))))
         damaged: dict[int, str] = {}
         for step in steps:
             try:
-                tree = read(self._directory / str(step), _as_tree(abstract))
+                tree = read(self._directory / str(step), vars(abstract))
             except Damaged as error:
-                damaged[step] = first_line(error)
+                damaged[step] = _first_line(error)
                 continue
-            if damaged:
-                on_all_hosts('move a checkpoint aside', lambda: self._move_aside(damaged))
-                self._manager.reload()
+            self._move_aside(damaged, 'unreadable')
             return TrainState(**tree)
         if damaged:
             raise InputError(
                 f'{self._directory} has no checkpoint that can be read (step {steps[0]}: '
-                f'{damaged[steps[0]]}): to begin again from step 0, give another --workdir'
-            )
+                f'{damaged[steps[0]]}): to begin again from step 0, give another --workdir')
         return None
 
-    def _move_aside(self, damaged: dict[int, str]) -> None:
-        if not hosts.first():
-            return
-        for step, fault in damaged.items():
+    def _move_aside(self, faults: Mapping[int, str], kind: str) -> None:
+        """Renames checkpoints to `STEP.KIND`, on the first host, and prints their faults."""
+        for step, fault in faults.items() if hosts.first() else ():
             path = self._directory / str(step)
-            aside = self._rename(path, 'unreadable')
-            hosts.say(f'warning: checkpoint {path} cannot be read ({fault}); moved to '
-                      f'{aside.name}, taking the one before it')
-
-    def _rename(self, path: Any, kind: str) -> Any:
-        aside = path.with_name(f'{path.name}.{kind}')
-        number = 1
-        while aside.exists():
-            number += 1
-            aside = path.with_name(f'{path.name}.{kind}-{number}')
-        path.rename(aside)  # in a bucket its objects are copied, then deleted
-        return aside
+            names = itertools.chain([kind], (f'{kind}-{again}' for again in itertools.count(2)))
+            aside = next(aside for name in names
+                         if not (aside := path.with_name(f'{step}.{name}')).exists())
+            path.rename(aside)  # in a bucket its objects are copied, then deleted
+            if fault:
+                hosts.say(f'warning: checkpoint {path} cannot be read ({fault}); moved to '
+                          f'{aside.name}, taking the one before it')
+        if faults:
+            hosts.barrier('checkpoints moved')
+            self._manager.reload()
 
     def save(self, step: int, state: TrainState) -> None:
         """Starts saving; the state may be donated as soon as this returns.
@@ -426,7 +341,7 @@ class Checkpoints:
         """
         if self.latest_step() == step:
             return
-        tree = _as_tree(state)
+        tree = dict(vars(state))
         if name := not_finite(leaves(tree)):
             raise Diverged(f'step {step}: {name} is not finite', step)
         self._manager.save(step, args=ocp.args.StandardSave(saved_tree(tree)))
@@ -442,13 +357,8 @@ class Checkpoints:
           A message about the newest checkpoint left.
         """
         self._manager.wait_until_finished()
-
-        def move() -> None:
-            if hosts.first() and step in self._manager.all_steps():
-                self._rename(self._directory / str(step), 'diverged')
-
-        on_all_hosts('move a checkpoint aside', move)
-        self._manager.reload()
+        if step in self._manager.all_steps():
+            self._move_aside({step: ''}, 'diverged')
         latest = self.latest_step()
         return ('there is no good checkpoint' if latest is None else
                 f'the last good checkpoint, of step {latest:,}, is kept')
@@ -464,10 +374,6 @@ class Checkpoints:
         """Waits for saves under way."""
         self._manager.wait_until_finished()
         self._manager.close()
-
-
-def _as_tree(state: TrainState) -> dict[str, Any]:
-    return {'step': state.step, 'params': state.params, 'opt_state': state.opt_state}
 
 
 class Best:
@@ -490,22 +396,18 @@ class Best:
         self._directory = files.absolute(directory)
         try:
             self._manager = ocp.CheckpointManager(
-                self._directory,
-                item_handlers=ocp.StandardCheckpointHandler(),
+                self._directory, item_handlers=ocp.StandardCheckpointHandler(),
                 options=ocp.CheckpointManagerOptions(
-                    max_to_keep=1, create=True, best_fn=lambda metrics: metrics[metric],
-                    best_mode='max',
-                ),
+                    max_to_keep=1, best_fn=lambda metrics: metrics[metric], best_mode='max'),
             )
-            result = self.metrics()
-            good = result is None or metric in result and all(map(math.isfinite, result.values()))
+            metrics = self.metrics() or {metric: 0.0}
+            good = metric in metrics and all(map(math.isfinite, metrics.values()))
         except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError):
             good = False
         if not good:
             raise InputError(
                 f'{self._directory} holds no {metric} that can be read (STEP/metrics/metrics): put '
-                'it back as it was, or move the folder away and the next evaluation is the best'
-            )
+                'it back as it was, or move the folder away and the next evaluation is the best')
 
     def offer(self, step: int, metrics: dict[str, float], params: Any) -> None:
         """Keeps these parameters if they are better than all before."""
@@ -531,16 +433,13 @@ class Best:
         Raises:
           InputError: they cannot be read.
         """
-        step = self._manager.best_step()
-        assert step is not None, 'nothing was offered'
-        path = self._directory / str(step)
+        path = self._directory / str(self.step())
         try:
-            return step, read(path, {'params': abstract_params})['params']
+            return self.step(), read(path, {'params': abstract_params})['params']
         except Damaged as error:
             raise InputError(
                 f'{path} cannot be read ({error}): the parameters of the best evaluation are lost; '
-                'move it away, and start again for the result of the last one'
-            ) from error
+                'move it away, and start again for the result of the last one') from error
 
     def close(self) -> None:
         self._manager.close()

@@ -81,8 +81,8 @@ class Gates:
             if name.endswith('accuracy') and not name.startswith('gate/')
         }
         self._repeated, self._phases, self._rows_of = repeated, phases, rows_of
-        self._losses: deque[float] = deque(maxlen=_HISTORY)
         self._norms: deque[float] = deque(maxlen=_HISTORY)
+        self._losses: deque[float] = deque(maxlen=_HISTORY)
         self._out: dict[str, int] = {}  # records in a row that were out of the curve's band
         self._raised: set[str] = set()  # alarms that stay as long as what they are about
 
@@ -97,12 +97,23 @@ class Gates:
           means: of all of them.
         """
         first = step - len(steps) + 1
-        result = [*self._start(first, steps), *self._spikes(first, steps)]
-        loss = _language_model(means, 'loss')
-        if self._by_frequency is not None and loss is not None and step >= self._settled:
+        result = self._lasting(
+            'repeats', self._repeated > _REPEATED, first, self._repeated,
+            f'{self._repeated:.0%} of the sentences of ten tokens or more are repeats: is a part '
+            'of the text there twice?')
+        if self._chance is not None and steps:
+            loss, chance, self._chance = float(steps[0]['loss']), self._chance, None
             result += self._lasting(
-                'plateau', loss > self._by_frequency - _PLATEAU, step, loss,
-                f'language-model loss {loss:.2f}, and guessing by frequency has '
+                'first_loss', abs(loss - chance) > _FIRST_LOSS, first, loss,
+                f'the loss is {loss:.2f}, by guessing it is {chance:.2f}: '
+                + ('look at model.initializer_range' if loss > chance
+                   else 'the rows give their answers away'))
+        result += self._spikes(first, steps)
+        loss_of_words = _language_model(means, 'loss')
+        if self._by_frequency is not None and loss_of_words is not None and step >= self._settled:
+            result += self._lasting(
+                'plateau', loss_of_words > self._by_frequency - _PLATEAU, step, loss_of_words,
+                f'language-model loss {loss_of_words:.2f}, and guessing by frequency has '
                 f'{self._by_frequency:.2f}: it learns nothing from the context yet. Lower the '
                 'rate, lengthen the warm-up, and see whether labels belong to their rows')
         return [*result, *self._measured('train', step, means)]
@@ -111,51 +122,28 @@ class Gates:
         """Warnings about an evaluation."""
         return self._measured('eval', step, metrics)
 
-    def _start(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:
-        result = []
-        if self._repeated > _REPEATED:
-            share, self._repeated = self._repeated, 0.0
-            result.append(Alarm(
-                'repeats', first, share,
-                f'{share:.0%} of the sentences of ten tokens or more are repeats: is a part of '
-                'the text there twice?'))
-        if self._chance is not None and steps:
-            loss, chance = float(steps[0]['loss']), self._chance
-            self._chance = None
-            if abs(loss - chance) > _FIRST_LOSS:
-                result.append(Alarm(
-                    'first_loss', first, loss,
-                    f'the loss of step {first} is {loss:.2f}, by guessing it is {chance:.2f}: '
-                    + ('look at model.initializer_range' if loss > chance
-                       else 'the rows give their answers away')))
-        return result
-
     def _spikes(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:
-        """The worst spike of the loss and of the gradient norm."""
+        """The worst spike of the gradient norm and of the loss."""
         worst: dict[str, tuple[float, Alarm]] = {}
-
-        def note(name: str, step: int, value: float, usual: float, excess: float) -> None:
-            line = (f"{name.replace('_spike', '')} {value:.3g} at step {step:,}, usually "
-                    f'{usual:.3g}: {self._rows_of(step)}config.train.skip_steps=({step},) trains '
-                    'on others in their place, from a checkpoint before it')
-            if name not in worst or worst[name][0] < excess:
-                worst[name] = excess, Alarm(name, step, value, line)
-
         for step, metrics in enumerate(steps, first):
-            if step in self._phases:
-                self._losses.clear()
-                self._norms.clear()
-            loss, norm = float(metrics['loss']), float(metrics['grad_norm'])
-            if len(self._norms) >= _FEWEST:
-                usual = statistics.median(self._norms)
-                if norm > _GRADIENT_SPIKE * usual:
-                    note('gradient_spike', step, norm, usual, norm / max(usual, 1e-30))
-                usual = statistics.median(self._losses)
-                spread = statistics.fmean(abs(x - usual) for x in self._losses)
-                if loss > usual + max(_LOSS_SPIKE * spread, _LEAST_LOSS_SPIKE):
-                    note('loss_spike', step, loss, usual, loss - usual)
-            self._losses.append(loss)
-            self._norms.append(norm)
+            for name, key, history in (('gradient', 'grad_norm', self._norms),
+                                       ('loss', 'loss', self._losses)):
+                if step in self._phases:
+                    history.clear()
+                value = float(metrics[key])
+                if len(history) >= _FEWEST:
+                    usual = statistics.median(history)
+                    spread = statistics.fmean(abs(x - usual) for x in history)
+                    excess = value - (
+                        _GRADIENT_SPIKE * usual if name == 'gradient' else
+                        usual + max(_LOSS_SPIKE * spread, _LEAST_LOSS_SPIKE))
+                    if excess > 0 and excess > worst.get(name, (0.0,))[0]:
+                        worst[name] = excess, Alarm(
+                            f'{name}_spike', step, value,
+                            f'{name} {value:.3g} at step {step:,}, usually {usual:.3g}: '
+                            f'{self._rows_of(step)}config.train.skip_steps=({step},) trains on '
+                            'others in their place, from a checkpoint before it')
+                history.append(value)
         return [alarm for _, alarm in worst.values()]
 
     def _measured(self, kind: str, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
@@ -169,25 +157,22 @@ class Gates:
                 'do the rows still hold what is asked, or held-out documents stand in the training '
                 'text?',
                 kind)
-        for name, value in metrics.items():
-            result += self._compared(f'{kind}/{name}', step, value)
+        for metric, value in metrics.items():
+            name = f'{kind}/{metric}'
+            if name not in self._curve:
+                continue
+            steps, values = self._curve[name]
+            if steps[0] <= step <= steps[-1]:
+                expected = float(np.interp(step, steps, values))
+                below = value < expected - max(_BELOW * expected, _LEAST_OFF)
+                above = value > expected + max(_ABOVE * expected, _LEAST_OFF)
+                row = self._out[name] = self._out.get(name, 0) + 1 if below or above else 0
+                enough = row >= (_IN_A_ROW if kind == 'train' else 1)
+                line = (f'{name} {value:.3f}, and the run that it is compared with had '
+                        f'{expected:.3f} here')
+                result += self._lasting('below_curve', below and enough, step, value, line, name)
+                result += self._lasting('above_curve', above and enough, step, value, line, name)
         return result
-
-    def _compared(self, name: str, step: int, value: float) -> list[Alarm]:
-        """Compares a metric with the curve, between the curve's first and last step."""
-        if name not in self._curve or not (
-                self._curve[name][0][0] <= step <= self._curve[name][0][-1]):
-            return []
-        expected = float(np.interp(step, *self._curve[name]))
-        below = value < expected - max(_BELOW * expected, _LEAST_OFF)
-        above = value > expected + max(_ABOVE * expected, _LEAST_OFF)
-        row = self._out[name] = self._out.get(name, 0) + 1 if below or above else 0
-        enough = row >= (_IN_A_ROW if name.startswith('train/') else 1)
-        line = f'{name} {value:.3f}, and the run that it is compared with had {expected:.3f} here'
-        return [
-            *self._lasting('below_curve', below and enough, step, value, line, name),
-            *self._lasting('above_curve', above and enough, step, value, line, name),
-        ]
 
     def _lasting(
         self, name: str, speaks: bool, step: int, value: float, line: str, about: str = ''
@@ -196,11 +181,10 @@ class Gates:
         key = name + about
         if not speaks:
             self._raised.discard(key)
-            return []
-        if key in self._raised:
-            return []
-        self._raised.add(key)
-        return [Alarm(name, step, value, f'step {step:,}: {line}')]
+        elif key not in self._raised:
+            self._raised.add(key)
+            return [Alarm(name, step, value, f'step {step:,}: {line}')]
+        return []
 
 
 def _language_model(metrics: Mapping[str, float], what: str) -> float | None:

@@ -102,8 +102,7 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
     """
 
     def init(params: Any) -> BertAdamState:
-        zeros = lambda: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
-        return BertAdamState(mu=zeros(), nu=zeros())
+        return BertAdamState(*(jax.tree.map(jnp.zeros_like, params) for _ in range(2)))
 
     def update(grads: Any, state: BertAdamState, params: Any = None):
         del params
@@ -304,20 +303,10 @@ def optimizer_arguments(name: str, text: str) -> dict[str, Any]:
 def _is_like(value: Any, default: Any, key: str) -> bool:
     if 'dtype' in key:
         return value in (None, 'float32', 'bfloat16')
-    if isinstance(value, bool) or isinstance(default, bool):
-        return isinstance(value, bool) and (default is None or isinstance(default, bool))
-    if value is None:
-        return default is None
+    if value is None or isinstance(value, bool) or isinstance(default, bool):
+        return default is None or type(value) is type(default)
     return (isinstance(value, (int, float)) and math.isfinite(value)
             and not callable(default) and not isinstance(default, str))
-
-
-def _from_optax(name: str, arguments: Mapping[str, Any]) -> list[optax.GradientTransformation]:
-    """Updates of an optax optimizer before rate, weight decay and sign."""
-    build = getattr(optax, name)
-    without_decay = {
-        key: 0.0 for key in ('weight_decay',) if key in inspect.signature(build).parameters}
-    return [build(learning_rate=1.0, **without_decay, **arguments), optax.scale(-1.0)]
 
 
 def make_optimizer(
@@ -340,14 +329,19 @@ def make_optimizer(
       mesh: for Muon's distribution of work.
       arguments: of an optimizer of optax.
     """
-    parts = {
-        'bert_adamw': lambda: [scale_by_bert_adam(b1, b2, eps)],
-        'adamw': lambda: [optax.scale_by_adam(b1, b2, eps)],
-        'lamb': lambda: [optax.scale_by_adam(b1, b2, eps)],
-        'muon': lambda: [scale_by_muon_and_adam(b1, b2, eps, mesh, parameters)],
-    }.get(name, lambda: _from_optax(name, arguments or {}))()
-    parts = [*parts, optax.add_decayed_weights(
-        weight_decay, functools.partial(decay_mask, parameters))]
+    if name == 'bert_adamw':
+        parts = [scale_by_bert_adam(b1, b2, eps)]
+    elif name == 'muon':
+        parts = [scale_by_muon_and_adam(b1, b2, eps, mesh, parameters)]
+    elif name in OWN_OPTIMIZERS:
+        parts = [optax.scale_by_adam(b1, b2, eps)]
+    else:  # one of optax, with neither rate nor weight decay
+        build = getattr(optax, name)
+        decays = 'weight_decay' in inspect.signature(build).parameters
+        own = {'weight_decay': 0.0} if decays else {}
+        parts = [build(learning_rate=1.0, **own, **(arguments or {})), optax.scale(-1.0)]
+    parts.append(optax.add_decayed_weights(
+        weight_decay, functools.partial(decay_mask, parameters)))
     if name == 'lamb':
         parts.append(scale_by_layer_trust_ratio(parameters))
     if layer_decay != 1.0:

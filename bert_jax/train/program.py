@@ -11,9 +11,8 @@ import dataclasses
 import math
 import os
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +41,7 @@ from bert_jax.train.optimizers import (
 )
 from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
 from bert_jax.train.step import (
+    EvalStep,
     Numbers,
     TrainState,
     abstract_state,
@@ -51,18 +51,15 @@ from bert_jax.train.step import (
     parameters_of,
 )
 
-_UNITS = {'': 1, 'B': 1, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
-# XLA's messages for a program that is too large: "Used 25.02G of 15.75G hbm" or "required for HLO
-# temporaries (37.12G) exceeds available HBM (15.75G)" on TPUs, "trying to allocate 3.5GiB" on GPUs.
-_TOO_BIG = (
-    (re.compile(r'Used ([\d.]+)([KMGT]?)i?B? of'), False),
-    (re.compile(r'required for HLO temporaries \(([\d.]+)([KMGT]?)i?B?\)'), True),
-    (re.compile(r'allocate ([\d.]+)([KMGT]?)i?B?'), True),
-)
+_MOST_STEPS = 2**31 - 1  # the state counts them in 32 bits
+# XLA's messages for a program that is too large: "Used 25.02G of 15.75G hbm" (of everything) or
+# "required for HLO temporaries (37.12G) exceeds available HBM (15.75G)" on TPUs, "trying to
+# allocate 3.5GiB" on GPUs.
+_TOO_BIG = re.compile(
+    r'RESOURCE_EXHAUSTED.*(Used|HLO temporaries|allocate) \(?([\d.]+)([KMGT]?)i?B?', re.DOTALL)
 
 
-@dataclasses.dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Memory of one device while a compiled step runs, in bytes.
 
     Attributes:
@@ -77,68 +74,27 @@ class Memory:
     temporaries: int
     code: int = 0
 
-    @property
-    def total(self) -> int:
-        return self.arguments + self.outputs + self.temporaries + self.code
 
+def compile_step(step: Any, *arguments: Any) -> tuple[Any | None, Memory]:
+    """Compiles a jitted step for arguments given as shapes with shardings; later calls use it.
 
-class CompiledStep:
-    """A jitted step that can be compiled ahead, and whose memory is then known.
-
-    A call takes the program that was compiled, or is being compiled in another thread, for its
-    batch shapes; jit compiles any other. The batch is the last argument.
+    Returns:
+      The compiled program, or None where the compiler finds it too big; and the memory.
     """
-
-    def __init__(self, step: Callable[..., Any]):
-        self._step: Any = step
-        self._programs: dict[Any, Any] = {}
-        self._compiling = threading.Lock()
-
-    def compile(self, *arguments: Any) -> tuple[Any | None, Memory]:
-        """Compiles the step for arguments given as shapes with shardings.
-
-        Returns:
-          The compiled program, or None where the compiler finds it too big; and the memory.
-        """
-        key = _shapes(arguments[-1])
-        try:
-            with self._compiling:
-                if key not in self._programs:
-                    self._programs[key] = self._step.lower(*arguments).compile()
-        except jax.errors.JaxRuntimeError as error:
-            temporaries = _bytes_wanted(str(error), device_bytes(arguments))
-            if temporaries is None:
-                raise
-            return None, Memory(device_bytes(arguments), 0, temporaries)
-        program = self._programs[key]
-        result = program.memory_analysis()
-        return program, Memory(
-            result.argument_size_in_bytes,
-            result.output_size_in_bytes - result.alias_size_in_bytes,
-            result.temp_size_in_bytes, result.generated_code_size_in_bytes,
-        )
-
-    def __call__(self, *arguments: Any) -> Any:
-        key = _shapes(arguments[-1])
-        if key not in self._programs:
-            with self._compiling:  # it may be just this one
-                pass
-        return self._programs.get(key, self._step)(*arguments)
-
-
-def _shapes(batch: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple((name, batch[name].shape) for name in sorted(batch))
-
-
-def _bytes_wanted(message: str, arguments: int) -> int | None:
-    """Bytes of temporaries in an out-of-memory message of the compiler; None for other messages."""
-    if 'RESOURCE_EXHAUSTED' not in message:
-        return None
-    for pattern, temporaries_alone in _TOO_BIG:
-        if match := pattern.search(message):
-            wanted = int(float(match[1]) * _UNITS[match[2]])
-            return wanted if temporaries_alone else max(0, wanted - arguments)
-    return None
+    try:
+        program = step.lower(*arguments).compile()
+    except jax.errors.JaxRuntimeError as error:
+        match = _TOO_BIG.search(str(error))
+        if match is None:
+            raise
+        given = device_bytes(arguments)
+        wanted = int(float(match[2]) * 1024 ** ' KMGT'.index(match[3] or ' '))
+        return None, Memory(given, 0, wanted - given * (match[1] == 'Used'))
+    result = program.memory_analysis()
+    return program, Memory(
+        result.argument_size_in_bytes,
+        result.output_size_in_bytes - result.alias_size_in_bytes,
+        result.temp_size_in_bytes, result.generated_code_size_in_bytes)
 
 
 def device_bytes(tree: Any) -> int:
@@ -148,27 +104,22 @@ def device_bytes(tree: Any) -> int:
     )
 
 
-def host_memory() -> int:
-    """Memory limit of this process in bytes: the machine's, or its container's."""
-    result = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+def device_memory(device: jax.Device, num_local: int) -> int:
+    """Bytes that a program can use on a device.
+
+    Where the device does not say and is unknown (a CPU): its share, one of `num_local`, of this
+    machine's or container's memory.
+    """
+    # A topology's devices raise.
+    with contextlib.suppress(jax.errors.JaxRuntimeError, NotImplementedError):
+        if limit := (device.memory_stats() or {}).get('bytes_limit'):
+            return int(limit)
+    if (chip := find_chip(device.device_kind)) and chip.memory_bytes:
+        return chip.memory_bytes
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     with contextlib.suppress(OSError, ValueError), open('/sys/fs/cgroup/memory.max') as file:
-        result = min(result, int(file.read()))  # 'max': no limit
-    return result
-
-
-def device_memory(device: jax.Device) -> int | None:
-    """Bytes that a program can use on a device; None if unknown (CPUs)."""
-    try:
-        limit = (device.memory_stats() or {}).get('bytes_limit')
-    except (jax.errors.JaxRuntimeError, NotImplementedError):  # of a topology
-        limit = None
-    if limit:
-        return int(limit)
-    chip = find_chip(device.device_kind)
-    return chip.memory_bytes or None if chip else None
-
-
-_MOST_STEPS = 2**31 - 1  # the state counts them in 32 bits
+        memory = min(memory, int(file.read()))  # 'max': no limit
+    return memory // num_local
 
 
 def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:
@@ -187,32 +138,28 @@ class Program:
     """The program of a run.
 
     Attributes:
+      config: completed.
       task: the task.
       mesh: the devices; they may be a topology's, which only the compiler knows.
       phases: from `config.phases`.
-      bert: the model's config.
       objective: the head with its loss.
-      optimizer: in `train_step`.
       state: shapes and shardings.
-      accumulation_steps: parts that a batch is split into.
-      num_segments: of the learning rate's schedule.
-      train_step: takes the state, `numbers_of` a config on the devices, and a batch.
+      train_step: takes the state, `numbers_of` a program, and a batch.
       eval_step: takes parameters and a batch.
       init: a fresh state from a seed.
+      published: the weights of `init_checkpoint`, or only their description.
     """
 
+    config: ConfigDict
     task: Task
     mesh: Mesh
     phases: list[dict[str, Any]]
-    bert: ModelConfig
     objective: Head
-    optimizer: optax.GradientTransformation
     state: TrainState
-    accumulation_steps: int
-    num_segments: int
-    train_step: CompiledStep
-    eval_step: CompiledStep
+    train_step: Callable[..., Any]
+    eval_step: EvalStep
     init: Callable[[int], TrainState]
+    published: Any = None
 
 
 def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
@@ -221,8 +168,7 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
     if sum(phase['steps'] for phase in phases) > _MOST_STEPS:
         raise InputError(f"config.train.steps={config.train.steps!r} is {phases[-1]['steps']:,} "
                          f'steps: {_MOST_STEPS:,} at most are counted')
-    bert = model_config(config, task.vocab_size, mesh)
-    objective = task.objective(bert)
+    objective = task.objective(model_config(config, task.vocab_size, mesh))
     segments = schedule_segments(config, phases)
     o = config.optimizer
 
@@ -245,26 +191,20 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
         objective, optimizer_of, schedule_of, mesh, learning_rates=rates,
         clip_norm=o.clip_norm, accumulation_steps=config.train.accumulation_steps)
     return Program(
-        task, mesh, phases, bert, objective, optimizer, abstract_state(objective, optimizer, mesh),
-        config.train.accumulation_steps, len(segments), CompiledStep(train_step),
-        CompiledStep(make_eval_step(objective, mesh)), make_init(objective, optimizer, mesh),
-    )
+        config, task, mesh, phases, objective, abstract_state(objective, optimizer, mesh),
+        train_step, make_eval_step(objective, mesh), make_init(objective, optimizer, mesh))
 
 
-def numbers_of(program: Program, config: ConfigDict) -> Numbers:
-    """The arguments of a run's train step beside state and batch, on the devices.
-
-    Args:
-      program: of the run, or of one that differs in seed and learning rates only.
-      config: of the run.
-    """
+def numbers_of(program: Program) -> Numbers:
+    """The arguments of the train step beside state and batch, on the devices."""
+    config = program.config
     rates = [segment.learning_rate for segment in schedule_segments(config, program.phases)]
     return jax.device_put(
         Numbers(np.uint32(config.seed), np.array(rates, np.float32)),
         NamedSharding(program.mesh, PartitionSpec()))
 
 
-Call = tuple[CompiledStep, tuple[Any, ...]]  # a step, and its arguments as shapes
+Call = tuple[Any, tuple[Any, ...]]  # a step, and its arguments as shapes
 
 
 def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
@@ -273,11 +213,12 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
     Empty for tasks that pack rows into varying shapes.
     """
     replicated = NamedSharding(program.mesh, PartitionSpec())
+    num_segments = len(schedule_segments(program.config, program.phases))
     numbers = Numbers(
         jax.ShapeDtypeStruct((), jnp.uint32, sharding=replicated),
-        jax.ShapeDtypeStruct((program.num_segments,), jnp.float32, sharding=replicated))
-    steps = {'train': (program.train_step, (program.state, numbers)),
-             'evaluation': (program.eval_step, (program.state.params,))}
+        jax.ShapeDtypeStruct((num_segments,), jnp.float32, sharding=replicated))
+    steps: dict[str, Call] = {'train': (program.train_step, (program.state, numbers)),
+                              'evaluation': (program.eval_step, (program.state.params,))}
     return {name: (steps[name][0], (*steps[name][1], batch))
             for name, batch in program.task.batch_shapes(phase, program.mesh).items()}
 
@@ -288,18 +229,8 @@ def phases_left(program: Program, start: int) -> list[int]:
     return [number for number, end in enumerate(ends) if end > start]
 
 
-def compile_training(program: Program, numbers: Sequence[int]) -> None:
-    """Compiles the training step of these phases."""
-    for number in numbers:
-        if call := phase_calls(program, program.phases[number]).get('train'):
-            step, arguments = call
-            step.compile(*arguments)
-
-
 def check_memory(program: Program, numbers: Sequence[int]) -> int:
     """Compiles the steps of these phases, for the run to use, and checks that they fit.
-
-    On CPUs, which share the machine's memory, only steps that may be too large are compiled.
 
     Returns:
       Bytes of a device that the largest needs; 0 if nothing was compiled.
@@ -307,59 +238,45 @@ def check_memory(program: Program, numbers: Sequence[int]) -> int:
     Raises:
       InputError: a step does not fit.
     """
-    limit = device_memory(program.mesh.local_devices[0])
-    on_host = limit is None
-    if limit is None:
-        limit = host_memory() // len(program.mesh.local_devices)
-    largest = 0
+    devices = program.mesh.local_devices
+    limit, largest = device_memory(devices[0], len(devices)), 0
     for number in numbers:
         phase = program.phases[number]
         for name, (step, arguments) in phase_calls(program, phase).items():
-            if on_host and _activations(program.bert, arguments[-1], name) < limit / 16:
-                continue
-            _, memory = step.compile(*arguments)
-            needed = memory.total
+            needed = sum(compile_step(step, *arguments)[1])
+            remedy = ('raise config.train.accumulation_steps, lower the batch size or set '
+                      "config.model.remat='full'")
             if name == 'evaluation':  # the optimizer's state stays in memory
                 needed += device_bytes(program.state.opt_state)
-            largest = max(largest, needed)
+                remedy = 'lower config.train.eval_batch_size'
             if needed > limit:
                 raise InputError(
                     f"phase {number + 1} (length {phase['max_seq_length']}, batch "
                     f"{phase['batch_size']}): {name} needs {needed / 1e9:.1f} GB a device, of "
-                    f'which there are {limit / 1e9:.1f}: '
-                    + ('lower config.train.eval_batch_size' if name == 'evaluation' else
-                       'raise config.train.accumulation_steps, lower the batch size or set '
-                       "config.model.remat='full'")
-                    + '; bert_jax.tools.preflight measures such changes without the devices'
-                )
+                    f'which there are {limit / 1e9:.1f}: {remedy}; bert_jax.tools.preflight '
+                    'measures such changes without the devices')
+            largest = max(largest, needed)
     return largest
-
-
-def _activations(bert: ModelConfig, batch: Any, name: str) -> int:
-    """Estimated bytes of a batch's activations on a device; in training, of all layers."""
-    ids = batch['input_ids']
-    rows, length = ids.sharding.shard_shape(ids.shape)
-    a_token = 8 * bert.hidden_size + 2 * bert.intermediate_size + length * bert.num_heads
-    return 4 * rows * length * a_token * (bert.num_layers if name == 'train' else 1)
 
 
 def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[ScheduleSegment]:
     """Segments of the schedule: a phase with its own learning rate begins a new one."""
-    starts = np.concatenate([[0], np.cumsum([p['steps'] for p in phases])]).tolist()
-    with_rate = [i for i, phase in enumerate(phases) if phase['learning_rate'] is not None]
-    segments = []
-    for i in ([] if 0 in with_rate else [0]) + with_rate:
-        end = starts[min((j for j in with_rate if j > i), default=len(phases))]
-        steps = end - starts[i]
-        if phases[i]['learning_rate'] is None:
+    groups: list[list[dict[str, Any]]] = []
+    for phase in phases:
+        if not groups or phase['learning_rate'] is not None:
+            groups.append([])
+        groups[-1].append(phase)
+    segments, start = [], 0
+    for group in groups:
+        steps = sum(phase['steps'] for phase in group)
+        rate, warmup = group[0]['learning_rate'], group[0]['warmup']
+        if rate is None:
             rate = config.optimizer.learning_rate
             warmup = parse_duration(
-                config.optimizer.warmup, 'optimizer.warmup', batch_size=phases[i]['batch_size'],
-                num_examples=None, total=steps,
-            )
-        else:
-            rate, warmup = phases[i]['learning_rate'], phases[i]['warmup']
-        segments.append(ScheduleSegment(starts[i], steps, rate, warmup))
+                config.optimizer.warmup, 'optimizer.warmup', batch_size=group[0]['batch_size'],
+                num_examples=None, total=steps)
+        segments.append(ScheduleSegment(start, steps, rate, warmup))
+        start += steps
     return segments
 
 

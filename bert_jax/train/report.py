@@ -20,15 +20,17 @@ import jax
 import numpy as np
 
 from bert_jax.heads.base import Head
-from bert_jax.runtime.errors import Diverged, InputError
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import (
     Path,
     as_path,
     children,
     in_bucket,
     open_whole,
+    upload,
     write_whole,
 )
+from bert_jax.runtime.hosts import say
 from bert_jax.train.gates import Alarm
 from bert_jax.train.loggers import Logger
 
@@ -70,9 +72,8 @@ class Uploads:
 
     def start(self, now: bool = False) -> None:
         """Starts an upload if none is running and the last was a while ago, or `now`."""
-        if self._running is not None and not self._running.done():
-            return
-        if now or time.monotonic() - self._last > _SECONDS_BETWEEN:
+        idle = self._running is None or self._running.done()
+        if idle and (now or time.monotonic() - self._last > _SECONDS_BETWEEN):
             self._last = time.monotonic()
             self._running = self._thread.submit(self._upload)
 
@@ -81,18 +82,15 @@ class Uploads:
         return self._thread.submit(self._upload).result()
 
     def _upload(self) -> bool:
-        whole = False
         with only_warning(self._target):
-            for path in children(self.folder):
-                if path.name.startswith('.'):  # being written, and renamed any moment
-                    continue
+            for path in [p for p in children(self.folder) if not p.name.startswith('.')]:
                 changed = os.stat(path).st_mtime_ns
                 if self._uploaded.get(path.name) != changed:
                     # Read at once: a file that grows while it is uploaded is refused.
                     write_whole(self._target / path.name, path.read_bytes())
                     self._uploaded[path.name] = changed
-            whole = True
-        return whole
+            return True
+        return False
 
     def close(self) -> None:
         """Uploads the rest; after two minutes of failures, prints where the files are."""
@@ -122,80 +120,85 @@ def count(number: float) -> str:
     return f'{number:.0f}' if number >= 100 else f'{number:.3g}'
 
 
-# Shown in other panels, or not useful as a curve.
-_NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity', 'tokens_per_second', 'data_wait',
-              'step_seconds', 'step_seconds_deviation')
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """The record in a line of metrics.jsonl, or None if it is malformed."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    good = isinstance(record, dict) and type(record.get('step')) is int and all(
-        type(value) in (int, float) for value in record.values())
-    return record if good else None
-
-
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The records in a metrics.jsonl, without an incomplete last line of a killed process.
 
     Raises:
       InputError: another line is malformed.
     """
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines()
+    lines = path.read_bytes().splitlines() if path.exists() else []
     records = []
     for number, line in enumerate(lines, 1):
-        record = _record(line)
-        if record is None and number == len(lines):
-            break
-        if record is None:
+        try:
+            record = json.loads(line)
+            good = type(record['step']) is int and all(
+                type(value) in (int, float) for value in record.values())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            good = False
+        if good:
+            records.append(record)
+        elif number < len(lines):
             raise InputError(
                 f'{path}, line {number} is no record of a step: put it right, or move the '
-                'file away and the curves begin anew'
-            )
-        records.append(record)
+                'file away and the curves begin anew')
     return records
 
 
-class Report:
-    """Writes the records of one run; processes other than the first have loggers at the most.
+def means(objective: Head, steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """Metrics over several steps: `score` of the sums, and means of the step's own metrics."""
+    own = ('loss', 'grad_norm', 'learning_rate')
+    sums = {name: float(sum(np.float64(s[name]) for s in steps))
+            for name in steps[0] if name not in own}
+    return {
+        'loss': float(np.mean([s['loss'] for s in steps])),
+        **objective.score(sums),
+        'grad_norm': float(np.mean([s['grad_norm'] for s in steps])),
+        'learning_rate': float(steps[-1]['learning_rate']),
+    }
 
-    In a bucket, records are uploaded in batches: every half minute, at evaluations, and before each
-    save, so that a resume from a checkpoint finds all records up to it.
+
+# Shown in other panels, or not useful as a curve.
+_NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity', 'tokens_per_second', 'data_wait',
+              'step_seconds', 'step_seconds_deviation')
+
+
+class Report:
+    """The records of a run: `metrics.jsonl`, loggers, `curves.png` and log lines.
+
+    A run directory in a bucket gets the files of a local folder at intervals.
 
     Attributes:
-      records: of the run so far.
-      folder: files are written here; the run directory, or a folder that is uploaded there.
-      loggers: receive every record; the caller adds them.
+      records: all of the run, up to now.
+      loggers: what else receives them.
+      folder: where files are written; the run directory, or a folder that is uploaded there.
     """
 
-    def __init__(self, workdir: Path, active: bool, start_step: int):
-        """Opens the records and truncates `metrics.jsonl` to `start_step`.
+    def __init__(self, workdir: Any, active: bool, start_step: int):
+        """Cuts `metrics.jsonl` back to the step that the run starts from.
 
-        Later records of a killed run will be written again.
+        Args:
+          workdir: the run directory.
+          active: whether this process writes and prints; one of a run does.
+          start_step: where training starts.
+
+        Raises:
+          InputError: metrics.jsonl is malformed.
         """
-        self._active = active
-        self._drawn = 0  # records
         self.records: list[dict[str, Any]] = []
         self.loggers: list[Logger] = []
         self.folder = workdir
+        self._active, self._drawn, self._unwritten = active, 0, b''
         self._uploads: Uploads | None = None
-        if not active:
-            return
-        path = workdir / 'metrics.jsonl'
-        self.records = [r for r in read_records(path) if r['step'] <= start_step]
-        if in_bucket(workdir):
-            self._uploads = Uploads(workdir)
-            self.folder = self._uploads.folder
-        path = self.folder / path.name
-        write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
-        self.flush()
-        self._file = open(path, 'ab', buffering=0)  # noqa: SIM115
-        self._unwritten = b''
+        if active:
+            self.records = [
+                r for r in read_records(workdir / 'metrics.jsonl') if r['step'] <= start_step]
+            if in_bucket(workdir):
+                self._uploads = Uploads(workdir)
+                self.folder = self._uploads.folder
+            path = self.folder / 'metrics.jsonl'
+            write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
+            self.flush()
+            self._file = open(path, 'ab', buffering=0)  # noqa: SIM115
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds one record to metrics.jsonl and to the loggers."""
@@ -219,19 +222,14 @@ class Report:
         if self._uploads is not None:
             self._uploads.start()
 
-    def has_evaluation(self, step: int) -> bool:
-        """Whether the records have an evaluation of a step."""
-        return any(record['step'] == step and any(name.startswith('eval/') for name in record)
-                   for record in self.records)
-
-    def evaluations_since(self, step: int) -> int:
-        """The number of evaluations after a step."""
-        return sum(record['step'] > step and any(name.startswith('eval/') for name in record)
-                   for record in self.records)
+    def evaluations(self, after: int) -> list[int]:
+        """The recorded steps of evaluations after a step."""
+        return [record['step'] for record in self.records if record['step'] > after
+                and any(name.startswith('eval/') for name in record)]
 
     def flush(self) -> None:
         """Uploads all records and waits until that is done or has failed."""
-        if self._active and self._uploads is not None:
+        if self._uploads is not None:
             self._uploads.finish()
 
     def say(self, line: str) -> None:
@@ -248,25 +246,19 @@ class Report:
 
     def draw(self) -> None:
         """Draws `curves.png` if there are new records: a panel for each metric."""
-        if not self._active or self._drawn == len(self.records):
-            return
-        self._drawn = len(self.records)
-        import matplotlib
-
-        matplotlib.use('Agg')
-        from matplotlib import pyplot as plt
-
         recorded = [key.partition('/')[2] for record in self.records for key in record
                     if key.startswith(('train/', 'eval/'))]
         names = [name for name in dict.fromkeys(recorded) if name not in _NOT_DRAWN]
-        if not names:
+        if not names or self._drawn == len(self.records):
             return
+        from matplotlib.figure import Figure
+
+        self._drawn = len(self.records)
         columns = min(4, len(names))
         rows = -(-len(names) // columns)
-        figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), squeeze=False)
-        for axis in axes.flat[len(names):]:
-            axis.set_axis_off()
-        for axis, name in zip(axes.flat, names, strict=False):
+        figure = Figure(figsize=(4 * columns, 3 * rows))
+        for place, name in enumerate(names, 1):
+            axis = figure.add_subplot(rows, columns, place)
             for kind, style in (('train', '-'), ('eval', 'o-')):
                 points = [(r['step'], r[f'{kind}/{name}']) for r in self.records
                           if f'{kind}/{name}' in r]
@@ -280,7 +272,6 @@ class Report:
         figure.tight_layout()
         with only_warning(self.folder), open_whole(self.folder / 'curves.png') as file:
             figure.savefig(file, dpi=100, format='png')
-        plt.close(figure)
         if self._uploads is not None:
             self._uploads.start(now=True)
 
@@ -290,19 +281,23 @@ class Report:
                 logger.close()
         if self._active:
             self._file.close()
-            if self._uploads is not None:
-                self._uploads.close()
+        if self._uploads is not None:
+            self._uploads.close()
 
 
 # Causes of time beside productive steps. start: imports, data preparation, restoring. data: waiting
 # for batches. lost: steps after the checkpoint that a run resumed from.
 _CAUSES = ('start', 'compile', 'data', 'evaluation', 'save', 'profile', 'lost')
 _KEPT_MARKS = 100
-_FIELDS = {'seconds', 'away', 'at', 'marks'}  # of the file
 
 
 class Goodput:
-    """A stopwatch that counts time by cause; `goodput.json` keeps it across restarts."""
+    """A stopwatch that counts time by cause; `goodput.json` keeps it across restarts.
+
+    Attributes:
+      seconds: by cause, 'step' or one of `_CAUSES`; see `now`.
+      cause: the present one.
+    """
 
     def __init__(self, workdir: Any, active: bool, start_step: int, began: float,
                  clock: Callable[[], float] = time.time, folder: Any = None):
@@ -316,55 +311,45 @@ class Goodput:
           clock: returns seconds.
           folder: for writing, `Report.folder`; default: workdir.
         """
-        self._path = as_path(workdir) / 'goodput.json' if active else None
-        self.clock = clock
-        self._cause, self._since = 'start', began
+        self.clock, self.cause, self._since, self._written = clock, 'start', began, began
         self.seconds = dict.fromkeys(('step', *_CAUSES), 0.0)
         self._away = 0.0  # seconds without a running process
         self._marks = {0: 0.0}  # by step saved: seconds of the steps up to it
-        self._written = began
-        old = self._read()
-        if old:
-            self.seconds |= {k: v for k, v in old['seconds'].items() if k in self.seconds}
-            self._away = old['away'] + max(began - old['at'], 0.0)
-            self._marks |= {int(step): seconds for step, seconds in old['marks'].items()}
-            kept = max(seconds for step, seconds in self._marks.items() if step <= start_step)
-            self._marks = {k: v for k, v in self._marks.items() if k <= start_step}
-            self.seconds['lost'] += self.seconds['step'] - kept
-            self.seconds['step'] = kept
-        if self._path is not None and folder is not None:
-            self._path = folder / self._path.name
+        self._path: Any = None
+        if active:
+            # Only statistics: a damaged file is no reason to stop the run.
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError,
+                                     OverflowError, RecursionError):
+                self._continue(as_path(workdir) / 'goodput.json', start_step)
+            self._path = as_path(folder or workdir) / 'goodput.json'
 
-    def _read(self) -> dict[str, Any] | None:
-        if self._path is None or not self._path.exists():
-            return None
-        try:
-            old = json.loads(self._path.read_text())
-            known = _is_ours(old)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            known = False
-        # Only statistics: a damaged file is no reason to stop the run.
-        return old if known else None
+    def _continue(self, path: Path, start_step: int) -> None:
+        old = json.loads(path.read_text())
+        seconds = {cause: float(old['seconds'].get(cause, 0.0)) for cause in self.seconds}
+        marks = {0: 0.0} | {int(step): float(value) for step, value in old['marks'].items()}
+        away = old['away'] + max(self._since - old['at'], 0.0)
+        if not all(map(math.isfinite, (away, *seconds.values(), *marks.values()))):
+            raise ValueError('not finite')
+        marks = {step: value for step, value in marks.items() if step <= start_step}
+        kept = max(marks.values())
+        seconds['lost'] += seconds['step'] - kept
+        self.seconds, self._away, self._marks = seconds | {'step': kept}, away, marks
 
     def enter(self, cause: str) -> None:
         """Counts time for `cause` from now on: 'step', or one of `_CAUSES`."""
         now = self.clock()
-        self.seconds[self._cause] += max(now - self._since, 0.0)
-        self._cause, self._since = cause, now
-
-    def cause(self) -> str:
-        """The present cause."""
-        return self._cause
+        self.seconds[self.cause] += max(now - self._since, 0.0)
+        self.cause, self._since = cause, now
 
     def now(self) -> dict[str, float]:
         """Seconds by cause until now."""
-        self.enter(self._cause)
+        self.enter(self.cause)
         return dict(self.seconds)
 
     @contextlib.contextmanager
     def during(self, cause: str) -> Iterator[None]:
         """Counts the time of the block for `cause`."""
-        before = self._cause
+        before = self.cause
         self.enter(cause)
         try:
             yield
@@ -373,23 +358,20 @@ class Goodput:
 
     def mark(self, step: int) -> None:
         """Notes that the state of a step is saved: steps up to it cannot be lost."""
-        self.enter(self._cause)
-        self._marks[step] = self.seconds['step']
+        self._marks[step] = self.now()['step']
         for old in list(self._marks)[1:-_KEPT_MARKS]:
             del self._marks[old]
         self.write()
 
     def write(self, at_most_every: float = 0.0) -> None:
         """Writes the file, unless it was written at most so many seconds ago."""
-        self.enter(self._cause)
+        seconds = self.now()
         if self._path is None or self._since - self._written < at_most_every:
             return
         self._written = self._since
         with only_warning(self._path):
             write_whole(self._path, json.dumps({
-                'seconds': self.seconds, 'away': self._away, 'at': self._since,
-                'marks': self._marks,
-            }))
+                'seconds': seconds, 'away': self._away, 'at': self._since, 'marks': self._marks}))
 
     def metrics(self) -> dict[str, float]:
         """Goodput and seconds by cause, for a record."""
@@ -402,19 +384,12 @@ class Goodput:
 
     def line(self) -> str:
         """A summary in one line."""
-        self.enter(self._cause)
+        total = sum(self.now().values())
         parts = [f'{name} {100 * self._share(name):.1f}%' for name in _CAUSES
                  if self._share(name) >= 0.0005]
         away = f'; {duration(self._away)} not running' if self._away >= 1 else ''
-        return (f"goodput {100 * self._share('step'):.1f}% of "
-                f"{duration(sum(self.seconds.values()))} ({', '.join(parts)}){away}")
-
-
-def _is_ours(old: Any) -> bool:
-    """Whether the content of goodput.json is valid."""
-    numbers = [old['away'], old['at'], *old['seconds'].values(), *old['marks'].values()]
-    return old.keys() == _FIELDS and all(map(str.isdecimal, old['marks'])) and all(
-        type(number) in (int, float) and -1e18 < number < 1e18 for number in numbers)
+        return (f"goodput {100 * self._share('step'):.1f}% of {duration(total)} "
+                f"({', '.join(parts)}){away}")
 
 
 class Profile:
@@ -424,99 +399,33 @@ class Profile:
     within the range traces the rest of it.
     """
 
-    def __init__(self, steps: tuple[int, int] | None, workdir: Any, active: bool):
-        self._steps = steps if active else None
+    def __init__(self, steps: tuple[int, int] | None, workdir: Any):
+        """`steps`: the first and the last; None if this host traces none."""
+        self._first, self._last = steps or (0, -1)
         self._workdir = workdir
-        self._target: str | None = None  # while it traces
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = ''  # while it traces
 
-    def before(self, step: int, last: Any) -> None:
-        """Starts the trace if `step` is its first, after waiting for the `last` results."""
-        if self._steps is None or self._target or not self._steps[0] <= step <= self._steps[1]:
+    def before(self, step: int, results: Any) -> None:
+        """Starts or ends the trace before a step, after waiting for the last results."""
+        within = self._first <= step <= self._last
+        if within == bool(self._folder):
             return
-        jax.block_until_ready(last)
-        if in_bucket(self._workdir):  # jax writes to disks only
-            self._scratch = tempfile.TemporaryDirectory()
-        self._target = self._scratch.name if self._scratch else str(self._workdir)
-        jax.profiler.start_trace(self._target)
-
-    def after(self, step: int, results: Any) -> str | None:
-        """Ends the trace if `step` was its last; returns a message."""
-        if not self._target or self._steps is None or step < self._steps[1]:
-            return None
         jax.block_until_ready(results)
-        return self.close()
+        if within:  # jax writes to disks only
+            bucket = in_bucket(self._workdir)
+            self._folder = tempfile.mkdtemp() if bucket else str(self._workdir)
+            jax.profiler.start_trace(self._folder)
+        else:
+            self.close()
 
-    def close(self) -> str | None:
-        """Ends a running trace; returns a message."""
-        if not self._target:
-            return None
+    def close(self) -> None:
+        """Ends a running trace."""
+        if not self._folder:
+            return
         jax.profiler.stop_trace()
-        self._steps = self._target = None
-        if self._scratch:
-            folder = pathlib.Path(self._scratch.name)
-            for file in folder.rglob('*'):
-                if file.is_file():
-                    target = as_path(self._workdir) / file.relative_to(folder).as_posix()
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(file.read_bytes())
-            self._scratch.cleanup()
-        return f'profile: tensorboard --logdir {self._workdir}'
-
-
-class Window:
-    """Metrics of the steps since the last log line, checked for NaN as they are fetched."""
-
-    def __init__(self, first_step: int, first_of_run: int):
-        """`first_of_run`: the step that this process starts from."""
-        self._first_of_run = first_of_run
-        self._next_step = first_step + 1  # a step's number counts its own update
-        self._on_device: list[dict[str, jax.Array]] = []
-        self.fetched: list[dict[str, np.ndarray]] = []
-
-    def add(self, metrics: dict[str, jax.Array]) -> None:
-        self._on_device.append(metrics)
-        # At most two steps in flight: more gain nothing, and hundreds abort on virtual CPU devices.
-        if len(self._on_device) > 2:
-            jax.block_until_ready(self._on_device[-3]['loss'])
-
-    def fetch(self) -> None:
-        """Waits for all steps.
-
-        Raises:
-          Diverged: the loss or gradient of a step is not finite.
-        """
-        for metrics in jax.device_get(self._on_device):
-            if not (np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])):
-                before = self._next_step - 1
-                raise Diverged(
-                    f"step {self._next_step}: loss {metrics['loss']}, gradient norm "
-                    f"{metrics['grad_norm']}: stopped. " + (
-                        'No step was done before, so no learning rate is the cause: look at the '
-                        'parameters that it starts from, and at the data'
-                        if before == self._first_of_run else
-                        'Lower config.optimizer.learning_rate or lengthen config.optimizer.warmup'
-                    ), before)
-            self._next_step += 1
-            self.fetched.append(metrics)
-        self._on_device.clear()
-
-    def take(self) -> list[dict[str, np.ndarray]]:
-        self.fetch()
-        fetched, self.fetched = self.fetched, []
-        return fetched
-
-
-def means(objective: Head, steps: Sequence[dict[str, np.ndarray]]) -> dict[str, float]:
-    """Metrics over several steps: `score` of the sums, and means of the step's own metrics."""
-    not_summed = ('loss', 'grad_norm', 'learning_rate')
-    sums = {
-        name: float(sum(np.float64(s[name]) for s in steps))
-        for name in steps[0] if name not in not_summed
-    }
-    return {
-        'loss': float(np.mean([s['loss'] for s in steps])),
-        **objective.score(sums),
-        'grad_norm': float(np.mean([s['grad_norm'] for s in steps])),
-        'learning_rate': float(steps[-1]['learning_rate']),
-    }
+        folder, self._folder = pathlib.Path(self._folder), ''
+        if in_bucket(self._workdir):
+            for file in filter(pathlib.Path.is_file, folder.rglob('*')):
+                upload(file, self._workdir / file.relative_to(folder).as_posix())
+            shutil.rmtree(folder)
+        say(f'profile: tensorboard --logdir {self._workdir}')

@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.fields import FIELDS
 from bert_jax.runtime import files, hosts
@@ -20,25 +18,22 @@ from bert_jax.runtime.lease import Claim, claimed
 from bert_jax.text import read_switches, write_switches
 from bert_jax.weights.run_directory import read_config, whole_steps, write_config
 
-# Fields that may change at a resume without changing the results.
-_FREE_TO_CHANGE = ('train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
-                   'train.reference', 'train.verify_every', 'train.loggers',
-                   'train.keep_checkpoints', 'train.max_eval_examples', 'data.dir',
-                   'data.local_dir', 'data.tfds_dir', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
-                   'data.vocab_file', 'data.add_tokens',  # the vocabulary itself is compared
-                   'inference.')
+# Fields that may change at a resume without a word. The vocabulary itself is compared.
+_FREE_TO_CHANGE = (
+    'train.eval_every', 'train.save_every', 'train.log_every', 'train.profile', 'train.reference',
+    'train.verify_every', 'train.loggers', 'train.keep_checkpoints', 'train.max_eval_examples',
+    'data.dir', 'data.local_dir', 'data.tfds_dir', 'data.vocab_file', 'data.add_tokens',
+    'vocabulary', 'identity.vocabulary', 'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'inference.')
+# A change of these is another run. Pre-training may resume with another rate; a downstream run,
+# which is short and compared with others, may not.
+_OF_ANY_RUN = ('task', 'model.')
+_OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
 # Model fields that change how it is computed, not what.
 _OF_THE_COMPUTATION = tuple(f'model.{name}' for name in COMPUTATION)
 # Values for runs that are older than the field.
 _DEFAULTS = {path: field.default for path, field in FIELDS.items()} | {
     f'model.{option.name}': option.default for option in OPTIONS}
-# A change of these is another run. Pre-training may resume with another rate; a downstream run,
-# which is short and compared with others, may not.
-_OF_ANY_RUN: tuple[str, ...] = ('task',)
-_OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
-
-
-# Files that may exist before config.json.
+# Files that a run which is killed while it starts leaves, before config.json.
 _BEGUN = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
 
 
@@ -72,13 +67,10 @@ def _is_run(workdir: Path) -> bool:
         if saved:
             raise InputError(
                 f'{workdir} has checkpoints and no config.json, so nobody knows of what model they '
-                'are: put its config.json back, or give another --workdir'
-            )
-        # A run that is killed while it starts leaves these.
+                'are: put its config.json back, or give another --workdir')
         return all(
             path.name in _BEGUN or path.name.startswith('events.out.') or is_by_the_way(path)
-            for path in files.children(workdir)
-        )
+            for path in files.children(workdir))
     try:
         config = read_config(workdir, 'put it back as it was, or give another --workdir')
     except InputError:
@@ -106,64 +98,51 @@ def check_run_directory(
     Raises:
       InputError: the directory cannot be used, or holds a run of another model or vocabulary.
     """
-    if jax.process_index():
+    if not hosts.first():
         return
     workdir.mkdir(parents=True, exist_ok=True)
     check_deletion(workdir)
-    path = workdir / 'config.json'
     saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
-    if not path.exists() or not saved:
+    if not saved or not (workdir / 'config.json').exists():
         return
-    old = read_run_fields(workdir)
-    new = flat_fields(resolved)
-    fixed = _OF_ANY_RUN + _OF_A_DOWNSTREAM_RUN if comparable else _OF_ANY_RUN
-    for name in sorted(set(old) | set(new)):
-        if name == 'vocabulary':  # the files are compared below
-            continue
-        if name.startswith('identity.'):
-            known = name in old and name in new and name != 'identity.vocabulary'
-            if known and old[name] != new[name]:
-                what = name.removeprefix('identity.')
-                if not comparable:  # it may go on with more text
-                    print(f'warning: the run was trained on other data so far: {what} was '
-                          f'{old[name]}, now {new[name]}')
-                    continue
-                raise InputError(
-                    f'{workdir} holds a run on other data (its {what} are not these): give another '
-                    '--workdir; bert_jax.evaluate scores a finished run on other data'
-                )
-            continue
-        before = old.get(name, _DEFAULTS.get(name))
+    old, new = read_run_fields(workdir), flat_fields(resolved)
+    fixed = _OF_ANY_RUN + (_OF_A_DOWNSTREAM_RUN if comparable else ())
+    for name in sorted(old.keys() | new.keys()):
+        before, now = old.get(name, _DEFAULTS.get(name)), new.get(name)
         # A field that no longer exists does not matter, unless it shaped the model.
         gone = name not in new and not (name.startswith('model.') and before)
-        if gone or before == new.get(name) or name.startswith(_FREE_TO_CHANGE):
+        if gone or before == now or name.startswith(_FREE_TO_CHANGE):
             continue
-        if name.startswith(fixed) or (
-            name.startswith('model.') and name not in _OF_THE_COMPUTATION
-        ):
+        if name.startswith('identity.'):
+            what = name.removeprefix('identity.')
+            if name in old and comparable:
+                raise InputError(
+                    f'{workdir} holds a run on other data (its {what} are not these): give another '
+                    '--workdir; bert_jax.evaluate scores a finished run on other data')
+            if name in old:  # it may go on with more text
+                print(f'warning: the run was trained on other data so far: {what} was {before}, '
+                      f'now {now}')
+        elif name.startswith(fixed) and name not in _OF_THE_COMPUTATION:
             raise InputError(
-                f'{workdir} holds a run with {name}={before!r}, the config says '
-                f'{new.get(name)!r}: give another --workdir, or the config of that run'
-            )
-        if name == 'init_checkpoint':  # the run resumes from its own checkpoint
+                f'{workdir} holds a run with {name}={before!r}, the config says {now!r}: give '
+                'another --workdir, or the config of that run')
+        elif name == 'init_checkpoint':  # the run resumes from its own checkpoint
             print(f'warning: the run started from init_checkpoint={before!r}, which stays; '
-                  f'{new[name]!r} is not used: to start from it, give another --workdir')
+                  f'{now!r} is not used: to start from it, give another --workdir')
             resolved['init_checkpoint'] = before
-            continue
-        if name == 'train.skip_steps' and (late := _behind(new[name], before, workdir)):
+        elif name == 'train.skip_steps' and (late := _behind(now, before, workdir)):
             print(f"warning: {name}: the newest checkpoint is past {', '.join(map(str, late))}, "
                   'which stays as it was: to train on other rows there, move the checkpoints from '
                   f"there on out of {workdir / 'checkpoints'}")
-            resolved['train']['skip_steps'] = [step for step in new[name] if step not in late]
+            resolved['train']['skip_steps'] = [step for step in now if step not in late]
         elif name in old:
-            print(f'note: {name} was {before!r} in this run so far, now {new.get(name)!r}')
+            print(f'note: {name} was {before!r} in this run so far, now {now!r}')
     if vocab_path is not None:
         kept = workdir / _vocab_name(vocab_path)
         if not kept.exists() or kept.read_bytes() != vocab_path.read_bytes():
             raise InputError(
                 f'{workdir} holds a run with another vocabulary than {vocab_path}: give another '
-                f'--workdir, or --config.data.vocab_file={kept}'
-            )
+                f'--workdir, or --config.data.vocab_file={kept}')
 
 
 def _behind(skipped: Sequence[int], before: Sequence[int] | None, workdir: Path) -> list[int]:
@@ -184,7 +163,7 @@ def read_run_fields(workdir: Path) -> dict[str, Any]:
 
 def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | None) -> None:
     """Writes `config.json` and the vocabulary into the run directory."""
-    if jax.process_index():
+    if not hosts.first():
         return
     if vocab_path is not None:
         content = vocab_path.read_bytes()
@@ -222,23 +201,17 @@ def check_shared(workdir: Any, seconds: float = 30.0) -> None:
     """
     if hosts.count() == 1:
         return
-    folder = files.as_path(workdir)
-
-    def leave_token() -> str:
-        name = f'.shared-{secrets.token_hex(8)}'
-        (folder / name).write_text('All hosts of a run look for this file while it starts.\n')
-        return name
-
-    token = folder / hosts.share('run directory', leave_token)
+    token = files.as_path(workdir) / hosts.share(
+        'run directory', lambda: f'.shared-{secrets.token_hex(8)}')
+    if hosts.first():
+        token.write_text('All hosts of a run look for this file while it starts.\n')
     deadline = time.monotonic() + seconds
     while not (seen := token.exists()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    blind = [host for host, text in enumerate(hosts.exchange('run directory', 'seen' * seen))
-             if not text]
+    answers = hosts.exchange('run directory', 'seen' * seen)
     if hosts.first():
         token.unlink(missing_ok=True)
-    if blind:
+    if '' in answers:
         raise InputError(
-            f'--workdir={workdir} is not the same folder on all hosts (host {blind[0]} does not '
-            'see what host 0 writes there): name a bucket or a disk that they share'
-        )
+            f'--workdir={workdir} is not the same folder on all hosts (host {answers.index("")} '
+            'does not see what host 0 writes there): name a bucket or a disk that they share')

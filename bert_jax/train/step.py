@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -33,6 +34,45 @@ class TrainState:
     step: jax.Array
     params: Any
     opt_state: Any
+
+
+Batch = Mapping[str, jax.Array]
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
+
+
+class Numbers(NamedTuple):
+    """Arguments of the train step in which runs with one compiled step may differ."""
+
+    seed: Any  # of dropout, uint32
+    learning_rates: Any  # [segments of the schedule] float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A part of the run with one batch shape.
+
+    Attributes:
+      start: first step.
+      steps: number of steps.
+      batch_size: rows of a global batch.
+      batches: from a step of the phase to an iterator of device batches from there on.
+      evaluate: from parameters to metrics of the held-out rows.
+      flops_per_row: training FLOPs of a row.
+      name: for messages.
+    """
+
+    start: int
+    steps: int
+    batch_size: int
+    batches: Callable[[int], Iterator[Batch]]
+    evaluate: Callable[[Params], dict[str, float]]
+    flops_per_row: float
+    name: str
+
+    @property
+    def end(self) -> int:
+        return self.start + self.steps
 
 
 @functools.lru_cache(maxsize=8)  # tracing all layers takes seconds
@@ -61,41 +101,28 @@ def abstract_state(
     )
 
 
+def _shardings(objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh) -> Any:
+    return jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
+
+
 def make_init(
     objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> Callable[[int], TrainState]:
-    """The jitted function from a seed to a fresh state; see `init_state`."""
-    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
+    """The function from a seed to a fresh state, initialised in its shards.
+
+    Its values do not depend on the mesh.
+    """
 
     def init(seed: jax.Array) -> TrainState:
         return nn.meta.unbox(_boxed_state(objective.init(jax.random.key(seed)), optimizer))
 
-    jitted = jax.jit(init, out_shardings=shardings)
+    jitted = jax.jit(init, out_shardings=_shardings(objective, optimizer, mesh))
     return lambda seed: jitted(jnp.int32(seed))
-
-
-def init_state(
-    objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
-) -> TrainState:
-    """A fresh state, initialised in its shards; its values do not depend on the mesh."""
-    return make_init(objective, optimizer, mesh)(seed)
 
 
 def num_params(state: TrainState) -> int:
     """Number of trained parameters, padding rows of the word table included."""
     return sum(x.size for x in jax.tree.leaves(state.params))
-
-
-class Numbers(NamedTuple):
-    """Arguments of the train step in which runs with one compiled step may differ."""
-
-    seed: Any  # of dropout, uint32
-    learning_rates: Any  # [segments of the schedule] float32
-
-
-Batch = Mapping[str, jax.Array]
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
-EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
 
 
 def _gradients(
@@ -217,10 +244,6 @@ def _in_two_passes(
     return grads, loss, sums
 
 
-def _shardings(objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh) -> Any:
-    return jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
-
-
 def make_train_step(
     objective: Head,
     optimizer_of: Callable[[Schedule], optax.GradientTransformation],
@@ -275,7 +298,7 @@ def make_train_step(
 
 def make_verify(
     objective: Head, mesh: Mesh, *, seed: int, accumulation_steps: int = 1,
-) -> Callable[[TrainState, Batch], jax.Array] | None:
+) -> Callable[[TrainState, Batch], np.ndarray] | None:
     """Computes the gradient of every device's rows twice, the second time on the next device.
 
     Both are iterations of one compiled loop, so intact chips give the same bits. It costs two
@@ -283,7 +306,8 @@ def make_verify(
 
     Returns:
       A function from (state, batch) to checksums [2, batch shards] uint32, of the device that has
-      the rows and of its neighbour; None with a single device.
+      the rows and of its neighbour; None with a single device. It raises Diverged if some differ
+      and names the devices; a single one if both its comparisons differ.
     """
     shards = Layout(mesh).batch_shards
     if shards == 1:
@@ -317,33 +341,28 @@ def make_verify(
             axis_names={n for n, size in mesh.shape.items() if n in BATCH_AXES or size == 1},
         )(state.params, (dict(batch), rows_Bx2), objective.totals(batch))
 
-    return jax.jit(verify, out_shardings=NamedSharding(mesh, replicated))
+    compute = jax.jit(verify, out_shardings=NamedSharding(mesh, replicated))
 
+    def compare(state: TrainState, batch: Batch) -> np.ndarray:
+        checksums_2xD = np.asarray(compute(state, batch))
+        shape = [mesh.shape[name] for name in BATCH_AXES]
+        suspects: collections.Counter[tuple[int, ...]] = collections.Counter()
+        for place in np.flatnonzero(checksums_2xD[0] != checksums_2xD[1]):
+            at = dict(zip(BATCH_AXES, map(int, np.unravel_index(place, shape)), strict=True))
+            suspects[tuple(at.values())] += 1
+            suspects[tuple((at | {axis: (at[axis] + 1) % size}).values())] += 1
+        if suspects:
+            most, devices = max(suspects.values()), mesh.devices.reshape(*shape, -1)
+            named = ', '.join(
+                f'{device} of host {device.process_index}' for place, count in
+                sorted(suspects.items()) if count == most for device in devices[place])
+            step = int(state.step) + 1
+            raise Diverged(
+                f'step {step:,}: gradients of the same rows differ between neighbours: {named} '
+                'computes wrongly. Go on without it, from a checkpoint of before', step)
+        return checksums_2xD
 
-def check_devices(checksums_2xD: jax.Array, mesh: Mesh, step: int) -> None:
-    """Compares the checksums of `make_verify`.
-
-    Raises:
-      Diverged: some differ. It names the devices; a single one if both its comparisons differ.
-    """
-    ours, neighbours = np.asarray(checksums_2xD)
-    differing = np.flatnonzero(ours != neighbours)
-    if not differing.size:
-        return
-    axis = max(BATCH_AXES, key=lambda name: mesh.shape[name])
-    shape = [mesh.shape[name] for name in BATCH_AXES]
-    at = np.stack(np.unravel_index(differing, shape))
-    after = at.copy()
-    after[BATCH_AXES.index(axis)] = (at[BATCH_AXES.index(axis)] + 1) % mesh.shape[axis]
-    suspects = collections.Counter(map(tuple, [*at.T.tolist(), *after.T.tolist()]))
-    most = max(suspects.values())
-    devices = mesh.devices.reshape(*shape, -1)
-    named = ', '.join(
-        f'{device} of host {device.process_index}'
-        for place, count in sorted(suspects.items()) if count == most for device in devices[place])
-    raise Diverged(
-        f'step {step:,}: gradients of the same rows differ between neighbours: {named} computes '
-        'wrongly. Go on without it, from a checkpoint of before', step)
+    return compare
 
 
 def make_eval_step(objective: Head, mesh: Mesh) -> EvalStep:
@@ -362,18 +381,17 @@ def evaluate(objective: Head, eval_step: EvalStep, params: Any, batches: Iterabl
 
     Sums are accumulated in float64, so that the number of batches does not affect the result.
     """
-    total: dict[str, float] = {}
-    pending: dict[str, jax.Array] | None = None
+    totals: dict[str, float] = collections.defaultdict(float)
+    pending: list[dict[str, jax.Array]] = []
 
-    def add(sums: dict[str, jax.Array]) -> None:
-        for name, value in jax.device_get(sums).items():
-            total[name] = total.get(name, 0.0) + float(np.float64(value))
+    def add() -> None:
+        for name, value in jax.device_get(pending.pop(0)).items():
+            totals[name] += float(value)
 
     for batch in batches:
-        sums = eval_step(params, batch)
-        if pending is not None:
-            add(pending)  # read one batch late, so that the device always has work
-        pending = sums
-    if pending is not None:
-        add(pending)
-    return objective.score(total)
+        pending.append(eval_step(params, batch))
+        if len(pending) > 1:  # read one batch late, so that the device always has work
+            add()
+    while pending:
+        add()
+    return objective.score(dict(totals))

@@ -22,7 +22,7 @@ from bert_jax.runtime.process import (
     peak_flops,
     without,
 )
-from bert_jax.train.step import init_state
+from bert_jax.train.step import make_init
 from tests.conftest import ROOT
 from tests.train import toy
 
@@ -158,7 +158,7 @@ def start_of_a_run(folder):
     process.keep_compiled(folder)
     EVENTS.clear()
     optimizer, step = toy.sgd_step(toy.Toy(), toy.mesh(8))
-    state = init_state(toy.Toy(), optimizer, toy.mesh(8), 0)
+    state = make_init(toy.Toy(), optimizer, toy.mesh(8))(0)
     for number in range(2):
         state, _ = step(state, toy.batch(number))
     return jax.device_get(state.params), EVENTS.count('/jax/compilation_cache/cache_hits')

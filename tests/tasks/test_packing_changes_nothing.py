@@ -22,7 +22,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine
 from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.train.sharding import MESH_AXES, Layout, make_mesh, to_global
-from bert_jax.train.step import init_state
+from bert_jax.train.step import make_init
 from tests.data.test_pretrain import _examples, _random_store
 from tests.tasks.contrastive import Contrastive
 from tests.tiny_models import fixed_step
@@ -160,7 +160,7 @@ def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind, parts):
             accumulation_steps=parts if mesh.size > 1 else 1)
         rows = int(plan.num_rows[0])
         batch = to_global(mesh, whole_batch(units, plan), rows, range(rows))
-        state, metrics = step(init_state(task, optimizer, mesh, 0), batch)
+        state, metrics = step(make_init(task, optimizer, mesh)(0), batch)
         results.append(jax.device_get((metrics, state.params)))
     for sharded, whole in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(sharded, whole, rtol=2e-5, atol=1e-6)
@@ -240,7 +240,7 @@ def test_a_pretraining_step_on_eight_devices_is_that_of_one_with_dropout_on(part
             task, optimizer, lambda count: jnp.float32(0.1), mesh, seed=0, clip_norm=1.0,
             accumulation_steps=parts_here)
         batch = to_global(mesh, batches()[1], ROWS, range(ROWS))
-        state, metrics = step(init_state(task, optimizer, mesh, 0), batch)
+        state, metrics = step(make_init(task, optimizer, mesh)(0), batch)
         results.append(jax.device_get((metrics, state.params)))
     for sharded, whole in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(sharded, whole, rtol=2e-5, atol=1e-6)

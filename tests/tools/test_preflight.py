@@ -16,7 +16,7 @@ from bert_jax.runtime import process
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import preflight
 from bert_jax.tools.preflight import tables
-from bert_jax.train.program import CompiledStep, Memory, device_bytes
+from bert_jax.train.program import Memory, device_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ def test_what_does_not_fit_gets_a_change_to_try(sizes, remedy, monkeypatch, tmp_
         total, given = next(needed), device_bytes(arguments)
         return None, Memory(given, 0, total - given)
 
-    monkeypatch.setattr(CompiledStep, 'compile', compile_)
+    monkeypatch.setattr(preflight, 'compile_step', compile_)
     path = tmp_path / 'record.json'
     assert run(*SMALL, '--topology=v5e:1x2', f'--json={path}') == 1
     (phase,) = json.loads(path.read_text())['phases']

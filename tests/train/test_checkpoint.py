@@ -22,7 +22,7 @@ from bert_jax.train.checkpoint import Best, Checkpoints, Damaged, read
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.step import (
     abstract_state,
-    init_state,
+    make_init,
     num_params,
     parameters_of,
 )
@@ -34,7 +34,7 @@ ADAM = optax.adam(1e-3)
 
 def numbered(task):
     """A state whose every number is different, on eight devices."""
-    fresh = init_state(task, ADAM, mesh(8), 0)
+    fresh = make_init(task, ADAM, mesh(8))(0)
     return jax.tree.map(lambda x: x + np.arange(x.size).reshape(x.shape).astype(x.dtype), fresh)
 
 
@@ -302,7 +302,7 @@ def test_a_checkpoint_without_checksums_is_read(tmp_path, state):
 def test_parameters_and_moments_are_born_as_shards_and_do_not_depend_on_the_mesh(
     axes, kernel, bias
 ):
-    state = init_state(Toy(), ADAM, mesh(*axes), seed=7)
+    state = make_init(Toy(), ADAM, mesh(*axes))(7)
     target = abstract(axes)
     assert jax.tree.structure(state) == jax.tree.structure(target)
     assert_as(state, target)
@@ -310,12 +310,12 @@ def test_parameters_and_moments_are_born_as_shards_and_do_not_depend_on_the_mesh
         for leaf, shape in ((tree['dense']['kernel'], kernel), (tree['dense']['bias'], bias)):
             assert {shard.data.shape for shard in leaf.addressable_shards} == {shape}
             assert len(leaf.addressable_shards) == 8
-    alone = init_state(Toy(), ADAM, mesh(), seed=7)
+    alone = make_init(Toy(), ADAM, mesh())(7)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), state, alone)
 
 
 def test_step_starts_at_0_and_seeds_differ():
-    one, two = (init_state(Toy(), ADAM, mesh(), seed) for seed in (1, 2))
+    one, two = (make_init(Toy(), ADAM, mesh())(seed) for seed in (1, 2))
     assert one.step == 0 and one.step.dtype == jnp.int32
     assert not np.allclose(one.params['dense']['kernel'], two.params['dense']['kernel'])
     assert num_params(one) == 8 * 16 + 16
@@ -327,7 +327,7 @@ def test_parameters_that_an_optimizer_has_masked_out_have_no_moments():
 
     optimizer = optax.partition({'sgd': optax.sgd(0.1), 'adam': optax.adam(0.1)}, labels)
     on = mesh(2, 2, 2)
-    state = init_state(Toy(), optimizer, on, 0)
+    state = make_init(Toy(), optimizer, on)(0)
     assert jax.tree.structure(state) == jax.tree.structure(abstract_state(Toy(), optimizer, on))
     assert [x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim] == [(16,), (16,)]
 
