@@ -436,17 +436,16 @@ class Trainer:
         parts = [f'step {self.step:>7,}/{self._last:,}', f"loss {metrics['loss']:.4f}"]
         for name, title in self._objective.shown.items():
             if name in metrics:
-                value = metrics[name]
-                share = name.endswith('accuracy')
-                parts.append(f'{title} ' + (f'{100 * value:.1f}%' if share else f'{value:.4f}'))
+                form = '.1%' if name.endswith('accuracy') else '.4f'
+                parts.append(f'{title} {metrics[name]:{form}}')
         parts.append(f"lr {metrics['learning_rate']:.2e}")
         if len(each):
             parts += [f"{count(metrics['sequences_per_second'])} seq/s",
                       f"{count(metrics['tokens_per_second'])} tok/s"]
             if 'mfu' in metrics:
-                parts.append(f"mfu {100 * metrics['mfu']:.1f}%")
+                parts.append(f"mfu {metrics['mfu']:.1%}")
             left = math.ceil((self._last - self.step) * metrics['step_seconds'])
-            parts += [f"wait {100 * metrics['data_wait']:.0f}%", f'eta {duration(left)}']
+            parts += [f"wait {metrics['data_wait']:.0%}", f'eta {duration(left)}']
         self._report.say('  '.join(parts))
         if self._gates is not None:
             self._report.tell(self._gates.trained(self.step, steps, metrics))

@@ -66,16 +66,14 @@ class Uploads:
         self._target = target
         self.folder = as_path(tempfile.mkdtemp(prefix='bert_jax_'))
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
-        self._running: concurrent.futures.Future[bool] | None = None
         self._last = time.monotonic()
         self._uploaded: dict[str, int] = {}  # by file: when it was changed
 
     def start(self, now: bool = False) -> None:
-        """Starts an upload if none is running and the last was a while ago, or `now`."""
-        idle = self._running is None or self._running.done()
-        if idle and (now or time.monotonic() - self._last > _SECONDS_BETWEEN):
+        """Starts an upload if the last was started a while ago, or `now`."""
+        if now or time.monotonic() - self._last > _SECONDS_BETWEEN:
             self._last = time.monotonic()
-            self._running = self._thread.submit(self._upload)
+            self._thread.submit(self._upload)
 
     def finish(self) -> bool:
         """Uploads all changed files and waits; whether that succeeded."""
@@ -198,7 +196,8 @@ class Report:
             path = self.folder / 'metrics.jsonl'
             write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
             self.flush()
-            self._file = open(path, 'ab', buffering=0)  # noqa: SIM115
+            self._file = open(path, 'r+b', buffering=0)  # noqa: SIM115
+            self._size = os.fstat(self._file.fileno()).st_size
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds one record to metrics.jsonl and to the loggers."""
@@ -211,13 +210,11 @@ class Report:
         self.records.append(record)
         self._unwritten += (json.dumps(record, allow_nan=False) + '\n').encode()
         with only_warning(self.folder):
-            size = os.fstat(self._file.fileno()).st_size
-            try:
-                if self._file.write(self._unwritten) < len(self._unwritten):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                os.ftruncate(self._file.fileno(), size)  # whole lines only
-                raise
+            written = os.pwrite(self._file.fileno(), self._unwritten, self._size)
+            if written < len(self._unwritten):
+                os.ftruncate(self._file.fileno(), self._size)  # whole lines only
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._size += written
             self._unwritten = b''
         if self._uploads is not None:
             self._uploads.start()
@@ -385,10 +382,10 @@ class Goodput:
     def line(self) -> str:
         """A summary in one line."""
         total = sum(self.now().values())
-        parts = [f'{name} {100 * self._share(name):.1f}%' for name in _CAUSES
+        parts = [f'{name} {self._share(name):.1%}' for name in _CAUSES
                  if self._share(name) >= 0.0005]
         away = f'; {duration(self._away)} not running' if self._away >= 1 else ''
-        return (f"goodput {100 * self._share('step'):.1f}% of {duration(total)} "
+        return (f"goodput {self._share('step'):.1%} of {duration(total)} "
                 f"({', '.join(parts)}){away}")
 
 

@@ -108,7 +108,8 @@ def check_run_directory(
     old, new = read_run_fields(workdir), flat_fields(resolved)
     fixed = _OF_ANY_RUN + (_OF_A_DOWNSTREAM_RUN if comparable else ())
     for name in sorted(old.keys() | new.keys()):
-        before, now = old.get(name, _DEFAULTS.get(name)), new.get(name)
+        before: Any = old.get(name, _DEFAULTS.get(name))
+        now: Any = new.get(name)
         # A field that no longer exists does not matter, unless it shaped the model.
         gone = name not in new and not (name.startswith('model.') and before)
         if gone or before == now or name.startswith(_FREE_TO_CHANGE):

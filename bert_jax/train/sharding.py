@@ -40,9 +40,7 @@ RULES: tuple[tuple[str, tuple[str, ...] | str | None], ...] = (
 )
 
 
-def make_mesh(
-    data: int, fsdp: int, tensor: int, devices: Sequence[Any] | None = None
-) -> Mesh:
+def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of `data` x `fsdp` x `tensor` devices.
 
     Axes are Auto: with jax's default, Explicit, embedding look-ups raise a sharding type error.
@@ -51,16 +49,12 @@ def make_mesh(
       data, fsdp, tensor: sizes; their product is the number of devices.
       devices: default: all of this run's; or a topology's, to compile for.
     """
-    devices = jax.devices() if devices is None else devices
-    return Mesh(
-        arrange_devices((data, fsdp, tensor), devices), MESH_AXES,
-        axis_types=(AxisType.Auto,) * 3,
-    )
+    shape = data, fsdp, tensor
+    return Mesh(arrange_devices(shape, jax.devices() if devices is None else devices), MESH_AXES,
+                axis_types=(AxisType.Auto,) * 3)
 
 
-def mesh_sizes(
-    data: int, fsdp: int, tensor: int, devices: Sequence[Any]
-) -> tuple[int, int, int]:
+def mesh_sizes(data: int, fsdp: int, tensor: int, devices: Sequence[Any]) -> tuple[int, int, int]:
     """Sizes of the mesh axes; a `data` or `fsdp` of -1 takes the devices that are left.
 
     If both are -1, fsdp spans neighbours: the chips along the longest axis of a slice's torus,
@@ -102,11 +96,9 @@ def arrange_devices(shape: tuple[int, int, int], devices: Sequence[Any]) -> np.n
     if data % slices:
         raise InputError(
             f'config.mesh.data={data} cannot be split over {slices} slices: fsdp={fsdp} and '
-            f'tensor={tensor} have to fit into one slice of {len(devices) // slices} chips'
-        )
+            f'tensor={tensor} have to fit into one slice of {len(devices) // slices} chips')
     return mesh_utils.create_hybrid_device_mesh(
-        (data // slices, fsdp, tensor), (slices, 1, 1), devices, allow_split_physical_axes=True
-    )
+        (data // slices, fsdp, tensor), (slices, 1, 1), devices, allow_split_physical_axes=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,10 +124,8 @@ class Layout:
 
     @property
     def _constrains(self) -> bool:
-        return (
-            self.mesh is not None and self.mesh.size > 1
-            and not jax.sharding.get_abstract_mesh().manual_axes
-        )
+        return (self.mesh is not None and self.mesh.size > 1
+                and not jax.sharding.get_abstract_mesh().manual_axes)
 
     @property
     def batch_shards(self) -> int:
@@ -181,14 +171,11 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
 
     boxed_tree = jax.tree.map(
         lambda x: x if named(x) else nn.meta.unbox(x), boxed_tree,
-        is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata),
-    )
-    specs = nn.get_partition_spec(boxed_tree)
-    shardings = nn.logical_to_mesh_sharding(specs, mesh, RULES)
+        is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata))
+    shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed_tree), mesh, RULES)
     return jax.tree.map(
         lambda x, sharding: NamedSharding(mesh, _split_update(mesh, x.shape, sharding.spec)),
-        nn.meta.unbox(boxed_tree), shardings,
-    )
+        nn.meta.unbox(boxed_tree), shardings)
 
 
 def _update_axes(mesh: Mesh) -> tuple[str, ...]:
@@ -242,17 +229,18 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """The rows of a global batch that this process's devices need, ascending, int64.
+def local_rows(mesh: Mesh, batch_size: int, process: int | None = None) -> np.ndarray:
+    """The rows of a global batch that a process's devices need, ascending, int64.
 
     They need not be contiguous: the mesh orders devices by the torus, not by host.
+
+    Args:
+      mesh: of the run.
+      batch_size: rows of the global batch.
+      process: default: this one.
     """
-    return rows_of(mesh.devices, jax.process_index(), batch_size)
-
-
-def rows_of(devices: np.ndarray, process: int, batch_size: int) -> np.ndarray:
-    """See `local_rows`, for any process of a mesh of `devices` [data, fsdp, tensor]."""
-    theirs = np.array([d.process_index == process for d in devices.flat]).reshape(devices.shape)
+    process = jax.process_index() if process is None else process
+    theirs = np.vectorize(lambda device: device.process_index == process)(mesh.devices)
     blocks = np.flatnonzero(theirs.any(axis=2))
     rows = batch_size // theirs[..., 0].size
     return (blocks[:, None] * rows + np.arange(rows)).reshape(-1)
