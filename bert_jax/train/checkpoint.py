@@ -16,17 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.runtime import files, hosts
-from bert_jax.runtime.checksum import (
-    CHECKSUMS,
-    check_digest,
-    checksums,
-    leaf_name,
-    leaves,
-    not_finite,
-    saved_tree,
-    with_digest,
-)
+from bert_jax.runtime import checksum, files, hosts
 from bert_jax.runtime.errors import Diverged, InputError
 from bert_jax.train.step import TrainState
 
@@ -61,13 +51,13 @@ def read(folder: Any, abstract: Any) -> Any:
     """
     folder = files.as_path(folder)
     saved = _shapes(folder)
-    has_checksums = saved.pop(CHECKSUMS, None) is not None
-    wanted = leaves(abstract)
+    has_checksums = saved.pop(checksum.CHECKSUMS, None) is not None
+    wanted = checksum.leaves(abstract)
     structs, sources = _as_saved(wanted, saved)
     _check_same(saved, {name: x.shape for name, x in structs.items()}, folder)
     mesh = next(iter(wanted.values())).sharding.mesh
     if has_checksums:
-        structs[CHECKSUMS] = jax.ShapeDtypeStruct(
+        structs[checksum.CHECKSUMS] = jax.ShapeDtypeStruct(
             (len(saved),), np.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
 
     if jax.process_count() == 1:
@@ -80,7 +70,7 @@ def read(folder: Any, abstract: Any) -> Any:
         # One array after the other: devices hold the state once, and one array twice.
         arrays = {name: _broadcast(arrays.pop(name, None), x) for name, x in structs.items()}
     if has_checksums:
-        written = np.asarray(arrays.pop(CHECKSUMS))
+        written = np.asarray(arrays.pop(checksum.CHECKSUMS))
         _on_all_hosts('verify a checkpoint', lambda: _verify(arrays, written))
     restored = [_restacked(arrays, name, sources[name], x) for name, x in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(abstract), restored)
@@ -205,7 +195,7 @@ def _shapes(folder: Any) -> dict[str, tuple[int, ...]]:
         if not hosts.first():
             return ''
         tree = jax.tree_util.tree_leaves_with_path(_description(folder), is_leaf=_is_array)
-        return json.dumps({leaf_name(path): x.shape for path, x in tree if _is_array(x)})
+        return json.dumps({checksum.leaf_name(path): x.shape for path, x in tree if _is_array(x)})
 
     text = _on_all_hosts('describe a checkpoint', describe)
     shapes = json.loads(hosts.share('shapes', lambda: text))
@@ -217,14 +207,15 @@ def _load(folder: Any, wanted: Structs, mesh: Mesh | None = None) -> dict[str, j
     def struct(path: Any, x: Any) -> Any:
         if not _is_array(x):
             return x
-        like = wanted[leaf_name(path)]
+        like = wanted[checksum.leaf_name(path)]
         sharding = NamedSharding(mesh or like.sharding.mesh, like.sharding.spec)
         return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
 
     # Orbax needs a target with the structure of the saved tree.
     target = jax.tree_util.tree_map_with_path(struct, _description(folder), is_leaf=_is_array)
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
-        return leaves(handler.restore(folder / _ITEM, args=ocp.args.StandardRestore(target)))
+        restored = handler.restore(folder / _ITEM, args=ocp.args.StandardRestore(target))
+    return checksum.leaves(restored)
 
 
 def _description(folder: Any) -> Any:
@@ -241,7 +232,7 @@ def _is_array(x: Any) -> bool:
 
 
 def _verify(arrays: dict[str, jax.Array], written: np.ndarray) -> None:
-    differing = np.flatnonzero(checksums(arrays) != written)
+    differing = np.flatnonzero(checksum.checksums(arrays) != written)
     if differing.size:
         raise Damaged(f'{sorted(arrays)[differing[0]]} is not what was saved')
 
@@ -342,9 +333,9 @@ class Checkpoints:
         if self.latest_step() == step:
             return
         tree = dict(vars(state))
-        if name := not_finite(leaves(tree)):
+        if name := checksum.not_finite(checksum.leaves(tree)):
             raise Diverged(f'step {step}: {name} is not finite', step)
-        self._manager.save(step, args=ocp.args.StandardSave(saved_tree(tree)))
+        self._manager.save(step, args=ocp.args.StandardSave(checksum.saved_tree(tree)))
 
     def check(self) -> None:
         """Raises the error of a background save, without waiting for its end."""
@@ -413,8 +404,8 @@ class Best:
         """Keeps these parameters if they are better than all before."""
         best = self.metrics()
         if best is None or metrics[self._metric] > best[self._metric]:
-            saved = ocp.args.StandardSave(saved_tree({'params': params}))
-            self._manager.save(step, args=saved, metrics=with_digest(metrics))
+            saved = ocp.args.StandardSave(checksum.saved_tree({'params': params}))
+            self._manager.save(step, args=saved, metrics=checksum.with_digest(metrics))
             self._manager.wait_until_finished()  # `params` are donated to the next step
 
     def step(self) -> int:
@@ -424,7 +415,7 @@ class Best:
     def metrics(self) -> dict[str, float] | None:
         """Metrics of the best evaluation, or None before the first."""
         step = self._manager.best_step()
-        return None if step is None else check_digest(
+        return None if step is None else checksum.check_digest(
             self._manager.metrics(step), self._directory / str(step) / 'metrics')
 
     def restore(self, abstract_params: Any) -> tuple[int, Any]:

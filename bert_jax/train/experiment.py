@@ -28,6 +28,7 @@ from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import STARTED, huge_pages_note, keep_compiled, peak_flops
 from bert_jax.tasks.opening import open_task
+from bert_jax.train import run_directory
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.gates import Gates
 from bert_jax.train.loggers import open_loggers
@@ -40,12 +41,6 @@ from bert_jax.train.program import (
     phases_left,
 )
 from bert_jax.train.report import Goodput, Profile, Report, count, duration, means
-from bert_jax.train.run_directory import (
-    check_run_directory,
-    check_shared,
-    describe_run,
-    flat_fields,
-)
 from bert_jax.train.step import Batch, Phase, TrainState, TrainStep, make_verify, num_params
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
@@ -141,11 +136,12 @@ def train_run(
         'inference': dict(task.inference), 'identity': task.identity(),
     }
     resolved['model']['attention'] = objective.config.attention  # must be the same on all hosts
-    fields = flat_fields(resolved)
+    fields = run_directory.flat_fields(resolved)
     hosts.agree('the run', versions() | {
         name: value for name, value in fields.items() if name not in _PLACES})
-    check_run_directory(workdir, resolved, task.vocab_path, comparable=task.keeps_best)
-    check_shared(workdir)
+    run_directory.check_run_directory(
+        workdir, resolved, task.vocab_path, comparable=task.keeps_best)
+    run_directory.check_shared(workdir)
 
     # Compile while the state is restored or initialised, which takes about as long.
     compiler = concurrent.futures.ThreadPoolExecutor(1)
@@ -187,7 +183,7 @@ def train_run(
     gates = task.gates(
         objective, phases, fresh=start == 0 and not config.init_checkpoint,
         settled=max(min(total // 4, _SETTLED), _SETTLED_LEAST, steps_of('optimizer.warmup')))
-    describe_run(workdir, resolved, task.vocab_path)
+    run_directory.describe_run(workdir, resolved, task.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
         f'{total:,} steps')
@@ -219,7 +215,7 @@ def train_run(
                       **{f'eval/{k}': v for k, v in best_metrics.items()}}
             if settled := task.finish(params, best_metrics, workdir):
                 resolved['inference'] |= settled
-                describe_run(workdir, resolved, task.vocab_path)
+                run_directory.describe_run(workdir, resolved, task.vocab_path)
     finally:
         compiler.shutdown(wait=False, cancel_futures=True)
         profile.close()

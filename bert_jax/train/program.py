@@ -32,13 +32,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import find_chip
 from bert_jax.tasks.labelled import Task
-from bert_jax.train.optimizers import (
-    Schedule,
-    ScheduleSegment,
-    make_optimizer,
-    make_schedule,
-    optimizer_arguments,
-)
+from bert_jax.train import optimizers
 from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
 from bert_jax.train.step import (
     EvalStep,
@@ -172,17 +166,17 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
     segments = schedule_segments(config, phases)
     o = config.optimizer
 
-    def schedule_of(rates: Any) -> Schedule:
-        return make_schedule([
+    def schedule_of(rates: Any) -> optimizers.Schedule:
+        return optimizers.make_schedule([
             dataclasses.replace(segment, learning_rate=rates[i])
             for i, segment in enumerate(segments)
         ], o.decay_power, o.decay_from, o.decay)
 
-    def optimizer_of(schedule: Schedule) -> optax.GradientTransformation:
-        return make_optimizer(
+    def optimizer_of(schedule: optimizers.Schedule) -> optax.GradientTransformation:
+        return optimizers.make_optimizer(
             o.name, schedule, parameters_of(objective), weight_decay=o.weight_decay,
             b1=o.b1, b2=o.b2, eps=o.eps, layer_decay=o.layer_decay, frozen=task.frozen, mesh=mesh,
-            arguments=optimizer_arguments(o.name, o.arguments),
+            arguments=optimizers.optimizer_arguments(o.name, o.arguments),
         )
 
     rates = [segment.learning_rate for segment in segments]
@@ -259,7 +253,9 @@ def check_memory(program: Program, numbers: Sequence[int]) -> int:
     return largest
 
 
-def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[ScheduleSegment]:
+def schedule_segments(
+    config: ConfigDict, phases: list[dict[str, Any]]
+) -> list[optimizers.ScheduleSegment]:
     """Segments of the schedule: a phase with its own learning rate begins a new one."""
     groups: list[list[dict[str, Any]]] = []
     for phase in phases:
@@ -275,7 +271,7 @@ def schedule_segments(config: ConfigDict, phases: list[dict[str, Any]]) -> list[
             warmup = parse_duration(
                 config.optimizer.warmup, 'optimizer.warmup', batch_size=group[0]['batch_size'],
                 num_examples=None, total=steps)
-        segments.append(ScheduleSegment(start, steps, rate, warmup))
+        segments.append(optimizers.ScheduleSegment(start, steps, rate, warmup))
         start += steps
     return segments
 

@@ -20,16 +20,9 @@ import jax
 import numpy as np
 
 from bert_jax.heads.base import Head
+from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import (
-    Path,
-    as_path,
-    children,
-    in_bucket,
-    open_whole,
-    upload,
-    write_whole,
-)
+from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
 from bert_jax.train.gates import Alarm
 from bert_jax.train.loggers import Logger
@@ -64,7 +57,7 @@ class Uploads:
     def __init__(self, target: Any):
         """`target`: the folder in a bucket."""
         self._target = target
-        self.folder = as_path(tempfile.mkdtemp(prefix='bert_jax_'))
+        self.folder = files.as_path(tempfile.mkdtemp(prefix='bert_jax_'))
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._last = time.monotonic()
         self._uploaded: dict[str, int] = {}  # by file: when it was changed
@@ -81,11 +74,11 @@ class Uploads:
 
     def _upload(self) -> bool:
         with only_warning(self._target):
-            for path in [p for p in children(self.folder) if not p.name.startswith('.')]:
+            for path in [p for p in files.children(self.folder) if not p.name.startswith('.')]:
                 changed = os.stat(path).st_mtime_ns
                 if self._uploaded.get(path.name) != changed:
                     # Read at once: a file that grows while it is uploaded is refused.
-                    write_whole(self._target / path.name, path.read_bytes())
+                    files.write_whole(self._target / path.name, path.read_bytes())
                     self._uploaded[path.name] = changed
             return True
         return False
@@ -190,11 +183,11 @@ class Report:
         if active:
             self.records = [
                 r for r in read_records(workdir / 'metrics.jsonl') if r['step'] <= start_step]
-            if in_bucket(workdir):
+            if files.in_bucket(workdir):
                 self._uploads = Uploads(workdir)
                 self.folder = self._uploads.folder
             path = self.folder / 'metrics.jsonl'
-            write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
+            files.write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
             self.flush()
             self._file = open(path, 'r+b', buffering=0)  # noqa: SIM115
             self._size = os.fstat(self._file.fileno()).st_size
@@ -267,7 +260,7 @@ class Report:
             axis.grid(alpha=0.3)
             axis.legend(fontsize=8)
         figure.tight_layout()
-        with only_warning(self.folder), open_whole(self.folder / 'curves.png') as file:
+        with only_warning(self.folder), files.open_whole(self.folder / 'curves.png') as file:
             figure.savefig(file, dpi=100, format='png')
         if self._uploads is not None:
             self._uploads.start(now=True)
@@ -317,8 +310,8 @@ class Goodput:
             # Only statistics: a damaged file is no reason to stop the run.
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError,
                                      OverflowError, RecursionError):
-                self._continue(as_path(workdir) / 'goodput.json', start_step)
-            self._path = as_path(folder or workdir) / 'goodput.json'
+                self._continue(files.as_path(workdir) / 'goodput.json', start_step)
+            self._path = files.as_path(folder or workdir) / 'goodput.json'
 
     def _continue(self, path: Path, start_step: int) -> None:
         old = json.loads(path.read_text())
@@ -367,7 +360,7 @@ class Goodput:
             return
         self._written = self._since
         with only_warning(self._path):
-            write_whole(self._path, json.dumps({
+            files.write_whole(self._path, json.dumps({
                 'seconds': seconds, 'away': self._away, 'at': self._since, 'marks': self._marks}))
 
     def metrics(self) -> dict[str, float]:
@@ -409,7 +402,7 @@ class Profile:
             return
         jax.block_until_ready(results)
         if within:  # jax writes to disks only
-            bucket = in_bucket(self._workdir)
+            bucket = files.in_bucket(self._workdir)
             self._folder = tempfile.mkdtemp() if bucket else str(self._workdir)
             jax.profiler.start_trace(self._folder)
         else:
@@ -421,8 +414,8 @@ class Profile:
             return
         jax.profiler.stop_trace()
         folder, self._folder = pathlib.Path(self._folder), ''
-        if in_bucket(self._workdir):
+        if files.in_bucket(self._workdir):
             for file in filter(pathlib.Path.is_file, folder.rglob('*')):
-                upload(file, self._workdir / file.relative_to(folder).as_posix())
+                files.upload(file, self._workdir / file.relative_to(folder).as_posix())
             shutil.rmtree(folder)
         say(f'profile: tensorboard --logdir {self._workdir}')
