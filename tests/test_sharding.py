@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.sharding import (
-    MESH_AXES,
     Layout,
     arrange_devices,
     local_rows,
@@ -25,14 +23,6 @@ from bert_jax.train.sharding import (
 )
 from bert_jax.train.step import abstract_state
 from tests.train import toy
-
-
-@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2), (1, 8, 1), (4, 1, 2)])
-def test_a_mesh_has_auto_axes_and_takes_every_device(axes):
-    mesh = make_mesh(*axes)
-    assert tuple(mesh.shape.items()) == tuple(zip(MESH_AXES, axes))
-    assert set(mesh.axis_types) == {AxisType.Auto}
-    assert set(mesh.devices.flat) == set(jax.devices())
 
 
 @pytest.mark.parametrize('scan', [False, True])

@@ -40,7 +40,7 @@ from bert_jax.train.program import (
     open_mesh,
     phases_left,
 )
-from bert_jax.train.report import Goodput, Profile, Report, count, duration, means
+from bert_jax.train.report import Goodput, Profile, Report, count, duration
 from bert_jax.train.step import Batch, Phase, TrainState, TrainStep, make_verify, num_params
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import is_begun, read_description
@@ -48,6 +48,8 @@ from bert_jax.weights.warm_start import warm_start
 
 # The plateau gate arms after 25 % of training, clamped to these numbers of steps.
 _SETTLED, _SETTLED_LEAST = 20_000, 1_000
+# Metrics of a step that are no sums over its batch.
+_OF_A_STEP = ('loss', 'grad_norm', 'learning_rate')
 # Paths may differ between hosts; `identity` compares the contents.
 _PLACES = ('data.vocab_file', 'data.add_tokens', 'data.dir', 'data.local_dir', 'data.tfds_dir')
 
@@ -408,7 +410,14 @@ class Trainer:
         """Writes the record and the line of the steps since the last one."""
         self._fetch()
         steps, self._fetched = self._fetched, []
-        metrics = means(self._objective, steps)
+        sums = {name: float(sum(np.float64(s[name]) for s in steps))
+                for name in steps[0] if name not in _OF_A_STEP}
+        metrics = {
+            'loss': float(np.mean([s['loss'] for s in steps])),
+            **self._objective.score(sums),
+            'grad_norm': float(np.mean([s['grad_norm'] for s in steps])),
+            'learning_rate': float(steps[-1]['learning_rate']),
+        }
         seconds = max(self._busy_seconds() - self._clock[0], 1e-9)
         waited = self._goodput.seconds['data'] - self._waited
         each = np.diff(self._clock)

@@ -99,12 +99,12 @@ def cloud_monitoring(workdir: Path) -> Logger:
     try:
         import google.auth
         from google.auth.transport.requests import AuthorizedSession
+
+        credentials, project = google.auth.default(
+            scopes=['https://www.googleapis.com/auth/monitoring.write'])
     except ModuleNotFoundError:
         raise InputError(f"{_FIELD}: cloud_monitoring needs google-auth: pip install "
                          "'google-auth[requests]'") from None
-    try:
-        credentials, project = google.auth.default(
-            scopes=['https://www.googleapis.com/auth/monitoring.write'])
     except google.auth.exceptions.DefaultCredentialsError as error:
         raise InputError(f'{_FIELD}: cloud_monitoring has no credentials '
                          f'({" ".join(str(error).split())[:200]})') from None

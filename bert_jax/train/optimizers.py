@@ -134,10 +134,8 @@ def scale_by_layer_trust_ratio(parameters: Parameters) -> optax.GradientTransfor
         w, u = norm(param), norm(update)
         return update * jnp.where((w > 0) & (u > 0), w / jnp.where(u > 0, u, 1.0), 1.0)
 
-    def update(updates: Any, state: Any, params: Any):
-        return jax.tree_util.tree_map_with_path(scaled, updates, params), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(
+        lambda updates, params: jax.tree_util.tree_map_with_path(scaled, updates, params))
 
 
 class MuonState(NamedTuple):
@@ -230,7 +228,7 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
     to the embeddings; pooler and head are not scaled (Howard and Ruder, 2018; Clark et al., 2020).
     """
 
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(updates: Any, params: Any) -> Any:
         del params
         leaves = jax.tree_util.tree_leaves_with_path(updates)
         num_layers = 1 + max(max(layers_of(path_names(path), x), default=0) for path, x in leaves)
@@ -243,9 +241,9 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
             factors = np.array([decay ** (num_layers - i) for i in layers], x.dtype)
             return x * factors.reshape(-1, *(1,) * (x.ndim - 1))
 
-        return jax.tree_util.tree_map_with_path(scaled, updates), state
+        return jax.tree_util.tree_map_with_path(scaled, updates)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(update)
 
 
 OWN_OPTIMIZERS = ('bert_adamw', 'adamw', 'lamb', 'muon')

@@ -17,9 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from bert_jax.heads.base import Head
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
@@ -133,19 +131,6 @@ def read_records(path: Path) -> list[dict[str, Any]]:
                 f'{path}, line {number} is no record of a step: put it right, or move the '
                 'file away and the curves begin anew')
     return records
-
-
-def means(objective: Head, steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """Metrics over several steps: `score` of the sums, and means of the step's own metrics."""
-    own = ('loss', 'grad_norm', 'learning_rate')
-    sums = {name: float(sum(np.float64(s[name]) for s in steps))
-            for name in steps[0] if name not in own}
-    return {
-        'loss': float(np.mean([s['loss'] for s in steps])),
-        **objective.score(sums),
-        'grad_norm': float(np.mean([s['grad_norm'] for s in steps])),
-        'learning_rate': float(steps[-1]['learning_rate']),
-    }
 
 
 # Shown in other panels, or not useful as a curve.
