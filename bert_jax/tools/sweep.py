@@ -434,7 +434,7 @@ def _train(
         print(f'{member.name}: failed ({line}); see {sweep.run(member)}/log.txt', file=sys.stderr)
     else:
         log.write(f'result {json.dumps(result)}\n')
-        metric = f'eval/{task.metric}'
+        metric = f'eval/{opened.task.metric}'
         sweep.finish(member, metric, result)
         print(f'{member.name}: {metric} {result[metric]:.4f}', flush=True)
 
