@@ -36,7 +36,6 @@ from bert_jax.predict.loaded import (
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks import squad, tagging
 from bert_jax.tasks.packing import Units
-from bert_jax.tasks.squad_windows import SquadExamples, SquadWindows, squad_windows
 from bert_jax.tasks.texts import TextWindows, text_windows
 from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
@@ -494,30 +493,24 @@ def answer(
                  f'{max_question}')
         return parts
 
-    def make(asked: list[list[str]]) -> tuple[tuple[SquadExamples, SquadWindows], Units]:
-        questions, contexts = zip(*asked, strict=True)
-        places = {context: i for i, context in enumerate(dict.fromkeys(contexts))}
-        examples = SquadExamples(
-            ids=tuple(map(str, range(len(asked)))), questions=questions, contexts=tuple(places),
-            context_index=np.array([places[context] for context in contexts], np.int32),
-            answers=(None,) * len(asked))
-        windows = squad_windows(
-            examples, model.encode_all, **model.vocab.ends, max_length=max_length,
+    def make(asked: list[list[str]]) -> tuple[squad.SquadWindows, Units]:
+        windows = squad.squad_windows(
+            [squad.Question(str(i), text, context) for i, (text, context) in enumerate(asked)],
+            model.encode_all, **model.vocab.ends, max_length=max_length,
             doc_stride=defaults['doc_stride'], max_question_length=max_question, training=False)
-        return (examples, windows), Units(windows.sequences)
+        return windows, Units(windows.sequences)
 
-    def results(asked: Any, made: Any, outputs: Outputs) -> Iterator[Result]:
-        examples, windows = made
+    def results(asked: Any, windows: squad.SquadWindows, outputs: Outputs) -> Iterator[Result]:
         predictions = squad.predict_answers(
-            examples, windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
+            windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
             lowercase=model.weights.lowercase, switches=model.tokenizer.switches,
             version='v1' if threshold is None else 'v2', max_answer_length=max_answer_length)
-        for question, context, result in zip(
-                examples.questions, examples.context_index, predictions, strict=True):
+        for question, result in zip(windows.questions, predictions.values(), strict=True):
             is_empty = threshold is not None and result.null_odds > threshold
-            i = [x.text for x in result.n_best].index('' if is_empty else result.text)
-            best, (begin, end) = result.n_best[i], result.places[i]
-            yield {'question': question, 'answer': examples.contexts[context][begin:end],
+            text = '' if is_empty else result.text
+            best = next(x for x in result.n_best if x.text == text)
+            begin, end = best.place
+            yield {'question': question.text, 'answer': question.context[begin:end],
                    'start': begin, 'end': end, 'score': best.start_logit + best.end_logit,
                    'probability': best.probability}
 
@@ -553,24 +546,17 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
             model.tokenizer.encode(word)  # an error is this text's result
         return result
 
-    def make(texts: list[Words]) -> tuple[tagging.ConllWindows, Units]:
-        words = [word for _, of_text, _ in texts for word in of_text]
-        offsets = np.cumsum([0, *(len(of_text) for _, of_text, _ in texts if of_text)])
-        examples = tagging.ConllExamples(
-            words=words, tags=[labels[0]] * len(words), lines=np.arange(len(words)),
-            sentence_offsets=offsets, documents=np.arange(len(offsets) - 1), source='texts')
-        windows = tagging.conll_windows(
-            examples, model.encode_all, labels, max_length=model.max_length,
-            document_context=False, **model.vocab.ends, unk_id=model.vocab.unk_id)
-        return windows, Units(windows.sequences)
+    def make(texts: list[Words]) -> tuple[np.ndarray, Units]:
+        sequences, word_T = tagging.word_windows(
+            [words for _, words, _ in texts if words], model.encode_all,
+            max_length=model.max_length, **model.vocab.ends, unk_id=model.vocab.unk_id)
+        return word_T, Units(sequences)
 
-    def results(
-        texts: list[Words], windows: tagging.ConllWindows, outputs: Outputs
-    ) -> Iterator[Result]:
-        places = np.flatnonzero(windows.word_index >= 0)
+    def results(texts: list[Words], word_T: np.ndarray, outputs: Outputs) -> Iterator[Result]:
+        places = np.flatnonzero(word_T >= 0)
         logits = np.empty((len(places), len(labels)))
         if len(places):
-            logits[windows.word_index[places]] = outputs['logits'][places]
+            logits[word_T[places]] = outputs['logits'][places]
         bounds = np.cumsum([len(words) for _, words, _ in texts])[:-1]
         for (text, words, begins), of_text in zip(texts, np.split(logits, bounds), strict=True):
             tags = []
@@ -611,15 +597,11 @@ def entities(text: str, tags: Sequence[Result], labels: Sequence[str]) -> list[R
     result: list[Result] = []
     if not tagging.are_entities(labels):
         return result
-    in_iob2 = tagging.normal_tags([x['label'] for x in tags], np.array([0, len(tags)]))
-    for word, label in zip(tags, in_iob2, strict=True):
-        if label == 'O':
-            continue
-        if label.startswith('B-'):
-            result.append({'label': label[2:], 'start': word['start'], 'probability': 1.0})
-        entity = result[-1]
-        entity |= {'text': text[entity['start'] : word['end']], 'end': word['end'],
-                   'probability': min(entity['probability'], word['probability'])}
+    for label, start, end in tagging.entity_spans([x['label'] for x in tags]):
+        begin, last = tags[start]['start'], tags[end - 1]['end']
+        result.append({'label': label, 'start': begin,
+                       'probability': min(x['probability'] for x in tags[start:end]),
+                       'text': text[begin:last], 'end': last})
     return result
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.pairs import Encode, Sequences, make_sequences
+from bert_jax.data.pairs import Encode, make_sequences
 from bert_jax.heads.classification import MultipleChoice
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
@@ -28,10 +28,10 @@ from bert_jax.tasks.labelled import (
     LabelledTask,
     Outputs,
     ScoredModel,
+    held_out,
     one_source,
     open_tokenization,
     own_files,
-    share_of,
 )
 from bert_jax.tasks.metrics import accuracy
 from bert_jax.tasks.packing import Units
@@ -48,16 +48,18 @@ from bert_jax.tasks.table import (
 )
 from bert_jax.tasks.texts import write_predictions
 
-NUM_CHOICES = 4
-DEV_SHARE = 0.2
-
-_ENDINGS = [f'ending{i}' for i in range(NUM_CHOICES)]
-_CODAH = ['category', 'prompt', *_ENDINGS, 'label']
+DEV_SHARE = 0.2  # of a set without splits; CODAH's authors too score on a fifth
 _FORMATS = ('csv', 'jsonl', 'tsv')
-_STEMS = {'train': ['train'], 'dev': ['val', 'dev'], 'test': ['test']}
-
-# Context, endings, label ('' where labels are not read), id.
-_Question = tuple[str, list[str], str, Any]
+_STEMS = {'train': ['train'], 'dev': ['val', 'dev']}
+_ENDINGS = [f'ending{i}' for i in range(4)]
+# Arguments of `read_choices` by format.
+_SWAG: Mapping[str, Mapping[str, Any]] = {
+    'csv': {'text': 'sent1', 'choices': _ENDINGS, 'label': 'label', 'beginning': 'sent2',
+            'id_column': ''},
+    'json': {'text': 'startphrase', 'choices': ['choices'], 'label': 'answer'},
+    'tsv': {'text': 'prompt', 'choices': _ENDINGS, 'label': 'label',
+            'headerless': ['category', 'prompt', *_ENDINGS, 'label']},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +69,14 @@ class ChoiceExamples:
     Attributes:
       context: first segments.
       endings: second segments, of each question as many (SWAG's are four).
-      labels: [n] int32, the right endings; None: a test split.
-      ids: the unnamed first column of SWAG's CSV, the user's column, or the row from 0.
+      labels: [n] int32, the right endings.
+      ids: from the file's column of ids, or the row in the file from 0.
       source: the file, for messages.
     """
 
     context: list[str]
     endings: list[list[str]]
-    labels: np.ndarray | None
+    labels: np.ndarray
     ids: list[str]
     source: str
 
@@ -86,183 +88,102 @@ class ChoiceExamples:
         """Endings of a question."""
         return len(self.endings[0])
 
-    def take(self, rows: Sequence[int] | np.ndarray) -> ChoiceExamples:
+    def take(self, rows: np.ndarray) -> ChoiceExamples:
         """Some of the questions."""
-        return dataclasses.replace(
-            self, context=[self.context[i] for i in rows],
-            endings=[self.endings[i] for i in rows],
-            labels=None if self.labels is None else self.labels[rows],
-            ids=[self.ids[i] for i in rows],
-        )
+        return ChoiceExamples(
+            [self.context[i] for i in rows], [self.endings[i] for i in rows], self.labels[rows],
+            [self.ids[i] for i in rows], self.source)
 
 
 def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> ChoiceExamples:
-    """Questions of a split.
+    """Questions of a split of SWAG or of a set in its style.
+
+    A set without splits is divided by a hash of the context, so that a question stays on its side
+    when others come or go, and questions with one context are on one side.
 
     Args:
-      source: a folder with `train`, `val` or `dev`, and `test` files; or one file, or a folder with
-        one, whose questions are divided by `part`.
-      split: train | dev | test.
-      max_malformed: see `read_swag_file`.
+      source: a folder with `train` and `val` or `dev` files; or one file, or a folder with one.
+      split: train | dev.
+      max_malformed: see `read_choices`.
 
     Raises:
-      InputError: an unknown split, no such folder or file, or what `read_swag_file` finds.
+      InputError: no such folder or file, or what `read_choices` finds.
     """
-    if split not in _STEMS:
-        raise InputError(f"'{split}' is no split; they are {', '.join(_STEMS)}")
-    path = _undivided(source)
-    if not path:
-        path = find_file(source, _STEMS[split], _FORMATS)
-        return read_swag_file(path, labelled=split != 'test', max_malformed=max_malformed)
-    if split == 'test':
-        raise InputError(f"{path} is one file, which is divided into train and dev: no 'test'")
-    examples = part(read_swag_file(path, max_malformed=max_malformed), split)
-    if not len(examples):
-        raise InputError(
-            f'{path} is too small to be divided: no question is {split}; name a folder with '
-            'train.csv and val.csv'
-        )
-    return examples
+    undivided = [source] if as_path(source).is_file() else []
+    if as_path(source).is_dir() and not find_files(
+            source, ['train', 'val', 'dev', 'test'], _FORMATS):
+        undivided = [str(path) for path in children(source)
+                     if path.name.removesuffix('.gz').rpartition('.')[2] in _FORMATS]
+    if len(undivided) != 1:
+        return read_swag_file(find_file(source, _STEMS[split], _FORMATS), max_malformed)
+    whole = read_swag_file(undivided[0], max_malformed)
+    out = held_out(whole.context, DEV_SHARE, undivided[0])
+    return whole.take(np.flatnonzero(out == (split == 'dev')))
 
 
-def read_swag_file(
-    path: str, *, labelled: bool = True, max_malformed: float = 0.01
-) -> ChoiceExamples:
-    """All questions of one file.
-
-    Args:
-      path: `.csv`, `.jsonl` or `.tsv`, plain or `.gz`.
-      labelled: whether to read labels.
-      max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
-
-    Raises:
-      InputError: a missing column, an unknown label, an id that occurs twice, too many malformed
-        rows, a file that is empty or cannot be read.
-    """
-    form = format_of(path)
-    columns, num_cells = {
-        'csv': (['sent1', *_ENDINGS, 'label', 'sent2', ''], NUM_CHOICES),
-        'tsv': (['prompt', *_ENDINGS, 'label'], NUM_CHOICES),
-        'json': (['startphrase', 'choices', 'answer'], 1),
-    }[form]
-    if not labelled:
-        del columns[1 + num_cells]
-
-    def parse(cells: list[Any]) -> _Question:
-        label = label_of(cells[1 + num_cells]) if labelled else ''
-        endings = cells[1] if form == 'json' else cells[1 : 1 + NUM_CHOICES]
-        if not isinstance(endings, list) or len(endings) != NUM_CHOICES:
-            raise Malformed(f'there are not {NUM_CHOICES} endings')
-        context, *endings = texts_of([cells[0], *endings])
-        beginning, row_id = cells[-2:] if form == 'csv' else ('', None)
-        if beginning:
-            endings = [f'{beginning} {ending}' for ending in endings]
-        return context, endings, label, row_id
-
-    return _examples(
-        path, columns, parse, lambda _: list(map(str, range(NUM_CHOICES))), labelled=labelled,
-        max_malformed=max_malformed, optional=[''],
-        headerless=_CODAH if form == 'tsv' else (),
-    )
+def read_swag_file(path: str, max_malformed: float = 0.01) -> ChoiceExamples:
+    """All questions of a file of SWAG or in its style; raises what `read_choices` raises."""
+    return read_choices(path, **_SWAG[format_of(path)], max_malformed=max_malformed)
 
 
 def read_choices(
-    path: str, *, text: str, choices: Sequence[str], label: str, id_column: str = '',
-    max_malformed: float = 0.01,
+    path: str, *, text: str, choices: Sequence[str], label: str, id_column: str | None = None,
+    beginning: str = '', headerless: Sequence[str] = (), max_malformed: float = 0.01,
 ) -> ChoiceExamples:
-    """All questions of a user's file.
+    """All questions of a file.
 
     Args:
       path: see `table.read_rows`.
       text: column of what comes before the choices.
       choices: their columns; or one, of JSON, that holds a list of them, as long in each row.
       label: column that tells which is right: the name of its column, or its place from 0.
-      id_column: of the questions' ids; empty: their rows.
-      max_malformed: as of `read_swag_file`.
+      id_column: of the questions' ids; a file may lack one without a name. None: their rows.
+      beginning: column of what all choices of a question begin with.
+      headerless: see `table.read_rows`.
+      max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
 
     Raises:
-      InputError: a missing column, an unknown label, too many malformed rows, a file that is empty
-        or cannot be read.
+      InputError: a missing column, an unknown label, an id that occurs twice, too many malformed
+        rows, a file that is empty or cannot be read.
     """
     num = 0 if len(choices) == 1 else len(choices)  # as many as the first row has
 
-    def parse(cells: list[Any]) -> _Question:
+    def parse(cells: list[Any]) -> tuple[str, list[str], str, Any]:
         nonlocal num
         context, *endings = cells[: 1 + len(choices)]
+        right, *others = cells[1 + len(choices) :]
         if len(choices) == 1 and isinstance(endings[0], list):
             (endings,) = endings
         num = num or len(endings)
         context, *endings = texts_of([context, *endings])
         if len(endings) != num or num < 2:
             raise Malformed(f'choices: {len(endings)}, where {max(num, 2)} are wanted')
-        return (context, endings, label_of(cells[1 + len(choices)]),
-                cells[-1] if id_column else None)
+        if beginning and others[0]:
+            endings = [f'{others[0]} {ending}' for ending in endings]
+        return context, endings, label_of(right), None if id_column is None else others[-1]
 
-    def known(labels: Sequence[str]) -> Sequence[str]:
-        # Columns may be called 1, 2, 3: then a number is a name, whatever numbers this file has.
-        places = list(map(str, range(num)))
-        return choices if set(choices) & set(places) or set(labels) <= set(choices) else places
-
-    columns = [text, *choices, label, *([id_column] if id_column else [])]
-    return _examples(path, columns, parse, known, max_malformed=max_malformed)
-
-
-def _examples(
-    path: str, columns: Sequence[str], parse: Callable[[list[Any]], _Question],
-    known: Callable[[Sequence[str]], Sequence[str]], *, labelled: bool = True, **how: Any,
-) -> ChoiceExamples:
-    """The questions of a file; `known` gives the names of the choices from all labels."""
-    rows = read_table(path, columns, parse, **how)
+    columns = [text, *choices, label, *([beginning] if beginning else []),
+               *([] if id_column is None else [id_column])]
+    rows = read_table(path, columns, parse, max_malformed=max_malformed, optional=[''],
+                      headerless=headerless)
     contexts, endings, labels, ids = map(list, zip(*rows.values, strict=True))
+    # Columns may be called 1, 2, 3: then a number is a name, whatever numbers this file has.
+    places = list(map(str, range(num)))
+    by_name = set(choices) & set(places) or set(labels) <= set(choices)
     return ChoiceExamples(
-        context=contexts, endings=endings,
-        labels=label_ids(rows, labels, known(labels)) if labelled else None,
-        ids=row_ids(rows, ids), source=path,
-    )
+        contexts, endings, label_ids(rows, labels, choices if by_name else places),
+        row_ids(rows, ids), path)
 
 
-def part(examples: ChoiceExamples, split: str, dev_share: float = DEV_SHARE) -> ChoiceExamples:
-    """The train or dev part of a set that has no splits.
-
-    A hash of the context decides, so that a question stays on its side when others come or go, and
-    questions with one context are on one side. CODAH's authors too score on a fifth.
-
-    Args:
-      examples: all of them.
-      split: train | dev.
-      dev_share: about this share of the contexts is dev.
-    """
-    assert split in ('train', 'dev'), split
-    return examples.take([i for i, context in enumerate(examples.context)
-                          if (share_of(context) < dev_share) == (split == 'dev')])
-
-
-def choice_sequences(
+def choice_units(
     examples: ChoiceExamples, encode: Encode, max_length: int, cls_id: int, sep_id: int
-) -> Sequences:
-    """[CLS] context [SEP] ending [SEP] of each ending, a question's one after another.
-
-    As in section 4.4 of the BERT paper.
-    """
-    contexts = [context for context in examples.context
-                for _ in range(examples.num_choices)]
+) -> Units:
+    """[CLS] context [SEP] ending [SEP] of each ending, as in section 4.4 of the BERT paper."""
+    contexts = [context for context in examples.context for _ in range(examples.num_choices)]
     endings = [ending for endings in examples.endings for ending in endings]
-    return make_sequences(
-        encode(contexts), encode(endings), max_length=max_length, cls_id=cls_id,
-        sep_id=sep_id,
-    )
-
-
-def _undivided(source: str) -> str:
-    """The file that is a set without splits: `source` or the only one in it; '' if none is."""
-    if as_path(source).is_file():
-        return source
-    stems = [stem for names in _STEMS.values() for stem in names]
-    if not as_path(source).is_dir() or find_files(source, stems, _FORMATS):
-        return ''
-    endings = tuple(f'.{ending}' for ending in _FORMATS)
-    files = [p for p in children(source) if p.name.removesuffix('.gz').endswith(endings)]
-    return str(files[0]) if len(files) == 1 else ''
+    sequences = make_sequences(
+        encode(contexts), encode(endings), max_length=max_length, cls_id=cls_id, sep_id=sep_id)
+    return Units(sequences, examples.num_choices, labels={'labels': examples.labels})
 
 
 def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
@@ -271,10 +192,10 @@ def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
 
     def read(split: str) -> ChoiceExamples:
         if split == 'dev' and eval_source:
-            return read_swag_file(str(as_path(eval_source)), max_malformed=max_malformed)
+            return read_swag_file(str(as_path(eval_source)), max_malformed)
         source = one_source(config, 'a folder of SWAG files, or one file in its style')
         if eval_source and as_path(source).is_file():  # all of it
-            return read_swag_file(source, max_malformed=max_malformed)
+            return read_swag_file(source, max_malformed)
         return read_swag(source, split, max_malformed=max_malformed)
 
     dev = read('dev')
@@ -291,7 +212,7 @@ def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> Label
             'of JSON lines that holds a list of them'
         )
     read = functools.partial(
-        read_choices, text=d.text, choices=choices, label=d.label, id_column=d.id,
+        read_choices, text=d.text, choices=choices, label=d.label, id_column=d.id or None,
         max_malformed=d.max_malformed)
     return _task(config, *own_files(
         config, read, lambda examples: examples.context, meaning='a .csv, .tsv or .jsonl file',
@@ -308,16 +229,12 @@ def _task(config: ConfigDict, train: ChoiceExamples | None, dev: ChoiceExamples)
     t = open_tokenization(config)
 
     def units(examples: ChoiceExamples) -> Units:
-        assert examples.labels is not None
-        sequences = choice_sequences(examples, t.encode, t.max_length, **t.vocab.ends)
-        return Units(sequences, examples.num_choices, labels={'labels': examples.labels})
-
-    dev_units = units(dev)
+        return choice_units(examples, t.encode, t.max_length, **t.vocab.ends)
 
     def score(outputs: Outputs) -> dict[str, float]:
-        logits, labels = outputs['logits'], dev_units.labels['labels']
-        return {'accuracy': accuracy(logits.argmax(axis=-1), labels),
-                'loss': MultipleChoice.mean_loss(logits, labels)}
+        logits = outputs['logits']
+        return {'accuracy': accuracy(logits.argmax(axis=-1), dev.labels),
+                'loss': MultipleChoice.mean_loss(logits, dev.labels)}
 
     def write(outputs: Outputs, folder: Path) -> None:
         predictions = outputs['logits'].argmax(axis=-1)
@@ -326,6 +243,6 @@ def _task(config: ConfigDict, train: ChoiceExamples | None, dev: ChoiceExamples)
 
     return LabelledTask(config, t, LabelledData(
         train=None if train is None else units(train),
-        evaluated=(EvalSet('', dev_units, score, write),), metric='accuracy',
+        evaluated=(EvalSet('', units(dev), score, write),), metric='accuracy',
         head='multiple_choice', objective={'num_outputs': dev.num_choices},
     ))

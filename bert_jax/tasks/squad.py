@@ -1,14 +1,12 @@
 """SQuAD 1.1 and 2.0 (paper sections 4.2 and 4.3), or any file in their layout.
 
-From top to bottom: the task; answers from the logits of windows, as `run_squad.py` of
-google-research/bert finds them (within a window the best starts meet the best ends, the spans of
-all windows of a question compete by the sum of their two logits, and the pieces of a span are
-aligned with the characters of the paragraph); exact match and F1 as the official scripts compute
-them, the same operations in the same order (evaluate-v1.1.py; evaluate-v2.0.py of
-rajpurkar/SQuAD-explorer); the files that those scripts read.
+From top to bottom: the task; the reader; windows of tokens as `run_squad.py` of
+google-research/bert cuts them; answers from the logits of windows as that script finds them; exact
+match and F1 as the official scripts compute them, the same operations in the same order
+(evaluate-v1.1.py; evaluate-v2.0.py of rajpurkar/SQuAD-explorer); the files that those scripts read.
 
-    Q: questions, W: windows, T: tokens of all windows; in a chunk of questions
-    w: windows, L: tokens of the longest window, K: best starts (or ends) of a window, S: spans
+    Q: questions, P: paragraphs, N: words of all paragraphs, D: tokens of all paragraphs,
+    W: windows of all questions, T: tokens of all windows
 """
 
 from __future__ import annotations
@@ -21,12 +19,13 @@ import math
 import os
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, in_bucket, write_whole
 from bert_jax.runtime.hosts import say
@@ -40,16 +39,11 @@ from bert_jax.tasks.labelled import (
     tfds_records,
 )
 from bert_jax.tasks.packing import Units, ranges
-from bert_jax.tasks.squad_windows import (
-    VERSIONS,
-    SquadExamples,
-    SquadWindows,
-    from_tfds,
-    read_squad,
-    squad_windows,
-)
+from bert_jax.tasks.table import check_malformed, lines
 from bert_jax.text.vocab import CONTINUATION, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, basic_tokens
+
+_VERSIONS = {'v1': '1.1', 'v2': '2.0'}  # as the files are numbered
 
 
 def open_squad(
@@ -63,149 +57,434 @@ def open_squad(
     options = {name: config.squad[name] for name in ('doc_stride', 'max_query_length')}
     t = open_tokenization(config)
 
-    def windows(training: bool) -> tuple[SquadExamples, SquadWindows]:
-        examples = _read(config, version, training)
-        return examples, squad_windows(
-            examples, t.encode, max_length=t.max_length, doc_stride=options['doc_stride'],
-            max_question_length=options['max_query_length'], training=training, **t.vocab.ends,
+    def windows(training: bool) -> SquadWindows:
+        return squad_windows(
+            _read(config, version, training), t.encode, max_length=t.max_length,
+            doc_stride=options['doc_stride'], max_question_length=options['max_query_length'],
+            training=training, **t.vocab.ends,
         )
 
-    threshold = scored.inference.get('null_threshold') if scored and version == 'v2' else None
+    threshold = scored.inference.get('null_threshold') if scored else None
     if scored and version == 'v2':
         say('scored with the threshold of no answer that '
             + (f'the model brings, {threshold:g}' if threshold is not None else
                'is best for F1 on these very questions, as the model brings none'))
-    examples, dev = windows(training=False)
-    answers = examples.gold_texts()  # refuses a file without answers now, not after an epoch
+    dev = windows(training=False)
+    answers = {q.id: [text for text, _ in q.answers] for q in dev.questions}
 
-    def predict(outputs: Outputs) -> list[Prediction]:
+    def predict(outputs: Outputs) -> dict[str, Prediction]:
         return predict_answers(
-            examples, dev, outputs['start_logits'], outputs['end_logits'], vocab=t.vocab,
+            dev, outputs['start_logits'], outputs['end_logits'], vocab=t.vocab,
             lowercase=t.lowercase, switches=t.tokenizer.switches, version=version,
         )
 
-    def scores(predictions: list[Prediction]) -> dict[str, float]:
-        texts = final_texts(examples.ids, predictions)
+    def score(predictions: Mapping[str, Prediction]) -> dict[str, float]:
+        texts = final_texts(predictions)
         if version == 'v1':
-            return squad_scores(texts, answers, version='v1')
-        odds = {name: result.null_odds
-                for name, result in zip(examples.ids, predictions, strict=True)}
-        limit = best_null_threshold(texts, answers, odds) if threshold is None else threshold
-        return squad_scores(
-            texts, answers, version='v2', null_odds=odds, null_threshold=limit
-        ) | {'null_threshold': limit}
+            return v1_scores(texts, answers)
+        odds = {name: prediction.null_odds for name, prediction in predictions.items()}
+        return v2_scores(texts, answers, odds, threshold)
 
     def write(outputs: Outputs, workdir: Path) -> None:
         predictions = predict(outputs)
-        write_predictions(workdir, examples.ids, predictions,
-                          null_threshold=scores(predictions).get('null_threshold'))
+        write_predictions(workdir, predictions, score(predictions).get('null_threshold'))
 
     train = None
     if scored is None:
-        _, result = windows(training=True)
+        result = windows(training=True)
         train = Units(result.sequences, positions={
             'start_positions': result.start_positions, 'end_positions': result.end_positions,
         })
     return LabelledTask(config, t, LabelledData(
         train=train,
         evaluated=(EvalSet(
-            '', Units(dev.sequences), lambda outputs: scores(predict(outputs)), write),),
+            '', Units(dev.sequences), lambda outputs: score(predict(outputs)), write),),
         metric='f1', head='question_answering', inference=options,
         settled=('null_threshold',),
     ))
 
 
-def _read(config: ConfigDict, version: str, training: bool) -> SquadExamples:
+def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:
     """The questions to train on, or those to score."""
-    kind: Any = {
-        'version': version, 'training': training, 'max_skipped': config.data.max_malformed
-    }
-    if config.data.source == 'tfds:squad' and (training or not config.data.eval_source):
-        split = 'train' if training else 'validation'
-        records = tfds_records(config, f'squad/v{VERSIONS[version]}', split)
-        return from_tfds(records, **kind)
-    return read_squad(_files(config, version, training), **kind)
-
-
-def _files(config: ConfigDict, version: str, training: bool) -> list[str]:
-    """Training files or the file to score, from `data.source` and `data.eval_source`."""
-    number = VERSIONS[version]
-    source, eval_source = config.data.source, config.data.eval_source
-    sources = [source] if isinstance(source, str) else list(source)
+    d, number = config.data, _VERSIONS[version]
+    read = functools.partial(
+        read_squad, version=version, training=training, max_malformed=d.max_malformed)
+    if not training and d.eval_source:
+        return read([squad_file(as_path(d.eval_source))])
+    if d.source == 'tfds:squad':
+        name, split = f'squad/v{number}', 'train' if training else 'validation'
+        return read([(f'tfds:{name}:{split}', _layout(tfds_records(config, name, split)))])
+    sources = [d.source] if isinstance(d.source, str) else list(d.source)
     meaning = (
         f'the folder with train-v{number}.json and dev-v{number}.json, a training file (or a list '
         "of them) with config.data.eval_source, or 'tfds:squad'"
     )
-    if not training and eval_source:
-        return [str(as_path(eval_source))]
     if not sources or not all(
         isinstance(s, str) and s and (':' not in s or in_bucket(s)) for s in sources
     ):
         raise InputError(
-            f'config.data.source={source!r}: config.task={config.task!r} needs {meaning}'
-        )
-    paths = [as_path(s) for s in sources]
+            f'config.data.source={d.source!r}: config.task={config.task!r} needs {meaning}')
+    paths = [as_path(source) for source in sources]
     if len(paths) == 1 and paths[0].is_dir():
-        stem = f"{'train' if training else 'dev'}-v{number}.json"
-        for path in (paths[0] / stem, paths[0] / f'{stem}.gz'):
-            if path.exists():
-                return [str(path)]
-        raise InputError(f'{paths[0]} has no {stem}, plain or .gz: name {meaning}')
-    if not eval_source:
+        name = f"{'train' if training else 'dev'}-v{number}.json"
+        found = [p for p in (paths[0] / name, paths[0] / f'{name}.gz') if p.exists()]
+        if not found:
+            raise InputError(f'{paths[0]} has no {name}, plain or .gz: name {meaning}')
+        paths = found[:1]
+    elif not d.eval_source:
         raise InputError('config.data.eval_source is empty: name the file to evaluate on')
-    return [str(path) for path in paths]
+    return read(map(squad_file, paths))
 
 
-_QUESTIONS_AT_ONCE = 256
-# The odds of no answer where no span was found at all: above any threshold, and valid in JSON.
-_CERTAIN = 1e6
-_NO_SPAN = 'empty'  # run_squad.py's text where SQuAD 1.1 wants an answer and there is no span
+# What separates the words of a paragraph: `run_squad.py`'s choice, narrower than the tokenizer's.
+_WHITESPACE = ' \t\r\n\u202f'
+_WORD = re.compile(f'[^{_WHITESPACE}]+')
+_LAYOUT = 'SQuAD is data[].paragraphs[].{context, qas[].{id, question, answers[].{text, ' \
+          'answer_start}}}'
+_KINDS = {list: 'a list', str: 'a string', int: 'a whole number'}
+
+
+class Question(NamedTuple):
+    """A question about a paragraph.
+
+    Attributes:
+      id: distinct among the questions read together.
+      text: the question.
+      context: the paragraph.
+      answers: (text, first character in the paragraph) of each accepted answer; () where there is
+        none in the paragraph.
+    """
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[tuple[str, int], ...] = ()
+
+
+def read_squad(
+    files: Iterable[tuple[str, Any]], *, version: str, training: bool, max_malformed: float = 0.01
+) -> list[Question]:
+    """Questions of files in SQuAD's layout, in the order given.
+
+    For training, a question keeps its first answer, and questions are left out, with a line on
+    standard error, whose answer is not at its `answer_start`, is empty, or does not come back from
+    the words of the paragraph (as in `run_squad.py` of google-research/bert). For evaluation all
+    questions and answers stay as they are.
+
+    Args:
+      files: name and content of each; see `squad_file`.
+      version: 'v1': every question has an answer; 'v2': some have none.
+      training: whether answers are checked.
+      max_malformed: share of a file's questions that may be left out; above 0, one always may.
+
+    Raises:
+      InputError: not such a file (the place in the JSON is named), an id that occurs twice, a
+        question without an answer read as 'v1', more left out than allowed, no question at all.
+    """
+    questions: dict[str, Question] = {}
+    for path, root in files:
+        before = len(questions)
+        faults: list[str] = []
+        for place, qa, context in _entries(path, root):
+            name = _field(qa, 'id', str, place)
+            text = _field(qa, 'question', str, place)
+            answers = tuple(
+                (_field(answer, 'text', str, where), _field(answer, 'answer_start', int, where))
+                for where, answer in _items(qa, 'answers', place))
+            impossible, fault = qa.get('is_impossible'), ''
+            if name in questions:
+                raise InputError(f'{place}id {name!r} is that of an earlier question; ids must be '
+                                 'distinct: remove one of the two')
+            if version == 'v1' and (not answers or impossible):
+                raise InputError(
+                    f'{place}answers (id {name}) has no answer, which SQuAD 1.1 does not have; '
+                    'read the file as v2 (configs/squad.py:v2)')
+            if training:
+                answers = () if impossible else answers[:1]
+                if answers:
+                    fault = _fault(*answers[0], context)
+                elif impossible is False:
+                    fault = 'it is not marked impossible and has no answer'
+            if fault:
+                faults.append(f'question {name}: {fault}')
+            else:
+                questions[name] = Question(name, text, context, answers)
+        check_malformed(path, len(questions) - before, faults, max_malformed)
+    return list(questions.values())
+
+
+def squad_file(path: str | os.PathLike[str]) -> tuple[str, Any]:
+    """Name and content of a file, plain or `.gz`."""
+    try:
+        return str(path), json.loads('\n'.join(line for _, line in lines(str(path))))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f'{path} is not JSON ({error}); {_LAYOUT}') from None
+
+
+def _layout(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Records of tensorflow-datasets, by id, in the layout of a file."""
+    paragraphs: dict[str, list[dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda record: record['id']):
+        texts, starts = record['answers']['text'], record['answers']['answer_start']
+        paragraphs.setdefault(record['context'].decode(), []).append({
+            'id': record['id'].decode(), 'question': record['question'].decode(),
+            'is_impossible': record.get('is_impossible'),
+            'answers': [{'text': text.decode(), 'answer_start': int(start)}
+                        for text, start in zip(texts, starts, strict=True)],
+        })
+    return {'data': [{'paragraphs': [
+        {'context': context, 'qas': qas} for context, qas in paragraphs.items()]}]}
+
+
+def _entries(path: str, root: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(place, question, paragraph) of a file."""
+    for in_article, article in _items(root, 'data', f'{path}: '):
+        for in_paragraph, paragraph in _items(article, 'paragraphs', in_article):
+            context = _field(paragraph, 'context', str, in_paragraph)
+            for place, qa in _items(paragraph, 'qas', in_paragraph):
+                yield place, qa, context
+
+
+def _items(parent: Any, name: str, place: str) -> Iterator[tuple[str, Any]]:
+    for i, item in enumerate(_field(parent, name, list, place)):
+        yield f'{place}{name}[{i}].', item
+
+
+def _field(parent: Any, name: str, kind: type, place: str) -> Any:
+    """A field that must be there and of a kind."""
+    value = parent.get(name) if isinstance(parent, dict) else None
+    if type(value) is not kind:
+        shown = 'missing' if value is None else _short(str(value))
+        raise InputError(f'{place}{name} is {shown}, not {_KINDS[kind]}; {_LAYOUT}')
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f'{place}{name} holds half of a surrogate pair; write it whole') from None
+    return value
+
+
+def _fault(text: str, start: int, context: str) -> str:
+    """Why an answer cannot be trained on; '' where it can."""
+    if not text.split():
+        return 'its answer is empty'
+    there = context[start:start + len(text)] if start >= 0 else ''
+    if there != text:
+        return f'answer_start {start} does not match its text {_short(text)}: the paragraph has ' \
+               f'{_short(there)} there'
+    # Characters that Python splits at but SQuAD's words do not: a no-break space, for one.
+    if ' '.join(text.split()) not in ' '.join(_WORD.findall(text)):
+        return f'the words of the paragraph do not give its text {_short(text)}'
+    return ''
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + '...')
+
+
+class Paragraphs(NamedTuple):
+    """Words and tokens of P paragraphs.
+
+    Attributes:
+      ids: [D] int32.
+      offsets: [P + 1] int64, tokens of the paragraphs.
+      word_tokens: [N + 1] int64, tokens of the words.
+      word_offsets: [P + 1] int64, words of the paragraphs.
+      word_spans: [N, 2] int32, first and last (exclusive) character of a word in its paragraph.
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    word_tokens: np.ndarray
+    word_offsets: np.ndarray
+    word_spans: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A possible answer; the text '' is "no answer"."""
+class SquadWindows:
+    """The windows of all questions, in their order, and what leads from a token to its characters.
+
+    A window is [CLS] question [SEP] part of the paragraph [SEP]. A paragraph that is too long is
+    covered by overlapping windows, `doc_stride` tokens apart.
+
+    Attributes:
+      questions: of which they are.
+      sequences: the W windows; the part of the paragraph and its [SEP] are segment 1.
+      question_index: [W] int64, not decreasing; every question has at least one window.
+      start_positions, end_positions: [W] int32, first and last token of the answer within the
+        window, [CLS] being 0; (0, 0) where the window does not hold the answer.
+      part_starts, part_lengths: [W] int64, the D tokens that are the window's part.
+      paragraphs: of all questions.
+    """
+
+    questions: Sequence[Question]
+    sequences: Sequences
+    question_index: np.ndarray
+    start_positions: np.ndarray
+    end_positions: np.ndarray
+    part_starts: np.ndarray
+    part_lengths: np.ndarray
+    paragraphs: Paragraphs
+
+    def __len__(self) -> int:
+        return len(self.question_index)
+
+
+def squad_windows(
+    questions: Sequence[Question],
+    encode: Encode,
+    *,
+    cls_id: int,
+    sep_id: int,
+    max_length: int = 384,
+    doc_stride: int = 128,
+    max_question_length: int = 64,
+    training: bool,
+) -> SquadWindows:
+    """Windows of Q questions.
+
+    Args:
+      questions: from `read_squad`.
+      encode: texts -> ids, without [CLS] and [SEP].
+      cls_id, sep_id: of the vocabulary.
+      max_length: tokens of a window.
+      doc_stride: tokens from one window to the next.
+      max_question_length: tokens of a question; the rest is cut off.
+      training: set the positions from the first answer of each question; else they are 0.
+
+    Raises:
+      InputError: a length that leaves no room for the paragraph, or a stride below 1.
+    """
+    if doc_stride < 1:
+        raise InputError(f'doc_stride is {doc_stride}; windows must advance by at least 1 token')
+    places = {context: i for i, context in enumerate(dict.fromkeys(q.context for q in questions))}
+    context_Q = np.array([places[q.context] for q in questions])
+    paragraphs = _paragraphs(list(places), encode)
+    question_ids, question_n = encode([q.text for q in questions])
+    kept_Q = np.minimum(question_n, max_question_length)
+    room_Q = max_length - 3 - kept_Q
+    if (room_Q < 1).any():
+        raise InputError(
+            f'windows of {max_length} tokens leave no room for the paragraph beside a question of '
+            f'{kept_Q.max()}; raise config.data.max_seq_length'
+        )
+    tokens_Q = np.diff(paragraphs.offsets)[context_Q]
+    stride_Q = np.minimum(room_Q, doc_stride)
+    num_windows_Q = 1 + np.maximum(0, -((room_Q - tokens_Q) // stride_Q))
+
+    question = np.repeat(np.arange(len(questions)), num_windows_Q)
+    within = ranges(np.zeros_like(num_windows_Q), num_windows_Q) * stride_Q[question]
+    lengths = np.minimum(room_Q[question], tokens_Q[question] - within)
+    starts = paragraphs.offsets[context_Q][question] + within
+    kept = kept_Q[question]
+    sequences = make_sequences(
+        (question_ids[ranges((np.cumsum(question_n) - question_n)[question], kept)], kept),
+        (paragraphs.ids[ranges(starts, lengths)], lengths),
+        max_length=max_length, cls_id=cls_id, sep_id=sep_id)
+
+    positions = np.zeros((2, len(question)), np.int32)
+    if training:
+        answer = _answer_tokens(questions, context_Q, paragraphs, encode)[:, question] - starts
+        inside = (answer[0] >= 0) & (answer[1] < lengths)
+        positions[:, inside] = (answer + kept + 2)[:, inside]
+    return SquadWindows(
+        questions, sequences, question, positions[0], positions[1], starts, lengths, paragraphs)
+
+
+def _paragraphs(contexts: Sequence[str], encode: Encode) -> Paragraphs:
+    """Words and tokens of paragraphs.
+
+    Every distinct word is tokenized once: BERT's tokens of a text are those of its words.
+    """
+    spans = [[match.span() for match in _WORD.finditer(context)] for context in contexts]
+    word_offsets = np.cumsum([0, *map(len, spans)])
+    words = [context[a:b] for context, of_it in zip(contexts, spans) for a, b in of_it]
+    numbers = {word: i for i, word in enumerate(dict.fromkeys(['', *words]))}
+    distinct = np.array([numbers[word] for word in words], np.int64)
+    ids, counts = encode(list(numbers))
+    word_counts = counts[distinct]
+    word_tokens = np.concatenate([[0], np.cumsum(word_counts)])
+    return Paragraphs(
+        ids=ids[ranges((np.cumsum(counts) - counts)[distinct], word_counts)],
+        offsets=word_tokens[word_offsets], word_tokens=word_tokens, word_offsets=word_offsets,
+        word_spans=np.array([span for of_it in spans for span in of_it], np.int32).reshape(-1, 2),
+    )
+
+
+def _answer_tokens(
+    questions: Sequence[Question], context_Q: np.ndarray, paragraphs: Paragraphs, encode: Encode
+) -> np.ndarray:
+    """First and last of the D tokens of each question's first answer, [2, Q] int64.
+
+    -1 where there is none. The answer's words, tightened to the tokens that are the answer's own
+    where they occur among them: 1895 out of (1895-1943), but all of Japanese for Japan.
+    """
+    result = np.full((2, len(questions)), -1)
+    texts = [q.answers[0][0] if q.answers else '' for q in questions]
+    answer_ids, counts = encode(texts)
+    answer_ends = np.cumsum(counts)
+    for i, text in enumerate(texts):
+        if not text:
+            continue
+        start, stripped = questions[i].answers[0][1], text.lstrip(_WHITESPACE)
+        begin = start + len(text) - len(stripped)
+        low, high = paragraphs.word_offsets[context_Q[i]:context_Q[i] + 2]
+        first_word, last_word = low - 1 + np.searchsorted(
+            paragraphs.word_spans[low:high, 0],
+            [begin, begin + len(stripped.rstrip(_WHITESPACE)) - 1], 'right')
+        token, end = paragraphs.word_tokens[[first_word, last_word + 1]]
+        if token == end:  # a word of control characters only
+            continue
+        span = paragraphs.ids[token:end].tolist()
+        answer = answer_ids[answer_ends[i] - counts[i]:answer_ends[i]].tolist()
+        for k in range(len(span) - len(answer) + 1):
+            if answer and span[k:k + len(answer)] == answer:
+                token, end = token + k, token + k + len(answer)
+                break
+        result[:, i] = token, end - 1
+    return result
+
+
+# The odds of no answer where no span was found at all: above any threshold, and valid in JSON.
+_CERTAIN = 1e6
+_NO_SPAN = 'empty'  # run_squad.py's text where SQuAD 1.1 wants an answer and there is no span
+Place = tuple[int, int]  # first and last (exclusive) character in the paragraph
+
+
+class Candidate(NamedTuple):
+    """A possible answer; the text '' is "no answer", at the place (0, 0)."""
 
     text: str
     probability: float
     start_logit: float
     end_logit: float
+    place: Place
 
 
-@dataclasses.dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """The predicted answer to a question.
 
     Attributes:
       text: the best answer other than "no answer" ('' for SQuAD 2.0 where there is no span).
       n_best: candidates, best first, with a softmax over them; SQuAD 2.0: "no answer" among them.
-      places: first and last (exclusive) character in the paragraph of each of `n_best`; (0, 0) of
-        no answer.
       null_odds: SQuAD 2.0: the score of "no answer" minus that of `text`, in logits; else 0.
     """
 
     text: str
     n_best: tuple[Candidate, ...]
-    places: tuple[tuple[int, int], ...]
     null_odds: float = 0.0
 
 
 def final_texts(
-    ids: Sequence[str], predictions: Sequence[Prediction], null_threshold: float | None = None
+    predictions: Mapping[str, Prediction], null_threshold: float | None = None
 ) -> dict[str, str]:
-    """Question id -> answer, '' where its `null_odds` are above the threshold (None: nowhere).
-
-    SQuAD 2.0's threshold is tuned on the texts without a threshold; see `best_null_threshold`.
-    """
+    """Question id -> answer, '' where its `null_odds` are above the threshold (None: nowhere)."""
     limit = math.inf if null_threshold is None else null_threshold
-    return {
-        name: '' if result.null_odds > limit else result.text
-        for name, result in zip(ids, predictions, strict=True)
-    }
+    return {name: '' if x.null_odds > limit else x.text for name, x in predictions.items()}
 
 
 def predict_answers(
-    examples: SquadExamples,
     windows: SquadWindows,
     start_logits: np.ndarray,
     end_logits: np.ndarray,
@@ -216,188 +495,142 @@ def predict_answers(
     version: str,
     n_best: int = 20,
     max_answer_length: int = 30,
-) -> list[Prediction]:
-    """The best answers to each question.
+) -> dict[str, Prediction]:
+    """The best answers to each question, by its id.
+
+    Within a window the best starts meet the best ends; the spans of all windows of a question
+    compete by the sum of their two logits; the pieces of a span are aligned with the characters of
+    the paragraph.
 
     Args:
-      examples, windows: Q questions and their W windows.
+      windows: W windows of Q questions.
       start_logits, end_logits: [T] float, for every token of `windows.sequences`.
       vocab, lowercase, switches: of the tokenizer that made the windows. (Pieces are aligned with
         characters as WordPiece makes them; spans of SentencePiece pieces may come as whole words.)
       version: 'v1', or 'v2', where "no answer" is an answer.
       n_best: how many starts and ends of a window, and answers to a question, are kept.
       max_answer_length: in tokens.
-
-    Returns:
-      [Q] predictions.
     """
-    assert start_logits.shape == end_logits.shape == windows.sequences.ids.shape
     surfaces = [
         token.removeprefix(CONTINUATION) if continues else f' {token}'
         for token, continues in zip(vocab.tokens, vocab.is_continuation.tolist())
     ]
-    window_bounds = np.searchsorted(windows.question_index, np.arange(len(examples) + 1))
-    predictions = []
-    for low in range(0, len(examples), _QUESTIONS_AT_ONCE):
-        high = min(low + _QUESTIONS_AT_ONCE, len(examples))
-        spans = _best_spans(
-            windows, window_bounds[low], window_bounds[high], start_logits, end_logits, n_best,
-            max_answer_length)
-        span_bounds = np.searchsorted(spans[0], np.arange(low, high + 1))
-        for q in range(low, high):
-            null = None
-            if version == 'v2':
-                cls = windows.sequences.offsets[window_bounds[q]:window_bounds[q + 1]]
-                pairs = zip(start_logits[cls].tolist(), end_logits[cls].tolist())
-                null = min(pairs, key=sum)
-            context = examples.contexts[examples.context_index[q]]
-            first, last = span_bounds[q - low:q - low + 2]
-            # Lazy: only as many spans are aligned with characters as `_choose` takes.
-            candidates = (
-                (_span_place(context, windows, surfaces, (lowercase, switches), *span), start, end)
-                for *span, start, end in zip(*(x[first:last].tolist() for x in spans[1:]))
-            )
-            predictions.append(_choose(context, candidates, null, n_best))
+    offsets, p = windows.sequences.offsets, windows.paragraphs
+
+    def place(context: str, window: int, start: int, end: int) -> Place:
+        """The characters that the tokens [start, end] of a window stand for."""
+        ids = windows.sequences.ids[offsets[window] + start:offsets[window] + end + 1].tolist()
+        shift = windows.part_starts[window] - windows.sequences.first_lengths[window]
+        low, last = np.searchsorted(p.word_tokens, [shift + start, shift + end], 'right') - 1
+        text = ' '.join(''.join([surfaces[i] for i in ids]).split())
+        words = p.word_spans[low:last + 1].tolist()
+        return aligned_place(context, words, text, lowercase, switches)
+
+    predictions = {}
+    bounds = np.searchsorted(windows.question_index, np.arange(len(windows.questions) + 1))
+    for question, low, high in zip(windows.questions, bounds[:-1], bounds[1:], strict=True):
+        null = None
+        if version == 'v2':
+            cls = offsets[low:high]
+            pairs = zip(start_logits[cls].tolist(), end_logits[cls].tolist(), strict=True)
+            null = ((0, 0), *min(pairs, key=sum))
+        candidates = (
+            (place(question.context, *span), start, end) for *span, start, end in _best_spans(
+                windows, low, high, start_logits, end_logits, n_best, max_answer_length))
+        predictions[question.id] = _choose(question.context, candidates, null, n_best)
     return predictions
 
 
+def _best_spans(
+    windows: SquadWindows, low: int, high: int, start_logits: np.ndarray, end_logits: np.ndarray,
+    n_best: int, max_answer_length: int,
+) -> list[tuple[int, int, int, float, float]]:
+    """(Window, start, end, start logit, end logit) of a question's spans, best first.
+
+    They lie between the best starts and the best ends of each of the windows [low, high). A start
+    must have its maximal context in the window (ends need not), and both must be tokens of the
+    paragraph: other tokens among the best take places away, as in the original. Equal scores keep
+    the order of windows, starts and ends.
+    """
+    spans: list[tuple[int, int, int, float, float]] = []
+    part_starts = windows.part_starts[low:high] - windows.part_starts[low]
+    owners = max_context(part_starts, windows.part_lengths[low:high])
+    for window in range(low, high):
+        tokens = slice(*windows.sequences.offsets[window:window + 2])
+        start_logit, end_logit = start_logits[tokens], end_logits[tokens]
+        starts, ends = (np.argsort(-x, kind='stable')[:n_best] for x in (start_logit, end_logit))
+        inside = np.zeros((2, len(start_logit)), np.bool_)
+        part = slice(windows.sequences.first_lengths[window], -1)
+        first = part_starts[window - low]
+        inside[0, part] = owners[first:first + windows.part_lengths[window]] == window - low
+        inside[1, part] = True
+        distance = ends - starts[:, None]
+        i, j = np.nonzero((distance >= 0) & (distance < max_answer_length)
+                          & inside[0, starts][:, None] & inside[1, ends])
+        start, end = starts[i], ends[j]
+        spans += zip([window] * len(i), start.tolist(), end.tolist(),
+                     start_logit[start].tolist(), end_logit[end].tolist())
+    return sorted(spans, key=lambda span: -(span[3] + span[4]))
+
+
+def max_context(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The number of the window in which each token of a paragraph is best seen.
+
+    It is the one with the most tokens on the token's poorer side, and, by 0.01 a token, the longer
+    window; then the earlier.
+
+    Args:
+      starts, lengths: of the parts of the paragraph in each window of a question; the first is 0.
+    """
+    size = int((starts + lengths).max())
+    best, owner = np.full(size, -1.0), np.zeros(size, np.int64)
+    for window, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist())):
+        left = np.arange(length)
+        score = np.minimum(left, left[::-1]) + 0.01 * length
+        part = slice(start, start + length)
+        better = score > best[part]
+        best[part][better], owner[part][better] = score[better], window
+    return owner
+
+
 def _choose(
-    context: str, candidates: Iterable[tuple[tuple[int, int], float, float]],
-    null: tuple[float, float] | None, n_best: int,
+    context: str, candidates: Iterable[tuple[Place, float, float]],
+    null: tuple[Place, float, float] | None, n_best: int,
 ) -> Prediction:
-    """The prediction from (place, start logit, end logit), best first, and the logits of [CLS]."""
-    kept: dict[str, tuple[float, float]] = {}
-    places: dict[str, tuple[int, int]] = {}
+    """The prediction from (place, start logit, end logit), best first, and those of no answer.
+
+    Only as many candidates are taken, and so aligned with characters, as are kept.
+    """
+    kept: dict[str, tuple[Place, float, float]] = {}
     for place, start, end in candidates:
-        if null is not None and start + end < sum(null):
+        if null is not None and start + end < null[1] + null[2]:
             kept.setdefault('', null)
         if len(kept) >= n_best:
             break
-        text = context[slice(*place)]
-        kept.setdefault(text, (start, end))
-        places.setdefault(text, place)
+        kept.setdefault(context[slice(*place)], (place, start, end))
     if null is not None:
         kept.setdefault('', null)
     if not kept:
-        kept[_NO_SPAN] = (0.0, 0.0)
-    scores = [start + end for start, end in kept.values()]
+        kept[_NO_SPAN] = ((0, 0), 0.0, 0.0)
+    scores = [start + end for _, start, end in kept.values()]
     highest = max(scores)
     weights = [math.exp(score - highest) for score in scores]
     total = sum(weights)
     best = next((text for text in kept if text), '')
     null_odds = 0.0
     if null is not None:
-        null_odds = sum(null) - kept[best][0] - kept[best][1] if best else _CERTAIN
-    return Prediction(
-        text=best,
-        n_best=tuple(
-            Candidate(text, weight / total, *logits)
-            for (text, logits), weight in zip(kept.items(), weights)
-        ),
-        places=tuple(places.get(text, (0, 0)) for text in kept),
-        null_odds=null_odds,
-    )
-
-
-def _best_spans(
-    windows: SquadWindows, low: int, high: int, start_logits: np.ndarray, end_logits: np.ndarray,
-    n_best: int, max_answer_length: int,
-) -> tuple[np.ndarray, ...]:
-    """Spans between the best starts and the best ends of each of the windows [low, high).
-
-    A start must have its maximal context in the window (ends need not), and both must be tokens of
-    the paragraph: other tokens among the best take places away, as in the original. Equal scores
-    keep the order of windows, starts and ends.
-
-    Returns:
-      question, window, start, end: [S] int, sorted by question, then by score, best first;
-      positions within the window. Then start and end logits, [S] float64.
-    """
-    sequences = windows.sequences
-    lengths = sequences.lengths[low:high]
-    first, offsets = sequences.first_lengths[low:high], sequences.offsets[low:high + 1]
-    row = np.repeat(np.arange(high - low), lengths)
-    column = ranges(np.zeros_like(lengths), lengths)
-    number = np.arange(high - low)[:, None]
-
-    def best(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and logits of the best tokens, [w, K] each."""
-        padded = np.full((high - low, lengths.max()), -np.inf)
-        padded[row, column] = logits[offsets[0]:offsets[-1]]
-        order = np.argsort(-padded, axis=1, kind='stable')[:, :n_best]
-        return order, padded[number, order]
-
-    start, start_logit = best(start_logits)
-    end, end_logit = best(end_logits)
-    may_start = np.zeros((high - low, lengths.max()), np.bool_)
-    may_start[row, column] = _has_max_context(windows, low, high)
-    may_end = (end >= first[:, None]) & (end < lengths[:, None] - 1)
-    distance = end[:, None, :] - start[:, :, None]
-    valid = (distance >= 0) & (distance < max_answer_length)
-    valid &= may_start[number, start][:, :, None] & may_end[:, None, :]
-    w, i, j = np.nonzero(valid)
-    score = start_logit[w, i] + end_logit[w, j]
-    order = np.lexsort((-score, windows.question_index[low + w]))
-    w, i, j = w[order], i[order], j[order]
-    return (windows.question_index[low + w], low + w, start[w, i], end[w, j],
-            start_logit[w, i], end_logit[w, j])
-
-
-def _has_max_context(windows: SquadWindows, low: int, high: int) -> np.ndarray:
-    """Of the tokens of the windows [low, high): which are best seen there, bool.
-
-    A token that several windows of a question hold belongs to the one with the most tokens on its
-    poorer side (and, by 0.01 a token, the longer window; then the earlier). False for what is not
-    of the paragraph.
-    """
-    question = windows.question_index[low:high] - windows.question_index[low]
-    lengths = windows.document_lengths[low:high]
-    leader = np.searchsorted(question, question)  # the first window of the question
-    shift = windows.document_starts[low:high] - windows.document_starts[low:high][leader]
-    extents = np.zeros(question[-1] + 1, np.int64)
-    np.maximum.at(extents, question, shift + lengths)
-    shift = shift + (np.cumsum(extents) - extents)[question]  # all questions one after the other
-    best, owner = np.full(extents.sum(), -1.0), np.zeros(extents.sum(), np.int64)
-    nth = np.arange(high - low) - leader
-    for n in range(nth.max() + 1):
-        some = np.flatnonzero(nth == n)
-        row = np.repeat(some, lengths[some])
-        left = ranges(np.zeros_like(some), lengths[some])
-        score = np.minimum(left, lengths[row] - 1 - left) + 0.01 * lengths[row]
-        token = shift[row] + left
-        better = score > best[token]
-        best[token] = np.where(better, score, best[token])
-        owner[token] = np.where(better, row, owner[token])
-    offsets = windows.sequences.offsets[low:high + 1] - windows.sequences.offsets[low]
-    result = np.zeros(offsets[-1], np.bool_)
-    row = np.repeat(np.arange(high - low), lengths)
-    places = ranges(offsets[:-1] + windows.sequences.first_lengths[low:high], lengths)
-    result[places] = owner[ranges(shift, lengths)] == row
-    return result
-
-
-def _span_place(
-    context: str, windows: SquadWindows, surfaces: Sequence[str],
-    how: tuple[bool, Switches], window: int,
-    start: int, end: int,
-) -> tuple[int, int]:
-    """The characters of the paragraph that the tokens [start, end] of a window stand for."""
-    offset = windows.sequences.offsets[window]
-    ids = windows.sequences.ids[offset + start:offset + end + 1].tolist()
-    shift = windows.document_starts[window] - windows.sequences.first_lengths[window]
-    low, high = windows.token_words[shift + start], windows.token_words[shift + end] + 1
-    words = list(zip(windows.word_starts[low:high].tolist(), windows.word_ends[low:high].tolist()))
-    text = ' '.join(''.join([surfaces[i] for i in ids]).split())
-    return aligned_place(context, words, text, *how)
+        null_odds = null[1] + null[2] - kept[best][1] - kept[best][2] if best else _CERTAIN
+    return Prediction(best, tuple(
+        Candidate(text, weight / total, start, end, place)
+        for (text, (place, start, end)), weight in zip(kept.items(), weights)
+    ), null_odds)
 
 
 def aligned_place(
-    context: str, words: Sequence[tuple[int, int]], text: str, lowercase: bool,
+    context: str, words: Sequence[Sequence[int]], text: str, lowercase: bool,
     switches: Switches = ORIGINAL,
-) -> tuple[int, int]:
-    """The first and last character of a tokenized text in the words that it came from.
-
-    The last is exclusive.
+) -> Place:
+    """The place of a tokenized text in the words that it came from.
 
     The words are tokenized without WordPiece and searched for `text`; if that leaves as many
     characters as they have, the characters correspond one to one, else (and where `text` is not
@@ -411,29 +644,18 @@ def aligned_place(
     """
     tokens = [_basic_text(context[begin:end], lowercase, switches) for begin, end in words]
     tokenized = ' '.join([token for token in tokens if token])
+    characters = [i for begin, end in words for i in range(begin, end)]
     begin = tokenized.find(text)
-    num_characters = sum(end - begin for begin, end in words)
-    if not text or begin < 0 or len(tokenized) - tokenized.count(' ') != num_characters:
-        return words[0][0], words[-1][1]
-    end = begin + len(text) - 1
-    return (
-        _character(words, begin - tokenized.count(' ', 0, begin)),
-        _character(words, end - tokenized.count(' ', 0, end)) + 1,
-    )
+    if not text or begin < 0 or len(tokenized) - tokenized.count(' ') != len(characters):
+        return characters[0], characters[-1] + 1
+    last = begin + len(text) - 1
+    return (characters[begin - tokenized.count(' ', 0, begin)],
+            characters[last - tokenized.count(' ', 0, last)] + 1)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _basic_text(word: str, lowercase: bool, switches: Switches) -> str:
     return ' '.join(basic_tokens(word, lowercase, switches))
-
-
-def _character(words: Sequence[tuple[int, int]], n: int) -> int:
-    """Place in the paragraph of the n-th character of the words."""
-    for begin, end in words:
-        if n < end - begin:
-            return begin + n
-        n -= end - begin
-    raise AssertionError('beyond the words')
 
 
 # A threshold of no answer: no question is answered. Odds are differences of logits, far above it.
@@ -447,170 +669,104 @@ def normalize_answer(text: str) -> str:
     return ' '.join(_ARTICLES.sub(' ', text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
-def squad_scores(
-    predictions: Mapping[str, str],
-    answers: Mapping[str, Sequence[str]],
-    *,
-    version: str,
-    null_odds: Mapping[str, float] | None = None,
-    null_threshold: float = 0.0,
-) -> dict[str, float]:
-    """Scores of predictions, in per cent.
-
-    Args:
-      predictions: question id -> text, '' for "no answer". Questions without a prediction count
-        0 for 'v1', as in the official script, and are an error for 'v2'.
-      answers: question id -> texts of the accepted answers; none of them: unanswerable.
-      version: 'v1' or 'v2'.
-      null_odds: 'v2': question id -> how sure the model is that there is no answer. Predictions
-        must then be the texts without a threshold.
-      null_threshold: odds above it make the prediction "no answer" (the original model's default
-        is 0, the official script's 1, which is meant for probabilities).
-
-    Returns:
-      'exact_match' and 'f1'. For 'v2' also, named as in the official script, 'total', the same
-      three for questions with and without an answer ('HasAns_exact', 'NoAns_f1', ...), and with
-      `null_odds` the best threshold for each ('best_f1', 'best_f1_thresh', 'best_exact',
-      'best_exact_thresh').
-
-    Raises:
-      InputError: nothing to score, no prediction or no odds for a question of 'v2', no answer to
-        one of 'v1'.
-    """
-    if not answers:
-        raise InputError('no question to score')
-    if version == 'v1':
-        return _v1_scores(predictions, answers)
-    assert version == 'v2'
-    for what, given in (('prediction', predictions), ('null odds', null_odds)):
-        if given is not None and (missing := [name for name in answers if name not in given]):
-            raise InputError(
-                f'{len(missing)} of {len(answers)} questions have no {what}, the first of them '
-                f'{missing[0]}; predict them all'
-            )
-    return _v2_scores(predictions, answers, null_odds, null_threshold)
-
-
-def best_null_threshold(
-    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]],
-    null_odds: Mapping[str, float],
-) -> float:
-    """The `null_threshold` that is best for F1, as `best_f1_thresh` of the official script.
-
-    But where no answer to any question is best, it is NEVER_ANSWER: the official script then names
-    0, which is right for the probabilities that it expects, not for odds that may be negative.
-    """
-    _, f1 = _raw_scores(predictions, answers)
-    gains = _gains(f1, predictions, answers)
-    none = float(sum(not texts for texts in answers.values()))
-    _, threshold = _best_threshold(gains, null_odds, none)
-    return NEVER_ANSWER if threshold is None else threshold
-
-
-def _overlap(gold: Sequence[str], predicted: Sequence[str]) -> float:
+def _overlap(gold: str, predicted: str) -> float:
     """F1 of two bags of words that have something in common, else 0."""
-    common = sum((collections.Counter(predicted) & collections.Counter(gold)).values())
+    golds, words = gold.split(), predicted.split()
+    common = sum((collections.Counter(words) & collections.Counter(golds)).values())
     if not common:
         return 0
-    precision = common / len(predicted)
-    recall = common / len(gold)
+    precision = common / len(words)
+    recall = common / len(golds)
     return (2 * precision * recall) / (precision + recall)
 
 
-def _v1_scores(
-    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]
+def v1_scores(
+    texts: Mapping[str, str], answers: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
+    """'exact_match' and 'f1' of SQuAD 1.1, in per cent.
+
+    Args:
+      texts: question id -> predicted text.
+      answers: question id -> texts of the accepted answers, one or more.
+    """
     exact_match = f1 = 0.0
-    for name, texts in answers.items():
-        if not texts:
-            raise InputError(f"question {name} has no answer; score it as 'v2'")
-        if name in predictions:
-            predicted = normalize_answer(predictions[name])
-            golds = [normalize_answer(text) for text in texts]
-            exact_match += predicted in golds
-            f1 += max(_overlap(gold.split(), predicted.split()) for gold in golds)
-    return {'exact_match': 100.0 * exact_match / len(answers), 'f1': 100.0 * f1 / len(answers)}
+    for name, text in texts.items():
+        predicted = normalize_answer(text)
+        golds = [normalize_answer(answer) for answer in answers[name]]
+        exact_match += predicted in golds
+        f1 += max(_overlap(gold, predicted) for gold in golds)
+    return {'exact_match': 100.0 * exact_match / len(texts), 'f1': 100.0 * f1 / len(texts)}
 
 
-def _v2_scores(
-    predictions: Mapping[str, str],
-    answers: Mapping[str, Sequence[str]],
-    null_odds: Mapping[str, float] | None,
-    null_threshold: float,
+def v2_scores(
+    texts: Mapping[str, str], answers: Mapping[str, Sequence[str]], odds: Mapping[str, float],
+    null_threshold: float | None = None,
 ) -> dict[str, float]:
-    exact, f1 = _raw_scores(predictions, answers)
-    odds = null_odds or {}
+    """Scores of SQuAD 2.0, in per cent.
 
-    def final(raw: Mapping[str, float], name: str) -> float:
-        return float(not answers[name]) if odds and odds[name] > null_threshold else raw[name]
+    Args:
+      texts: question id -> predicted text without a threshold, '' for "no answer".
+      answers: question id -> texts of the accepted answers; none of them: unanswerable.
+      odds: question id -> how sure the model is that there is no answer.
+      null_threshold: odds above it make the prediction "no answer" (the original model's default
+        is 0, the official script's 1, which is meant for probabilities). None: the one that is
+        best for F1, as `best_f1_thresh` of the official script; but where no answer to any
+        question is best, NEVER_ANSWER: the official script then names 0, which is right for the
+        probabilities that it expects, not for odds that may be negative.
 
-    scores: dict[str, float] = {}
-    has_answer = [name for name, texts in answers.items() if texts]
-    no_answer = [name for name, texts in answers.items() if not texts]
-    for prefix, names in (('', list(answers)), ('HasAns_', has_answer), ('NoAns_', no_answer)):
-        if names:
-            scores[prefix + 'exact'] = 100.0 * sum(final(exact, n) for n in names) / len(names)
-            scores[prefix + 'f1'] = 100.0 * sum(final(f1, n) for n in names) / len(names)
-            scores[prefix + 'total'] = len(names)
-    scores = {'exact_match': scores.pop('exact'), **scores}
-    if null_odds is not None:
-        for key, raw in (('exact', exact), ('f1', f1)):
-            gains = _gains(raw, predictions, answers)
-            best, threshold = _best_threshold(gains, null_odds, len(no_answer))
-            scores[f'best_{key}_thresh'] = 0.0 if threshold is None else threshold
-            scores[f'best_{key}'] = 100.0 * best / len(answers)
-    return scores
-
-
-def _raw_scores(
-    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """(exact match, F1) of each question without a threshold."""
-    exact: dict[str, float] = {}
-    f1: dict[str, float] = {}
-    for name, texts in answers.items():
-        predicted = normalize_answer(predictions[name])
-        golds = [gold for gold in map(normalize_answer, texts) if gold] or ['']
-        exact[name] = int(predicted in golds)
-        f1[name] = max(
-            _overlap(gold.split(), predicted.split()) if gold and predicted
-            else int(gold == predicted) for gold in golds
+    Returns:
+      'exact_match', 'f1' and 'null_threshold'; named as in the official script, 'total', the same
+      three for questions with and without an answer ('HasAns_exact', 'NoAns_f1', ...), and the
+      best threshold for each ('best_f1', 'best_f1_thresh', 'best_exact', 'best_exact_thresh').
+    """
+    raw: dict[str, dict[str, float]] = {'exact': {}, 'f1': {}}
+    for name, text in texts.items():
+        predicted = normalize_answer(text)
+        golds = [gold for gold in map(normalize_answer, answers[name]) if gold] or ['']
+        raw['exact'][name] = int(predicted in golds)
+        raw['f1'][name] = max(
+            _overlap(gold, predicted) if gold and predicted else int(gold == predicted)
+            for gold in golds
         )
-    return exact, f1
-
-
-def _gains(
-    raw: Mapping[str, float], predictions: Mapping[str, str],
-    answers: Mapping[str, Sequence[str]],
-) -> dict[str, float]:
-    """A question's contribution to the sum where it keeps its prediction."""
-    return {n: raw[n] if answers[n] else -bool(predictions[n]) for n in answers}
+    best = {key: _best_threshold(raw[key], texts, answers, odds) for key in raw}
+    limit = best['f1'][1] if null_threshold is None else null_threshold
+    scores: dict[str, float] = {}
+    has_answer = [name for name in texts if answers[name]]
+    no_answer = [name for name in texts if not answers[name]]
+    for prefix, names in (('', list(texts)), ('HasAns_', has_answer), ('NoAns_', no_answer)):
+        if not names:
+            continue
+        for key in raw:
+            final = [float(not answers[n]) if odds[n] > limit else raw[key][n] for n in names]
+            scores[prefix + key] = 100.0 * sum(final) / len(names)
+        scores[prefix + 'total'] = len(names)
+    scores = {'exact_match': scores.pop('exact'), **scores}
+    for key, (score, threshold) in best.items():
+        scores[f'best_{key}_thresh'] = 0.0 if threshold == NEVER_ANSWER else threshold
+        scores[f'best_{key}'] = 100.0 * score / len(texts)
+    return scores | {'null_threshold': limit}
 
 
 def _best_threshold(
-    gains: Mapping[str, float], null_odds: Mapping[str, float], score: float
-) -> tuple[float, float | None]:
+    raw: Mapping[str, float], texts: Mapping[str, str], answers: Mapping[str, Sequence[str]],
+    odds: Mapping[str, float],
+) -> tuple[float, float]:
     """The best sum of scores when questions up to some odds keep their prediction, and those odds.
 
-    `score` is the sum when none does; where that is best there are no such odds. Questions
-    of equal odds are taken one by one, as the official script does, although no threshold lies
-    between them.
+    Questions of equal odds are taken one by one, as the official script does, although no
+    threshold lies between them.
     """
-    best: float = score
-    threshold: float | None = None
-    for name in sorted(null_odds, key=null_odds.__getitem__):
-        if name in gains:
-            score += gains[name]
-            if score > best:
-                best, threshold = score, null_odds[name]
+    score = best = float(sum(not answers[name] for name in texts))
+    threshold = NEVER_ANSWER
+    for name in sorted(odds, key=odds.__getitem__):
+        score += raw[name] if answers[name] else -bool(texts[name])
+        if score > best:
+            best, threshold = score, odds[name]
     return best, threshold
 
 
 def write_predictions(
-    folder: str | os.PathLike[str],
-    ids: Sequence[str],
-    predictions: Sequence[Prediction],
-    *,
+    folder: str | os.PathLike[str], predictions: Mapping[str, Prediction],
     null_threshold: float | None = None,
 ) -> None:
     """Writes JSON files by question id; each appears whole or not at all.
@@ -620,18 +776,18 @@ def write_predictions(
 
     Args:
       folder: where; it must exist.
-      ids: question ids.
-      predictions: one for each.
+      predictions: by question id.
       null_threshold: SQuAD 2.0: odds of "no answer" above it empty the text. None: SQuAD 1.1.
     """
     files: dict[str, dict[str, Any]] = {
-        'predictions': final_texts(ids, predictions, null_threshold),
+        'predictions': final_texts(predictions, null_threshold),
         'nbest_predictions': {
-            name: [dataclasses.asdict(candidate) for candidate in result.n_best]
-            for name, result in zip(ids, predictions, strict=True)
+            name: [{key: value for key, value in candidate._asdict().items() if key != 'place'}
+                   for candidate in x.n_best]
+            for name, x in predictions.items()
         },
     }
     if null_threshold is not None:
-        files['null_odds'] = {name: result.null_odds for name, result in zip(ids, predictions)}
+        files['null_odds'] = {name: x.null_odds for name, x in predictions.items()}
     for name, content in files.items():
         write_whole(as_path(folder) / f'{name}.json', json.dumps(content, indent=1) + '\n')

@@ -153,7 +153,7 @@ def read_table(
                 raise Malformed(row.fault)
             rows.values.append(parse(row.cells))
         except Malformed as error:
-            faults.append((row.line, str(error)))
+            faults.append(f'line {row.line}: {error}')
         else:
             rows.indices.append(index)
             rows.lines.append(row.line)
@@ -162,14 +162,14 @@ def read_table(
 
 
 def check_malformed(
-    path: str, num_used: int, faults: Sequence[tuple[int, str]], max_share: float
+    path: str, num_used: int, faults: Sequence[str], max_share: float
 ) -> None:
     """Lists on standard error the rows that were left out.
 
     Args:
       path: the file.
       num_used: rows that were used.
-      faults: line and reason of each of the others.
+      faults: place and reason of each of the others.
       max_share: of all rows that may be left out; one always may, unless this is 0.
 
     Raises:
@@ -181,13 +181,12 @@ def check_malformed(
         raise InputError(f'{path} holds no rows: copy it again')
     allowed = max(1, int(max_share * total)) if max_share > 0 else 0
     if num > allowed or not num_used:
-        line, reason = faults[0]
         remedy = 'mend the file' + (', or raise config.data.max_malformed' if num_used else '')
         raise InputError(
-            f'{path}: {num} of {total} rows are malformed ({allowed} may be); the first is line '
-            f'{line}: {reason}; {remedy}')
-    for line, reason in faults[:_LISTED]:
-        print(f'{path}, line {line}: {reason}; left out', file=sys.stderr)
+            f'{path}: {num} of {total} rows are malformed ({allowed} may be); the first is '
+            f'{faults[0]}; {remedy}')
+    for fault in faults[:_LISTED]:
+        print(f'{path}, {fault}; left out', file=sys.stderr)
     if num > _LISTED:
         print(f'{path}: {num} of {total} rows left out as malformed', file=sys.stderr)
 

@@ -12,8 +12,7 @@ from bert_jax.data.pairs import make_sequences
 from bert_jax.predict.commands import Model, entities
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.packing import Units
-from bert_jax.tasks.squad import final_texts, predict_answers
-from bert_jax.tasks.squad_windows import SquadExamples, squad_windows
+from bert_jax.tasks.squad import Question, final_texts, predict_answers, squad_windows
 
 ONE = jax.devices()[:1]
 LETTERS = list('abcdefghijklmnopqrstuvwxyz')
@@ -176,21 +175,19 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
     results = model.answer(
         zip(questions, contexts, strict=True), max_answer_length=4, null_threshold=null_threshold)
 
-    examples = SquadExamples(
-        ids=tuple(map(str, range(40))), questions=tuple(questions), contexts=tuple(contexts),
-        context_index=np.arange(40, dtype=np.int32), answers=(None,) * 40)
     windows = squad_windows(
-        examples, model.encode_all, **model.vocab.ends, max_length=10, doc_stride=10,
-        max_question_length=3, training=False)
+        [Question(str(i), *pair) for i, pair in enumerate(zip(questions, contexts, strict=True))],
+        model.encode_all, **model.vocab.ends, max_length=10, doc_stride=10, max_question_length=3,
+        training=False)
     outputs = model.engine.outputs(
         model.objective.outputs, model.device_params, Units(windows.sequences))
     predictions = predict_answers(
-        examples, windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
+        windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
         lowercase=True, version='v1' if null_threshold is None else 'v2', max_answer_length=4)
-    texts = final_texts(examples.ids, predictions, null_threshold)
+    texts = final_texts(predictions, null_threshold)
     assert len(windows) > 60
-    for name, context, result, prediction in zip(
-            examples.ids, contexts, results, predictions, strict=True):
+    for (name, prediction), context, result in zip(
+            predictions.items(), contexts, results, strict=True):
         assert result['answer'] == texts[name] == context[result['start'] : result['end']]
         (chosen,) = [c for c in prediction.n_best if c.text == result['answer']]
         assert result['score'] == pytest.approx(chosen.start_logit + chosen.end_logit, abs=1e-4)

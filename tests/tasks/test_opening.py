@@ -153,7 +153,7 @@ def test_a_file_without_answers_is_refused_before_training(tmp_path):
         del qa['answers']
     (tmp_path / 'dev-v1.1.json').write_text(json.dumps(root))
     config = config_of('squad_v1', str(tmp_path), tmp_path)
-    with pytest.raises(InputError, match=r"dev-v1.1.json: question b has no field 'answers'"):
+    with pytest.raises(InputError, match=r'dev-v1.1.json: .*answers is missing'):
         opened(config)
 
 

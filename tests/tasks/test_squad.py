@@ -1,8 +1,9 @@
-"""SQuAD's files, every fault in one line, and windows against those of the original program."""
+"""SQuAD: files and their faults; windows, answers and scores against the original programs'."""
 
-import copy
 import gzip
 import json
+import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.squad import _has_max_context
-from bert_jax.tasks.squad_windows import SquadExamples, read_squad, squad_windows
+from bert_jax.tasks.squad import (
+    Question,
+    aligned_place,
+    final_texts,
+    max_context,
+    normalize_answer,
+    predict_answers,
+    read_squad,
+    squad_file,
+    squad_windows,
+    v1_scores,
+    v2_scores,
+    write_predictions,
+)
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
 CONTEXT = 'The leader was John Smith (1895-1943). He\u00a0was born in\u202fAntwerp.'
+# Made by run_squad.py of github.com/google-research/bert (commit eedf571) from the data in it.
+ORIGINAL = json.loads((Path(__file__).parent / 'squad_original.json').read_text(encoding='utf-8'))
+ORIGINAL_TOKENIZER = WordPieceTokenizer(Vocab.from_tokens(ORIGINAL['vocab']))
+LENGTHS = {name: ORIGINAL[name] for name in ('max_length', 'doc_stride', 'max_question_length')}
+VOCAB = Vocab.from_tokens([
+    *SPECIAL_TOKENS, 'the', 'cat', '##s', 'sat', '18', '##95', 'japanese', '(', ')', '-', '.', ',',
+    *'abcdefgh123', '##a', '##b', '##c',
+])
+TOKENIZER = WordPieceTokenizer(VOCAB)
 
 
 def question(name, text='Smith', start=20, **fields):
@@ -40,41 +62,38 @@ def write(tmp_path):
     return write
 
 
+def read(*paths, version='v1', training=True, **options):
+    return read_squad(map(squad_file, paths), version=version, training=training, **options)
+
+
+def ids(questions):
+    return [q.id for q in questions]
+
+
 def test_files_are_read_in_order_plain_or_gzipped(write):
     first = write(squad([question('a'), question('b')], [], [question('c')]), 'one.json.gz')
     second = write(squad([question('d', 'John', 15)]), 'two.json')
-    examples = read_squad([second, first], version='v1', training=True)
-    assert examples.ids == ('d', 'a', 'b', 'c')
-    assert examples.questions[0] == 'Who is d?'
-    assert len(examples.contexts) == 4
-    assert examples.context_index.tolist() == [0, 1, 1, 3]
-    assert examples.context_index.dtype == np.int32
-    assert examples.answers == ((('John', 15),), *[(('Smith', 20),)] * 3)
-    assert len(examples) == 4
-    assert examples.gold_texts() == {'d': ['John'], 'a': ['Smith'], 'b': ['Smith'], 'c': ['Smith']}
-    assert read_squad(first, version='v1', training=True).ids == ('a', 'b', 'c')
+    questions = read(second, first)
+    assert questions[0] == Question('d', 'Who is d?', CONTEXT, (('John', 15),))
+    assert questions[1:] == [
+        Question(name, f'Who is {name}?', CONTEXT, (('Smith', 20),)) for name in 'abc']
     with_bom = write(b'\xef\xbb\xbf' + json.dumps(squad([question('a')])).encode(), 'bom.json')
-    assert read_squad(with_bom, version='v1', training=True).ids == ('a',)
+    assert ids(read(with_bom)) == ['a']
 
 
-def test_training_keeps_one_answer_and_evaluation_all(write):
+def test_training_keeps_one_answer_and_believes_the_mark(write):
     several = question('a')
     several['answers'].append({'text': 'John Smith', 'answer_start': 15})
-    path = write(squad([several, question('b', None, is_impossible=True)]))
-    assert read_squad(path, version='v2', training=True).answers == ((('Smith', 20),), ())
-    examples = read_squad(path, version='v2', training=False)
-    assert examples.answers == ((('Smith', 20), ('John Smith', 15)), ())
-    assert examples.gold_texts() == {'a': ['Smith', 'John Smith'], 'b': []}
-
-
-def test_version_2_takes_files_of_version_1_and_believes_the_mark(write):
-    path = write(squad([question('a'), question('b', None), question('c', is_impossible=True)]))
-    assert read_squad(path, version='v2', training=True).answers == ((('Smith', 20),), (), ())
+    path = write(squad([several, question('b', None, is_impossible=True), question('c', None),
+                        question('d', is_impossible=True)]))
+    smith = ('Smith', 20)
+    assert [q.answers for q in read(path, version='v2')] == [(smith,), (), (), ()]
     # The official script goes by the answers.
-    assert read_squad(path, version='v2', training=False).answers[2] == (('Smith', 20),)
+    assert [q.answers for q in read(path, version='v2', training=False)] == [
+        (smith, ('John Smith', 15)), (), (), (smith,)]
 
 
-FAULTY = [
+@pytest.mark.parametrize(('fields', 'reason'), [
     (dict(text='Smith', start=21), "answer_start 21 does not match its text 'Smith'"),
     (dict(text='Smith', start=-45), 'answer_start -45 does not match'),
     (dict(text='Smith', start=9999), "the paragraph has '' there"),
@@ -82,134 +101,80 @@ FAULTY = [
     (dict(text='', start=3), 'empty'),
     (dict(text='He\u00a0was', start=39), 'do not give its text'),
     (dict(text=None, start=0, is_impossible=False), 'not marked impossible'),
-]
-
-
-@pytest.mark.parametrize(('fields', 'reason'), FAULTY)
-def test_answers_that_are_not_there_are_listed_and_skipped(write, capsys, fields, reason):
+])
+def test_answers_that_are_not_there_are_listed_and_left_out(write, capsys, fields, reason):
     path = write(squad([question('a'), question('odd', **fields)], [question('b')]))
-    examples = read_squad(path, version='v2', training=True)
-    assert examples.ids == ('a', 'b')
-    assert examples.context_index.tolist() == [0, 1]
+    assert ids(read(path, version='v2')) == ['a', 'b']
     (line,) = capsys.readouterr().err.splitlines()
     assert path in line and 'odd' in line and reason in line
-    with pytest.raises(InputError, match=r'1 of 3 questions.*\(0 may.*odd') as caught:
-        read_squad(path, version='v2', training=True, max_skipped=0)
+    with pytest.raises(InputError, match=r'1 of 3 .*\(0 may.*odd') as caught:
+        read(path, version='v2', max_malformed=0)
     assert '\n' not in str(caught.value)
     assert capsys.readouterr().err == ''
     # Evaluation scores every question, wherever its answer is said to be.
-    assert read_squad(path, version='v2', training=False).ids == ('a', 'odd', 'b')
-
-
-def test_the_limit_of_skipped_questions_is_a_share(write, capsys):
-    wrong = [question(f'wrong {i}', start=0) for i in range(25)]
-    right = [question(f'right {i}') for i in range(75)]
-    path = write(squad(wrong, right))
-    examples = read_squad(path, version='v1', training=True, max_skipped=0.25)
-    assert len(examples) == 75
-    lines = capsys.readouterr().err.splitlines()
-    assert [f'wrong {i}:' in line for i, line in enumerate(lines[:-1])] == [True] * 20
-    assert lines[-1] == '25 of 100 questions left out'
-    with pytest.raises(InputError, match=r'25 of 100 .*\(24 may be left out\).*wrong 0'):
-        read_squad(path, version='v1', training=True, max_skipped=0.249)
-    with pytest.raises(InputError, match=r'1 of 1 questions'):
-        read_squad(write(squad(wrong[:1])), version='v1', training=True, max_skipped=1)
+    assert ids(read(path, version='v2', training=False)) == ['a', 'odd', 'b']
 
 
 def test_answers_with_white_space_around_or_of_half_a_word_are_kept(write):
     texts = [' Smith ', 'mit', '(1895', 'in\u202fAntwerp', '\u00a0was']
-    path = write(squad([question(t, t, CONTEXT.index(t)) for t in texts]))
-    assert read_squad(path, version='v1', training=True).ids == tuple(texts)
-
-
-def _change(*keys_and_value):
-    """A change of a file with one question: a value (`...` removes) at a path of keys."""
-    *keys, last, value = keys_and_value
-
-    def change(content):
-        for key in keys:
-            content = content[key]
-        if value is ...:
-            del content[last]
-        else:
-            content[last] = value
-    return change
+    assert ids(read(write(squad([question(t, t, CONTEXT.index(t)) for t in texts])))) == texts
 
 
 PARAGRAPH = ('data', 0, 'paragraphs', 0)
 QA = (*PARAGRAPH, 'qas', 0)
-PLACE = r'squad\.json: data\[0\]\.paragraphs\[0\]'
+PLACE = r'squad\.json: data\[0\]\.paragraphs\[0\]\.'
 
 
-@pytest.mark.parametrize(('change', 'message'), [
-    (_change('data', ...), r"squad\.json has no field 'data'; SQuAD is data\[\]"),
-    (_change('data', {}), r"squad\.json: 'data' is '\{\}', not a list"),
-    (_change('data', []), 'no question'),
-    (_change('data', 0, 'text'), r'data\[0\] is not an object'),
-    (_change('data', 0, 'paragraphs', ...), r"data\[0\] has no field 'paragraphs'"),
-    (_change(*PARAGRAPH, 'context', ...), PLACE + " has no field 'context'"),
-    (_change(*PARAGRAPH, 'qas', ...), PLACE + " has no field 'qas'"),
-    (_change(*PARAGRAPH, 'qas', []), 'no question'),
-    (_change(*QA, 'id', ...), PLACE + r"\.qas\[0\] has no field 'id'"),
-    (_change(*QA, 'id', 7), PLACE + r"\.qas\[0\]: 'id' is '7', not a string"),
-    (_change(*QA, 'question', None), PLACE + r"\.qas\[0\]: 'question' is 'None'"),
-    (_change(*QA, 'answers', ...), PLACE + r"\.qas\[0\] has no field 'answers'"),
-    (_change(*QA, 'answers', 0, 'text', ...), r"qas\[0\]\.answers\[0\] has no field 'text'"),
-    (_change(*QA, 'answers', 0, 'answer_start', '20'), r"'answer_start' is '20', not a whole num"),
-    (_change(*QA, 'answers', 0, 'answer_start', True), "'answer_start' is 'True'"),
-    (_change(*QA, 'answers', []), r'qas\[0\] \(id a\) has no answer.*v2'),
-    (_change(*QA, 'is_impossible', True), r'qas\[0\] \(id a\) has no answer.*v2'),
-    (_change(*QA, 'question', 'half \ud83d'), "character 5 of 'question' is half of a surrogate"),
+@pytest.mark.parametrize(('keys', 'value', 'message'), [
+    (('data',), ..., r'squad\.json: data is missing, not a list; SQuAD is data\[\]'),
+    (('data',), {}, r"squad\.json: data is '\{\}', not a list"),
+    (('data',), [], 'holds no rows'),
+    (('data', 0), 'text', r'data\[0\]\.paragraphs is missing'),
+    (('data', 0, 'paragraphs'), ..., r'data\[0\]\.paragraphs is missing'),
+    ((*PARAGRAPH, 'context'), ..., PLACE + 'context is missing'),
+    ((*PARAGRAPH, 'qas'), ..., PLACE + 'qas is missing'),
+    ((*PARAGRAPH, 'qas'), [], 'holds no rows'),
+    ((*QA, 'id'), ..., PLACE + r'qas\[0\]\.id is missing, not a string'),
+    ((*QA, 'id'), 7, PLACE + r"qas\[0\]\.id is '7', not a string"),
+    ((*QA, 'question'), None, PLACE + r'qas\[0\]\.question is missing'),
+    ((*QA, 'answers'), ..., PLACE + r'qas\[0\]\.answers is missing'),
+    ((*QA, 'answers', 0, 'text'), ..., r'qas\[0\]\.answers\[0\]\.text is missing'),
+    ((*QA, 'answers', 0, 'answer_start'), '20', r"answer_start is '20', not a whole number"),
+    ((*QA, 'answers', 0, 'answer_start'), True, "answer_start is 'True'"),
+    ((*QA, 'answers'), [], r'qas\[0\]\.answers \(id a\) has no answer.*v2'),
+    ((*QA, 'is_impossible'), True, r'qas\[0\]\.answers \(id a\) has no answer.*v2'),
+    ((*QA, 'question'), 'half \ud83d', 'question holds half of a surrogate'),
 ])
-def test_another_layout_is_one_line_with_the_place(write, change, message):
-    content = squad([question('a')])
-    change(content)
+@pytest.mark.parametrize('training', [False, True])
+def test_another_layout_is_one_line_with_the_place(write, keys, value, message, training):
+    root = content = squad([question('a')])
+    *keys, last = keys
+    for key in keys:
+        content = content[key]
+    content[last] = value
+    if value is ...:
+        del content[last]
     with pytest.raises(InputError, match=message) as caught:
-        read_squad(write(content), version='v1', training=True)
+        read(write(root), training=training)
     assert '\n' not in str(caught.value)
 
 
-@pytest.mark.parametrize(('content', 'name', 'message'), [
-    (b'', 'squad.json', 'is empty'),
-    (b' \n', 'squad.json', 'is empty'),
-    (b'question\tanswer\n', 'squad.json', 'is not JSON'),
-    (b'[]', 'squad.json', 'not a JSON object'),
-    (b'{"data": "\xe9"}', 'squad.json', 'byte 10 is 0xe9'),
-    (None, 'missing.json', 'cannot be read: No such file'),
+@pytest.mark.parametrize(('content', 'message'), [
+    (b' \n', 'is not JSON'), (b'question\tanswer\n', 'is not JSON'), (b'[]', 'data is missing'),
 ])
-def test_what_is_not_such_a_file_is_one_line(write, tmp_path, content, name, message):
-    path = str(tmp_path / name) if content is None else write(content, name)
-    with pytest.raises(InputError, match=message) as caught:
-        read_squad(path, version='v1', training=True)
-    assert '\n' not in str(caught.value) and name in str(caught.value)
-
-
-def test_damaged_gzip_files_are_one_line(write, tmp_path):
-    whole = gzip.compress(json.dumps(squad([question('a')])).encode())
-    for name, data in (('short.gz', whole[:-20]), ('plain.gz', b'{"data": []}')):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(InputError, match=f'{name} is not a sound gzip file'):
-            read_squad(str(tmp_path / name), version='v1', training=True)
+def test_what_is_not_such_a_file_is_one_line(write, content, message):
+    with pytest.raises(InputError, match=r'squad\.json.* ' + message) as caught:
+        read(write(content))
+    assert '\n' not in str(caught.value)
 
 
 def test_an_id_occurs_once_in_all_files(write):
     twice = write(squad([question('a'), question('b')], [question('a')]))
-    with pytest.raises(InputError, match=r'paragraphs\[1\]\.qas\[0\] has the id a of an earlier'):
-        read_squad(twice, version='v1', training=True)
+    with pytest.raises(InputError, match=r"paragraphs\[1\]\.qas\[0\]\.id 'a' is that of an"):
+        read(twice)
     one, other = (write(squad([question('a')]), name) for name in ('one.json', 'other.json'))
-    with pytest.raises(InputError, match=r'other\.json.*one\.json'):
-        read_squad([one, other], version='v1', training=False)
-
-
-def test_a_file_without_answers_is_predicted_and_not_scored(write):
-    content = squad([question('a'), question('b')])
-    unlabelled = copy.deepcopy(content)
-    del unlabelled['data'][0]['paragraphs'][0]['qas'][1]['answers']
-    for version in ('v1', 'v2'):
-        examples = read_squad(write(unlabelled), version=version, training=False)
-        assert examples.answers == ((('Smith', 20),), None)
-        with pytest.raises(InputError, match="question b has no field 'answers'"):
-            examples.gold_texts()
+    with pytest.raises(InputError, match=r'other\.json.*earlier'):
+        read(one, other, training=False)
 
 
 @pytest.mark.parametrize(('name', 'version', 'paragraphs', 'questions', 'answers', 'impossible'), [
@@ -219,46 +184,31 @@ def test_a_file_without_answers_is_predicted_and_not_scored(write):
 ])
 def test_real_files(shared_data, name, version, paragraphs, questions, answers, impossible):
     path = str(shared_data / 'squad' / name)
-    examples = read_squad(path, version=version, training=False)
-    assert (len(examples.contexts), len(examples)) == (paragraphs, questions)
-    assert sum(not found for found in examples.answers) == impossible
-    if answers:
-        assert sum(len(found) for found in examples.answers) == answers
-    assert len(read_squad(path, version=version, training=True)) == questions
+    found = read(path, version=version, training=False)
+    assert (len({q.context for q in found}), len(found)) == (paragraphs, questions)
+    assert sum(not q.answers for q in found) == impossible
+    assert answers in (None, sum(len(q.answers) for q in found))
+    assert len(read(path, version=version)) == questions
     if impossible:
         with pytest.raises(InputError, match='read the file as v2'):
-            read_squad(path, version='v1', training=False)
+            read(path, training=False)
 
 
-VOCAB = Vocab.from_tokens([
-    *SPECIAL_TOKENS, 'the', 'cat', '##s', 'sat', '18', '##95', 'japanese', '(', ')', '-', '.', ',',
-    *'abc123', '##a', '##b', '##c',
-])
-TOKENIZER = WordPieceTokenizer(VOCAB)
-# Made by run_squad.py of github.com/google-research/bert (commit eedf571) from the data in it.
-ORIGINAL = json.loads((Path(__file__).parent / 'squad_original.json').read_text(encoding='utf-8'))
-
-
-def encoder(tokenizer):
+def make_windows(questions, tokenizer=TOKENIZER, asked=None, training=True, **lengths):
     def encode(texts):
-        ids = [tokenizer.encode(text) for text in texts]
-        return np.array(sum(ids, []), np.int32), np.array([len(i) for i in ids], np.int32)
-    return encode
+        if asked is not None:
+            asked.append(list(texts))
+        of_texts = [tokenizer.encode(text) for text in texts]
+        counts = np.array([len(x) for x in of_texts], np.int32)
+        return np.array([i for x in of_texts for i in x], np.int32), counts
+
+    return squad_windows(questions, encode, **tokenizer.vocab.ends, training=training, **lengths)
 
 
-def make_examples(context, *questions):
-    """Examples of one paragraph; a question is (text, answer or None, its first character)."""
-    return SquadExamples(
-        ids=tuple(map(str, range(len(questions)))), questions=tuple(q for q, _, _ in questions),
-        contexts=(context,), context_index=np.zeros(len(questions), np.int32),
-        answers=tuple(((text, start),) if text else () for _, text, start in questions),
-    )
-
-
-def windows_of(examples, training=True, encode=None, **lengths):
-    return squad_windows(
-        examples, encode or encoder(TOKENIZER), cls_id=VOCAB.cls_id, sep_id=VOCAB.sep_id,
-        training=training, **lengths)
+def make_questions(context, *questions):
+    """Questions on one paragraph; each is (text, answer or None, its first character)."""
+    return [Question(str(i), text, context, ((answer, start),) if answer else ())
+            for i, (text, answer, start) in enumerate(questions)]
 
 
 def rows(windows):
@@ -268,8 +218,9 @@ def rows(windows):
 
 
 def test_a_window_is_the_question_and_a_part_of_the_paragraph():
-    examples = make_examples('The cats sat (the cat).', ('cats the', 'sat', 9), ('the', None, 0))
-    windows = windows_of(examples, max_length=9, doc_stride=3)
+    context = 'The cats sat (the cat).'
+    questions = make_questions(context, ('cats the', 'sat', 9), ('the', None, 0))
+    windows = make_windows(questions, max_length=9, doc_stride=3)
     assert [' '.join(row) for row in rows(windows)] == [
         '[CLS] cat ##s the [SEP] the cat ##s [SEP]', '[CLS] cat ##s the [SEP] sat ( the [SEP]',
         '[CLS] cat ##s the [SEP] cat ) . [SEP]',
@@ -279,20 +230,18 @@ def test_a_window_is_the_question_and_a_part_of_the_paragraph():
     assert windows.question_index.tolist() == [0, 0, 0, 1, 1, 1]
     assert windows.sequences.first_lengths.tolist() == [5, 5, 5, 3, 3, 3]
     assert windows.start_positions.tolist() == windows.end_positions.tolist() == [0, 5, 0, 0, 0, 0]
-    for array in (windows.sequences.ids, windows.question_index, windows.start_positions,
-                  windows.end_positions, windows.token_words):
+    for array in (windows.sequences.ids, windows.start_positions, windows.end_positions):
         assert array.dtype == np.int32
-    spans = list(zip(windows.word_starts, windows.word_ends))
-    assert [examples.contexts[0][a:b] for a, b in spans] == ['The', 'cats', 'sat', '(the', 'cat).']
-    assert windows.token_words.tolist() == [0, 1, 1, 2, 3, 3, 4, 4, 4]
+    p = windows.paragraphs
+    assert [context[a:b] for a, b in p.word_spans] == ['The', 'cats', 'sat', '(the', 'cat).']
+    assert p.word_tokens.tolist() == [0, 1, 3, 4, 6, 9]
 
 
 def test_questions_are_cut_and_empty_paragraphs_have_a_window():
-    examples = make_examples(' \n ', ('the cat sat the cat', None, 0), ('', None, 0))
-    windows = windows_of(examples, max_length=6, max_question_length=2)
+    questions = make_questions(' \n ', ('the cat sat the cat', None, 0), ('', None, 0))
+    windows = make_windows(questions, max_length=6, max_question_length=2)
     assert [' '.join(row) for row in rows(windows)] == [
         '[CLS] the cat [SEP] [SEP]', '[CLS] [SEP] [SEP]']
-    assert windows.document_lengths.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(('context', 'answer', 'pieces'), [
@@ -312,42 +261,23 @@ def test_questions_are_cut_and_empty_paragraphs_have_a_window():
 ])
 @pytest.mark.parametrize('max_length', [40, 9])
 def test_answers_are_tightened_to_their_pieces(context, answer, pieces, max_length):
-    examples = make_examples(context, ('the', answer, context.index(answer)))
-    windows = windows_of(examples, max_length=max_length, doc_stride=1)
+    questions = make_questions(context, ('the', answer, context.index(answer)))
+    windows = make_windows(questions, max_length=max_length, doc_stride=1)
     found = {
         ' '.join(row[start:end + 1])
         for row, start, end in zip(rows(windows), windows.start_positions, windows.end_positions)
         if start
     }
     assert found == ({pieces} if pieces else set())
-    untrained = windows_of(examples, training=False, max_length=max_length, doc_stride=1)
+    untrained = make_windows(questions, training=False, max_length=max_length, doc_stride=1)
     assert not untrained.start_positions.any() and not untrained.end_positions.any()
     assert np.array_equal(untrained.sequences.ids, windows.sequences.ids)
 
 
-def check_max_context(parts, flags):
-    """Each token is best seen in one window: most tokens on the poorer side, the longer window.
-
-    Args:
-      parts: the tokens that each window of a question holds.
-      flags: whether these are best seen there.
-    """
-    for token in range(max((part[-1] + 1 for part in parts if len(part)), default=0)):
-        scores = [
-            min(token - part[0], part[-1] - token) + 0.01 * len(part) if token in part else -1
-            for part in parts]
-        assert [bool(token in part and flag[token - part[0]]) for part, flag in zip(parts, flags)] \
-            == [i == int(np.argmax(scores)) for i in range(len(parts))]
-    assert all(not flag[len(part):].any() for part, flag in zip(parts, flags))
-
-
 def test_a_long_window_outweighs_a_short_one():
     """Where 0.01 for each token is worth more than one token on the poorer side."""
-    examples = make_examples('a ' * 251, ('the', None, 0))
-    windows = windows_of(examples, max_length=254, doc_stride=128)
-    assert windows.document_lengths.tolist() == [250, 123]
-    best = _has_max_context(windows, 0, 2)
-    assert np.flatnonzero(best).tolist() == [*range(3, 253), 254 + 3 + 122]
+    owners = max_context(np.array([0, 128]), np.array([250, 123]))
+    assert np.flatnonzero(owners).tolist() == [250]
 
 
 WORDS = ['the', 'The', 'cats', '(1895-1).', 'abc', 'ab,c', 'Japanese', 'zzz', 'c\u00e1t', '\u200b',
@@ -371,43 +301,41 @@ def paragraphs(draw):
 @given(st.lists(paragraphs(), min_size=1, max_size=3), st.integers(8, 40), st.integers(1, 40),
        st.integers(0, 4))
 def test_windows_of_any_paragraph(drawn, max_length, doc_stride, num_question_words):
-    examples = SquadExamples(
-        ids=tuple(map(str, range(len(drawn)))),
-        questions=tuple('cat ' * (num_question_words + i) for i in range(len(drawn))),
-        contexts=tuple(context for context, _, _ in drawn),
-        context_index=np.arange(len(drawn), dtype=np.int32),
-        answers=tuple(((text, start),) for _, text, start in drawn),
-    )
-    windows = windows_of(
-        examples, max_length=max_length, doc_stride=doc_stride, max_question_length=3)
+    questions = [
+        Question(str(i), 'cat ' * (num_question_words + i), context, ((text, start),))
+        for i, (context, text, start) in enumerate(drawn)
+    ]
+    windows = make_windows(
+        questions, max_length=max_length, doc_stride=doc_stride, max_question_length=3)
     pieces = rows(windows)
     assert all(len(row) <= max_length for row in pieces)
-    best = _has_max_context(windows, 0, len(windows))
-    starts = windows.document_starts
     for q, (context, answer, _) in enumerate(drawn):
         # BERT's tokens of the paragraph, whole.
         tokens = TOKENIZER.tokenize(context)
-        question = TOKENIZER.tokenize(examples.questions[q])[:3]
+        text = TOKENIZER.tokenize(questions[q].text)[:3]
         mine = np.flatnonzero(windows.question_index == q)
-        room = max_length - 3 - len(question)
+        starts = windows.part_starts[mine] - windows.part_starts[mine[0]]
+        room = max_length - 3 - len(text)
         step = min(doc_stride, room)
-        parts = [np.arange(starts[w] - starts[mine[0]],
-                           starts[w] - starts[mine[0]] + windows.document_lengths[w]) for w in mine]
+        parts = [np.arange(start, start + n)
+                 for start, n in zip(starts, windows.part_lengths[mine])]
         assert [part[0] for part in parts if len(part)] == [
             i * step for i in range(len(parts)) if tokens]
         assert sorted(set(np.concatenate(parts))) == list(range(len(tokens)))
         assert all(len(part) == room for part in parts[:-1])
         assert len(parts) == 1 or parts[-2][-1] < len(tokens) - 1  # none is superfluous
         for w, part in zip(mine, parts):
-            assert pieces[w] == ['[CLS]', *question, '[SEP]', *(tokens[i] for i in part), '[SEP]']
+            assert pieces[w] == ['[CLS]', *text, '[SEP]', *(tokens[i] for i in part), '[SEP]']
 
-        check_max_context(parts, [
-            best[windows.sequences.offsets[w]:][:windows.sequences.lengths[w]][len(question) + 2:]
-            for w in mine])
+        owners = max_context(starts, windows.part_lengths[mine])
+        assert owners.tolist() == [
+            np.argmax([min(token - part[0], part[-1] - token) + 0.01 * len(part)
+                       if token in part else -1 for part in parts])
+            for token in range(len(tokens))]
 
         # The answer is at one place, and found in every window that holds all of it.
         wanted = TOKENIZER.tokenize(answer)
-        shift = starts[mine] - starts[mine[0]] - len(question) - 2
+        shift = starts - len(text) - 2
         places = {(windows.start_positions[w] + by, windows.end_positions[w] + by)
                   for w, by in zip(mine, shift) if windows.start_positions[w]}
         assert len(places) <= 1
@@ -422,16 +350,11 @@ def test_windows_of_any_paragraph(drawn, max_length, doc_stride, num_question_wo
 
 def test_every_word_is_tokenized_once():
     asked = []
-
-    def encode(texts):
-        asked.append(list(texts))
-        return encoder(TOKENIZER)(texts)
-
     questions = [('the', 'cat', 4), ('cat', None, 0)] * 50
-    windows_of(make_examples('The cat, the cat\nsat. ' * 100, *questions), encode=encode)
+    make_windows(make_questions('The cat, the cat\nsat. ' * 100, *questions), asked=asked)
     words = asked[0]
     assert sorted(word for word in words if word) == ['The', 'cat', 'cat,', 'sat.', 'the']
-    assert [len(texts) for texts in asked] == [len(words), 100, 50]
+    assert [len(texts) for texts in asked] == [len(words), 100, 100]
 
 
 @pytest.mark.parametrize(('lengths', 'message'), [
@@ -440,21 +363,15 @@ def test_every_word_is_tokenized_once():
 ])
 def test_lengths_that_cannot_be(lengths, message):
     with pytest.raises(InputError, match=message):
-        windows_of(make_examples('the cat', ('cats the', 'cat', 4)), **lengths)
+        make_windows(make_questions('the cat', ('cats the', 'cat', 4)), **lengths)
 
 
 @pytest.mark.parametrize('version', ['v1', 'v2'])
-def test_windows_are_those_of_the_original(version, tmp_path):
+def test_windows_are_those_of_the_original(version, write):
     recorded = ORIGINAL['sets'][version]
-    path = tmp_path / 'squad.json'
-    path.write_text(json.dumps(recorded['squad']))
-    tokenizer = WordPieceTokenizer(Vocab.from_tokens(ORIGINAL['vocab']))
-    windows = squad_windows(
-        read_squad(str(path), version=version, training=True), encoder(tokenizer),
-        cls_id=2, sep_id=3, training=True,
-        **{name: ORIGINAL[name] for name in ('max_length', 'doc_stride', 'max_question_length')},
-    )
-    sequences, best = windows.sequences, _has_max_context(windows, 0, len(windows))
+    windows = make_windows(
+        read(write(recorded['squad']), version=version), ORIGINAL_TOKENIZER, **LENGTHS)
+    sequences = windows.sequences
     assert len(windows) == len(recorded['windows']) > 30
     for i, expected in enumerate(recorded['windows']):
         low, high = sequences.offsets[i:i + 2]
@@ -462,4 +379,336 @@ def test_windows_are_those_of_the_original(version, tmp_path):
         assert high - low - sequences.first_lengths[i] == expected['segment_ids_sum']
         assert windows.question_index[i] == expected['question']
         assert [windows.start_positions[i], windows.end_positions[i]] == expected['positions']
-        assert np.flatnonzero(best[low:high]).tolist() == expected['max_context']
+        mine = np.flatnonzero(windows.question_index == windows.question_index[i])
+        starts = windows.part_starts[mine] - windows.part_starts[mine[0]]
+        first, n = windows.part_starts[i] - windows.part_starts[mine[0]], windows.part_lengths[i]
+        owned = max_context(starts, windows.part_lengths[mine])[first:first + n] == i - mine[0]
+        assert (sequences.first_lengths[i] + np.flatnonzero(owned)).tolist() == expected[
+            'max_context']
+
+
+# id: (accepted answers, prediction, odds of no answer)
+CASES = {
+    'same': (['Denver Broncos'], 'Denver Broncos', -7.25),
+    'normalised': (['the Denver Broncos'], 'DENVER, "Broncos".', -3.5),
+    'best of three': (['in 1895', '1895', 'the year 1895'], 'year 1895', -1.0),
+    'overlap': (['a gold statue of a lion'], 'lion statue, a statue', 0.5),
+    'repeated words': (['New York New York'], 'New York', -2.0),
+    'wrong': (['blue'], 'green', 3.0),
+    'inner article': (['Theatre of the Absurd'], 'theatre absurd of', 1.25),
+    'articles only': (['The The', 'A'], 'the', -0.5),
+    'hyphen': (['twenty-two'], 'twenty two', 0.25),
+    'accents': (['Caf\u00e9 Z\u00fcrich'], 'cafe Z\u00fcrich', 2.0),
+    'white space': (['ice\u00a0cream\tcone'], ' ice  cream\u202fcone ', -4.0),
+    'missed': (['forty'], '', 6.5),
+    'unanswerable': ([], '', 5.0),
+    'invented': ([], 'Paris', 0.5),
+    'invented article': ([], 'the', -0.25),
+    'sure invention': ([], 'Rome', -6.0),
+}
+ANSWERS = {name: answers for name, (answers, _, _) in CASES.items()}
+PREDICTIONS = {name: prediction for name, (_, prediction, _) in CASES.items()}
+ODDS = {name: odds for name, (_, _, odds) in CASES.items()}
+ANSWERED = [name for name, answers in ANSWERS.items() if answers]
+
+# What evaluate-v1.1.py (allenai/bi-att-flow 498c802) and evaluate-v2.0.py (rajpurkar/SQuAD-explorer
+# 09eac99) print for these cases as files.
+V1 = {'exact_match': 41.666666666666664, 'f1': 56.15079365079365}
+KEYS = ('exact_match', 'f1', 'total', 'HasAns_exact', 'HasAns_f1', 'HasAns_total',
+        'NoAns_exact', 'NoAns_f1', 'NoAns_total')
+V2 = (43.75, 60.863095238095234, 16, 41.666666666666664, 64.48412698412699, 12, 50.0, 50.0, 4)
+V2_ANSWERED = (41.666666666666664, 64.48412698412699, 12) * 2
+V2_AT_0 = (50.0, 54.166666666666664, 16, 41.666666666666664, 47.22222222222222, 12, 75.0, 75.0, 4)
+V2_AT_1 = (43.75, 51.488095238095234, 16, 41.666666666666664, 51.98412698412699, 12, 50.0, 50.0, 4)
+V2_BEST = {
+    'best_exact': 50.0, 'best_exact_thresh': -0.5, 'best_f1': 54.61309523809524,
+    'best_f1_thresh': 2.0,
+}
+
+
+@pytest.mark.parametrize(('names', 'threshold', 'official', 'best'), [
+    (list(CASES), 9.0, V2, V2_BEST), (ANSWERED, 9.0, V2_ANSWERED, None),
+    (list(CASES), 0.0, V2_AT_0, V2_BEST), (list(CASES), 1.0, V2_AT_1, V2_BEST),
+])
+def test_scores_are_the_official_ones_to_the_last_digit(names, threshold, official, best):
+    texts, odds = ({name: of[name] for name in names} for of in (PREDICTIONS, ODDS))
+    scores = v2_scores(texts, ANSWERS, odds, threshold)
+    assert scores.pop('null_threshold') == threshold
+    found = {key: scores.pop(key) for key in V2_BEST}
+    assert scores == dict(zip(KEYS, official)) and best in (None, found)
+
+
+def test_scores_of_version_1_are_the_official_ones_to_the_last_digit():
+    assert v1_scores({name: PREDICTIONS[name] for name in ANSWERED}, ANSWERS) == V1
+
+
+@pytest.mark.parametrize(('text', 'expected'), [
+    ('The  Cat,  a dog & an ox!', 'cat dog ox'),
+    ('theatre and anthem', 'theatre and anthem'),
+    ('a-b a.b', 'ab ab'),
+    ('\u00abOui\u00bb \u2014 non', '\u00aboui\u00bb \u2014 non'),  # ASCII punctuation alone goes
+    ('A', ''),
+    ('a\u00a0the\u202fb', 'b'),
+])
+def test_normalisation(text, expected):
+    assert normalize_answer(text) == expected
+
+
+PHRASES = st.sampled_from(['red', 'green', 'the red', 'red green', ''])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(PHRASES, PHRASES, st.floats(-9, 9)), min_size=1, max_size=12,
+                unique_by=lambda case: case[2]))
+def test_the_best_threshold_is_the_best_of_all(cases):
+    answers = {str(i): [gold] if gold else [] for i, (gold, _, _) in enumerate(cases)}
+    texts = {str(i): text for i, (_, text, _) in enumerate(cases)}
+    odds = {str(i): value for i, (_, _, value) in enumerate(cases)}
+    best = v2_scores(texts, answers, odds)
+    assert math.isclose(best['f1'], best['best_f1'])
+    at = [v2_scores(texts, answers, odds, limit) for limit in (-10, *odds.values())]
+    for key, mine in (('f1', 'f1'), ('exact', 'exact_match')):
+        assert math.isclose(best[f'best_{key}'], max(scores[mine] for scores in at))
+        if best[f'best_{key}'] > at[0][mine]:  # else the official threshold is 0
+            scores = at[1 + list(odds.values()).index(best[f'best_{key}_thresh'])]
+            assert math.isclose(scores[mine], best[f'best_{key}'])
+    # A threshold and the texts that it empties say the same.
+    emptied = {name: text if odds[name] <= 1 else '' for name, text in texts.items()}
+    one, plain = v2_scores(texts, answers, odds, 1), v2_scores(emptied, answers, odds, 10)
+    assert all(one[key] == plain[key] for key in KEYS if key in one)
+
+
+def test_where_no_answer_to_anything_is_best_the_threshold_is_below_all_odds():
+    scores = v2_scores({'a': 'y', 'b': 'z'}, {'a': ['x'], 'b': []}, {'a': -3.0, 'b': -1.0})
+    assert scores['null_threshold'] < -3 and scores['f1'] == scores['best_f1'] == 50
+    assert scores['best_f1_thresh'] == 0
+
+
+def on_contexts(*contexts, **lengths):
+    """Windows of one question about each paragraph."""
+    return make_windows(
+        [Question(f'q{i}', 'a b', context) for i, context in enumerate(contexts)], **lengths)
+
+
+def predict(windows, start, end, version='v1', tokenizer=TOKENIZER, **options):
+    return predict_answers(
+        windows, np.array(start, np.float32), np.array(end, np.float32), vocab=tokenizer.vocab,
+        lowercase=True, version=version, **options)
+
+
+@pytest.mark.parametrize('version', ['v1', 'v2'])
+def test_answers_are_those_of_the_original(version, write):
+    recorded = ORIGINAL['sets'][version]
+    windows = make_windows(
+        read(write(recorded['squad']), version=version), ORIGINAL_TOKENIZER, **LENGTHS)
+    i = np.arange(len(windows.sequences.ids))
+    start, end = (
+        ((i * i * 31 + i * step) % 1009 / 97.0).astype(np.float32)
+        for step in recorded['logit_steps'])
+    if version == 'v2':
+        start[windows.sequences.offsets[:-1][np.isin(windows.question_index, (1, 4))]] += 16
+    predictions = predict(
+        windows, start, end, version, ORIGINAL_TOKENIZER, n_best=ORIGINAL['n_best'],
+        max_answer_length=ORIGINAL['max_answer_length'])
+
+    def words(text):  # the original joins words by one space, whatever stands between them
+        return ' '.join(re.split('[ \t\r\n\u202f]+', text))
+
+    texts = final_texts(predictions, 0.0 if version == 'v2' else None)
+    assert {name: words(text) for name, text in texts.items()} == recorded['predictions']
+    assert sum(not text for text in texts.values()) == {'v1': 0, 'v2': 2}[version]
+    for question in windows.questions:
+        found, expected = predictions[question.id], recorded['n_best'][question.id]
+        assert [words(c.text) for c in found.n_best] == [c['text'] for c in expected]
+        for key in ('start_logit', 'end_logit', 'probability'):
+            assert [getattr(c, key) for c in found.n_best] == [c[key] for c in expected]
+        if version == 'v2':
+            assert found.null_odds == recorded['null_odds'][question.id]
+        # What stands in the paragraph comes as it stands there.
+        for c in found.n_best:
+            assert question.context[slice(*c.place)] == ('' if c.text == 'empty' else c.text)
+
+
+@pytest.mark.parametrize(('context', 'pieces', 'expected'), [
+    ("Steve Smith's", 'steve smith', 'Steve Smith'),
+    ('(1895-1943).', '1895', '1895'),
+    ('(1895-1943).', '1895 - 1943', '1895-1943'),
+    ('Z\u00fcrich,  Bern', 'zurich , bern', 'Z\u00fcrich,  Bern'),
+    ('a\u202fb\nc.', 'b c', 'b\nc'),
+    ('Zu\u0308rich.', 'zurich', 'Zu\u0308rich.'),  # an accent apart leaves fewer characters
+    ('Steve\u200b Smith.', 'smith', 'Steve\u200b Smith.'),  # so does a character without width
+    ('a\u00a0b c', 'b', 'a\u00a0b c'),  # a space within a word leaves fewer, too
+    ('Steve Smith.', '[UNK] smith', 'Steve Smith.'),
+    ('Steve Smith.', '', 'Steve Smith.'),
+    ('\u200b Smith.', 'smith', '\u200b Smith.'),
+    ('\u6771\u4eac', '\u4eac', '\u4eac'),
+    ('Tartar', 'tar', 'Tar'),  # the first that is spelt so
+    ('(Smith)', 'Smith', 'Smith'), ('(smith)', 'Smith', '(smith)'),  # of a cased vocabulary
+    ('(Z\u00fcrich)', 'Z\u00fcrich', 'Z\u00fcrich'),
+])
+def test_pieces_are_aligned_with_characters(context, pieces, expected):
+    """`expected` is what get_final_text of the original gives, but for white space."""
+    text = f'before {context} behind'
+    words = [m.span() for m in re.finditer('[^ \t\r\n\u202f]+', text)][1:-1]
+    cased = pieces[:1].isupper()
+    begin, end = aligned_place(text, words, pieces, lowercase=not cased)
+    assert text[begin:end] == expected
+
+
+def test_spans_lie_in_the_paragraph_in_order_and_are_short():
+    # [CLS] a b [SEP] c d e f g h [SEP]: 0 to 10
+    windows = on_contexts('c d e f g h')
+    start, end = np.zeros(11), np.zeros(11)
+    start[[0, 1, 3, 6, 10]] = [9, 9, 9, 5, 9]
+    end[[0, 2, 3, 5, 9, 10]] = [9, 9, 9, 4, 3, 9]
+    found = predict(windows, start, end)['q0']
+    assert found.text == 'e f g h'
+    assert (found.n_best[0].start_logit, found.n_best[0].end_logit) == (5, 3)
+    assert [c.text for c in found.n_best[1:4]] == ['e', 'e f', 'e f g']
+    assert math.isclose(sum(c.probability for c in found.n_best), 1)
+    assert math.isclose(found.n_best[0].probability / found.n_best[1].probability, math.exp(3))
+    assert len(found.n_best) == 20
+    # The six that keep the order c d e f g h, by their lengths.
+    short = predict(windows, start, end, max_answer_length=3)['q0']
+    assert short.text == 'e' and max(len(c.text.split()) for c in short.n_best) == 3
+    # Only the best starts and ends of all tokens meet; others than the paragraph's take places.
+    assert predict(windows, start, end, n_best=6)['q0'].text == 'e f g h'
+    none = predict(windows, start, end, n_best=4)['q0']
+    assert [(c.text, c.probability) for c in none.n_best] == [('empty', 1.0)]
+
+
+def test_the_same_text_counts_once_with_its_best_logits():
+    windows = on_contexts('C d c')
+    start, end = np.zeros((2, 8))
+    start[[4, 6]] = end[[4, 6]] = [3, 4]
+    texts = [c.text for c in predict(windows, start, end)['q0'].n_best]
+    assert texts.count('c') == 1 and texts[:2] == ['c', 'C d c']
+    start[4] = end[4] = 4
+    # Equal scores: in the order of the windows, then of the starts, then of the ends.
+    texts = [c.text for c in predict(windows, start, end)['q0'].n_best]
+    assert texts[:3] == ['C', 'C d c', 'c']
+
+
+def test_windows_compete_and_starts_need_their_context():
+    # Two windows of one question: [CLS] a b [SEP] c d e f [SEP] and ... e f g h [SEP].
+    windows = on_contexts('c d e f g h', max_length=9, doc_stride=2)
+    assert len(windows) == 2
+    start, end = np.zeros((2, 18))
+    start[[6, 9 + 4]] = [7, 5]  # e in both windows: the first has more around it
+    end[[6, 9 + 5]] = [1, 6]
+    found = predict(windows, start, end)['q0']
+    assert (found.text, found.n_best[0].start_logit) == ('e', 7)
+    start[7], start[9 + 5] = 9, 3  # f has its context in the second window
+    found = predict(windows, start, end)['q0']
+    assert [(c.text, c.start_logit) for c in found.n_best[:2]] == [('f', 3), ('e', 7)]
+    assert 9 not in [c.start_logit for c in found.n_best]
+
+
+def test_no_answer_competes_in_version_2():
+    windows = on_contexts('c d e f g h', 'c d', max_length=9, doc_stride=2)
+    assert windows.question_index.tolist() == [0, 0, 1]
+    start, end = np.zeros((2, 25))
+    start[[0, 9, 18]] = [5, 2, 1]  # [CLS]
+    end[[0, 9, 18]] = [1, 2, 8]
+    start[4], end[4] = 2, 1.5  # c
+    found = predict(windows, start, end, 'v2')
+    first, second = found['q0'], found['q1']
+    # The least score of no answer over the windows.
+    assert first.text == 'c' and first.null_odds == 4 - 3.5
+    assert [c.text for c in first.n_best][:2] == ['', 'c']
+    assert (first.n_best[0].start_logit, first.n_best[0].end_logit) == (2, 2)
+    assert second.null_odds == 9
+    assert final_texts(found, 0.5) == {'q0': 'c', 'q1': ''}
+    assert final_texts(found, 0.4) == {'q0': '', 'q1': ''}
+    assert final_texts(found) == {'q0': 'c', 'q1': second.text}
+    # Of equal scores that of a span comes first.
+    end[4] = 2
+    first = predict(windows, start, end, 'v2')['q0']
+    assert [c.text for c in first.n_best][:2] == ['c', ''] and first.null_odds == 0
+    # No answer is listed even where it is not among the best.
+    start[4] = 20
+    first = predict(windows, start, end, 'v2', n_best=1)['q0']
+    assert [c.text for c in first.n_best] == ['c', '']
+
+
+def test_no_span_at_all_is_no_answer_in_version_2(tmp_path):
+    """Where the original fails: a paragraph without tokens, or starts and ends that never meet."""
+    windows = on_contexts('\u200b', 'c d')
+    start, end = np.zeros((2, len(windows.sequences.ids)))
+    end[windows.sequences.offsets[1]:] = np.arange(7, 0, -1)
+    predictions = predict(windows, start, end, 'v2', n_best=2)
+    assert [[(c.text, c.probability) for c in x.n_best] for x in predictions.values()] == [
+        [('', 1.0)]] * 2
+    assert final_texts(predictions) == final_texts(predictions, 1e3) == {'q0': '', 'q1': ''}
+    write_predictions(tmp_path, predictions, 0.0)
+    odds = json.loads((tmp_path / 'null_odds.json').read_text(), parse_constant=pytest.fail)
+    assert min(odds.values()) > 1e3
+    # In version 1.1, where there must be an answer, the original's word for it.
+    assert final_texts(predict(windows, start, end, n_best=2)) == {'q0': 'empty', 'q1': 'empty'}
+
+
+@pytest.mark.parametrize(('version', 'threshold'), [('v1', None), ('v2', -2.0)])
+def test_files_hold_texts_candidates_and_odds(tmp_path, version, threshold):
+    windows = on_contexts('c \u00e9 e f g h', 'c d')
+    start, end = np.random.default_rng(0).normal(size=(2, len(windows.sequences.ids)))
+    predictions = predict(windows, start, end, version)
+    write_predictions(tmp_path, predictions, threshold)
+    files = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert files.pop('predictions.json') == final_texts(predictions, threshold)
+    n_best = files.pop('nbest_predictions.json')
+    assert list(n_best) == ['q0', 'q1']
+    assert list(n_best['q0'][0]) == ['text', 'probability', 'start_logit', 'end_logit']
+    assert n_best['q0'][0]['text'] == predictions['q0'].n_best[0].text
+    assert files == ({} if version == 'v1' else {
+        'null_odds.json': {name: x.null_odds for name, x in predictions.items()}})
+
+
+PIECES = ['a', 'Bc', '(d', 'e).', 'f-g', 'h,', 'abc', '\u00c1']
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PIECES), st.sampled_from([' ', '\n', '  ', '\u202f'])),
+                min_size=1, max_size=30),
+       st.data(), st.integers(9, 30), st.integers(1, 10))
+def test_an_answer_of_whole_words_comes_back_exactly(words, data, max_length, doc_stride):
+    context = ''.join(word + gap for word, gap in words)
+    low = data.draw(st.integers(0, len(words) - 1))
+    high = data.draw(st.integers(low, min(low + 2, len(words) - 1)))
+    start = len(''.join(word + gap for word, gap in words[:low]))
+    answer = ''.join(word + gap for word, gap in words[low:high + 1])[:-len(words[high][1])]
+    windows = make_windows(
+        make_questions(context, ('a', answer, start)), max_length=max_length,
+        doc_stride=doc_stride)
+    logits = np.zeros((2, len(windows.sequences.ids)))
+    offsets = windows.sequences.offsets[:-1]
+    for row, positions in zip(logits, (windows.start_positions, windows.end_positions)):
+        row[(offsets + positions)[positions > 0]] = 9
+    # The answer's first token may have its context in a window that ends before the answer does.
+    found = predict(windows, *logits)['0']
+    if found.n_best[0].start_logit + found.n_best[0].end_logit == 18:
+        # The same text may stand in several places, with other white space or punctuation around.
+        assert found.text == answer
+    else:
+        assert len(windows) > 1
+
+
+def test_gold_spans_come_back_from_real_data(shared_data):
+    """What is lost with the right spans: seven answers, over 30 tokens long or a part of a word."""
+    path = str(shared_data / 'squad' / 'dev-v2.0.cs224n-6078.json.gz')
+    tokenizer = WordPieceTokenizer.from_file(
+        str(shared_data / 'vocab' / 'bert-base-uncased-vocab.txt'))
+    windows = make_windows(read(path, version='v2'), tokenizer)
+    assert len(windows) == 6372
+    cls = windows.sequences.offsets[:-1]
+    start, end = np.zeros((2, len(windows.sequences.ids)), np.float32)
+    start[cls + windows.start_positions] = 10
+    end[cls + windows.end_positions] = 10
+    answered = np.array([bool(q.answers) for q in windows.questions])[windows.question_index]
+    start[cls[answered & (windows.start_positions == 0)]] = -10
+    predictions = predict(windows, start, end, 'v2', tokenizer)
+    gold = {q.id: [text for text, _ in q.answers]
+            for q in read(path, version='v2', training=False)}
+    odds = {name: x.null_odds for name, x in predictions.items()}
+    scores = v2_scores(final_texts(predictions), gold, odds, 0.0)
+    assert scores['NoAns_exact'] == 100
+    assert round(scores['HasAns_exact'] / 100 * 2910) == 2910 - 7
