@@ -177,15 +177,15 @@ def test_an_id_occurs_once_in_all_files(write):
         read(one, other, training=False)
 
 
-@pytest.mark.parametrize(('name', 'version', 'paragraphs', 'questions', 'answers', 'impossible'), [
+@pytest.mark.parametrize(('name', 'version', 'contexts', 'questions', 'answers', 'impossible'), [
     ('dev-v1.1.json.gz', 'v1', 2067, 10570, 34726, 0),
-    ('train-v1.1.subset-11877.json.gz', 'v1', 2430, 11877, 11877, 0),
+    ('train-v1.1.subset-11877.json.gz', 'v1', 2429, 11877, 11877, 0),
     ('dev-v2.0.cs224n-6078.json.gz', 'v2', 646, 6078, None, 3168),
 ])
-def test_real_files(shared_data, name, version, paragraphs, questions, answers, impossible):
+def test_real_files(shared_data, name, version, contexts, questions, answers, impossible):
     path = str(shared_data / 'squad' / name)
     found = read(path, version=version, training=False)
-    assert (len({q.context for q in found}), len(found)) == (paragraphs, questions)
+    assert (len({q.context for q in found}), len(found)) == (contexts, questions)
     assert sum(not q.answers for q in found) == impossible
     assert answers in (None, sum(len(q.answers) for q in found))
     assert len(read(path, version=version)) == questions
