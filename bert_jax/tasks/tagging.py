@@ -153,8 +153,11 @@ def _task(
             return {'accuracy': accuracy(*pair), 'macro_f1': macro_f1(*pair)}
 
         def write(outputs: Outputs, workdir: Path) -> None:
-            write_conll(
-                workdir / f'{split}_predictions.txt', examples.sentences, predict(outputs))
+            """`word gold predicted` lines, an empty line after each sentence: conlleval's input."""
+            with open_whole(workdir / f'{split}_predictions.txt') as file:
+                for sentence, tags in zip(examples.sentences, predict(outputs), strict=True):
+                    rows = zip(sentence.words, sentence.tags, tags, strict=True)
+                    file.write((''.join(f'{w} {g} {p}\n' for w, g, p in rows) + '\n').encode())
 
         return EvalSet('' if split == 'dev' else f'{split}_', units, score, write)
 
@@ -466,20 +469,3 @@ def _scores(correct: int, predicted: int, gold: int) -> dict[str, float]:
         'recall': correct / max(gold, 1),
         'f1': 2.0 * correct / max(predicted + gold, 1),
     }
-
-
-def write_conll(
-    path: str | os.PathLike[str], sentences: Sequence[Sentence],
-    predicted: Sequence[Sequence[str]],
-) -> None:
-    """Writes `word gold predicted` lines, an empty line after each sentence: conlleval's input.
-
-    Args:
-      path: the file, UTF-8.
-      sentences: words and gold tags.
-      predicted: tags of each sentence.
-    """
-    with open_whole(path) as file:
-        for sentence, tags in zip(sentences, predicted, strict=True):
-            rows = zip(sentence.words, sentence.tags, tags, strict=True)
-            file.write((''.join(f'{w} {g} {p}\n' for w, g, p in rows) + '\n').encode())

@@ -16,7 +16,6 @@ from bert_jax.tasks.tagging import (
     read_tagged,
     to_iob2,
     word_windows,
-    write_conll,
 )
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -372,10 +371,3 @@ def test_scores_of_each_type_and_of_words():
         'LOC/precision': 0.0, 'LOC/recall': 0.0, 'LOC/f1': 0.0,
         'PER/precision': 0.5, 'PER/recall': 1.0, 'PER/f1': 2 / 3,
     }
-
-
-def test_predictions_are_written_as_conlleval_reads_them(tmp_path):
-    sentences = [Sentence(['Ünal', 'said'], ['B-PER', 'O']), Sentence(['EU'], ['B-ORG'])]
-    write_conll(tmp_path / 'predictions.txt', sentences, [['B-PER', 'O'], ['I-LOC']])
-    assert (tmp_path / 'predictions.txt').read_bytes().decode() == (
-        'Ünal B-PER B-PER\nsaid O O\n\nEU B-ORG I-LOC\n\n')

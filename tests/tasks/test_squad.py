@@ -285,34 +285,24 @@ WORDS = ['the', 'The', 'cats', '(1895-1).', 'abc', 'ab,c', 'Japanese', 'zzz', 'c
 GAPS = [' ', '\n', '  ', '\t', '\u202f', ' \r\n']
 
 
-@st.composite
-def paragraphs(draw):
-    words = draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=25))
-    gaps = draw(st.lists(st.sampled_from(GAPS), min_size=len(words), max_size=len(words)))
-    context = ''.join(gap + word for gap, word in zip(gaps, words))
-    low = draw(st.integers(0, len(words) - 1))
-    high = draw(st.integers(low, min(len(words) - 1, low + 4)))
-    start = sum(len(gap + word) for gap, word in zip(gaps[:low], words[:low])) + len(gaps[low])
-    end = sum(len(gap + word) for gap, word in zip(gaps[:high + 1], words[:high + 1]))
-    return context, context[start:end], start
+PARAGRAPHS = st.lists(
+    st.tuples(st.sampled_from(GAPS), st.sampled_from(WORDS)), min_size=1, max_size=25,
+).map(lambda pairs: ''.join(gap + word for gap, word in pairs))
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(paragraphs(), min_size=1, max_size=3), st.integers(8, 40), st.integers(1, 40),
+@given(st.lists(PARAGRAPHS, min_size=1, max_size=3), st.integers(8, 40), st.integers(1, 40),
        st.integers(0, 4))
-def test_windows_of_any_paragraph(drawn, max_length, doc_stride, num_question_words):
-    questions = [
-        Question(str(i), 'cat ' * (num_question_words + i), context, ((text, start),))
-        for i, (context, text, start) in enumerate(drawn)
-    ]
+def test_windows_of_any_paragraph(contexts, max_length, doc_stride, num_question_words):
+    questions = [Question(str(i), 'cat ' * (num_question_words + i), context)
+                 for i, context in enumerate(contexts)]
     windows = make_windows(
         questions, max_length=max_length, doc_stride=doc_stride, max_question_length=3)
     pieces = rows(windows)
     assert all(len(row) <= max_length for row in pieces)
-    for q, (context, answer, _) in enumerate(drawn):
-        # BERT's tokens of the paragraph, whole.
-        tokens = TOKENIZER.tokenize(context)
-        text = TOKENIZER.tokenize(questions[q].text)[:3]
+    for q, question in enumerate(questions):
+        tokens = TOKENIZER.tokenize(question.context)  # BERT's, of the paragraph whole
+        text = TOKENIZER.tokenize(question.text)[:3]
         mine = np.flatnonzero(windows.question_index == q)
         starts = windows.part_starts[mine] - windows.part_starts[mine[0]]
         room = max_length - 3 - len(text)
@@ -326,26 +316,11 @@ def test_windows_of_any_paragraph(drawn, max_length, doc_stride, num_question_wo
         assert len(parts) == 1 or parts[-2][-1] < len(tokens) - 1  # none is superfluous
         for w, part in zip(mine, parts):
             assert pieces[w] == ['[CLS]', *text, '[SEP]', *(tokens[i] for i in part), '[SEP]']
-
         owners = max_context(starts, windows.part_lengths[mine])
         assert owners.tolist() == [
             np.argmax([min(token - part[0], part[-1] - token) + 0.01 * len(part)
                        if token in part else -1 for part in parts])
             for token in range(len(tokens))]
-
-        # The answer is at one place, and found in every window that holds all of it.
-        wanted = TOKENIZER.tokenize(answer)
-        shift = starts - len(text) - 2
-        places = {(windows.start_positions[w] + by, windows.end_positions[w] + by)
-                  for w, by in zip(mine, shift) if windows.start_positions[w]}
-        assert len(places) <= 1
-        for first, last in places:
-            assert tokens[first:last + 1] == wanted
-            assert [bool(windows.start_positions[w]) for w in mine] == [
-                first in part and last in part for part in parts]
-        if wanted and len(parts) == 1:
-            assert places
-        assert not windows.end_positions[windows.start_positions == 0].any()
 
 
 def test_every_word_is_tokenized_once():
