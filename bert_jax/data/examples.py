@@ -1,16 +1,25 @@
-"""Pre-training batches: features and their shapes, rows of a step, synthetic rows."""
+"""Pre-training batches: features and their shapes, sets of rows, batches made ahead of the device.
+
+A set's rows are a function of their index, so nothing here has state: the batch of step s holds the
+rows s * batch_size + local.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+import collections
+import concurrent.futures
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.runtime.errors import InputError
 
-Batch = Mapping[str, np.ndarray]
+_ROWS_A_CALL = 2048  # rows made in one call: numpy's cost a call is then small
+_CALLS_AHEAD = 4
+_MIXTURE_BLOCK = 1000  # rows in which a mixture has its exact weights
 
 
 class Feature(NamedTuple):
@@ -42,38 +51,30 @@ def pretrain_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpe
     }
 
 
-def packed_pretrain_spec(
-    max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int
-) -> BatchSpec:
-    """`pretrain_spec` for rows of up to `pairs_a_row` pairs.
-
-    `sequence_ids` number the pairs from 1, `position_ids` start at 0 in each, `cls_positions` are
-    their starts. All pairs of a row share its prediction slots.
-    """
-    spec, k = dict(pretrain_spec(max_seq_length, max_predictions_per_seq)), (pairs_a_row,)
-    return spec | {
-        'position_ids': Feature((max_seq_length,), np.int32),
-        'cls_positions': Feature(k, np.int32),
-        'next_sentence_labels': Feature(k, np.int32),
-        'example_weights': Feature(k, np.float32),
-    }
-
-
 def empty_rows(spec: BatchSpec, num_rows: int) -> dict[str, np.ndarray]:
     """Padding rows: zeros, with weight 0."""
     return {name: np.zeros((num_rows, *f.shape), f.dtype) for name, f in spec.items()}
 
 
-def check_batch(spec: BatchSpec, batch: Batch) -> None:
-    """Asserts that a batch matches its spec."""
-    assert set(batch) == set(spec), f'{sorted(batch)} != {sorted(spec)}'
-    for name, feature in spec.items():
-        x = batch[name]
-        assert x.shape[1:] == feature.shape, (name, x.shape, feature.shape)
-        assert x.dtype == feature.dtype, (name, x.dtype, feature.dtype)
+def grouped(keys: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each value of `keys` [n] with the indices that have it."""
+    for key in np.unique(keys):
+        yield int(key), np.flatnonzero(keys == key)
 
 
-_MIXTURE_BLOCK = 1000  # rows in which a mixture has its exact weights
+def collect(
+    spec: BatchSpec, keys: np.ndarray, make: Callable[[int, np.ndarray], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Rows [n] that are made separately for each value of `keys` [n], from it and its indices."""
+    batch: dict[str, np.ndarray] = {
+        name: np.empty((len(keys), *f.shape), f.dtype) for name, f in spec.items()}
+    for key, here in grouped(keys):
+        part = make(key, here)
+        if len(here) == len(keys):
+            return part
+        for name, x in part.items():
+            batch[name][here] = x
+    return batch
 
 
 class Rows(Protocol):
@@ -101,41 +102,24 @@ class Examples(Rows, Protocol):
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
 
 
-def eval_batch(
-    examples: Examples, step: int, batch_size: int, local: np.ndarray, num_examples: int
-) -> dict[str, np.ndarray]:
-    """This host's rows of evaluation batch `step`; those past `num_examples` are padding."""
-    row_ids = step * batch_size + local
-    real = row_ids[row_ids < num_examples]
-    batch = empty_rows(examples.spec, len(local))
-    if len(real):
-        for name, x in examples.frozen_rows(real).items():
-            batch[name][: len(real)] = x
-    return batch
-
-
-class Records(Protocol):
-    """The interface of `data.records.RecordFiles`."""
-
-    max_seq_length: int
-    max_predictions_per_seq: int
-
-    def __len__(self) -> int: ...
-
-    def read(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
-
-
 class RecordExamples:
     """Records of Google's create_pretraining_data.py, shuffled by index, with fixed masks."""
 
-    def __init__(self, records: Records, seed: int, slots: int | None = None, name: str = ''):
+    def __init__(self, records: Any, seed: int, slots: int | None = None, name: str = ''):
         """Pads records to `slots` prediction slots (default: the records' number).
+
+        Args:
+          records: `data.records.RecordFiles`.
+          seed: of the order.
+          slots: P.
+          name: of the source, for messages.
 
         Raises:
           InputError: the records have more prediction slots than `slots`.
         """
         slots = records.max_predictions_per_seq if slots is None else slots
-        if records.max_predictions_per_seq > slots:
+        self._missing = slots - records.max_predictions_per_seq
+        if self._missing < 0:
             raise InputError(
                 f'{name} has {records.max_predictions_per_seq} predictions a record, more than '
                 f'config.data.max_predictions_per_seq={slots}: set that to '
@@ -143,17 +127,14 @@ class RecordExamples:
             )
         self.spec = pretrain_spec(records.max_seq_length, slots)
         self.num_examples = self.num_frozen = len(records)
-        self._records, self._seed, self._slots = records, seed, slots
+        self._records, self._seed = records, seed
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        place = np.asarray(row_ids, np.int64) % self.num_examples
-        epochs = np.asarray(row_ids, np.int64) // self.num_examples
-        order = np.empty_like(place)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            key = int(hash64(self._seed, int(epoch)))
-            order[here] = permute(place[here], self.num_examples, key)
-        return self.frozen_rows(order)
+        epochs, place = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
+        for epoch, here in grouped(epochs):
+            key = int(hash64(self._seed, epoch))
+            place[here] = permute(place[here], self.num_examples, key)
+        return self.frozen_rows(place)
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(
@@ -163,12 +144,9 @@ class RecordExamples:
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         batch = dict(self._records.read(np.asarray(row_ids, np.int64)))
-        missing = self._slots - self._records.max_predictions_per_seq
-        if missing:
-            for name in ('masked_lm_positions', 'masked_lm_ids', 'masked_lm_weights'):
-                batch[name] = np.pad(batch[name], ((0, 0), (0, missing)))
-        batch['example_weights'] = np.ones(len(row_ids), np.float32)
-        return batch
+        for name in ('masked_lm_positions', 'masked_lm_ids', 'masked_lm_weights'):
+            batch[name] = np.pad(batch[name], ((0, 0), (0, self._missing)))
+        return batch | {'example_weights': np.ones(len(row_ids), np.float32)}
 
 
 class Mixture:
@@ -179,8 +157,7 @@ class Mixture:
     """
 
     def __init__(self, parts: Sequence[Examples], weights: Sequence[float], seed: int):
-        total = float(sum(weights))
-        exact = np.array(weights) * _MIXTURE_BLOCK / total
+        exact = np.array(weights) * _MIXTURE_BLOCK / float(sum(weights))
         counts = np.maximum(np.floor(exact), 1).astype(np.int64)
         while counts.sum() < _MIXTURE_BLOCK:
             counts[np.argmax(exact - counts)] += 1
@@ -188,101 +165,135 @@ class Mixture:
             counts[np.argmax(counts - exact)] -= 1
         self._parts, self._seed, self._counts = list(parts), seed, counts
         self._starts = np.concatenate([[0], np.cumsum(counts)])
+        self._frozen_starts = np.concatenate([[0], np.cumsum([p.num_frozen for p in parts])])
         self.spec = parts[0].spec
         self.num_examples = int(max(
             -(-part.num_examples * _MIXTURE_BLOCK // count)
             for part, count in zip(parts, counts, strict=True)
         ))
-        self._frozen_starts = np.concatenate([[0], np.cumsum([p.num_frozen for p in parts])])
         self.num_frozen = int(self._frozen_starts[-1])
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        return self._collect(*self._drawn(row_ids), frozen=False)
+        which, inner = self._drawn(row_ids)
+        return collect(self.spec, which, lambda i, here: self._parts[i].rows(inner[here]))
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         which, inner = self._drawn(row_ids)
         sizes = np.empty((2, len(which)), np.int64)
-        for i in np.unique(which):
-            here = which == i
+        for i, here in grouped(which):
             sizes[:, here] = self._parts[i].sizes(inner[here])
         return sizes[0], sizes[1]
-
-    def _drawn(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The set that each row comes from, and its index there."""
-        row_ids = np.asarray(row_ids, np.int64)
-        blocks = row_ids // _MIXTURE_BLOCK
-        slot = np.empty_like(row_ids)
-        for block in np.unique(blocks):
-            here = blocks == block
-            key = int(hash64(self._seed, 0x313, int(block)))
-            slot[here] = permute(row_ids[here] - block * _MIXTURE_BLOCK, _MIXTURE_BLOCK, key)
-        which = np.searchsorted(self._starts, slot, side='right') - 1
-        return which, blocks * self._counts[which] + slot - self._starts[which]
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """The frozen rows of all sets, in one fixed shuffled order."""
         row_ids = permute(np.asarray(row_ids, np.int64), self.num_frozen, 0x313)
         which = np.searchsorted(self._frozen_starts, row_ids, side='right') - 1
-        return self._collect(which, row_ids - self._frozen_starts[which], frozen=True)
+        inner = row_ids - self._frozen_starts[which]
+        return collect(self.spec, which, lambda i, here: self._parts[i].frozen_rows(inner[here]))
 
-    def _collect(self, which: np.ndarray, inner: np.ndarray, frozen: bool) -> dict[str, np.ndarray]:
-        batch: dict[str, np.ndarray] = {
-            name: np.empty((len(which), *f.shape), f.dtype) for name, f in self.spec.items()
-        }
-        for i in np.unique(which):
-            here = np.flatnonzero(which == i)
-            part = self._parts[i]
-            rows = part.frozen_rows(inner[here]) if frozen else part.rows(inner[here])
-            for name in batch:
-                batch[name][here] = rows[name]
-        return batch
+    def _drawn(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The set that each row comes from, and its index there."""
+        blocks, slot = np.divmod(np.asarray(row_ids, np.int64), _MIXTURE_BLOCK)
+        for block, here in grouped(blocks):
+            key = int(hash64(self._seed, 0x313, block))
+            slot[here] = permute(slot[here], _MIXTURE_BLOCK, key)
+        which = np.searchsorted(self._starts, slot, side='right') - 1
+        return which, blocks * self._counts[which] + slot - self._starts[which]
 
 
 class SyntheticExamples:
     """Rows of uniformly random pieces, full length, every prediction slot in use."""
 
     def __init__(
-        self, *, vocab_size: int, max_seq_length: int, max_predictions_per_seq: int,
+        self, vocab_size: int, max_seq_length: int, max_predictions_per_seq: int, *,
         num_examples: int = 4096, seed: int = 0,
     ):
         self.spec = pretrain_spec(max_seq_length, max_predictions_per_seq)
         self.num_examples = self.num_frozen = num_examples
-        self._vocab_size = vocab_size
-        self._seed = seed
+        self._length, self._slots = max_seq_length, max_predictions_per_seq
+        self._vocab_size, self._seed = vocab_size, seed
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of these ids [n], which repeat after `num_examples`."""
-        rows = [self._row(int(i) % self.num_examples) for i in row_ids]
-        return {name: np.stack([row[name] for row in rows]) for name in self.spec}
+        length, slots = self._length, self._slots
+        batch = empty_rows(self.spec, len(row_ids))
+        batch['segment_ids'][:] = np.arange(length) > length // 2
+        for name in ('sequence_ids', 'masked_lm_weights', 'example_weights'):
+            batch[name][:] = 1
+        for i, row_id in enumerate(row_ids):
+            rng = np.random.default_rng((self._seed, int(row_id) % self.num_examples))
+            batch['input_ids'][i] = rng.integers(0, self._vocab_size, length, np.int32)
+            places = rng.permutation(np.arange(1, length - 1))[:slots]
+            batch['masked_lm_positions'][i] = np.sort(places)
+            batch['masked_lm_ids'][i] = rng.integers(0, self._vocab_size, slots, np.int32)
+            batch['next_sentence_labels'][i] = rng.integers(2)
+        return batch
+
+    frozen_rows = rows
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """All are full."""
-        (length,), (slots,) = self.spec['input_ids'].shape, self.spec['masked_lm_ids'].shape
-        return np.full(len(row_ids), length), np.full(len(row_ids), slots)
-
-    def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """As `rows`."""
-        return self.rows(row_ids)
-
-    def _row(self, index: int) -> dict[str, np.ndarray]:
-        rng = np.random.default_rng((self._seed, index))
-        (length,), (slots,) = self.spec['input_ids'].shape, self.spec['masked_lm_ids'].shape
-        return {
-            'input_ids': rng.integers(0, self._vocab_size, length, np.int32),
-            'sequence_ids': np.ones(length, np.int32),
-            'segment_ids': (np.arange(length) > length // 2).astype(np.int32),
-            'masked_lm_positions': np.sort(rng.permutation(np.arange(1, length - 1))[:slots])
-            .astype(np.int32),
-            'masked_lm_ids': rng.integers(0, self._vocab_size, slots, np.int32),
-            'masked_lm_weights': np.ones(slots, np.float32),
-            'next_sentence_labels': np.asarray(rng.integers(2), np.int32),
-            'example_weights': np.ones((), np.float32),
-        }
+        return np.full(len(row_ids), self._length), np.full(len(row_ids), self._slots)
 
 
-def plain_batches(
-    examples: Rows, batch_size: int, local: np.ndarray, steps: range
+def train_batches(
+    examples: Rows, *, batch_size: int, local: np.ndarray, first_step: int, num_steps: int
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Like `pipeline.train_batches`, without TensorFlow and without prefetching."""
-    for step in steps:
-        yield examples.rows(step * batch_size + local)
+    """Batches of the steps first_step .. first_step + num_steps - 1.
+
+    Args:
+      examples: where rows come from.
+      batch_size: rows of a global batch.
+      local: the rows of each global batch that this host holds.
+      first_step: step (of this phase) to begin at; any step can be begun at, at once.
+      num_steps: how many batches follow.
+
+    Yields:
+      Features [len(local), ...].
+    """
+    steps_a_call = max(1, _ROWS_A_CALL // len(local))
+    end = first_step + num_steps
+
+    def make(begin: int) -> list[dict[str, np.ndarray]]:
+        steps = np.arange(begin, min(begin + steps_a_call, end), dtype=np.int64)
+        rows = examples.rows((steps[:, None] * batch_size + local).reshape(-1))
+        return [{name: x[i * len(local):(i + 1) * len(local)] for name, x in rows.items()}
+                for i in range(len(steps))]
+
+    return _ahead(make, range(first_step, end, steps_a_call))
+
+
+def eval_batches(
+    examples: Examples, *, batch_size: int, local: np.ndarray, num_examples: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """The first `num_examples` frozen rows, each once; the last batch is filled with empty rows.
+
+    Every host gets the same number of batches, whatever its share of rows.
+    """
+    def make(begin: int) -> list[dict[str, np.ndarray]]:
+        row_ids = begin + local
+        real = row_ids[row_ids < num_examples]
+        batch = empty_rows(examples.spec, len(local))
+        if len(real):
+            for name, x in examples.frozen_rows(real).items():
+                batch[name][: len(real)] = x
+        return [batch]
+
+    return _ahead(make, range(0, num_examples, batch_size))
+
+
+def _ahead(
+    make: Callable[[int], list[dict[str, np.ndarray]]], calls: Iterable[int]
+) -> Iterator[dict[str, np.ndarray]]:
+    """The batches of all calls, in order, made in two threads before they are asked for."""
+    calls = iter(calls)
+    pool = concurrent.futures.ThreadPoolExecutor(2, 'batches')
+    try:
+        waiting = collections.deque(
+            pool.submit(make, call) for call in itertools.islice(calls, _CALLS_AHEAD))
+        while waiting:
+            batches = waiting.popleft().result()
+            waiting.extend(pool.submit(make, call) for call in itertools.islice(calls, 1))
+            yield from batches
+    finally:  # the caller stops early, or an error
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 
 from bert_jax.data.stateless import below, hash32_rows, hash64, uniform
+from bert_jax.text.vocab import Vocab
 
 # Units of masking: pieces, words (google-research/bert's whole-word masking), or runs of words.
 MASKINGS = ('pieces', 'words', 'ngrams', 'spans')
@@ -20,6 +21,8 @@ _LENGTHS = {
     'spans': 0.2 * 0.8 ** np.arange(10),
 }
 _LAST = np.uint32(0xFFFFFFFF)  # sort key of positions that are not chosen
+# Purposes of draws, so that no two decisions share one.
+_ORDER, _REPLACE, _RANDOM_PIECE, _REPLACE_SPAN, _LENGTH, _BACKWARDS = range(1, 7)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +45,8 @@ def num_to_predict(lengths: np.ndarray, masked_lm_prob: float, slots: int) -> np
 
 
 def mask_rows(
-    input_ids: np.ndarray,
-    candidates: np.ndarray,
-    lengths: np.ndarray,
-    row_keys: np.ndarray,
-    *,
-    rates: MaskingRates,
-    slots: int,
-    vocab_size: int,
-    mask_id: int,
-    is_continuation: np.ndarray,
+    input_ids: np.ndarray, candidates: np.ndarray, lengths: np.ndarray, row_keys: np.ndarray, *,
+    rates: MaskingRates, slots: int, vocab: Vocab,
 ) -> dict[str, np.ndarray]:
     """Masks `input_ids` in place and returns the labels.
 
@@ -69,105 +64,78 @@ def mask_rows(
       row_keys: [n] uint64; everything random follows from them.
       rates: how positions are chosen and replaced.
       slots: P, `max_predictions_per_seq`.
-      vocab_size: random pieces are below it.
-      mask_id: of [MASK].
-      is_continuation: [vocabulary] bool; pieces that continue a word.
+      vocab: `mask_id` and `is_continuation` are used.
 
     Returns:
       masked_lm_positions [n, P] int32 (ascending, 0 in unused slots), masked_lm_ids [n, P] int32,
       masked_lm_weights [n, P] float32.
     """
     n, width = input_ids.shape
-    slots_kept = slots
-    slots = min(slots, width)
-    wanted = num_to_predict(lengths, rates.masked_lm_prob, slots)
+    most = min(slots, width)
+    wanted = num_to_predict(lengths, rates.masked_lm_prob, most)
     wanted = np.minimum(wanted, candidates.sum(axis=1))
     # The position sits in the low bits of its own sort key, so that sorting needs no indices.
     bits = np.uint32((1 << int(width - 1).bit_length()) - 1)
-    columns = np.arange(width, dtype=np.uint32)
-    keys = hash32_rows(hash64(row_keys, 1), width)
+    keys = hash32_rows(hash64(row_keys, _ORDER), width)
     keys &= ~bits
-    keys |= columns
+    keys |= np.arange(width, dtype=np.uint32)
     if rates.masking != 'pieces':
-        word = _words(input_ids, candidates, is_continuation)
-        run = word
-        if rates.masking in _LENGTHS:
-            run = _runs(word, candidates, row_keys, _LENGTHS[rates.masking])
+        word, run = _words_and_runs(
+            candidates, vocab.is_continuation[input_ids], row_keys, rates.masking)
         keys = _word_keys(keys, word, run, candidates, wanted, bits, row_keys)
         wanted = np.minimum(wanted, (keys != _LAST).sum(axis=1))
     keys[~candidates] = _LAST
-    chosen = np.sort(np.partition(keys, slots - 1, axis=1)[:, :slots], axis=1)
-    used = np.arange(slots) < wanted[:, None]
+    chosen = np.sort(np.partition(keys, most - 1, axis=1)[:, :most], axis=1)
+    used = np.arange(most) < wanted[:, None]
     positions = np.where(used, (chosen & bits).astype(np.int64), width)
     positions.sort(axis=1)
-    safe = np.where(used, positions, 0)
-    labels = np.where(used, np.take_along_axis(input_ids, safe, axis=1), 0).astype(np.int32)
+    positions[~used] = 0
+    labels = np.where(used, np.take_along_axis(input_ids, positions, axis=1), 0).astype(np.int32)
 
-    draws = hash64(hash64(row_keys, 2)[:, None], np.arange(slots)[None, :])
+    draws = hash64(hash64(row_keys, _REPLACE)[:, None], np.arange(most))
     share = uniform(draws)
     if rates.masking == 'spans':
         share = uniform(hash64(
-            hash64(row_keys, 4)[:, None], np.take_along_axis(run, safe, axis=1)))
-    random_ids = below(hash64(draws, 3), vocab_size).astype(np.int32)
+            hash64(row_keys, _REPLACE_SPAN)[:, None], np.take_along_axis(run, positions, axis=1)))
+    random_ids = below(hash64(draws, _RANDOM_PIECE), len(vocab.is_continuation)).astype(np.int32)
     replacement = np.where(
-        share < rates.mask_rate, np.int32(mask_id),
+        share < rates.mask_rate, np.int32(vocab.mask_id),
         np.where(share < rates.mask_rate + rates.random_rate, random_ids, labels),
     )
-    rows = np.broadcast_to(np.arange(n)[:, None], used.shape)
-    input_ids[rows[used], safe[used]] = replacement[used]
-    result = {
-        'masked_lm_positions': safe.astype(np.int32),
-        'masked_lm_ids': labels,
-        'masked_lm_weights': used.astype(np.float32),
-    }
-    if slots < slots_kept:
-        pad = ((0, 0), (0, slots_kept - slots))
-        result = {name: np.pad(x, pad) for name, x in result.items()}
+    input_ids[np.nonzero(used)[0], positions[used]] = replacement[used]
+    result = {'masked_lm_positions': positions.astype(np.int32), 'masked_lm_ids': labels,
+              'masked_lm_weights': used.astype(np.float32)}
+    if most < slots:
+        result = {name: np.pad(x, ((0, 0), (0, slots - most))) for name, x in result.items()}
     return result
 
 
-def _words(
-    input_ids: np.ndarray, candidates: np.ndarray, is_continuation: np.ndarray
-) -> np.ndarray:
-    """Index of the word [n, S] at each position; at other positions, of the word before."""
-    starts = candidates & ~is_continuation[input_ids] | _segment_starts(candidates)
-    return np.cumsum(starts, axis=1) - 1
+def _words_and_runs(
+    candidates: np.ndarray, continues: np.ndarray, row_keys: np.ndarray, masking: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Index of the word and of the run of words at each position [n, S].
 
-
-def _segment_starts(candidates: np.ndarray) -> np.ndarray:
-    """Whether [n, S] a position follows [CLS] or [SEP]."""
-    return candidates & ~np.pad(candidates, ((0, 0), (1, 0)))[:, :-1]
-
-
-def _runs(
-    word: np.ndarray, candidates: np.ndarray, row_keys: np.ndarray, shares: np.ndarray
-) -> np.ndarray:
-    """Index of the run [n, S] at each position; run lengths have this distribution.
-
-    All runs are equally likely to be chosen, so the chosen ones have the same distribution, except
-    for runs cut at the end of a segment.
+    At positions between words it is that of the word before. All runs are equally likely to be
+    chosen, so the lengths of the chosen ones have the distribution of `masking`, except for runs
+    cut at the end of a segment.
     """
+    segment_starts = candidates & ~np.pad(candidates, ((0, 0), (1, 0)))[:, :-1]
+    word = np.cumsum(candidates & ~continues | segment_starts, axis=1) - 1
+    if masking not in _LENGTHS:
+        return word, word
     width = word.shape[1]
-    draws = uniform(hash64(hash64(row_keys, 5)[:, None], np.arange(width)[None, :]))
-    lengths = 1 + np.searchsorted(np.cumsum(shares / shares.sum())[:-1], draws, 'right')
-    firsts = np.cumsum(lengths, axis=1)  # first words of the later runs
-    begins = np.zeros((len(row_keys), width), np.int64)
-    rows, columns = np.nonzero(firsts < width)
-    begins[rows, firsts[rows, columns]] = 1
-    rows, columns = np.nonzero(_segment_starts(candidates))
-    begins[rows, word[rows, columns]] = 1
-    run_of_word = np.cumsum(begins, axis=1) - 1
-    return np.take_along_axis(run_of_word, np.maximum(word, 0), axis=1)
+    shares = np.cumsum(_LENGTHS[masking] / _LENGTHS[masking].sum())[:-1]
+    draws = uniform(hash64(hash64(row_keys, _LENGTH)[:, None], np.arange(width)))
+    firsts = np.cumsum(1 + np.searchsorted(shares, draws, 'right'), axis=1)  # of the later runs
+    begins = np.zeros(word.shape, np.int64)  # whether a run begins at a word
+    for words, where in ((firsts, firsts < width), (word, segment_starts)):
+        begins[np.nonzero(where)[0], words[where]] = 1
+    return word, np.take_along_axis(np.cumsum(begins, axis=1) - 1, np.maximum(word, 0), axis=1)
 
 
 def _word_keys(
-    keys: np.ndarray,
-    word: np.ndarray,
-    run: np.ndarray,
-    candidates: np.ndarray,
-    wanted: np.ndarray,
-    bits: np.uint32,
-    row_keys: np.ndarray,
+    keys: np.ndarray, word: np.ndarray, run: np.ndarray, candidates: np.ndarray,
+    wanted: np.ndarray, bits: np.uint32, row_keys: np.ndarray,
 ) -> np.ndarray:
     """Sort keys [n, S] in which whole words that fit the count come first, all others last.
 
@@ -184,24 +152,23 @@ def _word_keys(
     """
     n, width = keys.shape
     columns = np.arange(width, dtype=np.uint32)
-    rows = np.broadcast_to(np.arange(n)[:, None], keys.shape)
-    sizes = np.zeros((n, width), np.int64)
-    np.add.at(sizes, (rows[candidates], word[candidates]), 1)
-    run_of_word = np.zeros((n, width), np.int64)
-    run_of_word[rows[candidates], word[candidates]] = run[candidates]
-    backwards = uniform(hash64(hash64(row_keys, 6)[:, None], run_of_word)) < 0.5
+    rows = np.arange(n)
+    at_word = np.nonzero(candidates)[0], word[candidates]
+    sizes, run_of_word = np.zeros((2, n, width), np.int64)
+    np.add.at(sizes, at_word, 1)
+    run_of_word[at_word] = run[candidates]
+    backwards = uniform(hash64(hash64(row_keys, _BACKWARDS)[:, None], run_of_word)) < 0.5
     drawn = (np.take_along_axis(keys, run_of_word, axis=1) & ~bits) | np.where(
         backwards, bits - columns, columns)
     order = np.argsort(np.where(sizes > 0, drawn, _LAST), axis=1, kind='stable')
-    ordered_sizes = np.take_along_axis(sizes, order, axis=1)
     taken = np.zeros((n, width), bool)
     total = np.zeros(n, np.int64)
-    for rank in range(width):
-        size = ordered_sizes[:, rank]
+    for ranked in order.T:
+        size = sizes[rows, ranked]
         fits = (size > 0) & (total + size <= wanted)
-        taken[np.arange(n), order[:, rank]] = fits
+        taken[rows, ranked] = fits
         total += np.where(fits, size, 0)
         if ((total >= wanted) | (size == 0)).all():
             break
-    picked = candidates & taken[rows, np.maximum(word, 0)]
-    return np.where(picked, (keys & ~bits) | columns, _LAST)
+    picked = candidates & taken[rows[:, None], np.maximum(word, 0)]
+    return np.where(picked, keys, _LAST)

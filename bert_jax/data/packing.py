@@ -1,16 +1,34 @@
-"""Packing of sequences into rows; pre-training pairs packed into rows."""
+"""Sequences packed into rows, so that no work is padding; attention stays inside each sequence.
+
+A *unit* is what must stay together in a row: a sequence, a pre-training pair, the choices of a
+question. A plan follows from lengths only; a batch is filled in by index. Packing changes no score:
+sequences attend to themselves and have positions of their own (Krell et al., 2021, pack for
+pre-training; here fine-tuning and evaluation do too).
+
+    n: units, G: groups, U: units a group (a step of training), R: rows, S: row length, K: units a
+    row, T: tokens of all units
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.examples import BatchSpec, Examples, empty_rows, packed_pretrain_spec
+from bert_jax.data.examples import BatchSpec, Examples, Feature, empty_rows, pretrain_spec
+from bert_jax.data.pairs import Sequences, ranges
 from bert_jax.runtime.errors import InputError
 
-_NOT = np.iinfo(np.int64).max
+MAX_SHAPES = 4
+_SHAPE_GAIN = 0.02  # a further shape is worth compiling if it saves this share of the work
+_MAX_COUNTS = 200  # numbers of rows to choose shapes from; the search is cubic
+_SAMPLED_STEPS = 256  # the row length is chosen by
+_NO_ROOM = np.iinfo(np.int64).max
 
 
 def pack(
@@ -25,53 +43,338 @@ def pack(
       row_length: capacity of a row in tokens.
       limits: further resources: units' demands [G, U] and a row's capacity, enough for any unit.
     """
-    num_groups, size = lengths_GxU.shape
-    order = np.argsort(-lengths_GxU, axis=1, kind='stable')
-    groups = np.arange(num_groups)
+    demands = np.stack([lengths_GxU, *(demand for demand, _ in limits)])
+    capacity = np.array([row_length, *(capacity for _, capacity in limits)])[:, None, None]
+    groups = np.arange(len(lengths_GxU))
     rows = np.full(lengths_GxU.shape, -1, np.int32)
-    needs = [(lengths_GxU, row_length), *limits]
-    # Room left in each row. Best fit takes an empty row last; eight are added when none fits.
-    free = [np.full((num_groups, min(size, 8)), holds, np.int64) for _, holds in needs]
-    for i in range(size):
-        unit = order[:, i]
-        taken = [need[groups, unit] for need, _ in needs]
-        left = _left(free, taken)
-        while (left == _NOT).all(axis=1).any():
-            free = [
-                np.pad(room, ((0, 0), (0, 8)), constant_values=holds)
-                for room, (_, holds) in zip(free, needs, strict=True)
-            ]
-            left = _left(free, taken)
-        best = np.argmin(left, axis=1)
-        real = taken[0] > 0
+    empty = np.broadcast_to(capacity, (len(demands), len(groups), 8))
+    free = empty.copy()  # room left in each row [resources, G, rows]
+    for unit in np.argsort(-lengths_GxU, axis=1, kind='stable').T:
+        demand = demands[:, groups, unit]
+        while True:  # best fit takes an empty row last; eight are added when none fits
+            fits = np.all(free >= demand[:, :, None], axis=0)
+            best = np.where(fits, free[0], _NO_ROOM).argmin(axis=1)
+            if np.all(fits[groups, best]):
+                break
+            free = np.concatenate([free, empty], axis=2)
+        real = demand[0] > 0
         rows[groups[real], unit[real]] = best[real]
-        for room, need in zip(free, taken, strict=True):
-            room[groups[real], best[real]] -= need[real]
+        free[:, groups[real], best[real]] -= demand[:, real]
     return rows
 
 
-def _left(free: list[np.ndarray], taken: list[np.ndarray]) -> np.ndarray:
-    """Tokens [G, rows] left in each row with the unit; `_NOT` if it does not fit."""
-    left = free[0] - taken[0][:, None]
-    for room, need in zip(free, taken, strict=True):
-        left = np.where(room < need[:, None], _NOT, left)
-    return left
+def pack_whole(lengths_n: np.ndarray, row_length: int) -> np.ndarray:
+    """Rows [n] of all units, in any order: what `pack` gives for them as one group.
+
+    Units of one length are placed together: into each row as many as it holds, the fullest first,
+    which is where best fit would bring them one by one. So a set of any size costs a few passes.
+
+    Args:
+      lengths_n: tokens of each unit, from 1 to `row_length`.
+      row_length: capacity of a row in tokens.
+    """
+    order = np.argsort(-lengths_n, kind='stable')
+    lengths, counts = np.unique(lengths_n, return_counts=True)
+    rows = np.empty(len(order), np.int32)
+    free = np.empty(len(order), np.int64)  # room left in each of the rows that are open
+    num_open = placed = 0
+    for length, count in zip(lengths[::-1].tolist(), counts[::-1].tolist()):
+        fits = np.flatnonzero(free[:num_open] >= length)
+        fits = fits[np.argsort(free[fits], kind='stable')]
+        capacity = free[fits] // length
+        taken = np.clip(count - (np.cumsum(capacity) - capacity), 0, capacity)
+        free[fits] -= taken * length
+        new = num_open + np.arange(count - int(taken.sum())) // (row_length // length)
+        used = np.bincount(new - num_open)
+        free[num_open : num_open + len(used)] = row_length - used * length
+        rows[order[placed : placed + count]] = np.concatenate([np.repeat(fits, taken), new])
+        num_open, placed = num_open + len(used), placed + count
+    return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """Tokenized examples of a task.
+
+    Attributes:
+      sequences: `choices` consecutive ones a unit.
+      choices: sequences a unit (4 for SWAG, else 1).
+      labels: arrays [n, ...], a row a unit; `unit_index` and `unit_weights` are added.
+      positions: arrays [n] of token positions within the unit, moved along with it.
+      tokens: arrays [T, ...], one entry a token of `sequences`.
+    """
+
+    sequences: Sequences
+    choices: int = 1
+    labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    positions: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    tokens: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.sequences) // self.choices
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[n] int64: tokens of each unit."""
+        return np.diff(self.sequences.offsets[:: self.choices])
+
+    def digest(self) -> str:
+        """Identity of the content."""
+        digest = hashlib.blake2b(digest_size=8)
+        s = self.sequences
+        for part in ({'ids': s.ids, 'offsets': s.offsets, 'first': s.first_lengths}, self.labels,
+                     self.positions, self.tokens):
+            for name, x in sorted(part.items()):
+                digest.update(f'{name} {x.dtype} {x.shape}'.encode())
+                digest.update(np.ascontiguousarray(x).tobytes())
+        return digest.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The row of every unit, for every step.
+
+    Attributes:
+      units: [steps, U] int64, -1: none.
+      rows: [steps, U] int32.
+      row_length: S.
+      num_rows: [steps] int64, R of each step: one of at most MAX_SHAPES.
+      units_a_row: K.
+      tokens: real tokens of all steps.
+    """
+
+    units: np.ndarray
+    rows: np.ndarray
+    row_length: int
+    num_rows: np.ndarray
+    units_a_row: int
+    tokens: int
+
+    @property
+    def padding(self) -> float:
+        """Share of the processed tokens that is padding."""
+        return 1.0 - self.tokens / float(self.num_rows.sum() * self.row_length)
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(R, S) of all compiled programs."""
+        return [(int(rows), self.row_length) for rows in np.unique(self.num_rows)]
+
+
+def plan_steps(
+    lengths_n: np.ndarray, units: np.ndarray, *, row_lengths: Sequence[int], shards: int,
+    token_cost: Callable[[int], float],
+) -> Plan:
+    """Packs the units of each step by themselves, in the row length that costs least.
+
+    Args:
+      lengths_n: tokens of each unit.
+      units: [steps, U] int64, the units of each step; -1 is none.
+      row_lengths: to choose from; those that cannot hold the longest unit are passed over.
+      shards: rows of a step are a multiple of it.
+      token_cost: work on one token of a row of length S (`flops` of the model, say).
+    """
+    lengths = np.where(units >= 0, lengths_n[units], 0)
+    longest = int(lengths.max())
+
+    def attempt(lengths: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = pack(lengths, row_length)
+        needed = -(-(rows.max(axis=1).astype(np.int64) + 1) // shards)  # of each shard
+        return rows, shards * _few_values(np.maximum(needed, 1))
+
+    def cost(row_length: int) -> float:
+        _, num_rows = attempt(lengths[:_SAMPLED_STEPS], row_length)
+        return float(num_rows.sum()) * row_length * token_cost(row_length)
+
+    row_length = min(sorted({max(s, longest) for s in row_lengths}), key=cost)
+    rows, num_rows = attempt(lengths, row_length)
+    keys = (np.arange(len(rows))[:, None] * (int(num_rows.max()) + 1) + rows)[rows >= 0]
+    units_a_row = int(np.unique(keys, return_counts=True)[1].max())
+    return Plan(units, rows, row_length, num_rows, units_a_row, int(lengths.sum()))
+
+
+def _few_values(needed: np.ndarray) -> np.ndarray:
+    """`needed` rounded up to the fewest of its values, at most MAX_SHAPES, that waste little."""
+    if len(np.unique(needed)) > _MAX_COUNTS:
+        step = -(-int(needed.max()) // _MAX_COUNTS)
+        needed = -(-needed // step) * step
+    values, counts = np.unique(needed, return_counts=True)
+    before = np.concatenate([[0], np.cumsum(counts)]).tolist()
+
+    @functools.cache
+    def cover(count: int, shapes: int) -> tuple[float, tuple[int, ...]]:
+        """(Cost, values kept) of the first `count` values with at most so many shapes."""
+        if not count:
+            return 0.0, ()
+        largest = int(values[count - 1])
+        if shapes == 1:
+            return float(largest * before[count]), (largest,)
+        options = [cover(count, shapes - 1)]
+        for first in range(count):
+            cost, kept = cover(first, shapes - 1)
+            options.append((cost + largest * (before[count] - before[first]), (*kept, largest)))
+        return min(options, key=lambda option: option[0])
+
+    cost, kept = cover(len(values), 1)
+    for shapes in range(2, min(MAX_SHAPES, len(values)) + 1):
+        less, more = cover(len(values), shapes)
+        if less > cost * (1 - _SHAPE_GAIN):
+            break
+        cost, kept = less, more
+    return np.array(kept)[np.searchsorted(kept, needed)]
+
+
+def plan_once(
+    lengths_n: np.ndarray, rows_n: np.ndarray, *, row_length: int, rows_a_step: int,
+    units_a_row: int,
+) -> Plan:
+    """Every unit once, in steps of `rows_a_step` rows: one shape.
+
+    Args:
+      lengths_n: tokens of each unit.
+      rows_n: their rows, from 0 without gaps (`pack_whole`).
+      row_length: of the rows.
+      rows_a_step: the last step may be partly empty.
+      units_a_row: places for units in a row of a batch, as many as the fullest row has or more.
+    """
+    units = np.argsort(rows_n, kind='stable')
+    step, row = np.divmod(rows_n[units].astype(np.int64), rows_a_step)
+    per_step = np.bincount(step)
+    column = np.arange(len(step)) - np.repeat(np.cumsum(per_step) - per_step, per_step)
+    units_of = np.full((len(per_step), int(per_step.max())), -1, np.int64)
+    rows_of = np.full(units_of.shape, -1, np.int32)
+    units_of[step, column], rows_of[step, column] = units, row
+    return Plan(
+        units_of, rows_of, row_length, np.full(len(per_step), rows_a_step), units_a_row,
+        int(lengths_n.sum()),
+    )
+
+
+class _Placed(NamedTuple):
+    """The places of a step's u units, by row, and of their t tokens.
+
+    Attributes:
+      unit, row, slot, start: [u] the unit, its row, its number there, its first column.
+      source, at: [t] index in the flat tokens, and in the flattened rows [R * S].
+    """
+
+    unit: np.ndarray
+    row: np.ndarray
+    slot: np.ndarray
+    start: np.ndarray
+    source: np.ndarray
+    at: np.ndarray
+
+
+def _place(units: Units, plan: Plan, step: int, local: np.ndarray) -> _Placed:
+    here = np.isin(plan.rows[step], local)
+    unit, row = plan.units[step][here], np.searchsorted(local, plan.rows[step][here])
+    by_row = np.lexsort((unit, row))
+    unit, row = unit[by_row], row[by_row]
+    begin = units.sequences.offsets[unit * units.choices]
+    lengths = units.sequences.offsets[(unit + 1) * units.choices] - begin
+    slot, start = _before(row, np.ones_like(row)), _before(row, lengths)
+    at = ranges(row * plan.row_length + start, lengths)
+    return _Placed(unit, row, slot, start, ranges(begin, lengths), at)
+
+
+def _before(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The sum of the sizes before each entry in its row; `row` is ascending."""
+    total = np.cumsum(sizes) - sizes
+    return total - total[np.searchsorted(row, row)]
+
+
+def packed_batch(units: Units, plan: Plan, step: int, local: np.ndarray) -> dict[str, np.ndarray]:
+    """This host's rows of a step; `model.encoder.Bert` explains `sequence_ids` and the like.
+
+    Args:
+      units: what `plan` was made for.
+      plan: where units go.
+      step: row of the plan.
+      local: the rows of the step, of its `num_rows[step]`, that are wanted, ascending.
+    """
+    p, num_rows = _place(units, plan, step, local), len(local)
+    sequences, c, k = units.sequences, units.choices, plan.units_a_row
+    sequence = p.unit[:, None] * c + np.arange(c)
+    begin = sequences.offsets[sequence]
+    counts = (sequences.offsets[sequence + 1] - begin).reshape(-1)
+    number = p.slot[:, None] * c + np.arange(c) + 1
+    position = p.source - np.repeat(begin.reshape(-1), counts)
+    of_tokens = {
+        'input_ids': sequences.ids[p.source],
+        'sequence_ids': np.repeat(number.reshape(-1), counts).astype(np.int32),
+        'segment_ids': (position >= np.repeat(
+            sequences.first_lengths[sequence].reshape(-1), counts)).astype(np.int32),
+        'position_ids': position.astype(np.int32),
+        **{name: x[p.source] for name, x in units.tokens.items()},
+    }
+    of_units = {
+        'cls_positions': (p.start[:, None] + begin - begin[:, :1]).astype(np.int32),
+        'unit_index': p.unit.astype(np.int32),
+        'unit_weights': np.ones(len(p.unit), np.float32),
+        **{name: x[p.unit] for name, x in units.labels.items()},
+        **{name: (x[p.unit] + p.start).astype(np.int32) for name, x in units.positions.items()},
+    }
+    batch = {}
+    for name, x in of_tokens.items():
+        flat = np.zeros((num_rows * plan.row_length, *x.shape[1:]), x.dtype)
+        flat[p.at] = x
+        batch[name] = flat.reshape(num_rows, plan.row_length, *x.shape[1:])
+    for name, x in of_units.items():
+        batch[name] = np.zeros((num_rows, k, *x.shape[1:]), x.dtype)
+        batch[name][p.row, p.slot] = x
+    batch['cls_positions'] = batch['cls_positions'].reshape(num_rows, k * c)
+    return batch
+
+
+def unpack(
+    units: Units, plan: Plan, step: int, outputs: Mapping[str, np.ndarray],
+    collected: dict[str, np.ndarray],
+) -> None:
+    """Brings a step's outputs back into the order of `units`.
+
+    Args:
+      units, plan, step: as the batch was made.
+      outputs: arrays of all rows of the step, [R, S, ...] a token or [R, K, ...] a unit.
+      collected: receives arrays [T, ...] of the former and [n, ...] of the latter.
+    """
+    p = _place(units, plan, step, np.arange(plan.num_rows[step]))
+    for name, x in outputs.items():
+        # K is S only where every row is full of units of one token, which [CLS] [SEP] rules out.
+        if x.shape[1] == plan.row_length:
+            count, index = len(units.sequences.ids), p.source
+            values = x.reshape(-1, *x.shape[2:])[p.at]
+        else:
+            count, index, values = len(units), p.unit, x[p.row, p.slot]
+        if name not in collected:
+            collected[name] = np.zeros((count, *values.shape[1:]), values.dtype)
+        collected[name][index] = values
 
 
 _GROUP = 1024  # pairs packed together; larger groups take longer
 _TOKENS_A_PAIR = 32  # a row holds one pair for each so many tokens
 _SAMPLED_PAIRS = 1 << 13
 _DEVIATIONS = 6  # standard deviations of rows in reserve: one group in a billion needs more
+_OF_SLOTS = ('masked_lm_ids', 'masked_lm_weights', 'masked_lm_positions')
 
 
 def packed_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpec:
-    """The spec of packed rows."""
-    pairs_a_row = max(1, max_seq_length // _TOKENS_A_PAIR)
-    return packed_pretrain_spec(max_seq_length, max_predictions_per_seq, pairs_a_row)
+    """`pretrain_spec` for rows of several pairs, which share the row's prediction slots.
+
+    `sequence_ids` number the pairs from 1, `position_ids` start at 0 in each, `cls_positions` are
+    their starts.
+    """
+    k = (max(1, max_seq_length // _TOKENS_A_PAIR),)
+    return dict(pretrain_spec(max_seq_length, max_predictions_per_seq)) | {
+        'position_ids': Feature((max_seq_length,), np.int32),
+        'cls_positions': Feature(k, np.int32),
+        'next_sentence_labels': Feature(k, np.int32),
+        'example_weights': Feature(k, np.float32),
+    }
 
 
 class PackedExamples:
-    """The rows of all steps: row r of step s has the id s * num_rows + r."""
+    """The packed rows of pre-training: row r of step s has the id s * num_rows + r."""
 
     def __init__(self, examples: Examples, batch_size: int, num_rows: int):
         """Checks with the lengths of some steps that the rows suffice.
@@ -84,47 +387,36 @@ class PackedExamples:
         Raises:
           InputError: the pairs of a step do not fit into so many rows.
         """
-        (self._length,) = examples.spec['input_ids'].shape
-        (self._slots,) = examples.spec['masked_lm_ids'].shape
+        (self._length,), (self._slots,) = (
+            examples.spec[name].shape for name in ('input_ids', 'masked_lm_ids'))
         self.spec = packed_spec(self._length, self._slots)
         (self._pairs_a_row,) = self.spec['cls_positions'].shape
         self._examples, self._batch_size, self.num_rows = examples, batch_size, num_rows
-        groups = np.arange(-(-batch_size // _GROUP) + 1)
-        self._first_pair = groups * batch_size // groups[-1]
-        self._first_row = groups * num_rows // groups[-1]
-        self._check()
-
-    def _check(self) -> None:
-        groups = len(self._first_pair) - 1
-        sampled = np.arange(max(2, groups, groups * _SAMPLED_PAIRS // self._batch_size))
-        _, _, rows = self._pack(sampled // groups, sampled % groups)
+        groups = -(-batch_size // _GROUP)
+        self._first_pair = np.arange(groups + 1) * batch_size // groups
+        self._first_row = np.arange(groups + 1) * num_rows // groups
+        sampled = np.arange(max(2, groups, groups * _SAMPLED_PAIRS // batch_size))
+        _, rows = self._pack(sampled // groups, sampled % groups)
         needed = rows.max(axis=1) + 1
         most = groups * (needed.mean() + _DEVIATIONS * needed.std())
-        if most > self.num_rows:
+        if most > num_rows:
             raise InputError(
-                f'config.train.packed_rows={self.num_rows} are too few: the {self._batch_size} '
-                f'sequences of a step fill {groups * needed.min()} to {groups * needed.max()} rows '
-                f'of {self._length} tokens. Set it to '
-                + (f'{math.ceil(most)} or more, or to ' if most < self._batch_size else '')
+                f'config.train.packed_rows={num_rows} are too few: the {batch_size} sequences of '
+                f'a step fill {groups * needed.min()} to {groups * needed.max()} rows of '
+                f'{self._length} tokens. Set it to '
+                + (f'{math.ceil(most)} or more, or to ' if most < batch_size else '')
                 + '0 for a row each'
             )
 
-    def _pack(
-        self, steps_G: np.ndarray, groups_G: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(numbers of the pairs [G, U] in their step, which are real, rows [G, U] in the group)."""
-        first = self._first_pair[groups_G, None]
-        pairs = first + np.arange(np.diff(self._first_pair).max())
+    def _pack(self, steps_G: np.ndarray, groups_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(ids of the pairs [G, U], their rows [G, U] in the group, -1: none)."""
+        pairs = self._first_pair[groups_G, None] + np.arange(np.diff(self._first_pair).max())
         real = pairs < self._first_pair[groups_G + 1, None]
+        pairs += steps_G[:, None] * self._batch_size
         lengths, slots = np.zeros((2, *pairs.shape), np.int64)
-        lengths[real], slots[real] = self._examples.sizes(
-            (steps_G[:, None] * self._batch_size + pairs)[real]
-        )
-        rows = pack(
-            lengths, self._length,
-            [(slots, self._slots), (real.astype(np.int64), self._pairs_a_row)],
-        )
-        return pairs, real, rows
+        lengths[real], slots[real] = self._examples.sizes(pairs[real])
+        limits = [(slots, self._slots), (real.astype(np.int64), self._pairs_a_row)]
+        return pairs, pack(lengths, self._length, limits)
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of these ids [n], ascending.
@@ -133,51 +425,75 @@ class PackedExamples:
           InputError: the pairs of a step need more rows than there are.
         """
         row_ids = np.asarray(row_ids, np.int64)
-        steps, row = row_ids // self.num_rows, row_ids % self.num_rows
+        steps, row = np.divmod(row_ids, self.num_rows)
         group = np.searchsorted(self._first_row, row, 'right') - 1
-        needed = np.unique(np.stack([steps, group]), axis=1)
-        pairs, real, rows = self._pack(*needed)
-        room = np.diff(self._first_row)[needed[1]]
-        if (short := rows.max(axis=1) >= room).any():
+        steps, group = np.unique(np.stack([steps, group]), axis=1)
+        ids, rows = self._pack(steps, group)
+        if (short := rows.max(axis=1) >= np.diff(self._first_row)[group]).any():
             raise InputError(
                 f'config.train.packed_rows={self.num_rows} are too few for step '
-                f'{needed[0, short][0]} of the phase: set it a little higher. The run goes on from '
+                f'{steps[short][0]} of the phase: set it a little higher. The run goes on from '
                 'its last save'
             )
-        row_of = (needed[0] * self.num_rows + self._first_row[needed[1]])[:, None] + rows
-        pair_of = needed[0][:, None] * self._batch_size + pairs
-        wanted = real & np.isin(row_of, row_ids)
-        at = np.searchsorted(row_ids, row_of[wanted])
-        order = np.lexsort((pair_of[wanted], at))
-        return self._joined(self._examples.rows(pair_of[wanted][order]), at[order], len(row_ids))
+        row_of = (steps * self.num_rows + self._first_row[group])[:, None] + rows
+        wanted = (rows >= 0) & np.isin(row_of, row_ids)
+        pairs = self._examples.rows(ids[wanted])
 
-    def _joined(
-        self, pairs: dict[str, np.ndarray], at_m: np.ndarray, num_rows: int
-    ) -> dict[str, np.ndarray]:
-        """Pairs one after the other in the rows `at`, ascending."""
-        batch = empty_rows(self.spec, num_rows)
-        first = np.searchsorted(at_m, at_m)
-
-        def before(sizes: np.ndarray) -> np.ndarray:
-            """The places taken in its row by the pairs before each."""
-            total = np.cumsum(sizes) - sizes
-            return total - total[first]
-
-        start = before(pairs['sequence_ids'].sum(axis=1))
-        number = np.arange(len(at_m)) - first
-        pair, position = np.nonzero(pairs['sequence_ids'])
-        token = at_m[pair], start[pair] + position
-        for name in ('input_ids', 'segment_ids'):
-            batch[name][token] = pairs[name][pair, position]
-        batch['sequence_ids'][token] = number[pair] + 1
-        batch['position_ids'][token] = position
-        used = pairs['masked_lm_weights'] > 0
+        real = pairs['sequence_ids'] > 0
+        units = Units(
+            Sequences(
+                pairs['input_ids'][real],
+                np.concatenate([[0], np.cumsum(real.sum(axis=1))]),
+                (real & (pairs['segment_ids'] == 0)).sum(axis=1),
+            ),
+            labels={'next_sentence_labels': pairs['next_sentence_labels']},
+        )
+        plan = Plan(
+            np.arange(len(units))[None], np.searchsorted(row_ids, row_of[wanted])[None],
+            self._length, np.array([len(row_ids)]), self._pairs_a_row, len(units.sequences.ids),
+        )
+        batch = packed_batch(units, plan, 0, np.arange(len(row_ids)))
+        row, number = np.nonzero(batch['unit_weights'])
+        unit = batch.pop('unit_index')[row, number]
+        batch['example_weights'] = batch.pop('unit_weights')
+        # The row's slots hold those that its pairs use, one pair after the other.
+        batch |= empty_rows({name: self.spec[name] for name in _OF_SLOTS}, len(row_ids))
+        used = pairs['masked_lm_weights'][unit] > 0
         pair, slot = np.nonzero(used)
-        place = at_m[pair], before(used.sum(axis=1))[pair] + slot
-        for name in ('masked_lm_ids', 'masked_lm_weights'):
-            batch[name][place] = pairs[name][pair, slot]
-        batch['masked_lm_positions'][place] = pairs['masked_lm_positions'][pair, slot] + start[pair]
-        batch['cls_positions'][at_m, number] = start
-        for name in ('next_sentence_labels', 'example_weights'):
-            batch[name][at_m, number] = pairs[name]
+        place = row[pair], _before(row, used.sum(axis=1))[pair] + slot
+        for name in _OF_SLOTS:
+            batch[name][place] = pairs[name][unit[pair], slot]
+        batch['masked_lm_positions'][place] += batch['cls_positions'][row, number][pair]
         return batch
+
+
+class Tiles(NamedTuple):
+    """Windows [W] over spans: of which, first places, places after the last, where scoring begins.
+
+    Scoring in a window goes on to where it begins in the next.
+    """
+
+    span: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    cores: np.ndarray
+
+
+def tile(spans: np.ndarray, size: int | np.ndarray) -> Tiles:
+    """Windows over spans: one of the whole where it fits, else evenly spaced, overlapping by half.
+
+    Args:
+      spans: bounds of the spans, which follow each other.
+      size: places that a window holds, of all or of each span.
+    """
+    begins, lengths = spans[:-1], np.diff(spans)
+    size = np.broadcast_to(size, lengths.shape)
+    over = np.maximum(lengths - size, 0)
+    num = 1 + -(-over // ((size + 1) // 2))
+    span = np.repeat(np.arange(len(lengths)), num)
+    i = ranges(np.zeros_like(num), num)
+    starts = begins[span] + i * over[span] // np.maximum(num[span] - 1, 1)
+    ends = np.minimum(starts + size[span], spans[1:][span])
+    # In the middle of the overlap with the window before.
+    middles = (np.roll(ends, 1) + starts) // 2
+    return Tiles(span, starts, ends, np.where(i == 0, starts, middles))

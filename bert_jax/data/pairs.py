@@ -46,6 +46,12 @@ def joined(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     return np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum())), counts
 
 
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """[sum(counts)] int64: starts[i], starts[i] + 1, ... (counts[i] of them) for every i."""
+    shifts = starts - (np.cumsum(counts) - counts)
+    return np.arange(counts.sum()) + np.repeat(shifts, counts)
+
+
 def truncated_lengths(
     a_n: np.ndarray, b_n: np.ndarray, budget: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -67,12 +73,8 @@ def truncated_lengths(
 
 
 def make_sequences(
-    a: tuple[np.ndarray, np.ndarray],
-    b: tuple[np.ndarray, np.ndarray] | None,
-    *,
-    max_length: int,
-    cls_id: int,
-    sep_id: int,
+    a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray] | None, *,
+    max_length: int, cls_id: int, sep_id: int,
 ) -> Sequences:
     """Sequences of single texts or of pairs, cut at their ends to `max_length`.
 
@@ -82,34 +84,14 @@ def make_sequences(
       max_length: tokens of a sequence, [CLS] and [SEP] included.
       cls_id, sep_id: of the vocabulary.
     """
-    a_ids, a_n = a
-    a_n = a_n.astype(np.int64)
-    if b is None:
-        a_kept = np.minimum(a_n, max_length - 2)
-        lengths = first = a_kept + 2
-        cut = a_kept < a_n
-    else:
-        b_ids, b_n = b
-        b_n = b_n.astype(np.int64)
-        a_kept, b_kept = truncated_lengths(a_n, b_n, max_length - 3)
-        first = a_kept + 2
-        lengths = first + b_kept + 1
-        cut = (a_kept < a_n) | (b_kept < b_n)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    num_special = 2 if b is None else 3
+    texts = a, b or (a[0][:0], np.zeros_like(a[1]))
+    counts = [n.astype(np.int64) for _, n in texts]
+    kept = truncated_lengths(counts[0], counts[1], max_length - num_special)
+    first = kept[0] + 2
+    offsets = np.concatenate([[0], np.cumsum(kept[0] + kept[1] + num_special)])
     ids = np.full(offsets[-1], sep_id, np.int32)
-    starts = offsets[:-1]
-    ids[starts] = cls_id
-    _copy(ids, starts + 1, a_ids, a_n, a_kept)
-    if b is not None:
-        _copy(ids, starts + first, b_ids, b_n, b_kept)
-    return Sequences(ids, offsets, first, int(cut.sum()))
-
-
-def _copy(
-    target: np.ndarray, starts: np.ndarray, source: np.ndarray, counts: np.ndarray,
-    kept: np.ndarray,
-) -> None:
-    """Copies the first `kept[i]` tokens of text i to `target[starts[i]:]`, for all i."""
-    within = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
-    source_starts = np.cumsum(counts) - counts
-    target[np.repeat(starts, kept) + within] = source[np.repeat(source_starts, kept) + within]
+    ids[offsets[:-1]] = cls_id
+    for (tokens, _), n, n_kept, begin in zip(texts, counts, kept, (1, first), strict=True):
+        ids[ranges(offsets[:-1] + begin, n_kept)] = tokens[ranges(np.cumsum(n) - n, n_kept)]
+    return Sequences(ids, offsets, first, int((kept[0] + kept[1] < counts[0] + counts[1]).sum()))

@@ -9,49 +9,54 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from bert_jax.data.examples import BatchSpec, pretrain_spec
+from bert_jax.data.examples import collect, grouped, pretrain_spec
 from bert_jax.data.masking import MaskingRates, mask_rows, num_to_predict
+from bert_jax.data.pairs import truncated_lengths
 from bert_jax.data.stateless import below, coin_flips, hash64, permute, uniform
+from bert_jax.data.store import TokenStore
 from bert_jax.runtime.errors import InputError
+from bert_jax.text.vocab import Vocab
 
-# Purposes of draws, so that no two decisions share one (the other numbers are in `pretrain`).
-_TARGET, _SPLIT, _NEXT = range(101, 104)
-_Plan = concurrent.futures.Future  # of the first sentence [chunks] of every chunk
+# Purposes of draws, so that no two decisions share one.
+_TARGET, _SPLIT, _NEXT, _DOCUMENT, _START, _TRUNCATE, _MASK, _ORDER = range(101, 109)
 _Map = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 _BLOCK = 1 << 13  # chunks cut in one go: their arrays stay in the processor's cache
 _FEW = 1 << 9  # documents for which a pass costs more than its chunks do
 _REST = 1 << 22  # sentences of the longest documents that are cut at once
 
 
-class Chunks(NamedTuple):
-    """Sentence chunks (all [n]).
+@dataclasses.dataclass(frozen=True)
+class Recipe(MaskingRates):
+    """The options of making rows: `config.data` has these fields."""
 
-    Attributes:
-      start, split, end: sentence indices; A is start..split, and where the next segment is the
-        real one B is split..end.
-      document: position in the list of documents.
-      is_random: B comes from another document instead.
-      target: tokens that the pair aims at.
-    """
+    max_seq_length: int = 128
+    max_predictions_per_seq: int = 20
+    short_seq_prob: float = 0.1
+    random_next_prob: float = 0.5
+    next_sentence: bool = True
+    min_sentences: int = 1
+    num_maskings: int = 0
 
-    start: np.ndarray
-    split: np.ndarray
-    end: np.ndarray
-    document: np.ndarray
-    is_random: np.ndarray
-    target: np.ndarray
+    @property
+    def num_special(self) -> int:
+        """[CLS] and [SEP] of a row."""
+        return 3 if self.next_sentence else 2
+
+    @property
+    def max_tokens(self) -> int:
+        """Room for A and B in a row."""
+        return self.max_seq_length - self.num_special
 
 
 class EpochPlans:
     """The chunks of every epoch of one list of documents."""
 
     def __init__(
-        self, offsets: np.ndarray, first: np.ndarray, last: np.ndarray, *, seed: int,
-        max_tokens: int, short_seq_prob: float, random_next_prob: float, next_sentence: bool,
+        self, offsets: np.ndarray, first: np.ndarray, last: np.ndarray, recipe: Recipe, seed: int
     ):
         """Cuts nothing yet.
 
@@ -59,33 +64,31 @@ class EpochPlans:
           offsets: [sentences + 1] int64, strictly increasing: sentence -> first token.
           first: [k] first sentence of each document, ascending.
           last: [k] the sentence after its last.
+          recipe: how chunks are cut.
           seed: of all draws.
-          max_tokens: room for A and B in a row.
-          short_seq_prob: share of documents whose pairs aim at fewer tokens.
-          random_next_prob: share of B from another document.
-          next_sentence: whether chunks have a B at all.
         """
-        self._offsets = offsets
         index = np.dtype(np.uint32 if len(offsets) < 2**32 else np.int64)
         self.first, self.last = first.astype(index), last.astype(index)
-        self._seed, self._max_tokens = seed, max_tokens
-        self._short_seq_prob, self._random_next_prob = short_seq_prob, random_next_prob
-        self._next_sentence = next_sentence
-        self._plans: dict[int, _Plan] = {}
+        self._offsets, self._recipe, self._seed = offsets, recipe, seed
+        self._plans: dict[int, concurrent.futures.Future[np.ndarray]] = {}
         self._lock = threading.Lock()
 
-    def size(self, epoch: int) -> int:
-        """Chunks of an epoch."""
-        return len(self._plan(epoch))
+    def chunks(self, epoch: int, index: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The chunks [n] at these places of an epoch's plan, each a run of sentences.
 
-    def chunks(self, epoch: int, index: np.ndarray) -> Chunks:
-        """The chunks [n] that stand at these places of an epoch's plan."""
-        start = self._plan(epoch)[index]
+        Returns:
+          start, split, end: [n] sentence indices; A is start..split, and where the next segment
+            is the real one B is split..end.
+          document: [n] position in the list of documents.
+          is_random: [n] B comes from another document instead.
+          target: [n] tokens that the pair aims at.
+        """
+        start = self.plan(epoch).result()[index]
         document = np.searchsorted(self.first, start, 'right') - 1
         start = start.astype(np.int64)
         target = self._targets(epoch, document)
         split, end, is_random = self._cut(epoch, document, start, target)
-        return Chunks(start, split, end, document, is_random, target)
+        return start, split, end, document, is_random, target
 
     def sentences_within(
         self, start: np.ndarray, tokens: np.ndarray, limit: np.ndarray
@@ -101,39 +104,31 @@ class EpochPlans:
         # memory, where a search of all offsets would wait for memory at every step.
         wanted = np.take(self._offsets, start) + tokens
         place = start.copy()
-        for bit in reversed(range((self._max_tokens - 1).bit_length())):
+        for bit in reversed(range((self._recipe.max_tokens - 1).bit_length())):
             probe = place + (1 << bit)
             np.copyto(place, probe, where=np.take(self._offsets, probe, mode='clip') < wanted)
         return np.minimum(place + 1, limit)
 
-    def prepare(self, epoch: int) -> None:
-        """Begins an epoch's plan in the background, unless it is there already."""
-        plan, is_new = self._claim(epoch)
-        if is_new:
-            threading.Thread(target=self._make, args=(epoch, plan, True), daemon=True).start()
-
-    def _plan(self, epoch: int) -> np.ndarray:
-        """The first sentence [chunks] of every chunk; waits where it is being made."""
-        plan, is_new = self._claim(epoch)
-        if is_new:
-            self._make(epoch, plan, False)
-        return plan.result()
-
-    def _claim(self, epoch: int) -> tuple[_Plan, bool]:
-        """The plan of an epoch, and whether the caller has to make it. The last two are kept."""
+    def plan(
+        self, epoch: int, in_background: bool = False
+    ) -> concurrent.futures.Future[np.ndarray]:
+        """The first sentence [chunks] of every chunk. The last two plans asked for are kept."""
         with self._lock:
-            plan = self._plans.pop(epoch, None)
-            is_new = plan is None
-            plan = plan or concurrent.futures.Future()
-            self._plans = dict([*self._plans.items()][-1:])
-            self._plans[epoch] = plan
-            return plan, is_new
+            is_new = epoch not in self._plans
+            plan = self._plans.pop(epoch, None) or concurrent.futures.Future()
+            self._plans = dict([*self._plans.items()][-1:]) | {epoch: plan}
 
-    def _make(self, epoch: int, plan: _Plan, in_background: bool) -> None:
-        try:
-            plan.set_result(self._starts(epoch, in_background))
-        except BaseException as error:  # whoever waits for the plan shall hear of it
-            plan.set_exception(error)
+        def make() -> None:
+            try:
+                plan.set_result(self._starts(epoch, in_background))
+            except BaseException as error:  # raised where the plan is used
+                plan.set_exception(error)
+
+        if is_new and in_background:
+            threading.Thread(target=make, daemon=True).start()
+        elif is_new:
+            make()
+        return plan
 
     def _starts(self, epoch: int, in_background: bool) -> np.ndarray:
         """Cuts all documents, one chunk of each a pass; store order within a pass."""
@@ -183,7 +178,7 @@ class EpochPlans:
             split, end, is_random = self._cut(
                 epoch, document[block], start[block].astype(np.int64), target[block]
             )
-            # What a random B takes the place of comes next.
+            # The sentences that a random B replaces come next.
             following[block] = np.where(is_random, split, end)
 
         for _ in run(advance, range(0, len(start), _BLOCK)):
@@ -193,58 +188,22 @@ class EpochPlans:
     def _targets(self, epoch: int, document: np.ndarray) -> np.ndarray:
         """Tokens [n] that the pairs of these documents aim at in this epoch."""
         draws = hash64(self._seed, epoch, _TARGET, document)
-        short = uniform(draws) < self._short_seq_prob
-        length = 2 + below(hash64(draws, 1), self._max_tokens - 1)
-        return np.where(short, length, self._max_tokens).astype(np.int32)
+        length = 2 + below(hash64(draws, 1), self._recipe.max_tokens - 1)
+        return np.where(
+            uniform(draws) < self._recipe.short_seq_prob, length, self._recipe.max_tokens
+        ).astype(np.int32)
 
     def _cut(
         self, epoch: int, document: np.ndarray, start: np.ndarray, target: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(split, end, is_random) of the chunks [n] that begin at these sentences."""
         end = self.sentences_within(start, target, self.last[document])
-        if not self._next_sentence:
+        if not self._recipe.next_sentence:
             return end, end, np.zeros(len(end), bool)
         draws = hash64(self._seed, epoch, _SPLIT, document, start)
         split = start + 1 + below(draws, np.maximum(end - start - 1, 1))
-        is_random = (end - start == 1) | (uniform(hash64(draws, _NEXT)) < self._random_next_prob)
-        return split, end, is_random
-
-
-# Purposes of draws, so that no two decisions share one (101 to 103 are in `plans`).
-_DOCUMENT, _START, _TRUNCATE, _MASK, _ORDER = range(104, 109)
-
-
-class Tokens(Protocol):
-    """The arrays of a token store that are used (`data.store.TokenStore`)."""
-
-    tokens: np.ndarray  # [T] unsigned
-    sentence_offsets: np.ndarray  # [sentences + 1] int64, into tokens
-    document_offsets: np.ndarray  # [documents + 1] int64, into sentences
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """The options of making rows."""
-
-    max_seq_length: int = 128
-    max_predictions_per_seq: int = 20
-    short_seq_prob: float = 0.1
-    random_next_prob: float = 0.5
-    next_sentence: bool = True
-    min_sentences: int = 1
-    num_maskings: int = 0
-    masking: MaskingRates = MaskingRates()
-
-
-@dataclasses.dataclass(frozen=True)
-class SpecialIds:
-    """Ids and facts of the vocabulary that rows need."""
-
-    vocab_size: int
-    cls_id: int
-    sep_id: int
-    mask_id: int
-    is_continuation: np.ndarray
+        random = uniform(hash64(draws, _NEXT)) < self._recipe.random_next_prob
+        return split, end, random | (end - start == 1)
 
 
 class PretrainExamples:
@@ -259,7 +218,7 @@ class PretrainExamples:
     """
 
     def __init__(
-        self, store: Tokens, documents: np.ndarray, recipe: Recipe, special: SpecialIds, seed: int,
+        self, store: TokenStore, documents: np.ndarray, recipe: Recipe, vocab: Vocab, seed: int,
         name: str = 'the corpus',
     ):
         """Plans the first epoch, which fixes `num_examples`.
@@ -268,7 +227,7 @@ class PretrainExamples:
           store: the token store.
           documents: [k] int64 indices of the documents to use, ascending.
           recipe: how rows are made.
-          special: the vocabulary's facts.
+          vocab: that the store was made with.
           seed: of all draws.
           name: of the source, for messages.
 
@@ -288,19 +247,11 @@ class PretrainExamples:
                    'give more text, or set config.data.next_sentence=False'
                    if recipe.next_sentence else ': give more text')
             )
-        self.spec: BatchSpec = pretrain_spec(
-            recipe.max_seq_length, recipe.max_predictions_per_seq
-        )
-        self._store, self._recipe, self._special, self._seed = store, recipe, special, seed
+        self.spec = pretrain_spec(recipe.max_seq_length, recipe.max_predictions_per_seq)
+        self._store, self._recipe, self._vocab, self._seed = store, recipe, vocab, seed
         self._offsets = np.asarray(store.sentence_offsets)  # a memmap's own indexing is slower
-        self._num_special = 3 if recipe.next_sentence else 2
-        self._max_tokens = recipe.max_seq_length - self._num_special
-        self._plans = EpochPlans(
-            self._offsets, first, last, seed=seed,
-            max_tokens=self._max_tokens, short_seq_prob=recipe.short_seq_prob,
-            random_next_prob=recipe.random_next_prob, next_sentence=recipe.next_sentence,
-        )
-        self.num_examples = self.num_frozen = self._plans.size(0)
+        self._plans = EpochPlans(self._offsets, first, last, recipe, seed)
+        self.num_examples = self.num_frozen = len(self._plans.plan(0).result())
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of these ids, in shuffled order, epoch after epoch.
@@ -311,55 +262,9 @@ class PretrainExamples:
         Returns:
           Features of `spec`, [n, ...].
         """
-        row_ids = np.asarray(row_ids, np.int64)
-        batch: dict[str, np.ndarray] = {
-            name: np.empty((len(row_ids), *f.shape), f.dtype) for name, f in self.spec.items()
-        }
-        for here, epoch, index in self._chunks(row_ids):
-            part = self._make(epoch, index)
-            if len(here) == len(row_ids):
-                return part
-            for name, x in part.items():
-                batch[name][here] = x
-        return batch
-
-    def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens [n] of these rows, and how many prediction slots they use at most."""
-        row_ids = np.asarray(row_ids, np.int64)
-        lengths = np.empty(len(row_ids), np.int64)
-        for here, epoch, index in self._chunks(row_ids):
-            _, a_length, _, b_length, _ = self._segments(epoch, index)
-            lengths[here] = a_length + b_length + self._num_special
-        slots = self._recipe.max_predictions_per_seq
-        return lengths, num_to_predict(lengths, self._recipe.masking.masked_lm_prob, slots)
-
-    def documents(self, row_ids: np.ndarray) -> np.ndarray:
-        """The documents [n] of the store that the rows (their segments A) are from."""
-        result = np.empty(len(row_ids), np.int64)
-        for here, epoch, index in self._chunks(np.asarray(row_ids, np.int64)):
-            sentence = np.searchsorted(self._offsets, self._segments(epoch, index)[0], 'right') - 1
-            result[here] = np.searchsorted(self._store.document_offsets, sentence, 'right') - 1
-        return result
-
-    def _chunks(self, row_ids: np.ndarray) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-        """By epoch: the rows that belong to it, and the drawn epoch whose chunks they are."""
-        epochs = row_ids // self.num_examples
-        for epoch in np.unique(epochs):
-            here = np.flatnonzero(epochs == epoch)
-            place = row_ids[here] - epoch * self.num_examples
-            drawn = self._drawn(int(epoch))
-            size = self._plans.size(drawn)
-            # Epochs differ a little in their number of chunks: of a longer one the last few are
-            # left out, of a shorter one the first few come twice.
-            order = hash64(self._seed, int(epoch), _ORDER)
-            # The plan after this one, ahead of time; by now the one before is not read any more.
-            if (place >= self.num_examples // 4).any():
-                self._plans.prepare(self._drawn(int(epoch) + 1))
-            yield here, drawn, permute(place % size, size, int(order))
-
-    def _drawn(self, epoch: int) -> int:
-        """The epoch whose chunks, pairs and masks an epoch has."""
-        return epoch % self._recipe.num_maskings if self._recipe.num_maskings else epoch
+        epochs, places = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
+        return collect(self.spec, epochs, lambda epoch, here: self._make(
+            *self._chunks(epoch, places[here])))
 
     def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of the first epoch [n]: evaluation sees the same pairs and masks every time.
@@ -369,6 +274,42 @@ class PretrainExamples:
         """
         order = permute(np.asarray(row_ids, np.int64), self.num_frozen, 0xF20)
         return self._make(0, order)
+
+    def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens [n] of these rows, and how many prediction slots they use at most."""
+        lengths = np.empty(len(row_ids), np.int64)
+        for here, (_, a_length, _, b_length, _) in self._segments_of(row_ids):
+            lengths[here] = a_length + b_length + self._recipe.num_special
+        slots = self._recipe.max_predictions_per_seq
+        return lengths, num_to_predict(lengths, self._recipe.masked_lm_prob, slots)
+
+    def documents(self, row_ids: np.ndarray) -> np.ndarray:
+        """The documents [n] of the store that the rows (their segments A) are from."""
+        result = np.empty(len(row_ids), np.int64)
+        for here, (a_begin, *_) in self._segments_of(row_ids):
+            sentence = np.searchsorted(self._offsets, a_begin, 'right') - 1
+            result[here] = np.searchsorted(self._store.document_offsets, sentence, 'right') - 1
+        return result
+
+    def _segments_of(self, row_ids: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[Any, ...]]]:
+        """By epoch: indices of the rows that belong to it, and their `_segments`."""
+        epochs, places = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
+        for epoch, here in grouped(epochs):
+            yield here, self._segments(*self._chunks(epoch, places[here]))
+
+    def _chunks(self, epoch: int, place: np.ndarray) -> tuple[int, np.ndarray]:
+        """The epoch whose chunks an epoch has, and those [n] at these places of the epoch."""
+        num_maskings = self._recipe.num_maskings
+        drawn = epoch % num_maskings if num_maskings else epoch
+        # Epochs differ a little in their number of chunks: of a longer one the last few are
+        # left out, of a shorter one the first few come twice.
+        size = len(self._plans.plan(drawn).result())
+        order = hash64(self._seed, epoch, _ORDER)
+        # The plan after this one, ahead of time; by now the one before is not read any more.
+        if (place >= self.num_examples // 4).any():
+            self._plans.plan(
+                (epoch + 1) % num_maskings if num_maskings else epoch + 1, in_background=True)
+        return drawn, permute(place % size, size, int(order))
 
     def _segments(
         self, epoch: int, index: np.ndarray
@@ -389,28 +330,19 @@ class PretrainExamples:
             b_last[r] = plans.sentences_within(b_first[r], target[r] - a_length[r], limit)
         b_begin = offsets[b_first]
         b_length = offsets[b_last] - b_begin
-        # Tokens go from the longer segment one by one, so the shorter keeps all of it or both end
-        # up at half; which end they go from is a coin flip each.
-        room = self._max_tokens
-        excess = np.maximum(a_length + b_length - room, 0)
-        a_kept = np.where(
-            b_length <= room // 2, room - b_length,
-            np.where(a_length <= (room + 1) // 2, a_length, (room + 1) // 2),
-        )
-        a_cut = np.where(excess > 0, a_length - np.minimum(a_kept, a_length), 0)
-        b_cut = excess - a_cut
+        # The longer segment loses tokens; from which of its ends is a coin flip for each.
+        a_kept, b_kept = truncated_lengths(a_length, b_length, self._recipe.max_tokens)
         keys = hash64(self._seed, epoch, _TRUNCATE, index)
-        cut = np.flatnonzero(excess)
-        a_begin[cut] += coin_flips(hash64(keys[cut], 1), a_cut[cut])
-        b_begin[cut] += coin_flips(hash64(keys[cut], 2), b_cut[cut])
-        return a_begin, a_length - a_cut, b_begin, b_length - b_cut, is_random
+        cut = np.flatnonzero(a_kept + b_kept < a_length + b_length)
+        a_begin[cut] += coin_flips(hash64(keys[cut], 1), (a_length - a_kept)[cut])
+        b_begin[cut] += coin_flips(hash64(keys[cut], 2), (b_length - b_kept)[cut])
+        return a_begin, a_kept, b_begin, b_kept, is_random
 
     def _make(self, epoch: int, index: np.ndarray) -> dict[str, np.ndarray]:
-        recipe, special = self._recipe, self._special
-        n, width = len(index), recipe.max_seq_length
+        recipe, vocab = self._recipe, self._vocab
         a_begin, a_length, b_begin, b_length, is_random = self._segments(epoch, index)
-        lengths = a_length + b_length + self._num_special
-        column = np.arange(width, dtype=np.int32)[None, :]
+        lengths = a_length + b_length + recipe.num_special
+        column = np.arange(recipe.max_seq_length, dtype=np.int32)
         a_end = (a_length + 1).astype(np.int32)[:, None]  # column of the first [SEP]
         end = (lengths - 1).astype(np.int32)[:, None]  # column of the last [SEP]
         in_b = column > a_end
@@ -420,15 +352,12 @@ class PretrainExamples:
         input_ids = self._store.tokens[source].astype(np.int32)
         real = column <= end
         np.copyto(input_ids, 0, where=~candidates)
-        input_ids[:, 0] = special.cls_id
-        every = np.arange(n)
-        input_ids[every, a_end[:, 0]] = special.sep_id
-        input_ids[every, end[:, 0]] = special.sep_id
+        input_ids[:, 0] = vocab.cls_id
+        for ends in (a_end, end):
+            np.put_along_axis(input_ids, ends, vocab.sep_id, axis=1)
         masked = mask_rows(
             input_ids, candidates, lengths, hash64(self._seed, epoch, _MASK, index),
-            rates=recipe.masking, slots=recipe.max_predictions_per_seq,
-            vocab_size=special.vocab_size, mask_id=special.mask_id,
-            is_continuation=special.is_continuation,
+            rates=recipe, slots=recipe.max_predictions_per_seq, vocab=vocab,
         )
         return {
             'input_ids': input_ids,
@@ -436,7 +365,7 @@ class PretrainExamples:
             'segment_ids': (in_b & real).astype(np.int32),
             **masked,
             'next_sentence_labels': is_random.astype(np.int32),
-            'example_weights': np.ones(n, np.float32),
+            'example_weights': np.ones(len(index), np.float32),
         }
 
 
@@ -446,7 +375,7 @@ _CHUNK = 1 << 22
 _COUNTED = 1 << 23  # tokens
 
 
-def repeated_share(store: Tokens, documents: np.ndarray) -> float:
+def repeated_share(store: TokenStore, documents: np.ndarray) -> float:
     """Share of the sentences whose first ten tokens an earlier sentence has.
 
     Whole documents that are there twice are left out when a store is built. This sees those that
@@ -470,15 +399,13 @@ def repeated_share(store: Tokens, documents: np.ndarray) -> float:
         chosen = np.flatnonzero(key % np.uint64(every) == 0)
         document = np.searchsorted(store.document_offsets, begin + sentence[chosen], 'right') - 1
         chosen = chosen[used[document]]
-        starts, key = starts[chosen], key[chosen]
-        for i in range(2, _COMPARED):
-            key = hash64(key, store.tokens[starts + i])
-        result.append(key)
+        result.append(hash64(key[chosen], *(
+            store.tokens[starts[chosen] + i] for i in range(2, _COMPARED))))
     keys = np.sort(np.concatenate(result))  # np.unique takes several times as long
     return int((keys[1:] == keys[:-1]).sum()) / max(len(keys), 1)
 
 
-def frequency_loss(stores: Sequence[tuple[Tokens, float]], vocab_size: int) -> float:
+def frequency_loss(stores: Sequence[tuple[TokenStore, float]], vocab_size: int) -> float:
     """Mean masked-LM loss of guessing each token as often as it occurs: the entropy, in nats.
 
     Args:

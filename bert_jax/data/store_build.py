@@ -66,10 +66,8 @@ def _builder(job: bytes) -> Any:
     os.environ.update(CUDA_VISIBLE_DEVICES='', TF_NUM_INTRAOP_THREADS=str(num_threads),
                       TF_NUM_INTEROP_THREADS=str(num_threads + 2))
     with loading_tensorflow(source.spec):
-        from bert_jax.data.pipeline import hide_accelerators
         from bert_jax.data.store_worker import PartBuilder
 
-        hide_accelerators()
     return PartBuilder(source, tokenizer, num_threads)
 
 

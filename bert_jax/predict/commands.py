@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Sequences, joined, make_sequences
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import MultipleChoice, softmax
@@ -35,7 +36,6 @@ from bert_jax.predict.loaded import (
 )
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks import squad, tagging
-from bert_jax.tasks.packing import Units
 from bert_jax.tasks.texts import TextWindows, text_windows
 from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab

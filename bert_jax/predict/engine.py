@@ -3,7 +3,7 @@
 Units are packed into rows of a few shapes, and rows into steps on all devices of a mesh. The host
 tokenizes and packs the next steps while the devices compute.
 
-A function computes a packed batch (`tasks.packing`). Those of the encoder and of the pre-training
+A function computes a packed batch (`data.packing`). Those of the encoder and of the pre-training
 heads are here, to be given to the engine as `bound(masked_lm_top, config, 5)`; that of another head
 is its `outputs`.
 
@@ -26,11 +26,11 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_jax.data.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
 from bert_jax.heads.pretraining import PretrainingHeads, masked_lm_logits
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
-from bert_jax.tasks.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
 from bert_jax.train.report import duration
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_jax.data.packing import Units
 from bert_jax.data.pairs import joined
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
@@ -23,7 +24,6 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine, Function, Outputs
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.tasks.packing import Units
 from bert_jax.tasks.texts import WINDOWS
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.vocab import Vocab

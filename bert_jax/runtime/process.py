@@ -107,7 +107,7 @@ def without(package: str, *, empty: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def loading_tensorflow(purpose: str) -> Iterator[None]:
-    """Imports TensorFlow without its banner; the block may import TF-Text and others.
+    """Imports TensorFlow without its banner, off the accelerators; the block may import TF-Text.
 
     Raises:
       InputError: it is not installed; names `purpose` and the command that installs it.
@@ -115,8 +115,12 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
     try:
         with quiet_stderr():
             # Keras is a third of the import time. What is missing is reported below.
-            with without('keras'), contextlib.suppress(ModuleNotFoundError):
-                import tensorflow  # noqa: F401
+            # A caller's TensorFlow that has begun keeps its devices (RuntimeError).
+            with without('keras'), contextlib.suppress(ModuleNotFoundError, RuntimeError):
+                import tensorflow
+
+                for kind in ('GPU', 'TPU'):  # jax computes on them
+                    tensorflow.config.set_visible_devices([], kind)
             yield
     except ModuleNotFoundError as error:
         missing = str(error.name).partition('.')[0]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode, make_sequences
 from bert_jax.heads.classification import MultipleChoice
 from bert_jax.runtime.errors import InputError
@@ -34,7 +35,6 @@ from bert_jax.tasks.labelled import (
     own_files,
 )
 from bert_jax.tasks.metrics import accuracy
-from bert_jax.tasks.packing import Units
 from bert_jax.tasks.table import (
     Malformed,
     find_file,

@@ -19,6 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.dataset import Places, share_added_words
+from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Encode
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.heads import HEADS
@@ -31,7 +32,6 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import loading_tensorflow
-from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.gates import Gates
@@ -146,10 +146,8 @@ def open_tokenization(config: ConfigDict) -> Tokenization:
     )
     tokenizer = load_tokenizer(path, config.data.lowercase)
     with loading_tensorflow('fine-tuning'):
-        from bert_jax.data.pipeline import hide_accelerators
         from bert_jax.data.tokenize import make_encode
 
-    hide_accelerators()
     return Tokenization(
         path, tokenizer, make_encode(tokenizer), config.data.lowercase, config.data.max_seq_length
     )

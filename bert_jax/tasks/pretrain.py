@@ -1,8 +1,9 @@
-"""Pre-training as a task."""
+"""Pre-training as a task: its text or records, its phases and its gates."""
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import functools
 import itertools
 import math
@@ -16,23 +17,228 @@ from ml_collections import ConfigDict
 from bert_jax.config import model_fields
 from bert_jax.config.phases import batches_of, stretches
 from bert_jax.config.phases import phases as phases_of
-from bert_jax.data.dataset import Data, SyntheticData, TextData, TextOptions
-from bert_jax.data.examples import BatchSpec, Rows, pretrain_spec
-from bert_jax.data.masking import MaskingRates
+from bert_jax.data import dataset
+from bert_jax.data.examples import (
+    BatchSpec,
+    Examples,
+    Mixture,
+    RecordExamples,
+    Rows,
+    SyntheticExamples,
+    eval_batches,
+    pretrain_spec,
+    train_batches,
+)
 from bert_jax.data.packing import PackedExamples, packed_spec
-from bert_jax.data.pretrain import PretrainExamples, Recipe
+from bert_jax.data.pretrain import PretrainExamples, Recipe, frequency_loss, repeated_share
+from bert_jax.data.store import TokenStore
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.tasks.labelled import ScoredModel
+from bert_jax.text import check_known, load_tokenizer
 from bert_jax.train.gates import Gates
 from bert_jax.train.report import read_records
 from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep, Phase, evaluate
 
 _NAMED = 8  # documents of a step
+_LOOKED_AT = 1_000_000  # pieces of a text to check for [UNK]
+# A fixed seed for evaluation rows, so that all runs are evaluated on the same rows.
+_EVAL_SEED = 0x5EED
+
+
+class SyntheticData:
+    """Random rows; needs neither files nor TensorFlow. Its methods are those of `TextData`."""
+
+    vocab_path: Path | None = None
+
+    def __init__(self, vocab_size: int, seed: int):
+        self.vocab_size, self._seed = vocab_size, seed
+
+    def identity(self) -> dict[str, str]:
+        return {}
+
+    def frequency_loss(self) -> float | None:
+        return None
+
+    def repeated_share(self) -> float:
+        return 0.0
+
+    def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
+        return SyntheticExamples(
+            self.vocab_size, max_seq_length, max_predictions_per_seq, seed=self._seed)
+
+    def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
+        return SyntheticExamples(
+            self.vocab_size, max_seq_length, max_predictions_per_seq, num_examples=256,
+            seed=self._seed + 1)
+
+
+class TextData:
+    """Rows from text, by token stores, and from Google's records.
+
+    Attributes:
+      vocab_size, vocab_path: of the vocabulary.
+      places: folders of vocabularies and stores.
+      stores: the token store of each source of text.
+    """
+
+    def __init__(self, config: ConfigDict):
+        """Opens, or builds, the vocabulary and the stores. All hosts call it.
+
+        Raises:
+          InputError: invalid sources or vocabulary.
+        """
+        self._config, d = config, config.data
+        self._sources = weighted_sources(d.source)
+        specs = [spec for spec, _ in self._sources] + ([d.eval_source] if d.eval_source else [])
+        records = [spec for spec in specs if dataset.is_records(spec)]
+        if records and d.add_tokens:
+            raise InputError(
+                f'config.data.add_tokens={d.add_tokens}, but the text in {records[0]} is cut into '
+                'pieces already: give the text itself, or leave config.data.add_tokens empty'
+            )
+        if not d.vocab_file and (made := config.init_checkpoint or ''.join(records[:1])):
+            raise InputError(
+                f'config.data.vocab_file is empty, and {made} brings no vocabulary: set '
+                '--config.data.vocab_file to the vocab.txt that it was made with'
+            )
+        with loading_tensorflow('pre-training from text'):  # which synthetic rows do not need
+            from bert_jax.data.records import RecordFiles
+
+        texts = dataset.open_texts([spec for spec in specs if spec not in records], d.tfds_dir)
+        self.places = dataset.Places.choose(d.dir, d.local_dir)
+        path = as_path(d.vocab_file) if d.vocab_file else dataset.share_vocabulary(
+            [texts[spec] for spec, _ in self._sources], d.vocab_size, d.lowercase, self.places)
+        self.vocab_path = dataset.share_added_words(path, d.add_tokens, d.lowercase, self.places)
+        self._tokenizer = load_tokenizer(self.vocab_path, d.lowercase)
+        self.vocab_size = len(self._tokenizer.vocab)
+        self._records = {
+            spec: RecordFiles.open(spec.removeprefix('tfrecord:'), self.places.local)
+            for spec in records
+        }
+        self.stores: dict[str, TokenStore] = {}
+        for spec, text in texts.items():
+            store = self.stores[spec] = dataset.share_store(text, self._tokenizer, self.places)
+            check_known(
+                store.tokens[:_LOOKED_AT], self._tokenizer.vocab, spec, self.vocab_path)
+
+    def identity(self) -> dict[str, str]:
+        """Digests and counts by name, which must be equal on all hosts."""
+        result = {'vocabulary': self._tokenizer.fingerprint}
+        for spec, _ in self._sources:
+            store = self.stores.get(spec)
+            result[f'content of {spec}'] = (
+                store.fingerprint if store else f'{len(self._records[spec])} records')
+            if store and not self._config.data.eval_source:
+                held_out = self._documents(store, held_out=True)
+                result[f'held-out documents of {spec}'] = str(len(held_out))
+        return result
+
+    def frequency_loss(self) -> float | None:
+        """Masked-LM loss of guessing by frequency, if known."""
+        if not all(spec in self.stores for spec, _ in self._sources):
+            return None
+        return frequency_loss(
+            [(self.stores[spec], weight) for spec, weight in self._sources], self.vocab_size)
+
+    def repeated_share(self) -> float:
+        """Share of the training text's sentences that are repeats."""
+        return max((repeated_share(self.stores[spec], self._documents(self.stores[spec]))
+                    for spec, _ in self._sources if spec in self.stores), default=0.0)
+
+    def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
+        """Rows of all sources, of a phase's length and prediction slots."""
+        lengths, parts = (max_seq_length, max_predictions_per_seq), list[Examples]()
+        for seed, (spec, _) in enumerate(self._sources, self._config.seed):
+            if spec in self.stores:
+                parts.append(self._examples(spec, lengths, seed))
+                continue
+            records = self._records[spec]
+            if records.max_seq_length != max_seq_length:
+                raise InputError(
+                    f'{spec} has records of {records.max_seq_length} tokens, the phase has '
+                    f'max_seq_length={max_seq_length}: set that to {records.max_seq_length}'
+                )
+            parts.append(RecordExamples(records, seed, max_predictions_per_seq, name=spec))
+        examples = _mixed(parts, [weight for _, weight in self._sources], self._config.seed)
+        hosts.say(f'training examples an epoch at length {max_seq_length}: '
+                  f'{examples.num_examples:,}')
+        return examples
+
+    def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
+        """Rows to evaluate on: of `data.eval_source`, else of the documents held out."""
+        lengths, name = (max_seq_length, max_predictions_per_seq), self._config.data.eval_source
+        if name in self._records:
+            records, most = self._records[name], self._config.model.max_position_embeddings
+            if records.max_seq_length > most:
+                raise InputError(
+                    f'config.data.eval_source={name} has records of {records.max_seq_length} '
+                    'tokens, longer than the position table '
+                    f'(config.model.max_position_embeddings={most})'
+                )
+            return RecordExamples(records, _EVAL_SEED)
+        specs = [name] if name else [spec for spec, _ in self._sources if spec in self.stores]
+        parts = [self._examples(spec, lengths, _EVAL_SEED, held_out=True) for spec in specs]
+        if not parts:
+            raise InputError(
+                'records have no documents to hold out: set config.data.eval_source to other '
+                'records or text'
+            )
+        return _mixed(parts, [1.0] * len(parts), _EVAL_SEED)
+
+    def _documents(self, store: TokenStore, held_out: bool = False) -> np.ndarray:
+        d = self._config.data
+        if d.eval_source:  # then nothing is held out
+            return store.documents
+        if d.held_out == 0 and held_out:
+            raise InputError(
+                'config.data.held_out=0 leaves nothing to evaluate on: set it, or '
+                'config.data.eval_source'
+            )
+        return store.split_held_out(d.held_out, 2 if d.next_sentence else 1)[held_out]
+
+    def _examples(
+        self, spec: str, lengths: tuple[int, int], seed: int, held_out: bool = False
+    ) -> PretrainExamples:
+        d, store = self._config.data, self.stores[spec]
+        fields = {field.name: d[field.name] for field in dataclasses.fields(Recipe)}
+        fields |= zip(('max_seq_length', 'max_predictions_per_seq'), lengths, strict=True)
+        name = f'the held-out part of {spec}' if held_out and not d.eval_source else spec
+        return PretrainExamples(
+            store, self._documents(store, held_out), Recipe(**fields), self._tokenizer.vocab, seed,
+            name)
+
+
+def _mixed(parts: Sequence[Examples], weights: Sequence[float], seed: int) -> Examples:
+    return parts[0] if len(parts) == 1 else Mixture(parts, weights, seed)
+
+
+def weighted_sources(source: Any) -> list[tuple[str, float]]:
+    """`data.source` as (source, weight) pairs.
+
+    Raises:
+      InputError: it is neither a string nor a list of (source, weight).
+    """
+    try:
+        pairs = [(spec, float(weight)) for spec, weight in (
+            (item, 1.0) if isinstance(item, str) else item
+            for item in ([source] if isinstance(source, str) else source))]
+        is_good = pairs and all(isinstance(spec, str) and spec and weight > 0
+                                for spec, weight in pairs)
+    except (TypeError, ValueError):
+        is_good = False
+    if not is_good:
+        raise InputError(
+            f"config.data.source={source!r}: write a source, or a list of (source, weight) "
+            "such as [('wiki.txt', 3), ('books.txt', 1)] with weights above 0"
+        )
+    return pairs
 
 
 class PretrainTask:
@@ -54,7 +260,8 @@ class PretrainTask:
         self._config = config
         self.metric = 'lm_accuracy' if config.model.causal else 'mlm_accuracy'
         self.name: str = config.task
-        self.data = open_data(config)
+        self.data = TextData(config) if config.task == 'pretrain' else SyntheticData(
+            config.model.vocab_size or config.data.vocab_size, config.seed)
         self.vocab_size: int = self.data.vocab_size
         self.vocab_path: Path | None = self.data.vocab_path
         self._examples = functools.cache(self.data.training)  # by phases, for whoever asks first
@@ -101,51 +308,45 @@ class PretrainTask:
         self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
         mesh: Mesh,
     ) -> Phase:
-        config, data, phase = self._config, self.data, phases[number]
-        first = sum(phase['steps'] for phase in phases[:number])
-        batch_size, length = phase['batch_size'], phase['max_seq_length']
-        slots = phase['max_predictions_per_seq']
-        num_rows = phase['packed_rows'] or batch_size
+        train, phase = self._config.train, phases[number]
+        batch_size, packed_rows = phase['batch_size'], phase['packed_rows']
+        lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
+        num_rows = packed_rows or batch_size
 
         # Made when first asked for: planning the epochs of a phase that is over would be wasted.
         @functools.cache
         def examples() -> Rows:
-            unpacked = self._examples(length, slots)
-            if not phase['packed_rows']:
-                return unpacked
-            return PackedExamples(unpacked, batch_size, num_rows)
+            unpacked = self._examples(*lengths)
+            return PackedExamples(unpacked, batch_size, num_rows) if packed_rows else unpacked
 
-        if phase['packed_rows']:
+        if packed_rows:
             examples()  # too few rows are refused before the first step of all
-        held_out = functools.cache(lambda: data.held_out(length, slots))
+        held_out = functools.cache(lambda: self.data.held_out(*lengths))
 
         def batches(first_step: int) -> Iterator[Any]:
             local = local_rows(mesh, num_rows)
             for begin, num_steps in self._stretches(phases, number, first_step):
-                for batch in data.train_batches(
+                for batch in train_batches(
                     examples(), batch_size=num_rows, local=local, first_step=begin,
                     num_steps=num_steps,
                 ):
                     yield to_global(mesh, batch, num_rows, local)
 
         def evaluate_phase(params: Any) -> dict[str, float]:
-            size = config.train.eval_batch_size
+            size, rows = train.eval_batch_size, held_out()
             local = local_rows(mesh, size)
-            rows = held_out()
-            num = rows.num_frozen
-            if config.train.max_eval_examples:
-                num = min(num, config.train.max_eval_examples)
+            num = min(rows.num_frozen, train.max_eval_examples or rows.num_frozen)
             return evaluate(objective, eval_step, params, (
                 to_global(mesh, batch, size, local)
-                for batch in data.eval_batches(
-                    rows, batch_size=size, local=local, num_examples=num)
+                for batch in eval_batches(rows, batch_size=size, local=local, num_examples=num)
             ))
 
         return Phase(
-            start=first, steps=phase['steps'], batch_size=batch_size, batches=batches,
-            evaluate=evaluate_phase, flops_per_row=step_flops(objective, phase) / batch_size,
-            name=f'length {length}, batch {batch_size}'
-            + (f' in {num_rows} rows' if phase['packed_rows'] else ''),
+            start=sum(phase['steps'] for phase in phases[:number]), steps=phase['steps'],
+            batch_size=batch_size, batches=batches, evaluate=evaluate_phase,
+            flops_per_row=step_flops(objective, phase) / batch_size,
+            name=f'length {lengths[0]}, batch {batch_size}'
+            + (f' in {num_rows} rows' if packed_rows else ''),
         )
 
     def _stretches(
@@ -161,31 +362,31 @@ class PretrainTask:
         guessing = math.log(objective.config.vocab_size)
         if self._config.data.next_sentence:
             guessing += math.log(2)
-        ends = itertools.accumulate(phase['steps'] for phase in phases)
+        ends = list(itertools.accumulate(phase['steps'] for phase in phases))
+
+        def rows_of(step: int) -> str:
+            """Names what a step was trained on."""
+            number = bisect.bisect_left(ends, step)
+            phase = phases[number]
+            first_step = step - 1 - (ends[number] - phase['steps'])
+            batch, _ = next(self._stretches(phases, number, first_step))
+            rows = np.arange(batch * phase['batch_size'], (batch + 1) * phase['batch_size'])
+            examples = self._examples(phase['max_seq_length'], phase['max_predictions_per_seq'])
+            (first, begin), (last, end) = (
+                divmod(int(row), examples.num_examples) for row in rows[[0, -1]])
+            message = f'row {begin:,} of epoch {first} to row {end:,} of epoch {last}'
+            if isinstance(examples, PretrainExamples):
+                documents = np.unique(examples.documents(rows)).tolist()
+                message += f", of documents {', '.join(map(str, documents[:_NAMED]))}" + (
+                    ', ...' if len(documents) > _NAMED else '')
+            return message + '; '
+
         return Gates(
             chance=guessing if fresh else None, by_frequency=self.data.frequency_loss(),
             settled=settled, curve=self._curve,
             repeated=self.data.repeated_share() if fresh else 0.0,
-            phases=[end + 1 for end in ends],
-            rows_of=functools.partial(self._rows_of, phases),
+            phases=[end + 1 for end in ends], rows_of=rows_of,
         )
-
-    def _rows_of(self, phases: Sequence[dict[str, Any]], step: int) -> str:
-        """Names what a step was trained on."""
-        ends = list(itertools.accumulate(phase['steps'] for phase in phases))
-        number = bisect.bisect_left(ends, step)
-        phase = phases[number]
-        examples = self._examples(phase['max_seq_length'], phase['max_predictions_per_seq'])
-        batch, _ = next(self._stretches(phases, number, step - 1 - (ends[number] - phase['steps'])))
-        rows = np.arange(batch * phase['batch_size'], (batch + 1) * phase['batch_size'])
-        epochs, places = rows // examples.num_examples, rows % examples.num_examples
-        message = (f'row {places[0]:,} of epoch {epochs[0]} to row {places[-1]:,} of epoch '
-                f'{epochs[-1]}')
-        if isinstance(examples, PretrainExamples):
-            result = np.unique(examples.documents(rows)).tolist()
-            message += f", of documents {', '.join(map(str, result[:_NAMED]))}" + (
-                ', ...' if len(result) > _NAMED else '')
-        return message + '; '
 
     def with_seed(self, seed: int) -> PretrainTask:
         if seed == self._config.seed:
@@ -218,10 +419,8 @@ def read_curve(named: str) -> list[dict[str, Any]]:
 def step_flops(objective: Pretraining, phase: Mapping[str, Any]) -> float:
     """FLOPs of a training step of a phase, by the formula."""
     lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
-    if not phase['packed_rows']:
-        return phase['batch_size'] * objective.flops(*lengths)
-    (pairs_a_row,) = packed_spec(*lengths)['cls_positions'].shape
-    return phase['packed_rows'] * objective.flops(*lengths, pairs_a_row)
+    pairs_a_row = packed_spec(*lengths)['cls_positions'].shape if phase['packed_rows'] else ()
+    return (phase['packed_rows'] or phase['batch_size']) * objective.flops(*lengths, *pairs_a_row)
 
 
 def whole_step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str) -> float:
@@ -239,55 +438,3 @@ def run_flops(config: ConfigDict) -> float:
     model = ModelConfig(**model_fields(config, 0))
     return sum(phase['steps'] * whole_step_flops(model, phase, config.optimizer.name)
                for phase in phases_of(config))
-
-
-def weighted_sources(source: Any) -> list[tuple[str, float]]:
-    """`data.source` as (source, weight) pairs.
-
-    Raises:
-      InputError: it is neither a string nor a list of (source, weight).
-    """
-    if isinstance(source, str) and source:
-        return [(source, 1.0)]
-    pairs = []
-    for item in source if isinstance(source, (list, tuple)) else [None]:
-        if isinstance(item, str):
-            item = (item, 1.0)
-        if not (isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], str)
-                and isinstance(item[1], (int, float)) and item[1] > 0):
-            raise InputError(
-                f"config.data.source={source!r}: write a source, or a list of (source, weight) "
-                "such as [('wiki.txt', 3), ('books.txt', 1)] with weights above 0"
-            )
-        pairs.append((item[0], float(item[1])))
-    if not pairs:
-        raise InputError('config.data.source is empty: name a source, such as a glob of text files')
-    return pairs
-
-
-def open_data(config: ConfigDict) -> Data:
-    """The data of the config's task."""
-    d = config.data
-    if config.task == 'synthetic':
-        return SyntheticData(config.model.vocab_size or d.vocab_size, config.seed)
-    if config.init_checkpoint and not d.vocab_file:
-        raise InputError(
-            f'config.init_checkpoint={config.init_checkpoint} brings no vocabulary: set '
-            '--config.data.vocab_file to the one that it was trained with'
-        )
-    return TextData(TextOptions(
-        sources=tuple(weighted_sources(d.source)), eval_source=d.eval_source,
-        held_out=d.held_out, vocab_file=d.vocab_file, add_tokens=d.add_tokens,
-        vocab_size=d.vocab_size, lowercase=d.lowercase, shared_dir=d.dir,
-        local_dir=d.local_dir, tfds_dir=d.tfds_dir,
-        recipe=Recipe(
-            short_seq_prob=d.short_seq_prob, random_next_prob=d.random_next_prob,
-            next_sentence=d.next_sentence, min_sentences=d.min_sentences,
-            num_maskings=d.num_maskings,
-            masking=MaskingRates(
-                d.masked_lm_prob, d.mask_rate, d.random_rate, d.masking
-            ),
-        ),
-        max_positions=config.model.max_position_embeddings, seed=config.seed,
-        progress=jax.process_index() == 0,
-    ))

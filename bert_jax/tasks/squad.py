@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.data.packing import Units, ranges
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, in_bucket, write_whole
@@ -38,7 +39,6 @@ from bert_jax.tasks.labelled import (
     open_tokenization,
     tfds_records,
 )
-from bert_jax.tasks.packing import Units, ranges
 from bert_jax.tasks.table import check_malformed, lines
 from bert_jax.text.vocab import CONTINUATION, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, basic_tokens

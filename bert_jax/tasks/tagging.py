@@ -24,6 +24,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import model_sizes
+from bert_jax.data.packing import Units, tile
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_whole
@@ -43,7 +44,6 @@ from bert_jax.tasks.labelled import (
     tfds_records,
 )
 from bert_jax.tasks.metrics import accuracy, macro_f1
-from bert_jax.tasks.packing import Units, tile
 
 
 def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:

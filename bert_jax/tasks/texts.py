@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.pairs import Sequences, make_sequences
+from bert_jax.data.packing import Units, tile
+from bert_jax.data.pairs import Sequences, make_sequences, ranges
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError, nearest
@@ -38,7 +39,6 @@ from bert_jax.tasks.labelled import (
     own_files,
 )
 from bert_jax.tasks.metrics import METRICS, check_metrics
-from bert_jax.tasks.packing import Units, ranges, tile
 from bert_jax.tasks.table import (
     Rows,
     label_ids,

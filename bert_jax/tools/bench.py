@@ -4,7 +4,7 @@
     python -m bert_jax.tools.bench --only=store,rows --text='wiki/*.txt.gz' --vocab_file=vocab.txt
 
 store  raw text -> token store with exact ids: MB/s, tokens/s, peak memory; needs --text
-rows   token store -> masked, batched rows out of tf.data: rows/s; needs --text
+rows   token store -> masked, batched rows: rows/s; needs --text
 step   the train step of bert_jax.main on random rows: sequences/s, tokens/s, FLOP/s, MFU where the
        chip is known; needs no TensorFlow
 
@@ -38,12 +38,13 @@ import numpy as np
 
 from bert_jax.config import complete, default_config
 from bert_jax.config.command_line import Parser
+from bert_jax.data.examples import train_batches
 from bert_jax.model.flops import train_flops
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary, peak_flops, processor
-from bert_jax.tasks.pretrain import PretrainTask, open_data
+from bert_jax.tasks.pretrain import PretrainTask, TextData
 from bert_jax.train.experiment import versions
 from bert_jax.train.program import build_program, numbers_of, open_mesh
 from bert_jax.train.sharding import local_rows, to_global
@@ -91,16 +92,15 @@ def store(o: argparse.Namespace, folder: Path) -> Result:
 
 
 def rows(o: argparse.Namespace, folder: Path) -> Result:
-    """Masked batches out of the tf.data pipeline, from the token store in `folder`."""
+    """Masked batches out of the pipeline, from the token store in `folder`."""
     say(f'rows: {o.repeats} windows of {o.rows_seconds:g} s, after warm-up')
     config = default_config()
     config.seed = o.seed
     config.data.update(source=o.text, vocab_file=o.vocab_file, lowercase=o.lowercase,
                        dir=str(folder), held_out=0.0)
-    data = open_data(complete(config))
-    examples = data.training(o.seq, o.predictions)
+    examples = TextData(complete(config)).training(o.seq, o.predictions)
     size = o.rows_batch_size
-    batches = data.train_batches(
+    batches = train_batches(
         examples, batch_size=size, local=np.arange(size), first_step=0, num_steps=10**9)
     for _ in range(_WARM_UP_BATCHES):
         next(batches)
@@ -139,7 +139,7 @@ def step(o: argparse.Namespace) -> Result:
     local = local_rows(mesh, o.batch_size)
     batches = [
         to_global(mesh, batch, o.batch_size, local)
-        for batch in data.train_batches(
+        for batch in train_batches(
             data.training(o.seq, o.predictions), batch_size=o.batch_size, local=local,
             first_step=0, num_steps=_NUM_BATCHES)
     ]

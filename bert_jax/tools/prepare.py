@@ -10,7 +10,6 @@ hosts share (for a run on this machine only, any folder). The run's config still
 and its first host reads it to find the store: keep it in a bucket too, or on a disk of that host.
 Killed and started again, the command resumes.
 
-At the end it reads the published stores back. A host's copy takes at least as long.
 Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
 
@@ -38,8 +37,7 @@ def prepare(config: ConfigDict) -> None:
     """
     from bert_jax import config as config_lib
     from bert_jax.config.validation import validate
-    from bert_jax.data.dataset import TextData, check_store
-    from bert_jax.tasks.pretrain import open_data
+    from bert_jax.tasks.pretrain import TextData
     from bert_jax.weights import load_weights
 
     if config.task != 'pretrain':
@@ -49,20 +47,14 @@ def prepare(config: ConfigDict) -> None:
         )
     validate(config)
     published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
-    data = open_data(config_lib.complete(config, published))
-    assert isinstance(data, TextData)
-    total, seconds = 0, 0.0
+    data = TextData(config_lib.complete(config, published))
     for spec, store in data.stores.items():
-        place = data.places.shared / 'stores' / store.fingerprint
-        size, took = check_store(place)
-        total, seconds = total + size, seconds + took
         m = store.manifest
+        size = sum(entry['bytes'] for entry in m['files'].values())
         print(f"{spec}: {m['num_tokens']:,} tokens in {m['num_documents']:,} documents, "
-            f"{size / 1e6:,.1f} MB in {len(m['files'])} files: {place}", flush=True)
-    if total:
-        print(f'read back and verified in {seconds:.1f} s ({total / 1e6 / max(seconds, 1e-3):,.0f} '
-            'MB/s); a host copies it at this speed at best')
-    else:
+              f"{size / 1e6:,.1f} MB in {len(m['files'])} files: "
+              f"{data.places.shared / 'stores' / store.fingerprint}", flush=True)
+    if not data.stores:
         print('all sources are records, which every host reads as they are')
 
 

@@ -1,7 +1,5 @@
 """From sources to rows: a tiny corpus end to end, and what is refused."""
 
-import dataclasses
-import itertools
 import subprocess
 import sys
 
@@ -12,12 +10,13 @@ pytest.importorskip('tensorflow_text')
 
 import tensorflow as tf
 
-from bert_jax.data import dataset
-from bert_jax.data.dataset import SyntheticData, TextData, TextOptions, is_records
-from bert_jax.data.examples import check_batch, pretrain_spec
-from bert_jax.data.pretrain import Recipe
+from bert_jax.config import default_config
+from bert_jax.data.dataset import is_records
+from bert_jax.data.examples import pretrain_spec
 from bert_jax.runtime.errors import InputError
-from bert_jax.text import load_tokenizer
+from bert_jax.tasks.pretrain import SyntheticData, TextData
+from bert_jax.text import load_tokenizer, training
+from tests.data.stores import assert_same, check_batch, restored
 
 S, P = 32, 5
 GRAM = 10  # tokens; so many in a row are not alike by chance in random text
@@ -62,23 +61,20 @@ def folder(tmp_path_factory):
 
 def _open(folder, *sources, **changes):
     pairs = [source if isinstance(source, tuple) else (source, 1.0) for source in sources]
-    options = TextOptions(
-        sources=tuple((f'{folder}/{name}', weight) for name, weight in pairs), eval_source='',
-        held_out=0.2, vocab_file='', add_tokens='', vocab_size=300, lowercase=True,
-        shared_dir=str(folder / 'cache'), local_dir='', tfds_dir='',
-        recipe=Recipe(short_seq_prob=0.1), max_positions=64, seed=0, progress=False,
-    )
-    if changes.get('eval_source'):
-        changes['eval_source'] = f"{folder}/{changes['eval_source']}"
-    return TextData(dataclasses.replace(options, **changes))
+    c = default_config('pretrain')
+    c.seed = changes.pop('seed', 0)
+    c.model.max_position_embeddings = 64
+    c.data.update({'held_out': 0.2, 'vocab_size': 300, 'dir': str(folder / 'cache'), **changes,
+                   'source': [(f'{folder}/{name}', weight) for name, weight in pairs]})
+    if c.data.eval_source:
+        c.data.eval_source = f'{folder}/{c.data.eval_source}'
+    return TextData(c)
 
 
 def _segments(batch):
     """Lists of tokens, labels put back, without special tokens."""
-    ids = batch['input_ids'].copy()
-    rows, slots = np.nonzero(batch['masked_lm_weights'])
-    ids[rows, batch['masked_lm_positions'][rows, slots]] = batch['masked_lm_ids'][rows, slots]
-    for row, segments, mask in zip(ids, batch['segment_ids'], batch['sequence_ids'], strict=True):
+    for row, segments, mask in zip(
+            restored(batch), batch['segment_ids'], batch['sequence_ids'], strict=True):
         length = int(mask.sum())
         second = int(segments[:length].argmax()) or length
         yield row[1:second - 1].tolist()
@@ -96,20 +92,21 @@ def _corpus_grams(data, path):
     return [_grams([tokenizer.encode(d)]) for d in path.read_text().split('\n\n')]
 
 
-def _epoch(examples):
-    return examples.rows(np.arange(examples.num_examples))
-
-
 def _frozen(examples):
     return examples.frozen_rows(np.arange(examples.num_frozen))
 
 
+def _seen(data, epochs=1):
+    """Grams of the training rows of some epochs, and of the rows that are held out."""
+    training = data.training(S, P)
+    rows = training.rows(np.arange(epochs * training.num_examples))
+    return _grams(_segments(rows)), _grams(_segments(_frozen(data.held_out(S, P))))
+
+
 def test_held_out_text_is_in_no_training_row(folder):
     data = _open(folder, 'a.txt')
-    training, held_out = data.training(S, P), data.held_out(S, P)
-    n = training.num_examples
-    seen = _grams(_segments(training.rows(np.arange(4 * n))))
-    tested = _grams(_segments(_frozen(held_out)))
+    assert 250 < data.vocab_size == len(load_tokenizer(data.vocab_path, True).vocab) <= 300
+    seen, tested = _seen(data, 4)
     documents = _corpus_grams(data, folder / 'a.txt')
     in_training = [bool(grams & seen) for grams in documents]
     in_test = [bool(grams & tested) for grams in documents]
@@ -118,41 +115,22 @@ def test_held_out_text_is_in_no_training_row(folder):
     assert 6 <= sum(in_test) <= 28  # about a fifth
     # Other runs are judged on the same rows.
     other = _open(folder, 'a.txt', seed=9)
-    assert np.array_equal(
-        _frozen(other.held_out(S, P))['input_ids'], _frozen(held_out)['input_ids'])
-    assert not np.array_equal(_epoch(other.training(S, P))['input_ids'][:50],
-                              training.rows(np.arange(50))['input_ids'])
-
-
-def test_batches_from_text(folder):
-    data = _open(folder, 'a.txt')
-    assert 250 < data.vocab_size <= 300
-    assert len(load_tokenizer(data.vocab_path, True).vocab) == data.vocab_size
-    training, held_out = data.training(S, P), data.held_out(S, P)
-    batches = list(data.train_batches(
-        training, batch_size=8, local=np.arange(4, 8), first_step=100, num_steps=3))
-    assert len(batches) == 3
-    for step, batch in enumerate(batches, 100):
-        check_batch(pretrain_spec(S, P), batch)
-        expected = training.rows(np.arange(step * 8 + 4, step * 8 + 8))
-        assert all(np.array_equal(batch[name], expected[name]) for name in expected)
-        assert batch['input_ids'].max() < data.vocab_size
-    batches = list(data.eval_batches(
-        held_out, batch_size=8, local=np.arange(8), num_examples=held_out.num_frozen))
-    assert sum(batch['example_weights'].sum() for batch in batches) == held_out.num_frozen
+    assert_same(_frozen(other.held_out(S, P)), _frozen(data.held_out(S, P)))
+    rows, others = (x.training(S, P).rows(np.arange(50))['input_ids'] for x in (data, other))
+    assert not np.array_equal(rows, others)
     # Another phase: longer rows of the same text.
     longer = data.training(64, 10)
     check_batch(pretrain_spec(64, 10), longer.rows(np.arange(4)))
-    assert longer.num_examples < training.num_examples
+    assert longer.num_examples < data.training(S, P).num_examples
 
 
 def test_everything_is_built_once(folder, monkeypatch):
     first = _open(folder, 'a.txt')
-    rows = _epoch(first.training(S, P))
-    monkeypatch.setattr(dataset, '_train', lambda *_: pytest.fail('trained again'))
+    monkeypatch.setattr(training, 'train_wordpiece', lambda *_: pytest.fail('trained again'))
     again = _open(folder, 'a.txt')
     assert again.vocab_path == first.vocab_path
-    assert np.array_equal(_epoch(again.training(S, P))['input_ids'], rows['input_ids'])
+    rows, others = (data.training(S, P).rows(np.arange(90)) for data in (first, again))
+    assert_same(rows, others)
     with pytest.raises(pytest.fail.Exception):
         _open(folder, 'a.txt', vocab_size=200)
 
@@ -160,48 +138,36 @@ def test_everything_is_built_once(folder, monkeypatch):
 def test_sources_are_mixed_by_weight(folder):
     data = _open(folder, ('a.txt', 3.0), ('b.txt', 1.0))
     of_a, of_b = (set().union(*_corpus_grams(data, folder / name)) for name in ('a.txt', 'b.txt'))
-    training = data.training(S, P)
-    batch = training.rows(np.arange(1000))
-    check_batch(training.spec, batch)
-    second = training.rows(np.arange(1000, 2000))
-    for rows in (batch, second):
+    for begin in (0, 1000):
+        rows = data.training(S, P).rows(begin + np.arange(1000))
+        check_batch(pretrain_spec(S, P), rows)
         tokens = [_grams([segment]) for segment in _segments(rows)]
         of = [(bool(t & of_a), bool(t & of_b)) for t in tokens if t]
         assert not any(a and b for a, b in of)
         assert np.mean([a for a, _ in of]) == pytest.approx(0.75, abs=0.03)
-    held_out = data.held_out(S, P)
-    tested = _grams(_segments(_frozen(held_out)))
-    assert tested & of_a and tested & of_b
-    assert not tested & _grams(_segments(_epoch(training)))
+    seen, tested = _seen(data)
+    assert tested & of_a and tested & of_b and not tested & seen
 
 
 def test_the_same_documents_in_two_sources_do_not_leak(folder):
     text = (folder / 'a.txt').read_text()
     (folder / 'again.txt').write_text(_text('abcdefghijklm', 50, 7) + '\n\n' + text)
     vocab_file = str(_open(folder, 'a.txt').vocab_path)
-    data = _open(folder, 'a.txt', 'again.txt', vocab_file=vocab_file)
-    training, held_out = data.training(S, P), data.held_out(S, P)
-    seen = _grams(_segments(training.rows(np.arange(2 * training.num_examples))))
-    assert not seen & _grams(_segments(_frozen(held_out)))
+    seen, tested = _seen(_open(folder, 'a.txt', 'again.txt', vocab_file=vocab_file), 2)
+    assert not seen & tested
 
 
 def test_text_of_its_own_for_evaluation(folder):
     vocab_file = str(_open(folder, ('a.txt', 1.0), ('b.txt', 1.0)).vocab_path)
     data = _open(folder, 'a.txt', eval_source='b.txt', vocab_file=vocab_file)
-    seen = _grams(_segments(data.training(S, P).rows(np.arange(
-        3 * data.training(S, P).num_examples))))
+    seen, tested = _seen(data, 3)
     assert all(grams & seen for grams in _corpus_grams(data, folder / 'a.txt'))  # all of it
-    held_out = data.held_out(S, P)
-    tested = _grams(_segments(_frozen(held_out)))
-    assert tested and not tested & seen
-    assert tested & set().union(*_corpus_grams(data, folder / 'b.txt'))
+    assert not tested & seen and tested & set().union(*_corpus_grams(data, folder / 'b.txt'))
 
 
 def test_one_segment_and_few_documents(folder):
     (folder / 'two.txt').write_text(_text('abcdefg', 2, 3))
-    recipe = Recipe(next_sentence=False)
-    data = _open(folder, 'two.txt', recipe=recipe)
-    batch = _frozen(data.held_out(S, P))
+    batch = _frozen(_open(folder, 'two.txt', next_sentence=False).held_out(S, P))
     check_batch(pretrain_spec(S, P), batch)
     assert not batch['segment_ids'].any()
     with pytest.raises(InputError, match='2 different documents'):
@@ -217,24 +183,23 @@ def test_added_words_make_another_store(folder):
     vocab = load_tokenizer(data.vocab_path, True).vocab
     assert data.vocab_size == len(vocab) == plain.vocab_size  # there were [unused] slots
     assert {word, 'zzz'} <= set(vocab.tokens) and word not in plain.vocab_path.read_text().split()
-    assert data.identity().keys() == plain.identity().keys()
-    for name in ('vocabulary', f'content of {folder}/a.txt'):
-        assert data.identity()[name] != plain.identity()[name]
-    (store,), (other,) = data.stores.values(), plain.stores.values()
-    assert store.fingerprint != other.fingerprint
+    ours, theirs = data.identity(), plain.identity()
+    assert {name for name in ours if ours[name] != theirs[name]} >= {
+        'vocabulary', f'content of {folder}/a.txt'}
+    (store,) = data.stores.values()
     assert vocab.id(word) in store.tokens
 
 
 def test_records_beside_text(folder):
     vocab_file = str(_open(folder, 'a.txt').vocab_path)
     data = _open(folder, 'a.txt', 'c.tfrecord', vocab_file=vocab_file)
-    training = data.training(S, 8)  # more slots than the records have
-    batch = training.rows(np.arange(1000))
+    batch = data.training(S, 8).rows(np.arange(1000))  # more slots than the records have
     check_batch(pretrain_spec(S, 8), batch)
     ours = (batch['input_ids'] == batch['input_ids'][:, :1]).all(axis=1)
-    assert ours.sum() == 500
     assert np.bincount(batch['input_ids'][ours, 0]).tolist() == [50] * 10
     assert data.held_out(S, P).num_frozen > 0  # of the text
+    judged = _open(folder, 'a.txt', eval_source='c.tfrecord', vocab_file=vocab_file)
+    assert _frozen(judged.held_out(S, P))['input_ids'][:, 0].tolist() == list(range(10))
 
 
 @pytest.mark.parametrize(('sources', 'changes', 'words'), [
@@ -265,9 +230,6 @@ def test_refused_lengths_and_evaluations(folder):
     ):
         with pytest.raises(InputError, match=word):
             attempt()
-    judged = _open(
-        folder, 'a.txt', eval_source='c.tfrecord', vocab_file=vocab_file).held_out(S, P)
-    assert _frozen(judged)['input_ids'][:, 0].tolist() == list(range(10))
 
 
 @pytest.mark.parametrize(('spec', 'answer'), [
@@ -280,33 +242,26 @@ def test_which_sources_are_records(spec, answer):
 
 def test_synthetic_rows():
     data = SyntheticData(1000, 0)
-    examples = data.training(S, P)
-    batches = list(data.train_batches(
-        examples, batch_size=8, local=np.arange(2, 6), first_step=7, num_steps=2))
-    for step, batch in enumerate(batches, 7):
-        check_batch(examples.spec, batch)
-        expected = examples.rows(np.arange(step * 8 + 2, step * 8 + 6))
-        assert all(np.array_equal(batch[name], expected[name]) for name in expected)
-        positions = batch['masked_lm_positions']
-        assert (np.diff(positions) > 0).all() and positions.min() > 0 and positions.max() < S - 1
-        assert batch['input_ids'].min() >= 0 and batch['input_ids'].max() < 1000
-    assert not np.array_equal(batches[0]['input_ids'], batches[1]['input_ids'])
-    held_out = data.held_out(S, P)
-    judged = list(data.eval_batches(held_out, batch_size=64, local=np.arange(64), num_examples=256))
-    rows = np.concatenate([batch['input_ids'] for batch in judged])
-    assert len(rows) == 256 and not any(
-        np.array_equal(a, b) for a, b in itertools.product(rows[:9], _epoch(examples)['input_ids']))
+    examples, held_out = data.training(S, P), data.held_out(S, P)
+    batch = examples.rows(np.arange(examples.num_examples))
+    check_batch(pretrain_spec(S, P), batch)
+    assert_same(examples.rows(np.array([4100, 7])), {k: x[[4, 7]] for k, x in batch.items()})
+    positions = batch['masked_lm_positions']
+    assert (np.diff(positions) > 0).all() and positions.min() > 0 and positions.max() < S - 1
+    assert batch['input_ids'].min() >= 0 and batch['input_ids'].max() < 1000
+    rows = np.concatenate([batch['input_ids'], _frozen(held_out)['input_ids']])
+    assert len(np.unique(rows, axis=0)) == 4096 + 256
 
 
 def test_synthetic_rows_need_no_tensorflow():
     code = '''
 import sys
 import numpy as np
-from bert_jax.data.dataset import SyntheticData
-data = SyntheticData(100, 0)
-rows = data.training(16, 2)
-next(data.train_batches(rows, batch_size=2, local=np.arange(2), first_step=0, num_steps=1))
-next(data.eval_batches(rows, batch_size=2, local=np.arange(2), num_examples=2))
+from bert_jax.data.examples import eval_batches, train_batches
+from bert_jax.tasks.pretrain import SyntheticData
+rows = SyntheticData(100, 0).training(16, 2)
+next(train_batches(rows, batch_size=2, local=np.arange(2), first_step=0, num_steps=1))
+next(eval_batches(rows, batch_size=2, local=np.arange(2), num_examples=2))
 assert "tensorflow" not in sys.modules
 '''
     subprocess.run([sys.executable, '-c', code], check=True)

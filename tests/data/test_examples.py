@@ -1,10 +1,19 @@
-"""Ready-made records by index, and mixtures of sets of rows."""
+"""Sets of rows by index, mixtures, batches: the same from any host and any first step."""
 
 import numpy as np
 import pytest
 
-from bert_jax.data.examples import Mixture, RecordExamples, check_batch, empty_rows, pretrain_spec
+from bert_jax.data import examples as examples_lib
+from bert_jax.data.examples import (
+    Mixture,
+    RecordExamples,
+    empty_rows,
+    eval_batches,
+    pretrain_spec,
+    train_batches,
+)
 from bert_jax.runtime.errors import InputError
+from tests.data.stores import assert_same, check_batch, make_examples, random_store
 
 
 class _Part:
@@ -24,9 +33,28 @@ class _Part:
         return self.rows(row_ids, frozen=True)
 
 
-def _mixture(*weights, seed=0, sizes=(500, 900, 200)):
-    parts = [_Part(i, sizes[i]) for i in range(len(weights))]
-    return Mixture(parts, weights, seed)
+class _Records:
+    max_seq_length, max_predictions_per_seq = 8, 3
+
+    def __len__(self):
+        return 101
+
+    def read(self, indices):
+        batch = empty_rows(pretrain_spec(8, 3), len(indices))
+        del batch['example_weights']
+        batch['input_ids'] += indices[:, None].astype(np.int32)
+        for name in ('masked_lm_positions', 'masked_lm_ids', 'masked_lm_weights'):
+            batch[name] += 1
+        return batch
+
+
+def _mixture(*weights, seed=0):
+    sizes = (500, 900, 200)
+    return Mixture([_Part(i, sizes[i]) for i in range(len(weights))], weights, seed)
+
+
+def _records(seed=5, **more):
+    return RecordExamples(_Records(), seed, **more)
 
 
 @pytest.mark.parametrize(('weights', 'counts'), [
@@ -37,43 +65,31 @@ def test_every_thousand_has_the_weights(weights, counts):
     mixture = _mixture(*weights)
     for block in (0, 1, 77):
         parts = mixture.rows(np.arange(1000) + 1000 * block)['input_ids'][:, 0]
-        assert sorted(np.bincount(parts, minlength=len(counts))) == sorted(counts)
-        if len(set(weights)) > 1:
-            assert np.bincount(parts).tolist() == counts
+        assert np.bincount(parts).tolist() == counts
 
 
 def test_parts_go_on_through_their_own_rows():
-    ids = _mixture(3, 2, 1).rows(np.arange(5000))['input_ids']
+    mixture = _mixture(3, 2, 1)
+    ids = mixture.rows(np.arange(5000))['input_ids']
     for part, count in enumerate((500, 333, 167)):
-        inner = ids[ids[:, 0] == part, 1]
-        for block in range(5):  # each thousand goes on where the one before ended
-            assert sorted(inner[block * count:(block + 1) * count]) == list(
-                range(block * count, (block + 1) * count))
-    # Parts alternate; no part comes in long runs.
-    runs = np.diff(np.flatnonzero(np.diff(ids[:, 0])))
-    assert runs.max() < 30
-
-
-def test_mixed_rows_depend_on_their_number_alone():
-    mixture = _mixture(3, 2, 1)
-    whole = mixture.rows(np.arange(3000))
-    check_batch(mixture.spec, whole)
-    for some in (np.arange(990, 1010), np.array([2999]), np.array([5, 2100, 7, 1003])):
-        again = _mixture(3, 2, 1).rows(some)
-        assert all(np.array_equal(again[name], whole[name][some]) for name in whole)
-    other = _mixture(3, 2, 1, seed=1).rows(np.arange(1000))
-    assert not np.array_equal(other['input_ids'], whole['input_ids'][:1000])
-    blocks = whole['input_ids'][:, 0].reshape(3, 1000)
-    assert not np.array_equal(blocks[0], blocks[1])
-
-
-def test_an_epoch_of_a_mixture_sees_all_of_every_part():
-    mixture = _mixture(3, 2, 1)
-    assert mixture.num_examples == 2703  # the second part's 900 rows, 333 of every thousand
-    # Counted in whole thousands, in whose order a part's rows are shuffled.
-    ids = mixture.rows(np.arange(-(-mixture.num_examples // 1000) * 1000))['input_ids']
+        inner = ids[ids[:, 0] == part, 1].reshape(5, count)  # each thousand goes on
+        assert (np.sort(inner) == np.arange(5 * count).reshape(5, count)).all()
+    assert np.diff(np.flatnonzero(np.diff(ids[:, 0]))).max() < 30  # no part comes in long runs
+    assert not np.array_equal(ids[:1000, 0], ids[1000:2000, 0])
+    # An epoch sees all of every part: the second's 900 rows, 333 of every thousand.
+    assert mixture.num_examples == 2703
     for part, size in enumerate((500, 900, 200)):
-        assert set(range(size)) <= set(ids[ids[:, 0] == part, 1].tolist())
+        assert set(range(size)) <= set(ids[:3000][ids[:3000, 0] == part, 1].tolist())
+
+
+@pytest.mark.parametrize('make', [lambda **seed: _mixture(3, 2, 1, **seed), _records])
+def test_rows_depend_on_their_number_alone(make):
+    whole = make().rows(np.arange(3000))
+    check_batch(make().spec, whole)
+    for some in (np.arange(990, 1010), np.array([2999]), np.array([5, 2100, 7, 1003])):
+        assert_same(make().rows(some), {name: x[some] for name, x in whole.items()})
+    other = make(seed=1).rows(np.arange(3000))
+    assert not np.array_equal(other['input_ids'], whole['input_ids'])
 
 
 def test_frozen_rows_are_those_of_all_parts_in_a_fixed_shuffle():
@@ -87,62 +103,86 @@ def test_frozen_rows_are_those_of_all_parts_in_a_fixed_shuffle():
     assert mixture.frozen_rows(np.array([8, 6]))['input_ids'].tolist() == [rows[8], rows[6]]
 
 
-class _Records:
-    max_seq_length, max_predictions_per_seq = 8, 3
-
-    def __init__(self, size):
-        self._size = size
-
-    def __len__(self):
-        return self._size
-
-    def read(self, indices):
-        assert indices.min() >= 0 and indices.max() < self._size
-        batch = empty_rows(pretrain_spec(8, 3), len(indices))
-        del batch['example_weights']
-        batch['input_ids'] += indices[:, None].astype(np.int32)
-        for name in ('masked_lm_positions', 'masked_lm_ids', 'masked_lm_weights'):
-            batch[name] += 1
-        return batch
-
-
 def test_records_are_read_once_an_epoch_in_an_order_of_its_own():
-    examples = RecordExamples(_Records(101), seed=5)
+    examples = _records()
     assert examples.num_examples == examples.num_frozen == 101
     orders = examples.rows(np.arange(101 * 4))['input_ids'][:, 0].reshape(4, 101)
     assert (np.sort(orders) == np.arange(101)).all()
-    assert len(np.unique(orders, axis=0)) == 4
-    assert not any(np.array_equal(order, np.arange(101)) for order in orders)
-    other = RecordExamples(_Records(101), seed=6).rows(np.arange(101))['input_ids'][:, 0]
-    assert not np.array_equal(other, orders[0])
+    assert len(np.unique([*orders, np.arange(101)], axis=0)) == 5
+    frozen = examples.frozen_rows(np.arange(2, 9))
+    assert frozen['input_ids'][:, 0].tolist() == list(range(2, 9))
+    assert (frozen['example_weights'] == 1).all()
 
 
-def test_records_depend_on_their_number_alone():
-    examples = RecordExamples(_Records(101), seed=5)
-    whole = examples.rows(np.arange(303))
-    check_batch(examples.spec, whole)
-    for some in (np.arange(95, 110), np.array([300, 0, 150]), np.array([7])):
-        again = RecordExamples(_Records(101), seed=5).rows(some)
-        assert all(np.array_equal(again[name], whole[name][some]) for name in whole)
-
-
-def test_frozen_records_keep_the_files_order():
-    examples = RecordExamples(_Records(9), seed=5)
-    batch = examples.frozen_rows(np.arange(2, 9))
-    check_batch(examples.spec, batch)
-    assert batch['input_ids'][:, 0].tolist() == list(range(2, 9))
-    assert (batch['example_weights'] == 1).all()
-
-
-def test_slots_that_records_lack_are_empty():
-    examples = RecordExamples(_Records(9), seed=5, slots=5)
+def test_slots_of_records():
+    examples = _records(slots=5)
     batch = examples.rows(np.arange(9))
     check_batch(examples.spec, batch)
-    assert (batch['masked_lm_weights'] == [1, 1, 1, 0, 0]).all()
-    assert (batch['masked_lm_positions'] == [1, 1, 1, 0, 0]).all()
+    for name in ('masked_lm_weights', 'masked_lm_positions'):
+        assert (batch[name] == [1, 1, 1, 0, 0]).all()  # those that they lack are empty
+    with pytest.raises(InputError, match=r'a\.tfrecord has 3 .*seq=2: set that to 3'):
+        _records(slots=2, name='a.tfrecord')
 
 
-def test_records_with_too_many_predictions():
-    with pytest.raises(InputError, match=r'a\.tfrecord has 3 .*max_predictions_per_seq=2') as error:
-        RecordExamples(_Records(9), seed=5, slots=2, name='a.tfrecord')
-    assert 'set that to 3' in str(error.value)
+@pytest.fixture(scope='module')
+def examples():
+    return make_examples(
+        random_store(40, most_sentences=30), max_seq_length=32, max_predictions_per_seq=5)
+
+
+def _global(make, examples, hosts, **more):
+    """Batches of 16 of the whole mesh from those of each host, which has every so-manieth row."""
+    parts = [make(examples, batch_size=16, local=np.arange(host, 16, hosts), **more)
+             for host in range(hosts)]
+    return [{name: np.stack([part[name] for part in batch], 1).reshape(-1, *x.shape[1:])
+             for name, x in batch[0].items()} for batch in zip(*parts, strict=True)]
+
+
+def _check_steps(batches, examples, steps):
+    """The batches are the rows of these steps."""
+    for step, batch in zip(steps, batches, strict=True):
+        check_batch(examples.spec, batch)
+        assert_same(batch, examples.rows(step * 16 + np.arange(16)))
+
+
+@pytest.mark.parametrize(('hosts', 'first_step', 'num_steps', 'rows_a_call'), [
+    (1, 3, 150, 2048), (2, 5, 131, 100), (8, 5, 131, 100), (1, 1234, 6, 2048),
+    (2, 1239, 1, 2048), (2, 7, 0, 2048), (1, 2, 3, 10),  # fewer a call than a batch has
+])
+def test_batches_are_the_rows_of_their_steps(
+    examples, hosts, first_step, num_steps, rows_a_call, monkeypatch
+):
+    monkeypatch.setattr(examples_lib, '_ROWS_A_CALL', rows_a_call)
+    assert 20 * examples.num_examples < 1234 * 16  # many epochs in
+    batches = _global(
+        train_batches, examples, hosts, first_step=first_step, num_steps=num_steps)
+    _check_steps(batches, examples, range(first_step, first_step + num_steps))
+
+
+def test_bad_rows_stop_the_run(examples):
+    class Broken:
+        spec = examples.spec
+
+        def rows(self, row_ids):
+            if row_ids.max() >= 10_000:
+                raise KeyError('damaged')
+            return examples.rows(row_ids)
+
+    with pytest.raises(KeyError, match='damaged'):
+        list(train_batches(
+            Broken(), batch_size=16, local=np.arange(16), first_step=0, num_steps=1000))
+
+
+@pytest.mark.parametrize(('hosts', 'num_examples'), [
+    (1, 133), (2, 133), (8, 133), (8, 5), (2, 64), (1, 0),
+])
+def test_evaluation_sees_every_example_once(examples, hosts, num_examples):
+    batches = _global(eval_batches, examples, hosts, num_examples=num_examples)
+    assert len(batches) == -(-num_examples // 16)
+    expected = examples.frozen_rows(np.arange(num_examples))
+    for i, batch in enumerate(batches):
+        check_batch(examples.spec, batch)
+        for name, x in expected.items():
+            real = x[i * 16:(i + 1) * 16]
+            np.testing.assert_array_equal(batch[name][: len(real)], real)
+            assert not batch[name][len(real):].any()  # filled up, without weight

@@ -1,15 +1,15 @@
 """The chunks of an epoch: as a loop over documents cuts them, and made while others are read."""
 
-import hashlib
 import itertools
-import threading
 
 import numpy as np
 import pytest
 
 from bert_jax.data import pretrain as plans_lib
-from bert_jax.data.pretrain import Chunks, EpochPlans, PretrainExamples, Recipe, SpecialIds
+from bert_jax.data.pretrain import EpochPlans, PretrainExamples, Recipe
 from bert_jax.data.stateless import below, hash64, uniform
+from tests.data import stores
+from tests.data.stores import assert_same, vocab
 
 
 class _Store:
@@ -25,22 +25,20 @@ class _Store:
         self.documents = np.flatnonzero(np.arange(num_documents) % 3)
 
 
-def _plans(store, seed=5, max_tokens=61, short=0.2, random_next=0.5, next_sentence=True):
+def _plans(store, **recipe):
     first, last = (store.document_offsets[store.documents + i] for i in (0, 1))
-    return EpochPlans(
-        store.sentence_offsets, first, last, seed=seed, max_tokens=max_tokens,
-        short_seq_prob=short, random_next_prob=random_next, next_sentence=next_sentence,
-    )
+    recipe = Recipe(**{'max_seq_length': 64, 'short_seq_prob': 0.2, **recipe})
+    return EpochPlans(store.sentence_offsets, first, last, recipe, 5), recipe
 
 
-def _cut_one_by_one(store, epoch, seed, max_tokens, short, random_next, next_sentence):
+def _cut_one_by_one(store, epoch, recipe, seed=5):
     """The chunks pass by pass, each document by itself, searching all sentences for each end."""
     documents = []
     for own, document in enumerate(store.documents):
         draw = hash64(seed, epoch, 101, own)
-        target = max_tokens
-        if uniform(draw) < short:
-            target = 2 + int(below(hash64(draw, 1), max_tokens - 1))
+        target = recipe.max_tokens
+        if uniform(draw) < recipe.short_seq_prob:
+            target = 2 + int(below(hash64(draw, 1), target - 1))
         start, limit = store.document_offsets[document:document + 2].tolist()
         chunks = []
         while start < limit:
@@ -48,10 +46,11 @@ def _cut_one_by_one(store, epoch, seed, max_tokens, short, random_next, next_sen
                 store.sentence_offsets, store.sentence_offsets[start] + target))
             end = split = min(end, limit)
             is_random = False
-            if next_sentence:
+            if recipe.next_sentence:
                 draw = hash64(seed, epoch, 102, own, start)
                 split = start + 1 + int(below(draw, max(end - start - 1, 1)))
-                is_random = end - start == 1 or bool(uniform(hash64(draw, 103)) < random_next)
+                is_random = end - start == 1 or bool(
+                    uniform(hash64(draw, 103)) < recipe.random_next_prob)
             chunks.append((start, split, end, own, is_random, target))
             start = split if is_random else end
         documents.append(chunks)
@@ -63,32 +62,31 @@ def _cut_one_by_one(store, epoch, seed, max_tokens, short, random_next, next_sen
     (0, 0, 7),  # pass by pass to the end, in blocks
     (11, 300, 5),  # both
 ])
-@pytest.mark.parametrize(('random_next', 'next_sentence'), [(0.5, True), (0.0, True), (0.5, False)])
-def test_chunks_are_those_of_a_loop(monkeypatch, few, rest, block, random_next, next_sentence):
+@pytest.mark.parametrize('recipe', [{}, {'random_next_prob': 0.0}, {'next_sentence': False}])
+def test_chunks_are_those_of_a_loop(monkeypatch, few, rest, block, recipe):
     for name, value in {'_FEW': few, '_REST': rest, '_BLOCK': block}.items():
         monkeypatch.setattr(plans_lib, name, value)
     store = _Store()
-    plans = _plans(store, random_next=random_next, next_sentence=next_sentence)
+    plans, full = _plans(store, **recipe)
     for epoch in (0, 3):
-        expected = _cut_one_by_one(store, epoch, 5, 61, 0.2, random_next, next_sentence)
-        assert plans.size(epoch) == len(expected)
+        expected = _cut_one_by_one(store, epoch, full)
+        assert len(plans.plan(epoch).result()) == len(expected)
         found = plans.chunks(epoch, np.arange(len(expected)))
-        for name, column in zip(Chunks._fields, zip(*expected, strict=True), strict=True):
-            np.testing.assert_array_equal(getattr(found, name), column, err_msg=name)
+        for x, column in zip(found, zip(*expected, strict=True), strict=True):
+            np.testing.assert_array_equal(x, column)
         some = np.array([7, 0, len(expected) - 1, 7])
         for x, whole in zip(plans.chunks(epoch, some), found, strict=True):
             np.testing.assert_array_equal(x, whole[some])
     # In the background the very same.
-    ahead = _plans(store, random_next=random_next, next_sentence=next_sentence)
-    ahead.prepare(3)
-    np.testing.assert_array_equal(ahead.chunks(3, some).start, found.start[some])
+    ahead, _ = _plans(store, **recipe)
+    ahead.plan(3, in_background=True)
+    np.testing.assert_array_equal(ahead.chunks(3, some)[0], found[0][some])
 
 
 def _examples(seed=3, **recipe):
     store = _Store()
-    special = SpecialIds(5000, 101, 102, 103, np.zeros(5000, bool))
     recipe = Recipe(**{'max_seq_length': 64, 'max_predictions_per_seq': 10, **recipe})
-    return PretrainExamples(store, store.documents, recipe, special, seed)
+    return PretrainExamples(store, store.documents, recipe, vocab(5000, 101, 102, 103), seed)
 
 
 @pytest.mark.parametrize(('recipe', 'digest'), [
@@ -99,59 +97,40 @@ def _examples(seed=3, **recipe):
 def test_rows_are_those_of_the_first_version(recipe, digest):
     """Recorded before plans were made small: runs go on with the rows that they began with."""
     examples = _examples(**recipe)
-    found = hashlib.sha256()
-    for rows in (examples.rows(np.arange(2 * examples.num_examples + 9)),
-                 examples.frozen_rows(np.arange(examples.num_frozen))):
-        for name in sorted(rows):
-            found.update(name.encode() + rows[name].tobytes())
-    assert found.hexdigest()[:16] == digest
+    assert digest == stores.digest(
+        examples.rows(np.arange(2 * examples.num_examples + 9)),
+        examples.frozen_rows(np.arange(examples.num_frozen)))
 
 
 def test_a_plan_is_four_bytes_a_chunk_and_two_are_kept():
-    examples = _examples()
-    for epoch in range(6):
-        examples.rows(np.arange(examples.num_examples) + epoch * examples.num_examples)
-        plans = [plan.result() for plan in examples._plans._plans.values()]
-        assert len(plans) <= 2
-        assert all(0.8 < plan.nbytes / (4 * examples.num_examples) < 1.25 for plan in plans)
+    plans, _ = _plans(_Store())
+    first, *others = [plans.plan(epoch) for epoch in range(3)]
+    for plan in (first, *others):
+        starts = plan.result()
+        assert starts.nbytes == 4 * len(starts)
+    assert [plans.plan(1), plans.plan(2)] == others
+    assert plans.plan(0) is not first  # made again
 
 
 def test_the_next_plan_is_made_while_rows_are_read(monkeypatch):
     n = _examples().num_examples
-    expected = _examples().rows(np.arange(n, n + 5))
-    make, go = EpochPlans._starts, threading.Event()
-    made = []
+    ahead, plan = [], EpochPlans.plan
 
-    def slow(self, epoch, in_background):
-        made.append((epoch, in_background))
-        if in_background:
-            assert go.wait(60)
-        return make(self, epoch, in_background)
+    def recorded(self, epoch, in_background=False):
+        ahead.extend([epoch] * in_background)
+        return plan(self, epoch, in_background)
 
-    monkeypatch.setattr(EpochPlans, '_starts', slow)
+    monkeypatch.setattr(EpochPlans, 'plan', recorded)
     examples = _examples()
     examples.rows(np.arange(n // 4))
-    assert made == [(0, False)]  # an epoch that has only begun may be the last
+    assert not ahead  # an epoch that has only begun may be the last
     examples.rows(np.arange(n // 4, n))
-    examples.rows(np.arange(n))  # plan 1 is in the making, and nothing waits for it
-    got = []
-    reader = threading.Thread(target=lambda: got.append(examples.rows(np.arange(n, n + 5))))
-    reader.start()
-    reader.join(0.2)
-    assert reader.is_alive()  # the next epoch does
-    go.set()
-    reader.join(60)
-    assert all(np.array_equal(got[0][name], x) for name, x in expected.items())
-    assert made == [(0, False), (1, True)]
+    assert ahead == [1]
+    assert_same(examples.rows(np.arange(n, n + 5)), _examples().rows(np.arange(n, n + 5)))
 
 
-def test_a_plan_that_failed_is_heard_of(monkeypatch):
-    plans = _plans(_Store())
-
-    def fail(*_):
-        raise MemoryError('no room')
-
-    monkeypatch.setattr(EpochPlans, '_starts', fail)
-    plans.prepare(4)
-    with pytest.raises(MemoryError, match='no room'):
-        plans.chunks(4, np.arange(3))
+def test_a_plan_that_failed_is_heard_of():
+    store = _Store()
+    plans = EpochPlans(store.sentence_offsets, np.array([0]), np.array([9]), None, 5)
+    with pytest.raises(AttributeError):
+        plans.plan(4, in_background=True).result()

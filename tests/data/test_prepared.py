@@ -13,11 +13,12 @@ from bert_jax.data import corpus as corpus_module
 from bert_jax.data import dataset as prepared
 from bert_jax.data import store_build as store_module
 from bert_jax.data.corpus import open_source
-from bert_jax.data.dataset import Places, _open_texts, copy_store, share_store, share_vocabulary
+from bert_jax.data.dataset import Places, copy_store, open_texts, share_store, share_vocabulary
 from bert_jax.data.store import TokenStore
 from bert_jax.data.store_build import build_store
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
+from bert_jax.text import training
 from tests.data.test_store import _random_texts, _tokenizer
 
 
@@ -99,7 +100,7 @@ def _content(folder):
 
 
 def _open(corpus, shared, local):
-    return share_store(corpus[0], _tokenizer(), Places.choose(str(shared), str(local)), False)
+    return share_store(corpus[0], _tokenizer(), Places.choose(str(shared), str(local)))
 
 
 def test_one_host_has_one_copy(tmp_path, corpus):
@@ -131,7 +132,7 @@ def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeyp
     published = files.as_path(shared) / 'stores' / stores[0].fingerprint
     assert _content(published) == _content(stores[0].path)
     # Nothing is made or copied a second time; a new host takes what is published.
-    monkeypatch.setattr(prepared, '_copy', _fail)
+    monkeypatch.setattr(prepared, 'copy_store', _fail)
     run_hosts(3, start)
     monkeypatch.undo()
     monkeypatch.setattr(store_module, 'build_store', _fail)
@@ -158,17 +159,17 @@ def test_hosts_compare_their_text(tmp_path, run_hosts, monkeypatch, contents, di
         corpus_module, 'open_source', lambda spec, _: open_source(
             f'{tmp_path}/{hosts.index()}/{spec}'))  # each host has a disk of its own
     if not differ:
-        assert run_hosts(2, lambda i: _open_texts(['a.txt'], ''))[0]['a.txt'] is not None
+        assert run_hosts(2, lambda i: open_texts(['a.txt'], ''))[0]['a.txt'] is not None
         return
     with pytest.raises(InputError, match='the text must be the same on all hosts: a.txt') as error:
-        run_hosts(2, lambda i: _open_texts(['a.txt'], ''))
+        run_hosts(2, lambda i: open_texts(['a.txt'], ''))
     assert '\n' not in str(error.value)
 
 
 def test_a_cut_off_copy_goes_on(tmp_path, corpus):
     store = corpus[1]
     target = files.as_path(tmp_path / 'copy')
-    copy_store(store.path, target)
+    copy_store(store.path, target, 'data.local_dir')
     (target / 'manifest.json').unlink()
     (target / 'tokens-00000.bin').unlink()
     data = bytearray((target / 'documents-00000.bin').read_bytes())
@@ -176,7 +177,7 @@ def test_a_cut_off_copy_goes_on(tmp_path, corpus):
     (target / 'documents-00000.bin').write_bytes(data)
     with pytest.raises(InputError, match='not a finished token store'):
         TokenStore.open(target)
-    size, _ = copy_store(store.path, target)
+    size = copy_store(store.path, target, 'data.local_dir')
     sizes = {name: entry['bytes'] for name, entry in store.manifest['files'].items()}
     assert size == sizes['tokens-00000.bin'] + sizes['documents-00000.bin']
     assert _content(target) == _content(store.path)
@@ -194,10 +195,9 @@ def test_a_damaged_publication_is_named(tmp_path, corpus, damage):
         data[-1] ^= 1
         victim.write_bytes(data)
     target = files.as_path(tmp_path / 'copy')
-    for attempt in (lambda: copy_store(published, target), lambda: prepared.check_store(published)):
-        with pytest.raises(InputError, match='sentence_offsets-00000.bin is damaged') as error:
-            attempt()
-        assert str(published) in str(error.value) and '\n' not in str(error.value)
+    with pytest.raises(InputError, match='sentence_offsets-00000.bin is damaged') as error:
+        copy_store(published, target, 'data.local_dir')
+    assert str(published) in str(error.value) and '\n' not in str(error.value)
     assert not (target / 'manifest.json').exists()
     assert not (target / 'sentence_offsets-00000.bin').exists()
 
@@ -206,7 +206,7 @@ def test_no_room_for_a_copy(tmp_path, corpus, monkeypatch):
     monkeypatch.setattr(
         shutil, 'disk_usage', lambda _: namedtuple('usage', 'free')(free=10))
     with pytest.raises(InputError, match=r'data\.local_dir') as error:
-        copy_store(corpus[1].path, files.as_path(tmp_path / 'copy'))
+        copy_store(corpus[1].path, files.as_path(tmp_path / 'copy'), 'data.local_dir')
     assert str(tmp_path) in str(error.value)
 
 
@@ -218,14 +218,14 @@ def test_local_folder_in_a_bucket(tmp_path):
 def test_vocabulary_is_trained_once(tmp_path, corpus, run_hosts, monkeypatch):
     def start(i):
         places = Places.choose(str(tmp_path / 'shared'), str(tmp_path / f'local-{i}'))
-        return share_vocabulary([corpus[0]], 120, True, places, lambda line: None)
+        return share_vocabulary([corpus[0]], 120, True, places)
 
     paths = run_hosts(2, start)
     assert [path.parent.parent for path in paths] == [tmp_path / 'local-0', tmp_path / 'local-1']
     [published] = (tmp_path / 'shared' / 'vocabularies').glob('*.txt')
     assert len({path.read_bytes() for path in [*paths, published]}) == 1
     assert len(published.read_text().splitlines()) == 120
-    monkeypatch.setattr(prepared, '_train', _fail)
+    monkeypatch.setattr(training, 'train_wordpiece', _fail)
     assert run_hosts(2, start) == paths
     published.write_text('\n'.join(published.read_text().split('\n')[:-7]) + '\n')
     with pytest.raises(InputError, match='is damaged') as error:
@@ -240,18 +240,6 @@ def test_a_restart_asks_a_bucket_for_its_listing_only(bucket, bucket_server, tmp
     counts = []
     for _ in range(2):
         bucket_server.requests.clear()
-        share_store(open_source(f'{bucket}/text/*.txt'), _tokenizer(), places, False)
+        share_store(open_source(f'{bucket}/text/*.txt'), _tokenizer(), places)
         counts.append(len(bucket_server.requests))
     assert counts[1] < 10 < 40 < counts[0]
-
-
-@pytest.mark.parametrize('kind, noted', [('nfs4', True), ('ext4', False)])
-def test_a_local_folder_on_a_network_disk_is_named(monkeypatch, tmp_path, capsys, kind, noted):
-    mounts = tmp_path / 'mounts'
-    mounts.write_text(f'/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n')
-    real = open
-    monkeypatch.setattr('builtins.open', lambda path, *args, **kwargs: real(
-        mounts if path == '/proc/self/mounts' else path, *args, **kwargs))
-    monkeypatch.setattr(hosts, 'exchange', lambda name, value: [value, 'another machine'])
-    Places.choose(str(tmp_path / 'shared'), str(tmp_path / 'local'))
-    assert (f'is on a network disk ({kind})' in capsys.readouterr().out) == noted

@@ -1,11 +1,9 @@
 """Pre-training rows from a token store: what is in a row, which rows an epoch has, and purity.
 
-In these stores every token has an id of its own, `FIRST` + its place, so that a row (with its
-labels put back) says where in the store each of its tokens stands.
+And what is seen of a text before training: repeats, and the loss of guessing by frequency.
 """
 
 import collections
-import dataclasses
 import itertools
 import random
 
@@ -14,58 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.examples import check_batch
-from bert_jax.data.masking import MaskingRates
-from bert_jax.data.pretrain import PretrainExamples, Recipe, SpecialIds
+from bert_jax.data import pretrain
+from bert_jax.data.pretrain import frequency_loss, repeated_share
 from bert_jax.runtime.errors import InputError
-
-CLS, SEP, MASK, FIRST = 1, 2, 3, 4
-
-
-@dataclasses.dataclass
-class _Store:
-    tokens: np.ndarray
-    sentence_offsets: np.ndarray
-    document_offsets: np.ndarray
-
-    def __post_init__(self):
-        starts = self.sentence_offsets[self.document_offsets]
-        self.document_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))  # of each token
-
-
-def _store(documents):
-    """From the lengths of each document's sentences."""
-    lengths = np.concatenate(documents)
-    return _Store(
-        np.arange(lengths.sum(), dtype=np.uint32) + FIRST,
-        np.concatenate([[0], np.cumsum(lengths)]),
-        np.concatenate([[0], np.cumsum([len(d) for d in documents])]),
-    )
-
-
-def _random_store(num_documents, seed=0, most_sentences=25, most_tokens=20):
-    rng = np.random.default_rng(seed)
-    return _store([
-        rng.integers(1, most_tokens + 1, rng.integers(1, most_sentences + 1))
-        for _ in range(num_documents)
-    ])
-
-
-def _examples(store, documents=None, seed=3, **recipe):
-    size = len(store.tokens) + FIRST
-    recipe = Recipe(**{'max_seq_length': 64, 'max_predictions_per_seq': 10, **recipe})
-    special = SpecialIds(size, CLS, SEP, MASK, np.zeros(size, bool))
-    if documents is None:
-        documents = np.arange(len(store.document_offsets) - 1)
-    return PretrainExamples(store, documents, recipe, special, seed)
-
-
-def _restored(batch):
-    ids = batch['input_ids'].copy()
-    rows, slots = np.nonzero(batch['masked_lm_weights'])
-    ids[rows, batch['masked_lm_positions'][rows, slots]] = batch['masked_lm_ids'][rows, slots]
-    return ids
-
+from tests.data.stores import (
+    CLS,
+    FIRST,
+    SEP,
+    Store,
+    assert_same,
+    check_batch,
+    make_examples,
+    make_store,
+    random_store,
+    restored,
+    truncated,
+)
 
 Pair = collections.namedtuple('Pair', 'a b label')  # ranges of places in the store
 
@@ -78,7 +40,7 @@ def _span(ids):
 
 def _pairs(batch):
     pairs = []
-    for ids, label in zip(_restored(batch), batch['next_sentence_labels'].tolist(), strict=True):
+    for ids, label in zip(restored(batch), batch['next_sentence_labels'].tolist(), strict=True):
         first, last = np.flatnonzero(ids == SEP)
         pairs.append(Pair(_span(ids[1:first]), _span(ids[first + 1:last]), label))
     return pairs
@@ -88,28 +50,25 @@ def _epoch(examples, epoch=0):
     return examples.rows(np.arange(examples.num_examples) + epoch * examples.num_examples)
 
 
-def _counted(batch, *names):
+def _epoch_pairs(store, epoch=0, documents=None, **recipe):
+    return _pairs(_epoch(make_examples(store, documents, **recipe), epoch))
+
+
+def _counted(batch):
     """The rows as a multiset."""
-    names = names or tuple(sorted(batch))
     return collections.Counter(
-        b''.join(np.ascontiguousarray(batch[name][i]).tobytes() for name in names)
+        b''.join(np.ascontiguousarray(batch[name][i]).tobytes() for name in sorted(batch))
         for i in range(len(batch['input_ids']))
     )
 
 
-def _assert_same(batch, other):
-    assert set(batch) == set(other)
-    for name in batch:
-        np.testing.assert_array_equal(batch[name], other[name], err_msg=name)
-
-
 @pytest.fixture(scope='module')
 def corpus():
-    return _random_store(120)
+    return random_store(120)
 
 
 def test_rows_are_cls_a_sep_b_sep(corpus):
-    examples = _examples(corpus)
+    examples = make_examples(corpus)
     batch = _epoch(examples)
     check_batch(examples.spec, batch)
     for i, (a, b, _) in enumerate(_pairs(batch)):
@@ -125,7 +84,7 @@ def test_rows_are_cls_a_sep_b_sep(corpus):
 
 
 def test_label_tells_what_b_is(corpus):
-    examples = _examples(corpus)
+    examples = make_examples(corpus)
     room, pairs = 61, _pairs(_epoch(examples))
     for a, b, label in pairs:
         [own], [other] = ({*corpus.document_of[list(span)].tolist()} for span in (a, b))
@@ -142,54 +101,26 @@ def test_label_tells_what_b_is(corpus):
 def test_pairs_tile_every_document_each_epoch():
     # Sentences of one token: pairs have exactly the target's length, and nothing is cut.
     rng = np.random.default_rng(1)
-    store = _store([np.ones(n, int) for n in rng.integers(1, 90, 60)])
-    examples = _examples(store, max_seq_length=16, short_seq_prob=0.3)
-    pairs = _pairs(_epoch(examples))
+    store = make_store([np.ones(n, int) for n in rng.integers(1, 90, 60)])
+    pairs = _epoch_pairs(store, max_seq_length=16, short_seq_prob=0.3)
     used = [token for a, b, label in pairs for token in (*a, *(() if label else b))]
     assert sorted(used) == list(range(len(store.tokens)))
 
 
-@pytest.mark.parametrize('probability', [0.0, 0.5, 1.0])
-def test_share_of_random_next(probability):
-    store = _store([np.ones(n, int) for n in [200] * 60])
-    labels = np.array([p.label for p in _pairs(_epoch(_examples(
-        store, max_seq_length=13, random_next_prob=probability, short_seq_prob=0)))])
-    # A put-back sentence at a document's end is alone in its chunk and always gets a random next.
-    assert labels.mean() == pytest.approx(probability, abs=0.035)
-
-
-def test_one_sentence_always_gets_a_random_next():
-    store = _store([[5], [6], [7]])
-    assert all(p.label == 1 for p in _pairs(_epoch(_examples(store, random_next_prob=0.0))))
-
-
-def test_a_and_the_target_take_every_length():
-    store = _store([np.ones(5, int)] * 2000)
-    batch = _epoch(_examples(store, max_seq_length=8, short_seq_prob=0, random_next_prob=0))
-    lengths = np.bincount([len(a) for a, *_ in _pairs(batch)])
-    assert lengths[0] == 0 and lengths[1:] / 2000 == pytest.approx([0.25] * 4, abs=0.04)
-    batch = _epoch(_examples(store, max_seq_length=8, short_seq_prob=1, random_next_prob=0))
-    targets = collections.Counter(
-        len(a) + len(b) for a, b, _ in _pairs(batch) if a.start % 5 == 0)  # of a document's first
-    assert set(targets) == {2, 3, 4, 5}
-    assert [n / 2000 for n in targets.values()] == pytest.approx([0.25] * 4, abs=0.04)
-
-
-def test_share_of_short_documents():
-    store = _store([np.ones(100, int)] * 1500)
-    longest = np.zeros(1500, int)
-    for a, b, label in _pairs(_epoch(_examples(store, max_seq_length=23))):
-        if not label:
-            document = store.document_of[a.start]
-            longest[document] = max(longest[document], len(a) + len(b))
-    # Targets of short ones are 2 to 20, and one of the 19 is the full length.
-    assert (longest < 20).mean() == pytest.approx(0.1 * 18 / 19, abs=0.025)
-    assert 2 in longest
+@pytest.mark.parametrize('short', [0, 1])
+def test_a_and_the_target_take_every_length(short):
+    store = make_store([np.ones(5, int)] * 2000)
+    pairs = _epoch_pairs(store, max_seq_length=8, short_seq_prob=short, random_next_prob=0)
+    lengths = collections.Counter(
+        len(a) + len(b) if short else len(a) for a, b, _ in pairs
+        if a.start % 5 == 0)  # of a document's first
+    assert set(lengths) == ({2, 3, 4, 5} if short else {1, 2, 3, 4})
+    assert [n / 2000 for n in lengths.values()] == pytest.approx([0.25] * 4, abs=0.04)
 
 
 def test_random_next_comes_from_anywhere_else():
-    store = _store([np.ones(40, int)] * 5)
-    examples = _examples(store, max_seq_length=13)
+    store = make_store([np.ones(40, int)] * 5)
+    examples = make_examples(store, max_seq_length=13)
     pairs = [p for e in range(160) for p in _pairs(_epoch(examples, e)) if p.label]
     own, other = (store.document_of[[p[i].start for p in pairs]] for i in (0, 1))
     counts = np.bincount(own * 5 + other, minlength=25).reshape(5, 5)
@@ -199,32 +130,23 @@ def test_random_next_comes_from_anywhere_else():
     assert starts.min() > 0.5 * starts.mean()  # the last sentence is among them
 
 
-def _truncated(a, b, room):
-    """How many tokens google-research/bert leaves of each."""
-    while a + b > room:
-        a, b = (a - 1, b) if a > b else (a, b - 1)
-    return a, b
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.integers(8, 40), st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=2,
                                     max_size=12), st.integers(0, 1000))
 def test_the_longer_segment_is_truncated(width, sentences, seed):
     room = width - 3
     sentences = [(min(a, room - 1), b) for a, b in sentences]  # both go into one chunk
-    store = _store(sentences)
-    batch = _epoch(_examples(
-        store, seed=seed, max_seq_length=width, random_next_prob=0.0, short_seq_prob=0.0))
-    pairs = _pairs(batch)
+    store = make_store(sentences)
+    pairs = _epoch_pairs(
+        store, seed=seed, max_seq_length=width, random_next_prob=0.0, short_seq_prob=0.0)
     assert len(pairs) == len(sentences) and not any(p.label for p in pairs)
     for a, b, _ in pairs:
-        assert (len(a), len(b)) == _truncated(*sentences[store.document_of[a.start]], room)
+        assert (len(a), len(b)) == truncated(*sentences[store.document_of[a.start]], room)
 
 
 def test_truncation_takes_from_both_ends():
-    store = _store([(19, 41)] * 3000)  # 10 tokens of each are kept
-    pairs = _pairs(_epoch(_examples(
-        store, max_seq_length=23, short_seq_prob=0, random_next_prob=0)))
+    store = make_store([(19, 41)] * 3000)  # 10 tokens of each are kept
+    pairs = _epoch_pairs(store, max_seq_length=23, short_seq_prob=0, random_next_prob=0)
     assert all(len(a) == len(b) == 10 for a, b, _ in pairs)
     for place, begin, cut in ((0, 0, 9), (1, 19, 31)):
         front = np.array([pair[place].start % 60 - begin for pair in pairs])
@@ -233,24 +155,25 @@ def test_truncation_takes_from_both_ends():
         assert front.var() == pytest.approx(cut / 4, rel=0.12)
 
 
-def test_rows_depend_on_their_number_alone(corpus):
-    examples = _examples(corpus)
+@pytest.mark.parametrize('frozen', [False, True])
+def test_rows_depend_on_their_number_alone(corpus, frozen):
+    examples = make_examples(corpus)
     n = examples.num_examples
-    ids = np.arange(3 * n - 20, 3 * n + 20)  # over the end of an epoch
-    for epoch in range(3):
-        examples.rows(np.array([epoch * n]))
-    whole = examples.rows(ids)
+    ids = np.arange(40) if frozen else np.arange(3 * n - 20, 3 * n + 20)  # over an epoch's end
+
+    def rows(examples, ids):
+        return examples.frozen_rows(ids) if frozen else examples.rows(ids)
+
+    whole = rows(examples, ids)
     check_batch(examples.spec, whole)
-    _assert_same(_examples(corpus).rows(ids), whole)  # a fresh start, in the middle
+    assert_same(rows(make_examples(corpus), ids), whole)  # a fresh start, in the middle
     examples.rows(np.arange(5 * n, 5 * n + 3))  # something else in between
-    for part in (slice(0, 1), slice(7, 31), slice(20, 20 + 17, 4), slice(39, 40)):
-        _assert_same(examples.rows(ids[part]), {k: v[part] for k, v in whole.items()})
-    mixed = np.random.default_rng(0).permutation(20)
-    _assert_same(examples.rows(ids[mixed]), {k: v[mixed] for k, v in whole.items()})
+    for part in (slice(0, 1), slice(7, 31), slice(20, 37, 4), slice(39, None, -3)):
+        assert_same(rows(examples, ids[part]), {k: v[part] for k, v in whole.items()})
 
 
 def test_an_epoch_is_a_shuffle_of_its_chunks(corpus):
-    examples = _examples(corpus)
+    examples = make_examples(corpus)
     epoch, frozen = _epoch(examples), examples.frozen_rows(np.arange(examples.num_frozen))
     assert _counted(epoch) == _counted(frozen) and max(_counted(epoch).values()) == 1
     assert not np.array_equal(epoch['input_ids'], frozen['input_ids'])
@@ -259,22 +182,17 @@ def test_an_epoch_is_a_shuffle_of_its_chunks(corpus):
     for e in range(1, 6):
         times = _counted(_epoch(examples, e)).values()
         assert max(times) <= 2 and sum(t - 1 for t in times) < 0.06 * examples.num_examples
-
-
-def test_epochs_differ_in_masks_and_pairs(corpus):
-    examples = _examples(corpus)
-    first, second = _epoch(examples), _epoch(examples, 1)
-    assert not _counted(first).keys() & _counted(second).keys()
-    pairs = [set(map(str, _pairs(batch))) for batch in (first, second)]
-    assert len(pairs[0] & pairs[1]) < 0.2 * len(pairs[0])
-    other_seed = _epoch(_examples(corpus, seed=4))
-    assert not _counted(first).keys() & _counted(other_seed).keys()
+    # Each has pairs and masks of its own, and so has another seed.
+    for other in (_epoch(examples, 1), _epoch(make_examples(corpus, seed=4))):
+        assert not _counted(epoch).keys() & _counted(other).keys()
+        pairs = [set(map(str, _pairs(batch))) for batch in (epoch, other)]
+        assert len(pairs[0] & pairs[1]) < 0.2 * len(pairs[0])
 
 
 def test_fixed_maskings_come_again(corpus):
-    examples = _examples(corpus, num_maskings=3)
+    examples = make_examples(corpus, num_maskings=3)
     epochs = [_epoch(examples, e) for e in range(7)]
-    _assert_same(epochs[1], _epoch(_examples(corpus), 1))  # within the first k nothing differs
+    assert_same(epochs[1], _epoch(make_examples(corpus), 1))  # within the first k nothing differs
     for a, b in itertools.combinations(range(7), 2):
         common = (_counted(epochs[a]) & _counted(epochs[b])).total() / examples.num_examples
         assert common > 0.9 if (b - a) % 3 == 0 else common == 0
@@ -282,52 +200,37 @@ def test_fixed_maskings_come_again(corpus):
     assert not np.array_equal(epochs[0]['input_ids'], epochs[3]['input_ids'])  # in another order
 
 
-def test_frozen_rows_stay(corpus):
-    examples = _examples(corpus)
-    ids = np.arange(examples.num_frozen)
-    before = examples.frozen_rows(ids)
-    check_batch(examples.spec, before)
-    _epoch(examples, 3)
-    _assert_same(examples.frozen_rows(ids), before)
-    _assert_same(examples.frozen_rows(ids[11:30]), {k: v[11:30] for k, v in before.items()})
-
-
 def test_rows_know_the_document_that_they_are_from(corpus):
-    examples = _examples(corpus)
+    examples = make_examples(corpus)
     ids = np.arange(3 * examples.num_examples // 2)[::-7]  # of two epochs
     starts = [pair.a[0] for pair in _pairs(examples.rows(ids))]
     assert examples.documents(ids).tolist() == corpus.document_of[starts].tolist()
 
 
-def test_only_the_named_documents_are_read(corpus):
-    documents = np.arange(3, 120, 4)
-    for a, b, _ in _pairs(_epoch(_examples(corpus, documents), 2)):
-        assert set(corpus.document_of[[a.start, b.start]] % 4) == {3}
-
-
-def test_documents_of_few_sentences_are_left_out(corpus):
+@pytest.mark.parametrize(('named', 'recipe'), [
+    (np.arange(3, 120, 4), {}), (None, {'min_sentences': 8}),
+])
+def test_only_some_documents_are_read(corpus, named, recipe):
     sizes = np.diff(corpus.document_offsets)
-    used = {
-        int(corpus.document_of[i])
-        for a, b, _ in _pairs(_epoch(_examples(corpus, min_sentences=8))) for i in (a[0], b[0])
-    }
-    assert used == set(np.flatnonzero(sizes >= 8).tolist()) != set(range(120))
+    used = {int(corpus.document_of[i]) for a, b, _ in _epoch_pairs(
+        corpus, 2, named, **recipe) for i in (a.start, b.start)}
+    assert used == set(np.flatnonzero(sizes >= 8) if named is None else named)
 
 
 def test_without_next_sentence(corpus):
-    examples = _examples(corpus, next_sentence=False)
+    examples = make_examples(corpus, next_sentence=False)
     batch = _epoch(examples)
     check_batch(examples.spec, batch)
     assert not batch['segment_ids'].any() and not batch['next_sentence_labels'].any()
-    for ids, mask in zip(_restored(batch), batch['sequence_ids'], strict=True):
+    for ids, mask in zip(restored(batch), batch['sequence_ids'], strict=True):
         [end] = np.flatnonzero(ids == SEP)
         assert ids[0] == CLS and mask.sum() == end + 1 and not ids[end + 1:].any()
         assert len({*corpus.document_of[list(_span(ids[1:end]))].tolist()}) == 1
     assert batch['sequence_ids'].sum(axis=1).max() == 64
     # One document is enough, and nothing of it is left out.
-    store = _store([np.ones(100, int)])
-    batch = _epoch(_examples(store, next_sentence=False, short_seq_prob=0, max_seq_length=12))
-    tokens = _restored(batch)
+    store = make_store([np.ones(100, int)])
+    batch = _epoch(make_examples(store, next_sentence=False, short_seq_prob=0, max_seq_length=12))
+    tokens = restored(batch)
     assert sorted(tokens[tokens >= FIRST]) == store.tokens.tolist()
 
 
@@ -338,18 +241,8 @@ def test_without_next_sentence(corpus):
 ])
 def test_too_few_documents(documents, recipe, words):
     with pytest.raises(InputError) as error:
-        _examples(_store(documents), **recipe)
+        make_examples(make_store(documents), **recipe)
     assert '\n' not in str(error.value) and all(word in str(error.value) for word in words)
-
-
-def test_many_predictions_in_a_short_row():
-    examples = _examples(
-        _store([[3, 4]] * 3), max_seq_length=12, max_predictions_per_seq=20,
-        masking=MaskingRates(masked_lm_prob=1.0))
-    batch = _epoch(examples)
-    check_batch(examples.spec, batch)
-    lengths = batch['sequence_ids'].sum(axis=1)
-    assert (batch['masked_lm_weights'].sum(axis=1) == lengths - 3).all()
 
 
 def _original_instances(documents, width, rng):
@@ -377,7 +270,7 @@ def _original_instances(documents, width, rng):
                     i -= len(chunk) - a_end
                 else:
                     b = sum(chunk[a_end:])
-                yield (*_truncated(a, b, room), is_random)
+                yield (*truncated(a, b, room), is_random)
                 chunk = []
             i += 1
 
@@ -388,7 +281,7 @@ def test_statistics_are_those_of_the_original(corpus):
     documents = [lengths[first:last].tolist() for first, last in bounds]
     epochs, rng = 20, random.Random(0)
     theirs = np.array([x for _ in range(epochs) for x in _original_instances(documents, 64, rng)])
-    examples = [_examples(corpus, seed=seed) for seed in range(epochs)]
+    examples = [make_examples(corpus, seed=seed) for seed in range(epochs)]
     batches = [each.frozen_rows(np.arange(each.num_frozen)) for each in examples]
     ours = np.array([
         (len(a), len(b), label) for batch in batches for a, b, label in _pairs(batch)])
@@ -404,3 +297,39 @@ def test_statistics_are_those_of_the_original(corpus):
     masked = sum(batch['masked_lm_weights'].sum() for batch in batches) / len(ours)
     wanted = np.mean([min(10, max(1, round((a + b + 3) * 0.15))) for a, b, _ in theirs])
     assert masked == pytest.approx(wanted, rel=0.02)
+
+
+def _text(documents):
+    """A token store of lists of sentences."""
+    sentences = [sentence for document in documents for sentence in document]
+    return Store(
+        np.concatenate(sentences).astype(np.uint16), np.cumsum([0, *map(len, sentences)]),
+        np.cumsum([0, *map(len, documents)]))
+
+
+TEXT = np.random.default_rng(0).integers(10, 5000, (40, 8, 12)).tolist()
+# Other documents by one sentence each, so that they are no exact duplicates.
+ALMOST = [[*document[:-1], document[-1][::-1]] for document in TEXT[:20]]
+
+
+@pytest.mark.parametrize(('documents', 'used', 'share'), [
+    (TEXT, 40, 0.0),
+    ([*TEXT, *ALMOST], 60, 20 * 7 / (60 * 8)),
+    ([*TEXT, *ALMOST], 40, 0.0),  # they are not trained on
+    ([*TEXT, [[1, 2, 3]] * 100], 41, 0.0),  # short ones are said again and again
+    ([[[1, 2, 3]]], 1, 0.0),
+])
+def test_repeated_share(documents, used, share, monkeypatch):
+    monkeypatch.setattr(pretrain, '_CHUNK', 7)
+    store, used = _text(documents), np.arange(used)
+    assert repeated_share(store, used) == pytest.approx(share)
+    monkeypatch.setattr(pretrain, '_KEPT', 100)  # of so many they are a sample
+    assert repeated_share(store, used) == pytest.approx(share, abs=0.12)
+
+
+def test_frequency_loss():
+    halves, one = _text([[[0, 1] * 8]]), _text([[[2] * 1000]])
+    assert frequency_loss([(halves, 1.0)], 4) == pytest.approx(np.log(2))
+    # A mixture is by its weights, not by how long its texts are.
+    p = np.array([0.375, 0.375, 0.25])
+    assert frequency_loss([(halves, 3.0), (one, 1.0)], 4) == pytest.approx(-(p * np.log(p)).sum())

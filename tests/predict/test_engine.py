@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import tiny
 
+from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Sequences
 from bert_jax.model.encoder import Bert, Pooler
 from bert_jax.predict import engine
 from bert_jax.predict.commands import Model
 from bert_jax.predict.engine import Engine
-from bert_jax.tasks.packing import Units
 from bert_jax.train.sharding import make_mesh
 
 

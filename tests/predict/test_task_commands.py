@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tiny
 
+from bert_jax.data.packing import Units
 from bert_jax.data.pairs import make_sequences
 from bert_jax.predict.commands import Model, entities
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.packing import Units
 from bert_jax.tasks.squad import Question, final_texts, predict_answers, squad_windows
 
 ONE = jax.devices()[:1]

@@ -107,7 +107,7 @@ logger.close()
 from bert_jax.runtime.process import loading_tensorflow
 with loading_tensorflow('reading'):
     import tensorflow as tf
-    import bert_jax.data.pipeline
+    import bert_jax.data.records
     import bert_jax.data.tokenize
 """, 'tf.keras.layers.Dense'),
 ])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,7 @@ import pytest
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.data.masking import MaskingRates
-from bert_jax.data.packing import PackedExamples
+from bert_jax.data.packing import PackedExamples, Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Sequences
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
@@ -20,10 +20,9 @@ from bert_jax.heads.span import QuestionAnswering
 from bert_jax.heads.tagging import Tagging
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine
-from bert_jax.tasks.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.train.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.train.step import make_init
-from tests.data.test_pretrain import _examples, _random_store
+from tests.data.stores import make_examples, random_store
 from tests.tasks.contrastive import Contrastive
 from tests.tiny_models import fixed_step
 
@@ -35,34 +34,6 @@ CONFIG = ModelConfig(
 )
 
 
-def units_of(kind):
-    """24 units of random tokens with what the task is trained on."""
-    rng = np.random.default_rng(0)
-    choices = {'choice': 4, 'pair': 2}.get(kind, 1)
-    lengths = rng.integers(4, 30, 24 * choices)
-    total = int(lengths.sum())
-    sequences = Sequences(
-        rng.integers(0, 100, total).astype(np.int32), np.concatenate([[0], np.cumsum(lengths)]),
-        np.maximum(lengths // 2, 1),
-    )
-    labels = rng.integers(0, 3, 24).astype(np.int32)
-    if kind == 'score':
-        return Units(sequences, labels={'labels': rng.random(24).astype(np.float32)})
-    if kind == 'labels':
-        return Units(sequences, labels={
-            'labels': rng.integers(0, 2, (24, 3)).astype(np.float32)})
-    if kind in ('label', 'choice', 'pair'):
-        return Units(sequences, choices, labels={'labels': labels})
-    if kind == 'span':
-        ends = rng.integers(0, lengths)
-        return Units(sequences, positions={
-            'start_positions': ends // 2, 'end_positions': ends})
-    return Units(sequences, tokens={
-        'token_labels': rng.integers(0, 3, total).astype(np.int32),
-        'token_weights': rng.integers(0, 2, total).astype(np.float32),
-    })
-
-
 TASKS = {
     'label': Classification(CONFIG, 3),
     'score': Regression(CONFIG),
@@ -71,31 +42,66 @@ TASKS = {
     'span': QuestionAnswering(CONFIG),
     'tag': Tagging(CONFIG, 3),
     'pair': Contrastive(CONFIG, 1),  # a head whose examples are compared with each other
+    'pretraining': Pretraining(CONFIG),
 }
+LABELLED = [kind for kind in TASKS if kind != 'pretraining']
+
+
+def units_of(kind):
+    """24 units of random tokens with what the task is trained on."""
+    rng = np.random.default_rng(0)
+    choices = {'choice': 4, 'pair': 2}.get(kind, 1)
+    lengths = rng.integers(4, 30, 24 * choices)
+    total, ends = int(lengths.sum()), rng.integers(0, lengths)
+    sequences = Sequences(
+        rng.integers(0, 100, total).astype(np.int32), np.concatenate([[0], np.cumsum(lengths)]),
+        np.maximum(lengths // 2, 1),
+    )
+    labels = {
+        'score': rng.random(24).astype(np.float32),
+        'labels': rng.integers(0, 2, (24, 3)).astype(np.float32),
+    }.get(kind, rng.integers(0, 3, 24).astype(np.int32))
+    if kind == 'span':
+        return Units(sequences, positions={'start_positions': ends // 2, 'end_positions': ends})
+    if kind == 'tag':
+        return Units(sequences, tokens={
+            'token_labels': rng.integers(0, 3, total).astype(np.int32),
+            'token_weights': rng.integers(0, 2, total).astype(np.float32),
+        })
+    return Units(sequences, choices, labels={'labels': labels})
 
 
 def one_device():
     return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), MESH_AXES)
 
 
-def one_a_row(units):
-    """A plan of one step with a unit a row."""
-    n = len(units)
-    rows = np.arange(n, dtype=np.int32)[None]
-    longest = int(units.lengths.max())
-    return Plan(
-        np.arange(n)[None], rows, longest, np.array([n]), 1, int(units.lengths.sum()))
-
-
-def packed(units):
-    return plan_steps(
-        units.lengths, np.arange(len(units))[None], row_lengths=(256,), shards=1,
-        token_cost=lambda s: 1.0,
-    )
-
-
 def whole_batch(units, plan):
     return packed_batch(units, plan, 0, range(int(plan.num_rows[0])))
+
+
+def packed(units, row_length=256, shards=1):
+    return whole_batch(units, plan_steps(
+        units.lengths, np.arange(len(units))[None], row_lengths=(row_length,), shards=shards,
+        token_cost=lambda s: 1.0))
+
+
+def one_a_row(units):
+    n, longest = len(units), int(units.lengths.max())
+    return whole_batch(units, Plan(
+        np.arange(n)[None], np.arange(n, dtype=np.int32)[None], longest, np.array([n]), 1,
+        int(units.lengths.sum())))
+
+
+@functools.cache
+def batches(kind):
+    """(unpacked, packed) rows of one step; the rows of the packed ones are a multiple of 8."""
+    if kind != 'pretraining':
+        return one_a_row(units_of(kind)), packed(units_of(kind), row_length=64, shards=8)
+    store = random_store(80, most_sentences=6, most_tokens=12)
+    store.tokens %= CONFIG.vocab_size
+    examples = make_examples(store, random_rate=0.0)
+    return examples.rows(40 + np.arange(40)), PackedExamples(examples, 40, 32).rows(
+        32 + np.arange(32))
 
 
 @functools.cache
@@ -105,7 +111,7 @@ def params_of(kind):
 
 @pytest.mark.parametrize('kind', TASKS)
 def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
-    task, units, params = TASKS[kind], units_of(kind), params_of(kind)
+    task = TASKS[kind]
 
     @jax.jit
     def loss_and_gradients(params, batch):
@@ -114,52 +120,45 @@ def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
         )(params)
 
     results = []
-    for plan in (one_a_row(units), packed(units)):
-        batch = whole_batch(units, plan)
-        (value, sums), grads = loss_and_gradients(params, batch)
+    for batch in batches(kind):
+        (value, sums), grads = loss_and_gradients(params_of(kind), batch)
         results.append((value, task.score(sums), grads))
-    assert packed(units).units_a_row > 2
-    for plain, in_packs in zip(
-        jax.tree.leaves(results[0]), jax.tree.leaves(results[1]), strict=True
-    ):
+    assert batches(kind)[1]['sequence_ids'].max() > 1
+    for plain, in_packs in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(in_packs, plain, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize('kind', TASKS)
+@pytest.mark.parametrize('kind', LABELLED)
 def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
     task, units, params = TASKS[kind], units_of(kind), params_of(kind)
     engine = Engine(one_device(), token_cost=lambda row_length: 1.0)
     together = engine.outputs(task.outputs, params, units)
-    alone = jax.jit(task.outputs)(params, whole_batch(units, one_a_row(units)))
+    alone = jax.jit(task.outputs)(params, one_a_row(units))
     for name, x in alone.items():
         assert jnp.issubdtype(x.dtype, jnp.floating), 'several runs have no mean'
         if x.shape[1] == 1:  # a unit
             np.testing.assert_allclose(together[name], x[:, 0], rtol=1e-4, atol=1e-5)
             continue
-        for i, (start, end) in enumerate(zip(
-            units.sequences.offsets[:-1], units.sequences.offsets[1:], strict=True
-        )):
+        for i, (start, end) in enumerate(itertools.pairwise(units.sequences.offsets)):
             np.testing.assert_allclose(
                 together[name][start:end], x[i, : end - start], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('kind, parts', [('label', 1), ('tag', 1), ('pair', 1), ('pair', 2)])
+@pytest.mark.parametrize('kind, parts', [
+    ('label', 1), ('tag', 1), ('pair', 1), ('pair', 2), ('pretraining', 1), ('pretraining', 2),
+])
 def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind, parts):
-    units = units_of(kind)
-    plan = plan_steps(
-        units.lengths, np.arange(len(units))[None], row_lengths=(64,), shards=8,
-        token_cost=lambda s: 1.0,
-    )
-    results = []
-    for mesh in (make_mesh(2, 2, 2), one_device()):
+    _, rows = batches(kind)
+    num_rows, results = len(rows['input_ids']), []
+    axes = (4, 2, 1) if kind == 'pretraining' else (2, 2, 2)
+    for mesh, parts_here in ((make_mesh(*axes), parts), (one_device(), 1)):
         task = dataclasses.replace(
             TASKS[kind], config=dataclasses.replace(CONFIG, layout=Layout(mesh)))
         optimizer = optax.sgd(0.1)
         step = fixed_step(
             task, optimizer, lambda count: jnp.float32(0.1), mesh, seed=0, clip_norm=1.0,
-            accumulation_steps=parts if mesh.size > 1 else 1)
-        rows = int(plan.num_rows[0])
-        batch = to_global(mesh, whole_batch(units, plan), rows, range(rows))
+            accumulation_steps=parts_here)
+        batch = to_global(mesh, rows, num_rows, range(num_rows))
         state, metrics = step(make_init(task, optimizer, mesh)(0), batch)
         results.append(jax.device_get((metrics, state.params)))
     for sharded, whole in zip(*map(jax.tree.leaves, results), strict=True):
@@ -168,21 +167,19 @@ def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind, parts):
 
 def test_a_sequence_is_not_touched_by_its_neighbours():
     """Bit for bit: another text beside it, the same numbers."""
-    task, units, params = TASKS['label'], units_of('label'), params_of('label')
-    plan = packed(units)
-    batch = whole_batch(units, plan)
-    outputs = jax.jit(functools.partial(task.outputs, params))
+    batch = packed(units_of('label'))
+    outputs = jax.jit(functools.partial(TASKS['label'].outputs, params_of('label')))
     before = np.asarray(outputs(batch)['logits'])
     second = batch['sequence_ids'] == 2
-    changed = dict(batch, input_ids=np.where(second, 7, batch['input_ids']))
-    after = np.asarray(outputs(changed)['logits'])
+    after = np.asarray(outputs(
+        dict(batch, input_ids=np.where(second, 7, batch['input_ids'])))['logits'])
     np.testing.assert_array_equal(after[:, 0], before[:, 0])
     assert (after[:, 1] != before[:, 1]).any()
 
 
 def test_examples_are_compared_with_all_others_of_the_batch_and_no_empty_places():
     task, units, params = TASKS['pair'], units_of('pair'), params_of('pair')
-    batch = whole_batch(units, packed(units))
+    batch = packed(units)
     assert (batch['unit_weights'] == 0).any()
     loss, sums = jax.jit(
         lambda: task.loss(params, batch, task.totals(batch), None))()
@@ -192,55 +189,3 @@ def test_examples_are_compared_with_all_others_of_the_batch_and_no_empty_places(
     expected = np.log(np.exp(scores).sum(axis=1)) - np.diag(scores)
     np.testing.assert_allclose(loss, expected.mean(), rtol=1e-4)
     assert sums['units'] == len(units) == len(expected)
-
-
-BATCH, ROWS = 40, 32
-
-
-@functools.cache
-def batches():
-    """(unpacked, packed) rows of one step."""
-    store = _random_store(80, most_sentences=6, most_tokens=12)
-    store.tokens %= CONFIG.vocab_size
-    examples = _examples(store, masking=MaskingRates(random_rate=0.0))
-    packed = PackedExamples(examples, BATCH, ROWS)
-    return examples.rows(BATCH + np.arange(BATCH)), packed.rows(ROWS + np.arange(ROWS))
-
-
-def test_loss_scores_and_gradients_are_those_of_a_row_each():
-    task = Pretraining(CONFIG)
-    params = nn.meta.unbox(jax.jit(task.init)(jax.random.key(0)))
-
-    @jax.jit
-    def results(batch):
-        (value, sums), grads = jax.value_and_grad(
-            lambda params: task.loss(params, batch, task.totals(batch), None), has_aux=True
-        )(params)
-        return value, sums, grads
-
-    unpacked, packed = batches()
-    assert packed['sequence_ids'].max() > 1
-    (value, sums, grads), others = results(unpacked), results(packed)
-    assert sums['rows'] == BATCH and sums['mlm_count'] > 2 * BATCH
-    np.testing.assert_allclose(task.score(sums)['nsp_loss'], task.score(others[1])['nsp_loss'],
-                               rtol=1e-5)
-    for one, other in zip(
-        jax.tree.leaves((value, sums, grads)), jax.tree.leaves(others), strict=True
-    ):
-        np.testing.assert_allclose(other, one, rtol=1e-4, atol=2e-6)
-
-
-@pytest.mark.parametrize('parts', [1, 2])
-def test_a_pretraining_step_on_eight_devices_is_that_of_one_with_dropout_on(parts):
-    results = []
-    for mesh, parts_here in ((make_mesh(4, 2, 1), parts), (one_device(), 1)):
-        task = Pretraining(dataclasses.replace(CONFIG, layout=Layout(mesh)))
-        optimizer = optax.sgd(0.1)
-        step = fixed_step(
-            task, optimizer, lambda count: jnp.float32(0.1), mesh, seed=0, clip_norm=1.0,
-            accumulation_steps=parts_here)
-        batch = to_global(mesh, batches()[1], ROWS, range(ROWS))
-        state, metrics = step(make_init(task, optimizer, mesh)(0), batch)
-        results.append(jax.device_get((metrics, state.params)))
-    for sharded, whole in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(sharded, whole, rtol=2e-5, atol=1e-6)

@@ -17,19 +17,6 @@ PHASES = [{'steps': steps, 'batch_size': 4, 'max_seq_length': 16, 'max_predictio
            'packed_rows': 0} for steps in (6, 5)]
 
 
-@pytest.mark.parametrize(('first', 'skipped', 'expected'), [
-    (0, {}, [(5, 10)]),
-    (4, {}, [(9, 6)]),
-    (0, {3: 20}, [(5, 3), (20, 1), (9, 6)]),
-    (3, {3: 20}, [(20, 1), (9, 6)]),
-    (4, {3: 20}, [(9, 6)]),
-    (0, {9: 22, 0: 20, 1: 21}, [(20, 1), (21, 1), (7, 7), (22, 1)]),
-    (0, {10: 20}, [(5, 10)]),  # of a later phase
-])
-def test_stretches(first, skipped, expected):
-    assert list(stretches(first, 10, 5, skipped)) == expected
-
-
 @pytest.mark.parametrize('phases', [  # (steps, batch size, length)
     [(10, 4, 32), (10, 4, 64)], [(10, 4, 32), (10, 4, 32)], [(10, 4, 32), (5, 8, 64), (3, 16, 32)],
     [(10, 4, 32), (3, 16, 32), (1, 10, 32)], [(3, 16, 32), (9, 5, 32), (4, 7, 32)],
@@ -81,14 +68,18 @@ def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():
     assert len(np.unique(np.concatenate(before), axis=0)) == 4 * 13, 'no row twice'
 
 
-@pytest.mark.parametrize(('step', 'named'), [
-    (1, 'row 0 of epoch 0 to row 3 of epoch 0; '),
-    (2, 'row 44 of epoch 0 to row 47 of epoch 0; '),  # it is skipped, and these in its place
-    (6, 'row 20 of epoch 0 to row 23 of epoch 0; '),
-    (7, 'row 24 of epoch 0 to row 27 of epoch 0; '),  # the next phase has other rows
+@pytest.mark.parametrize(('step', 'skipped', 'named'), [
+    (250, (), 'row 996 of epoch 0 to row 999 of epoch 0; '),
+    (250, (250,), 'row 2,400 of epoch 0 to row 2,403 of epoch 0; '),  # in its place
+    (550, (), 'row 2,196 of epoch 0 to row 2,199 of epoch 0; '),  # the next phase has other rows
 ])
-def test_the_rows_of_a_step_are_named(step, named):
-    assert open_task(skip_steps=(2,))._rows_of(PHASES, step) == named
+def test_a_spike_names_the_rows_of_its_step(step, skipped, named):
+    task = open_task(skip_steps=skipped)
+    phases = [{**phase, 'steps': 300} for phase in PHASES]
+    gates = task.gates(task.objective(CONFIG), phases, fresh=False, settled=10**6)
+    usual = [{'loss': 2.0, 'grad_norm': 1.0}] * 200
+    (alarm,) = gates.trained(step, [*usual, {'loss': 9.0, 'grad_norm': 1.0}], {})
+    assert f': {named}config.train.skip_steps=({step},)' in alarm.line
 
 
 @pytest.mark.parametrize(('content', 'words'), [

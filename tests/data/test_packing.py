@@ -1,0 +1,257 @@
+"""Packing: every unit once, in rows that hold it, with all that belongs to it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.examples import Mixture, SyntheticExamples
+from bert_jax.data.packing import (
+    PackedExamples,
+    Units,
+    pack,
+    pack_whole,
+    packed_batch,
+    plan_once,
+    plan_steps,
+    unpack,
+)
+from bert_jax.data.pairs import Sequences
+from bert_jax.runtime.errors import InputError
+from tests.data.stores import assert_same, check_batch, make_examples, random_store
+
+
+def made_units(lengths, choices=1):
+    """Sequences of random ids with the given lengths; `choices` of them a unit."""
+    rng = np.random.default_rng(0)
+    lengths = np.asarray(lengths, np.int64)
+    n, total = len(lengths) // choices, int(lengths.sum())
+    return Units(
+        Sequences(
+            rng.integers(1, 1000, total).astype(np.int32), np.cumsum([0, *lengths]),
+            np.maximum(lengths // 2, 1)),
+        choices,
+        labels={'labels': rng.integers(0, 9, n).astype(np.int32)},
+        positions={'start_positions': rng.integers(0, 2, n).astype(np.int32)},
+        tokens={'token_labels': rng.integers(0, 9, total).astype(np.int32)},
+    )
+
+
+def steps_of(lengths, units, row_lengths=(64, 128), shards=1, token_cost=lambda s: 1.0):
+    return plan_steps(
+        lengths, units, row_lengths=row_lengths, shards=shards, token_cost=token_cost)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 20), min_size=12, max_size=12), min_size=1, max_size=4),
+    st.integers(20, 45),
+)
+def test_no_row_overflows_and_every_unit_has_one(lengths, row_length):
+    lengths = np.array(lengths)
+    rows = pack(lengths, row_length)
+    assert ((rows >= 0) == (lengths > 0)).all()
+    for group_rows, group in zip(rows, lengths, strict=True):
+        used = np.bincount(group_rows[group > 0], weights=group[group > 0])
+        assert (used <= row_length).all()
+        assert (used > 0).all(), 'rows are numbered without gaps'
+
+
+def test_best_fit_fills_rows_to_the_brim():
+    (rows,) = pack(np.array([[60, 40, 50, 50, 70, 30]]), 100)
+    assert rows.max() == 2 and (rows[::2] == rows[1::2]).all()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=80))
+def test_a_whole_set_is_packed_as_one_group(lengths):
+    rows = pack_whole(np.array(lengths), 64)
+    np.testing.assert_array_equal(rows, pack(np.array([lengths]), 64)[0])
+    assert set(rows) == set(range(rows.max() + 1))
+
+
+def check_batches(units, plan, steps):
+    """Every unit of the plan appears once, with all that belongs to it."""
+    seen, s, c = [], units.sequences, units.choices
+    for step in steps:
+        batch = packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
+        for row, slot in zip(*np.nonzero(batch['unit_weights']), strict=True):
+            unit = int(batch['unit_index'][row, slot])
+            seen.append(unit)
+            assert batch['labels'][row, slot] == units.labels['labels'][unit]
+            start_of_unit = batch['cls_positions'][row, slot * c]
+            assert (batch['start_positions'][row, slot] - start_of_unit
+                    == units.positions['start_positions'][unit])
+            for i in range(c):
+                sequence, number = unit * c + i, slot * c + i
+                begin, end = s.offsets[sequence:sequence + 2]
+                cls = batch['cls_positions'][row, number]
+                at = np.flatnonzero(batch['sequence_ids'][row] == number + 1)
+                position = np.arange(end - begin)
+                for found, expected in (
+                    (at, cls + position),
+                    (batch['input_ids'][row, at], s.ids[begin:end]),
+                    (batch['position_ids'][row, at], position),
+                    (batch['token_labels'][row, at], units.tokens['token_labels'][begin:end]),
+                    (batch['segment_ids'][row, at], position >= s.first_lengths[sequence]),
+                ):
+                    np.testing.assert_array_equal(found, expected)
+        assert not batch['input_ids'][batch['sequence_ids'] == 0].any()
+    return sorted(seen)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(2, 30), min_size=24, max_size=24), st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]),
+)
+def test_batches_hold_exactly_their_units(lengths, choices, shards):
+    units = made_units(lengths, choices)
+    order = np.random.default_rng(1).permutation(len(units)).reshape(-1, 3)
+    plan = steps_of(units.lengths, order, shards=shards)
+    assert (plan.num_rows % shards == 0).all()
+    for step, here in enumerate(order):
+        assert check_batches(units, plan, [step]) == sorted(here)
+        whole = packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
+        halves = [packed_batch(units, plan, step, np.arange(host, plan.num_rows[step], 2))
+                  for host in range(2)]
+        for host, half in enumerate(halves):
+            assert_same(half, {name: x[host::2] for name, x in whole.items()})
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 2),
+       st.sampled_from([1, 2]))
+def test_one_pass_holds_every_unit_once(lengths, rows_a_step, more, choices):
+    units = made_units([length for length in lengths for _ in range(choices)], choices)
+    rows = pack_whole(units.lengths, 128)
+    plan = plan_once(
+        units.lengths, rows, row_length=128, rows_a_step=rows_a_step,
+        units_a_row=int(np.bincount(rows).max()) + more)
+    assert plan.shapes == [(rows_a_step, 128)]
+    assert len(plan.units) == -(-len(set(rows)) // rows_a_step)
+    steps = range(len(plan.units))
+    assert check_batches(units, plan, steps) == list(range(len(units)))
+    collected = {}
+    for step in steps:  # outputs come back in the order of the units
+        batch = packed_batch(units, plan, step, np.arange(rows_a_step))
+        unpack(units, plan, step, {
+            'ids': batch['input_ids'], 'labels': batch['labels']}, collected)
+    np.testing.assert_array_equal(collected['ids'], units.sequences.ids)
+    np.testing.assert_array_equal(collected['labels'], units.labels['labels'])
+
+
+@pytest.mark.parametrize('mean,deviation', [(11, 4.5), (53, 19), (28, 15)])
+def test_padding_stays_low_over_four_shapes(mean, deviation):
+    """Lengths as of CoLA, MRPC and STS-B; 32 units a step."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.normal(mean, deviation, 32 * 200), 5, 128).astype(np.int64)
+    plan = steps_of(
+        lengths, np.arange(len(lengths)).reshape(-1, 32), range(32, 513, 16),
+        token_cost=lambda s: 24 * 384 + 4 * s)
+    assert len(plan.shapes) <= 4
+    assert plan.padding < 0.12
+    assert lengths.sum() > 0.98 * 256 * (pack_whole(lengths, 256).max() + 1)  # in any order
+
+
+def test_rows_of_very_different_steps_are_split_evenly():
+    """Past 200 different numbers of rows they are rounded: to numbers that the shards divide."""
+    units = np.full((420, 1700), -1)
+    for i, here in enumerate(units):
+        here[: 4 * (i + 1)] = np.arange(4 * (i + 1))
+    plan = steps_of(np.full(1700, 30), units, [32], shards=4)
+    assert (plan.num_rows % 4 == 0).all()
+    assert (plan.num_rows > plan.rows.max(axis=1)).all()
+
+
+BATCH = 48
+
+
+@pytest.fixture(scope='module')
+def examples():
+    """Of short documents: a pair fills about half a row."""
+    return make_examples(
+        random_store(150, most_sentences=6, most_tokens=12), short_seq_prob=0.3)
+
+
+def pairs_of(batch):
+    """The pairs of rows, sorted, each as (ids, segments, [(position, label)], is_random)."""
+    pairs = []
+    labels, positions = batch['next_sentence_labels'], batch['masked_lm_positions']
+    for r, numbers in enumerate(batch['sequence_ids']):
+        used = batch['masked_lm_weights'][r] == 1
+        assert (np.diff(positions[r, used]) > 0).all() and not used[used.sum():].any()
+        assert (numbers[positions[r, used]] > 0).all()  # every used slot is of some pair
+        for k in range(numbers.max()):
+            here = np.flatnonzero(numbers == k + 1)
+            mine = used & np.isin(positions[r], here)
+            pairs.append((
+                batch['input_ids'][r, here].tolist(), batch['segment_ids'][r, here].tolist(),
+                list(zip((positions[r, mine] - here[0]).tolist(),
+                         batch['masked_lm_ids'][r, mine].tolist(), strict=True)),
+                int(labels[r] if labels.ndim == 1 else labels[r, k]),
+            ))
+            if 'cls_positions' in batch:
+                assert (np.diff(here) == 1).all() and here[0] == batch['cls_positions'][r, k]
+                assert (batch['position_ids'][r, here] == np.arange(len(here))).all()
+        assert np.sum(batch['example_weights'][r]) == numbers.max()
+    return sorted(pairs)
+
+
+@pytest.mark.parametrize(('batch_size', 'num_rows', 'step'), [
+    (BATCH, 40, 0), (BATCH, 40, 1), (BATCH, 40, 40), (3000, 2800, 1),  # packed in groups
+])
+def test_a_step_has_the_pairs_that_it_has_unpacked(examples, batch_size, num_rows, step):
+    packed = PackedExamples(examples, batch_size, num_rows)
+    batch = packed.rows(step * num_rows + np.arange(num_rows))
+    check_batch(packed.spec, batch)
+    assert pairs_of(batch) == pairs_of(examples.rows(step * batch_size + np.arange(batch_size)))
+    assert (batch['sequence_ids'].max(axis=1) > 1).sum() > 5  # rows that are shared
+    share = np.arange(num_rows // 3, num_rows, 7)  # of one host
+    assert_same(packed.rows(step * num_rows + share), {k: x[share] for k, x in batch.items()})
+
+
+@pytest.fixture(scope='module')
+def whole(examples):
+    packed = PackedExamples(examples, BATCH, 40)
+    return packed, packed.rows(np.arange(40 * 12))
+
+
+@settings(max_examples=30, deadline=None)
+@given(row_ids=st.lists(st.integers(0, 40 * 12 - 1), min_size=1, max_size=60, unique=True))
+def test_a_row_depends_on_its_number_alone(whole, row_ids):
+    packed, batch = whole
+    row_ids = np.sort(row_ids)
+    assert_same(packed.rows(row_ids), {name: x[row_ids] for name, x in batch.items()})
+
+
+def test_sources_may_be_mixed(examples):
+    other = make_examples(random_store(40, seed=1), seed=9)
+    mixture = Mixture([examples, other], [2.0, 1.0], 0)
+    batch = PackedExamples(mixture, BATCH, 46).rows(np.arange(46))
+    assert pairs_of(batch) == pairs_of(mixture.rows(np.arange(BATCH)))
+
+
+def test_rows_that_are_too_few_are_refused_with_a_number_that_is_enough(examples):
+    with pytest.raises(InputError, match='packed_rows=8 are too few: the 48 sequences') as error:
+        PackedExamples(examples, BATCH, 8)
+    enough = int(str(error.value).split('Set it to ')[1].split()[0])
+    assert 8 < enough < BATCH
+    PackedExamples(examples, BATCH, enough)
+    full = SyntheticExamples(vocab_size=50, max_seq_length=16, max_predictions_per_seq=2)
+    with pytest.raises(InputError, match='tokens. Set it to 0 for'):
+        PackedExamples(full, 8, 7)
+
+
+def test_a_step_that_needs_more_rows_says_so():
+    class Longer:
+        """Every pair from step 500 on fills a row."""
+
+        spec = SyntheticExamples(
+            vocab_size=50, max_seq_length=64, max_predictions_per_seq=2).spec
+
+        def sizes(self, row_ids):
+            return np.where(row_ids < 500 * BATCH, 30, 64), np.ones(len(row_ids), np.int64)
+
+    packed = PackedExamples(Longer(), BATCH, 30)
+    with pytest.raises(InputError, match='packed_rows=30 are too few for step 500 of the phase'):
+        packed.rows(500 * 30 + np.arange(30))
