@@ -1,7 +1,7 @@
 """The heads of a model, one class each.
 
 A class has the head's parameters and their names in files, its module, its loss and the decoding of
-its outputs. A new head is a class and a line here.
+its outputs. A new head is a class and its name in `HEADS`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.heads.base import POOLER, Head, Part
-from bert_jax.heads.classification import (
-    CLASSIFIER,
-    Classification,
-    MultiLabel,
-    MultipleChoice,
-    Regression,
-)
-from bert_jax.heads.pretraining import PREDICTIONS, SEQ_RELATIONSHIP, Pretraining
-from bert_jax.heads.span import SPAN, QuestionAnswering
+from bert_jax.heads.base import Head, Part
+from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
+from bert_jax.heads.pretraining import Pretraining
+from bert_jax.heads.span import QuestionAnswering
 from bert_jax.heads.tagging import FeatureTagging, Tagging
 
 HEADS: Mapping[str, type[Any]] = {head.name: head for head in (
     Head, Pretraining, Classification, Regression, MultiLabel, MultipleChoice, Tagging,
     QuestionAnswering, FeatureTagging,
 )}
-PARTS = (POOLER, PREDICTIONS, SEQ_RELATIONSHIP, SPAN, CLASSIFIER)
+PARTS: tuple[Part, ...] = tuple(dict.fromkeys(
+    part for head in HEADS.values() for parts in head.classes.values() for part in parts))
 
 
 def part_of(name: str) -> Part | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -25,7 +26,10 @@ from bert_jax.train.sharding import BATCH_AXES
 
 Params = Any
 Batch = Mapping[str, jax.Array]
+Keys = jax.Array | None  # [B, 2], of dropout (`model.dropout.dropout_rows`); None: no dropout
+Outputs = Mapping[str, Any]
 Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
+Losses = tuple[jax.Array, jax.Array | None]  # of each example, and whether it is right
 Format = Literal['tf1', 'huggingface']
 
 
@@ -47,6 +51,15 @@ class Tensor(NamedTuple):
     huggingface: str
     dims: str
 
+    @classmethod
+    def of(cls, name: str, dims: str, **exceptions: str) -> Tensor:
+        """A parameter whose names in files follow from ours by rules, but for `exceptions`."""
+        folder, _, leaf = name.replace('/qkv/', '/{part}/').rpartition('/')
+        tf1 = {'scale': 'gamma', 'bias': 'beta'}[leaf] if folder.endswith('LayerNorm') else leaf
+        torch = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}.get(leaf, f'{leaf}.weight')
+        dotted = folder.replace('layer_', 'layer.').replace('/', '.')
+        return cls(name, f'{folder}/{tf1}', f'{dotted}.{torch}', dims)._replace(**exceptions)
+
     def file_names(self, form: Format) -> tuple[str, ...]:
         """The names in files of this format: one, or three for query, key and value."""
         name = getattr(self, form)
@@ -55,54 +68,35 @@ class Tensor(NamedTuple):
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape here; `sizes` by letter, from `sizes_of`."""
-        return tuple(_size(dim, sizes) for dim in self.dims.replace(',', ''))
+        return tuple(sizes[dim] for dim in self.dims if dim != ',')
 
     def file_shape(self, form: Format, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of each of `file_names`."""
         groups = self.dims.replace('3', '').split(',')
-        shape = tuple(math.prod(_size(dim, sizes) for dim in group) for group in groups)
+        shape = tuple(math.prod(sizes[dim] for dim in group) for group in groups)
         return shape[::-1] if self._turned(form) else shape
 
     def from_files(
         self, form: Format, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]
     ) -> np.ndarray:
         """Converts the arrays of files to the array here, float32 and contiguous."""
-        dims = self.dims.replace(',', '')
-        shape = tuple(_size(dim, sizes) for dim in dims if dim != '3')
-        if self._turned(form):
-            arrays = [_turn(x) for x in arrays]
-        arrays = [x.reshape(shape) for x in arrays]
+        shape = [sizes[dim] for dim in self.dims if dim not in '3,']
+        arrays = [(x.T if self._turned(form) else x).reshape(shape) for x in arrays]
         if len(arrays) == 1:
             return np.ascontiguousarray(arrays[0], np.float32)
-        return np.stack(arrays, axis=dims.index('3'), dtype=np.float32)
+        return np.stack(arrays, axis=self.dims.replace(',', '').index('3'), dtype=np.float32)
 
     def to_files(self, form: Format, array: np.ndarray) -> list[np.ndarray]:
         """The inverse of `from_files`; the arrays are contiguous."""
-        dims = self.dims.replace(',', '')
-        arrays = [array] if '3' not in dims else list(np.moveaxis(array, dims.index('3'), 0))
-        num_in = len(self.dims.partition(',')[0].replace('3', '')) if ',' in self.dims else 0
-        files = []
-        for x in arrays:
-            x = x.reshape(math.prod(x.shape[:num_in]), -1) if num_in else x.reshape(-1)
-            files.append(_turn(x) if self._turned(form) else np.ascontiguousarray(x))
-        return files
+        dims, (ins, *outs) = self.dims.replace(',', ''), self.dims.replace('3', '').split(',')
+        arrays = np.moveaxis(array, dims.index('3'), 0) if '3' in dims else [array]
+        arrays = [x.reshape(math.prod(x.shape[: len(ins)]), -1) if outs else x.reshape(-1)
+                  for x in arrays]
+        return [np.ascontiguousarray(x.T if self._turned(form) else x) for x in arrays]
 
     def _turned(self, form: Format) -> bool:
-        if form == 'huggingface':
-            return self.name.endswith('/kernel')
-        return self.tf1.endswith('output_weights')
-
-
-def _turn(x: np.ndarray) -> np.ndarray:
-    """A contiguous transpose. In strips it takes a third of the time of numpy's copy."""
-    turned = np.empty(x.shape[::-1], x.dtype)
-    for start in range(0, len(x), 16):
-        turned[:, start : start + 16] = x[start : start + 16].T
-    return turned
-
-
-def _size(dim: str, sizes: Mapping[str, int]) -> int:
-    return int(dim) if dim.isdigit() else sizes[dim]
+        return (self.name.endswith('/kernel') if form == 'huggingface'
+                else self.tf1.endswith('output_weights'))
 
 
 class Part(NamedTuple):
@@ -113,58 +107,61 @@ class Part(NamedTuple):
 
 
 POOLER = Part('bert/pooler/', (
-    Tensor('bert/pooler/dense/kernel', 'bert/pooler/dense/kernel',
-           'bert.pooler.dense.weight', 'H,H'),
-    Tensor('bert/pooler/dense/bias', 'bert/pooler/dense/bias', 'bert.pooler.dense.bias', 'H'),
-))
+    Tensor.of('bert/pooler/dense/kernel', 'H,H'), Tensor.of('bert/pooler/dense/bias', 'H')))
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
     """A model with a head: parameter names, module, loss and scores.
 
-    This class is the model without a head. Losses and metrics are sums with counts, divided once:
+    This class is the model without a head, and has what heads on packed rows of labelled examples
+    share: weighted means over examples. A new head defines `module` and `losses`, and `named` if
+    its outputs are not one array of logits. Losses and metrics are sums with counts, divided once:
     `totals` gives the divisors of the whole global batch before any of it is computed, so that a
     step gives the same result in parts and on many devices.
 
     Attributes:
       name: in `config.json` and in messages.
-      title: for messages.
       classes: Hugging Face's classes with this head, each with its parts beside embeddings and
-        layers; a model is written as the first whose parts all exist. None: no other format has
+        layers; a model is written as the first whose parts all exist. Empty: no other format has
         its parameters, and they stay in the run.
       labelled: whether its outputs have names.
       problem_type: Hugging Face's setting for a class that several heads share.
       compares: whether the loss of an example depends on the others of its batch.
       shown: metrics of `score` in log lines, and their short names.
+      sequences: of an example, if the module's shapes depend on it.
+      weights: the feature that weights the losses: 1 for examples or tokens that count, 0 for
+        empty slots.
       config: of the encoder.
+      num_outputs: of the last layer, where that is not fixed.
     """
 
     name: ClassVar[str] = ''
-    title: ClassVar[str] = 'no head'
     classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {'BertModel': (POOLER,)}
     labelled: ClassVar[bool] = False
     problem_type: ClassVar[str] = ''
     compares: ClassVar[bool] = False
-    shown: ClassVar[Mapping[str, str]] = {}
+    shown: ClassVar[Mapping[str, str]] = {'accuracy': 'acc'}
+    sequences: ClassVar[int] = 1
+    weights: ClassVar[str] = 'unit_weights'
 
     config: ModelConfig
+    num_outputs: int = 0
 
     @classmethod
-    def parts(cls) -> tuple[Part, ...]:
+    def title(cls) -> str:
+        """For messages."""
+        return f"a {cls.name.replace('_', '-')} head" if cls.name else 'no head'
+
+    @classmethod
+    def parts(cls) -> set[Part]:
         """The parts of the head, without the pooler."""
-        parts = {part: None for of_class in cls.classes.values() for part in of_class}
-        return tuple(part for part in parts if part is not POOLER)
+        return {part for parts in cls.classes.values() for part in parts} - {POOLER}
 
     @classmethod
     def needs_pooler(cls) -> bool:
         """Whether the head needs the pooler."""
         return bool(cls.parts()) and all(POOLER in parts for parts in cls.classes.values())
-
-    @classmethod
-    def portable(cls) -> bool:
-        """Whether weights with this head can be written in other formats."""
-        return bool(cls.classes)
 
     @classmethod
     def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
@@ -178,27 +175,48 @@ class Head:
         Raises:
           InputError: `inference` lacks an argument of the head.
         """
-        return cls(config)
+        return cls(config, num_labels)
+
+    @property
+    def module(self) -> nn.Module:
+        """Called with (batch, dropout keys)."""
+        raise NotImplementedError
 
     def init(self, rng: jax.Array) -> Params:
         """Parameters as `layers.Parameter`s."""
+        tokens = 'input_ids', 'sequence_ids', 'segment_ids', 'position_ids'
+        places_1xK = jnp.zeros((1, self.sequences), jnp.int32)
+        any_shape = dataclasses.replace(self.config, attention='xla')  # no attention kernel
+        return dataclasses.replace(self, config=any_shape).module.init(
+            rng, {name: jnp.ones((1, 8), jnp.int32) for name in tokens}
+            | {'cls_positions': places_1xK, 'masked_lm_positions': places_1xK})['params']
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Losses:
+        """(Loss of each example, whether it is right or None), both shaped as the weights.
+
+        For a head that compares, these are the examples of the whole global batch: [N] instead of
+        [R, K], and outputs [N, ...]; see `among_examples`.
+        """
         raise NotImplementedError
 
-    def totals(self, batch: Batch) -> Sums:
-        """Divisors of the losses of this batch."""
-        raise NotImplementedError
+    def named(self, logits: jax.Array) -> dict[str, jax.Array]:
+        """The outputs by name, from those of the last layer."""
+        return {'logits': logits}
 
-    def outputs(
-        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
-    ) -> dict[str, Any]:
+    def outputs(self, params: Params, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
         """Logits of a packed batch, [R, K, ...] by example or [R, S, ...] by token.
 
         An ensemble averages them. Pre-training: see `BertForPreTraining`.
         """
-        raise NotImplementedError
+        logits: Any = self.module.apply({'params': params}, batch, rows_Bx2)
+        return self.named(logits)
+
+    def totals(self, batch: Batch) -> Sums:
+        """Divisors of the losses of this batch."""
+        return {'units': jnp.maximum(jnp.sum(batch[self.weights]), 1.0)}
 
     def loss(
-        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
+        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: Keys
     ) -> tuple[jax.Array, Sums]:
         """The batch's share of the loss, and metric sums.
 
@@ -206,34 +224,52 @@ class Head:
           params: unboxed parameters.
           batch: features [B, ...].
           totals: divisors of the whole batch, of which this may be a part.
-          rows_Bx2: dropout keys (`model.dropout.dropout_rows`), or None: no dropout.
+          rows_Bx2: dropout keys.
         """
-        raise NotImplementedError
+        return self.loss_of(self.outputs(params, batch, rows_Bx2), batch, totals)
+
+    def loss_of(self, outputs: Outputs, batch: Batch, totals: Sums) -> tuple[jax.Array, Sums]:
+        """The loss of `outputs`; see `loss`."""
+        tokens = jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32))
+        weights, devices = batch[self.weights], 1
+        if self.compares:
+            batch = {name: x for name, x in batch.items() if x.shape[:2] == weights.shape}
+            (outputs, batch), devices = _global_examples((outputs, batch))
+            weights = batch[self.weights]
+        losses, correct = self.losses(outputs, batch)
+        sums = {'units': jnp.sum(weights), 'loss_sum': jnp.sum(losses * weights)}
+        if correct is not None:
+            sums['correct'] = jnp.sum(correct * weights)
+        if devices > 1:  # each has the sums of the whole batch, and they will be added up
+            sums = {name: x / devices for name, x in sums.items()}
+        return sums['loss_sum'] / totals['units'], sums | {'tokens': tokens}
 
     def score(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Metrics by name, from sums over batches."""
-        raise NotImplementedError
+        return {'accuracy': sums['correct'] / max(sums['units'], 1.0)}
+
+    def token_flops(self, row_length: int) -> float:
+        """FLOPs of training on one token of a row, without dense heads, which are small."""
+        c = self.config
+        bilstm = bilstm_flops(c.hidden_size, c.hidden_size // 2) if c.bilstm else 0.0
+        return 3.0 * (token_flops(c, row_length) + bilstm)
 
     def of_states(
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
     ) -> dict[str, jax.Array]:
         """The head's outputs, float32, from an encoder's outputs, for an export."""
-        return {}
+        outputs: dict[str, jax.Array] = {}
+        for part in self.parts():
+            x = pooled_BxH if self.needs_pooler() else x_BxSxH
+            outputs |= self.named(self.apply_layer(params, part.prefix.strip('/'), x))
+        return outputs
 
-
-def apply_layer(module: nn.Module, params: Params, layer: str, x: jax.Array) -> jax.Array:
-    """Outputs float32 of the layer `module.<layer>` (dots between names) of a model."""
-    def compute(module: Any) -> jax.Array:
-        for name in layer.split('.'):
-            module = getattr(module, name)
-        return module(x).astype(jnp.float32)
-
-    return nn.apply(compute, module)({'params': params})
-
-
-def any_shape(config: ModelConfig) -> ModelConfig:
-    """The config for initialisation, whose input may have any shape: no attention kernel."""
-    return dataclasses.replace(config, attention='xla')
+    def apply_layer(self, params: Params, layer: str, x: Any) -> jax.Array:
+        """Outputs float32 of one dense layer, such as 'cls/squad', of the module."""
+        logits: Any = nn.apply(
+            lambda module: operator.attrgetter(layer.replace('/', '.'))(module).logits(x),
+            self.module)({'params': params})
+        return logits
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -254,98 +290,6 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
 
 
 ELSEWHERE = -1e30  # score of entries outside a softmax
-_TOKENS = ('input_ids', 'sequence_ids', 'segment_ids', 'position_ids', 'cls_positions')
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelledHead(Head):
-    """A head on packed rows of labelled examples: a flax module, weighted means over examples.
-
-    A new head defines `module`, `outputs` and `losses`.
-
-    Attributes:
-      num_outputs: of the last layer, if not fixed.
-      weights: name of the feature that weights its losses: 1 for examples or tokens that count, 0
-        for empty slots.
-      sequences: of an example, if the module's shapes depend on it.
-    """
-
-    weights: ClassVar[str] = 'unit_weights'
-    sequences: ClassVar[int] = 1
-    shown: ClassVar[Mapping[str, str]] = {'accuracy': 'acc'}
-
-    num_outputs: int
-
-    @classmethod
-    def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
-        return cls(config, num_labels)
-
-    @property
-    def module(self) -> nn.Module:
-        """Called with (batch, dropout keys)."""
-        raise NotImplementedError
-
-    def losses(
-        self, outputs: Mapping[str, Any], batch: Batch
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """(Loss of each example, whether it is right or None), both shaped as the weights.
-
-        For a head that compares, these are the examples of the whole global batch: [N] instead of
-        [R, K], and outputs [N, ...]; see `among_examples`.
-        """
-        raise NotImplementedError
-
-    def init(self, rng: jax.Array) -> Params:
-        ones_1x8 = jnp.ones((1, 8), jnp.int32)
-        module = dataclasses.replace(self, config=any_shape(self.config)).module
-        return module.init(rng, {
-            'input_ids': ones_1x8, 'sequence_ids': ones_1x8, 'segment_ids': ones_1x8,
-            'position_ids': ones_1x8, 'cls_positions': jnp.zeros((1, self.sequences), jnp.int32),
-        })['params']
-
-    def token_flops(self, row_length: int) -> float:
-        """FLOPs of training on one token of a row, without dense heads, which are small."""
-        c = self.config
-        bilstm = bilstm_flops(c.hidden_size, c.hidden_size // 2) if c.bilstm else 0.0
-        return 3.0 * (token_flops(c, row_length) + bilstm)
-
-    def apply(self, params: Params, batch: Batch, rows_Bx2: jax.Array | None) -> Any:
-        """The module's result for a batch."""
-        return self.module.apply({'params': params}, batch, rows_Bx2)
-
-    def totals(self, batch: Batch) -> Sums:
-        return {'units': jnp.maximum(jnp.sum(batch[self.weights]), 1.0)}
-
-    def outputs(
-        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
-    ) -> dict[str, Any]:
-        return {'logits': self.apply(params, batch, rows_Bx2)}
-
-    def loss(
-        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
-    ) -> tuple[jax.Array, Sums]:
-        return self.loss_of(self.outputs(params, batch, rows_Bx2), batch, totals)
-
-    def loss_of(
-        self, outputs: Mapping[str, Any], batch: Batch, totals: Sums
-    ) -> tuple[jax.Array, Sums]:
-        """The loss of `outputs`; see `loss`."""
-        tokens = jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32))
-        devices = 1
-        if self.compares:
-            batch = {name: x for name, x in batch.items() if name not in _TOKENS}
-            (outputs, batch), devices = _global_examples((outputs, batch))
-        weights = batch[self.weights]
-        losses, correct = self.losses(outputs, batch)
-        sums = {'units': jnp.sum(weights), 'loss_sum': jnp.sum(losses * weights)}
-        if correct is not None:
-            sums['correct'] = jnp.sum(correct * weights)
-        if devices > 1:  # each has the sums of the whole batch, and they will be added up
-            sums = {name: x / devices for name, x in sums.items()}
-        return sums['loss_sum'] / totals['units'], sums | {'tokens': tokens}
-
-    def score(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return {'accuracy': sums['correct'] / max(sums['units'], 1.0)}
 
 
 def _global_examples(tree: Any) -> tuple[Any, int]:
@@ -368,14 +312,17 @@ def among_examples(scores_NxM: jax.Array, batch: Batch) -> jax.Array:
     return jnp.where(batch['unit_weights'] > 0, scores_NxM, ELSEWHERE)
 
 
-def encode(
-    bert: Bert, bilstm: BiLstm | None, batch: Batch, rows_Bx2: jax.Array | None
-) -> jax.Array:
+def inputs_of(
+    batch: Batch, rows_Bx2: Keys
+) -> tuple[jax.Array, jax.Array, jax.Array, Keys, jax.Array | None]:
+    """The encoder's arguments; plain rows have no position ids."""
+    return (batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2,
+            batch.get('position_ids'))
+
+
+def encode(bert: Bert, bilstm: BiLstm | None, batch: Batch, rows_Bx2: Keys) -> jax.Array:
     """Hidden states [B, S, H] of all tokens."""
-    x_BxSxH = bert(
-        batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2,
-        batch.get('position_ids'), batch.get('cls_positions'),
-    )['sequence_output']
+    x_BxSxH = bert(*inputs_of(batch, rows_Bx2), batch.get('cls_positions'))['sequence_output']
     return x_BxSxH if bilstm is None else bilstm(x_BxSxH, batch['sequence_ids'])
 
 

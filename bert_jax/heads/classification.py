@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +21,8 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from bert_jax.heads.base import (
-    POOLER,
-    Batch,
-    Head,
-    LabelledHead,
-    Params,
-    Part,
-    Tensor,
-    ablation_bilstm,
-    apply_layer,
-    cross_entropy,
-    encode,
-)
+from bert_jax.heads import base
+from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs, Params, Part, Tensor
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
@@ -41,9 +30,8 @@ from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import Dense, ModelConfig
 
 CLASSIFIER = Part('classifier/', (
-    Tensor('classifier/kernel', 'output_weights', 'classifier.weight', 'H,L'),
-    Tensor('classifier/bias', 'output_bias', 'classifier.bias', 'L'),
-))
+    Tensor.of('classifier/kernel', 'H,L', tf1='output_weights'),
+    Tensor.of('classifier/bias', 'L', tf1='output_bias')))
 
 
 def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
@@ -53,10 +41,10 @@ def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
 
 
 class BertForSequenceClassification(nn.Module):
-    """Logits [B, L] float32 of a dense layer on the pooled vector; [B, K, L] from packed rows.
+    """Logits [B, K, L] float32 of a dense layer on the pooled vector of each sequence.
 
     One label is a regression. Multiple choice has one label and takes the logits of an example's
-    choices together.
+    choices together. The last layer computes [CLS], or the last token, only.
     """
 
     config: ModelConfig
@@ -65,39 +53,25 @@ class BertForSequenceClassification(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.bert = Bert(c)
-        self.bilstm = ablation_bilstm(c)
+        self.bilstm = base.ablation_bilstm(c)
         self.classifier = Dense(c, (c.hidden_size,), (self.num_labels,), ('embed',), (None,))
 
-    def __call__(
-        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
-    ) -> jax.Array:
-        pooled = self._pooled(batch, rows_Bx2)
-        pooled = drop.dropout(pooled, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
-        return self.classifier.logits(pooled)
-
-    def _pooled(
-        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None
-    ) -> jax.Array:
-        """[B, H] or [B, K, H]; the last layer computes [CLS], or the last token, only."""
-        inputs = batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2
-        packed = 'cls_positions' in batch
-        first_BxK = (
-            batch['cls_positions'] if packed else jnp.zeros((len(batch['input_ids']), 1), jnp.int32)
-        )
+    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
+        first_BxK = batch['cls_positions']
         last_BxK = last_tokens(batch['sequence_ids'], first_BxK.shape[1])
         if self.bilstm is None:
             among_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
-            read_BxK = last_BxK if self.config.causal else first_BxK
             pooled_BxKxH = self.bert(
-                *inputs, batch.get('position_ids'), among_BxK, read_BxK)['pooled_output']
+                *base.inputs_of(batch, rows_Bx2), among_BxK,
+                last_BxK if self.config.causal else first_BxK)['pooled_output']
         else:
-            x_BxSxH = encode(self.bert, self.bilstm, batch, rows_Bx2)
+            x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2)
             forward_BxSxU, backward_BxSxU = jnp.split(x_BxSxH, 2, axis=-1)
             pooled_BxKxH = self.bert.pooler(jnp.concatenate([
                 gather_positions(forward_BxSxU, last_BxK),
-                gather_positions(backward_BxSxU, first_BxK),
-            ], axis=-1))
-        return pooled_BxKxH if packed else pooled_BxKxH[:, 0]
+                gather_positions(backward_BxSxU, first_BxK)], axis=-1))
+        return self.classifier.logits(drop.dropout(
+            pooled_BxKxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -111,7 +85,7 @@ Combine = Callable[[np.ndarray], np.ndarray]  # from windows [W, L] to texts [n,
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification(LabelledHead):
+class Classification(Head):
     """Cross-entropy over labels, one label an example (section 4.1).
 
     Attributes:
@@ -119,12 +93,10 @@ class Classification(LabelledHead):
       label_smoothing: share of the target that is spread evenly over all labels.
     """
 
-    name: ClassVar[str] = 'classification'
-    title: ClassVar[str] = 'a classification head'
-    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {
-        'BertForSequenceClassification': (POOLER, CLASSIFIER)}
-    labelled: ClassVar[bool] = True
-    problem_type: ClassVar[str] = 'single_label_classification'
+    name = 'classification'
+    classes = {'BertForSequenceClassification': (base.POOLER, CLASSIFIER)}
+    labelled = True
+    problem_type = 'single_label_classification'
 
     class_weights: tuple[float, ...] = ()
     label_smoothing: float = 0.0
@@ -141,23 +113,15 @@ class Classification(LabelledHead):
         others = token_flops(c, row_length) * (1 - 1 / c.num_layers)
         return 3.0 * (others + 6 * c.hidden_size**2)
 
-    def losses(
-        self, outputs: Mapping[str, Any], batch: Batch
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def losses(self, outputs: Outputs, batch: Batch) -> Losses:
         logits, labels = outputs['logits'], batch['labels']
-        losses, correct = cross_entropy(logits, labels)
+        losses, correct = base.cross_entropy(logits, labels)
         if self.label_smoothing:
             uniform = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1)
             losses += self.label_smoothing * (uniform - losses)
         if self.class_weights:
             losses *= jnp.take(jnp.array(self.class_weights), labels)
         return losses, correct
-
-    def of_states(
-        self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
-    ) -> dict[str, jax.Array]:
-        assert pooled_BxH is not None
-        return {'logits': apply_layer(self.module, params, 'classifier', pooled_BxH)}
 
     @staticmethod
     def of_windows(logits_WxL: np.ndarray, combine: Combine, largest: bool) -> np.ndarray:
@@ -168,9 +132,8 @@ class Classification(LabelledHead):
           combine: the mean over a text's windows, or where `largest`, the largest.
           largest: see there.
         """
-        probabilities = combine(softmax(logits_WxL))
         with np.errstate(divide='ignore'):  # a probability of 0
-            return np.log(probabilities)
+            return np.log(combine(softmax(logits_WxL)))
 
     @staticmethod
     def mean_loss(logits_nxL: np.ndarray, labels: np.ndarray) -> float:
@@ -181,7 +144,7 @@ class Classification(LabelledHead):
 
     @staticmethod
     def predictions(logits_nxL: np.ndarray) -> np.ndarray:
-        """[n]: the ids of the labels."""
+        """Ids of labels [n], values [n] or, of several labels an example, [n, L] of 0 and 1."""
         return logits_nxL.argmax(-1)
 
     @staticmethod
@@ -194,27 +157,22 @@ class Classification(LabelledHead):
         """Predictions with probabilities, for `predict`."""
         best_n = logits_nxL.argmax(axis=1).tolist()
         for row, best in zip(softmax(logits_nxL).tolist(), best_n, strict=True):
-            yield {
-                'label': labels[best], 'probability': row[best],
-                'probabilities': dict(zip(labels, row, strict=True)),
-            }
+            yield {'label': labels[best], 'probability': row[best],
+                   'probabilities': dict(zip(labels, row, strict=True))}
 
 
 @dataclasses.dataclass(frozen=True)
 class Regression(Classification):
     """Squared error; the label is a number. `logits` are [R, K, 1]."""
 
-    name: ClassVar[str] = 'regression'
-    title: ClassVar[str] = 'a regression head'
-    labelled: ClassVar[bool] = False
-    problem_type: ClassVar[str] = 'regression'
-    shown: ClassVar[Mapping[str, str]] = {'squared_error': 'mse'}
+    name = 'regression'
+    labelled = False
+    problem_type = 'regression'
+    shown = {'squared_error': 'mse'}
 
     num_outputs: int = 1
 
-    def losses(
-        self, outputs: Mapping[str, Any], batch: Batch
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def losses(self, outputs: Outputs, batch: Batch) -> Losses:
         return jnp.square(outputs['logits'][..., 0] - batch['labels']), None
 
     def score(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -230,7 +188,6 @@ class Regression(Classification):
 
     @staticmethod
     def predictions(logits_nxL: np.ndarray) -> np.ndarray:
-        """[n]: the values."""
         return logits_nxL[:, 0]
 
     @staticmethod
@@ -250,13 +207,10 @@ class MultiLabel(Classification):
     `labels` are [R, K, L] of 0 and 1. An example is right if all of its labels are.
     """
 
-    name: ClassVar[str] = 'multi_label'
-    title: ClassVar[str] = 'a multi-label head'
-    problem_type: ClassVar[str] = 'multi_label_classification'
+    name = 'multi_label'
+    problem_type = 'multi_label_classification'
 
-    def losses(
-        self, outputs: Mapping[str, Any], batch: Batch
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def losses(self, outputs: Outputs, batch: Batch) -> Losses:
         logits, labels = outputs['logits'], batch['labels']
         losses_RxKxL = optax.sigmoid_binary_cross_entropy(logits, labels)
         right_RxK = jnp.all((logits > 0) == (labels > 0.5), axis=-1)
@@ -279,7 +233,6 @@ class MultiLabel(Classification):
 
     @staticmethod
     def predictions(logits_nxL: np.ndarray) -> np.ndarray:
-        """[n, L] of 0 and 1."""
         return (logits_nxL > 0).astype(np.float32)
 
     @staticmethod
@@ -291,33 +244,27 @@ class MultiLabel(Classification):
     @staticmethod
     def described(logits_nxL: np.ndarray, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
         for row in (1 / (1 + np.exp(-logits_nxL))).tolist():
-            yield {
-                'labels': [x for x, p in zip(labels, row, strict=True) if p > 0.5],
-                'probabilities': dict(zip(labels, row, strict=True)),
-            }
+            yield {'labels': [x for x, p in zip(labels, row, strict=True) if p > 0.5],
+                   'probabilities': dict(zip(labels, row, strict=True))}
 
 
 @dataclasses.dataclass(frozen=True)
 class MultipleChoice(Classification):
     """Softmax over the `num_outputs` sequences of an example, `logits` [R, K, C] (section 4.4)."""
 
-    name: ClassVar[str] = 'multiple_choice'
-    title: ClassVar[str] = 'a multiple-choice head'
-    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {
-        'BertForMultipleChoice': (POOLER, CLASSIFIER)}
-    labelled: ClassVar[bool] = False
-    problem_type: ClassVar[str] = ''
+    name = 'multiple_choice'
+    classes = {'BertForMultipleChoice': (base.POOLER, CLASSIFIER)}
+    labelled = False
+    problem_type = ''
 
     @classmethod
     def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
-        return cls(config, 1)
+        return cls(config, 1)  # each choice is an example
 
     @property
     def module(self) -> nn.Module:
         return BertForSequenceClassification(self.config, 1)
 
-    def outputs(
-        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
-    ) -> dict[str, Any]:
-        logits = self.apply(params, batch, rows_Bx2)
+    def outputs(self, params: Params, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
+        logits = super().outputs(params, batch, rows_Bx2)['logits']
         return {'logits': logits.reshape(logits.shape[0], -1, self.num_outputs)}

@@ -10,25 +10,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from bert_jax.heads.base import (
-    POOLER,
-    Batch,
-    Head,
-    Params,
-    Part,
-    Sums,
-    Tensor,
-    any_shape,
-    apply_layer,
-    cross_entropy,
-)
+from bert_jax.heads import base
+from bert_jax.heads.base import Batch, Head, Keys, Params, Part, Sums, Tensor
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import train_flops
@@ -40,23 +30,14 @@ PADDING_LOGIT = -1e30
 CHUNK_BYTES, CHUNK_BYTES_ON_CPU = 1 << 30, 16 << 20
 
 PREDICTIONS = Part('cls/predictions/', (
-    Tensor('cls/predictions/transform/dense/kernel', 'cls/predictions/transform/dense/kernel',
-           'cls.predictions.transform.dense.weight', 'H,H'),
-    Tensor('cls/predictions/transform/dense/bias', 'cls/predictions/transform/dense/bias',
-           'cls.predictions.transform.dense.bias', 'H'),
-    Tensor('cls/predictions/transform/LayerNorm/scale', 'cls/predictions/transform/LayerNorm/gamma',
-           'cls.predictions.transform.LayerNorm.weight', 'H'),
-    Tensor('cls/predictions/transform/LayerNorm/bias', 'cls/predictions/transform/LayerNorm/beta',
-           'cls.predictions.transform.LayerNorm.bias', 'H'),
-    Tensor('cls/predictions/output_bias', 'cls/predictions/output_bias',
-           'cls.predictions.bias', 'V'),
-))
+    Tensor.of('cls/predictions/transform/dense/kernel', 'H,H'),
+    Tensor.of('cls/predictions/transform/dense/bias', 'H'),
+    Tensor.of('cls/predictions/transform/LayerNorm/scale', 'H'),
+    Tensor.of('cls/predictions/transform/LayerNorm/bias', 'H'),
+    Tensor.of('cls/predictions/output_bias', 'V', huggingface='cls.predictions.bias')))
 SEQ_RELATIONSHIP = Part('cls/seq_relationship/', (
-    Tensor('cls/seq_relationship/kernel', 'cls/seq_relationship/output_weights',
-           'cls.seq_relationship.weight', 'H,2'),
-    Tensor('cls/seq_relationship/bias', 'cls/seq_relationship/output_bias',
-           'cls.seq_relationship.bias', '2'),
-))
+    Tensor.of('cls/seq_relationship/kernel', 'H,2', tf1='cls/seq_relationship/output_weights'),
+    Tensor.of('cls/seq_relationship/bias', '2', tf1='cls/seq_relationship/output_bias')))
 
 
 class Predictions(nn.Module):
@@ -106,6 +87,8 @@ class PretrainingHeads(nn.Module):
 class BertForPreTraining(nn.Module):
     """Encoder with masked-LM and next-sentence heads.
 
+    Of a `causal` model, `mlm_output` has all positions in order.
+
     Args:
       everywhere: whether `sequence_output` has all positions. Else it has [CLS] and the masked
         positions, which suffice for the losses, and the last layer computes only these.
@@ -122,37 +105,26 @@ class BertForPreTraining(nn.Module):
         self.bert = Bert(self.config)
         self.cls = PretrainingHeads(self.config)
 
-    def __call__(
-        self,
-        input_ids_BxS: jax.Array,
-        sequence_ids_BxS: jax.Array,
-        segment_ids_BxS: jax.Array,
-        masked_lm_positions_BxP: jax.Array | None,
-        rows_Bx2: jax.Array | None = None,
-        position_ids_BxS: jax.Array | None = None,
-        cls_positions_BxK: jax.Array | None = None,
-    ) -> dict[str, Any]:
-        """See the class; without positions, `mlm_output` has all of them in order."""
-        c = self.config
-        inputs = (input_ids_BxS, sequence_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
-        if masked_lm_positions_BxP is None:
-            outputs = self.bert(*inputs, cls_positions_BxK)
+    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
+        c, inputs = self.config, base.inputs_of(batch, rows_Bx2)
+        cls_BxK = batch.get('cls_positions')
+        if c.causal or self.everywhere:
+            outputs = self.bert(*inputs, cls_BxK)
             masked_BxPxH = outputs['sequence_output']
-        elif self.everywhere:
-            outputs = self.bert(*inputs, cls_positions_BxK)
-            masked_BxPxH = gather_positions(outputs['sequence_output'], masked_lm_positions_BxP)
+            if not c.causal:
+                masked_BxPxH = gather_positions(masked_BxPxH, batch['masked_lm_positions'])
         else:
-            among_BxK, first_BxK = None, jnp.zeros((len(input_ids_BxS), 1), jnp.int32)
-            if cls_positions_BxK is not None:
-                first_BxK = cls_positions_BxK
-                among_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
-            wanted = jnp.concatenate([first_BxK, masked_lm_positions_BxP], axis=1)
+            first_BxK = (
+                jnp.zeros((len(batch['input_ids']), 1), jnp.int32) if cls_BxK is None else cls_BxK)
+            num_first = first_BxK.shape[1]
+            among_BxK = (
+                None if cls_BxK is None else jnp.broadcast_to(jnp.arange(num_first), cls_BxK.shape))
+            wanted = jnp.concatenate([first_BxK, batch['masked_lm_positions']], axis=1)
             outputs = self.bert(*inputs, among_BxK, wanted)
-            masked_BxPxH = outputs['sequence_output'][:, first_BxK.shape[1]:]
+            masked_BxPxH = outputs['sequence_output'][:, num_first:]
         hidden_BxPxH, bias_V = self.cls.predictions(masked_BxPxH)
         table_VxH = c.layout(
-            self.bert.embeddings.word_embeddings.astype(c.dtype), 'vocab', None
-        )
+            self.bert.embeddings.word_embeddings.astype(c.dtype), 'vocab', None)
         return outputs | {
             'mlm_output': (hidden_BxPxH, table_VxH, bias_V),
             'nsp_logits': self.cls.seq_relationship.logits(outputs['pooled_output']),
@@ -205,7 +177,7 @@ def _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, with_gr
     def part(carry, chunk):
         hidden_MxH, labels_M, weights_M = chunk  # M: B * P / chunks
         logits_MxV = layout(masked_lm_logits((hidden_MxH, table_VxH, bias_V)), 'batch', 'vocab')
-        loss_M, correct_M = cross_entropy(logits_MxV, labels_M)
+        loss_M, correct_M = base.cross_entropy(logits_MxV, labels_M)
         sums = (jnp.sum(loss_M * weights_M), jnp.sum(correct_M * weights_M))
         if not with_gradients:
             return jax.tree.map(jnp.add, carry, sums), None
@@ -272,88 +244,67 @@ class Pretraining(Head):
     it predicts the next token at every position, [SEP] included, in rows without masks.
     """
 
-    name: ClassVar[str] = 'pretraining'
-    title: ClassVar[str] = 'a pre-training head'
-    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {
-        'BertForPreTraining': (POOLER, PREDICTIONS, SEQ_RELATIONSHIP),
+    name = 'pretraining'
+    classes = {
+        'BertForPreTraining': (base.POOLER, PREDICTIONS, SEQ_RELATIONSHIP),
         'BertForMaskedLM': (PREDICTIONS,),
-        'BertForNextSentencePrediction': (POOLER, SEQ_RELATIONSHIP),
+        'BertForNextSentencePrediction': (base.POOLER, SEQ_RELATIONSHIP),
     }
-    shown: ClassVar[Mapping[str, str]] = {
-        'mlm_accuracy': 'mlm', 'lm_accuracy': 'lm', 'nsp_accuracy': 'nsp',
-    }
+    shown = {'mlm_accuracy': 'mlm', 'lm_accuracy': 'lm', 'nsp_accuracy': 'nsp'}
 
     next_sentence: bool = True
 
-    def init(self, rng: jax.Array) -> Params:
-        ones_1x8 = jnp.ones((1, 8), jnp.int32)
-        positions = jnp.zeros((1, 1), jnp.int32)
-        model = BertForPreTraining(any_shape(self.config))
-        return model.init(rng, ones_1x8, ones_1x8, ones_1x8, positions)['params']
+    @property
+    def module(self) -> nn.Module:
+        return BertForPreTraining(self.config)
 
-    def _predicted(self, batch: Batch) -> tuple[jax.Array, ...]:
-        """(Input ids [B, S], labels [B, P], their weights [B, P])."""
-        labels_BxP, weights_BxP = batch['masked_lm_ids'], batch['masked_lm_weights']
+    def predicted(self, batch: Batch) -> Batch:
+        """The batch of a language model, which predicts the next token at every position."""
         if not self.config.causal:
-            return batch['input_ids'], labels_BxP, weights_BxP
-        numbers_BxS = batch['sequence_ids']
+            return batch
+        ids_BxS, numbers_BxS = batch['input_ids'], batch['sequence_ids']
         rows, width = numbers_BxS.shape
-        masked_BxP = jnp.where(weights_BxP > 0, batch['masked_lm_positions'], width)
-        ids_BxS = batch['input_ids'].at[jnp.arange(rows)[:, None], masked_BxP].set(
-            labels_BxP, mode='drop')
+        masked_BxP = jnp.where(batch['masked_lm_weights'] > 0, batch['masked_lm_positions'], width)
+        ids_BxS = ids_BxS.at[jnp.arange(rows)[:, None], masked_BxP].set(
+            batch['masked_lm_ids'], mode='drop')
         same = (numbers_BxS[:, 1:] == numbers_BxS[:, :-1]) & (numbers_BxS[:, 1:] > 0)
-        return (
-            ids_BxS, jnp.roll(ids_BxS, -1, axis=1),
-            jnp.pad(same.astype(jnp.float32), ((0, 0), (0, 1))),
-        )
-
-    def totals(self, batch: Batch) -> Sums:
         return {
-            'masked': jnp.maximum(jnp.sum(self._predicted(batch)[2]), 1.0),
-            'rows': jnp.maximum(jnp.sum(batch['example_weights']), 1.0),
+            **batch, 'input_ids': ids_BxS, 'masked_lm_ids': jnp.roll(ids_BxS, -1, axis=1),
+            'masked_lm_weights': jnp.pad(same.astype(jnp.float32), ((0, 0), (0, 1))),
         }
 
-    def outputs(
-        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
-    ) -> dict[str, Any]:
-        return self._outputs(params, batch, rows_Bx2, everywhere=True)
+    def totals(self, batch: Batch) -> Sums:
+        weights_BxP = self.predicted(batch)['masked_lm_weights']
+        return {'masked': jnp.maximum(jnp.sum(weights_BxP), 1.0),
+                'rows': jnp.maximum(jnp.sum(batch['example_weights']), 1.0)}
 
-    def _outputs(
-        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None, *, everywhere: bool
-    ) -> dict[str, Any]:
-        outputs: Any = BertForPreTraining(self.config, everywhere).apply(
-            {'params': params},
-            self._predicted(batch)[0], batch['sequence_ids'], batch['segment_ids'],
-            None if self.config.causal else batch['masked_lm_positions'], rows_Bx2,
-            batch.get('position_ids'), batch.get('cls_positions'),
-        )
+    def outputs(self, params: Params, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
+        outputs: Any = self.module.apply({'params': params}, self.predicted(batch), rows_Bx2)
         return outputs
 
     def loss(
-        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: jax.Array | None
+        self, params: Params, batch: Batch, totals: Sums, rows_Bx2: Keys
     ) -> tuple[jax.Array, Sums]:
-        outputs = self._outputs(params, batch, rows_Bx2, everywhere=False)
-        _, labels_BxP, weights_BxP = self._predicted(batch)
-        c = self.config
+        c, batch = self.config, self.predicted(batch)
+        outputs: Any = BertForPreTraining(c, everywhere=False).apply(
+            {'params': params}, batch, rows_Bx2)
+        weights_BxP = batch['masked_lm_weights']
         num_rows, num_slots = weights_BxP.shape
         chunks = mlm_chunks(
             -(-num_rows // c.layout.batch_shards), num_slots, c.padded_vocab_size,
-            CHUNK_BYTES_ON_CPU if c.layout.on_cpu else CHUNK_BYTES,
-        )
+            CHUNK_BYTES_ON_CPU if c.layout.on_cpu else CHUNK_BYTES)
         mlm_loss, mlm_correct = masked_lm_loss(
-            outputs['mlm_output'], labels_BxP, weights_BxP, chunks, c.layout
-        )
+            outputs['mlm_output'], batch['masked_lm_ids'], weights_BxP, chunks, c.layout)
+        weights = batch['example_weights']  # [B], or [B, K] of packed rows
         sums = {
-            'mlm_loss': mlm_loss,
-            'mlm_correct': mlm_correct,
-            'mlm_count': jnp.sum(weights_BxP),
-            'rows': jnp.sum(batch['example_weights']),
+            'mlm_loss': mlm_loss, 'mlm_correct': mlm_correct, 'mlm_count': jnp.sum(weights_BxP),
+            'rows': jnp.sum(weights),
             'tokens': jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32)),
         }
         loss = sums['mlm_loss'] / totals['masked']
         if self.next_sentence:
-            weights = batch['example_weights']  # [B], or [B, K] of packed rows
-            losses, correct = cross_entropy(outputs['nsp_logits'], batch['next_sentence_labels'])
+            losses, correct = base.cross_entropy(
+                outputs['nsp_logits'], batch['next_sentence_labels'])
             sums['nsp_loss'] = jnp.sum(losses * weights)
             sums['nsp_correct'] = jnp.sum(correct * weights)
             loss = loss + sums['nsp_loss'] / totals['rows']
@@ -364,8 +315,7 @@ class Pretraining(Head):
         mlm_loss = sums['mlm_loss'] / masked
         name = 'lm' if self.config.causal else 'mlm'
         metrics = {
-            f'{name}_loss': mlm_loss,
-            f'{name}_perplexity': math.exp(min(mlm_loss, 700.0)),
+            f'{name}_loss': mlm_loss, f'{name}_perplexity': math.exp(min(mlm_loss, 700.0)),
             f'{name}_accuracy': sums['mlm_correct'] / masked,
         }
         if self.next_sentence:
@@ -386,6 +336,5 @@ class Pretraining(Head):
         """Next-sentence logits; masked-LM logits need positions (see `predict.export`)."""
         if pooled_BxH is None or 'seq_relationship' not in params['cls']:
             return {}
-        module = BertForPreTraining(self.config)
-        return {'next_sentence_logits': apply_layer(
-            module, params, 'cls.seq_relationship', pooled_BxH)}
+        logits = self.apply_layer(params, 'cls/seq_relationship', pooled_BxH)
+        return {'next_sentence_logits': logits}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,12 @@ from bert_jax.heads.base import (
     ELSEWHERE,
     Batch,
     Head,
-    LabelledHead,
-    Params,
+    Keys,
+    Losses,
+    Outputs,
     Part,
     Tensor,
     ablation_bilstm,
-    apply_layer,
     cross_entropy,
     encode,
 )
@@ -58,23 +58,20 @@ class BertForQuestionAnswering(nn.Module):
         self.bilstm = ablation_bilstm(self.config)
         self.cls = SpanHead(self.config)
 
-    def __call__(
-        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
         return self.cls(encode(self.bert, self.bilstm, batch, rows_Bx2))
 
 
 @dataclasses.dataclass(frozen=True)
-class QuestionAnswering(LabelledHead):
+class QuestionAnswering(Head):
     """Mean of the cross-entropies of start and end over the tokens of the window (section 4.2).
 
     The answer of a window without one is [CLS]. (google-research/bert's softmax also covers the
     window's padding, which packed rows do not have.) An example is right if both ends are.
     """
 
-    name: ClassVar[str] = 'question_answering'
-    title: ClassVar[str] = 'a question-answering head'
-    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {'BertForQuestionAnswering': (SPAN,)}
+    name = 'question_answering'
+    classes = {'BertForQuestionAnswering': (SPAN,)}
 
     num_outputs: int = 2
 
@@ -86,15 +83,10 @@ class QuestionAnswering(LabelledHead):
     def module(self) -> nn.Module:
         return BertForQuestionAnswering(self.config)
 
-    def outputs(
-        self, params: Params, batch: Batch, rows_Bx2: jax.Array | None = None
-    ) -> dict[str, Any]:
-        logits = self.apply(params, batch, rows_Bx2)
+    def named(self, logits: jax.Array) -> dict[str, jax.Array]:
         return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
 
-    def losses(
-        self, outputs: Mapping[str, Any], batch: Batch
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def losses(self, outputs: Outputs, batch: Batch) -> Losses:
         numbers_K = jnp.arange(1, batch['unit_weights'].shape[1] + 1)
         inside_RxKxS = batch['sequence_ids'][:, None, :] == numbers_K[None, :, None]
 
@@ -105,9 +97,3 @@ class QuestionAnswering(LabelledHead):
         start_RxK, start_right = span_loss(outputs['start_logits'], batch['start_positions'])
         end_RxK, end_right = span_loss(outputs['end_logits'], batch['end_positions'])
         return (start_RxK + end_RxK) * 0.5, start_right * end_right
-
-    def of_states(
-        self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
-    ) -> dict[str, jax.Array]:
-        logits = apply_layer(self.module, params, 'cls', x_BxSxH)
-        return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,10 @@ from jax import lax
 from bert_jax.heads.base import (
     Batch,
     Head,
-    LabelledHead,
-    Params,
-    Part,
+    Keys,
+    Losses,
+    Outputs,
     ablation_bilstm,
-    apply_layer,
     cross_entropy,
     encode,
 )
@@ -51,9 +50,7 @@ class BertForTokenClassification(nn.Module):
         self.bilstm = ablation_bilstm(c)
         self.classifier = Dense(c, (c.hidden_size,), (self.num_labels,), ('embed',), (None,))
 
-    def __call__(
-        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
         x_BxSxH = encode(self.bert, self.bilstm, batch, rows_Bx2)
         x_BxSxH = drop.dropout(x_BxSxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
         return self.classifier.logits(x_BxSxH)
@@ -113,9 +110,7 @@ class BertFeatureTagger(nn.Module):
         self.bilstm = [BiLstm(c, self.units) for _ in range(2)]
         self.classifier = Dense(c, (2 * self.units,), (self.num_labels,), (None,), (None,))
 
-    def __call__(
-        self, batch: Mapping[str, jax.Array], rows_Bx2: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
         mask_BxS = batch['sequence_ids']
         output = lax.stop_gradient(self.bert(
             batch['input_ids'], mask_BxS, batch['segment_ids'], None, batch.get('position_ids'),
@@ -130,38 +125,28 @@ class BertFeatureTagger(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tagging(LabelledHead):
+class Tagging(Head):
     """Cross-entropy at the first piece of each word (`token_weights` 1), mean over words."""
 
-    name: ClassVar[str] = 'token_classification'
-    title: ClassVar[str] = 'a token-classification head'
-    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {
-        'BertForTokenClassification': (CLASSIFIER,)}
-    labelled: ClassVar[bool] = True
-    weights: ClassVar[str] = 'token_weights'
+    name = 'token_classification'
+    classes = {'BertForTokenClassification': (CLASSIFIER,)}
+    labelled = True
+    weights = 'token_weights'
 
     @property
     def module(self) -> nn.Module:
         return BertForTokenClassification(self.config, self.num_outputs)
 
-    def losses(
-        self, outputs: Mapping[str, Any], batch: Batch
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def losses(self, outputs: Outputs, batch: Batch) -> Losses:
         return cross_entropy(outputs['logits'], batch['token_labels'])
-
-    def of_states(
-        self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
-    ) -> dict[str, jax.Array]:
-        return {'logits': apply_layer(self.module, params, 'classifier', x_BxSxH)}
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureTagging(Tagging):
     """Tagging by a BiLSTM on `features` of a frozen encoder (section 5.3)."""
 
-    name: ClassVar[str] = 'feature_tagger'
-    title: ClassVar[str] = 'a BiLSTM on features of a frozen encoder'
-    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {}
+    name = 'feature_tagger'
+    classes = {}
 
     features: str = 'concat_last_four'
 

@@ -118,7 +118,7 @@ _NEEDS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
     'tag': (('token_classification', 'feature_tagger'), 'classifier',
             'a token-classification head'),
     'features': (tuple(HEADS), 'bert', ''),
-    'export': (tuple(name for name, head in HEADS.items() if head.portable()), 'bert',
+    'export': (tuple(name for name, head in HEADS.items() if head.classes), 'bert',
                'a head that other formats have'),
 }
 # Not served by models of the ablations (`causal`, `bilstm`): a masked word needs context on both

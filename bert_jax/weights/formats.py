@@ -23,9 +23,9 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.config.bert_config import OPTIONS, Format
-from bert_jax.heads import HEADS, PARTS, POOLER, part_of
+from bert_jax.heads import HEADS, PARTS, part_of
+from bert_jax.heads.base import POOLER, Tensor
 from bert_jax.heads.base import Format as FileFormat
-from bert_jax.heads.base import Tensor
 from bert_jax.runtime.checksum import is_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
@@ -59,21 +59,12 @@ VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bi
 def tensors(model: Mapping[str, Any]) -> list[Tensor]:
     """All parameters that a model can have, whatever its head, from `Weights.model`."""
     return [
-        *(_of_encoder(f'bert/embeddings/{name}', dims) for name, dims in _EMBEDDINGS),
-        *(_of_encoder(f'bert/encoder/layer_{i}/{name}', dims)
+        *(Tensor.of(f'bert/embeddings/{name}', dims) for name, dims in _EMBEDDINGS),
+        *(Tensor.of(f'bert/encoder/layer_{i}/{name}', dims)
           for i in range(model['num_layers']) for name, dims in _LAYER),
         *(_BILSTM if model.get('bilstm') else ()),
         *(tensor for part in PARTS for tensor in part.tensors),
     ]
-
-
-def _of_encoder(name: str, dims: str) -> Tensor:
-    """A parameter of embeddings or layers, whose names in files follow from ours by rules."""
-    folder, _, leaf = name.replace('/qkv/', '/{part}/').rpartition('/')
-    tf1 = {'scale': 'gamma', 'bias': 'beta'}[leaf] if folder.endswith('LayerNorm') else leaf
-    torch = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}.get(leaf, f'{leaf}.weight')
-    dotted = folder.replace('layer_', 'layer.').replace('/', '.')
-    return Tensor(name, f'{folder}/{tf1}', f'{dotted}.{torch}', dims)
 
 
 def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
@@ -82,7 +73,7 @@ def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
         'V': model['vocab_size'], 'P': model['max_position_embeddings'],
         'T': model['type_vocab_size'], 'H': model['hidden_size'], 'I': model['intermediate_size'],
         'N': model['num_heads'], 'D': model['hidden_size'] // model['num_heads'],
-        'U': model['hidden_size'] // 2, 'L': num_labels,
+        'U': model['hidden_size'] // 2, 'L': num_labels, '2': 2, '3': 3, '4': 4,
     }
 
 
@@ -433,8 +424,8 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
     pooled = POOLER in present
     heads = [name for name in (
         'question_answering', 'classification' if pooled else 'token_classification', 'pretraining'
-    ) if present & set(HEADS[name].parts())]
-    if hint and not present & set(HEADS[hint].parts()):
+    ) if present & HEADS[name].parts()]
+    if hint and not present & HEADS[hint].parts():
         raise InputError(f'{named_by}, but there is no tensor of such a head: the config '
                          'contradicts the weights')
     head = hint or next(iter(heads), '')
@@ -449,8 +440,8 @@ def check_head(name: Any, where: Path, any_head: bool = False) -> str:
     """`name`, refused where it is no head that weights can have; any that there is, if so."""
     if name not in HEADS:
         raise InputError(f"{where}: head={name!r} is unknown: {', '.join(filter(None, HEADS))}")
-    if not (any_head or HEADS[name].portable()):
-        raise InputError(f'{where}: {HEADS[name].title} stays in its run: bert_jax.evaluate and '
+    if not (any_head or HEADS[name].classes):
+        raise InputError(f'{where}: {HEADS[name].title()} stays in its run: bert_jax.evaluate and '
                          'bert_jax.predict use it, no other run or format can')
     return str(name)
 

@@ -90,7 +90,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     params = formats.from_tree(_restore(step / 'default'), described.model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}
     formats.check_finite(params, step)
-    portable = HEADS[hint].portable()
+    portable = bool(HEADS[hint].classes)
     shapes = {name: x.shape for name, x in params.items()
               if portable or name.startswith('bert/')}  # other heads are in no table of names
     table, _ = formats.check_tensors('bert_jax', shapes, described.model, step, config_file)

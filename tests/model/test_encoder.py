@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 from bert_jax.config import MODEL_SIZES
-from bert_jax.heads.pretraining import BertForPreTraining, masked_lm_logits, masked_lm_loss
+from bert_jax.heads.pretraining import Pretraining, masked_lm_logits, masked_lm_loss
 from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import (
@@ -39,10 +39,14 @@ def config(**changes):
     return dataclasses.replace(CONFIG, **changes)
 
 
+def of_masked_lm(batch):
+    names = {'ids': 'input_ids', 'mask': 'sequence_ids', 'segments': 'segment_ids',
+             'positions': 'masked_lm_positions'}
+    return {name: batch[ours] for ours, name in names.items()}
+
+
 def init(c, seed=0):
-    ids = jnp.ones((1, 8), jnp.int32)
-    model = BertForPreTraining(c)
-    return model.init(jax.random.key(seed), ids, ids, ids, jnp.zeros((1, 1), jnp.int32))['params']
+    return Pretraining(c).init(jax.random.key(seed))
 
 
 @pytest.fixture(scope='module')
@@ -84,10 +88,7 @@ def scanned(params, batch):
 
 def loss(c, params, batch, rows=ROWS):
     """A loss that reads every output."""
-    out = BertForPreTraining(c).apply(
-        {'params': params}, batch['ids'], batch['mask'], batch['segments'], batch['positions'],
-        rows,
-    )
+    out = Pretraining(c).outputs(params, of_masked_lm(batch), rows)
     mlm, _ = masked_lm_loss(out['mlm_output'], batch['labels'], batch['weights'], 1, Layout())
     return mlm + jax.nn.logsumexp(out['nsp_logits'], axis=-1)[0] + (
         out['sequence_output'].astype(jnp.float32) ** 3).mean()
@@ -269,8 +270,7 @@ def test_padded_vocabulary_rows_are_zero_get_no_gradient_and_never_win(
     predictions = params['cls']['predictions'] | {'output_bias': jnp.full(384, 99.0)}
     odd = {'bert': params['bert'] | {'embeddings': embeddings},
            'cls': params['cls'] | {'predictions': predictions}}
-    inputs = [batch[name] for name in ('ids', 'mask', 'segments', 'positions')]
-    out = jit(lambda p: BertForPreTraining(CONFIG).apply({'params': p}, *inputs))(odd)
+    out = jit(lambda p: Pretraining(CONFIG).outputs(p, of_masked_lm(batch)))(odd)
     assert (masked_lm_logits(out['mlm_output']).argmax(-1) < 300).all()
 
 
@@ -283,8 +283,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(params, batch, e
         assert half[name].dtype == jnp.bfloat16, name
         difference = half[name].astype(jnp.float32) - wide[name]
         assert 0 < jnp.abs(difference).mean() < 0.02, name
-    model = BertForPreTraining(c)
-    out = jax.eval_shape(lambda p: model.apply({'params': p}, *inputs, batch['positions']), params)
+    out = jax.eval_shape(lambda p: Pretraining(c).outputs(p, of_masked_lm(batch)), params)
     logits = jax.eval_shape(masked_lm_logits, out['mlm_output'])
     assert out['nsp_logits'].dtype == logits.dtype == jnp.float32
     grads = jax.eval_shape(jax.grad(lambda p: loss(c, p, batch)), params)

@@ -53,14 +53,16 @@ def product_flops(jaxpr):
 def test_the_formula_counts_the_products_of_the_forward_pass(everywhere):
     c = config('mini', vocab_size=1024)
     length, slots = 64, 10
-    ids, positions = jnp.ones((1, length), jnp.int32), jnp.ones((1, slots), jnp.int32)
+    ids = jnp.ones((1, length), jnp.int32)
+    batch = {'input_ids': ids, 'sequence_ids': ids, 'segment_ids': ids,
+             'masked_lm_positions': ids[:, :slots]}
     model = BertForPreTraining(c, everywhere)
 
     def forward(params):
-        out = model.apply(params, ids, ids, ids, positions)
+        out = model.apply(params, batch)
         return masked_lm_logits(out['mlm_output']), out['nsp_logits']
 
-    params = jax.eval_shape(lambda: model.init(jax.random.key(0), ids, ids, ids, positions))
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), batch))
     found = product_flops(jax.make_jaxpr(forward)(params).jaxpr)
     # Look-ups done as products with one-hot rows are not counted as work.
     look_ups = slots if everywhere else 2 * (slots + 1)  # queries and what they are added to

@@ -125,7 +125,7 @@ def test_logits_are_not_rounded_to_bfloat16(module):
         max_position_embeddings=64, initializer_range=0.2, dtype='bfloat16')
     ids = jax.random.randint(jax.random.key(0), (40, 8), 5, 40)
     batch = {'input_ids': ids, 'sequence_ids': jnp.ones_like(ids),
-             'segment_ids': jnp.zeros_like(ids)}
+             'segment_ids': jnp.zeros_like(ids), 'cls_positions': jnp.zeros((40, 1), jnp.int32)}
     model = module(config, 2)
     params = model.init(jax.random.key(1), batch)
     logits = np.asarray(model.apply(params, batch)).reshape(-1, 2)[:40]

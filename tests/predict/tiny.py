@@ -5,12 +5,11 @@ import functools
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from bert_jax.config.bert_config import BertConfig
-from bert_jax.heads.pretraining import BertForPreTraining
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.commands import Model
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
@@ -40,10 +39,7 @@ def pretraining_weights(folder: Path) -> Weights:
     vocab_file = folder / 'vocab.txt'
     write_vocab(vocab_file, VOCAB)
     config = ModelConfig(**SIZES)
-    ids = jnp.ones((1, 4), jnp.int32)
-    shapes = nn.meta.unbox(jax.eval_shape(
-        lambda key: BertForPreTraining(config).init(key, ids, ids, ids, ids)['params'],
-        jax.random.key(0)))
+    shapes = nn.meta.unbox(jax.eval_shape(Pretraining(config).init, jax.random.key(0)))
     rng = np.random.default_rng(0)
     tree = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
     return Weights(

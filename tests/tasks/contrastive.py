@@ -1,14 +1,20 @@
 """A head of one's own: of pairs of texts, which second one belongs to the first."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from bert_jax.heads.base import Batch, LabelledHead, among_examples, cross_entropy
+from bert_jax.heads.base import (
+    Batch,
+    Head,
+    Keys,
+    Losses,
+    Outputs,
+    among_examples,
+    cross_entropy,
+)
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
@@ -20,7 +26,7 @@ class Vectors(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, batch: Batch, rows_Bx2: jax.Array | None = None) -> jax.Array:
+    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
         outputs = Bert(self.config, pooled=False, name='bert')(
             batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2,
             batch['position_ids'])
@@ -31,12 +37,12 @@ class Vectors(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Contrastive(LabelledHead):
+class Contrastive(Head):
     """Cross-entropy of the cosines of a first text with all second ones (van den Oord, 2018)."""
 
-    name: ClassVar[str] = 'contrastive'
-    compares: ClassVar[bool] = True
-    sequences: ClassVar[int] = 2
+    name = 'contrastive'
+    compares = True
+    sequences = 2
 
     temperature: float = 0.05
 
@@ -44,9 +50,7 @@ class Contrastive(LabelledHead):
     def module(self) -> nn.Module:
         return Vectors(self.config)
 
-    def losses(
-        self, outputs: Mapping[str, Any], batch: Batch
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def losses(self, outputs: Outputs, batch: Batch) -> Losses:
         first_NxH, second_NxH = outputs['logits'][:, 0], outputs['logits'][:, 1]
         scores_NxN = first_NxH @ second_NxH.T / self.temperature
         return cross_entropy(

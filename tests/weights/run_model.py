@@ -61,7 +61,7 @@ def outputs(weights, inputs, scan_layers=False):
     flat = [jnp.asarray(x.reshape(-1, x.shape[-1]), jnp.int32) for x in arrays]
     batch = dict(zip(('input_ids', 'sequence_ids', 'segment_ids'), flat, strict=True))
     if weights.head == 'pretraining':
-        return _pretraining(weights, config, params, flat)
+        return _pretraining(weights, config, params, flat, batch)
     if weights.head == 'question_answering':
         logits = apply(BertForQuestionAnswering(config), params, batch)
         return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
@@ -70,7 +70,8 @@ def outputs(weights, inputs, scan_layers=False):
         return {'logits': apply(model, params, batch)}
     if weights.head:
         model = BertForSequenceClassification(config, weights.num_labels)
-        logits = apply(model, params, batch)
+        first = jnp.zeros((len(flat[0]), 1), jnp.int32)
+        logits = apply(model, params, batch | {'cls_positions': first})[:, 0]
         return {'logits': logits.reshape(arrays[0].shape[:-1])
                 if weights.head == 'multiple_choice' else logits}
     pooled = weights.has('bert/pooler')
@@ -79,11 +80,12 @@ def outputs(weights, inputs, scan_layers=False):
     return found | ({'pooler_output': out['pooled_output']} if pooled else {})
 
 
-def _pretraining(weights, config, params, flat):
+def _pretraining(weights, config, params, flat, batch):
     vocab_size = weights.model['vocab_size']
     if weights.has('cls/seq_relationship') and weights.has('cls/predictions'):
         everywhere = jnp.broadcast_to(jnp.arange(flat[0].shape[1]), flat[0].shape)
-        out = apply(BertForPreTraining(config), params, *flat, everywhere)
+        out = apply(
+            BertForPreTraining(config), params, batch | {'masked_lm_positions': everywhere})
         return {'prediction_logits': masked_lm_logits(out['mlm_output'])[..., :vocab_size],
                 'seq_relationship_logits': out['nsp_logits']}
     bert = {name: x for name, x in params['bert'].items() if name != 'pooler'}
