@@ -106,46 +106,44 @@ class Texts:
         Raises:
           InputError: there are no texts, or arguments or columns are no pairs.
         """
-        texts, pairs = self._arguments, form in ('pair', 'question')
-        if texts and form == 'choices':
-            yield tuple(texts)
-        elif texts and pairs:
-            if len(texts) % 2:
-                raise InputError(f'{len(texts)} texts are no pairs: two arguments are one pair '
-                                 f'({texts[-1][:60]!r} has no second)')
-            yield from zip(texts[::2], texts[1::2], strict=True)
-        elif pairs and len(self._columns) == 1:
+        if form in ('pair', 'question') and len(self._columns) == 1:
             raise InputError('two texts are wanted: name the second column with --text-pair')
-        else:
-            for number, cells in enumerate(self._cells(lists=form == 'choices'), 1):
-                if isinstance(cells, InputError):
-                    yield cells
-                elif self._columns or form == 'text':
-                    yield cells[0] if form == 'text' else cells
-                elif form == 'question':
-                    yield _question(cells[0], f'{self._name}, line {number}')
-                else:
-                    text = cells[0].replace(' ||| ', _TAB) if form == 'features' else cells[0]
-                    parts = tuple(text.split(_TAB))
-                    yield parts if form != 'pair' or len(parts) == 2 else InputError(
-                        f'{self._name}, line {number} has {len(parts) - 1} TABs: one expected, '
-                        'between two texts')
+        for number, cells in enumerate(self._cells(form), 1):
+            if isinstance(cells, InputError):
+                yield cells
+            elif form == 'text':
+                yield cells[0]
+            elif self._columns or len(cells) > 1:
+                yield cells
+            elif form == 'question':
+                yield _question(cells[0], f'{self._name}, line {number}')
+            else:
+                text = cells[0].replace(' ||| ', _TAB) if form == 'features' else cells[0]
+                parts = tuple(text.split(_TAB))
+                yield parts if form != 'pair' or len(parts) == 2 else InputError(
+                    f'{self._name}, line {number} has {len(parts) - 1} TABs: one expected, between '
+                    'two texts')
 
-    def _cells(self, lists: bool) -> Iterator[tuple[str, ...] | InputError]:
-        """Each argument or line as one text; of a table the cells of the named columns.
+    def _cells(self, form: str) -> Iterator[tuple[str, ...] | InputError]:
+        """Arguments that go together; a line; the named columns of a row of a table.
 
-        With `lists`, a list of texts in a cell is as many cells.
+        With the form 'choices', a list of texts in a cell is as many cells.
         """
         if self._arguments:
-            yield from ((text,) for text in self._arguments)
+            texts = self._arguments
+            size = {'choices': len(texts), 'pair': 2, 'question': 2}.get(form, 1)
+            if len(texts) % size:
+                raise InputError(f'{len(texts)} texts are no pairs: two arguments are one pair '
+                                 f'({texts[-1][:60]!r} has no second)')
+            yield from (tuple(texts[i : i + size]) for i in range(0, len(texts), size))
         elif self._columns:
             for row in read_rows(self._name, self._columns):
                 try:
                     if row.fault:
                         raise Malformed(row.fault)
                     yield tuple(texts_of([
-                        text for cell in row.cells
-                        for text in (cell if lists and isinstance(cell, list) else [cell])]))
+                        text for cell in row.cells for text in (
+                            cell if form == 'choices' and isinstance(cell, list) else [cell])]))
                 except Malformed as error:
                     yield InputError(f'{self._name}, line {row.line}: {error}')
         else:

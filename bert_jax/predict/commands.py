@@ -230,30 +230,20 @@ def _text_units(
     model: LoadedModel, texts: list[Tokenized], how: str = 'first'
 ) -> tuple[TextWindows, Units]:
     """Units of single texts and pairs, in their order."""
-    limits: Any = {'how': how, 'max_length': model.max_length, **model.vocab.ends}
-    firsts = joined([ids[0] for _, ids in texts])
-    is_pair = np.array([len(ids) == 2 for _, ids in texts])
-    if not is_pair.any():
-        windows = text_windows(firsts, None, **limits)
-    else:
-        seconds = joined([ids[1] if len(ids) == 2 else [] for _, ids in texts])
-        windows = text_windows(firsts, seconds, **limits)
-        if not is_pair.all():
-            windows = _chosen(text_windows(firsts, None, **limits), windows, is_pair)
-    return windows, Units(windows.sequences)
-
-
-def _chosen(first: TextWindows, second: TextWindows, from_second: np.ndarray) -> TextWindows:
-    """Text by text the windows of the first or of the second."""
-    windows = sorted(
-        (text, i, x.sequences) for x, chosen in ((first, ~from_second), (second, from_second))
-        for i, text in enumerate(x.text.tolist()) if chosen[text]
-    )
-    ids = [x.ids[x.offsets[i] : x.offsets[i + 1]] for _, i, x in windows]
+    windows: list[Any] = []  # (text, number, ids, tokens of the first segment)
+    for num in {len(ids) for _, ids in texts}:  # single texts, pairs
+        index = [i for i, (_, ids) in enumerate(texts) if len(ids) == num]
+        first, *second = (joined([texts[i][1][part] for i in index]) for part in range(num))
+        x = text_windows(first, second[0] if second else None, how, max_length=model.max_length,
+                         **model.vocab.ends)
+        ids = np.split(x.sequences.ids, x.sequences.offsets[1:-1])
+        numbers = [index[i] for i in x.text]
+        windows += zip(numbers, range(len(ids)), ids, x.sequences.first_lengths, strict=True)
+    windows.sort(key=lambda window: window[:2])
+    of_text, _, tokens, first_lengths = zip(*windows, strict=True)
     sequences = Sequences(
-        np.concatenate(ids), np.cumsum([0, *map(len, ids)]),
-        np.array([x.first_lengths[i] for _, i, x in windows]))
-    return TextWindows(sequences, np.array([text for text, _, _ in windows]), first.how)
+        np.concatenate(tokens), np.cumsum([0, *map(len, tokens)]), np.array(first_lengths))
+    return TextWindows(sequences, np.array(of_text), how), Units(sequences)
 
 
 def _stream_texts(

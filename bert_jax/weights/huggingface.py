@@ -73,9 +73,8 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
             'huggingface', shapes, lambda name: _read(by_name[name]), model, where, config_file)
         for name in set(unused) & set(_TIED):
             if not np.array_equal(_read(by_name[name]), params[_TIED[name]]):
-                raise InputError(f'{by_name[name].path}: {name} is not equal to {_TIED[name]}: a '
-                                 'model whose output layer is not tied to its embeddings cannot be '
-                                 'read')
+                raise InputError(f'{by_name[name].path}: {name} is not equal to {_TIED[name]}: an '
+                                 'output layer that is not tied to the embeddings cannot be read')
     named_head = next((head.name for head in HEADS.values() if architecture in head.classes), '')
     head = formats.find_head(
         params, named_head, f"{config_file}: architectures says {architecture or 'nothing'}")
@@ -86,10 +85,14 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
                          'one is what can be read')
     if problem == HEADS['multi_label'].problem_type and num_labels:
         head = 'multi_label'
-    names = _id2label(config, num_labels, config_file) if HEADS[head].labelled else None
+    by_id = config.get('id2label') or {} if HEADS[head].labelled else {}
+    try:
+        labels = [str(by_id[str(i)]) for i in range(len(by_id))]
+    except (KeyError, TypeError):
+        raise InputError(f'{config_file}: id2label does not map 0, 1, ... to labels') from None
     vocab_file, lowercase = read_tokenizer(folder, model['vocab_size'])
     return Weights(
-        params, model, head, formats.read_labels(names, head, params, config_file), vocab_file,
+        params, model, head, formats.read_labels(labels, head, params, config_file), vocab_file,
         lowercase, tuple(name for name in unused if name not in _TIED),
         f'Hugging Face folder {folder}' + (f' ({architecture})' if architecture else ''),
         formats.read_inference(config, formats.INFERENCE, config_file))
@@ -113,20 +116,6 @@ def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]
     if 'cls.predictions.decoder.bias' in by_name:
         by_name.setdefault('cls.predictions.bias', by_name['cls.predictions.decoder.bias'])
     return by_name
-
-
-def _id2label(config: Mapping[str, Any], num_labels: int, where: Path) -> list[str] | None:
-    """The labels by id, where the config names them."""
-    if config.get('id2label') is None:
-        return None
-    try:
-        by_id = {int(i): str(label) for i, label in config['id2label'].items()}
-    except (AttributeError, ValueError):
-        raise InputError(f'{where}: id2label is no mapping of ids to labels') from None
-    if sorted(by_id) != list(range(num_labels)):
-        raise InputError(f'{where}: id2label names {len(by_id)} labels ({sorted(by_id)[:4]} ...), '
-                         f'the classifier has {num_labels}: it must name 0 to {num_labels - 1}')
-    return [by_id[i] for i in range(num_labels)]
 
 
 def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
@@ -154,15 +143,18 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
         config['problem_type'] = head.problem_type
     if weights.inference:
         config[formats.INFERENCE] = dict(weights.inference)
-    part_by_name = {name: part_of(name) for name in weights.params}
-    params = {name: weights.params[name] for name, part in part_by_name.items()
-              if part is None or part in parts}
+    params, left_out = {}, set()
+    for name, x in weights.params.items():
+        part = part_of(name)
+        if part is None or part in parts:
+            params[name] = x
+        else:
+            left_out.add(part.prefix.rstrip('/'))
+    if left_out:
+        notes.append(f"left out: {', '.join(sorted(left_out))} ({architecture} has none)")
     files = formats.from_params('huggingface', params, weights.model)
     if architecture == 'BertModel':  # the encoder by itself goes without the prefix
         files = {name.removeprefix('bert.'): x for name, x in files.items()}
-    if left_out := {part.prefix.rstrip('/') for part in part_by_name.values()
-                    if part and part not in parts}:
-        notes.append(f"left out: {', '.join(sorted(left_out))} ({architecture} has none)")
     with formats.new_folder(as_path(folder)) as beside:
         _write_tensors(beside, files)
         write_json(beside / 'config.json', config)

@@ -1,6 +1,5 @@
 """`python -m bert_jax.predict`: where texts come from, what is written, faults in one line."""
 
-import csv
 import io
 import json
 import os
@@ -84,11 +83,6 @@ def test_score_ends_with_the_corpus(run):
     total = sum(line['log_probability'] for line in texts)
     assert corpus['log_probability'] == pytest.approx(total, rel=1e-5)
     assert corpus['pseudo_perplexity'] == pytest.approx(np.exp(-total / 7), rel=1e-5)
-
-
-def test_tag(run):
-    _, (line,), _ = run('tag', 'at ben\tx', model='token_classification')
-    assert [tag['word'] for tag in line['tags']] == ['at', 'ben', 'x']
 
 
 def test_features_as_the_original_writes_them(run, monkeypatch):
@@ -192,31 +186,19 @@ def test_what_is_wrong_with_a_line_is_its_result_alone(run, command, model, stdi
     assert message in err and err.count('\n') == 1
 
 
-@pytest.mark.parametrize('name', ['texts.csv', 'texts.tsv', 'texts.jsonl'])
-def test_columns_by_name(run, tmp_path, name):
-    rows = [('a "b"', 'c'), ('d, e', 'f g'), ('ben', 'ten is')]
-    with open(tmp_path / name, 'w', encoding='utf-8', newline='') as file:
-        if name.endswith('.jsonl'):
-            file.writelines(json.dumps({'id': 3, 'two': b, 'one': a}) + '\n' for a, b in rows)
-        elif name.endswith('.csv'):
-            csv.writer(file).writerows([('id', 'two', 'one'), *((3, b, a) for a, b in rows)])
-        else:
-            file.writelines('\t'.join(x) + '\n' for x in [
-                ('id', 'two', 'one'), *(('3', b, a) for a, b in rows)])
-    named = ('--input', tmp_path / name, '--text=one')
-    status, single, _ = run('classify', *named, model='classification')
-    assert status == 0 and [x['text'] for x in single] == [a for a, _ in rows]
+def test_columns_by_name(run, tmp_path):
+    """Of other formats see tests/tasks/test_tables.py."""
+    file = tmp_path / 'texts.csv'
+    file.write_text('id,two,one\n3,c,"a ""b"""\n3,f g,"d, e"\n3,ten is,ben\n1\n')
+    first, second = ['a "b"', 'd, e', 'ben'], ['c', 'f g', 'ten is']
+    named = ('--input', file, '--text=one')
+    status, single, err = run('classify', *named, model='classification')
+    assert status == 0 and [x['text'] for x in single[:3]] == first
+    assert 'texts.csv, line 5' in single[3]['error'] and err.startswith('text 4: ')
     _, pairs, _ = run('classify', *named, '--text-pair=two', model='classification')
-    assert [(x['first'], x['second']) for x in pairs] == rows
-    with open(tmp_path / name, 'a', encoding='utf-8') as file:
-        file.write('[1]\n')
-    _, more, err = run('classify', *named, model='classification')
-    assert more[:3] == single and f'{name}, line ' in more[3]['error']
-    assert err.startswith('text 4: ')
-    status, _, err = run('classify', '--input', tmp_path / name, '--text=three',
-                         model='classification')
-    assert status == 2
-    assert ('has no column' if name != 'texts.jsonl' else "no field 'three'") in err
+    assert [(x['first'], x['second']) for x in pairs[:3]] == list(zip(first, second))
+    status, _, err = run('classify', *named[:2], '--text=three', model='classification')
+    assert status == 2 and 'has no column' in err
 
 
 def test_columns_of_choices(run, tmp_path):
