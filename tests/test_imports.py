@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / 'bert_jax').rglob('*.py'))
 
 TENSORFLOW_FILES = {
-    'data/corpus.py', 'data/store_worker.py', 'data/tokenize.py', 'data/records.py',
+    'data/corpus.py', 'data/tokenize.py', 'data/records.py',
     'predict/export.py', 'runtime/process.py',
     'weights/tf1.py',
 }

@@ -1,119 +1,42 @@
-"""Text sources: documents in units (files or shards), with a digest of their content."""
+"""Sources of text: documents in units (files or shards), with a digest of their content.
+
+Text files have one of six formats, plain, .gz or .bz2. Errors name the file and the place in it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import importlib.util
+import itertools
 import json
 import logging
 import os
+import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol
 
-from bert_jax.data import python_docs, text_files, wikidump
+from bert_jax.data import python_docs, wikidump
 from bert_jax.data.store import digests, object_digest
-from bert_jax.data.text_files import Document
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path, find, in_bucket
+from bert_jax.runtime.files import as_path, find, in_bucket, open_stream, read_blocks
 from bert_jax.runtime.process import loading_tensorflow
 
-
-def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str, Any]]:
-    """The records of a split of a tensorflow-datasets data set, as NumPy values by feature.
-
-    Args:
-      name: such as 'glue/mrpc'.
-      split: such as 'validation'.
-      data_dir: folder of prepared data; empty: the default one.
-
-    Raises:
-      InputError: it is not prepared and cannot be.
-    """
-    data = prepared_builder(f'tfds:{name}', name, data_dir).as_dataset(
-        split=split, shuffle_files=False
-    )
-    import tensorflow as tf
-    import tensorflow_datasets as tfds
-
-    if not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(data.element_spec)):
-        yield from tfds.as_numpy(data)
-        return
-    for batch in tfds.as_numpy(data.batch(256)):
-        names = list(batch)
-        for values in zip(*(batch[key] for key in names), strict=True):
-            yield dict(zip(names, values, strict=True))
+_BLOCK_BYTES = 1 << 20
+# A longer document is continued as a new one, so that memory stays bounded whatever the file.
+_MAX_DOCUMENT_BYTES = 16 << 20
+_MAX_LINE_BYTES = 64 << 20
 
 
-def prepared_builder(spec: str, name: str, data_dir: str) -> Any:
-    """A builder with prepared data, which is downloaded now if necessary.
+class Document(NamedTuple):
+    """A document's text."""
 
-    Args:
-      spec: the user's name for it, for messages.
-      name: of the data set.
-      data_dir: see `tfds_records`.
-
-    Raises:
-      InputError: it is not prepared and cannot be.
-    """
-    with loading_tensorflow(spec):
-        import tensorflow_datasets as tfds
-
-    place = os.path.expanduser(data_dir) if data_dir else tfds.core.constants.DATA_DIR
-    remedy = (
-        'set --config.data.source to files of your own, or --config.data.tfds_dir to a directory '
-        'where it is prepared'
-    )
-    if name.startswith('wikipedia'):  # preparing it needs Beam, which is not a requirement
-        remedy += (
-            '; Wikipedia is read from its own dumps too: download one from dumps.wikimedia.org and '
-            "set --config.data.source='wikidump:FILE.xml.bz2'"
-        )
-    try:
-        with _quiet():
-            builder = tfds.builder(name, data_dir=place, try_gcs=False)
-            if not builder.is_prepared():
-                _check_network()
-                builder.download_and_prepare()
-    except InputError:
-        raise
-    except Exception as error:  # of tfds' many back ends
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise InputError(
-            f"data source '{spec}': data set '{name}' is not in {place} and cannot be made there "
-            f'({reason}); {remedy}'
-        ) from error
-    return builder
-
-
-def _check_network() -> None:
-    """Fails within seconds without a network: tfds would retry for minutes."""
-    request = urllib.request.Request('https://storage.googleapis.com', method='HEAD')
-    try:
-        urllib.request.urlopen(request, timeout=10).close()
-    except urllib.error.HTTPError:
-        pass  # any answer will do
-    except OSError as error:
-        raise OSError(f'no network: {getattr(error, "reason", error)}') from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the log of tensorflow-datasets."""
-    loggers = [logging.getLogger(), logging.getLogger('absl')]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-__all__ = ['Document', 'Source', 'Unit', 'open_source', 'sample_texts']
+    text: bytes  # UTF-8; paragraphs or sentences separated by newlines
+    split: bool  # True: paragraphs, to be split into sentences; False: one sentence a line
 
 
 class Unit(NamedTuple):
@@ -130,11 +53,7 @@ class Source(Protocol):
     takes_all_cores: bool  # whether reading a unit keeps them busy, with processes of its own
 
     def fingerprint(self) -> str:
-        """A digest of the content, independent of its path.
-
-        Raises:
-          InputError: it cannot be read.
-        """
+        """A digest of the content, independent of its path."""
 
     def outline(self) -> str:
         """A cheap digest without reading the text, which hosts compare."""
@@ -160,16 +79,16 @@ def open_source(spec: str, data_dir: str = '') -> Source:
     Raises:
       InputError: there is no such source.
     """
-    kind, colon, rest = spec.partition(':')
-    if kind == 'docs' and colon:
+    kind, _, rest = spec.partition(':')
+    if rest and kind == 'docs':
         if rest != 'python':
             raise InputError(f"data source '{spec}' is unknown: the one of its kind is docs:python")
         return _PythonDocs(spec)
-    if kind == 'tfds' and colon:
+    if rest and kind == 'tfds':
         return _Tfds(spec, rest, data_dir)
-    if kind == 'wikidump' and colon:
+    if rest and kind == 'wikidump':
         return _WikiDumps(spec, rest)
-    if kind in text_files.FORMATS and colon:
+    if rest and kind in FORMATS:
         return _Files(spec, rest, kind)
     return _Files(spec, spec, '')
 
@@ -179,7 +98,7 @@ def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
 
     Args:
       source: the text.
-      max_bytes: total UTF-8 bytes, exceeded by at most one document.
+      max_bytes: total UTF-8 bytes, exceeded by at most one document a unit.
 
     Yields:
       Documents' texts.
@@ -202,33 +121,20 @@ def _digest(identity: Any) -> str:
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
-def _content(spec: str, paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The digest of each file."""
-    try:
-        return digests(paths)
-    except OSError as error:
-        raise InputError(
-            f"data source '{spec}': {error.filename or 'a file'} cannot be read "
-            f'({error.strerror or error})'
-        ) from error
-
-
 class _Files:
     """Files on a disk or in a bucket, one unit each."""
 
     takes_all_cores = False
 
     def __init__(self, spec: str, pattern: str, format_name: str):
-        self.spec = spec
-        self._format = format_name
+        self.spec, self._format = spec, format_name
         self._found = find(pattern)
-        self._paths = [file.path for file in self._found]
-        if not self._found and as_path(pattern).is_dir():
-            raise InputError(
-                f"data source '{spec}' is a directory: name the files in it, as in "
-                f"'{pattern.rstrip('/')}/*'"
-            )
         if not self._found:
+            if as_path(pattern).is_dir():
+                raise InputError(
+                    f"data source '{spec}' is a directory: name the files in it, as in "
+                    f"'{pattern.rstrip('/')}/*'"
+                )
             raise InputError(
                 f"data source '{spec}': no file matches '{pattern}'; name existing text files, "
                 'or docs:python for text that needs none'
@@ -238,12 +144,13 @@ class _Files:
                 raise InputError(f"data source '{spec}': {file.path} is empty; leave it out")
 
     def fingerprint(self) -> str:
+        paths = [file.path for file in self._found]
         # A file's ending may determine how it is read; its folder does not matter.
-        names = [''.join(PurePath(path).suffixes) for path in self._paths]
-        if in_bucket(self._paths[0]):
+        names = [''.join(PurePath(path).suffixes) for path in paths]
+        if in_bucket(paths[0]):
             contents = [object_digest(file) for file in self._found]
         else:
-            contents = _content(self.spec, self._paths)
+            contents = digests(paths)
         return _digest([self._format, *zip(names, contents, strict=True)])
 
     def outline(self) -> str:
@@ -251,10 +158,14 @@ class _Files:
         return f'{len(sizes)} files of {sum(sizes):,} bytes, {_digest([self._format, sizes])}'
 
     def units(self) -> list[Unit]:
-        return [Unit(file.path, text_files.text_size(file)) for file in self._found]
+        # Prose is compressed to a third.
+        return [
+            Unit(file.path, file.size * (3 if file.path.endswith(('.gz', '.bz2')) else 1))
+            for file in self._found
+        ]
 
     def read(self, unit: Unit) -> Iterator[Document]:
-        return text_files.read_documents(unit.name, self._format)
+        return _read_documents(unit.name, self._format)
 
 
 class _WikiDumps(_Files):
@@ -263,14 +174,23 @@ class _WikiDumps(_Files):
     takes_all_cores = True
 
     def __init__(self, spec: str, pattern: str):
-        wikidump.check_packages(spec)
+        if not all(map(importlib.util.find_spec, wikidump.PACKAGES)):
+            raise InputError(
+                f"data source '{spec}' is read with packages that are not installed here: "
+                f"pip install {' '.join(wikidump.PACKAGES)}"
+            )
         super().__init__(spec, pattern, wikidump.FORMAT)
 
     def units(self) -> list[Unit]:
-        return [Unit(file.path, wikidump.text_size(file)) for file in self._found]
+        # About a quarter of the XML is text of articles in English; it is compressed to a quarter.
+        return [
+            Unit(file.path, file.size // (1 if file.path.endswith(('.bz2', '.gz')) else 4))
+            for file in self._found
+        ]
 
     def read(self, unit: Unit) -> Iterator[Document]:
-        return wikidump.read_documents(unit.name)
+        for text in wikidump.read_articles(unit.name):
+            yield Document(text.encode('utf-8', 'ignore'), True)
 
 
 class _PythonDocs:
@@ -281,7 +201,7 @@ class _PythonDocs:
     def __init__(self, spec: str):
         self.spec = spec
         self._files = python_docs.source_files()
-        self._documents: list[Document] | None = None
+        self._documents: list[Document] = []
 
     def fingerprint(self) -> str:
         # Names and sizes instead of the contents of thousands of files: another version of a
@@ -297,7 +217,7 @@ class _PythonDocs:
         return [Unit(self.spec, sum(size for _, _, size in self._files) // 7)]
 
     def read(self, unit: Unit) -> Iterator[Document]:
-        if self._documents is not None:
+        if self._documents:
             yield from self._documents
             return
         documents = []
@@ -315,32 +235,26 @@ class _Tfds:
     def __init__(self, spec: str, name: str, data_dir: str):
         self.spec = spec
         name, _, split = name.partition(':')
-        self._split = split or 'train'
-        self._builder = prepared_builder(spec, name, data_dir)
-        info = self._builder.info
-        if 'text' not in info.features:
+        self._builder = _prepared_builder(spec, name, data_dir)
+        info, split = self._builder.info, split or 'train'
+        if 'text' not in info.features or split not in info.splits:
             raise InputError(
-                f"data source '{spec}': the data set has no feature 'text', only "
-                f"{', '.join(info.features)}"
+                f"data source '{spec}': no feature 'text' or no split '{split}', only "
+                f"{', '.join(info.features)} in {', '.join(info.splits)}"
             )
-        if self._split not in info.splits:
-            raise InputError(
-                f"data source '{spec}': no split '{self._split}', only {', '.join(info.splits)}"
-            )
+        self._split = info.splits[split]
 
     def fingerprint(self) -> str:
-        paths = self._builder.info.splits[self._split].filepaths
-        return _digest(_content(self.spec, paths))
+        return _digest(digests(self._split.filepaths))
 
     def outline(self) -> str:
-        split = self._builder.info.splits[self._split]
-        return f'{self._builder.info.full_name}, {split.num_bytes:,} bytes'
+        return f'{self._builder.info.full_name}, {self._split.num_bytes:,} bytes'
 
     def units(self) -> list[Unit]:
-        split = self._builder.info.splits[self._split]
-        n = split.num_shards
+        n = self._split.num_shards
         return [
-            Unit(f'{self._split}[{i}shard:{i + 1}shard]', split.num_bytes // n) for i in range(n)
+            Unit(f'{self._split.name}[{i}shard:{i + 1}shard]', self._split.num_bytes // n)
+            for i in range(n)
         ]
 
     def read(self, unit: Unit) -> Iterator[Document]:
@@ -352,4 +266,245 @@ class _Tfds:
         )
         for batch in tfds.as_numpy(data.batch(256)):
             for text in batch['text']:
-                yield Document(text_files.normalise(text), True)
+                yield Document(_normalise(text), True)
+
+
+def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str, Any]]:
+    """The records of a split of a tensorflow-datasets data set, as NumPy values by feature.
+
+    Args:
+      name: such as 'glue/mrpc'.
+      split: such as 'validation'.
+      data_dir: folder of prepared data; empty: the default one.
+
+    Raises:
+      InputError: it is not prepared and cannot be.
+    """
+    data = _prepared_builder(f'tfds:{name}', name, data_dir).as_dataset(
+        split=split, shuffle_files=False)
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    if not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(data.element_spec)):
+        yield from tfds.as_numpy(data)
+        return
+    for batch in tfds.as_numpy(data.batch(256)):
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, values, strict=True))
+
+
+def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
+    """A builder of tensorflow-datasets with prepared data, which is downloaded now if necessary.
+
+    Args:
+      spec: the user's name for it, for messages.
+      name: of the data set.
+      data_dir: see `tfds_records`.
+
+    Raises:
+      InputError: it is not prepared and cannot be.
+    """
+    with loading_tensorflow(spec):
+        import tensorflow_datasets as tfds
+
+    place = os.path.expanduser(data_dir) if data_dir else tfds.core.constants.DATA_DIR
+    logging.disable(logging.CRITICAL)
+    try:
+        builder = tfds.builder(name, data_dir=place, try_gcs=False)
+        if not builder.is_prepared():
+            # Without a network, this fails within seconds; tfds would retry for minutes.
+            with contextlib.suppress(urllib.error.HTTPError):  # any answer will do
+                urllib.request.urlopen('https://storage.googleapis.com', timeout=10).close()
+            builder.download_and_prepare()
+    except Exception as error:  # of tfds' many back ends
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        # Preparing Wikipedia needs Beam, which is not a requirement.
+        dump = ", or to 'wikidump:FILE.xml.bz2' of dumps.wikimedia.org"
+        raise InputError(
+            f"data source '{spec}': data set '{name}' is not in {place} and cannot be made there "
+            f'({reason}); set --config.data.source to files of your own'
+            f"{dump if name.startswith('wikipedia') else ''}, or --config.data.tfds_dir to a "
+            'directory where it is prepared'
+        ) from error
+    finally:
+        logging.disable(logging.NOTSET)
+    return builder
+
+
+def _read_documents(path: str, format_name: str) -> Iterator[Document]:
+    """Documents of one file, none of them empty.
+
+    Args:
+      path: the file; `.gz` and `.bz2` are decompressed on the way.
+      format_name: one of `FORMATS`, or '' to look at the name and content.
+
+    Raises:
+      InputError: empty, binary, not UTF-8, cut short, or not of the format.
+    """
+    if format_name == 'parquet' or not format_name and path.endswith('.parquet'):
+        return _parquet(path, iter(()))
+    blocks = _line_blocks(path)
+    if not format_name:
+        first = next((block for block in blocks if block.strip()), b'')  # blank lines do not matter
+        blocks = itertools.chain([first], blocks)
+        if path.removesuffix('.gz').removesuffix('.bz2').endswith(('.jsonl', '.json')):
+            format_name = 'jsonl'
+        elif first.lstrip().startswith(b'<doc '):
+            format_name = 'wikiextractor'
+        elif _TITLE.match(b'\n ' + first.lstrip()):
+            format_name = 'wikitext'
+        else:
+            format_name = 'text'
+    return FORMATS[format_name](path, blocks)
+
+
+def _normalise(text: bytes) -> bytes:
+    """Line ends as newlines, no white space around."""
+    return text.replace(b'\r\n', b'\n').strip()
+
+
+def _line_blocks(path: str) -> Iterator[bytes]:
+    """The file's content in blocks of whole lines, checked: UTF-8, no NUL, no BOM, LF line ends."""
+    offset = 0  # of the text that was passed on, before line ends were changed
+    rest = b''
+    for raw in itertools.chain(read_blocks(path, _BLOCK_BYTES), [b'']):
+        end = raw.rfind(b'\n') + 1
+        if raw and not end:
+            rest += raw
+            if len(rest) > _MAX_LINE_BYTES:
+                raise InputError(
+                    f'{path}: the line at byte {offset} is longer than {_MAX_LINE_BYTES >> 20} '
+                    'MiB; is this text?'
+                )
+            continue
+        block, rest = rest + raw[:end], raw[end:]
+        if not block:
+            continue
+        if (nul := block.find(b'\0')) >= 0:
+            raise InputError(
+                f'{path} is not text: byte {offset + nul} is NUL; leave the file out, or convert '
+                'it to UTF-8 if it is UTF-16'
+            )
+        try:
+            block.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f'{path} is not UTF-8: byte {offset + error.start} is '
+                f'0x{block[error.start]:02x}; convert the file (iconv -t UTF-8)'
+            ) from None
+        yield (block if offset else block.removeprefix(b'\xef\xbb\xbf')).replace(b'\r\n', b'\n')
+        offset += len(block)
+    if offset == 0:
+        raise InputError(f'{path} is empty')
+
+
+_BLANK = re.compile(rb'\n[ \t]*\n\s*')
+_TITLE = re.compile(rb'\n = [^=\n][^\n]* =[ \t]*(?=\n)')
+_SECTION = re.compile(rb'\n *= = [^\n]*= =[ \t]*(?=\n)')
+
+
+def _separated(
+    path: str, blocks: Iterator[bytes], separator: re.Pattern = _BLANK, split: bool = True
+) -> Iterator[Document]:
+    """The text between the matches of a separator that begins with a line end."""
+    rest = b'\n'
+    for block in blocks:
+        *parts, rest = separator.split(rest + block)
+        # `rest` ends with a line: all of it is lines of a document that goes on.
+        if len(rest) > _MAX_DOCUMENT_BYTES:
+            parts.append(rest)
+            rest = b'\n'
+        yield from (Document(text, split) for part in parts if (text := part.strip()))
+    if text := rest.strip():
+        yield Document(text, split)
+
+
+def _wikitext(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
+    """` = Title = `, ` = = Section = = `, paragraphs in lines, blank lines anywhere."""
+    for document in _separated(path, blocks, _TITLE):
+        if text := _SECTION.sub(b'', b'\n' + document.text + b'\n').strip():
+            yield Document(text, True)
+
+
+def _wikiextractor(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
+    """`<doc ...>`, a title, paragraphs in lines, `</doc>`."""
+    offset = 0  # of `rest` in the decompressed file, after changes of line ends
+    rest = b''
+    for block in itertools.chain(blocks, [b'']):
+        *documents, rest = (rest + block).split(b'</doc>')
+        # What has no end yet is looked at when nothing more comes, or when it is much.
+        ended = len(documents)
+        if rest.strip() and (not block or len(rest) > 4 * _MAX_DOCUMENT_BYTES):
+            documents.append(rest)
+        for i, document in enumerate(documents):
+            text = document.lstrip()
+            first_line, _, body = text.partition(b'\n')
+            shown = first_line[:80].decode(errors='replace')
+            if not text.startswith(b'<doc '):
+                raise InputError(
+                    f'{path}: text outside of <doc> and </doc> at byte '
+                    f"{offset + len(document) - len(text)}: '{shown}'; name the format with text:, "
+                    'lines: or jsonl: if this is not WikiExtractor output'
+                )
+            if i == ended or b'\n<doc ' in text:
+                raise InputError(f"{path}: '{shown}' has no </doc>; is the file cut short?")
+            if body := body.partition(b'\n')[2].strip():  # without the title
+                yield Document(body, True)
+            offset += len(document) + len(b'</doc>')
+
+
+def _json_lines(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
+    """An object a line, its `text` holding paragraphs in lines."""
+    number = 0
+    for block in blocks:
+        for line in block.removesuffix(b'\n').split(b'\n'):
+            number += 1
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(
+                    f'{path}, line {number} is not JSON ({error}): one object a line is wanted, '
+                    "as in {\"text\": \"...\"}"
+                ) from None
+            text = record.get('text') if isinstance(record, dict) else None
+            if not isinstance(text, str):
+                has = ', '.join(record) if isinstance(record, dict) else type(record).__name__
+                raise InputError(
+                    f"{path}, line {number} has no field 'text' of type string (it has: {has})"
+                )
+            if encoded := _normalise(text.encode('utf-8', 'ignore')):
+                yield Document(encoded, True)
+
+
+def _parquet(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
+    """A document a row, its column `text` holding paragraphs in lines; `blocks` are not read."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ModuleNotFoundError:
+        raise InputError(f'{path}: Parquet needs pyarrow: python -m pip install pyarrow') from None
+    with open_stream(path) as file:
+        try:
+            table = parquet.ParquetFile(file)
+            if 'text' not in table.schema_arrow.names:
+                has = ', '.join(table.schema_arrow.names)
+                raise InputError(f"{path} has no column 'text' (it has: {has})")
+            for batch in table.iter_batches(1024, columns=['text']):
+                for text in batch.column(0).to_pylist():
+                    if encoded := _normalise(str(text or '').encode('utf-8', 'ignore')):
+                        yield Document(encoded, True)
+        except (ArrowException, OSError) as error:
+            reason = ' '.join(str(error).split())[:200]
+            raise InputError(f'{path} is not a sound Parquet file ({reason}); copy it again') \
+                from None
+
+
+FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
+    'text': _separated,  # a blank line between documents, paragraphs in lines
+    'lines': functools.partial(_separated, split=False),  # likewise, one sentence a line
+    'wikiextractor': _wikiextractor,
+    'wikitext': _wikitext,
+    'jsonl': _json_lines,
+    'parquet': _parquet,
+}

@@ -24,14 +24,12 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
         num_processes, multiprocessing.get_context('spawn'), initializer=_begin)
-    started: set[Any] = set()
     # A process would load the command that runs here.
     command = sys.modules['__main__']
     sys.modules['__main__'] = types.ModuleType('__main__')
     try:
-        while len(started) < num_processes:  # a task starts one where none is idle
-            pool.submit(os.getpid)
-            started = set(multiprocessing.active_children()) - before
+        while len(started := set(multiprocessing.active_children()) - before) < num_processes:
+            pool.submit(os.getpid)  # starts a process where none is idle
     finally:
         sys.modules['__main__'] = command
     try:
@@ -44,11 +42,10 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
 
 def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process through its parent
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    parent: Any = multiprocessing.parent_process()
 
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()

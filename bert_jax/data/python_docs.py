@@ -13,6 +13,7 @@ import gc
 import hashlib
 import importlib.machinery
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bert_jax.data.processes import process_pool
 
@@ -67,33 +69,26 @@ def fingerprint(files: Sequence[tuple[str, str, int]]) -> str:
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
-def documents(files: Sequence[tuple[str, str, int]], num_processes: int = 2) -> Iterator[str]:
+def documents(files: Sequence[tuple[str, str, int]], num_processes: int) -> Iterator[str]:
     """One document a file, paragraphs separated by newlines; every paragraph occurs only once.
 
-    Much documentation is copied from function to function and from file to file. Keeping the first
-    occurrence of a paragraph only means that held-out documents share none with the others.
+    First come the topics of the language reference. Much documentation is copied from function to
+    function and from file to file: keeping the first occurrence of a paragraph only means that
+    held-out documents share none with the others.
     """
     seen: set[bytes] = set()
-    for paragraphs in _all_paragraphs([path for _, path, _ in files], num_processes):
-        kept = []
-        for paragraph in paragraphs:
-            key = hashlib.blake2b(paragraph.lower().encode(), digest_size=8).digest()
-            if key not in seen:
-                seen.add(key)
-                kept.append(paragraph)
-        text = '\n'.join(kept)
-        if len(text) >= 200:  # less is a sentence or two: no context to predict a next one from
-            yield text
-
-
-def _all_paragraphs(paths: Sequence[str], num_processes: int) -> Iterator[list[str]]:
-    """Cleaned paragraphs of the language reference's topics, then of each file, in order."""
-    yield from _topics()
-    if num_processes < 2:
-        yield from map(file_paragraphs, paths)
-        return
     with process_pool(num_processes) as pool:
-        yield from pool.map(file_paragraphs, paths, chunksize=8)
+        read = pool.map(file_paragraphs, [path for _, path, _ in files], chunksize=8)
+        for paragraphs in itertools.chain(_topics(), read):
+            kept = []
+            for paragraph in paragraphs:
+                key = hashlib.blake2b(paragraph.lower().encode(), digest_size=8).digest()
+                if key not in seen:
+                    seen.add(key)
+                    kept.append(paragraph)
+            text = '\n'.join(kept)
+            if len(text) >= 200:  # less is a sentence or two: no context to predict a next one from
+                yield text
 
 
 def _topics() -> Iterator[list[str]]:
@@ -117,20 +112,19 @@ def file_paragraphs(path: str) -> list[str]:
         return []
     finally:
         gc.enable()
-    return [paragraph for text in _docstrings(tree.body) for paragraph in clean(text)]
+    return [paragraph for text in _docstrings(tree) for paragraph in clean(text)]
 
 
-def _docstrings(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Docstrings of a module's, class's or function's body and of what it defines, in order."""
-    first = body[0].value if body and isinstance(body[0], ast.Expr) else None
-    if isinstance(first, ast.Constant) and isinstance(first.value, str):
-        yield inspect.cleandoc(first.value)
-    for node in body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _docstrings(node.body)
-        elif isinstance(node, (ast.If, ast.Try)):
-            for branch in (node.body, node.orelse):
-                yield from _docstrings([ast.Pass(), *branch])
+_WITH_BODY = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.If, ast.Try)
+
+
+def _docstrings(node: Any) -> Iterator[str]:
+    """Docstrings of a module, class or function and of what it defines, in order."""
+    if not isinstance(node, (ast.If, ast.Try)):
+        yield ast.get_docstring(node) or ''
+    for child in [*node.body, *getattr(node, 'orelse', ())]:
+        if isinstance(child, _WITH_BODY):
+            yield from _docstrings(child)
 
 
 _UNDERLINE = re.compile(r'([=\-~^"\'*+#.`_:])\1{2,}|[=\- +|:]*[=\-+|]{3}[=\- +|:]*')
@@ -170,18 +164,20 @@ def _paragraphs(lines: Sequence[str]) -> Iterator[str]:
         text = line.strip()
         indent = len(line) - len(line.lstrip())
         if text.startswith(('```', '~~~')):
-            fenced = not fenced
-            text = ''
+            fenced, text = not fenced, ''
         elif fenced:
             continue
-        if not text or _UNDERLINE.fullmatch(text):
-            example = example and text != ''
-            if paragraph and text and len(paragraph) == 1:
+        if not text:
+            example = False
+        elif _UNDERLINE.fullmatch(text):
+            text = ''
+            if len(paragraph) == 1:
                 paragraph = []  # it was the heading of this underline
-        elif 0 <= dropped_above < indent:
+        elif example or 0 <= dropped_above < indent:
             continue
-        elif not example:
+        else:
             dropped_above = -1
+            above = lines[number - 1].strip() if number else ''
             if _CODE.match(text):
                 example = text.startswith(('>>>', 'In [', '$'))
                 text = ''
@@ -189,15 +185,13 @@ def _paragraphs(lines: Sequence[str]) -> Iterator[str]:
                 if directive[1] not in _PROSE_DIRECTIVES:
                     dropped_above = indent
                 text = ''
-            elif _HEADER.fullmatch(text) and not _continues(lines, number):
+            # What looks like a heading may be the end of a wrapped sentence.
+            elif _HEADER.fullmatch(text) and not (above[-1:].isalpha() and line.endswith(':')):
                 text = ''
-        else:
-            continue
-        breaks = not text or _UNDERLINE.fullmatch(text) or indent < previous and indent <= start
-        if paragraph and (breaks or indent < previous or _ITEM.match(text)):
+        if paragraph and (not text or indent < previous or _ITEM.match(text)):
             yield ' '.join(paragraph)
             paragraph = []
-        if text and not _UNDERLINE.fullmatch(text):
+        if text:
             if not paragraph:
                 start = indent
             paragraph.append(text)
@@ -206,11 +200,6 @@ def _paragraphs(lines: Sequence[str]) -> Iterator[str]:
                 dropped_above = start
     if paragraph:
         yield ' '.join(paragraph)
-
-
-def _continues(lines: Sequence[str], number: int) -> bool:
-    """Whether a line that looks like a heading is the end of a wrapped sentence."""
-    return number > 0 and lines[number - 1].strip()[-1:].isalpha() and lines[number].endswith(':')
 
 
 def _prose(paragraph: str) -> str:

@@ -1,4 +1,4 @@
-"""A token store: its files, mapped into memory, its digests, and locks on the disk it lies on."""
+"""A token store: its files, mapped into memory; digests of files, and locks on a disk."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import json
 import mmap
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,17 +26,18 @@ from bert_jax.runtime.errors import InputError
 _Item = TypeVar('_Item')
 _Result = TypeVar('_Result')
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOT_WRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+# Of a disk that is full or cannot be written.
+_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR,
+                errno.EEXIST)
 
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], waiting_for: str = '') -> Iterator[None]:
-    """Holds a lock that the system gives back when the process ends, however it ends.
+    """Holds a lock on a file, which the system releases when the process ends, however it ends.
 
     Args:
-      path: a file on a disk, made where there is none.
-      waiting_for: printed on standard error if another process holds it.
+      path: a file on a disk; created if missing.
+      waiting_for: printed on standard error if another process holds the lock.
     """
     with open(path, 'w') as file:
         try:
@@ -49,8 +49,8 @@ def locked(path: str | os.PathLike[str], waiting_for: str = '') -> Iterator[None
         yield
 
 
-def fsync_folder(path: str | os.PathLike[str]) -> None:
-    """Makes what was renamed or made in a folder survive a loss of power."""
+def fsync(path: str | os.PathLike[str]) -> None:
+    """Makes a file's content, or the names in a folder, survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -60,12 +60,12 @@ def fsync_folder(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def disk_faults(what: str, folder: str | os.PathLike[str], field: str) -> Iterator[None]:
-    """Turns faults of a full or read-only disk into one line that names the place.
+    """Turns errors of a full or read-only disk into one line.
 
     Args:
-      what: is written.
-      folder: where to.
-      field: of the config, names another place.
+      what: the block writes.
+      folder: it is written to.
+      field: of the config, which names another folder.
 
     Raises:
       InputError: in place of such an OSError.
@@ -73,287 +73,121 @@ def disk_faults(what: str, folder: str | os.PathLike[str], field: str) -> Iterat
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise InputError(
-                f'no space left for {what} in {folder}: free some (it goes on where it was), or '
-                f'set --config.{field} to a larger disk'
-            ) from error
-        if error.errno in _NOT_WRITABLE:
-            raise InputError(
-                f'{folder} cannot be written ({error.strerror}): set --config.{field} to a '
-                'directory that can'
-            ) from error
-        raise
+        if error.errno not in _DISK_FAULTS:
+            raise
+        raise InputError(
+            f'{what} cannot be written to {folder} ({error.strerror}): make room (it goes on where '
+            f'it was), or set --config.{field} to another disk'
+        ) from error
 
 
 def in_threads(
     work: Callable[[_Item, Callable[[], None]], _Result], items: Sequence[_Item], num_threads: int
 ) -> list[_Result]:
-    """Work on many items side by side; the first fault, or a signal here, ends all.
+    """The results of `work` on each item, in order; the first error, or a signal, ends all.
 
     Args:
-      work: of an item and a function to call between short pieces of the work: it raises where
-        there is no reason to go on.
+      work: of an item and a function to call now and then, which raises if another item failed.
       items: what to work on.
-      num_threads: at once.
-
-    Returns:
-      The results, in order.
+      num_threads: at most.
     """
-    stop = threading.Event()
+    faults: list[BaseException] = []
 
     def check() -> None:
-        if stop.is_set():
-            raise futures.CancelledError
+        if faults:
+            raise faults[0]
+
+    def run(item: _Item) -> _Result:
+        check()
+        try:
+            return work(item, check)
+        except BaseException as error:
+            faults.append(error)
+            raise
 
     with futures.ThreadPoolExecutor(max(1, min(num_threads, len(items)))) as pool:
-        tasks: list[futures.Future[Any]] = [pool.submit(work, item, check) for item in items]
         try:
-            for task in futures.as_completed(tasks):
-                task.result()
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
+            return list(pool.map(run, items))
+        except BaseException as error:
+            faults.append(error)
             raise
-    return [task.result() for task in tasks]
 
 
 _REMEMBERED = '~/.cache/bert_jax/digests.json'
 _MAX_REMEMBERED = 100_000  # files, the ones asked for last
 _BLOCK_BYTES = 4 << 20
-# Disks keep time in steps: a file could change twice in one of them.
+# The clock of a disk has steps: a file could change twice within one.
 _SETTLED_SECONDS = 2.0
 _BUCKET_THREADS = 32
 
 
 def new_digest() -> Any:
-    """A hash object for content that passes by."""
+    """A hash object, as for the digests of files."""
     return hashlib.md5(usedforsecurity=False)
 
 
 def digests(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The digest of each file's content, as hexadecimal digits; hashed only where not known.
+    """The MD5 of each file, in hexadecimal digits; hashed only if the file changed since last time.
+
+    Args:
+      paths: all on disks, or all in buckets, whose listings have digests.
 
     Raises:
       OSError: a file is missing or cannot be read.
     """
     names = [os.fspath(path) for path in paths]
-    distant = [name for name in names if files.in_bucket(name)]
-    result = dict(zip(distant, in_threads(_of_object, distant, _BUCKET_THREADS), strict=True))
-    local = [name for name in names if not files.in_bucket(name)]
-    known = _read_remembered() if local else {}
-    states = {name: _state(name) for name in local}
-    for name, (place, *state) in states.items():
-        if known.get(place, [])[:-1] == state:
-            result[name] = known[place][-1]
-    unknown = [name for name in states if name not in result]
-    if unknown:
-        hashed = in_threads(_of_file, unknown, os.cpu_count() or 1)
-        result |= zip(unknown, hashed, strict=True)
-        _remember({
-            states[name][0]: [*states[name][1:], result[name]] for name in unknown
-            # One that changed while it was read is another one by now.
-            if _state(name) == states[name]
-            and time.time() - states[name][2] / 1e9 > _SETTLED_SECONDS
-        })
-    return [result[name] for name in names]
+    if names and files.in_bucket(names[0]):
+        return in_threads(
+            lambda name, _: object_digest(files.find(name)[0]), names, _BUCKET_THREADS)
+    place = files.as_path(_REMEMBERED)
+    known: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # missing or damaged
+        known = dict(json.loads(place.read_text()))
+    new: dict[str, str] = {}
+
+    def digest(name: str, check: Callable[[], None]) -> str:
+        state = _state(name)
+        if state in known:
+            return known[state]
+        content = new_digest()
+        with open(name, 'rb', buffering=0) as file:
+            while block := file.read(_BLOCK_BYTES):
+                check()
+                content.update(block)
+        # A file that changed meanwhile has another content by now.
+        if _state(name) == state and time.time() - os.stat(name).st_mtime > _SETTLED_SECONDS:
+            new[state] = content.hexdigest()
+        return content.hexdigest()
+
+    result = in_threads(digest, names, os.cpu_count() or 1)
+    if new:
+        with contextlib.suppress(OSError):  # a home that cannot be written costs time, not the run
+            place.parent.mkdir(parents=True, exist_ok=True)
+            files.write_whole(
+                place, json.dumps(dict([*known.items(), *new.items()][-_MAX_REMEMBERED:])))
+    return result
 
 
-def _state(name: str) -> tuple[str, int, int, int]:
+def _state(name: str) -> str:
     """A file's real path, and what changes with its content."""
     stat = os.stat(name)
-    return os.path.realpath(name), stat.st_size, stat.st_mtime_ns, stat.st_ino
-
-
-def _of_file(name: str, check: Callable[[], None]) -> str:
-    digest = new_digest()
-    block = memoryview(bytearray(_BLOCK_BYTES))
-    with open(name, 'rb', buffering=0) as file:
-        while size := file.readinto(block):
-            digest.update(block[:size])
-            check()
-    return digest.hexdigest()
-
-
-def _of_object(name: str, check: Callable[[], None]) -> str:
-    check()
-    return object_digest(files.find(name)[0])
+    return f'{os.path.realpath(name)} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}'
 
 
 def object_digest(found: files.Found) -> str:
-    """The digest of an object in a bucket, as its listing has it."""
+    """The digest of an object in a bucket, from its listing."""
     if len(found.checksum) == 24:
         return base64.b64decode(found.checksum).hex()
     # An object that was uploaded in pieces has no MD5.
     return f'crc32c {found.checksum} of {found.size} bytes'
 
 
-def _read_remembered() -> dict[str, list[Any]]:
-    """[size, time, inode, digest] by real path; whatever is not of that form is forgotten."""
-    try:
-        content = json.loads(files.as_path(_REMEMBERED).read_text())
-        return {
-            path: list(entry) for path, entry in content.items()
-            if [type(value) for value in entry] == [int, int, int, str]
-        }
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _remember(entries: dict[str, list[Any]]) -> None:
-    if not entries:
-        return
-    path = files.as_path(_REMEMBERED)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix('.lock')):
-            known = _read_remembered()
-            kept = {place: known[place] for place in known if place not in entries} | entries
-            files.write_whole(path, json.dumps(dict([*kept.items()][-_MAX_REMEMBERED:])))
-    except OSError:
-        pass  # a home that cannot be written costs time, not the run
-
-
 PIECE_BYTES = 512 << 20  # a multiple of every system's page
 
 _MAP_FIXED = 0x10  # Linux and macOS; Python's mmap module has no such argument
 _MAP_FAILED = ctypes.c_void_p(-1).value
-
-
-def piece_name(name: str, index: int) -> str:
-    """The file of an array's piece."""
-    return f'{name}-{index:05}.bin'
-
-
-def piece_names(name: str, num_bytes: int, piece_bytes: int) -> list[str]:
-    """The files of an array of so many bytes; at least one, which may be empty."""
-    return [piece_name(name, i) for i in range(max(1, -(-num_bytes // piece_bytes)))]
-
-
-class PieceWriter:
-    """An array's files while it grows."""
-
-    def __init__(self, folder: files.Path, name: str, num_bytes: int):
-        """Goes on behind the first `num_bytes`; what is there beyond them is dropped.
-
-        Raises:
-          ValueError: there are fewer.
-        """
-        self._folder, self._name = folder, name
-        index, self._room = divmod(num_bytes, PIECE_BYTES)
-        for i in range(index):
-            if os.path.getsize(folder / piece_name(name, i)) != PIECE_BYTES:
-                raise ValueError(f'{folder / piece_name(name, i)} is cut short')
-        for later in folder.glob(f'{name}-*.bin'):
-            if later.name > piece_name(name, index):
-                later.unlink()
-        self._open(index)
-        if self._file.tell() < self._room:
-            self._file.close()
-            raise ValueError(f'{folder / piece_name(name, index)} is cut short')
-        self._file.truncate(self._room)
-        self._room = PIECE_BYTES - self._room
-
-    def _open(self, index: int) -> None:
-        self._index = index
-        # Closed by `close`.
-        self._file: BinaryIO = open(self._folder / piece_name(self._name, index), 'ab')  # noqa: SIM115
-
-    def write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data).cast('B')
-        while len(view):
-            if not self._room:
-                self.close()
-                self._open(self._index + 1)
-                self._room = PIECE_BYTES
-            part = view[:self._room]
-            self._file.write(part)
-            self._room -= len(part)
-            view = view[len(part):]
-
-    def sync(self) -> None:
-        """Returns when what was written would survive a loss of power."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        try:
-            self.sync()
-        finally:
-            with contextlib.suppress(OSError):  # `sync` has reported a full disk
-                self._file.close()
-
-
-def map_pieces(paths: list[str], sizes: list[int], dtype: str) -> np.ndarray:
-    """One read-only array over files that follow each other; mapped until the process ends.
-
-    Args:
-      paths: the files, on a disk.
-      sizes: their bytes; of all but the last a multiple of the system's page.
-      dtype: of the elements.
-
-    Raises:
-      OSError: a file cannot be opened or mapped.
-    """
-    total = sum(sizes)
-    if not total:
-        return np.zeros(0, dtype)
-    call = ctypes.CDLL(None, use_errno=True).mmap
-    call.restype = ctypes.c_void_p
-    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-
-    def map_at(address: int | None, size: int, access: int, flags: int, file: int) -> int:
-        got = call(address, size, access, flags, file, 0)
-        if got == _MAP_FAILED:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return got
-
-    # Address space for all is reserved first, so that nothing else can come to lie in it.
-    start = map_at(None, total, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-    offset = 0
-    for path, size in zip(paths, sizes, strict=True):
-        assert offset % mmap.PAGESIZE == 0, (path, offset)
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            if size:
-                map_at(start + offset, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED,
-                       descriptor)
-        finally:
-            os.close(descriptor)
-        offset += size
-    memory: Any = (ctypes.c_uint8 * total).from_address(start)
-    array = np.frombuffer(memory, dtype)
-    array.flags.writeable = False
-    return array
-
-
 FORMAT_VERSION = 2
 MANIFEST = 'manifest.json'
-
-
-class Part(NamedTuple):
-    """A part of a store that one process builds."""
-
-    first: int  # unit of the source
-    last: int  # the unit after its last
-    folder: str  # where its files grow
-
-
-JOURNAL = 'journal.json'  # of a build, and of each part: how far its files are good
-
-
-def num_bytes_of(part: Part) -> int:
-    """Bytes of text that are done of a part that is being built, by its journal."""
-    try:
-        return int(json.loads((files.as_path(part.folder) / JOURNAL).read_text())['bytes'])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-
-
-def token_dtype(tokenizer: Any) -> np.dtype:
-    """16 bits a token where they are enough."""
-    return np.dtype('<u2' if len(tokenizer.vocab) < 65_536 else '<u4')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -383,35 +217,22 @@ class TokenStore:
         """Maps a finished store whose files are what its manifest says, to the last byte.
 
         Raises:
-          InputError: there is none, or a file is another one.
+          InputError: there is none, or a file differs from the manifest.
         """
         folder = files.as_path(path)
         manifest = read_manifest(folder)
         entries = manifest['files']
         for name, entry in entries.items():
             file = folder / name
-            result = os.path.getsize(file) if file.exists() else -1
-            if result != entry['bytes']:
+            if not file.exists() or os.path.getsize(file) != entry['bytes']:
                 raise InputError(
-                    f'{file} is missing: {remedy(folder)}' if result < 0 else
-                    f"{file} has {result} bytes where the manifest says {entry['bytes']}: "
+                    f"{file} is missing or has not the {entry['bytes']} bytes of the manifest: "
                     f'{remedy(folder)}'
                 )
         for name, digest in zip(entries, digests([folder / name for name in entries]), strict=True):
             if digest != entries[name]['md5']:
                 raise InputError(damaged(folder, name))
-        arrays = {}
-        for array, (dtype, count) in array_types(manifest).items():
-            num_bytes = count * np.dtype(dtype).itemsize
-            names = piece_names(array, num_bytes, manifest['piece_bytes'])
-            sizes = [entries[name]['bytes'] if name in entries else -1 for name in names]
-            if min(sizes) < 0 or sum(sizes) != num_bytes:
-                raise InputError(
-                    f'{folder / MANIFEST} is damaged (its files do not hold {count} {array}): '
-                    f'{remedy(folder)}'
-                )
-            arrays[array] = map_pieces([str(folder / name) for name in names], sizes, dtype)
-        return cls(folder, manifest, **arrays)
+        return cls(folder, manifest, **map_arrays(folder, manifest))
 
     @property
     def fingerprint(self) -> str:
@@ -436,9 +257,8 @@ class TokenStore:
         Raises:
           InputError: too few documents.
         """
-        none = self.documents[:0]
         if fraction <= 0:
-            return self.documents, none
+            return self.documents, self.documents[:0]
         if len(self.documents) < 2 * min_documents:
             raise InputError(
                 f"data source '{self.manifest['source']}' has {len(self.documents)} different "
@@ -453,44 +273,78 @@ class TokenStore:
         return self.documents[~held_out], self.documents[held_out]
 
 
-def array_types(manifest: dict[str, Any]) -> dict[str, tuple[str, int]]:
-    """(dtype, number of elements) of each array of a store."""
-    documents = manifest['num_documents']
-    return {
-        'tokens': (manifest['dtype'], manifest['num_tokens']),
-        'sentence_offsets': ('<i8', manifest['num_sentences'] + 1),
-        'document_offsets': ('<i8', documents + 1),
-        'document_hashes': ('<u8', documents),
-        'documents': ('<i8', documents - manifest['num_duplicates']),
-    }
+def array_files(manifest: dict[str, Any]) -> dict[str, tuple[str, dict[str, int]]]:
+    """(dtype, bytes by file) of each array of a store: at least one file, which may be empty."""
+    documents, piece_bytes = manifest['num_documents'], manifest['piece_bytes']
+    result = {}
+    for array, dtype, count in (
+        ('tokens', manifest['dtype'], manifest['num_tokens']),
+        ('sentence_offsets', '<i8', manifest['num_sentences'] + 1),
+        ('document_offsets', '<i8', documents + 1),
+        ('document_hashes', '<u8', documents),
+        ('documents', '<i8', documents - manifest['num_duplicates']),
+    ):
+        num_bytes = count * np.dtype(dtype).itemsize
+        result[array] = dtype, {
+            f'{array}-{i:05}.bin': min(piece_bytes, num_bytes - i * piece_bytes)
+            for i in range(max(1, -(-num_bytes // piece_bytes)))
+        }
+    return result
+
+
+def map_arrays(folder: files.Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of a store by name, each a read-only view of its files.
+
+    Raises:
+      OSError: a file cannot be opened or mapped.
+    """
+    return {array: _map_files(folder, pieces, dtype)
+            for array, (dtype, pieces) in array_files(manifest).items()}
+
+
+def _map_files(folder: files.Path, sizes: dict[str, int], dtype: str) -> np.ndarray:
+    """Maps files (bytes by name; of all but the last a multiple of the system's page)."""
+    total = sum(sizes.values())
+    if not total:
+        return np.zeros(0, dtype)
+    # Address space for all files, which are then mapped over it; unmapped with the array.
+    space = mmap.mmap(-1, total, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+    array = np.frombuffer(space, dtype)
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    address = array.ctypes.data
+    for name, size in sizes.items():
+        with open(folder / name, 'rb') as file:
+            flags = mmap.MAP_SHARED | _MAP_FIXED
+            if call(address, size, mmap.PROT_READ, flags, file.fileno(), 0) == _MAP_FAILED:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), file.name)
+        address += size
+    return array
 
 
 def read_manifest(path: files.Path) -> dict[str, Any]:
     """The manifest of a finished store, on a disk or in a bucket.
 
     Raises:
-      InputError: there is none, or it is not one of this program.
+      InputError: there is none, or it is damaged or of another version.
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        version = manifest.get('format_version')
+        version = manifest['format_version']
         if version == FORMAT_VERSION:
-            entries = manifest['files'].values()
-            numbers = [manifest['piece_bytes'], *(entry['bytes'] for entry in entries)]
-            numbers += [count for _, count in array_types(manifest).values()]
-            if any('/' in name for name in manifest['files']):
-                raise ValueError('a file is not in its folder')
-            texts = [manifest['fingerprint'], manifest['source'],
-                     *(entry['md5'] for entry in entries)]
-            if not (all(type(number) is int and number >= 0 for number in numbers)
-                    and all(isinstance(text, str) for text in texts)
-                    and manifest['piece_bytes'] and manifest['dtype'] in ('<u2', '<u4')):
-                raise ValueError('a value is of the wrong kind')
+            sizes: dict[str, int] = {}
+            for _, pieces in array_files(manifest).values():
+                sizes |= pieces
+            if sizes != {name: entry['bytes'] for name, entry in manifest['files'].items()}:
+                raise ValueError('its files are not those of its arrays')
     except FileNotFoundError:
         raise InputError(
             f'{path} is not a finished token store (no {MANIFEST}): build it again'
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError,
+            RecursionError) as error:
         raise InputError(f'{path / MANIFEST} is damaged ({error}): {remedy(path)}') from None
     if version != FORMAT_VERSION:
         raise InputError(

@@ -1,22 +1,22 @@
 """Building a token store, by this process or by several.
 
-One process reads, checks and hashes about as much text as eight processors tokenize; more
-processors than that need more processes.
+Files grow in a folder beside the store's, with a journal that says how far they are good, so that a
+killed build goes on where it was and gives the same bytes. One process reads, checks and hashes
+about as much text as eight processors tokenize; more processors than that need more processes,
+each of which builds parts of the store, to be joined in order.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
+import itertools
 import json
 import os
 import pickle
 import shutil
 import sys
 import time
-from collections.abc import Generator
-from concurrent import futures
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,27 +24,21 @@ import numpy as np
 from bert_jax.data import store
 from bert_jax.data.corpus import Source
 from bert_jax.data.processes import process_pool
-from bert_jax.data.store import (
-    FORMAT_VERSION,
-    JOURNAL,
-    MANIFEST,
-    Part,
-    PieceWriter,
-    TokenStore,
-    digests,
-    disk_faults,
-    fsync_folder,
-    locked,
-    num_bytes_of,
-    piece_names,
-    token_dtype,
-)
+from bert_jax.data.store import TokenStore
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import loading_tensorflow
 
+_SPLITTER_VERSION = 1  # raise it when `split_sentences` changes: stores of old rules are not ours
 _CORES_A_PROCESS = 8
 _MIN_BYTES_A_PROCESS = 1 << 30  # a process takes seconds to start
+_PART_BYTES = 256 << 20  # of text at least, where units are smaller
+_BATCH_BYTES = 1 << 20
+_BATCH_DOCUMENTS = 10_000
+_WRITTEN_AT_ONCE = 8 << 20  # elements
+_JOURNAL = 'journal.json'
+_JOURNAL_SECONDS = 5.0
+_PROGRESS_SECONDS = 10.0
 
 
 def num_cores() -> int:
@@ -52,87 +46,10 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
 
 
-def choose_num_processes(num_bytes: int, num_parts: int) -> int:
-    """The number of processes that is worth their start for so much text."""
-    worth = num_bytes // _MIN_BYTES_A_PROCESS
-    return max(1, min(num_cores() // _CORES_A_PROCESS, worth, num_parts))
-
-
-@functools.lru_cache(maxsize=1)
-def _builder(job: bytes) -> Any:
-    """The `PartBuilder` of a process of the pool."""
-    source, tokenizer, num_threads = pickle.loads(job)
-    # TensorFlow would take threads for all processors in every process.
-    os.environ.update(CUDA_VISIBLE_DEVICES='', TF_NUM_INTRAOP_THREADS=str(num_threads),
-                      TF_NUM_INTEROP_THREADS=str(num_threads + 2))
-    with loading_tensorflow(source.spec):
-        from bert_jax.data.store_worker import PartBuilder
-
-    return PartBuilder(source, tokenizer, num_threads)
-
-
-def build_part(job: bytes, part: Part) -> dict[str, int]:
-    """Runs `PartBuilder.build` in a process of the pool.
-
-    Args:
-      job: (source, tokenizer, threads of this process), pickled: the same for all parts.
-      part: to build.
-
-    Raises:
-      InputError, OSError: see there.
-    """
-    return _builder(job).build(part, lambda num_bytes: None)
-
-
-class Progress:
-    """A line on standard error: how much of the text is done, how fast, how long yet."""
-
-    def __init__(self, enabled: bool, total_bytes: int):
-        self._enabled = enabled
-        self._total = total_bytes  # 0 where unknown
-        self._terminal = sys.stderr.isatty()
-        self._shown = time.monotonic()
-
-    def show(self, state: dict[str, Any]) -> None:
-        """Reports now and then: often on a terminal, every ten seconds in a log."""
-        now = time.monotonic()
-        if not self._enabled or now - self._shown < (0.5 if self._terminal else 10):
-            return
-        self._shown = now
-        rate = state['bytes'] / max(state['seconds'], 1e-3)
-        line = f"token store: {state['bytes'] / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s"
-        if self._total:
-            share = min(state['bytes'] / self._total, 0.99)
-            left = max(self._total - state['bytes'], 0) / max(rate, 1)
-            line = (
-                f'token store: {share:.0%} of {self._total / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s, '
-                f'{left / 60:.0f} min {left % 60:.0f} s left'
-            )
-        print(f'\r{line}\033[K' if self._terminal else line, file=sys.stderr, flush=True,
-              end='' if self._terminal else '\n')
-
-    def end(self, manifest: dict[str, Any]) -> None:
-        """A line about what was built."""
-        if self._enabled:
-            print(
-                ('\r\033[K' if self._terminal else '')
-                + f"token store: {manifest['num_tokens']} tokens, {manifest['num_sentences']} "
-                f"sentences, {manifest['num_documents']} documents "
-                f"({manifest['num_duplicates']} duplicates left out) from "
-                f"{manifest['text_bytes'] / 1e6:.1f} MB in {manifest['seconds']} s",
-                file=sys.stderr, flush=True,
-            )
-
-
-_SPLITTER_VERSION = 1  # raise it when `split_sentences` changes: stores of old rules are not ours
-_PART_BYTES = 256 << 20  # of text at least, where units are smaller
-_JOIN_BYTES = 64 << 20
-_LOOK_SECONDS = 0.5
-
-
 def store_fingerprint(source: Source, tokenizer: Any) -> str:
     """The name of a source's store: of its content, the vocabulary and the rules."""
-    identity = [FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint]
+    identity = [
+        store.FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
@@ -155,204 +72,298 @@ def build_store(
     """
     fingerprint = store_fingerprint(source, tokenizer)
     final = files.as_path(cache_dir) / 'stores' / fingerprint
-    if final.exists():
-        return TokenStore.open(final)
-    with disk_faults('the token store', final.parent, field):
-        final.parent.mkdir(parents=True, exist_ok=True)
-        lock = final.with_suffix('.lock')
-        with locked(lock, f'that builds {final.name}' if progress else ''):
-            if not final.exists():  # another process may have made it meanwhile
-                building = final.with_suffix('.building')
-                build = _Build(source, tokenizer, building, fingerprint, progress)
-                build.run(num_processes)
-                os.rename(building, final)
-                fsync_folder(final.parent)
+    if not final.exists():
+        with store.disk_faults('the token store', final.parent, field):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            waiting_for = f'that builds {final.name}' if progress else ''
+            with store.locked(final.with_suffix('.lock'), waiting_for):
+                if not final.exists():  # another process may have built it meanwhile
+                    building = final.with_suffix('.building')
+                    _build(source, tokenizer, building, fingerprint, progress, num_processes)
+                    os.rename(building, final)
+                    store.fsync(final.parent)
     return TokenStore.open(final)
 
 
-class _Build:
-    """One build: the growing files and how far they are."""
+def _build(
+    source: Source, tokenizer: Any, path: files.Path, fingerprint: str, progress: bool,
+    num_processes: int,
+) -> None:
+    """Builds everything into a folder, from where a former build ended."""
+    source_fingerprint = source.fingerprint()
+    units = source.units()
+    num_bytes = sum(unit.num_bytes for unit in units)
+    if source.takes_all_cores:
+        num_processes = 1
+    num_processes = num_processes or max(1, min(
+        num_cores() // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(units)))
+    num_threads = -(-num_cores() // num_processes)
+    report = _Progress(progress, num_bytes)
+    growing = _Growing(path, tokenizer)
+    if num_processes > 1:
+        _build_parts(growing, source, tokenizer, num_processes, num_threads, report)
+    else:
+        growing.read(source, len(units), num_threads, report)
+    state = growing.state
+    if not state['num_documents']:
+        raise InputError(f"data source '{source.spec}' holds no text")
+    growing.add_documents()
+    if source.fingerprint() != source_fingerprint:
+        shutil.rmtree(path)
+        raise InputError(
+            f"data source '{source.spec}' changed while it was read: start again when its files "
+            'are complete'
+        )
+    shutil.rmtree(path / 'parts', ignore_errors=True)
+    paths = sorted(path.glob('*.bin'))
+    manifest = {
+        'format_version': store.FORMAT_VERSION,
+        'fingerprint': fingerprint,
+        'source': source.spec,
+        'source_fingerprint': source_fingerprint,
+        'tokenizer_fingerprint': tokenizer.fingerprint,
+        'vocab_size': len(tokenizer.vocab),
+        **{name: value for name, value in state.items() if name not in ('unit', 'done')},
+        'files': {
+            path.name: {'bytes': os.path.getsize(path), 'md5': digest}
+            for path, digest in zip(paths, store.digests(paths), strict=True)
+        },
+    }
+    files.write_whole(path / store.MANIFEST, json.dumps(manifest, indent=1))
+    (path / _JOURNAL).unlink()
+    store.fsync(path)
+    if progress:
+        print(
+            f"token store: {state['num_tokens']} tokens, {state['num_sentences']} sentences, "
+            f"{state['num_documents']} documents ({state['num_duplicates']} duplicates left out) "
+            f"from {state['text_bytes'] / 1e6:.1f} MB in {state['seconds']} s",
+            file=sys.stderr, flush=True,
+        )
 
-    def __init__(
-        self, source: Source, tokenizer: Any, path: files.Path, fingerprint: str, progress: bool
-    ):
-        self._source, self._tokenizer, self._path = source, tokenizer, path
-        self._dtype = token_dtype(tokenizer)
-        self._units = source.units()
-        # How far the build is: units that are joined, how many tokens, sentences and documents are
-        # in the files, bytes of text, seconds of work.
-        self._state: dict[str, Any] = {
-            'unit': 0, 'tokens': 0, 'sentences': 0, 'documents': 0, 'bytes': 0, 'seconds': 0.0,
+
+class _Progress:
+    """A line on standard error now and then: how much is done, how fast, how long yet."""
+
+    def __init__(self, enabled: bool, total_bytes: int):
+        self._enabled = enabled
+        self._total = total_bytes  # 0 where unknown
+        self._shown = time.monotonic()
+
+    def show(self, num_bytes: int, seconds: float) -> None:
+        now = time.monotonic()
+        if not self._enabled or now - self._shown < _PROGRESS_SECONDS:
+            return
+        self._shown = now
+        rate = num_bytes / max(seconds, 1e-3)
+        line = f'token store: {num_bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s'
+        if self._total:
+            left = max(self._total - num_bytes, 0) / max(rate, 1)
+            line += f', {min(num_bytes / self._total, 0.99):.0%}, {left / 60:.1f} min left'
+        print(line, file=sys.stderr, flush=True)
+
+
+class _Growing:
+    """The growing files of a store, or of a part of one, and a journal of how far they are good.
+
+    Attributes:
+      folder: where they are.
+      state: the manifest in the making, as in the journal, with the `unit` of the source to read on
+        in and how many of its documents are `done`.
+    """
+
+    def __init__(self, folder: files.Path, tokenizer: Any, unit: int = 0, done: int = 0):
+        """Goes on with what is in the folder, or begins at a document of a unit."""
+        self.folder, self._tokenizer = folder, tokenizer
+        self._unsynced: set[files.Path] = set()
+        fresh: dict[str, Any] = {
+            'unit': unit, 'done': done, 'piece_bytes': store.PIECE_BYTES,
+            'dtype': '<u2' if len(tokenizer.vocab) < 65_536 else '<u4', 'num_tokens': 0,
+            'num_sentences': 0, 'num_documents': 0, 'num_duplicates': 0, 'text_bytes': 0,
+            'seconds': 0.0,
         }
-        self._writers: dict[str, PieceWriter] = {}
-        self._fingerprint = fingerprint
-        self._source_fingerprint = source.fingerprint()
-        self._progress = Progress(progress, sum(unit.num_bytes for unit in self._units))
-        self._in_parts: dict[Part, int] = {}  # bytes of text, of parts that are not joined yet
-
-    def run(self, num_processes: int) -> None:
-        """Builds everything into the directory, from where a former build ended."""
-        self._resume()
         try:
-            self._started = time.monotonic() - self._state['seconds']
-            parts = self._parts()
-            # A generator that an exception leaves behind would end its processes some time.
-            with contextlib.closing(self._built(parts, num_processes)) as built:
-                for part, counts in zip(parts, built):
-                    self._join(part, counts)
-            documents = self._documents()
-        finally:
-            for writer in self._writers.values():
-                writer.close()
-        self._finish(documents)
-
-    def _parts(self) -> list[Part]:
-        """The remaining units, in parts that are large enough to be worth their start."""
-        parts, first, num_bytes = [], self._state['unit'], 0
-        for i in range(first, len(self._units)):
-            num_bytes += self._units[i].num_bytes
-            if num_bytes >= _PART_BYTES or i + 1 == len(self._units):
-                parts.append(Part(first, i + 1, str(self._path / f'units-{first}-{i + 1}')))
-                first, num_bytes = i + 1, 0
-        return parts
-
-    def _built(
-        self, parts: list[Part], num_processes: int
-    ) -> Generator[dict[str, int], None, None]:
-        """The counts of each part, in order."""
-        if not parts:
-            return
-        num_bytes = sum(unit.num_bytes for unit in self._units[parts[0].first:])
-        if self._source.takes_all_cores:
-            num_processes = 1
-        num_processes = (
-            num_processes or choose_num_processes(num_bytes, len(parts)))
-        num_threads = -(-num_cores() // num_processes)
-        if num_processes > 1:
-            job = pickle.dumps((self._source, self._tokenizer, num_threads))
-            with process_pool(num_processes) as pool:
-                waiting = {part: pool.submit(build_part, job, part) for part in parts}
-                for part in parts:
-                    while not futures.wait([waiting[part]], timeout=_LOOK_SECONDS).done:
-                        for other in waiting:
-                            self._report(other, num_bytes_of(other))
-                    yield waiting.pop(part).result()
-            return
-        with loading_tensorflow(self._source.spec):  # nobody else here needs it
-            from bert_jax.data.store_worker import PartBuilder
-
-        builder = PartBuilder(self._source, self._tokenizer, num_threads)
-        for part in parts:
-            yield builder.build(part, functools.partial(self._report, part))
-
-    def _report(self, part: Part, num_bytes: int) -> None:
-        self._in_parts[part] = num_bytes
-        self._state['seconds'] = time.monotonic() - self._started
-        done = self._state['bytes'] + sum(self._in_parts.values())
-        self._progress.show({**self._state, 'bytes': done})
+            journal = json.loads((folder / _JOURNAL).read_text())
+            self.state = {key: type(value)(journal[key]) for key, value in fresh.items()}
+            self._cut()
+        except (OSError, ValueError, KeyError, TypeError):
+            # No journal, or a machine that lost power lost the ends of files.
+            self.state = fresh
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            for name, size in self._sizes().items():
+                (folder / name).write_bytes(bytes(size))
+        self._started = time.monotonic() - self.state['seconds']
+        self.save()
 
     def _sizes(self) -> dict[str, int]:
-        """Bytes of each array that grows, by the state."""
-        s = self._state
-        return {
-            'tokens': self._dtype.itemsize * s['tokens'],
-            'sentence_offsets': 8 * (s['sentences'] + 1),
-            'document_offsets': 8 * (s['documents'] + 1),
-            'document_hashes': 8 * s['documents'],
-        }
+        """Bytes of each file, by the state."""
+        return {name: size for _, pieces in store.array_files(self.state).values()
+                for name, size in pieces.items()}
 
-    def _resume(self) -> None:
-        fresh = dict(self._state)
-        try:
-            state = json.loads((self._path / JOURNAL).read_text())
-            self._state = {key: type(fresh[key])(state[key]) for key in fresh}
-            self._open()
-        except (OSError, ValueError, KeyError, TypeError):
-            # No journal, or a machine that lost power lost what it tells of. Parts are good still.
-            self._state = fresh
-            self._path.mkdir(exist_ok=True)
-            for path in self._path.glob('*.bin'):
+    def _cut(self) -> None:
+        """Drops what is beyond the journal; ValueError or OSError if there is less than it says."""
+        sizes = self._sizes()
+        for name, size in sizes.items():
+            if os.path.getsize(self.folder / name) < size:
+                raise ValueError(f'{name} is cut short')
+            os.truncate(self.folder / name, size)
+        for path in self.folder.glob('*.bin'):
+            if path.name not in sizes:
                 path.unlink()
-            self._open()
-            for name in ('sentence_offsets', 'document_offsets'):
-                self._writers[name].write(bytes(8))
 
-    def _open(self) -> None:
-        fresh = self._state['unit'] == 0
-        for name, size in self._sizes().items():
-            self._writers[name] = PieceWriter(self._path, name, 0 if fresh else size)
+    def _write(self, array: str, values: np.ndarray, base: int = 0) -> None:
+        """Appends `base` + `values` to an array, whose size is that of the state."""
+        dtype, pieces = store.array_files(self.state)[array]
+        size, piece_bytes = sum(pieces.values()), self.state['piece_bytes']
+        for i in range(0, len(values), _WRITTEN_AT_ONCE):
+            data = memoryview((values[i:i + _WRITTEN_AT_ONCE] + base).astype(dtype).tobytes())
+            while len(data):
+                index, start = divmod(size, piece_bytes)
+                path = self.folder / f'{array}-{index:05}.bin'
+                with open(path, 'ab') as file:
+                    written = file.write(data[:piece_bytes - start])
+                self._unsynced.add(path)
+                size += written
+                data = data[written:]
 
-    def _join(self, part: Part, counts: dict[str, int]) -> None:
-        """Adds a part's files to the store's, and deletes them."""
-        folder, state, writers = files.as_path(part.folder), self._state, self._writers
-        for name, array, dtype, base in (
-            ('tokens.bin', 'tokens', self._dtype, 0),
-            ('sentence_ends.bin', 'sentence_offsets', np.dtype('<i8'), state['tokens']),
-            ('document_ends.bin', 'document_offsets', np.dtype('<i8'), state['sentences']),
-            ('document_hashes.bin', 'document_hashes', np.dtype('<u8'), 0),
-        ):
-            with open(folder / name, 'rb') as file:
-                while len(values := np.fromfile(file, dtype, _JOIN_BYTES // dtype.itemsize)):
-                    writers[array].write((values + base if base else values).data)
-        self._in_parts.pop(part, None)
-        state['unit'] = part.last
-        for key in ('tokens', 'sentences', 'documents', 'bytes'):
-            state[key] += counts[key]
-        state['seconds'] = time.monotonic() - self._started
-        for writer in writers.values():
-            writer.sync()
-        files.write_whole(self._path / JOURNAL, json.dumps(state))
+    def _append(
+        self, tokens: np.ndarray, sentence_ends: np.ndarray, document_ends: np.ndarray,
+        hashes: np.ndarray, num_bytes: int,
+    ) -> None:
+        """Adds documents; ends count from the first token and sentence that is added."""
+        state = self.state
+        self._write('tokens', tokens)
+        self._write('sentence_offsets', sentence_ends, state['num_tokens'])
+        self._write('document_offsets', document_ends, state['num_sentences'])
+        self._write('document_hashes', hashes)
+        state['num_tokens'] += len(tokens)
+        state['num_sentences'] += len(sentence_ends)
+        state['num_documents'] += len(document_ends)
+        state['num_duplicates'] = state['num_documents']  # none is in `documents` yet
+        state['text_bytes'] += num_bytes
+
+    def seconds(self) -> float:
+        """The time that it took until now."""
+        return time.monotonic() - self._started
+
+    def save(self) -> None:
+        """Makes what is in the files good."""
+        while self._unsynced:
+            store.fsync(self._unsynced.pop())
+        self.state['seconds'] = round(self.seconds(), 2)
+        files.write_whole(self.folder / _JOURNAL, json.dumps(self.state))
+
+    def read(self, source: Source, last: int, num_threads: int, progress: _Progress) -> None:
+        """Adds the documents of the units before `last`."""
+        with loading_tensorflow(source.spec):  # nothing else in this process needs it
+            from bert_jax.data.tokenize import tokenize_batches
+
+        saved, state = time.monotonic(), self.state
+        batches = _text_batches(source, range(state['unit'], last), state['done'])
+        for ids, num_tokens, num_lines, (unit, done, num_bytes) in tokenize_batches(
+                batches, self._tokenizer, num_threads):
+            # Counts of tokens and of lines that have any, before each line and document.
+            tokens_before = np.concatenate([[0], np.cumsum(num_tokens, dtype=np.int64)])
+            lines_before = np.concatenate([[0], np.cumsum(num_tokens > 0)])
+            bounds = np.concatenate([[0], np.cumsum(num_lines)])
+            token_bounds, line_bounds = tokens_before[bounds], lines_before[bounds]
+            tokens = ids.astype(state['dtype'])
+            hashes = [
+                hashlib.blake2b(tokens[start:end].data, digest_size=8).digest()
+                for start, end in itertools.pairwise(token_bounds.tolist()) if end > start
+            ]
+            self._append(
+                tokens, tokens_before[1:][num_tokens > 0],
+                line_bounds[1:][np.diff(line_bounds) > 0],
+                np.frombuffer(b''.join(hashes), '<u8'), num_bytes,
+            )
+            state |= {'unit': unit, 'done': done}
+            progress.show(state['text_bytes'], self.seconds())
+            if time.monotonic() - saved > _JOURNAL_SECONDS:
+                self.save()
+                saved = time.monotonic()
+        state |= {'unit': last, 'done': 0}
+        self.save()
+
+    def join(self, folder: files.Path, last: int) -> None:
+        """Adds a part, of the units before `last`, and deletes it."""
+        part = _Growing(folder, self._tokenizer)
+        arrays = store.map_arrays(folder, part.state)
+        self._append(
+            arrays['tokens'], arrays['sentence_offsets'][1:], arrays['document_offsets'][1:],
+            arrays['document_hashes'], part.state['text_bytes'],
+        )
+        self.state |= {'unit': last, 'done': 0}
+        self.save()
         shutil.rmtree(folder)
 
-    def _documents(self) -> np.ndarray:
-        """Indices of the documents without exact duplicates, written as an array of their own."""
-        if not self._state['documents']:
-            raise InputError(f"data source '{self._source.spec}' holds no text")
-        for writer in self._writers.values():
-            writer.sync()
-        names = piece_names(
-            'document_hashes', 8 * self._state['documents'], store.PIECE_BYTES)
-        hashes = np.concatenate([np.fromfile(self._path / name, '<u8') for name in names])
-        documents = np.sort(np.unique(hashes, return_index=True)[1]).astype('<i8')
-        self._writers['documents'] = PieceWriter(self._path, 'documents', 0)
-        self._writers['documents'].write(documents.data)
-        return documents
+    def add_documents(self) -> None:
+        """Writes the indices of the documents without exact duplicates."""
+        state = self.state
+        state['num_duplicates'] = state['num_documents']
+        self._cut()  # a build that was killed here has written some
+        hashes = store.map_arrays(self.folder, state)['document_hashes']
+        documents = np.sort(np.unique(hashes, return_index=True)[1])
+        self._write('documents', documents)
+        state['num_duplicates'] -= len(documents)
+        self.save()
 
-    def _finish(self, documents: np.ndarray) -> None:
-        state = self._state
-        if self._source.fingerprint() != self._source_fingerprint:
-            shutil.rmtree(self._path)
-            raise InputError(
-                f"data source '{self._source.spec}' changed while it was read: start again when "
-                'its files are complete'
-            )
-        for left in self._path.glob('units-*'):  # joined, but not deleted any more
-            shutil.rmtree(left)
-        for left in self._path.glob('.*.tmp'):  # by a build that was killed while it wrote
-            left.unlink()
-        paths = sorted(self._path.glob('*.bin'))
-        manifest = {
-            'format_version': FORMAT_VERSION,
-            'fingerprint': self._fingerprint,
-            'source': self._source.spec,
-            'source_fingerprint': self._source_fingerprint,
-            'tokenizer_fingerprint': self._tokenizer.fingerprint,
-            'vocab_size': len(self._tokenizer.vocab),
-            'dtype': self._dtype.str,
-            'num_tokens': state['tokens'],
-            'num_sentences': state['sentences'],
-            'num_documents': state['documents'],
-            'num_duplicates': state['documents'] - len(documents),
-            'text_bytes': state['bytes'],
-            'seconds': round(state['seconds'], 2),
-            'megabytes_per_second': round(state['bytes'] / 1e6 / max(state['seconds'], 1e-3), 2),
-            'piece_bytes': store.PIECE_BYTES,
-            'files': {
-                path.name: {'bytes': os.path.getsize(path), 'md5': digest}
-                for path, digest in zip(paths, digests(paths), strict=True)
-            },
-        }
-        files.write_whole(self._path / MANIFEST, json.dumps(manifest, indent=1))
-        (self._path / JOURNAL).unlink()
-        fsync_folder(self._path)
-        self._progress.end(manifest)
+
+def _text_batches(
+    source: Source, indices: range, done: int
+) -> Iterator[tuple[list[bytes], bool, tuple[int, int, int]]]:
+    """(texts, split, (unit, documents of it that are done then, bytes)), about 1 MiB each."""
+    units = source.units()
+    for unit in indices:
+        texts: list[bytes] = []
+        num_bytes, split = 0, True
+        for text, split in itertools.islice(source.read(units[unit]), done, None):
+            texts.append(text)
+            num_bytes += len(text)
+            done += 1
+            if num_bytes >= _BATCH_BYTES or len(texts) >= _BATCH_DOCUMENTS:
+                yield texts, split, (unit, done, num_bytes)
+                texts, num_bytes = [], 0
+        if texts:
+            yield texts, split, (unit, done, num_bytes)
+        done = 0
+
+
+def _build_parts(
+    growing: _Growing, source: Source, tokenizer: Any, num_processes: int, num_threads: int,
+    progress: _Progress,
+) -> None:
+    """Builds what is missing, by several processes at once."""
+    units, state = source.units(), growing.state
+    job = pickle.dumps((source, tokenizer, num_threads))
+    parts = []
+    with process_pool(num_processes) as pool:
+        first, done, num_bytes = state['unit'], state['done'], 0
+        for last, unit in enumerate(units[first:], first + 1):
+            num_bytes += unit.num_bytes
+            if num_bytes >= _PART_BYTES or last == len(units):
+                folder = growing.folder / 'parts' / f'{first}.{done}-{last}'
+                parts.append((
+                    folder, last, pool.submit(_build_part, job, folder, first, done, last)))
+                first, done, num_bytes = last, 0, 0
+        for folder, last, task in parts:
+            task.result()
+            growing.join(folder, last)
+            progress.show(state['text_bytes'], growing.seconds())
+
+
+def _build_part(job: bytes, folder: files.Path, first: int, done: int, last: int) -> None:
+    """Builds a part in a process of the pool.
+
+    Args:
+      job: (source, tokenizer, threads of this process), pickled, so that what cannot be loaded here
+        is an error of this function.
+      folder: where its files grow.
+      first, done: unit and document to begin at.
+      last: unit to end before.
+    """
+    source, tokenizer, num_threads = pickle.loads(job)
+    # TensorFlow would take threads for all processors in every process.
+    os.environ.update(CUDA_VISIBLE_DEVICES='', TF_NUM_INTRAOP_THREADS=str(num_threads),
+                      TF_NUM_INTEROP_THREADS=str(num_threads + 2))
+    _Growing(folder, tokenizer, first, done).read(source, last, num_threads, _Progress(False, 0))

@@ -1,4 +1,4 @@
-"""Sentence splitting and tokenization inside a tf.data graph, exact and fast.
+"""Sentence splitting and tokenization in a TensorFlow graph, exact and fast.
 
 TF-Text's `FastBertTokenizer` handles about 40 MB of text a second and core, but it is not BERT's
 tokenizer: it folds compatibility characters (`…`, `µ`, ligatures, `ß`), turns control characters
@@ -15,10 +15,14 @@ Shapes: n lines, N tokens in all lines together.
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -27,15 +31,12 @@ from bert_jax.data.pairs import Encode
 from bert_jax.runtime.process import without
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
-from bert_jax.text.wordpiece import (
-    MAX_CHARS_PER_WORD,
-    Switches,
-    WordPieceTokenizer,
-    basic_tokens,
-)
+from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, Switches, WordPieceTokenizer, basic_tokens
 
 with without('tensorflow_text.python.keras', empty=True):  # layers: all of Keras
     import tensorflow_text as tf_text
+
+_Note = TypeVar("_Note")
 
 # Lower-casing and NFD turn no code point into more than nine bytes of UTF-8 (a Hangul syllable), so
 # that a word of more than 200 bytes has at least 23 characters.
@@ -79,23 +80,26 @@ def split_sentences(texts: tf.Tensor) -> tf.RaggedTensor:
 class FastTokenizer:
     """The ids of `tokenizer`, computed inside the graph.
 
-    Use it in `tf.data.Dataset.map(..., num_parallel_calls=2)` over batches of lines of about
-    1 MB; it holds Python objects, so such a graph cannot be saved or run in another process.
+    Use it over batches of lines of about 1 MB, by several threads at once; it holds Python objects,
+    so that a graph with it cannot be saved or run in another process.
     """
 
     def __init__(self, tokenizer: WordPieceTokenizer | SentencePieceTokenizer):
         self._reference = tokenizer
         if isinstance(tokenizer, SentencePieceTokenizer):
             self._fast = tf_text.SentencepieceTokenizer(tokenizer.model, out_type=tf.int32)
-            self._is_safe: str | None = None
-        else:
-            self._fast = _fast_bert_tokenizer(tokenizer.vocab, tokenizer.lowercase)
-            switches = tokenizer.switches
+            self._safe = r"[\x{0}-\x{10FFFF}]*"  # all that is UTF-8
+            return
+        self._fast = _fast_bert_tokenizer(tokenizer.vocab, tokenizer.lowercase)
+        switches = tokenizer.switches
+        self._safe = ""  # no line but an empty one: the reference does them all
+        if switches.do_basic_tokenize and not switches.never_split:
             safe = safe_codepoints(
                 tokenizer.lowercase, switches.strip_accents, switches.tokenize_chinese_chars)
-            self._is_safe = f"{_character_class(safe)}*"
-            if not switches.do_basic_tokenize or switches.never_split:
-                self._is_safe = ""  # no line but an empty one: the reference does them all
+            edges = np.flatnonzero(np.diff(safe.astype(np.int8), prepend=0, append=0)).tolist()
+            ranges = "".join(
+                f"\\x{{{low:X}}}-\\x{{{end - 1:X}}}" for low, end in zip(edges[::2], edges[1::2]))
+            self._safe = f"[{ranges}]*"
 
     def __call__(self, lines: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Tokenize lines.
@@ -116,27 +120,25 @@ class FastTokenizer:
 
     def _doubtful(self, lines: tf.Tensor, ids: tf.RaggedTensor) -> tf.Tensor:
         """[n] bool: lines whose ids may differ from the reference's."""
-        if self._is_safe is None:
-            return ~tf.strings.regex_full_match(lines, r"[\x{0}-\x{10FFFF}]*")
-        safe = tf.strings.regex_full_match(lines, self._is_safe)
+        doubtful = ~tf.strings.regex_full_match(lines, self._safe)
+        if isinstance(self._reference, SentencePieceTokenizer):
+            return doubtful
         # [UNK]s are few, so the search for long words costs nothing. (A ragged `reduce_any` over
         # all tokens would cost more than the tokenization.)
         positions = tf.where(ids.flat_values == self._reference.vocab.unk_id)[:, 0]
         unknown = tf.unique(tf.searchsorted(ids.row_splits, positions, side="right") - 1).y
         long = tf.strings.regex_full_match(tf.gather(lines, unknown), _HAS_LONG_RUN)
         rows = tf.boolean_mask(unknown, long)[:, None]
-        return tf.tensor_scatter_nd_update(~safe, rows, tf.ones_like(rows[:, 0], tf.bool))
+        return tf.tensor_scatter_nd_update(doubtful, rows, tf.ones_like(rows[:, 0], tf.bool))
 
     def _replace_rows(
         self, ids: tf.RaggedTensor, lines: tf.Tensor, rows: tf.Tensor
     ) -> tf.RaggedTensor:
         """`ids` with the `rows` ([n] bool) computed by the reference instead."""
         flat, counts = tf.numpy_function(
-            self._encode, [tf.boolean_mask(lines, rows)], (tf.int32, tf.int64), stateful=False
-        )
-        flat.set_shape([None])
-        counts.set_shape([None])
-        exact = tf.RaggedTensor.from_row_lengths(flat, counts, validate=False)
+            self._encode, [tf.boolean_mask(lines, rows)], (tf.int32, tf.int64), stateful=False)
+        exact = tf.RaggedTensor.from_row_lengths(
+            tf.ensure_shape(flat, [None]), tf.ensure_shape(counts, [None]), validate=False)
         n = tf.size(lines)
         rank = tf.cumsum(tf.cast(rows, tf.int32)) - 1
         return tf.gather(tf.concat([ids, exact], 0), tf.where(rows, n + rank, tf.range(n)))
@@ -149,11 +151,8 @@ class FastTokenizer:
 
 def _fast_bert_tokenizer(vocab: Vocab, lowercase: bool) -> tf_text.FastBertTokenizer:
     return tf_text.FastBertTokenizer(
-        vocab=list(vocab.tokens),
-        token_out_type=tf.int32,
-        max_bytes_per_word=MAX_CHARS_PER_WORD,
-        unknown_token=UNK,
-        lower_case_nfd_strip_accents=lowercase,
+        vocab=list(vocab.tokens), token_out_type=tf.int32, max_bytes_per_word=MAX_CHARS_PER_WORD,
+        unknown_token=UNK, lower_case_nfd_strip_accents=lowercase,
     )
 
 
@@ -208,18 +207,47 @@ def safe_codepoints(
     return safe
 
 
-def _character_class(members: np.ndarray) -> str:
-    """An RE2 class of the code points where `members`, [0x110000] bool, is true."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], members.astype(np.int8), [0]])))
-    ranges = zip(edges[::2], edges[1::2] - 1, strict=True)
-    return "[" + "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in ranges) + "]"
+def tokenize_batches(
+    batches: Iterator[tuple[list[bytes], bool, _Note]],
+    tokenizer: WordPieceTokenizer | SentencePieceTokenizer, num_threads: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, _Note]]:
+    """Splits documents into lines and tokenizes them, in parallel and in order.
+
+    Args:
+      batches: (documents in UTF-8, whether to split them into sentences or to take each of their
+        lines for one, a note) each; they are read ahead.
+      tokenizer: gives the ids.
+      num_threads: that tokenize.
+
+    Yields:
+      Ids [N], tokens of each line [n], lines of each document, the note.
+    """
+    fast = FastTokenizer(tokenizer)
+
+    def tokenize(texts: tf.Tensor, split: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        lines = tf.cond(
+            split, lambda: split_sentences(texts), lambda: tf.strings.split(texts, "\n"))
+        ids, counts = fast(lines.flat_values)
+        return ids, counts, lines.row_lengths()
+
+    signature = [tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.bool)]
+    graph = tf.function(tokenize, input_signature=signature, autograph=False)
+    pending: collections.deque[tuple[futures.Future[Any], _Note]] = collections.deque()
+    with futures.ThreadPoolExecutor(num_threads + 1) as pool:
+        batches = iter(batches)
+        while True:
+            for texts, split, note in itertools.islice(batches, 2 * num_threads + 2 - len(pending)):
+                pending.append((pool.submit(graph, tf.constant(texts), tf.constant(split)), note))
+            if not pending:
+                return
+            task, note = pending.popleft()
+            yield *(array.numpy() for array in task.result()), note
 
 
 def make_encode(tokenizer: WordPieceTokenizer | SentencePieceTokenizer) -> Encode:
-    """The ids of many texts at once, outside of tf.data (see `data.pairs.Encode`)."""
-    fast = tf.function(
-        FastTokenizer(tokenizer), input_signature=[tf.TensorSpec([None], tf.string)]
-    )
+    """The ids of many texts at once (see `data.pairs.Encode`)."""
+    signature = [tf.TensorSpec([None], tf.string)]
+    fast = tf.function(FastTokenizer(tokenizer), input_signature=signature, autograph=False)
 
     def encode(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         ids, counts = fast(tf.constant(list(texts), tf.string))

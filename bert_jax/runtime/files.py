@@ -8,6 +8,7 @@ os.environ.setdefault('EPATH_USE_TF', 'false')
 os.environ.setdefault('FSSPEC_GCS_USE_LISTINGS_CACHE', 'false')
 os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
 
+import bz2
 import contextlib
 import functools
 import glob as globbing
@@ -18,6 +19,7 @@ import re
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
@@ -125,13 +127,31 @@ def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A file's content, to be read from start to end; decompressed where its name ends in .gz."""
+    """A file's content, read from start to end; decompressed if its name ends in .gz or .bz2."""
     with as_path(path).open('rb') as file:
-        if not os.fspath(path).lower().endswith('.gz'):
+        ending = os.path.splitext(path)[1].lower()
+        if ending not in ('.gz', '.bz2'):
             yield file
             return
-        with gzip.open(file) as content:
+        with gzip.open(file) if ending == '.gz' else bz2.open(file) as content:
             yield content
+
+
+def read_blocks(path: str | os.PathLike[str], num_bytes: int) -> Iterator[bytes]:
+    """A file's content in blocks, decompressed as by `open_stream`.
+
+    Raises:
+      InputError: it cannot be read, is damaged or cut short.
+    """
+    try:
+        with open_stream(path) as file:
+            while block := file.read(num_bytes):
+                yield block
+    except EOFError as error:
+        raise InputError(f'{path} is cut short ({error}); copy it again') from error
+    except (OSError, zlib.error) as error:
+        reason = getattr(error, 'strerror', None) or error
+        raise InputError(f'{path} cannot be read ({reason}); copy it again') from error
 
 
 class Found(NamedTuple):

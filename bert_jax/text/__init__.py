@@ -66,17 +66,16 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
     Raises:
         InputError: one is of another type; `source` names the file.
     """
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(Switches):
-        value = fields.get(field.name, field.default)
-        if field.name == "never_split":
-            value = tuple(value or ()) if isinstance(value or [], (list, tuple)) else value
+    values = {field.name: fields.get(field.name, field.default)
+              for field in dataclasses.fields(Switches)}
+    if isinstance(values["never_split"], list | None):
+        values["never_split"] = tuple(values["never_split"] or ())
+    for name, value in values.items():
+        good = isinstance(value, bool) or value is None and name == "strip_accents"
+        if name == "never_split":
             good = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
-        else:
-            good = isinstance(value, bool) or (value is None and field.default is None)
         if not good:
-            raise InputError(f"{source}: {field.name}={value!r} is not a value that it can have")
-        values[field.name] = value
+            raise InputError(f"{source}: {name}={value!r} is not a value that it can have")
     return Switches(**values)
 
 

@@ -9,8 +9,7 @@ import os
 import sentencepiece
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path
-from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
+from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab, read_file
 from bert_jax.text.wordpiece import ORIGINAL
 
 WORD_START = "\u2581"  # "lower one eighth block" stands for the space before a word
@@ -37,17 +36,18 @@ class SentencePieceTokenizer:
         self.model = model
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
-            # An empty model is "loaded" without complaint.
-            loaded = bool(model) and self._processor.LoadFromSerializedProto(model)
+            self._processor.LoadFromSerializedProto(model)
         except (RuntimeError, OSError):
-            loaded = False
-        if not loaded:
-            raise InputError(f"{source}: not a SentencePiece model, or damaged; {_TRAINING_HINT}")
+            raise InputError(
+                f"{source}: not a SentencePiece model, or damaged; {_TRAINING_HINT}") from None
         pieces = [self._processor.IdToPiece(i) for i in range(self._processor.GetPieceSize())]
-        specials = [
-            _find_special(pieces, names, source)
-            for names in ((PAD, "<pad>"), (UNK, "<unk>"), (CLS,), (SEP,), (MASK,))
-        ]
+        specials = []
+        for names in ((PAD, "<pad>"), (UNK, "<unk>"), (CLS,), (SEP,), (MASK,)):
+            found = [name for name in names if name in pieces]
+            if not found:
+                raise InputError(
+                    f"{source}: the piece {' or '.join(names)} is missing; {_TRAINING_HINT}")
+            specials.append(found[0])
         self.vocab = Vocab.from_tokens(
             pieces,
             specials=specials,
@@ -64,13 +64,7 @@ class SentencePieceTokenizer:
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> SentencePieceTokenizer:
         """Read a `.model` file; InputError if it cannot be read or does not serve BERT."""
-        try:
-            model = as_path(path).read_bytes()
-        except OSError as error:
-            raise InputError(
-                f"{path}: cannot read the SentencePiece model ({error.strerror or error}); "
-                "check data.vocab_file"
-            ) from None
+        model = read_file(path, "SentencePiece model", "data.vocab_file")
         return cls(model, source=str(path))
 
     @functools.cached_property
@@ -85,10 +79,3 @@ class SentencePieceTokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, without [CLS] and [SEP]."""
         return self._processor.EncodeAsIds(text)
-
-
-def _find_special(pieces: list[str], names: tuple[str, ...], source: str) -> str:
-    for name in names:
-        if name in pieces:
-            return name
-    raise InputError(f"{source}: the piece {' or '.join(names)} is missing; {_TRAINING_HINT}")

@@ -20,33 +20,14 @@ import collections
 import io
 import itertools
 import os
-import pathlib
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 
 import sentencepiece
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.text.vocab import (
-    CLS,
-    CONTINUATION,
-    MASK,
-    PAD,
-    SEP,
-    SPECIAL_TOKENS,
-    UNK,
-    Vocab,
-    is_unused,
-    read_lines,
-)
-from bert_jax.text.wordpiece import (
-    MAX_CHARS_PER_WORD,
-    WordPieceTokenizer,
-    basic_tokens,
-    is_cjk,
-    is_punctuation,
-    raw_words,
-)
+from bert_jax.text import wordpiece
+from bert_jax.text.vocab import CONTINUATION, SPECIAL_TOKENS, Vocab, is_unused, read_lines
+from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens
 
 _MAX_COUNTED_WORDS = 4_000_000  # about 0.5 GB
 _MAX_TRAINED_WORDS = 1_000_000
@@ -90,9 +71,8 @@ def train_wordpiece(
     Raises:
         InputError: there is no text, or `vocab_size` is too small for any character.
     """
-    num_unused = min(num_unused, vocab_size // 20)
-    unused = [f"[unused{i}]" for i in range(num_unused)]
-    tokens = [PAD, *unused, UNK, CLS, SEP, MASK]
+    unused = [f"[unused{i}]" for i in range(min(num_unused, vocab_size // 20))]
+    tokens = [SPECIAL_TOKENS[0], *unused, *SPECIAL_TOKENS[1:]]
     if vocab_size < len(tokens) + 2:
         raise InputError(
             f"vocab_size is {vocab_size}, which leaves no room for characters beside the special "
@@ -123,22 +103,17 @@ def count_basic_tokens(texts: Iterable[str], lowercase: bool) -> collections.Cou
     """
     runs: collections.Counter[str] = collections.Counter()
     for text in texts:
-        runs.update(raw_words(text))
+        runs.update(wordpiece.raw_words(text))
         if len(runs) > _MAX_COUNTED_WORDS:
-            runs = _forget_rare(runs)
+            threshold = 1
+            while len(runs) > _MAX_COUNTED_WORDS // 2:
+                threshold += 1
+                runs = collections.Counter({run: n for run, n in runs.items() if n >= threshold})
     counts: collections.Counter[str] = collections.Counter()
     for run, count in runs.items():
         for token in basic_tokens(run, lowercase):
             counts[token] += count
     return counts
-
-
-def _forget_rare(runs: collections.Counter[str]) -> collections.Counter[str]:
-    for threshold in itertools.count(2):
-        runs = collections.Counter({run: n for run, n in runs.items() if n >= threshold})
-        if len(runs) <= _MAX_COUNTED_WORDS // 2:
-            break
-    return runs
 
 
 def _by_frequency(counts: Mapping[str, int]) -> list[str]:
@@ -159,19 +134,19 @@ def _characters(counts: Mapping[str, int], room: int) -> tuple[list[str], list[s
     ranked = _by_frequency(seen)
     before = itertools.accumulate((seen[char] for char in ranked), initial=0)
     num_frequent = sum(total < _CHARACTER_COVERAGE * seen.total() for total in before)
-    num_frequent = min(num_frequent, len(ranked))
     others = sorted(ranked[num_frequent:], key=lambda char: not char.isascii())
 
-    covered = [form for char in ranked[:num_frequent] for form in _forms(char)]
-    optional = [form for char in others for form in _forms(char)]
+    def forms(chars: list[str]) -> list[str]:
+        """Two tokens a character; one where it is always a word by itself."""
+        result = []
+        for char in chars:
+            alone = wordpiece.is_punctuation(char) or wordpiece.is_cjk(char)
+            result += [char] if alone else [char, CONTINUATION + char]
+        return result
+
+    covered, optional = forms(ranked[:num_frequent]), forms(others)
     extra = min(room // _EXTRA_CHARACTERS, max(0, room - len(covered)))
     return covered[:room] + optional[:extra], covered[room:] + optional[extra:]
-
-
-def _forms(char: str) -> list[str]:
-    if is_punctuation(char) or is_cjk(char):
-        return [char]  # always a word by itself
-    return [char, CONTINUATION + char]
 
 
 def _trainable_words(counts: Mapping[str, int], known: frozenset[str]) -> dict[str, int]:
@@ -179,7 +154,7 @@ def _trainable_words(counts: Mapping[str, int], known: frozenset[str]) -> dict[s
     words = {
         word: count
         for word, count in counts.items()
-        if 1 < len(word) <= MAX_CHARS_PER_WORD
+        if 1 < len(word) <= wordpiece.MAX_CHARS_PER_WORD
         and all(c in known and c != _SPACE_MARK and ord(c) < _FIRST_LETTERS for c in word)
     }
     return {word: words[word] for word in _by_frequency(words)[:_MAX_TRAINED_WORDS]}
@@ -194,30 +169,16 @@ def _learn_pieces(words: Mapping[str, int], num_pieces: int) -> list[str]:
     num_symbols = len(set().union(*marked))
 
     model = io.BytesIO()
-    with tempfile.TemporaryDirectory() as directory:
-        path = pathlib.Path(directory) / "words.tsv"
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{word}\t{count}\n" for word, count in marked.items())
-        sentencepiece.SentencePieceTrainer.Train(
-            input=str(path),
-            input_format="tsv",
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=num_symbols + num_pieces + 1,
-            hard_vocab_limit=False,  # fewer where the text has no more
-            character_coverage=1.0,
-            max_sentencepiece_length=_MAX_PIECE_CHARS,
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            split_by_unicode_script=False,
-            split_by_number=False,
-            unk_id=0,
-            bos_id=-1,
-            eos_id=-1,
-            pad_id=-1,
-            num_threads=1,
-            minloglevel=2,
-        )
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=(f"{word}\t{count}" for word, count in marked.items()),
+        input_format="tsv", model_writer=model, model_type="bpe",
+        vocab_size=num_symbols + num_pieces + 1,
+        hard_vocab_limit=False,  # fewer where the text has no more
+        character_coverage=1.0, max_sentencepiece_length=_MAX_PIECE_CHARS,
+        normalization_rule_name="identity", add_dummy_prefix=False,
+        split_by_unicode_script=False, split_by_number=False,
+        unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2,
+    )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     learned = [processor.IdToPiece(i) for i in range(1, processor.GetPieceSize())]
     return [
@@ -228,10 +189,7 @@ def _learn_pieces(words: Mapping[str, int], num_pieces: int) -> list[str]:
 
 
 def _prune(
-    pieces: Sequence[str],
-    room: int,
-    characters: Sequence[str],
-    words: Mapping[str, int],
+    pieces: Sequence[str], room: int, characters: Sequence[str], words: Mapping[str, int],
     lowercase: bool,
 ) -> list[str]:
     """The `room` pieces that greedy longest-match uses most, most used first."""
@@ -276,10 +234,14 @@ def add_words(
             "model, to which words cannot be added: leave config.data.add_tokens empty"
         )
     vocab = Vocab.from_file(vocab_file)
-    words, notes = _read_words(words_file, lowercase)
+    words, again = _read_words(words_file, lowercase)
     new = [word for word in words if word not in vocab]
-    if known := [word for word in words if word in vocab]:
-        notes.append(f"{words_file}: in {vocab_file} already: {_shown(known)}")
+    known = [word for word in words if word in vocab]
+    notes = []
+    for what, found in (("named twice", again), (f"in {vocab_file} already", known)):
+        if found:
+            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            notes.append(f"{words_file}: {what}: {', '.join(found[:_SHOWN])}{more}")
     tokens = list(vocab.tokens)
     unused = [i for i, token in enumerate(tokens) if is_unused(token)][: len(new)]
     for i, word in zip(unused, new, strict=False):
@@ -293,12 +255,10 @@ def add_words(
     return tokens, notes
 
 
-def _read_words(
-    path: str | os.PathLike[str], lowercase: bool
-) -> tuple[list[str], list[str]]:
-    """The words as text is tokenized, each once, and notes."""
-    lines_of: dict[str, int] = {}
-    again = []
+def _read_words(path: str | os.PathLike[str], lowercase: bool) -> tuple[list[str], list[str]]:
+    """The words as text is tokenized, each once, and those that are named again."""
+    words: list[str] = []
+    again: list[str] = []
     for number, line in enumerate(read_lines(path, "words", "config.data.add_tokens"), 1):
         if not line.strip():
             continue
@@ -315,14 +275,7 @@ def _read_words(
                 f"{path}: line {number} has {len(parts[0])} characters; a word of more than "
                 f"{_MAX_ADDED_CHARS} is unknown to other programs: leave it out"
             )
-        if parts[0] in lines_of:
-            again.append(parts[0])
-        lines_of.setdefault(parts[0], number)
-    if not lines_of:
+        (again if parts[0] in words else words).append(parts[0])
+    if not words:
         raise InputError(f"{path} names no words; expected one word a line")
-    return list(lines_of), [f"{path}: named twice: {_shown(again)}"] if again else []
-
-
-def _shown(words: list[str]) -> str:
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return ", ".join(words[:_SHOWN]) + more
+    return words, again

@@ -52,14 +52,6 @@ class Vocab:
     def __contains__(self, token: object) -> bool:
         return token in self.index
 
-    def __getstate__(self) -> dict[str, object]:
-        # Worker processes receive vocabularies; each makes its own index.
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-
-    def id(self, token: str) -> int:
-        """The id of `token`; KeyError where the vocabulary lacks it."""
-        return self.index[token]
-
     @property
     def ends(self) -> dict[str, int]:
         """`cls_id` and `sep_id`, as arguments of functions that make sequences."""
@@ -68,9 +60,8 @@ class Vocab:
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with any token or its id."""
-        return hashlib.sha256("\n".join(self.tokens).encode("utf-8", "surrogatepass")).hexdigest()[
-            :32
-        ]
+        content = "\n".join(self.tokens).encode("utf-8", "surrogatepass")
+        return hashlib.sha256(content).hexdigest()[:32]
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Vocab:
@@ -88,12 +79,8 @@ class Vocab:
 
     @classmethod
     def from_tokens(
-        cls,
-        tokens: Iterable[str],
-        *,
-        specials: Sequence[str] = SPECIAL_TOKENS,
-        is_continuation: Sequence[bool] | np.ndarray | None = None,
-        source: str = "vocabulary",
+        cls, tokens: Iterable[str], *, specials: Sequence[str] = SPECIAL_TOKENS,
+        is_continuation: Sequence[bool] | np.ndarray | None = None, source: str = "vocabulary",
     ) -> Vocab:
         """Make a vocabulary of `tokens`, in the order of their ids.
 
@@ -135,6 +122,25 @@ def is_unused(token: str) -> bool:
     return re.fullmatch(r"\[unused[^\[\]]*\]", token) is not None
 
 
+def read_file(path: str | os.PathLike[str], what: str, field: str) -> bytes:
+    """The content of a file.
+
+    Raises:
+      InputError: it cannot be read or is empty; it names `what` it is and the config's `field`.
+    """
+    try:
+        data = as_path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such {what} file; check {field}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a directory; name the {what} file in it") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check it") from None
+    if not data.strip():
+        raise InputError(f"{path}: the {what} file is empty; check {field}")
+    return data
+
+
 def read_lines(
     path: str | os.PathLike[str], what: str = "vocabulary", field: str = "data.vocab_file"
 ) -> list[str]:
@@ -143,19 +149,7 @@ def read_lines(
     Raises:
         InputError: it cannot be read, is empty or not text; it names `what` and the `field`.
     """
-    try:
-        data = as_path(path).read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such {what} file; check {field}") from None
-    except IsADirectoryError:
-        raise InputError(
-            f"{path}: is a directory; name the {what} file in it"
-            + (" (often vocab.txt)" if what == "vocabulary" else "")
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check it") from None
-    if not data.strip():
-        raise InputError(f"{path}: the {what} file is empty; expected one token a line")
+    data = read_file(path, what, field)
     if (zero := data.find(b"\0")) >= 0:
         raise InputError(
             f"{path}: not a text file (zero byte at offset {zero}); expected UTF-8, one token a "

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import os
 import re
+import string
 import unicodedata
 from collections.abc import Callable
 
@@ -33,15 +34,9 @@ WHITESPACE = frozenset("\t\n\r\u2028\u2029") | {
 _WORD = re.compile(f"[^{re.escape(''.join(sorted(WHITESPACE)))}]+")
 
 # "CJK Unified Ideographs" and its extensions, as listed in the original: no kana, no Hangul.
-CJK_RANGES = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
+_CJK_RANGES = (
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
 )
 
 
@@ -50,22 +45,19 @@ def raw_words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-def _is_removed(char: str) -> bool:
-    """Zero, the replacement character, and control and format characters."""
-    return char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf")
+def _cleaned(char: str) -> str:
+    """Nothing for zero, the replacement character, and control and format characters."""
+    return "" if char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf") else char
 
 
 def is_cjk(char: str) -> bool:
     """An ideograph, which BERT makes a word by itself."""
-    return any(low <= ord(char) <= high for low, high in CJK_RANGES)
+    return any(low <= ord(char) <= high for low, high in _CJK_RANGES)
 
 
 def is_punctuation(char: str) -> bool:
     """All non-alphanumeric ASCII (also `$`, `+`, `^`, which Unicode calls symbols), and P*."""
-    code = ord(char)
-    if 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126:
-        return True
-    return unicodedata.category(char).startswith("P")
+    return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
 class _Table(dict[int, str]):
@@ -81,8 +73,8 @@ class _Table(dict[int, str]):
         return result
 
 
-_CLEAN = _Table(lambda c: "" if _is_removed(c) else f" {c} " if is_cjk(c) else c)
-_CLEAN_ALONE = _Table(lambda c: "" if _is_removed(c) else c)
+_CLEAN = _Table(lambda c: f" {c} " if is_cjk(c) else _cleaned(c))
+_CLEAN_ALONE = _Table(_cleaned)
 _WITHOUT_ACCENTS = _Table(lambda c: "" if unicodedata.category(c) == "Mn" else c)
 _SPLIT_PUNCTUATION = _Table(lambda c: f" {c} " if is_punctuation(c) else c)
 
@@ -166,9 +158,9 @@ class WordPieceTokenizer:
         self.switches = switches
         self._cache_size = cache_size
         self._cache: dict[str, tuple[int, ...]] = {}
-        continuations = [t for t in vocab.tokens if t.startswith(CONTINUATION)]
-        self._max_piece = max(len(token) for token in vocab.tokens)
-        self._max_continuation = max((len(t) - 2 for t in continuations), default=0)
+        self._max_piece = max(map(len, vocab.tokens))
+        self._max_continuation = max(
+            (len(t) - 2 for t in vocab.tokens if t.startswith(CONTINUATION)), default=0)
 
     @classmethod
     def from_file(

@@ -187,7 +187,7 @@ def test_added_words_make_another_store(folder):
     assert {name for name in ours if ours[name] != theirs[name]} >= {
         'vocabulary', f'content of {folder}/a.txt'}
     (store,) = data.stores.values()
-    assert vocab.id(word) in store.tokens
+    assert vocab.index[word] in store.tokens
 
 
 def test_records_beside_text(folder):

@@ -8,27 +8,14 @@ import pytest
 
 from bert_jax.data import store
 from bert_jax.data.corpus import open_source
+from bert_jax.runtime import files
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def remembered(tmp_path, monkeypatch):
     path = tmp_path / 'cache' / 'digests.json'
     monkeypatch.setattr(store, '_REMEMBERED', str(path))
     return path
-
-
-@pytest.fixture
-def hashed(monkeypatch):
-    """The files that were read."""
-    names = []
-    of_file = store._of_file
-
-    def count(name, check):
-        names.append(os.path.basename(name))
-        return of_file(name, check)
-
-    monkeypatch.setattr(store, '_of_file', count)
-    return names
 
 
 def _write(path, content, age=100.0):
@@ -36,25 +23,29 @@ def _write(path, content, age=100.0):
     os.utime(path, (time.time() - age,) * 2)
 
 
-def test_digest_is_of_the_content_and_hashed_once(tmp_path, remembered, hashed):
+def _md5(path):
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def test_digest_is_of_the_content_and_hashed_once(tmp_path):
     paths = [tmp_path / 'a', tmp_path / 'b']
     for path in paths:
         _write(path, path.name.encode() * 10_000_000)
-    expected = [hashlib.md5(path.read_bytes()).hexdigest() for path in paths]
+    expected = [_md5(path) for path in paths]
     assert store.digests(paths) == expected
     assert store.digests(paths[::-1]) == expected[::-1]
-    assert sorted(hashed) == ['a', 'b']
-    _write(paths[0], b'x' * 10_000_000, age=50)  # the size is the same
-    assert store.digests(paths) == [hashlib.md5(paths[0].read_bytes()).hexdigest(), expected[1]]
-    assert sorted(hashed) == ['a', 'a', 'b']
+    state = os.stat(paths[0])
+    paths[0].write_bytes(b'x' * 10_000_000)
+    os.utime(paths[0], ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert store.digests(paths) == expected  # nothing but the content differs: it is not read
+    _write(paths[0], b'x' * 10_000_000, age=50)
+    assert store.digests(paths) == [_md5(paths[0]), expected[1]] != expected
 
 
-def test_a_file_of_this_moment_is_not_remembered(tmp_path, remembered, hashed):
-    _write(tmp_path / 'a', b'1', age=0)
-    store.digests([tmp_path / 'a'])
-    _write(tmp_path / 'a', b'2', age=0)  # perhaps within one step of the disk's clock
-    assert store.digests([tmp_path / 'a']) == [hashlib.md5(b'2').hexdigest()]
-    assert hashed == ['a', 'a']
+def test_a_file_of_this_moment_is_not_remembered(tmp_path):
+    for content in (b'1', b'2'):
+        _write(tmp_path / 'a', content, age=0)  # perhaps within one step of the disk's clock
+        assert store.digests([tmp_path / 'a']) == [_md5(tmp_path / 'a')]
 
 
 @pytest.mark.parametrize('content', ['', '{', '[1]', '{"/a": 1}', '{"/a": [1, 2]}', '\x00'])
@@ -63,15 +54,12 @@ def test_a_damaged_memory_is_forgotten(tmp_path, remembered, content):
     remembered.write_text(content)
     _write(tmp_path / 'a', b'1')
     for _ in range(2):
-        assert store.digests([tmp_path / 'a']) == [hashlib.md5(b'1').hexdigest()]
-
-
-def test_missing_files_are_an_error(tmp_path, remembered):
+        assert store.digests([tmp_path / 'a']) == [_md5(tmp_path / 'a')]
     with pytest.raises(FileNotFoundError):
         store.digests([tmp_path / 'none'])
 
 
-def test_a_source_is_its_content(tmp_path, remembered):
+def test_a_source_is_its_content(tmp_path):
     for folder in ('here', 'there'):
         (tmp_path / folder).mkdir()
         _write(tmp_path / folder / 'a.txt', b'One.\n', age=len(folder))
@@ -88,11 +76,11 @@ def test_a_source_is_its_content(tmp_path, remembered):
     assert fingerprint('here') != fingerprint('there')
     (tmp_path / 'here' / 'a.txt').rename(tmp_path / 'here' / 'a.jsonl')  # is read otherwise
     assert len({fingerprint('here'), fingerprint('there')}) == 2
+    first = open_source(f'{tmp_path}/there/a.txt')
+    assert open_source(f'lines:{tmp_path}/there/a.txt').fingerprint() != first.fingerprint()
 
 
-def test_objects_in_a_bucket_have_the_same_identity(tmp_path, remembered, bucket):
-    from bert_jax.runtime import files
-
+def test_objects_in_a_bucket_have_the_same_identity(tmp_path, bucket):
     _write(tmp_path / 'a.txt', b'One.\n')
     files.write_whole(f'{bucket}/a.txt', b'One.\n')
     assert store.digests([f'{bucket}/a.txt']) == store.digests([tmp_path / 'a.txt'])

@@ -3,11 +3,8 @@
 import errno
 import fcntl
 import itertools
-import json
 import mmap
 import os
-import pickle
-import resource
 import subprocess
 import sys
 import time
@@ -18,11 +15,9 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.data import store, store_build, store_worker
+from bert_jax.data import store, store_build
 from bert_jax.data.corpus import Document, Unit, open_source
-from bert_jax.data.processes import process_pool
 from bert_jax.data.store import TokenStore
-from bert_jax.data.store_build import build_store
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -36,6 +31,9 @@ def _tokenizer(*more):
     return WordPieceTokenizer(Vocab.from_tokens(pieces), True)
 
 
+TOKENIZER = _tokenizer()
+
+
 class _Source:
     """Documents in memory, two units; may fail before some document, as a killed build would."""
 
@@ -43,22 +41,21 @@ class _Source:
     takes_all_cores = False
 
     def __init__(self, documents, fail_at=None):
-        half = len(documents) // 2
-        self._parts = {'a': documents[:half], 'b': documents[half:]}
-        self._fail_at = fail_at
-        self._read = itertools.count()
+        self._documents, self._fail_at = documents, fail_at
 
     def fingerprint(self):
         return 'memory'
 
     def units(self):
-        return [Unit('a', 0), Unit('b', 1000)]
+        return [Unit('a', 1), Unit('b', 1000)]
 
     def read(self, unit):
-        for text in self._parts[unit.name]:
-            if next(self._read) == self._fail_at:
+        half = len(self._documents) // 2
+        start, end = (0, half) if unit.name == 'a' else (half, len(self._documents))
+        for i in range(start, end):
+            if i == self._fail_at:
                 raise KeyError('killed')
-            yield Document(text.encode(), True)
+            yield Document(self._documents[i].encode(), True)
 
 
 def _random_texts(n, seed=0):
@@ -72,6 +69,12 @@ def _random_texts(n, seed=0):
     ]
 
 
+def build(source, folder, tokenizer=TOKENIZER, progress=False, **options):
+    """The store of a source, or of documents in memory."""
+    source = _Source(source) if isinstance(source, list) else source
+    return store_build.build_store(source, tokenizer, folder, progress, **options)
+
+
 def _sentences(store, document):
     start, end = store.document_offsets[document:document + 2]
     bounds = store.sentence_offsets[start:end + 1]
@@ -83,78 +86,90 @@ def _bytes(store):
 
 
 def test_holds_what_the_tokenizer_says(tmp_path):
-    tokenizer = _tokenizer()
     texts = ['Ab cd. Ef.\n\n  \nGh', 'x', ' \u200b \n', 'Ab cd. Ef.\nGh', '…\nz']
-    store = build_store(_Source(texts), tokenizer, tmp_path, progress=False)
+    store = build(texts, tmp_path)
     expected = [
-        [tokenizer.encode(line) for line in lines]
+        [TOKENIZER.encode(line) for line in lines]
         for lines in (['ab cd.', 'ef.', 'gh'], ['x'], ['ab cd.', 'ef.', 'gh'], ['…', 'z'])
     ]
     assert [_sentences(store, d) for d in range(4)] == expected
     assert store.documents.tolist() == [0, 1, 3]  # the third repeats the first
     assert store.tokens.dtype == np.uint16
-    assert store.manifest['num_documents'] == 4
-    assert store.manifest['num_duplicates'] == 1
-    assert store.manifest['vocab_size'] == len(tokenizer.vocab)
-    names = {store.fingerprint, store.fingerprint + '.lock'}
-    assert set(os.listdir(tmp_path / 'stores')) == names
+    counts = {'num_documents': 4, 'num_duplicates': 1, 'vocab_size': len(TOKENIZER.vocab)}
+    assert store.manifest | counts == store.manifest
+    assert sorted(os.listdir(store.path.parent)) == [store.path.name, store.path.name + '.lock']
+    # It is opened at once, and another tokenizer's is another one.
+    assert _bytes(build(_Source(texts, fail_at=0), tmp_path)) == _bytes(store)
+    assert build(texts, tmp_path, _tokenizer('abc')).fingerprint != store.fingerprint
 
 
 def test_lines_are_not_split(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_text('Ab. Cd.\nEf.\n\nGh.\n')
-    tokenizer = _tokenizer()
-    store = build_store(open_source(f'lines:{path}'), tokenizer, tmp_path, progress=False)
-    assert _sentences(store, 0) == [tokenizer.encode('ab. cd.'), tokenizer.encode('ef.')]
-    split = build_store(open_source(str(path)), tokenizer, tmp_path, progress=False)
-    assert len(_sentences(split, 0)) == 3
-    assert split.fingerprint != store.fingerprint
+    store, split = (build(open_source(spec), tmp_path) for spec in (f'lines:{path}', str(path)))
+    assert _sentences(store, 0) == [TOKENIZER.encode('ab. cd.'), TOKENIZER.encode('ef.')]
+    assert len(_sentences(split, 0)) == 3 and split.fingerprint != store.fingerprint
 
 
 def test_wide_vocabulary(tmp_path):
     tokenizer = _tokenizer(*(f'[unused{i}]' for i in range(70_000)), 'last')
-    store = build_store(_Source(['a last', 'b']), tokenizer, tmp_path, progress=False)
+    store = build(['a last', 'b'], tmp_path, tokenizer)
     assert store.tokens.dtype == np.uint32
     assert store.tokens[1] == len(tokenizer.vocab) - 1 > 65_535
 
 
-@pytest.mark.parametrize('fail_at', [3, 39])
-def test_killed_build_goes_on(tmp_path, monkeypatch, fail_at):
-    monkeypatch.setattr(store_worker, '_BATCH_DOCUMENTS', 4)
-    monkeypatch.setattr(store_worker, '_JOURNAL_SECONDS', 0.0)
-    texts, tokenizer = _random_texts(40), _tokenizer()
-    whole = build_store(_Source(texts), tokenizer, tmp_path / 'whole', progress=False)
+def _change_last_byte(path):
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(('fail_at', 'num_processes', 'damage'), [
+    (3, 1, {}),
+    (39, 1, {'tokens-00000.bin': lambda path: path.write_bytes(path.read_bytes() + b'junk')}),
+    (30, 1, {'tokens-00000.bin': lambda path: os.truncate(path, 10)}),  # as a loss of power may
+    (30, 1, {'journal.json': lambda path: path.write_text('{')}),
+    (30, 2, {}),
+])
+def test_killed_build_goes_on(tmp_path, monkeypatch, fail_at, num_processes, damage):
+    monkeypatch.setattr(store_build, '_BATCH_DOCUMENTS', 4)
+    monkeypatch.setattr(store_build, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store_build, '_PART_BYTES', 1)
+    texts = _random_texts(40)
+    whole = build(texts, tmp_path / 'whole')
     with pytest.raises(KeyError):
-        build_store(_Source(texts, fail_at), tokenizer, tmp_path, progress=False)
-    assert not (tmp_path / 'stores' / whole.fingerprint).exists()
-    building = tmp_path / 'stores' / f'{whole.fingerprint}.building'
-    part = building / 'units-0-2'
-    if fail_at > 8:
-        assert json.loads((part / 'journal.json').read_text())['documents'] > 0
-        with open(part / 'tokens.bin', 'ab') as file:  # written, but not in the journal
-            file.write(b'junk')
-    resumed = build_store(_Source(texts), tokenizer, tmp_path, progress=False)
-    assert _bytes(resumed) == _bytes(whole)
+        build(_Source(texts, fail_at), tmp_path)
+    final = tmp_path / 'stores' / whole.fingerprint
+    assert not final.exists()
+    for name, change in damage.items():
+        change(final.with_suffix('.building') / name)
+    assert _bytes(build(texts, tmp_path, num_processes=num_processes)) == _bytes(whole)
+
+
+def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_build, '_BATCH_DOCUMENTS', 1)
+    monkeypatch.setattr(store_build, '_JOURNAL_SECONDS', 0.0)
+    texts = _random_texts(40)
+    with pytest.raises(KeyError):
+        build(_Source(texts, 39), tmp_path)
+    # The second unit differs, and most of it is done.
+    store = build(texts[:20] + ['never read'] * 20, tmp_path)
+    assert _sentences(store, 20) == [TOKENIZER.encode(line) for line in texts[20].split('\n')]
 
 
 def test_bytes_do_not_depend_on_processes_and_pieces(tmp_path, monkeypatch):
-    files = [tmp_path / f'{i}.txt' for i in range(6)]
-    for i, path in enumerate(files):
-        path.write_text('\n\n'.join(_random_texts(30, seed=i)))
-    source, tokenizer = open_source(f'{tmp_path}/*.txt'), _tokenizer()
-    whole = build_store(source, tokenizer, tmp_path / 'whole', progress=False)
+    for i in range(6):
+        (tmp_path / f'{i}.txt').write_text('\n\n'.join(_random_texts(30, seed=i)))
+    source = open_source(f'{tmp_path}/*.txt')
+    whole = build(source, tmp_path / 'whole')
     monkeypatch.setattr(store_build, '_PART_BYTES', 1)
-    parts = build_store(source, tokenizer, tmp_path / 'parts', progress=False)
-    assert _bytes(parts) == _bytes(whole)
+    assert _bytes(build(source, tmp_path / 'parts', num_processes=2)) == _bytes(whole)
     monkeypatch.setattr(store, 'PIECE_BYTES', mmap.PAGESIZE)
-    workers = build_store(source, tokenizer, tmp_path / 'workers', False, num_processes=2)
+    pieces = build(source, tmp_path / 'pieces')
     for name in ('tokens', 'sentence_offsets', 'document_offsets', 'document_hashes', 'documents'):
-        assert getattr(workers, name).tobytes() == getattr(whole, name).tobytes()
-    sizes = {path.name: path.stat().length for path in workers.path.glob('*.bin')}
-    assert sizes['tokens-00000.bin'] == mmap.PAGESIZE and 'tokens-00001.bin' in sizes
-    assert max(sizes.values()) == mmap.PAGESIZE
-    joined = b''.join((workers.path / name).read_bytes() for name in sorted(sizes)
-                      if name.startswith('tokens'))
+        assert getattr(pieces, name).tobytes() == getattr(whole, name).tobytes()
+    content = _bytes(pieces)
+    assert len(content['tokens-00000.bin']) == max(map(len, content.values())) == mmap.PAGESIZE
+    joined = b''.join(content[name] for name in sorted(content) if name.startswith('tokens'))
     assert joined == _bytes(whole)['tokens-00000.bin']
 
 
@@ -166,64 +181,24 @@ class _FailsThere:
 
 
 def test_faults_of_a_process_come_through(tmp_path):
-    with process_pool(1) as pool, pytest.raises(FileNotFoundError, match='/no such file'):
-        job = pickle.dumps((_FailsThere(), None, 1))
-        pool.submit(store_build.build_part, job, store.Part(0, 1, str(tmp_path / 'p'))).result()
+    source = open_source(__file__)
+    source.more = _FailsThere()
+    with pytest.raises(FileNotFoundError, match='/no such file'):
+        build(source, tmp_path, num_processes=2)
 
 
-def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_worker, '_BATCH_DOCUMENTS', 1)
-    monkeypatch.setattr(store_worker, '_JOURNAL_SECONDS', 0.0)
-    texts, tokenizer = _random_texts(40), _tokenizer()
-    with pytest.raises(KeyError):
-        build_store(_Source(texts, 39), tokenizer, tmp_path, progress=False)
-    other = texts[:20] + ['never read'] * 20  # the second unit differs, and most of it is done
-    store = build_store(_Source(other), tokenizer, tmp_path, progress=False)
-    assert _sentences(store, 20) == [tokenizer.encode(line) for line in texts[20].split('\n')]
-
-
-def test_lost_file_ends_are_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_worker, '_BATCH_DOCUMENTS', 4)
-    monkeypatch.setattr(store_worker, '_JOURNAL_SECONDS', 0.0)
-    texts, tokenizer = _random_texts(40), _tokenizer()
-    with pytest.raises(KeyError):
-        build_store(_Source(texts, 30), tokenizer, tmp_path, progress=False)
-    [part] = (tmp_path / 'stores').glob('*.building/units-0-2')
-    os.truncate(part / 'tokens.bin', 10)
-    store = build_store(_Source(texts), tokenizer, tmp_path, progress=False)
-    whole = build_store(_Source(texts), tokenizer, tmp_path / 'whole', progress=False)
-    assert _bytes(store) == _bytes(whole)
-
-
-def test_opens_at_once(tmp_path):
-    texts, tokenizer = _random_texts(10), _tokenizer()
-    first = build_store(_Source(texts), tokenizer, tmp_path, progress=False)
-    again = build_store(_Source(texts, fail_at=0), tokenizer, tmp_path, progress=False)
-    assert _bytes(first) == _bytes(again)
-    other = build_store(_Source(texts), _tokenizer('abc'), tmp_path, progress=False)
-    assert other.fingerprint != first.fingerprint
-
-
-def _flip_a_byte(path):
-    data = bytearray((path / 'tokens-00000.bin').read_bytes())
-    data[2] ^= 1
-    (path / 'tokens-00000.bin').write_bytes(data)
-
-
-@pytest.mark.parametrize(('damage', 'word'), [
-    (lambda path: (path / 'manifest.json').unlink(), 'not a finished token store'),
-    (lambda path: (path / 'manifest.json').write_text('{'), 'damaged'),
-    (lambda path: os.truncate(path / 'tokens-00000.bin', 10), 'tokens-00000.bin has 10 bytes'),
-    (lambda path: (path / 'documents-00000.bin').unlink(), 'missing'),
-    (_flip_a_byte, 'tokens-00000.bin is damaged'),
-    (lambda path: (path / 'manifest.json').write_text('{"format_version": 0}'), 'version 0'),
+@pytest.mark.parametrize(('name', 'damage', 'word'), [
+    ('manifest.json', os.unlink, 'not a finished token store'),
+    ('manifest.json', lambda path: path.write_text('{'), 'damaged'),
+    ('manifest.json', lambda path: path.write_text('{"format_version": 0}'), 'version 0'),
+    ('tokens-00000.bin', lambda path: os.truncate(path, 2), 'tokens-00000.bin is missing or has'),
+    ('documents-00000.bin', os.unlink, 'documents-00000.bin is missing'),
+    ('tokens-00000.bin', _change_last_byte, 'tokens-00000.bin is damaged'),
 ])
-def test_damaged_store_is_not_opened(tmp_path, damage, word):
-    tokenizer = _tokenizer()
-    store = build_store(_Source(['a b', 'c']), tokenizer, tmp_path, progress=False)
-    damage(store.path)
-    for open_it in (lambda: TokenStore.open(store.path),
-                    lambda: build_store(_Source(['a b', 'c']), tokenizer, tmp_path)):
+def test_damaged_store_is_not_opened(tmp_path, name, damage, word):
+    store = build(['a b', 'c'], tmp_path)
+    damage(store.path / name)
+    for open_it in (lambda: TokenStore.open(store.path), lambda: build(['a b', 'c'], tmp_path)):
         with pytest.raises(InputError, match=word) as error:
             open_it()
         assert str(store.path) in str(error.value) and '\n' not in str(error.value)
@@ -233,9 +208,12 @@ def test_faults_of_the_source_come_through(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_bytes(b'Fine.\n\nNot \xff fine.\n')
     with pytest.raises(InputError, match='byte 11 is 0xff'):
-        build_store(open_source(str(path)), _tokenizer(), tmp_path, progress=False)
+        build(open_source(str(path)), tmp_path)
     with pytest.raises(InputError, match='holds no text'):
-        build_store(_Source([' ', '\n']), _tokenizer(), tmp_path, progress=False)
+        build([' ', '\n'], tmp_path)
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(InputError, match='data.dir'):  # nor can this be written to
+        build(['a'], tmp_path / 'file')
 
 
 def test_source_that_changes_meanwhile(tmp_path):
@@ -250,18 +228,17 @@ def test_source_that_changes_meanwhile(tmp_path):
 
     source.read = read_and_change
     with pytest.raises(InputError, match='changed while'):
-        build_store(source, _tokenizer(), tmp_path, progress=False)
-    source.read = read
-    assert build_store(source, _tokenizer(), tmp_path, progress=False).manifest['num_tokens'] > 4
+        build(source, tmp_path)
+    assert build(open_source(str(path)), tmp_path).manifest['num_tokens'] > 4
 
 
 def test_one_builds_and_the_other_waits(tmp_path):
-    source, tokenizer = _Source(['a', 'b']), _tokenizer()
-    path = tmp_path / 'stores' / f'{store_build.store_fingerprint(source, tokenizer)}.lock'
+    source = _Source(['a', 'b'])
+    path = tmp_path / 'stores' / f'{store_build.store_fingerprint(source, TOKENIZER)}.lock'
     path.parent.mkdir()
     with futures.ThreadPoolExecutor(1) as pool, open(path, 'w') as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        building = pool.submit(build_store, source, tokenizer, tmp_path, False)
+        building = pool.submit(build, source, tmp_path)
         time.sleep(0.5)
         assert not building.done() and os.listdir(path.parent) == [path.name]
         fcntl.flock(file, fcntl.LOCK_UN)
@@ -269,30 +246,20 @@ def test_one_builds_and_the_other_waits(tmp_path):
 
 
 def test_full_disk(tmp_path, monkeypatch):
-    texts, tokenizer = _random_texts(10), _tokenizer()
-
     def fsync(_):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
     with monkeypatch.context() as patch:
         patch.setattr(os, 'fsync', fsync)
-        with pytest.raises(InputError, match='no space left') as error:
-            build_store(_Source(texts), tokenizer, tmp_path, progress=False)
+        with pytest.raises(InputError, match='No space left') as error:
+            build(_random_texts(10), tmp_path)
     assert str(tmp_path) in str(error.value)
-    build_store(_Source(texts), tokenizer, tmp_path, progress=False)
-
-
-def test_no_directory_to_write_to(tmp_path):
-    (tmp_path / 'file').write_text('')
-    with pytest.raises(InputError, match='data.dir'):
-        build_store(_Source(['a']), _tokenizer(), tmp_path / 'file', progress=False)
+    build(_random_texts(10), tmp_path)
 
 
 def test_held_out_documents_share_no_text(tmp_path):
     texts = _random_texts(300)
-    tokenizer = _tokenizer()
-    doubled = texts + texts[::-1]
-    store = build_store(_Source(doubled), tokenizer, tmp_path, progress=False)
+    store = build(texts + texts[::-1], tmp_path)
     train, held_out = store.split_held_out(0.2)
     assert 30 < len(held_out) < 90
     assert sorted([*train, *held_out]) == store.documents.tolist()
@@ -302,21 +269,16 @@ def test_held_out_documents_share_no_text(tmp_path):
 
     assert not content(train) & content(held_out)
     # Other documents around them, in another order, do not change a document's side.
-    shuffled = _random_texts(100, seed=1) + texts[::-1]
-    other = build_store(_Source(shuffled), tokenizer, tmp_path / 'other', progress=False)
+    other = build(_random_texts(100, seed=1) + texts[::-1], tmp_path / 'other')
     other_held = {str(_sentences(other, d)) for d in other.split_held_out(0.2)[1]}
     assert content(held_out) <= other_held
 
 
-@pytest.mark.parametrize(('fraction', 'sizes'), [(0.0, (8, 0)), (1e-9, (6, 2)), (1.0, (2, 6))])
-def test_held_out_bounds(tmp_path, fraction, sizes):
-    texts = [letter * 5 for letter in LETTERS[:8]]
-    store = build_store(_Source(texts), _tokenizer(), tmp_path, progress=False)
-    assert tuple(map(len, store.split_held_out(fraction))) == sizes
-
-
-def test_too_few_documents_to_hold_out(tmp_path):
-    store = build_store(_Source(['a', 'b', 'c']), _tokenizer(), tmp_path, progress=False)
+def test_held_out_bounds(tmp_path):
+    store = build([letter * 5 for letter in LETTERS[:8]], tmp_path)
+    for fraction, sizes in ((0.0, (8, 0)), (1e-9, (6, 2)), (1.0, (2, 6))):
+        assert tuple(map(len, store.split_held_out(fraction))) == sizes
+    store = build(['a', 'b', 'c'], tmp_path / 'few')
     with pytest.raises(InputError, match='3 different documents'):
         store.split_held_out(0.1)
 
@@ -326,36 +288,19 @@ def test_opening_needs_no_tensorflow():
     subprocess.run([sys.executable, '-c', code], check=True)
 
 
-@pytest.mark.skipif(sys.platform != 'linux', reason='malloc of glibc')
-def test_large_buffers_keep_their_pages(tmp_path):
-    # TensorFlow has ways of reading from Python that change malloc for the whole process, such that
-    # every buffer of a later training is mapped anew.
-    build_store(_Source(['a b', 'c']), _tokenizer(), tmp_path, progress=False)
-
-    def page_faults():
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(8):
-            b'x' * (24 << 20)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    page_faults()  # malloc learns that such sizes are wanted
-    page_faults()
-    assert page_faults() < 1000  # of 49,152 pages
-
-
 def test_progress_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(time, 'monotonic', itertools.count(0, 20).__next__)
-    monkeypatch.setattr(store_worker, '_BATCH_DOCUMENTS', 10)
-    build_store(_Source(_random_texts(40)), _tokenizer(), tmp_path)
+    monkeypatch.setattr(store_build, '_BATCH_DOCUMENTS', 10)
+    build(_random_texts(40), tmp_path, progress=True)
     err = capsys.readouterr().err
-    assert '% of' in err and 'MB/s' in err and '40 documents' in err
+    assert '%, ' in err and 'MB/s' in err and '40 documents' in err
 
 
 def test_wikipedia(tmp_path, shared_data):
     tokenizer = WordPieceTokenizer.from_file(
         str(shared_data / 'vocab' / 'bert-base-uncased-vocab.txt'), True)
     source = open_source(str(shared_data / 'wikipedia_en_2015' / 'wiki-09.txt.gz'))
-    store = build_store(source, tokenizer, tmp_path, progress=False)
+    store = build(source, tmp_path, tokenizer)
     assert store.manifest['num_tokens'] > 3_000_000
     unit = source.units()[0]
     first = next(source.read(unit)).text.decode().split('\n')[0]

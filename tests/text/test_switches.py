@@ -43,8 +43,7 @@ def random_lines(num):
 
 @pytest.fixture(scope='module')
 def lines(shared_data):
-    path = shared_data / 'tokenizer_reference' / 'tokens.jsonl.gz'
-    with gzip.open(path, 'rt', encoding='utf-8') as file:
+    with gzip.open(shared_data / 'tokenizer_reference' / 'tokens.jsonl.gz', 'rt') as file:
         recorded = [json.loads(line)['text'] for line in file]
     # transformers composes characters (NFC) first, cuts words at 100 characters, not 200, and
     # finds special tokens in the text, and drops private and unassigned characters; the original

@@ -9,38 +9,33 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, write_vocab
 
 
-def _write(tmp_path, data):
-    path = tmp_path / "vocab.txt"
-    path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return path
-
-
 def special_ids(vocab):
     return vocab.pad_id, vocab.unk_id, vocab.cls_id, vocab.sep_id, vocab.mask_id
 
 
 def test_ids_follow_lines(tmp_path):
     # A line of white space keeps its id, as in Google's load_vocab: a key that no text can match.
-    path = _write(tmp_path, "[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\n\u00a0\na\u3000\na\n##a\n##\nb\n")
-    vocab = Vocab.from_file(path)
-    assert len(vocab) == 11 and special_ids(vocab) == (3, 0, 1, 2, 4)
-    assert vocab.id("a") == 7 and vocab.id("b") == 10 and "##a" in vocab and "c" not in vocab
-    np.testing.assert_array_equal(np.flatnonzero(vocab.is_continuation), [8])
-    assert vocab.is_continuation.dtype == np.bool_
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
-def test_line_ends_do_not_matter(tmp_path, end):
-    lines = [*SPECIAL_TOKENS, "a"]
-    path = _write(tmp_path, (end or "\n").join(lines) + end)
-    assert Vocab.from_file(path).tokens == tuple(lines)
+    path = tmp_path / "vocab.txt"
+    lines = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    lines += ["\u00a0", "a\u3000", "a", "##a", "##", "b"]
+    for content in ("\n".join(lines), "\n".join([*lines, ""]), "\r\n".join([*lines, ""])):
+        path.write_bytes(content.encode())
+        vocab = Vocab.from_file(path)
+        assert len(vocab) == 11 and special_ids(vocab) == (3, 0, 1, 2, 4)
+        assert vocab.index["a"] == 7 and vocab.index["b"] == 10
+        assert "##a" in vocab and "c" not in vocab
+        np.testing.assert_array_equal(np.flatnonzero(vocab.is_continuation), [8])
+        assert vocab.is_continuation.dtype == np.bool_
 
 
 def test_write_then_read(tmp_path):
     path = tmp_path / "new.txt"
     tokens = [*SPECIAL_TOKENS, "é", "##\u2028x"]
     write_vocab(path, tokens)
-    assert Vocab.from_file(path).tokens == tuple(tokens)
+    vocab = Vocab.from_file(path)
+    for same in (vocab, pickle.loads(pickle.dumps(vocab))):
+        assert same.tokens == tuple(tokens) and special_ids(same) == (0, 1, 2, 3, 4)
+        assert same.index["é"] == 5 and same.fingerprint == Vocab.from_tokens(tokens).fingerprint
     assert [p.name for p in tmp_path.iterdir()] == ["new.txt"]
 
 
@@ -51,18 +46,11 @@ def test_fingerprint_sees_every_token_and_its_place():
     assert Vocab.from_tokens(base).fingerprint == Vocab.from_tokens(tuple(base)).fingerprint
 
 
-def test_pickle_keeps_everything():
-    vocab = Vocab.from_tokens([*SPECIAL_TOKENS, "##a"])
-    copy = pickle.loads(pickle.dumps(vocab))
-    assert copy.tokens == vocab.tokens and copy.id("##a") == 5 and copy.mask_id == vocab.mask_id
-    assert copy.fingerprint == vocab.fingerprint
-
-
 SPECIAL_LINES = "\n".join(SPECIAL_TOKENS).encode() + b"\n"
 
 
 @pytest.mark.parametrize(("data", "words"), [
-    (b"", ["empty"]), (b"\n\n", ["empty"]),
+    (None, ["no such"]), (b"", ["empty"]), (b"\n\n", ["empty"]),
     (SPECIAL_LINES + b"a\nb\na\n", ["line 8", "'a'", "line 6"]),
     (SPECIAL_LINES.replace(b"[MASK]\n", b""), ["[MASK]", "missing"]),
     (SPECIAL_LINES.replace(b"[PAD]", b"<pad>"), ["[PAD]", "missing"]),
@@ -70,19 +58,15 @@ SPECIAL_LINES = "\n".join(SPECIAL_TOKENS).encode() + b"\n"
     (b"\x0a\x00\x01" + SPECIAL_LINES, ["not a text file", "offset 1"]),
 ])
 def test_bad_files_are_named(tmp_path, data, words):
-    path = _write(tmp_path, data)
+    path = tmp_path / "vocab.txt"
+    if data is not None:
+        path.write_bytes(data)
     with pytest.raises(InputError) as error:
         Vocab.from_file(path)
     message = str(error.value)
-    assert "\n" not in message
-    for word in [str(path), *words]:
-        assert word in message
-
-
-@pytest.mark.parametrize(("name", "word"), [("absent.txt", "no such"), ("", "directory")])
-def test_missing_file_and_directory(tmp_path, name, word):
-    with pytest.raises(InputError, match=word):
-        Vocab.from_file(tmp_path / name)
+    assert "\n" not in message and all(word in message for word in [str(path), *words]), message
+    with pytest.raises(InputError, match="directory"):
+        Vocab.from_file(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "size"), [

@@ -21,13 +21,11 @@ TINY = Vocab.from_tokens([*SPECIAL_TOKENS, "un", "##aff", "##able", "aff", "a", 
 ])
 def test_equals_the_original(shared_data, name, field, lowercase):
     tokenizer = load_tokenizer(shared_data / "vocab" / f"bert-base-{name}-vocab.txt", lowercase)
-    count = 0
     with gzip.open(shared_data / "tokenizer_reference" / "tokens.jsonl.gz", "rt") as file:
-        for line in file:
-            example = json.loads(line)
-            assert tokenizer.tokenize(example["text"]) == example[field], example["text"]
-            count += 1
-    assert count == 1588
+        examples = [json.loads(line) for line in file]
+    assert len(examples) == 1588
+    for example in examples:
+        assert tokenizer.tokenize(example["text"]) == example[field], example["text"]
 
 
 @pytest.mark.parametrize(("text", "uncased", "cased"), [
@@ -71,9 +69,8 @@ def test_words_are_independent_and_the_cache_changes_nothing(left, right):
 
 def test_fingerprint_tells_case_and_vocabulary_apart():
     other = Vocab.from_tokens([*SPECIAL_TOKENS, "a"])
-    found = [WordPieceTokenizer(v, low).fingerprint for v in (TINY, other) for low in (True, False)]
-    assert len(set(found)) == 4
-    assert WordPieceTokenizer(TINY).fingerprint == found[0]
+    found = {WordPieceTokenizer(v, low).fingerprint for v in (TINY, other) for low in (True, False)}
+    assert len(found) == 4 and WordPieceTokenizer(TINY).fingerprint in found
 
 
 def test_load_tokenizer_chooses_by_name(tmp_path):
