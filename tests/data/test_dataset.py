@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import SyntheticData, TextData
 from bert_jax.text import load_tokenizer, training
 from tests.data.stores import assert_same, check_batch, restored
+from tests.data.test_records import make_example
 
 S, P = 32, 5
 GRAM = 10  # tokens; so many in a row are not alike by chance in random text
@@ -34,28 +36,15 @@ def _text(letters, num_documents, seed):
         ' '.join(sentence() for _ in range(rng.integers(2, 7))) for _ in range(num_documents))
 
 
-def _record(number):
-    """A record that has this number in all integers."""
-    feature = {}
-    for name, (shape, dtype) in pretrain_spec(S, P).items():
-        name = 'input_mask' if name == 'sequence_ids' else name
-        size = int(np.prod(shape))
-        if dtype == np.int32:
-            values = tf.train.Int64List(value=[number] * size)
-            feature[name] = tf.train.Feature(int64_list=values)
-        elif name != 'example_weights':
-            feature[name] = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0] * size))
-    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
-
-
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp('data')
     (path / 'a.txt').write_text(_text('abcdefghijklm', 80, 0))
     (path / 'b.txt').write_text(_text('nopqrstuvwxyz', 60, 1))
     with tf.io.TFRecordWriter(str(path / 'c.tfrecord')) as writer:
-        for i in range(10):
-            writer.write(_record(i))
+        for i in range(10):  # each has its number in all features
+            same = types.SimpleNamespace(integers=lambda low, high, size, i=i: np.full(size, i))
+            writer.write(make_example(same, S, P).SerializeToString())
     return path
 
 

@@ -18,12 +18,13 @@ from bert_jax.runtime.files import as_path, upload
 S, P = 16, 4
 
 
-def _example(rng, seq_length=S, without=''):
+def make_example(rng, seq_length=S, predictions=P, without=''):
     features = {}
     for key, below, size in (
         ('input_ids', 1000, seq_length), ('input_mask', 2, seq_length),
-        ('segment_ids', 2, seq_length), ('masked_lm_positions', seq_length, P),
-        ('masked_lm_ids', 1000, P), ('masked_lm_weights', 2, P), ('next_sentence_labels', 2, 1),
+        ('segment_ids', 2, seq_length), ('masked_lm_positions', seq_length, predictions),
+        ('masked_lm_ids', 1000, predictions), ('masked_lm_weights', 2, predictions),
+        ('next_sentence_labels', 2, 1),
     ):
         values = rng.integers(0, below, size)
         features[key] = tf.train.Feature(
@@ -42,7 +43,7 @@ def _write(path, examples):
 @pytest.fixture
 def examples():
     rng = np.random.default_rng(0)
-    return [_example(rng) for _ in range(10)]
+    return [make_example(rng) for _ in range(10)]
 
 
 @pytest.mark.parametrize('place', ['disk', 'bucket'])
@@ -108,14 +109,14 @@ def test_damage_is_named(tmp_path, examples, change, words):
 def test_odd_records_are_named(tmp_path, examples):
     rng = np.random.default_rng(1)
     path = tmp_path / 'a.tfrecord'
-    _write(path, [*examples[:2], _example(rng, seq_length=S + 1), b'\xff\xff\xff'])
+    _write(path, [*examples[:2], make_example(rng, seq_length=S + 1), b'\xff\xff\xff'])
     files = RecordFiles.open(str(path), tmp_path)
     assert len(files.read(np.array([1, 0]))['input_ids']) == 2
     with pytest.raises(InputError, match=f'record 2 at byte .* max_seq_length {S + 1} '):
         files.read(np.array([0, 2]))
     with pytest.raises(InputError, match='not a tf.train.Example'):
         files.read(np.array([3]))
-    _write(path, [_example(rng, without='segment_ids')])
+    _write(path, [make_example(rng, without='segment_ids')])
     with pytest.raises(InputError, match="no feature 'segment_ids'"):
         RecordFiles.open(str(path), tmp_path)
     with pytest.raises(InputError, match='no file matches'):
