@@ -23,6 +23,7 @@ from bert_jax.text.vocab import Vocab
 
 # Purposes of draws, so that no two decisions share one.
 _TARGET, _SPLIT, _NEXT, _DOCUMENT, _START, _TRUNCATE, _MASK, _ORDER = range(101, 109)
+Plan = concurrent.futures.Future  # of the first sentence [chunks] of every chunk of an epoch
 _Map = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 _BLOCK = 1 << 13  # chunks cut in one go: their arrays stay in the processor's cache
 _FEW = 1 << 9  # documents for which a pass costs more than its chunks do
@@ -70,7 +71,7 @@ class EpochPlans:
         index = np.dtype(np.uint32 if len(offsets) < 2**32 else np.int64)
         self.first, self.last = first.astype(index), last.astype(index)
         self._offsets, self._recipe, self._seed = offsets, recipe, seed
-        self._plans: dict[int, concurrent.futures.Future[np.ndarray]] = {}
+        self._plans: dict[int, Plan] = {}
         self._lock = threading.Lock()
 
     def chunks(self, epoch: int, index: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -109,13 +110,11 @@ class EpochPlans:
             np.copyto(place, probe, where=np.take(self._offsets, probe, mode='clip') < wanted)
         return np.minimum(place + 1, limit)
 
-    def plan(
-        self, epoch: int, in_background: bool = False
-    ) -> concurrent.futures.Future[np.ndarray]:
+    def plan(self, epoch: int, in_background: bool = False) -> Plan:
         """The first sentence [chunks] of every chunk. The last two plans asked for are kept."""
         with self._lock:
             is_new = epoch not in self._plans
-            plan = self._plans.pop(epoch, None) or concurrent.futures.Future()
+            plan = self._plans.pop(epoch, None) or Plan()
             self._plans = dict([*self._plans.items()][-1:]) | {epoch: plan}
 
         def make() -> None:
@@ -132,8 +131,7 @@ class EpochPlans:
 
     def _starts(self, epoch: int, in_background: bool) -> np.ndarray:
         """Cuts all documents, one chunk of each a pass; store order within a pass."""
-        starts = np.empty(int((self.last - self.first).sum(dtype=np.int64)), self.first.dtype)
-        made = 0
+        starts = []
         document = np.arange(len(self.first), dtype=np.uint32)
         start = self.first
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -143,8 +141,7 @@ class EpochPlans:
                 range(0, len(document), _BLOCK),
             )])
             while len(start) > _FEW or (self.last[document] - start).sum(dtype=np.int64) > _REST:
-                starts[made:made + len(start)] = start
-                made += len(start)
+                starts.append(start)
                 following = self._following(epoch, document, start, target, run)
                 left = following < self.last[document]
                 document, start, target = document[left], following[left], target[left]
@@ -158,14 +155,12 @@ class EpochPlans:
             step = np.where(following < self.last[document], following - start, 0)
             place = begin
             while len(place):
-                starts[made:made + len(place)] = start[place]
-                made += len(place)
+                starts.append(start[place].astype(self.first.dtype))
                 step_here = step[place]
                 place = (place + step_here)[step_here > 0]
                 if in_background:
                     time.sleep(1e-4)
-        starts.resize(made, refcheck=False)
-        return starts
+        return np.concatenate(starts)
 
     def _following(
         self, epoch: int, document: np.ndarray, start: np.ndarray, target: np.ndarray, run: _Map
