@@ -22,7 +22,7 @@ from bert_jax.config.phases import parse_duration, parse_trace, phases
 from bert_jax.config.validation import validate
 from bert_jax.data.masking import MASKINGS
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.heads.tagging import FEATURES
+from bert_jax.heads.tokens import FEATURES
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import run_flops

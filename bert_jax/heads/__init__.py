@@ -12,8 +12,7 @@ from typing import Any
 from bert_jax.heads.base import Head, Part
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.heads.span import QuestionAnswering
-from bert_jax.heads.tagging import FeatureTagging, Tagging
+from bert_jax.heads.tokens import FeatureTagging, QuestionAnswering, Tagging
 
 HEADS: Mapping[str, type[Any]] = {head.name: head for head in (
     Head, Pretraining, Classification, Regression, MultiLabel, MultipleChoice, Tagging,

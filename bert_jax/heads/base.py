@@ -171,9 +171,6 @@ class Head:
           config: of the encoder.
           num_labels: outputs of its last layer.
           inference: how the run made its predictions (`Weights.inference`).
-
-        Raises:
-          InputError: `inference` lacks an argument of the head.
         """
         return cls(config, num_labels)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.heads import HEADS
-from bert_jax.heads.tagging import Tagging
+from bert_jax.heads.tokens import Tagging
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import load
 from bert_jax.predict.commands import Model, attention

@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.heads import HEADS
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.heads.tagging import BertFeatureTagger, FeatureTagging
+from bert_jax.heads.tokens import BertFeatureTagger, FeatureTagging
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from tests.tiny_models import jit, random_like

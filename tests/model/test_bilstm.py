@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from bert_jax.heads.tagging import FEATURES, BertFeatureTagger, FeatureCombination
+from bert_jax.heads.tokens import FEATURES, BertFeatureTagger, FeatureCombination
 from bert_jax.model import dropout as drop
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.layers import ModelConfig, path_names

@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from bert_jax.config import MODEL_SIZES
 from bert_jax.heads.classification import Classification
 from bert_jax.heads.pretraining import BertForPreTraining, masked_lm_logits
-from bert_jax.heads.tagging import FeatureTagging, Tagging
+from bert_jax.heads.tokens import FeatureTagging, Tagging
 from bert_jax.model.flops import token_flops, train_flops
 from bert_jax.model.layers import ModelConfig
 

@@ -9,7 +9,7 @@ import pytest
 from bert_jax.heads.base import cross_entropy
 from bert_jax.heads.classification import BertForSequenceClassification
 from bert_jax.heads.pretraining import PADDING_LOGIT, masked_lm_logits, masked_lm_loss, mlm_chunks
-from bert_jax.heads.tagging import BertForTokenClassification
+from bert_jax.heads.tokens import BertForTokenClassification
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.sharding import Layout

@@ -16,8 +16,7 @@ from bert_jax.data.packing import PackedExamples, Plan, Units, packed_batch, pla
 from bert_jax.data.pairs import Sequences
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.heads.span import QuestionAnswering
-from bert_jax.heads.tagging import Tagging
+from bert_jax.heads.tokens import QuestionAnswering, Tagging
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine
 from bert_jax.train.sharding import MESH_AXES, Layout, make_mesh, to_global

@@ -8,8 +8,7 @@ import numpy as np
 
 from bert_jax.heads.classification import BertForSequenceClassification
 from bert_jax.heads.pretraining import BertForPreTraining, Predictions, masked_lm_logits
-from bert_jax.heads.span import BertForQuestionAnswering
-from bert_jax.heads.tagging import BertForTokenClassification
+from bert_jax.heads.tokens import BertForQuestionAnswering, BertForTokenClassification
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.weights.formats import to_tree

@@ -1,6 +1,9 @@
-"""Heads over each token: tagging by fine-tuning, and by a BiLSTM on features (sections 4, 5.3).
+"""Heads over each token: spans of answers and tags, fine-tuned, and tags by a BiLSTM on features.
 
-    B, R: rows, S: row length, H: hidden_size, F: features, U: units of one direction, L: labels
+Sections 4.2, 4 and 5.3 of the paper.
+
+    B, R: rows, S: row length, H: hidden_size, F: features, U: units of one direction, L: labels,
+    K: examples (windows) a row
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ from flax import linen as nn
 from jax import lax
 
 from bert_jax.heads.base import (
+    ELSEWHERE,
     Batch,
     Head,
     Keys,
     Losses,
     Outputs,
+    Part,
+    Tensor,
     ablation_bilstm,
     cross_entropy,
     encode,
@@ -30,12 +36,77 @@ from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops
 from bert_jax.model.layers import Dense, ModelConfig, parameter
-from bert_jax.runtime.errors import InputError
 
 FEATURES = (
     'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
     'weighted_sum_all',
 )
+
+
+SPAN = Part('cls/squad/', (
+    Tensor('cls/squad/kernel', 'cls/squad/output_weights', 'qa_outputs.weight', 'H,2'),
+    Tensor('cls/squad/bias', 'cls/squad/output_bias', 'qa_outputs.bias', '2'),
+))
+
+
+class SpanHead(nn.Module):
+    """`squad`: start and end scores of each token."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.squad = Dense(c, (c.hidden_size,), (2,), ('embed',), (None,))
+
+    def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
+        return self.squad.logits(x_BxSxH)
+
+
+class BertForQuestionAnswering(nn.Module):
+    """Start and end logits [B, S, 2] float32 of every token; no dropout before them."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, pooled=False)
+        self.bilstm = ablation_bilstm(self.config)
+        self.cls = SpanHead(self.config)
+
+    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
+        return self.cls(encode(self.bert, self.bilstm, batch, rows_Bx2))
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionAnswering(Head):
+    """Mean of the cross-entropies of start and end over the tokens of the window (section 4.2).
+
+    The answer of a window without one is [CLS]. (google-research/bert's softmax also covers the
+    window's padding, which packed rows do not have.) An example is right if both ends are.
+    """
+
+    name = 'question_answering'
+    classes = {'BertForQuestionAnswering': (SPAN,)}
+
+    num_outputs: int = 2
+
+    @property
+    def module(self) -> nn.Module:
+        return BertForQuestionAnswering(self.config)
+
+    def named(self, logits: jax.Array) -> dict[str, jax.Array]:
+        return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Losses:
+        numbers_K = jnp.arange(1, batch['unit_weights'].shape[1] + 1)
+        inside_RxKxS = batch['sequence_ids'][:, None, :] == numbers_K[None, :, None]
+
+        def span_loss(logits_RxS: jax.Array, positions_RxK: jax.Array) -> tuple[jax.Array, ...]:
+            logits_RxKxS = jnp.where(inside_RxKxS, logits_RxS[:, None, :], ELSEWHERE)
+            return cross_entropy(logits_RxKxS, positions_RxK)
+
+        start_RxK, start_right = span_loss(outputs['start_logits'], batch['start_positions'])
+        end_RxK, end_right = span_loss(outputs['end_logits'], batch['end_positions'])
+        return (start_RxK + end_RxK) * 0.5, start_right * end_right
 
 
 class BertForTokenClassification(nn.Module):
@@ -70,7 +141,6 @@ class FeatureCombination(nn.Module):
     @nn.compact
     def __call__(self, output: Mapping[str, Any]) -> jax.Array:
         layers = output['layers']
-        assert layers, 'scanned layers give no output of each layer'
         if self.combination == 'embeddings':
             return output['embedding_output']
         if self.combination == 'second_to_last':
@@ -79,7 +149,6 @@ class FeatureCombination(nn.Module):
             return layers[-1]
         if self.combination == 'concat_last_four':
             return jnp.concatenate(layers[-4:], axis=-1)
-        assert self.combination in FEATURES, self.combination
         chosen = layers if self.combination == 'weighted_sum_all' else layers[-4:]
         weights = self.param(
             'layer_weights', parameter(nn.initializers.zeros, None), (len(chosen),)
@@ -152,9 +221,6 @@ class FeatureTagging(Tagging):
 
     @classmethod
     def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
-        if 'features' not in inference:  # a run older than the field
-            raise InputError('its config.json has no inference.features: put there what it has '
-                             'under conll.features')
         return cls(config, num_labels, inference['features'])
 
     @property
