@@ -21,12 +21,12 @@ from bert_jax.config.fields import FIELDS, SECTIONS
 from bert_jax.config.phases import parse_duration, parse_trace, phases
 from bert_jax.config.validation import validate
 from bert_jax.data.masking import MASKINGS
+from bert_jax.data.pairs import WINDOWS
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.tokens import FEATURES
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import run_flops
-from bert_jax.tasks.texts import WINDOWS
 from bert_jax.tools.preflight import without_data
 from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments

@@ -33,7 +33,7 @@ class Field(NamedTuple):
 
 _SHARE, _BELOW_1 = Range(0, 1), Range(0, 1, open=')')
 _SWITCH = (False, True)
-_WINDOWS = ('', 'first', 'mean', 'max')  # tasks.texts.WINDOWS
+_WINDOWS = ('', 'first', 'mean', 'max')  # data.pairs.WINDOWS
 _FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four',
              'concat_last_four', 'weighted_sum_all')  # heads.tokens.FEATURES
 

@@ -465,35 +465,3 @@ class PackedExamples:
             batch[name][place] = pairs[name][unit[pair], slot]
         batch['masked_lm_positions'][place] += batch['cls_positions'][row, number][pair]
         return batch
-
-
-class Tiles(NamedTuple):
-    """Windows [W] over spans: of which, first places, places after the last, where scoring begins.
-
-    Scoring in a window goes on to where it begins in the next.
-    """
-
-    span: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-    cores: np.ndarray
-
-
-def tile(spans: np.ndarray, size: int | np.ndarray) -> Tiles:
-    """Windows over spans: one of the whole where it fits, else evenly spaced, overlapping by half.
-
-    Args:
-      spans: bounds of the spans, which follow each other.
-      size: places that a window holds, of all or of each span.
-    """
-    begins, lengths = spans[:-1], np.diff(spans)
-    size = np.broadcast_to(size, lengths.shape)
-    over = np.maximum(lengths - size, 0)
-    num = 1 + -(-over // ((size + 1) // 2))
-    span = np.repeat(np.arange(len(lengths)), num)
-    i = ranges(np.zeros_like(num), num)
-    starts = begins[span] + i * over[span] // np.maximum(num[span] - 1, 1)
-    ends = np.minimum(starts + size[span], spans[1:][span])
-    # In the middle of the overlap with the window before.
-    middles = (np.roll(ends, 1) + starts) // 2
-    return Tiles(span, starts, ends, np.where(i == 0, starts, middles))

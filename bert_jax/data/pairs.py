@@ -1,6 +1,6 @@
-"""Texts -> token sequences [CLS] A [SEP] or [CLS] A [SEP] B [SEP], truncated, all in numpy.
+"""Texts -> token sequences [CLS] A [SEP] or [CLS] A [SEP] B [SEP], cut or in windows, in numpy.
 
-    n: sequences, T: tokens of all of them
+    n: texts or sequences, T: tokens of all of them, W: windows, L: labels
 """
 
 from __future__ import annotations
@@ -8,11 +8,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-# Texts -> (ids of all of them [T] int32, tokens of each [n] int64), without [CLS] and [SEP].
-Encode = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
+Tokens = tuple[np.ndarray, np.ndarray]  # ids of all texts [T] int32, tokens of each [n] int64
+Encode = Callable[[Sequence[str]], Tokens]  # without [CLS] and [SEP]
+
+# What becomes of a text that is longer than the model takes: it is cut, as in the paper; or it is
+# read in windows, of whose probabilities the mean (weighted by tokens) or the largest counts.
+WINDOWS = ('first', 'mean', 'max')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Sequences:
         return np.diff(self.offsets)
 
 
-def joined(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+def joined(ids: Sequence[Sequence[int]]) -> Tokens:
     """Tokens of many texts as `make_sequences` takes them, and as `Encode` gives them."""
     counts = np.fromiter(map(len, ids), np.int64, len(ids))
     return np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum())), counts
@@ -95,3 +100,113 @@ def make_sequences(
     for (tokens, _), n, n_kept, begin in zip(texts, counts, kept, (1, first), strict=True):
         ids[ranges(offsets[:-1] + begin, n_kept)] = tokens[ranges(np.cumsum(n) - n, n_kept)]
     return Sequences(ids, offsets, first, int((kept[0] + kept[1] < counts[0] + counts[1]).sum()))
+
+
+class Tiles(NamedTuple):
+    """Windows [W] over spans: of which, first places, places after the last, where scoring begins.
+
+    Scoring in a window goes on to where it begins in the next.
+    """
+
+    span: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    cores: np.ndarray
+
+
+def tile(spans: np.ndarray, size: int | np.ndarray) -> Tiles:
+    """Windows over spans: one of the whole where it fits, else evenly spaced, overlapping by half.
+
+    Args:
+      spans: bounds of the spans, which follow each other.
+      size: places that a window holds, of all or of each span.
+    """
+    begins, lengths = spans[:-1], np.diff(spans)
+    size = np.broadcast_to(size, lengths.shape)
+    over = np.maximum(lengths - size, 0)
+    num = 1 + -(-over // ((size + 1) // 2))
+    span = np.repeat(np.arange(len(lengths)), num)
+    i = ranges(np.zeros_like(num), num)
+    starts = begins[span] + i * over[span] // np.maximum(num[span] - 1, 1)
+    ends = np.minimum(starts + size[span], spans[1:][span])
+    # In the middle of the overlap with the window before.
+    middles = (np.roll(ends, 1) + starts) // 2
+    return Tiles(span, starts, ends, np.where(i == 0, starts, middles))
+
+
+@dataclasses.dataclass(frozen=True)
+class TextWindows:
+    """Token sequences of texts, one or more each, in their order.
+
+    Attributes:
+      sequences: the W windows.
+      text: [W] int64, the text of each, not decreasing; every text has one.
+      how: one of WINDOWS.
+    """
+
+    sequences: Sequences
+    text: np.ndarray
+    how: str
+
+    def combined(self, values: np.ndarray) -> np.ndarray:
+        """[n, ...] a text from [W, ...] a window."""
+        if len(self.text) == self.text[-1] + 1:
+            return values
+        starts = np.flatnonzero(np.diff(self.text, prepend=-1))
+        if self.how == 'max':
+            return np.maximum.reduceat(values, starts)
+        weights = self.sequences.lengths.reshape(-1, *[1] * (values.ndim - 1))
+        return np.add.reduceat(values * weights, starts) / np.add.reduceat(weights, starts)
+
+    def combined_logits(self, head: Any, logits: np.ndarray) -> np.ndarray:
+        """The logits [n, L] of the combined probabilities, of `logits` [W, L]; of a regression the
+        combined values. `head` is a class of `heads.classification`."""
+        if len(self.text) == self.text[-1] + 1:
+            return self.combined(logits)
+        result: np.ndarray = head.of_windows(logits, self.combined, self.how == 'max')
+        return result
+
+
+def text_windows(
+    a: Tokens, b: Tokens | None, how: str, *, max_length: int, cls_id: int, sep_id: int
+) -> TextWindows:
+    """Windows of single texts or of pairs.
+
+    They are as many as needed, evenly spaced, and overlap by half (see `tile`). Of a pair
+    the longer text is cut into windows, and the shorter one stands in each, half of it at most.
+
+    Args:
+      a, b, max_length, cls_id, sep_id: as of `make_sequences`.
+      how: one of WINDOWS.
+    """
+    limits = {'max_length': max_length, 'cls_id': cls_id, 'sep_id': sep_id}
+    if how == 'first':
+        return TextWindows(make_sequences(a, b, **limits), np.arange(len(a[1])), how)
+    if b is None:
+        spans = np.append(0, np.cumsum(a[1]))
+        tiles = tile(spans, max_length - 2)
+        sequences = make_sequences(_part(a[0], tiles.starts, tiles.ends), None, **limits)
+        return TextWindows(sequences, tiles.span, how)
+    ids = np.concatenate([a[0], b[0]])
+    a_n, b_n = a[1].astype(np.int64), b[1].astype(np.int64)
+    a_starts, b_starts = np.cumsum(a_n) - a_n, len(a[0]) + np.cumsum(b_n) - b_n
+    a_is_long = a_n > b_n
+    long_n, short_n = np.maximum(a_n, b_n), np.minimum(a_n, b_n)
+    kept = np.minimum(short_n, (max_length - 3) // 2)
+    spans = np.append(0, np.cumsum(long_n))
+    tiles = tile(spans, max_length - 3 - kept)
+    text = tiles.span
+    shifts = (np.where(a_is_long, a_starts, b_starts) - spans[:-1])[text]
+    long = tiles.starts + shifts, tiles.ends + shifts
+    short_starts = np.where(a_is_long, b_starts, a_starts)[text]
+    short = short_starts, short_starts + kept[text]
+
+    def parts(from_long: np.ndarray) -> Tokens:
+        return _part(ids, *(np.where(from_long[text], x, y) for x, y in zip(long, short)))
+
+    sequences = make_sequences(parts(a_is_long), parts(~a_is_long), **limits)
+    return TextWindows(sequences, text, how)
+
+
+def _part(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Tokens:
+    return ids[ranges(starts, ends - starts)], ends - starts

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from bert_jax.data.packing import Units
-from bert_jax.data.pairs import Sequences, joined, make_sequences
+from bert_jax.data.pairs import Sequences, TextWindows, joined, make_sequences, text_windows
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import MultipleChoice, softmax
 from bert_jax.model.encoder import Bert
@@ -35,8 +35,6 @@ from bert_jax.predict.loaded import (
     shown,
 )
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks import squad, tagging
-from bert_jax.tasks.texts import TextWindows, text_windows
 from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
 from bert_jax.text.wordpiece import raw_words
@@ -215,7 +213,7 @@ def _tokenize(
       model: its longest sequence is the limit.
       text, number, note: as of `read` of `LoadedModel.stream`.
       allowed: how many texts there may be in one.
-      how: one of `texts.WINDOWS`.
+      how: one of `data.pairs.WINDOWS`.
       empty: whether a text without words is one.
     """
     parts = parts_of(text, *allowed)
@@ -459,6 +457,8 @@ def answer(
       context[start:end], the score the sum of the logits of its first and last token, the
       probability that among the best 20 answers.
     """
+    from bert_jax.tasks import squad  # not above: with it comes what only training needs
+
     model.need('answer')
     max_answer_length = _count('max_answer_length', max_answer_length)
     is_number = isinstance(null_threshold, (int, float, np.number)) and not (
@@ -483,14 +483,14 @@ def answer(
                  f'{max_question}')
         return parts
 
-    def make(asked: list[list[str]]) -> tuple[squad.SquadWindows, Units]:
+    def make(asked: list[list[str]]) -> tuple[Any, Units]:
         windows = squad.squad_windows(
             [squad.Question(str(i), text, context) for i, (text, context) in enumerate(asked)],
             model.encode_all, **model.vocab.ends, max_length=max_length,
             doc_stride=defaults['doc_stride'], max_question_length=max_question, training=False)
         return windows, Units(windows.sequences)
 
-    def results(asked: Any, windows: squad.SquadWindows, outputs: Outputs) -> Iterator[Result]:
+    def results(asked: Any, windows: Any, outputs: Outputs) -> Iterator[Result]:
         predictions = squad.predict_answers(
             windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
             lowercase=model.weights.lowercase, switches=model.tokenizer.switches,
@@ -527,6 +527,8 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
       characters of the text (of a list: its words joined by spaces), an entity's probability that
       of its least likely word.
     """
+    from bert_jax.tasks import tagging
+
     model.need('tag')
     labels = model.weights.labels
 
@@ -584,6 +586,8 @@ def entities(text: str, tags: Sequence[Result], labels: Sequence[str]) -> list[R
       tags: of the words, as `tag` gives them.
       labels: all that there are; those of no scheme of entities (parts of speech) make none.
     """
+    from bert_jax.tasks import tagging
+
     result: list[Result] = []
     if not tagging.are_entities(labels):
         return result

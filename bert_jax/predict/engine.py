@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import datetime
 import functools
 import itertools
 import time
@@ -31,7 +32,6 @@ from bert_jax.heads.pretraining import PretrainingHeads, masked_lm_logits
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
-from bert_jax.train.report import duration
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 
 Params = Any
@@ -100,7 +100,7 @@ class Engine:
             now = time.monotonic()
             if now - shown > 10 and jax.process_index() == 0:
                 shown = now
-                left = duration((now - started) * (1 / share - 1))
+                left = datetime.timedelta(seconds=round((now - started) * (1 / share - 1)))
                 print(f'predicting: {share:.0%}  eta {left}', flush=True)
 
         ((_, outputs),) = self.stream(function, params, [units], lambda x: (None, x), report=report)

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.data.packing import Units
-from bert_jax.data.pairs import joined
+from bert_jax.data.pairs import WINDOWS, joined
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
 from bert_jax.model.attention import settled
@@ -24,7 +24,6 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine, Function, Outputs
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.tasks.texts import WINDOWS
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.sharding import Layout, make_mesh
@@ -324,47 +323,44 @@ class LoadedModel:
         if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
             raise InputError(
                 f'{texts!r:.60} ({type(texts).__name__}) where a list of texts is expected')
-        tokens_a_step = self.engine.tokens_a_step
-        limit = min(_CHUNK_STEPS * tokens_a_step, _CHUNK_VALUES // values_per_token)
+        limit = min(_CHUNK_STEPS * self.engine.tokens_a_step, _CHUNK_VALUES // values_per_token)
 
-        def chunks() -> Iterator[tuple[int, list[Any]]]:
-            """(Number of the first, consecutive texts), of about `limit` tokens together."""
-            chunk: list[Any] = []
-            number = tokens = 0
+        def chunks() -> Iterator[list[tuple[int, Any]]]:
+            """Consecutive texts with their numbers, of about `limit` tokens together."""
+            chunk: list[tuple[int, Any]] = []
+            tokens = 0
             for number, text in enumerate(texts, 1):
-                chunk.append(text)
+                chunk.append((number, text))
                 tokens += size(text)
                 if tokens >= limit:
-                    yield number + 1 - len(chunk), chunk
+                    yield chunk
                     chunk, tokens = [], 0
             if chunk:
-                yield number + 1 - len(chunk), chunk
+                yield chunk
 
-        def prepare(chunk: tuple[int, list[Any]]) -> tuple[Any, Units | None]:
-            first, members = chunk
+        def prepare(chunk: list[tuple[int, Any]]) -> tuple[Any, Units | None]:
             notes: list[str] = []
-            result = []
-            for number, text in enumerate(members, first):
+            texts_read = []
+            for number, text in chunk:
                 try:
-                    result.append(
+                    texts_read.append(
                         text if isinstance(text, Exception) else read(text, number, notes.append))
                 except Exception as error:  # of any type: the other texts have their results
-                    result.append(error)
-            good = [x for x in result if not isinstance(x, Exception)]
+                    texts_read.append(error)
+            good = [x for x in texts_read if not isinstance(x, Exception)]
             made, units = make(good) if good else (None, None)
-            return (members, result, good, made, notes), units
+            return (chunk, texts_read, good, made, notes), units
 
         def answers() -> Iterator[Any]:
-            for (members, read, good, made, notes), outputs in self.engine.stream(
+            for (chunk, texts_read, good, made, notes), outputs in self.engine.stream(
                     function, self.device_params, chunks(), prepare):
                 for note in notes:
                     self.note(note)
                 result = iter(results(good, made, outputs) if good else ())
-                for text, x in zip(members, read, strict=True):
-                    if isinstance(x, InputError):
-                        yield refused(text, str(x))
-                    elif isinstance(x, Exception):
-                        yield refused(text, f'{type(x).__name__}: {x}')
+                for (_, text), x in zip(chunk, texts_read, strict=True):
+                    if isinstance(x, Exception):
+                        name = '' if isinstance(x, InputError) else f'{type(x).__name__}: '
+                        yield refused(text, f'{name}{x}')
                     else:
                         yield next(result)
 

@@ -24,8 +24,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import model_sizes
-from bert_jax.data.packing import Units, tile
-from bert_jax.data.pairs import Encode, Sequences, make_sequences
+from bert_jax.data.packing import Units
+from bert_jax.data.pairs import Encode, Sequences, make_sequences, tile
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_whole
 from bert_jax.runtime.hosts import say

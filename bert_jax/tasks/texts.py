@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.packing import Units, tile
-from bert_jax.data.pairs import Sequences, make_sequences, ranges
+from bert_jax.data.packing import Units
+from bert_jax.data.pairs import WINDOWS, TextWindows, text_windows
 from bert_jax.heads import HEADS
-from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
@@ -51,12 +50,6 @@ from bert_jax.tasks.table import (
 
 # From the rows of a file and the label in each, to labels as arrays [n, ...].
 Convert = Callable[[Rows, Sequence[Any]], np.ndarray]
-
-# What becomes of a text that is longer than the model takes: it is cut, as in the paper; or it is
-# read in windows, of whose probabilities the mean (weighted by tokens) or the largest counts.
-WINDOWS = ('first', 'mean', 'max')
-
-Tokens = tuple[np.ndarray, np.ndarray]  # ids of all texts, tokens of each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,83 +241,6 @@ def _in_order(names: set[str]) -> tuple[str, ...]:
     if any(math.isnan(number) for number in numbers.values()):
         return tuple(sorted(names))
     return tuple(sorted(names, key=lambda name: (numbers[name], name)))  # '1' and '1.0' are equal
-
-
-@dataclasses.dataclass(frozen=True)
-class TextWindows:
-    """Token sequences of texts, one or more each, in their order.
-
-    Attributes:
-      sequences: the W windows.
-      text: [W] int64, the text of each, not decreasing; every text has one.
-      how: one of WINDOWS.
-    """
-
-    sequences: Sequences
-    text: np.ndarray
-    how: str
-
-    def combined(self, values: np.ndarray) -> np.ndarray:
-        """[n, ...] a text from [W, ...] a window."""
-        if len(self.text) == self.text[-1] + 1:
-            return values
-        starts = np.flatnonzero(np.diff(self.text, prepend=-1))
-        if self.how == 'max':
-            return np.maximum.reduceat(values, starts)
-        weights = self.sequences.lengths.reshape(-1, *[1] * (values.ndim - 1))
-        return np.add.reduceat(values * weights, starts) / np.add.reduceat(weights, starts)
-
-    def combined_logits(self, head: type[Classification], logits: np.ndarray) -> np.ndarray:
-        """The logits [n, L] of the combined probabilities, of `logits` [W, L]; of a regression the
-        combined values."""
-        if len(self.text) == self.text[-1] + 1:
-            return self.combined(logits)
-        return head.of_windows(logits, self.combined, self.how == 'max')
-
-
-def text_windows(
-    a: Tokens, b: Tokens | None, how: str, *, max_length: int, cls_id: int, sep_id: int
-) -> TextWindows:
-    """Windows of single texts or of pairs.
-
-    They are as many as needed, evenly spaced, and overlap by half (see `tile`). Of a pair
-    the longer text is cut into windows, and the shorter one stands in each, half of it at most.
-
-    Args:
-      a, b, max_length, cls_id, sep_id: as of `make_sequences`.
-      how: one of WINDOWS.
-    """
-    limits = {'max_length': max_length, 'cls_id': cls_id, 'sep_id': sep_id}
-    if how == 'first':
-        return TextWindows(make_sequences(a, b, **limits), np.arange(len(a[1])), how)
-    if b is None:
-        spans = np.append(0, np.cumsum(a[1]))
-        tiles = tile(spans, max_length - 2)
-        sequences = make_sequences(_part(a[0], tiles.starts, tiles.ends), None, **limits)
-        return TextWindows(sequences, tiles.span, how)
-    ids = np.concatenate([a[0], b[0]])
-    a_n, b_n = a[1].astype(np.int64), b[1].astype(np.int64)
-    a_starts, b_starts = np.cumsum(a_n) - a_n, len(a[0]) + np.cumsum(b_n) - b_n
-    a_is_long = a_n > b_n
-    long_n, short_n = np.maximum(a_n, b_n), np.minimum(a_n, b_n)
-    kept = np.minimum(short_n, (max_length - 3) // 2)
-    spans = np.append(0, np.cumsum(long_n))
-    tiles = tile(spans, max_length - 3 - kept)
-    text = tiles.span
-    shifts = (np.where(a_is_long, a_starts, b_starts) - spans[:-1])[text]
-    long = tiles.starts + shifts, tiles.ends + shifts
-    short_starts = np.where(a_is_long, b_starts, a_starts)[text]
-    short = short_starts, short_starts + kept[text]
-
-    def parts(from_long: np.ndarray) -> Tokens:
-        return _part(ids, *(np.where(from_long[text], x, y) for x, y in zip(long, short)))
-
-    sequences = make_sequences(parts(a_is_long), parts(~a_is_long), **limits)
-    return TextWindows(sequences, text, how)
-
-
-def _part(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Tokens:
-    return ids[ranges(starts, ends - starts)], ends - starts
 
 
 def text_task(

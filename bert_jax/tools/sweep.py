@@ -348,8 +348,6 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool], *, waits: bool = Fals
     Raises:
       InputError: a config that cannot work.
     """
-    from bert_jax.train.experiment import open_run
-
     started, before = time.monotonic(), len(sweep.unfinished())
     opened: Any = None
     shared: Settings | None = None
@@ -364,13 +362,13 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool], *, waits: bool = Fals
             time.sleep(_WAIT_SECONDS_BUCKET if files.in_bucket(sweep.path) else _WAIT_SECONDS)
             continue
         try:
+            printed = io.StringIO()
+            if shared != member.shared:
+                opened, shared = None, member.shared  # frees the last one's memory
+                with contextlib.redirect_stdout(printed):
+                    opened = _open(sweep, member)
             with _open_log(sweep.run(member) / 'log.txt') as log:
-                if shared != member.shared:
-                    opened, shared = None, member.shared  # frees the last one's memory
-                    alike = [m for m in sweep.unfinished() if m.shared == shared]
-                    with contextlib.redirect_stdout(log):
-                        opened = open_run(member_config(sweep.config, sweep.overrides, member),
-                                          [sweep.run(m) for m in alike])
+                log.write(printed.getvalue())
                 _train(sweep, member, claim, opened, log, should_stop)
         finally:
             claim.release()
@@ -379,6 +377,15 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool], *, waits: bool = Fals
             seconds = (time.monotonic() - started) / (before - left) * left
             print(f'  {before - left}/{before} runs, eta {seconds / 60:.0f} min', flush=True)
     return False
+
+
+def _open(sweep: Sweep, member: Member) -> Any:
+    """Reads the weights and data, and builds the step, that a member shares with others."""
+    from bert_jax.train.experiment import open_run
+
+    return open_run(
+        member_config(sweep.config, sweep.overrides, member),
+        [sweep.run(m) for m in sweep.unfinished() if m.shared == member.shared])
 
 
 @contextlib.contextmanager
@@ -484,6 +491,9 @@ def run_workers(
     workers = workers or (max(1, len(hosts.chips()[1]) // chips) if chips else 1)
     if worker is not None and sys.platform == 'linux':
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # as its parent dies
+        cores = sorted(os.sched_getaffinity(0))
+        share = cores[worker * len(cores) // workers : (worker + 1) * len(cores) // workers]
+        os.sched_setaffinity(0, share or [cores[worker % len(cores)]])
     guard = Guard()
     guard.start()
     status = 143
@@ -511,15 +521,10 @@ def _supervise(
     environments = [worker_environment(i, workers, chips) for i in range(workers)]
 
     def start(worker: int) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, '-m', module, *argv, f'--worker={worker}'],
             env=os.environ | environments[worker],
             start_new_session=True)  # Ctrl-C reaches it through us, once
-        if sys.platform == 'linux':  # its share of the cores
-            cores = sorted(os.sched_getaffinity(0))
-            share = cores[worker * len(cores) // workers : (worker + 1) * len(cores) // workers]
-            os.sched_setaffinity(process.pid, share or [cores[worker % len(cores)]])
-        return process
 
     running = {worker: start(worker) for worker in range(workers)}
     deaths = status = 0

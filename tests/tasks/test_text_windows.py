@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from bert_jax.data.pairs import joined, make_sequences
+from bert_jax.data.pairs import joined, make_sequences, text_windows
 from bert_jax.heads import HEADS
-from bert_jax.tasks.texts import text_windows
 
 CLS, SEP = 2, 3
 LIMITS = {'max_length': 12, 'cls_id': CLS, 'sep_id': SEP}

@@ -18,9 +18,14 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.stopping import Guard
-from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import sweep
-from bert_jax.tools.sweep import Sweep, grid_members, member_config, read_sweep, worker_environment
+from bert_jax.tools.sweep import (
+    Sweep,
+    grid_members,
+    member_config,
+    read_sweep,
+    worker_environment,
+)
 from bert_jax.train import experiment
 from bert_jax.train.report import Report
 from tests.conftest import ROOT
@@ -104,7 +109,8 @@ def test_settings_of_the_command_line_go_before_those_of_the_file(tmp_path):
 def overrides(tmp_path_factory):
     """Of runs on a tiny task."""
     folder = write_cola(tmp_path_factory.mktemp('data'), train=32, dev=16)
-    write_vocab(folder / 'vocab.txt', [*SPECIAL_TOKENS, *WORDS])
+    (folder / 'vocab.txt').write_text(
+        '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS]))
     return [f'--config.{setting}' for setting in (
         'model.name=tiny', 'model.num_layers=1', 'model.hidden_size=16', 'model.num_heads=2',
         'model.intermediate_size=32', f'data.source={folder}',
@@ -119,6 +125,17 @@ def no_curves():
     """Drawing takes longer than these runs."""
     with mock.patch.object(Report, 'draw'):
         yield
+
+
+class StopAt:
+    """Asks to stop when a step is reached for the so manieth time, and from then on."""
+
+    def __init__(self, step, times):
+        self._step, self._left = step, times
+
+    def __call__(self, step):
+        self._left -= step == self._step
+        return self._left <= 0
 
 
 def work(path, overrides, members=MEMBERS, keep=1, waits=True, should_stop=lambda step: False):
@@ -151,9 +168,7 @@ def own(tmp_path_factory, overrides):
 def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone(
     tmp_path, overrides, own, capsys
 ):
-    polled = []
-    finished, ours = work(tmp_path, overrides, keep=2, should_stop=lambda step: (
-        polled.append(step) or polled.count(3) == 2))  # at step 3 of the second member
+    finished, ours = work(tmp_path, overrides, keep=2, should_stop=StopAt(3, 2))
     assert not finished and len(ours.unfinished()) == 3
     assert losses(ours.run(MEMBERS[1]))[-1][0] == 3
     first = (ours.run(MEMBERS[0]) / 'sweep_result.json').stat().mtime
@@ -176,6 +191,7 @@ def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone
         assert group['mean'] == pytest.approx(
             np.mean([value for name, value in values.items() if f'={rate},' in name]))
     assert results['winner'] in (tmp_path / 'table.md').read_text() + capsys.readouterr().out
+    assert (tmp_path / 'sweep.png').stat().st_size > 1000
     assert (tmp_path / 'winner').resolve().name == results['winner']
     assert len(list(tmp_path.glob('runs/*/best/*'))) == 2, 'beaten runs keep their logs only'
     with pytest.raises(InputError, match=r'holds a sweep of --config=.*glue\.py:cola'):
@@ -243,10 +259,7 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_costs_a_start(tmp_path, ove
     first, second = (launch(tmp_path, *arguments, devices=2) for _ in range(2))
     children = Path(f'/proc/{first.pid}/task/{first.pid}/children')
     wait_for(lambda: len(list(tmp_path.glob('runs/*/.claim-*'))) == 4)
-    workers = [int(pid) for pid in children.read_text().split()]
-    cores = sorted(core for pid in workers for core in os.sched_getaffinity(pid))
-    assert cores == sorted(os.sched_getaffinity(0)) or len(set(cores)) == 1, 'shared out'
-    os.kill(workers[0], signal.SIGKILL)
+    os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
     told = [process.communicate(timeout=240) for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], told
     assert 'worker 0 ended with status -9: started again' in told[0][1]
