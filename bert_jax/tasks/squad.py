@@ -397,9 +397,11 @@ def _paragraphs(contexts: Sequence[str], encode: Encode) -> Paragraphs:
 
     Every distinct word is tokenized once: BERT's tokens of a text are those of its words.
     """
-    spans = [[match.span() for match in _WORD.finditer(context)] for context in contexts]
+    spans = [
+        np.array([match.span() for match in _WORD.finditer(context)], np.int32).reshape(-1, 2)
+        for context in contexts]
     word_offsets = np.cumsum([0, *map(len, spans)])
-    words = [context[a:b] for context, of_it in zip(contexts, spans) for a, b in of_it]
+    words = [word for context in contexts for word in _WORD.findall(context)]
     numbers = {word: i for i, word in enumerate(dict.fromkeys(['', *words]))}
     distinct = np.array([numbers[word] for word in words], np.int64)
     ids, counts = encode(list(numbers))
@@ -408,7 +410,7 @@ def _paragraphs(contexts: Sequence[str], encode: Encode) -> Paragraphs:
     return Paragraphs(
         ids=ids[ranges((np.cumsum(counts) - counts)[distinct], word_counts)],
         offsets=word_tokens[word_offsets], word_tokens=word_tokens, word_offsets=word_offsets,
-        word_spans=np.array([span for of_it in spans for span in of_it], np.int32).reshape(-1, 2),
+        word_spans=np.concatenate(spans),
     )
 
 

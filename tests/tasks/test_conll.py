@@ -223,20 +223,6 @@ def test_every_word_is_scored_once_in_windows_of_its_own_text(made, max_length, 
     assert (context >= np.minimum((max_length - 2) // 4 - 10, in_text)).all()
 
 
-def test_a_text_that_fits_is_one_window_and_a_longer_one_costs_at_most_twice_its_tokens():
-    lengths = [10, 30, 31, 45, 46, 500]
-    texts = made_texts([[[1] * length] for length in lengths], False)
-    sequences, word_index = windows(texts, 32)
-    check_windows(texts, sequences, word_index, 32)
-    of_window = np.searchsorted(
-        np.cumsum(lengths), word_index[word_index >= 0], side='right')
-    at = np.repeat(np.arange(len(sequences)), sequences.lengths)[word_index >= 0]
-    number = [len(set(at[of_window == i])) for i in range(len(lengths))]
-    assert number == [1, 1, 2, 2, 3, 33]  # one more for every 15 beyond 30
-    tokens = np.array(number)[2:] * 30
-    assert (tokens <= 2 * np.array(lengths[2:])).all()
-
-
 def test_a_word_without_pieces_becomes_unknown_and_is_scored():
     vocab = Vocab.from_tokens(
         ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', '##b', 'b', '.'])
@@ -315,21 +301,6 @@ def test_scores_are_those_of_seqeval_whatever_the_tags(pair):
         assert ours['accuracy'] == pytest.approx(seqeval.accuracy_score(gold, predicted))
     if not types:
         assert ours['f1'] == ours['precision'] == ours['recall'] == 0.0
-
-
-@settings(deadline=None)
-@given(sentence_pairs())
-def test_iob2_has_the_same_entities_each_with_a_beginning(pair):
-    gold, _ = pair
-    converted = [to_iob2(sentence) for sentence in gold]
-    assert [to_iob2(sentence) for sentence in converted] == converted
-    for before, after in zip(sum(gold, []), sum(converted, []), strict=True):
-        assert before[1:] == after[1:] and (before == after or (before[0], after[0]) == ('I', 'B'))
-    for sentence in converted:
-        for previous, tag in zip(['O', *sentence], sentence, strict=False):
-            assert tag[0] != 'I' or previous[1:] == tag[1:]
-    scores = conll_scores(converted, gold)
-    assert scores['f1'] == (1.0 if set(sum(gold, [])) - {'O'} else 0.0)
 
 
 @pytest.mark.parametrize(('tags', 'expected'), [

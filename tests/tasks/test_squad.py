@@ -341,11 +341,16 @@ def test_lengths_that_cannot_be(lengths, message):
         make_windows(make_questions('the cat', ('cats the', 'cat', 4)), **lengths)
 
 
-@pytest.mark.parametrize('version', ['v1', 'v2'])
-def test_windows_are_those_of_the_original(version, write):
-    recorded = ORIGINAL['sets'][version]
-    windows = make_windows(
-        read(write(recorded['squad']), version=version), ORIGINAL_TOKENIZER, **LENGTHS)
+@pytest.fixture(params=['v1', 'v2'])
+def original(request, write):
+    """(version, what run_squad.py made of its data, the windows of that data)."""
+    recorded = ORIGINAL['sets'][request.param]
+    questions = read(write(recorded['squad']), version=request.param)
+    return request.param, recorded, make_windows(questions, ORIGINAL_TOKENIZER, **LENGTHS)
+
+
+def test_windows_are_those_of_the_original(original):
+    _, recorded, windows = original
     sequences = windows.sequences
     assert len(windows) == len(recorded['windows']) > 30
     for i, expected in enumerate(recorded['windows']):
@@ -356,8 +361,8 @@ def test_windows_are_those_of_the_original(version, write):
         assert [windows.start_positions[i], windows.end_positions[i]] == expected['positions']
         mine = np.flatnonzero(windows.question_index == windows.question_index[i])
         starts = windows.part_starts[mine] - windows.part_starts[mine[0]]
-        first, n = windows.part_starts[i] - windows.part_starts[mine[0]], windows.part_lengths[i]
-        owned = max_context(starts, windows.part_lengths[mine])[first:first + n] == i - mine[0]
+        owners = max_context(starts, windows.part_lengths[mine])
+        owned = owners[starts[i - mine[0]]:][:windows.part_lengths[i]] == i - mine[0]
         assert (sequences.first_lengths[i] + np.flatnonzero(owned)).tolist() == expected[
             'max_context']
 
@@ -471,11 +476,8 @@ def predict(windows, start, end, version='v1', tokenizer=TOKENIZER, **options):
         lowercase=True, version=version, **options)
 
 
-@pytest.mark.parametrize('version', ['v1', 'v2'])
-def test_answers_are_those_of_the_original(version, write):
-    recorded = ORIGINAL['sets'][version]
-    windows = make_windows(
-        read(write(recorded['squad']), version=version), ORIGINAL_TOKENIZER, **LENGTHS)
+def test_answers_are_those_of_the_original(original):
+    version, recorded, windows = original
     i = np.arange(len(windows.sequences.ids))
     start, end = (
         ((i * i * 31 + i * step) % 1009 / 97.0).astype(np.float32)
