@@ -246,7 +246,8 @@ class _Shapes:
         More of them give the scheduler more independent work, and take more of the memory.
         """
         all_pairs = hidden // LANES
-        self.pairs = math.gcd(all_pairs, 2 if length <= 256 else 1)
+        # Long rows of more than 16 heads leave no room for two pairs in 16 MB.
+        self.pairs = math.gcd(all_pairs, 2 if length <= 256 or all_pairs <= 8 else 1)
         self.rows = math.gcd(batch, max(1, scores // (self.pairs * length**2)))
         self.length = length
         steps = all_pairs // self.pairs
