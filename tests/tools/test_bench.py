@@ -84,14 +84,6 @@ def test_store_and_rows(tmp_path, capsys):
     assert 'masked rows of 16, batch 4' in capsys.readouterr().out
 
 
-def test_help(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        bench.main(['bench', '--help'])
-    out = capsys.readouterr().out
-    assert exit_.value.code == 0 and '--rows_seconds' in out
-    assert 'python -m bert_jax.tools.bench' in out
-
-
 def test_table():
     text = table([
         {'benchmark': 'step', 'figures': [figure('speed', [3.0, 1.0, 2.0], 'x/s')]},

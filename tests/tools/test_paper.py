@@ -1,7 +1,6 @@
 """The paper's tables: their parts and what they share, the chain, its table, what it refuses."""
 
 import json
-import random
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,6 +10,7 @@ import pytest
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.stopping import Guard
+from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import paper, sweep
 from bert_jax.tools.paper import (
     COLUMNS,
@@ -23,7 +23,7 @@ from bert_jax.tools.paper import (
 )
 from bert_jax.train.report import Report
 from tests.conftest import ROOT
-from tests.tiny_runs import WORDS, one_device, sentence, write_cola
+from tests.tiny_runs import WORDS, documents, one_device, write_cola
 
 pytestmark = pytest.mark.slow
 
@@ -355,11 +355,8 @@ def test_weights_that_are_given_have_rows_without_pre_training(tmp_path):
 
 def test_a_chain_of_real_runs(tmp_path):
     """Table 3 has one row: it is pre-trained, and fine-tuned from that on a file of CoLA's form."""
-    rng = random.Random(1)
-    (tmp_path / 'vocab.txt').write_text(
-        '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS]))
-    (tmp_path / 'text.txt').write_text('\n\n'.join(
-        '\n'.join(f'{sentence(rng)}.' for _ in range(6)) for _ in range(60)))
+    write_vocab(tmp_path / 'vocab.txt', [*SPECIAL_TOKENS, *WORDS])
+    (tmp_path / 'text.txt').write_text(documents(60))
     write_cola(tmp_path / 'glue', train=32, dev=16)
     both = [f'data.dir={tmp_path}/cache', 'train.batch_size=8', 'train.steps=4',
             'train.eval_every=0', 'train.save_every=0']

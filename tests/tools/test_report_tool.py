@@ -50,16 +50,11 @@ def runs(tmp_path_factory):
     return folder
 
 
-def page_of(runs, *names, text='the red cat sees a bird.'):
-    output = runs / ('-'.join(names) + '.html')
-    report.main([*(str(runs / name) for name in names), '--output', str(output), '--text', text])
-    page = output.read_text(encoding='utf-8')
-    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
-    return page, json.loads(data)
-
-
 def test_the_page(runs, capsys):
-    page, data = page_of(runs, 'whole', 'killed', 'bare', text='the <i>cat</i> sees a bird.')
+    names = ['whole', 'killed', 'bare']
+    report.main([*(str(runs / name) for name in names), f'--output={runs}/page.html',
+                 '--text=the <i>cat</i> sees a bird.'])
+    page = (runs / 'page.html').read_text()
     said = capsys.readouterr().out
     assert 'whole: finished: 8 steps in 0:16\n' in said
     assert 'killed: step 5 of 8 in 0:10, stopped; no masked words' in said
@@ -68,17 +63,19 @@ def test_the_page(runs, capsys):
     assert not re.search(r'(src|href)="(?!#)|url\(|@import', page)
     assert set(re.findall(r'https?://[^\'"]*', page)) == {'http://www.w3.org/2000/svg'}
     assert '&lt;i&gt;' in page and '<i>' not in page
-    assert data['runs'] == ['whole', 'killed', 'bare']
+    (data,) = map(json.loads, re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', page))
+    assert data['runs'] == names
     loss, accuracy = data['charts'][''][:2]
     assert [s['run'] for s in loss['series']] == [0, 1]
     assert [(s['run'], s['held_out']) for s in accuracy['series']] == [
         (0, False), (0, True), (1, False), (1, True)]
     assert len(data['charts']['How it ran']) == 4
-    of_gates = page.split('id="gates"')[1].split('</section>')[0]
-    assert of_gates.count('<li>') == 2 and MEANINGS['loss_spike'] in of_gates
-    assert 'step 3 and 1 more, the last at 4' in of_gates
-    of_settings = page.split('id="settings"')[1].split('</section>')[0]
-    assert re.findall(r'<th scope="row">(.*?)</th>', of_settings) == ['seed']
+    section = {name: page.split(f'id="{name}"')[1].split('</section>')[0]
+               for name in ('gates', 'settings')}
+    assert section['gates'].count('<li>') == 2 and MEANINGS['loss_spike'] in section['gates']
+    assert 'step 3 and 1 more, the last at 4' in section['gates']
+    assert re.findall(r'<th scope="row">(.*?)</th>', section['settings']) == ['seed']
     # The sentence, by the weights of the runs that have some.
     heads = data['attention'][0]
     assert (heads['layers'], heads['heads']) == (3, 4) and data['attention'][2] is None
@@ -94,8 +91,7 @@ def test_the_work_so_far(runs):
     run = RunRecords(runs / 'whole', 'whole')
     points = np.array(run.curves()['train/loss'])
     # Rows of 8 and of 16 tokens, three quarters of them full.
-    np.testing.assert_allclose(
-        points[:, 1], [12, 24, 36, 48, 60, 72, 84, 96])
+    np.testing.assert_allclose(points[:, 1], [12, 24, 36, 48, 60, 72, 84, 96])
     a_step = np.diff(points[:, 2], prepend=0)
     assert len(set(np.round(a_step[:4]))) == 1 and len(set(np.round(a_step[4:]))) == 1
     # By hand (docstring of `train_flops`): two layers whole, the third at [CLS] and two positions.

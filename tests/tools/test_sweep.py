@@ -18,14 +18,9 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.stopping import Guard
+from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import sweep
-from bert_jax.tools.sweep import (
-    Sweep,
-    grid_members,
-    member_config,
-    read_sweep,
-    worker_environment,
-)
+from bert_jax.tools.sweep import Sweep, grid_members, member_config, read_sweep, worker_environment
 from bert_jax.train import experiment
 from bert_jax.train.report import Report
 from tests.conftest import ROOT
@@ -109,8 +104,7 @@ def test_settings_of_the_command_line_go_before_those_of_the_file(tmp_path):
 def overrides(tmp_path_factory):
     """Of runs on a tiny task."""
     folder = write_cola(tmp_path_factory.mktemp('data'), train=32, dev=16)
-    (folder / 'vocab.txt').write_text(
-        '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS]))
+    write_vocab(folder / 'vocab.txt', [*SPECIAL_TOKENS, *WORDS])
     return [f'--config.{setting}' for setting in (
         'model.name=tiny', 'model.num_layers=1', 'model.hidden_size=16', 'model.num_heads=2',
         'model.intermediate_size=32', f'data.source={folder}',
@@ -125,17 +119,6 @@ def no_curves():
     """Drawing takes longer than these runs."""
     with mock.patch.object(Report, 'draw'):
         yield
-
-
-class StopAt:
-    """Asks to stop when a step is reached for the so manieth time, and from then on."""
-
-    def __init__(self, step, times):
-        self._step, self._left = step, times
-
-    def __call__(self, step):
-        self._left -= step == self._step
-        return self._left <= 0
 
 
 def work(path, overrides, members=MEMBERS, keep=1, waits=True, should_stop=lambda step: False):
@@ -168,7 +151,9 @@ def own(tmp_path_factory, overrides):
 def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone(
     tmp_path, overrides, own, capsys
 ):
-    finished, ours = work(tmp_path, overrides, keep=2, should_stop=StopAt(3, 2))
+    polled = []
+    finished, ours = work(tmp_path, overrides, keep=2, should_stop=lambda step: (
+        polled.append(step) or polled.count(3) == 2))  # at step 3 of the second member
     assert not finished and len(ours.unfinished()) == 3
     assert losses(ours.run(MEMBERS[1]))[-1][0] == 3
     first = (ours.run(MEMBERS[0]) / 'sweep_result.json').stat().mtime
@@ -191,7 +176,6 @@ def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone
         assert group['mean'] == pytest.approx(
             np.mean([value for name, value in values.items() if f'={rate},' in name]))
     assert results['winner'] in (tmp_path / 'table.md').read_text() + capsys.readouterr().out
-    assert (tmp_path / 'sweep.png').stat().st_size > 1000
     assert (tmp_path / 'winner').resolve().name == results['winner']
     assert len(list(tmp_path.glob('runs/*/best/*'))) == 2, 'beaten runs keep their logs only'
     with pytest.raises(InputError, match=r'holds a sweep of --config=.*glue\.py:cola'):
