@@ -491,9 +491,6 @@ def run_workers(
     workers = workers or (max(1, len(hosts.chips()[1]) // chips) if chips else 1)
     if worker is not None and sys.platform == 'linux':
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # as its parent dies
-        cores = sorted(os.sched_getaffinity(0))
-        share = cores[worker * len(cores) // workers : (worker + 1) * len(cores) // workers]
-        os.sched_setaffinity(0, share or [cores[worker % len(cores)]])
     guard = Guard()
     guard.start()
     status = 143
@@ -521,10 +518,15 @@ def _supervise(
     environments = [worker_environment(i, workers, chips) for i in range(workers)]
 
     def start(worker: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, '-m', module, *argv, f'--worker={worker}'],
             env=os.environ | environments[worker],
             start_new_session=True)  # Ctrl-C reaches it through us, once
+        if sys.platform == 'linux':  # its share of the cores
+            cores = sorted(os.sched_getaffinity(0))
+            share = cores[worker * len(cores) // workers : (worker + 1) * len(cores) // workers]
+            os.sched_setaffinity(process.pid, share or [cores[worker % len(cores)]])
+        return process
 
     running = {worker: start(worker) for worker in range(workers)}
     deaths = status = 0

@@ -1,6 +1,7 @@
 """The paper's tables: their parts and what they share, the chain, its table, what it refuses."""
 
 import json
+import os
 from types import SimpleNamespace
 from unittest import mock
 
@@ -186,13 +187,14 @@ def test_a_table_by_a_process_for_every_chip(tmp_path, quick, monkeypatch, capsy
         begun.append((argv[2], env['CUDA_VISIBLE_DEVICES']))
         assert argv[3:] == [*command, f'--worker={len(begun) - 1}']
         if len(begun) == 3:
-            with mock.patch.object(sweep.sys, 'platform', 'other'):  # all cores stay this process's
-                assert paper.main(argv[3:]) == 0
+            assert paper.main(argv[3:]) == 0
             assert 'written: ' not in capsys.readouterr().out, "the table is the first process's"
-        return mock.Mock(poll=lambda: 0)
+        return mock.Mock(poll=lambda: 0, pid=0)
 
     monkeypatch.setattr('bert_jax.runtime.hosts.chips', lambda: ('gpu', list('012345')))
     monkeypatch.setattr(sweep.subprocess, 'Popen', popen)
+    monkeypatch.setattr(sweep.ctypes, 'CDLL', mock.Mock())  # this process stays as it is
+    monkeypatch.setattr(os, 'sched_setaffinity', mock.Mock())
     assert paper.main(command) == 0
     assert begun == [('bert_jax.tools.paper', chips) for chips in ('0,1', '2,3', '4,5')]
     assert quick.trained and 'written: ' in capsys.readouterr().out

@@ -243,7 +243,10 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_costs_a_start(tmp_path, ove
     first, second = (launch(tmp_path, *arguments, devices=2) for _ in range(2))
     children = Path(f'/proc/{first.pid}/task/{first.pid}/children')
     wait_for(lambda: len(list(tmp_path.glob('runs/*/.claim-*'))) == 4)
-    os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+    workers = [int(pid) for pid in children.read_text().split()]
+    cores = sorted(core for pid in workers for core in os.sched_getaffinity(pid))
+    assert cores == sorted(os.sched_getaffinity(0)) or len(set(cores)) == 1, 'shared out'
+    os.kill(workers[0], signal.SIGKILL)
     told = [process.communicate(timeout=240) for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], told
     assert 'worker 0 ended with status -9: started again' in told[0][1]
