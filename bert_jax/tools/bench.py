@@ -143,26 +143,24 @@ def step(o: argparse.Namespace) -> Result:
             data.training(o.seq, o.predictions), batch_size=o.batch_size, local=local,
             first_step=0, num_steps=_NUM_BATCHES)
     ]
-    losses: list[float] = []  # of the last step of each measurement
-    tokens_per_step = 0
+    last: list[dict[str, Any]] = []  # metrics of the last step of each measurement
 
     def seconds(steps: int) -> float:
         """Time of further steps; it waits for the device only at both ends."""
-        nonlocal state, tokens_per_step
+        nonlocal state
         jax.block_until_ready((state, batches))
         started = time.perf_counter()
         in_flight: list[Any] = []
         for i in range(steps):
             state, metrics = program.train_step(state, numbers, batches[i % _NUM_BATCHES])
-            in_flight.append(metrics['loss'])
+            in_flight.append(metrics)
             if len(in_flight) > _STEPS_IN_FLIGHT:
-                in_flight.pop(0).block_until_ready()
+                jax.block_until_ready(in_flight.pop(0)['loss'])
         jax.block_until_ready(state)
         result = time.perf_counter() - started
-        losses.append(float(metrics['loss']))
-        tokens_per_step = int(metrics['tokens'])
-        if not math.isfinite(losses[-1]):
-            raise RuntimeError(f'the loss is {losses[-1]}')
+        last.append(jax.device_get(in_flight[-1]))
+        if not math.isfinite(last[-1]['loss']):
+            raise RuntimeError(f"the loss is {last[-1]['loss']}")
         return result
 
     parameters = num_params(state)
@@ -175,7 +173,7 @@ def step(o: argparse.Namespace) -> Result:
     for i in range(o.repeats):
         rates.append(o.steps * o.batch_size / seconds(o.steps))
         say(f'step: run {i + 1} of {o.repeats}: {rates[-1]:.2f} sequences/s')
-    flops = train_flops(m, o.seq, o.predictions)
+    flops, tokens_per_step = train_flops(m, o.seq, o.predictions), int(last[-1]['tokens'])
     figures = [
         figure(f'{o.model}, {m.dtype}', rates, 'sequences/s'),
         figure('tokens', [rate * tokens_per_step / o.batch_size for rate in rates], 'tokens/s'),
@@ -191,7 +189,8 @@ def step(o: argparse.Namespace) -> Result:
         'vocab_size': m.vocab_size, 'batch_size': o.batch_size, 'seq': o.seq,
         'predictions': o.predictions, 'dtype': m.dtype, 'steps': o.steps, 'warmup': o.warmup,
         'model': o.model, 'seed': o.seed, 'parameters': parameters, 'flops_per_sequence': flops,
-        'tokens_per_step': tokens_per_step, 'losses': losses,
+        'tokens_per_step': tokens_per_step,
+        'losses': [float(metrics['loss']) for metrics in last],
     }}
 
 

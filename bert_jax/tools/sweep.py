@@ -348,6 +348,8 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool], *, waits: bool = Fals
     Raises:
       InputError: a config that cannot work.
     """
+    from bert_jax.train.experiment import open_run
+
     started, before = time.monotonic(), len(sweep.unfinished())
     opened: Any = None
     shared: Settings | None = None
@@ -362,13 +364,13 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool], *, waits: bool = Fals
             time.sleep(_WAIT_SECONDS_BUCKET if files.in_bucket(sweep.path) else _WAIT_SECONDS)
             continue
         try:
-            printed = io.StringIO()
-            if shared != member.shared:
-                opened, shared = None, member.shared  # frees the last one's memory
-                with contextlib.redirect_stdout(printed):
-                    opened = _open(sweep, member)
             with _open_log(sweep.run(member) / 'log.txt') as log:
-                log.write(printed.getvalue())
+                if shared != member.shared:
+                    opened, shared = None, member.shared  # frees the last one's memory
+                    alike = [m for m in sweep.unfinished() if m.shared == shared]
+                    with contextlib.redirect_stdout(log):
+                        opened = open_run(member_config(sweep.config, sweep.overrides, member),
+                                          [sweep.run(m) for m in alike])
                 _train(sweep, member, claim, opened, log, should_stop)
         finally:
             claim.release()
@@ -377,15 +379,6 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool], *, waits: bool = Fals
             seconds = (time.monotonic() - started) / (before - left) * left
             print(f'  {before - left}/{before} runs, eta {seconds / 60:.0f} min', flush=True)
     return False
-
-
-def _open(sweep: Sweep, member: Member) -> Any:
-    """Reads the weights and data, and builds the step, that a member shares with others."""
-    from bert_jax.train.experiment import open_run
-
-    return open_run(
-        member_config(sweep.config, sweep.overrides, member),
-        [sweep.run(m) for m in sweep.unfinished() if m.shared == member.shared])
 
 
 @contextlib.contextmanager
