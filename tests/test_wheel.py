@@ -60,3 +60,4 @@ def test_commands_by_name(installed):
     assert 'fill-mask' in run(installed, 'predict', '--help').stdout
     assert run(installed).stdout.startswith('usage: bert-jax {train,predict,')
     assert run(installed, 'tarin').returncode == 2
+    assert 'pre-training 80/0/20: 2 of 2 runs left' in run(installed, 'paper', '8', '--list').stdout
