@@ -41,22 +41,9 @@ from bert_jax.runtime.process import Chip, error_boundary, find_chip
 from bert_jax.tasks.pretrain import PretrainTask, step_flops
 from bert_jax.text import load_tokenizer
 from bert_jax.text.training import add_words
-from bert_jax.tools.preflight_hlo import (
-    CompiledText,
-    Instruction,
-    attention_cycles,
-    open_topology,
-    scope_of,
-    short_name,
-)
-from bert_jax.train.program import (
-    Program,
-    build_program,
-    compile_step,
-    device_bytes,
-    open_mesh,
-    phase_calls,
-)
+from bert_jax.tools import preflight_hlo as hlo
+from bert_jax.train import program as programs
+from bert_jax.train.program import Program, device_bytes
 from bert_jax.weights import load_weights
 
 Record = dict[str, Any]
@@ -69,9 +56,9 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
     rows = phase['packed_rows'] or phase['batch_size']
     name = f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})"
     started, results = time.monotonic(), {}
-    for step_name, (step, arguments) in phase_calls(program, phase).items():
+    for step_name, (step, arguments) in programs.phase_calls(program, phase).items():
         say(f'compiling {step_name} of {name} for {mesh.size} chips ...')
-        results[step_name] = compile_step(step, *arguments)
+        results[step_name] = programs.compile_step(step, *arguments)
         say(f'  done, {time.monotonic() - started:.0f} s')
     (compiled, memory), (_, evaluation) = results['train'], results['evaluation']
     flops = step_flops(Pretraining(program.objective.config), phase) / phase['batch_size']
@@ -102,12 +89,12 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
     }
     if compiled is not None:
         rate = program.objective.config.attention_dropout
-        record |= _times(CompiledText(compiled.as_text()), record, mesh.size, chip, rate)
+        record |= _times(hlo.CompiledText(compiled.as_text()), record, mesh.size, chip, rate)
     return record
 
 
 def _times(
-    text: CompiledText, record: Record, chips: int, chip: Chip, attention_dropout: float
+    text: hlo.CompiledText, record: Record, chips: int, chip: Chip, attention_dropout: float
 ) -> Record:
     """Cycles, FLOPs, messages and time of a compiled train step."""
     batch, formula = record['batch_size'], record['formula_flops_per_sequence']
@@ -117,11 +104,11 @@ def _times(
     for instruction, estimate in text.timed():
         if estimate is None:
             estimate, how, kernel_flops = kernel_cycles(text, instruction, chip, attention_dropout)
-            of = short_name(instruction.op_name) or instruction.name
+            of = hlo.short_name(instruction.op_name) or instruction.name
             unknown[of, how, estimate] += instruction.times
             flops += instruction.times * kernel_flops
         cycles += instruction.times * estimate
-        scopes[scope_of(instruction.op_name)] += instruction.times * estimate
+        scopes[hlo.scope_of(instruction.op_name)] += instruction.times * estimate
     collectives = text.collectives()
     # An all-reduce sends everything twice. No overlap with computation is assumed.
     sent = sum(c['bytes'] * (2 if c['kind'] == 'all-reduce' else 1) for c in collectives)
@@ -150,7 +137,7 @@ def _times(
 
 
 def kernel_cycles(
-    text: CompiledText, instruction: Instruction, chip: Chip, rate: float
+    text: hlo.CompiledText, instruction: hlo.Instruction, chip: Chip, rate: float
 ) -> tuple[int, str, int]:
     """(Cycles, method, FLOPs of products) of an instruction without the compiler's estimate.
 
@@ -162,7 +149,7 @@ def kernel_cycles(
         if name in instruction.name or name in instruction.op_name:
             rows, length, width = text.operand(instruction, 0).shape
             has_dropout = text.operand(instruction, marks_at).shape[1] > 1
-            result = attention_cycles(
+            result = hlo.attention_cycles(
                 chip.name, rows, length, width // 3, rate if has_dropout else 0.0)
             flops = products * 2 * rows * length**2 * width // 3
             return *max((moved, 'bytes'), (result[name], 'schedule')), flops
@@ -321,8 +308,9 @@ def check(config: ConfigDict, topology: str) -> Record:
     """
     validate(config)
     config = without_data(config)
-    devices = open_topology(topology)
-    program = build_program(config, open_mesh(config, devices), PretrainTask(config))
+    devices = hlo.open_topology(topology)
+    mesh = programs.open_mesh(config, devices)
+    program = programs.build_program(config, mesh, PretrainTask(config))
     chip = find_chip(devices[0].device_kind)
     assert chip is not None, devices[0].device_kind
     measured = [measure_phase(program, number, chip) for number in range(len(program.phases))]

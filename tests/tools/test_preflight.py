@@ -34,7 +34,7 @@ def pretend(monkeypatch, memory_bytes):
     """This machine's devices in place of a slice, of a chip with so many bytes."""
     chip = dataclasses.replace(
         process.find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes)
-    monkeypatch.setattr(preflight, 'open_topology', lambda name: jax.devices()[:2])
+    monkeypatch.setattr(preflight.hlo, 'open_topology', lambda name: jax.devices()[:2])
     monkeypatch.setattr(preflight, 'find_chip', lambda kind: chip)
 
 
@@ -84,7 +84,7 @@ def test_what_does_not_fit_gets_a_change_to_try(sizes, remedy, monkeypatch, tmp_
         total, given = next(needed), device_bytes(arguments)
         return None, Memory(given, 0, total - given)
 
-    monkeypatch.setattr(preflight, 'compile_step', compile_)
+    monkeypatch.setattr(preflight.programs, 'compile_step', compile_)
     path = tmp_path / 'record.json'
     assert run(*SMALL, '--topology=v5e:1x2', f'--json={path}') == 1
     (phase,) = json.loads(path.read_text())['phases']
