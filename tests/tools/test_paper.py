@@ -110,32 +110,23 @@ def finish(sweep, member, metric='eval/f1', **scores):
 
 @pytest.fixture
 def quick(monkeypatch, tmp_path_factory):
-    """In the place of trained runs: results at once, in the order of the pre-trained models."""
+    """In the place of trained runs: results at once, in the order of the pre-trained models.
+
+    `before(sweep, member)` may do something else: what it returns, if not None, ends the work.
+    """
     data = tmp_path_factory.mktemp('data')
     for name in ('glue/MRPC', 'squad', 'conll2003'):
         (data / name).mkdir(parents=True)
     monkeypatch.chdir(data)  # the default of --data
-    state = SimpleNamespace(
-        trained=[], stop_after=10**6, broken='',
-        elsewhere=[],  # configs that another machine is at, each for one look
-        fails_there=False)  # at its last look
+    state = SimpleNamespace(trained=[], before=lambda sweep, member: None)
 
     def work(sweep, should_stop, **_):
-        busy = next((name for name in state.elsewhere if name in sweep.config), None)
-        if busy is not None:
-            state.elsewhere.remove(busy)
-            if state.fails_there and not state.elsewhere:
-                (member,) = sweep.members
-                sweep.run(member).mkdir(parents=True)
-                sweep.fail(member)
-            return True
         for member in sweep.unfinished():
-            if len(state.trained) >= state.stop_after:
-                return False
-            if state.broken and state.broken in sweep.config:
-                raise InputError('config.data.source is not there')
-            state.trained.append((sweep.path.name, member.name))
             run = sweep.run(member)
+            run.mkdir(parents=True, exist_ok=True)
+            if (ended := state.before(sweep, member)) is not None:
+                return ended
+            state.trained.append((sweep.path.name, member.name))
             (run / 'checkpoints' / '490').mkdir(parents=True)
             (run / 'vocab.txt').touch()
             (run / 'goodput.json').write_text('{"seconds": {"step": 1800.0, "start": 1800.0}}')
@@ -152,10 +143,10 @@ def quick(monkeypatch, tmp_path_factory):
 
 def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
     command = ['5', f'--workdir={tmp_path}', '--columns=mrpc,ppl', '--seeds=1', '--restarts=2']
-    quick.stop_after = 4
+    quick.before = lambda *_: None if len(quick.trained) < 4 else False
     assert paper.main(command) == 143
     assert '[2/8]' in capsys.readouterr().out
-    quick.stop_after = 10**6
+    quick.before = lambda *_: None
     assert paper.main([*command, '--list']) == 0
     listed = capsys.readouterr().out
     assert 'mrpc from Base, seed 0: 1 of 4 runs left' in listed
@@ -215,27 +206,35 @@ def test_a_table_may_have_the_mean_of_its_columns(tmp_path, quick, capsys):
 
 def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys):
     command = ['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']
-    quick.broken = 'no_nsp'
+
+    def broken(sweep, member):
+        if 'no_nsp' in sweep.config:
+            raise InputError('config.data.source is not there')
+
+    quick.before = broken
     assert paper.main(command) == 1
     found = capsys.readouterr()
     assert 'error: pre-training no_nsp: config.data.source is not there' in found.err
     assert ' | – (86.5) |' in row_of('No NSP', found.out)
     assert ' | 40.00 n=1 (86.7) |' in row_of('Base', found.out)
     assert 'Failed: mrpc from No NSP, seed 0: pre-training no_nsp failed' in found.out
-    quick.broken = ''
+    quick.before = lambda *_: None
     assert paper.main(command) == 0
 
 
 def test_what_another_machine_is_at_holds_up_only_what_needs_it(tmp_path, quick, capsys):
     command = ['5', '--columns=mrpc', '--seeds=1']
-    quick.elsewhere = ['ablations.py:base', 'ablations.py:base']
+    looks = [True, True]
+    quick.before = lambda sweep, _: (
+        looks.pop() if looks and 'ablations.py:base' in sweep.config else None)
     assert paper.main([*command, f'--workdir={tmp_path}/waits']) == 0
     kinds = [folder.partition('-')[0] for folder, _ in quick.trained]
     assert kinds[:2] == ['pretrain', 'mrpc'], 'another row is pre-trained and fine-tuned meanwhile'
     assert len(quick.trained) == len(set(quick.trained)) == 3 + 5 * 2
     assert capsys.readouterr().out.count('pre-training base: 1 runs') == 1
 
-    quick.elsewhere, quick.fails_there = ['ablations.py:base'], True
+    quick.before = lambda sweep, member: (
+        sweep.fail(member) or True if 'ablations.py:base' in sweep.config else None)
     assert paper.main([*command, f'--workdir={tmp_path}/fails']) == 1
     out = capsys.readouterr().out
     assert 'Failed: pre-training base: see log.txt' in out
