@@ -6,10 +6,8 @@ rows s * batch_size + local.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +16,7 @@ from bert_jax.data.stateless import hash64, permute
 from bert_jax.runtime.errors import InputError
 
 _ROWS_A_CALL = 2048  # rows made in one call: numpy's cost a call is then small
-_CALLS_AHEAD = 4
+_BATCHES_AHEAD = 8
 _MIXTURE_BLOCK = 1000  # rows in which a mixture has its exact weights
 
 
@@ -254,13 +252,12 @@ def train_batches(
     steps_a_call = max(1, _ROWS_A_CALL // len(local))
     end = first_step + num_steps
 
-    def make(begin: int) -> list[dict[str, np.ndarray]]:
+    def make(begin: int) -> dict[str, np.ndarray]:
         steps = np.arange(begin, min(begin + steps_a_call, end), dtype=np.int64)
         rows = examples.rows((steps[:, None] * batch_size + local).reshape(-1))
-        return [{name: x[i * len(local):(i + 1) * len(local)] for name, x in rows.items()}
-                for i in range(len(steps))]
+        return {name: x.reshape(len(steps), len(local), *x.shape[1:]) for name, x in rows.items()}
 
-    return _ahead(make, range(first_step, end, steps_a_call))
+    return _ahead(make, range(first_step, end, steps_a_call), examples.spec)
 
 
 def eval_batches(
@@ -270,30 +267,42 @@ def eval_batches(
 
     Every host gets the same number of batches, whatever its share of rows.
     """
-    def make(begin: int) -> list[dict[str, np.ndarray]]:
+    def make(begin: int) -> dict[str, np.ndarray]:
         row_ids = begin + local
         real = row_ids[row_ids < num_examples]
         batch = empty_rows(examples.spec, len(local))
         if len(real):
             for name, x in examples.frozen_rows(real).items():
                 batch[name][: len(real)] = x
-        return [batch]
+        return {name: x[None] for name, x in batch.items()}
 
-    return _ahead(make, range(0, num_examples, batch_size))
+    return _ahead(make, range(0, num_examples, batch_size), examples.spec)
 
 
 def _ahead(
-    make: Callable[[int], list[dict[str, np.ndarray]]], calls: Iterable[int]
+    make: Callable[[int], dict[str, np.ndarray]], calls: range, spec: BatchSpec
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The batches of all calls, in order, made in two threads before they are asked for."""
-    calls = iter(calls)
-    pool = concurrent.futures.ThreadPoolExecutor(2, 'batches')
-    try:
-        waiting = collections.deque(
-            pool.submit(make, call) for call in itertools.islice(calls, _CALLS_AHEAD))
-        while waiting:
-            batches = waiting.popleft().result()
-            waiting.extend(pool.submit(make, call) for call in itertools.islice(calls, 1))
-            yield from batches
-    finally:  # the caller stops early, or an error
-        pool.shutdown(wait=False, cancel_futures=True)
+    """The batches of all calls, in order, made by tf.data before they are asked for.
+
+    A call makes features [batches, rows, ...]. Synthetic rows, which do without TensorFlow, are
+    made when they are asked for.
+    """
+    tf: Any = sys.modules.get('tensorflow')
+    if tf is None:
+        return ({name: x[i] for name, x in batches.items()}
+                for batches in map(make, calls) for i in range(len(next(iter(batches.values())))))
+
+    def tensors(call: Any) -> dict[str, Any]:
+        made = tf.numpy_function(
+            lambda call: [make(int(call))[name] for name in spec], [call],
+            [tf.as_dtype(feature.dtype) for feature in spec.values()])
+        for tensor, feature in zip(made, spec.values(), strict=True):
+            tensor.set_shape([None, None, *feature.shape])
+        return dict(zip(spec, made, strict=True))
+
+    dataset = tf.data.Dataset.range(calls.start, calls.stop, calls.step).map(
+        tensors, num_parallel_calls=2, deterministic=True).unbatch().prefetch(_BATCHES_AHEAD)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    batches: Iterator[dict[str, np.ndarray]] = dataset.with_options(options).as_numpy_iterator()
+    return iter(batches)
