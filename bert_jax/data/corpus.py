@@ -125,6 +125,7 @@ class _Files:
     """Files on a disk or in a bucket, one unit each."""
 
     takes_all_cores = False
+    text_share = 1.0
 
     def __init__(self, spec: str, pattern: str, format_name: str):
         self.spec, self._format = spec, format_name
@@ -160,7 +161,8 @@ class _Files:
     def units(self) -> list[Unit]:
         # Prose is compressed to a third.
         return [
-            Unit(file.path, file.size * (3 if file.path.endswith(('.gz', '.bz2')) else 1))
+            Unit(file.path, int(file.size * self.text_share)
+                 * (3 if file.path.endswith(('.gz', '.bz2')) else 1))
             for file in self._found
         ]
 
@@ -172,6 +174,7 @@ class _WikiDumps(_Files):
     """MediaWiki dumps, one unit each."""
 
     takes_all_cores = True
+    text_share = 0.25  # of the XML, in English
 
     def __init__(self, spec: str, pattern: str):
         if not all(map(importlib.util.find_spec, wikidump.PACKAGES)):
@@ -180,13 +183,6 @@ class _WikiDumps(_Files):
                 f"pip install {' '.join(wikidump.PACKAGES)}"
             )
         super().__init__(spec, pattern, wikidump.FORMAT)
-
-    def units(self) -> list[Unit]:
-        # About a quarter of the XML is text of articles in English; it is compressed to a quarter.
-        return [
-            Unit(file.path, file.size // (1 if file.path.endswith(('.bz2', '.gz')) else 4))
-            for file in self._found
-        ]
 
     def read(self, unit: Unit) -> Iterator[Document]:
         for text in wikidump.read_articles(unit.name):
@@ -260,13 +256,9 @@ class _Tfds:
     def read(self, unit: Unit) -> Iterator[Document]:
         import tensorflow_datasets as tfds
 
-        data = self._builder.as_dataset(
-            split=unit.name, shuffle_files=False,
-            decoders=tfds.decode.PartialDecoding({'text': True}),
-        )
-        for batch in tfds.as_numpy(data.batch(256)):
-            for text in batch['text']:
-                yield Document(_normalise(text), True)
+        only_text = tfds.decode.PartialDecoding({'text': True})
+        for record in _records(self._builder, unit.name, decoders=only_text):
+            yield Document(_normalise(record['text']), True)
 
 
 def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str, Any]]:
@@ -280,11 +272,15 @@ def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str
     Raises:
       InputError: it is not prepared and cannot be.
     """
-    data = _prepared_builder(f'tfds:{name}', name, data_dir).as_dataset(
-        split=split, shuffle_files=False)
+    return _records(_prepared_builder(f'tfds:{name}', name, data_dir), split)
+
+
+def _records(builder: Any, split: str, **options: Any) -> Iterator[dict[str, Any]]:
+    """The records of a split as NumPy values, read in batches where their shapes allow."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
+    data = builder.as_dataset(split=split, shuffle_files=False, **options)
     if not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(data.element_spec)):
         yield from tfds.as_numpy(data)
         return

@@ -37,8 +37,7 @@ _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 10_000
 _WRITTEN_AT_ONCE = 8 << 20  # elements
 _JOURNAL = 'journal.json'
-_JOURNAL_SECONDS = 5.0
-_PROGRESS_SECONDS = 10.0
+_JOURNAL_SECONDS = 10.0
 
 
 def num_cores() -> int:
@@ -98,12 +97,12 @@ def _build(
     num_processes = num_processes or max(1, min(
         num_cores() // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(units)))
     num_threads = -(-num_cores() // num_processes)
-    report = _Progress(progress, num_bytes)
+    total_bytes = num_bytes if progress else None
     growing = _Growing(path, tokenizer)
     if num_processes > 1:
-        _build_parts(growing, source, tokenizer, num_processes, num_threads, report)
+        _build_parts(growing, source, tokenizer, num_processes, num_threads, total_bytes)
     else:
-        growing.read(source, len(units), num_threads, report)
+        growing.read(source, len(units), num_threads, total_bytes)
     state = growing.state
     if not state['num_documents']:
         raise InputError(f"data source '{source.spec}' holds no text")
@@ -141,25 +140,15 @@ def _build(
         )
 
 
-class _Progress:
-    """A line on standard error now and then: how much is done, how fast, how long yet."""
-
-    def __init__(self, enabled: bool, total_bytes: int):
-        self._enabled = enabled
-        self._total = total_bytes  # 0 where unknown
-        self._shown = time.monotonic()
-
-    def show(self, num_bytes: int, seconds: float) -> None:
-        now = time.monotonic()
-        if not self._enabled or now - self._shown < _PROGRESS_SECONDS:
-            return
-        self._shown = now
-        rate = num_bytes / max(seconds, 1e-3)
-        line = f'token store: {num_bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s'
-        if self._total:
-            left = max(self._total - num_bytes, 0) / max(rate, 1)
-            line += f', {min(num_bytes / self._total, 0.99):.0%}, {left / 60:.1f} min left'
-        print(line, file=sys.stderr, flush=True)
+def _report(state: dict[str, Any], total_bytes: int) -> None:
+    """Prints how much is done of `total_bytes` (0: unknown), how fast, how long yet."""
+    rate = state['text_bytes'] / max(state['seconds'], 1e-3)
+    line = f"token store: {state['text_bytes'] / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s"
+    if total_bytes:
+        left = max(total_bytes - state['text_bytes'], 0) / max(rate, 1)
+        share = min(state['text_bytes'] / total_bytes, 0.99)
+        line += f', {share:.0%}, {left / 60:.1f} min left'
+    print(line, file=sys.stderr, flush=True)
 
 
 class _Growing:
@@ -242,19 +231,17 @@ class _Growing:
         state['num_duplicates'] = state['num_documents']  # none is in `documents` yet
         state['text_bytes'] += num_bytes
 
-    def seconds(self) -> float:
-        """The time that it took until now."""
-        return time.monotonic() - self._started
-
     def save(self) -> None:
         """Makes what is in the files good."""
         while self._unsynced:
             store.fsync(self._unsynced.pop())
-        self.state['seconds'] = round(self.seconds(), 2)
+        self.state['seconds'] = round(time.monotonic() - self._started, 2)
         files.write_whole(self.folder / _JOURNAL, json.dumps(self.state))
 
-    def read(self, source: Source, last: int, num_threads: int, progress: _Progress) -> None:
-        """Adds the documents of the units before `last`."""
+    def read(
+        self, source: Source, last: int, num_threads: int, total_bytes: int | None = None
+    ) -> None:
+        """Adds the documents of the units before `last`; reports if `total_bytes` are given."""
         with loading_tensorflow(source.spec):  # nothing else in this process needs it
             from bert_jax.data.tokenize import tokenize_batches
 
@@ -278,10 +265,11 @@ class _Growing:
                 np.frombuffer(b''.join(hashes), '<u8'), num_bytes,
             )
             state |= {'unit': unit, 'done': done}
-            progress.show(state['text_bytes'], self.seconds())
             if time.monotonic() - saved > _JOURNAL_SECONDS:
                 self.save()
                 saved = time.monotonic()
+                if total_bytes is not None:
+                    _report(state, total_bytes)
         state |= {'unit': last, 'done': 0}
         self.save()
 
@@ -331,7 +319,7 @@ def _text_batches(
 
 def _build_parts(
     growing: _Growing, source: Source, tokenizer: Any, num_processes: int, num_threads: int,
-    progress: _Progress,
+    total_bytes: int | None,
 ) -> None:
     """Builds what is missing, by several processes at once."""
     units, state = source.units(), growing.state
@@ -349,7 +337,8 @@ def _build_parts(
         for folder, last, task in parts:
             task.result()
             growing.join(folder, last)
-            progress.show(state['text_bytes'], growing.seconds())
+            if total_bytes is not None:
+                _report(state, total_bytes)
 
 
 def _build_part(job: bytes, folder: files.Path, first: int, done: int, last: int) -> None:
@@ -366,4 +355,4 @@ def _build_part(job: bytes, folder: files.Path, first: int, done: int, last: int
     # TensorFlow would take threads for all processors in every process.
     os.environ.update(CUDA_VISIBLE_DEVICES='', TF_NUM_INTRAOP_THREADS=str(num_threads),
                       TF_NUM_INTEROP_THREADS=str(num_threads + 2))
-    _Growing(folder, tokenizer, first, done).read(source, last, num_threads, _Progress(False, 0))
+    _Growing(folder, tokenizer, first, done).read(source, last, num_threads)

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree import ElementTree
 
 from bert_jax.data.processes import process_pool
@@ -162,36 +162,32 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield tidy.strip()
 
 
-class Parsed(NamedTuple):
-    """What a part of a dump holds.
-
-    Attributes:
-      articles: their text, in order; paragraphs in lines.
-      unreadable: (title, reason) of pages that are left out.
-      fault: (line, reason) where it is not a dump's XML, or None.
-    """
-
-    articles: list[str]
-    unreadable: list[tuple[str, str]]
-    fault: tuple[int, str] | None
+# The text of articles, and (title, reason) of pages that are left out; both in order.
+Parsed = tuple[list[str], list[tuple[str, str]]]
 
 
-def parse(xml: bytes) -> Parsed:
-    """Reads a part of a dump (header, whole pages, end).
+def parse(xml: bytes, path: str, first_line: int) -> Parsed:
+    """Reads a part of a dump: a header in one line, whole pages, the end.
 
     A page that the parser is lost in ends the process, by its processor time.
+
+    Raises:
+      InputError: it is not sound XML; names the line, where pages begin at `first_line`.
     """
-    articles: list[str] = []
-    unreadable: list[tuple[str, str]] = []
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
-        return Parsed([], [], (error.position[0], str(error).partition(':')[0]))
+        raise InputError(
+            f'{path}, line {first_line + error.position[0] - 1}: not the XML of a MediaWiki dump '
+            f"({str(error).partition(':')[0]}); copy the file again"
+        ) from None
     hidden = _HIDDEN | {
         (namespace.text or '').lower()
         for namespace in root.iterfind('{*}siteinfo/{*}namespaces/{*}namespace')
         if namespace.get('key') in ('-2', '6', '14')
     }
+    articles: list[str] = []
+    unreadable: list[tuple[str, str]] = []
     gc.disable()  # a page's objects go by their counts; cycles are looked for at the end
     for page in root.iterfind('{*}page'):
         texts = page.findall('{*}revision/{*}text')
@@ -210,7 +206,7 @@ def parse(xml: bytes) -> Parsed:
             signal.setitimer(signal.ITIMER_PROF, 0)
     gc.enable()
     gc.collect()
-    return Parsed(articles, unreadable, None)
+    return articles, unreadable
 
 
 _READ_BYTES = 1 << 18
@@ -236,33 +232,27 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
     """
     num_processes = num_processes or os.cpu_count() or 1
     unreadable: list[tuple[str, str]] = []
-    pending: collections.deque[tuple[int, bytes, Future[Parsed]]] = collections.deque()
+    parts = _parts(path)
+    pending: collections.deque[tuple[bytes, int, Future[Parsed]]] = collections.deque()
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(process_pool(num_processes))
-        parts = _parts(path)
         while True:
             for line, part in itertools.islice(parts, 2 * num_processes - len(pending)):
                 try:
-                    future = pool.submit(parse, part)
+                    future = pool.submit(parse, part, path, line)
                 except BrokenProcessPool:
                     pool = stack.enter_context(process_pool(num_processes))
-                    future = pool.submit(parse, part)
-                pending.append((line, part, future))
+                    future = pool.submit(parse, part, path, line)
+                pending.append((part, line, future))
             if not pending:
                 break
-            first_line, part, future = pending.popleft()
+            part, line, future = pending.popleft()
             try:
-                parsed = future.result()
+                articles, left_out = future.result()
             except BrokenProcessPool:  # by this part, or by one that was read beside it
-                parsed = _parse_by_halves(part)
-            unreadable += parsed.unreadable
-            yield from parsed.articles
-            if parsed.fault:
-                line, reason = parsed.fault
-                raise InputError(
-                    f'{path}, line {first_line + max(line - 1, 0)}: not the XML of a MediaWiki '
-                    f'dump ({reason}); copy the file again'
-                )
+                articles, left_out = _parse_by_halves(part, path, line)
+            yield from articles
+            unreadable += left_out
     if unreadable:
         names = [f"'{title}' ({reason})" for title, reason in unreadable[:_NAMED]]
         names += ['others'] if len(unreadable) > _NAMED else []
@@ -270,26 +260,23 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
               f"{', '.join(names)}", file=sys.stderr, flush=True)
 
 
-def _parse_by_halves(part: bytes) -> Parsed:
+def _parse_by_halves(part: bytes, path: str, first_line: int) -> Parsed:
     """Reads a part in a process of its own, without the page that ends its reader, if one does."""
     with process_pool(1) as pool, contextlib.suppress(BrokenProcessPool):
-        return pool.submit(parse, part).result()
+        return pool.submit(parse, part, path, first_line).result()
     begin = part.find(b'<page>')
     pages = part[begin:].split(_PAGE_END)[:-1]
     if len(pages) == 1:
         title = re.search(rb'<title>(.*?)</title>', pages[0])
         name = title[1].decode(errors='replace') if title else '?'
-        return Parsed([], [(name, 'it ended its reader')], None)
+        return [], [(name, 'it ended its reader')]
     middle = len(pages) // 2
-    first, second = (
+    (first, left_out), (second, more) = (
         _parse_by_halves(part[:begin] + b''.join(
-            page.lstrip() + _PAGE_END for page in half) + b'</mediawiki>')
+            page.lstrip() + _PAGE_END for page in half) + b'</mediawiki>', path, first_line)
         for half in (pages[:middle], pages[middle:])
     )
-    return Parsed(
-        first.articles + second.articles, first.unreadable + second.unreadable,
-        first.fault or second.fault,
-    )
+    return first + second, left_out + more
 
 
 def _parts(path: str) -> Iterator[tuple[int, bytes]]:
