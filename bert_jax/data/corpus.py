@@ -177,10 +177,10 @@ class _WikiDumps(_Files):
     text_share = 0.25  # of the XML, in English
 
     def __init__(self, spec: str, pattern: str):
-        if not all(map(importlib.util.find_spec, wikidump.PACKAGES)):
+        if not importlib.util.find_spec('mwparserfromhell'):
             raise InputError(
-                f"data source '{spec}' is read with packages that are not installed here: "
-                f"pip install {' '.join(wikidump.PACKAGES)}"
+                f"data source '{spec}' is read with mwparserfromhell, which is not installed: "
+                'pip install mwparserfromhell'
             )
         super().__init__(spec, pattern, wikidump.FORMAT)
 
@@ -376,18 +376,17 @@ def _line_blocks(path: str) -> Iterator[bytes]:
         block, rest = rest + raw[:end], raw[end:]
         if not block:
             continue
-        if (nul := block.find(b'\0')) >= 0:
+        bad = block.find(b'\0')
+        if bad < 0:
+            try:
+                block.decode()
+            except UnicodeDecodeError as error:
+                bad = error.start
+        if bad >= 0:
             raise InputError(
-                f'{path} is not text: byte {offset + nul} is NUL; leave the file out, or convert '
-                'it to UTF-8 if it is UTF-16'
+                f'{path} is not text in UTF-8: byte {offset + bad} is 0x{block[bad]:02x}; convert '
+                'the file (iconv -t UTF-8), or leave it out'
             )
-        try:
-            block.decode()
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f'{path} is not UTF-8: byte {offset + error.start} is '
-                f'0x{block[error.start]:02x}; convert the file (iconv -t UTF-8)'
-            ) from None
         yield (block if offset else block.removeprefix(b'\xef\xbb\xbf')).replace(b'\r\n', b'\n')
         offset += len(block)
     if offset == 0:
@@ -458,20 +457,14 @@ def _json_lines(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                text = _normalise(json.loads(line)['text'].encode('utf-8', 'ignore'))
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 raise InputError(
-                    f'{path}, line {number} is not JSON ({error}): one object a line is wanted, '
-                    "as in {\"text\": \"...\"}"
+                    f"{path}, line {number} is not JSON with a field 'text' of type string "
+                    f'({type(error).__name__}: {error}); as in {{"text": "..."}}'
                 ) from None
-            text = record.get('text') if isinstance(record, dict) else None
-            if not isinstance(text, str):
-                has = ', '.join(record) if isinstance(record, dict) else type(record).__name__
-                raise InputError(
-                    f"{path}, line {number} has no field 'text' of type string (it has: {has})"
-                )
-            if encoded := _normalise(text.encode('utf-8', 'ignore')):
-                yield Document(encoded, True)
+            if text:
+                yield Document(text, True)
 
 
 def _parquet(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:

@@ -28,7 +28,6 @@ from bert_jax.runtime.errors import InputError
 
 # Part of the fingerprint: raise the number when the cleaning rules change.
 FORMAT = 'wikidump 1'
-PACKAGES = ('mwparserfromhell',)
 _CPU_SECONDS = 60  # that a page may take
 _MAX_UNCLOSED = 300  # marks of a page that begin something and do not end it
 
@@ -75,10 +74,6 @@ _REDIRECT = re.compile(r'\s*#redirect', re.IGNORECASE)
 _HIDDEN = frozenset({'file', 'image', 'media', 'category'})
 
 
-class Unreadable(Exception):
-    """A page that is left out, with the reason."""
-
-
 def clean(wikitext: str, hidden: frozenset[str]) -> str:
     """The paragraphs of an article, one a line.
 
@@ -87,7 +82,7 @@ def clean(wikitext: str, hidden: frozenset[str]) -> str:
       hidden: lower-case prefixes of links that show no text.
 
     Raises:
-      Unreadable: so many marks are not closed that the parser would take hours.
+      ValueError: so many marks are not closed that the parser would take hours.
     """
     import mwparserfromhell
 
@@ -99,7 +94,7 @@ def clean(wikitext: str, hidden: frozenset[str]) -> str:
             break
     for begin, end in (('{{', '}}'), ('{|', '|}'), ('[[', ']]'), ('<', '>')):
         if text.count(begin) - text.count(end) > _MAX_UNCLOSED:
-            raise Unreadable(f'more than {_MAX_UNCLOSED} {begin} are not closed')
+            raise ValueError(f'more than {_MAX_UNCLOSED} {begin} are not closed')
     shown = ''.join(_shown(mwparserfromhell.parse(text, skip_style_tags=True), hidden))
     return '\n'.join(_paragraphs(shown))
 
@@ -199,7 +194,7 @@ def parse(xml: bytes, path: str, first_line: int) -> Parsed:
         try:
             if text := clean(wikitext, hidden):
                 articles.append(text)
-        except (Unreadable, RecursionError, MemoryError, ValueError) as error:
+        except (ValueError, RecursionError, MemoryError) as error:
             unreadable.append(
                 (page.findtext('{*}title', '?'), str(error) or type(error).__name__))
         finally:

@@ -255,7 +255,7 @@ INPUTS = [
     *(Case('main @text --config.data.source={folder}/bad.txt', says,
            before=write('bad.txt', content))
       for content, says in (
-          ('', 'bad.txt.*empty'), (' \n\n \n', 'no words'), (b'a\0b', 'NUL'),
+          ('', 'bad.txt.*empty'), (' \n\n \n', 'no words'), (b'a\0b', '0x00'),
           ('straße'.encode('latin-1'), 'UTF-8'), ('one only.', 'too few'))),
     Case('main @text --config.data.source={folder}/no*.txt', r'no\*\.txt'),
     *(Case(f'main @text --config.data.source={{folder}}/{name}.txt', r'gone\.txt: No such file',
