@@ -89,7 +89,6 @@ def _build(
     num_processes: int,
 ) -> None:
     """Builds everything into a folder, from where a former build ended."""
-    source_fingerprint = source.fingerprint()
     units = source.units()
     num_bytes = sum(unit.num_bytes for unit in units)
     if source.takes_all_cores:
@@ -97,17 +96,16 @@ def _build(
     num_processes = num_processes or max(1, min(
         num_cores() // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(units)))
     num_threads = -(-num_cores() // num_processes)
-    total_bytes = num_bytes if progress else None
-    growing = _Growing(path, tokenizer)
+    growing = _Growing(path, tokenizer, total_bytes=num_bytes if progress else None)
     if num_processes > 1:
-        _build_parts(growing, source, tokenizer, num_processes, num_threads, total_bytes)
+        _build_parts(growing, source, tokenizer, num_processes, num_threads)
     else:
-        growing.read(source, len(units), num_threads, total_bytes)
+        growing.read(source, len(units), num_threads)
     state = growing.state
     if not state['num_documents']:
         raise InputError(f"data source '{source.spec}' holds no text")
     growing.add_documents()
-    if source.fingerprint() != source_fingerprint:
+    if store_fingerprint(source, tokenizer) != fingerprint:
         shutil.rmtree(path)
         raise InputError(
             f"data source '{source.spec}' changed while it was read: start again when its files "
@@ -119,7 +117,7 @@ def _build(
         'format_version': store.FORMAT_VERSION,
         'fingerprint': fingerprint,
         'source': source.spec,
-        'source_fingerprint': source_fingerprint,
+        'source_fingerprint': source.fingerprint(),
         'tokenizer_fingerprint': tokenizer.fingerprint,
         'vocab_size': len(tokenizer.vocab),
         **{name: value for name, value in state.items() if name not in ('unit', 'done')},
@@ -140,17 +138,6 @@ def _build(
         )
 
 
-def _report(state: dict[str, Any], total_bytes: int) -> None:
-    """Prints how much is done of `total_bytes` (0: unknown), how fast, how long yet."""
-    rate = state['text_bytes'] / max(state['seconds'], 1e-3)
-    line = f"token store: {state['text_bytes'] / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s"
-    if total_bytes:
-        left = max(total_bytes - state['text_bytes'], 0) / max(rate, 1)
-        share = min(state['text_bytes'] / total_bytes, 0.99)
-        line += f', {share:.0%}, {left / 60:.1f} min left'
-    print(line, file=sys.stderr, flush=True)
-
-
 class _Growing:
     """The growing files of a store, or of a part of one, and a journal of how far they are good.
 
@@ -160,9 +147,19 @@ class _Growing:
         in and how many of its documents are `done`.
     """
 
-    def __init__(self, folder: files.Path, tokenizer: Any, unit: int = 0, done: int = 0):
-        """Goes on with what is in the folder, or begins at a document of a unit."""
-        self.folder, self._tokenizer = folder, tokenizer
+    def __init__(
+        self, folder: files.Path, tokenizer: Any, unit: int = 0, done: int = 0,
+        total_bytes: int | None = None,
+    ):
+        """Goes on with what is in the folder, or begins at a document of a unit.
+
+        Args:
+          folder: see above.
+          tokenizer: gives the ids.
+          unit, done: where to begin.
+          total_bytes: of text, to report progress of (0: unknown); None: no reports.
+        """
+        self.folder, self._tokenizer, self._total_bytes = folder, tokenizer, total_bytes
         self._unsynced: set[files.Path] = set()
         fresh: dict[str, Any] = {
             'unit': unit, 'done': done, 'piece_bytes': store.PIECE_BYTES,
@@ -238,10 +235,20 @@ class _Growing:
         self.state['seconds'] = round(time.monotonic() - self._started, 2)
         files.write_whole(self.folder / _JOURNAL, json.dumps(self.state))
 
-    def read(
-        self, source: Source, last: int, num_threads: int, total_bytes: int | None = None
-    ) -> None:
-        """Adds the documents of the units before `last`; reports if `total_bytes` are given."""
+    def report(self) -> None:
+        """Prints how much of the text is done, how fast, how long yet."""
+        if self._total_bytes is None:
+            return
+        num_bytes = self.state['text_bytes']
+        rate = num_bytes / max(self.state['seconds'], 1e-3)
+        line = f'token store: {num_bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s'
+        if self._total_bytes:
+            minutes = max(self._total_bytes - num_bytes, 0) / max(rate, 1) / 60
+            line += f', {min(num_bytes / self._total_bytes, 0.99):.0%}, {minutes:.1f} min left'
+        print(line, file=sys.stderr, flush=True)
+
+    def read(self, source: Source, last: int, num_threads: int) -> None:
+        """Adds the documents of the units before `last`."""
         with loading_tensorflow(source.spec):  # nothing else in this process needs it
             from bert_jax.data.tokenize import tokenize_batches
 
@@ -267,9 +274,8 @@ class _Growing:
             state |= {'unit': unit, 'done': done}
             if time.monotonic() - saved > _JOURNAL_SECONDS:
                 self.save()
+                self.report()
                 saved = time.monotonic()
-                if total_bytes is not None:
-                    _report(state, total_bytes)
         state |= {'unit': last, 'done': 0}
         self.save()
 
@@ -318,8 +324,7 @@ def _text_batches(
 
 
 def _build_parts(
-    growing: _Growing, source: Source, tokenizer: Any, num_processes: int, num_threads: int,
-    total_bytes: int | None,
+    growing: _Growing, source: Source, tokenizer: Any, num_processes: int, num_threads: int
 ) -> None:
     """Builds what is missing, by several processes at once."""
     units, state = source.units(), growing.state
@@ -337,8 +342,7 @@ def _build_parts(
         for folder, last, task in parts:
             task.result()
             growing.join(folder, last)
-            if total_bytes is not None:
-                _report(state, total_bytes)
+            growing.report()
 
 
 def _build_part(job: bytes, folder: files.Path, first: int, done: int, last: int) -> None:

@@ -90,7 +90,6 @@ def train_wordpiece(
     pieces = _learn_pieces(words, int(room * _SURPLUS)) if room and words else []
     tokens += _prune(pieces, room, characters, words, lowercase)
     tokens += rare_characters[: vocab_size - len(tokens)]
-    assert len(set(tokens)) == len(tokens) <= vocab_size
     return tokens
 
 

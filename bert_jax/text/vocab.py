@@ -111,7 +111,6 @@ class Vocab:
         if is_continuation is None:
             is_continuation = [t.startswith(CONTINUATION) and len(t) > 2 for t in tokens]
         flags = np.array(is_continuation, np.bool_)
-        assert flags.shape == (len(tokens),)
         flags.flags.writeable = False
         pad, unk, cls_, sep, mask = (index[token] for token in specials)
         return cls(tokens, pad, unk, cls_, sep, mask, flags)

@@ -193,12 +193,10 @@ class WordPieceTokenizer:
 
     def _encode_word(self, raw_word: str) -> tuple[int, ...]:
         never_split = self.switches.never_split if self.switches.do_basic_tokenize else ()
+        whole = {word: [self.vocab.index.get(word, self.vocab.unk_id)] for word in never_split}
         pieces: list[int] = []
         for token in _split_word(raw_word, self.lowercase, self.switches):
-            if token in never_split:
-                pieces.append(self.vocab.index.get(token, self.vocab.unk_id))
-            else:
-                pieces += self.pieces(token)
+            pieces += whole.get(token) or self.pieces(token)
         if len(self._cache) >= self._cache_size:
             self._cache.clear()
         self._cache[raw_word] = ids = tuple(pieces)
