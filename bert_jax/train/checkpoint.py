@@ -24,8 +24,7 @@ Structs = dict[str, jax.ShapeDtypeStruct]
 Shapes = Mapping[str, tuple[int, ...]]
 _T = TypeVar('_T')
 _ITEM = 'default'  # orbax's name of what a checkpoint holds
-# A parameter of one layer, layer_3/..., or of all layers stacked, layer/...
-_LAYER = re.compile(r'(.*encoder/layer)(?:_([0-9]+))?/(.*)')
+_STACKED = re.compile('encoder/layer/')  # in names of parameters of all layers, stacked
 # Codes of TensorStore's errors for missing or damaged bytes. An error without a code is an invalid
 # argument, such as metadata that is not JSON. Other codes concern the machine or the network:
 # UNAVAILABLE, PERMISSION_DENIED, RESOURCE_EXHAUSTED, …
@@ -52,10 +51,12 @@ def read(folder: Any, abstract: Any) -> Any:
     folder = files.as_path(folder)
     saved = _shapes(folder)
     has_checksums = saved.pop(checksum.CHECKSUMS, None) is not None
-    wanted = checksum.leaves(abstract)
-    structs, sources = _as_saved(wanted, saved)
+    relayers = any(map(_STACKED.search, saved)) != any(
+        map(_STACKED.search, checksum.leaves(abstract)))
+    target = _relayered(abstract, _stacked_struct, _layer_struct) if relayers else abstract
+    structs = checksum.leaves(target)
     _check_same(saved, {name: x.shape for name, x in structs.items()}, folder)
-    mesh = next(iter(wanted.values())).sharding.mesh
+    mesh = next(iter(structs.values())).sharding.mesh
     if has_checksums:
         structs[checksum.CHECKSUMS] = jax.ShapeDtypeStruct(
             (len(saved),), np.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
@@ -72,51 +73,45 @@ def read(folder: Any, abstract: Any) -> Any:
     if has_checksums:
         written = np.asarray(arrays.pop(checksum.CHECKSUMS))
         _on_all_hosts('verify a checkpoint', lambda: _verify(arrays, written))
-    restored = [_restacked(arrays, name, sources[name], x) for name, x in wanted.items()]
-    return jax.tree.unflatten(jax.tree.structure(abstract), restored)
+    tree = jax.tree.unflatten(
+        jax.tree.structure(target), [arrays[name] for name in checksum.leaves(target)])
+    if relayers:
+        tree = _relayered(tree, lambda *layers: jnp.stack(layers), lambda x, layer: x[layer])
+    return jax.device_put(tree, jax.tree.map(lambda x: x.sharding, abstract))
 
 
-def _as_saved(wanted: Structs, saved: Shapes) -> tuple[Structs, dict[str, list[str]]]:
-    """(Shapes of the arrays to read, the names of those that each wanted array is made of)."""
-    layers = [int(match[2]) for match in map(_LAYER.fullmatch, wanted) if match and match[2]]
-    structs: Structs = {}
-    sources: dict[str, list[str]] = {}
-    for name, x in wanted.items():
-        names, shape, spec = [name], x.shape, tuple(x.sharding.spec)
-        if match := _LAYER.fullmatch(name):
-            prefix, layer, rest = match.groups()
-            if layer is None and f'{prefix}_0/{rest}' in saved:
-                names = [f'{prefix}_{i}/{rest}' for i in range(shape[0])]
-                shape, spec = shape[1:], spec[1:]
-            elif layer is not None and f'{prefix}/{rest}' in saved:
-                names = [f'{prefix}/{rest}']
-                shape, spec = (max(layers) + 1, *shape), (None, *spec)
-        sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*spec))
-        structs |= dict.fromkeys(names, jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding))
-        sources[name] = names
-    return structs, sources
+def _relayered(
+    tree: Any, stack: Callable[..., Any], layer_of: Callable[[Any, int], Any]
+) -> Any:
+    """A tree with the encoder's layers stacked if they are not, and not stacked if they are."""
+    def is_encoder(x: Any) -> bool:
+        return (isinstance(x, dict) and ('layer' in x or 'layer_0' in x)
+                and bool(jax.tree.leaves(x)))
+
+    def change(x: Any) -> Any:
+        if not is_encoder(x):
+            return x
+        if 'layer' not in x:
+            return {'layer': jax.tree.map(stack, *(x[f'layer_{i}'] for i in range(len(x))))}
+        return {
+            f'layer_{i}': jax.tree.map(lambda x, i=i: layer_of(x, i), x['layer'])
+            for i in range(jax.tree.leaves(x)[0].shape[0])}
+
+    return jax.tree.map(change, tree, is_leaf=is_encoder)
 
 
-def _restacked(
-    arrays: dict[str, jax.Array], name: str, sources: list[str], like: jax.ShapeDtypeStruct
-) -> jax.Array:
-    """The array `name`, made of saved ones; those used up leave `arrays`, to save memory."""
-    if sources == [name]:
-        return arrays.pop(name)
-    match = _LAYER.fullmatch(name)
-    assert match
-    if match[2] is None:
-        stack = jax.jit(_stack, out_shardings=like.sharding)
-        return stack(*(arrays.pop(source) for source in sources))
-    return jax.jit(_pick, out_shardings=like.sharding)(arrays[sources[0]], int(match[2]))
+def _stacked_struct(*layers: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return _struct(layers[0], (len(layers), *layers[0].shape), (None, *layers[0].sharding.spec))
 
 
-def _stack(*layers: jax.Array) -> jax.Array:
-    return jnp.stack(layers)
+def _layer_struct(x: jax.ShapeDtypeStruct, layer: int) -> jax.ShapeDtypeStruct:
+    del layer
+    return _struct(x, x.shape[1:], x.sharding.spec[1:])
 
 
-def _pick(layers: jax.Array, layer: jax.Array) -> jax.Array:
-    return layers[layer]
+def _struct(x: jax.ShapeDtypeStruct, shape: Any, spec: Any) -> jax.ShapeDtypeStruct:
+    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*spec))
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
 
 def _broadcast(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
