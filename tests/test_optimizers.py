@@ -22,7 +22,6 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.train.optimizers import (
     OWN_OPTIMIZERS,
     ScheduleSegment,
-    decay_mask,
     make_optimizer,
     make_schedule,
     optax_optimizers,
@@ -82,8 +81,7 @@ def declared(params):
 
 @pytest.mark.parametrize('scan', [False, True])
 def test_decay_leaves_out_biases_and_layer_norm_and_nothing_else(scan):
-    mask = {'/'.join(path_names(path)): decays for path, decays in
-            jax.tree_util.tree_leaves_with_path(decay_mask(*of_model(scan)[::-1]))}
+    mask = {'/'.join(names): parameter.decays for names, parameter in of_model(scan)[1].items()}
     assert len(mask) == (26 if scan else 38)
     for name, decays in mask.items():
         leaf = name.split('/')[-1]

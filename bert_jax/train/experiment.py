@@ -226,7 +226,7 @@ def train_run(
             if best is not None:
                 best.close()
         goodput.write()
-        report.say(goodput.line())
+        say(goodput.line())
         report.draw()
         report.close()
     return result
@@ -318,9 +318,9 @@ class Trainer:
         evaluation, which may fail. The last but one evaluation is skipped if it is less than a
         tenth of its interval before the end: epochs are seldom a whole number of steps.
         """
-        goodput, report = self._goodput, self._report
+        goodput = self._goodput
         if self.step == phase.start:
-            report.say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
+            say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
         batches = phase.batches(self.step - phase.start)
         begun, compiled = time.perf_counter(), False
         self._restart_clock()
@@ -346,7 +346,7 @@ class Trainer:
             jax.block_until_ready([metrics['loss'] for metrics in self._on_device[-3:-2]])
             if is_first:  # the first log line's speed leaves it out
                 jax.block_until_ready(metrics['loss'])
-                report.say(f'first step done in {time.perf_counter() - begun:.1f} s')
+                say(f'first step done in {time.perf_counter() - begun:.1f} s')
                 self._restart_clock()
             else:
                 self._clock.append(self._busy_seconds())
@@ -367,7 +367,7 @@ class Trainer:
             if (saving or ending) and step != last:
                 self._save()
             if ending:
-                report.say(f'no better evaluation in {self._patience}: ended at step {step:,}')
+                say(f'no better evaluation in {self._patience}: ended at step {step:,}')
                 return
             if stopping and step != last:
                 raise Stopped(f'stopped at step {step:,}; the state is saved')
@@ -451,7 +451,7 @@ class Trainer:
                 parts.append(f"mfu {metrics['mfu']:.1%}")
             left = math.ceil((self._last - self.step) * metrics['step_seconds'])
             parts += [f"wait {metrics['data_wait']:.0%}", f'eta {duration(left)}']
-        self._report.say('  '.join(parts))
+        say('  '.join(parts))
         if self._gates is not None:
             self._report.tell(self._gates.trained(self.step, steps, metrics))
         self._restart_clock()
@@ -467,10 +467,10 @@ class Trainer:
             # After a resume, the last evaluation before it may be recorded already.
             if self.step not in self._report.evaluations(after=self.step - 1):
                 self._report.write(self.step, {f'eval/{k}': v for k, v in metrics.items()})
-                self._report.say(f'step {self.step:>7,}  held out: ' + '  '.join(
+                say(f'step {self.step:>7,}  held out: ' + '  '.join(
                     f'{name} {value:.4f}' for name, value in metrics.items()))
                 if self._gates is not None:
-                    self._report.tell(self._gates.evaluated(self.step, metrics))
+                    self._report.tell(self._gates.measured('eval', self.step, metrics))
                 self._report.draw()
             if self._best is not None:
                 self._best.offer(self.step, metrics, self.state.params)

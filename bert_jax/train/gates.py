@@ -116,11 +116,7 @@ class Gates:
                 f'language-model loss {loss_of_words:.2f}, and guessing by frequency has '
                 f'{self._by_frequency:.2f}: it learns nothing from the context yet. Lower the '
                 'rate, lengthen the warm-up, and see whether labels belong to their rows')
-        return [*result, *self._measured('train', step, means)]
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """Warnings about an evaluation."""
-        return self._measured('eval', step, metrics)
+        return [*result, *self.measured('train', step, means)]
 
     def _spikes(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:
         """The worst spike of the gradient norm and of the loss."""
@@ -146,7 +142,8 @@ class Gates:
                 history.append(value)
         return [alarm for _, alarm in worst.values()]
 
-    def _measured(self, kind: str, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+    def measured(self, kind: str, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+        """Warnings about metrics of training steps ('train') or of an evaluation ('eval')."""
         result: list[Alarm] = []
         accuracy = _language_model(metrics, 'accuracy')
         if accuracy is not None:

@@ -81,12 +81,6 @@ def make_schedule(
 Parameters = Mapping[Names, Parameter]  # see `model.layers.declared_parameters`
 
 
-def decay_mask(parameters: Parameters, params: Any) -> Any:
-    """A tree of bools like `params`: where weight decay (and LAMB's trust ratio) applies."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: parameters[path_names(path)].decays, params)
-
-
 class BertAdamState(NamedTuple):
     """Means of the gradients and of their squares, trees like the parameters."""
 
@@ -338,8 +332,9 @@ def make_optimizer(
         decays = 'weight_decay' in inspect.signature(build).parameters
         own = {'weight_decay': 0.0} if decays else {}
         parts = [build(learning_rate=1.0, **own, **(arguments or {})), optax.scale(-1.0)]
-    parts.append(optax.add_decayed_weights(
-        weight_decay, functools.partial(decay_mask, parameters)))
+    parts.append(optax.add_decayed_weights(weight_decay, lambda params: (
+        jax.tree_util.tree_map_with_path(
+            lambda path, _: parameters[path_names(path)].decays, params))))
     if name == 'lamb':
         parts.append(scale_by_layer_trust_ratio(parameters))
     if layer_decay != 1.0:

@@ -207,11 +207,6 @@ class Report:
         if self._uploads is not None:
             self._uploads.finish()
 
-    def say(self, line: str) -> None:
-        """Prints a line, on the first host."""
-        if self._active:
-            print(line, flush=True)
-
     def tell(self, alarms: Sequence[Alarm]) -> None:
         """Writes warnings of gates as records and prints them on standard error."""
         for alarm in alarms:

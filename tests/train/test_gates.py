@@ -32,7 +32,7 @@ def said(measured, last=1000, chance=CHANCE, **more):
         means = {name: float(np.mean([s[name] for s in steps])) for name in steps[0]}
         alarms += gates.trained(end, steps, means)
         if end % 100 == 0:
-            alarms += gates.evaluated(end, measured(end))
+            alarms += gates.measured('eval', end, measured(end))
     assert {alarm.name for alarm in alarms} <= MEANINGS.keys()
     return [(alarm.name, alarm.step) for alarm in alarms]
 
@@ -103,7 +103,7 @@ def test_held_out_rows_that_do_not_leak_are_no_end_of_those_that_do():
     gates = Gates()
     alarms = [alarm for step in range(100, 500, 100) for alarm in (
         *gates.trained(step, [], {'mlm_accuracy': 0.99}),
-        *gates.evaluated(step, {'mlm_accuracy': 0.1}))]
+        *gates.measured('eval', step, {'mlm_accuracy': 0.1}))]
     assert [(alarm.name, alarm.step) for alarm in alarms] == [('leak', 100)]
 
 

@@ -62,7 +62,6 @@ def test_curves_and_events_are_written(tmp_path):
 def test_other_processes_write_and_say_nothing(tmp_path, capsys):
     report, goodput = Report(tmp_path, False, 0), Goodput(tmp_path, False, 0, 0.0)
     report.write(1, {'train/loss': 1.0})
-    report.say('hello')
     report.draw()
     goodput.mark(3)
     report.close()
