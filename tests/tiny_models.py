@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.train.step import Numbers, make_train_step
+from bert_jax.train.step import Numbers, abstract_state, make_train_step
 
 # Half the time to compile; these programs run for moments.
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
@@ -32,6 +32,7 @@ def stacked(params: Any) -> Any:
 
 def fixed_step(objective, optimizer, schedule, mesh, *, seed=0, **how):
     """The train step of one seed and schedule: (state, batch) -> (state, metrics)."""
-    step = make_train_step(objective, lambda _: optimizer, lambda _: schedule, mesh, **how)
+    step = make_train_step(objective, lambda _: (optimizer, schedule),
+                           abstract_state(objective, optimizer, mesh), mesh, **how)
     numbers = Numbers(np.uint32(seed), np.zeros(0, np.float32))
     return jax.jit(lambda state, batch: step(state, numbers, batch), donate_argnums=0)

@@ -32,14 +32,7 @@ from bert_jax.train import run_directory
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.gates import Gates
 from bert_jax.train.loggers import open_loggers
-from bert_jax.train.program import (
-    Program,
-    build_program,
-    check_memory,
-    numbers_of,
-    open_mesh,
-    phases_left,
-)
+from bert_jax.train.program import Program, build_program, check_memory, numbers_of, open_mesh
 from bert_jax.train.report import Goodput, Profile, Report, count, duration
 from bert_jax.train.step import Batch, Phase, TrainState, TrainStep, make_verify, num_params
 from bert_jax.weights import load_weights
@@ -148,7 +141,7 @@ def train_run(
     # Compile while the state is restored or initialised, which takes about as long.
     compiler = concurrent.futures.ThreadPoolExecutor(1)
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
-    left = phases_left(program, checkpoints.latest_step() or 0)
+    left = program.phases_left(checkpoints.latest_step() or 0)
     first_fits = compiler.submit(check_memory, program, left[:1])
     state = checkpoints.restore(program.state)
     if state is None:

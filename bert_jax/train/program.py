@@ -32,18 +32,8 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import find_chip
 from bert_jax.tasks.labelled import Task
-from bert_jax.train import optimizers
+from bert_jax.train import optimizers, step
 from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
-from bert_jax.train.step import (
-    EvalStep,
-    Numbers,
-    TrainState,
-    abstract_state,
-    make_eval_step,
-    make_init,
-    make_train_step,
-    parameters_of,
-)
 
 _MOST_STEPS = 2**31 - 1  # the state counts them in 32 bits
 # XLA's messages for a program that is too large: "Used 25.02G of 15.75G hbm" (of everything) or
@@ -69,14 +59,14 @@ class Memory(NamedTuple):
     code: int = 0
 
 
-def compile_step(step: Any, *arguments: Any) -> tuple[Any | None, Memory]:
+def compile_step(jitted: Any, *arguments: Any) -> tuple[Any | None, Memory]:
     """Compiles a jitted step for arguments given as shapes with shardings; later calls use it.
 
     Returns:
       The compiled program, or None where the compiler finds it too big; and the memory.
     """
     try:
-        program = step.lower(*arguments).compile()
+        program = jitted.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
         match = _TOO_BIG.search(str(error))
         if match is None:
@@ -149,11 +139,16 @@ class Program:
     mesh: Mesh
     phases: list[dict[str, Any]]
     objective: Head
-    state: TrainState
+    state: step.TrainState
     train_step: Callable[..., Any]
-    eval_step: EvalStep
-    init: Callable[[int], TrainState]
+    eval_step: step.EvalStep
+    init: Callable[[int], step.TrainState]
     published: Any = None
+
+    def phases_left(self, start: int) -> list[int]:
+        """Indices of the phases that are not finished at a step."""
+        ends = np.cumsum([phase['steps'] for phase in self.phases])
+        return [number for number, end in enumerate(ends) if end > start]
 
 
 def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
@@ -166,35 +161,32 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
     segments = schedule_segments(config, phases)
     o = config.optimizer
 
-    def schedule_of(rates: Any) -> optimizers.Schedule:
-        return optimizers.make_schedule([
+    def optimizer_of(rates: Any) -> tuple[optax.GradientTransformation, optimizers.Schedule]:
+        schedule = optimizers.make_schedule([
             dataclasses.replace(segment, learning_rate=rates[i])
             for i, segment in enumerate(segments)
         ], o.decay_power, o.decay_from, o.decay)
-
-    def optimizer_of(schedule: optimizers.Schedule) -> optax.GradientTransformation:
         return optimizers.make_optimizer(
-            o.name, schedule, parameters_of(objective), weight_decay=o.weight_decay,
+            o.name, schedule, step.parameters_of(objective), weight_decay=o.weight_decay,
             b1=o.b1, b2=o.b2, eps=o.eps, layer_decay=o.layer_decay, frozen=task.frozen, mesh=mesh,
-            arguments=optimizers.optimizer_arguments(o.name, o.arguments),
-        )
+            arguments=optimizers.optimizer_arguments(o.name, o.arguments)), schedule
 
-    rates = [segment.learning_rate for segment in segments]
-    optimizer = optimizer_of(schedule_of(rates))
-    train_step = make_train_step(
-        objective, optimizer_of, schedule_of, mesh, learning_rates=rates,
-        clip_norm=o.clip_norm, accumulation_steps=config.train.accumulation_steps)
+    optimizer, _ = optimizer_of([segment.learning_rate for segment in segments])
+    state = step.abstract_state(objective, optimizer, mesh)
+    train_step = step.make_train_step(
+        objective, optimizer_of, state, mesh, clip_norm=o.clip_norm,
+        accumulation_steps=config.train.accumulation_steps)
     return Program(
-        config, task, mesh, phases, objective, abstract_state(objective, optimizer, mesh),
-        train_step, make_eval_step(objective, mesh), make_init(objective, optimizer, mesh))
+        config, task, mesh, phases, objective, state, train_step,
+        step.make_eval_step(objective, mesh), step.make_init(objective, optimizer, mesh))
 
 
-def numbers_of(program: Program) -> Numbers:
+def numbers_of(program: Program) -> step.Numbers:
     """The arguments of the train step beside state and batch, on the devices."""
     config = program.config
     rates = [segment.learning_rate for segment in schedule_segments(config, program.phases)]
     return jax.device_put(
-        Numbers(np.uint32(config.seed), np.array(rates, np.float32)),
+        step.Numbers(np.uint32(config.seed), np.array(rates, np.float32)),
         NamedSharding(program.mesh, PartitionSpec()))
 
 
@@ -208,19 +200,13 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
     """
     replicated = NamedSharding(program.mesh, PartitionSpec())
     num_segments = len(schedule_segments(program.config, program.phases))
-    numbers = Numbers(
+    numbers = step.Numbers(
         jax.ShapeDtypeStruct((), jnp.uint32, sharding=replicated),
         jax.ShapeDtypeStruct((num_segments,), jnp.float32, sharding=replicated))
     steps: dict[str, Call] = {'train': (program.train_step, (program.state, numbers)),
                               'evaluation': (program.eval_step, (program.state.params,))}
     return {name: (steps[name][0], (*steps[name][1], batch))
             for name, batch in program.task.batch_shapes(phase, program.mesh).items()}
-
-
-def phases_left(program: Program, start: int) -> list[int]:
-    """Indices of the phases that are not finished at a step."""
-    ends = np.cumsum([phase['steps'] for phase in program.phases])
-    return [number for number, end in enumerate(ends) if end > start]
 
 
 def check_memory(program: Program, numbers: Sequence[int]) -> int:
@@ -236,8 +222,8 @@ def check_memory(program: Program, numbers: Sequence[int]) -> int:
     limit, largest = device_memory(devices[0], len(devices)), 0
     for number in numbers:
         phase = program.phases[number]
-        for name, (step, arguments) in phase_calls(program, phase).items():
-            needed = sum(compile_step(step, *arguments)[1])
+        for name, (jitted, arguments) in phase_calls(program, phase).items():
+            needed = sum(compile_step(jitted, *arguments)[1])
             remedy = ('raise config.train.accumulation_steps, lower the batch size or set '
                       "config.model.remat='full'")
             if name == 'evaluation':  # the optimizer's state stays in memory

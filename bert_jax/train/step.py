@@ -101,10 +101,6 @@ def abstract_state(
     )
 
 
-def _shardings(objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh) -> Any:
-    return jax.tree.map(lambda x: x.sharding, abstract_state(objective, optimizer, mesh))
-
-
 def make_init(
     objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> Callable[[int], TrainState]:
@@ -116,7 +112,8 @@ def make_init(
     def init(seed: jax.Array) -> TrainState:
         return nn.meta.unbox(_boxed_state(objective.init(jax.random.key(seed)), optimizer))
 
-    jitted = jax.jit(init, out_shardings=_shardings(objective, optimizer, mesh))
+    abstract = abstract_state(objective, optimizer, mesh)
+    jitted = jax.jit(init, out_shardings=jax.tree.map(lambda x: x.sharding, abstract))
     return lambda seed: jitted(jnp.int32(seed))
 
 
@@ -246,11 +243,10 @@ def _in_two_passes(
 
 def make_train_step(
     objective: Head,
-    optimizer_of: Callable[[Schedule], optax.GradientTransformation],
-    schedule_of: Callable[[Any], Schedule],
+    optimizer_of: Callable[[Any], tuple[optax.GradientTransformation, Schedule]],
+    abstract: TrainState,
     mesh: Mesh,
     *,
-    learning_rates: Any = (),
     clip_norm: float,
     accumulation_steps: int = 1,
 ) -> Callable[[TrainState, Numbers, Batch], tuple[TrainState, dict[str, jax.Array]]]:
@@ -260,21 +256,20 @@ def make_train_step(
 
     Args:
       objective: what is trained.
-      optimizer_of: the optimizer with a schedule in it.
-      schedule_of: from `Numbers.learning_rates` to the learning rate by step.
+      optimizer_of: from `Numbers.learning_rates` to the optimizer and its learning rate by step.
+      abstract: shapes and shardings of the state.
       mesh: where it runs.
-      learning_rates: any of these, for the shapes of the optimizer's state.
       clip_norm: greatest global norm of the gradient of the global batch; 0: not clipped.
       accumulation_steps: parts that a batch is computed in; the result does not change.
     """
     layout = Layout(mesh)
     # Fixed output shardings: with others, the second step would be compiled again.
-    kept = _shardings(objective, optimizer_of(schedule_of(learning_rates)), mesh)
+    kept = jax.tree.map(lambda x: x.sharding, abstract)
 
     def train_step(
         state: TrainState, numbers: Numbers, batch: Batch
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        schedule = schedule_of(numbers.learning_rates)
+        optimizer, schedule = optimizer_of(numbers.learning_rates)
         batch_size = next(iter(batch.values())).shape[0]
         rows_Bx2 = dropout_rows(numbers.seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
         grads, loss, sums = _gradients(
@@ -285,7 +280,7 @@ def make_train_step(
         if clip_norm:
             scale = clip_norm / jnp.maximum(norm, clip_norm)
             grads = jax.tree.map(lambda g: g * scale, grads)
-        updates, opt_state = optimizer_of(schedule).update(grads, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = dict(sums) | {
             'loss': loss, 'grad_norm': norm, 'learning_rate': schedule(state.step)

@@ -17,11 +17,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError
 from bert_jax.train.checkpoint import Best, Checkpoints, Damaged, read
-from bert_jax.train.step import (
-    abstract_state,
-    make_init,
-    num_params,
-)
+from bert_jax.train.step import abstract_state, make_init, num_params
 from bert_jax.weights.formats import from_tree
 
 ADAM = optax.adam(1e-3)
