@@ -75,7 +75,7 @@ def test_a_phase_that_does_not_fit_is_told_at_the_start(program, monkeypatch, th
         with pytest.raises(InputError, match=told):
             check_memory(program, program.phases_left(start))
     else:
-        assert check_memory(program, program.phases_left(start)) == (180 if there == 200 else 0)
+        check_memory(program, program.phases_left(start))
 
 
 def test_the_optimizer_s_memory_is_there_during_evaluation(program, monkeypatch):
@@ -83,7 +83,7 @@ def test_the_optimizer_s_memory_is_there_during_evaluation(program, monkeypatch)
     monkeypatch.setattr(program_lib, 'phase_calls', lambda *_: {'evaluation': (100, ())})
     monkeypatch.setattr(program_lib, 'compile_step', lambda size: (None, Memory(size, 0, 0)))
     monkeypatch.setattr(program_lib, 'device_memory', lambda *_: moments + 100)
-    assert check_memory(program, program.phases_left(0)) == moments + 100
+    check_memory(program, program.phases_left(0))
     monkeypatch.setattr(program_lib, 'device_memory', lambda *_: moments + 99)
     with pytest.raises(InputError, match='evaluation needs .*eval_batch_size'):
         check_memory(program, program.phases_left(0))

@@ -162,9 +162,7 @@ def train_run(
     if watch is not None:
         watch(lambda: goodput.cause, workdir)
     with goodput.during('compile'):
-        needed = first_fits.result()
-    if needed > 1e8:
-        say(f'compiled; the largest step of the first phase takes {needed / 1e9:.1f} GB a device')
+        first_fits.result()
     best = Best(workdir / 'best', task.metric) if task.keeps_best else None
     if best is not None and best.metrics() is not None:
         best.restore(program.state.params)  # fails now rather than after the training

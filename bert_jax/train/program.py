@@ -209,17 +209,14 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
             for name, batch in program.task.batch_shapes(phase, program.mesh).items()}
 
 
-def check_memory(program: Program, numbers: Sequence[int]) -> int:
+def check_memory(program: Program, numbers: Sequence[int]) -> None:
     """Compiles the steps of these phases, for the run to use, and checks that they fit.
-
-    Returns:
-      Bytes of a device that the largest needs; 0 if nothing was compiled.
 
     Raises:
       InputError: a step does not fit.
     """
     devices = program.mesh.local_devices
-    limit, largest = device_memory(devices[0], len(devices)), 0
+    limit = device_memory(devices[0], len(devices))
     for number in numbers:
         phase = program.phases[number]
         for name, (jitted, arguments) in phase_calls(program, phase).items():
@@ -235,8 +232,6 @@ def check_memory(program: Program, numbers: Sequence[int]) -> int:
                     f"{phase['batch_size']}): {name} needs {needed / 1e9:.1f} GB a device, of "
                     f'which there are {limit / 1e9:.1f}: {remedy}; bert_jax.tools.preflight '
                     'measures such changes without the devices')
-            largest = max(largest, needed)
-    return largest
 
 
 def schedule_segments(
