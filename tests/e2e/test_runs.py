@@ -165,14 +165,14 @@ def test_warm_start_takes_the_parameters_alone_and_other_models_are_refused(run_
              '--config.model.initializer_range=0.5')
     process = run_main(*first)
     # A loss that is not that of guessing is told; one from a checkpoint may be any.
-    assert 'warning: the loss of step 1 is ' in process.stderr
+    assert 'warning: step 1: the loss is ' in process.stderr
     assert [r['step'] for r in records(tmp_path / 'first', 'gate/first_loss')] == [1]
     second = (*SYNTHETIC, f'--workdir={tmp_path}/second', '--config.train.steps=1',
               '--config.optimizer.warmup=1',
               '--config.optimizer.name=lamb', f'--config.init_checkpoint={tmp_path}/first')
     process = run_main(*second)
     assert f'parameters from run directory {tmp_path}/first, step 3' in process.stdout
-    assert 'warning: the loss' not in process.stderr
+    assert 'the loss is' not in process.stderr
     # A first step of a warm-up has learning rate 0, so these are the first run's parameters.
     (_, start), (_, end) = saved(tmp_path / 'first'), saved(tmp_path / 'second')
     jax.tree.map(np.testing.assert_array_equal, start['params'], end['params'])
