@@ -286,7 +286,7 @@ class LabelledTask:
             return metrics
 
         return Phase(
-            start=0, steps=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
+            start=0, end=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
             flops_per_row=(
                 plan.tokens * objective.token_flops(plan.row_length) / (steps * batch_size)),
             name=f'{config.task}, batch {batch_size}',

@@ -342,8 +342,9 @@ class PretrainTask:
             ))
 
         return Phase(
-            start=sum(phase['steps'] for phase in phases[:number]), steps=phase['steps'],
-            batch_size=batch_size, batches=batches, evaluate=evaluate_phase,
+            start=sum(phase['steps'] for phase in phases[:number]),
+            end=sum(phase['steps'] for phase in phases[: number + 1]), batch_size=batch_size,
+            batches=batches, evaluate=evaluate_phase,
             flops_per_row=step_flops(objective, phase) / batch_size,
             name=f'length {lengths[0]}, batch {batch_size}'
             + (f' in {num_rows} rows' if packed_rows else ''),

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -48,13 +47,11 @@ class Numbers(NamedTuple):
     learning_rates: Any  # [segments of the schedule] float32
 
 
-@dataclasses.dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """A part of the run with one batch shape.
 
     Attributes:
-      start: first step.
-      steps: number of steps.
+      start, end: its steps, counted from 0; the end is exclusive.
       batch_size: rows of a global batch.
       batches: from a step of the phase to an iterator of device batches from there on.
       evaluate: from parameters to metrics of the held-out rows.
@@ -63,16 +60,12 @@ class Phase:
     """
 
     start: int
-    steps: int
+    end: int
     batch_size: int
     batches: Callable[[int], Iterator[Batch]]
     evaluate: Callable[[Params], dict[str, float]]
     flops_per_row: float
     name: str
-
-    @property
-    def end(self) -> int:
-        return self.start + self.steps
 
 
 @functools.lru_cache(maxsize=8)  # tracing all layers takes seconds
@@ -296,8 +289,9 @@ def make_verify(
 ) -> Callable[[TrainState, Batch], np.ndarray] | None:
     """Computes the gradient of every device's rows twice, the second time on the next device.
 
-    Both are iterations of one compiled loop, so intact chips give the same bits. It costs two
-    forward and backward passes; `docs/pods.md` lists errors that it cannot detect.
+    It is one program on the batch and on the batch moved on by a device, so intact chips give the
+    same bits. It costs two forward and backward passes; `docs/pods.md` lists errors that it cannot
+    detect.
 
     Returns:
       A function from (state, batch) to checksums [2, batch shards] uint32, of the device that has
@@ -307,51 +301,42 @@ def make_verify(
     shards = Layout(mesh).batch_shards
     if shards == 1:
         return None
-    axis = max(BATCH_AXES, key=lambda name: mesh.shape[name])
-    size = mesh.shape[axis]
     rows, replicated = PartitionSpec(BATCH_AXES), PartitionSpec()
 
-    def moved(tree: Any, by: int) -> Any:
-        pairs = [(i, (i + by) % size) for i in range(size)]
-        return jax.tree.map(lambda x: jax.lax.ppermute(x, axis, pairs), tree)
+    def of_device(params: Params, own: tuple[Batch, jax.Array], totals: Sums) -> jax.Array:
+        grads, loss, _ = _in_parts(
+            objective, params, *own, totals, accumulation_steps, Layout(mesh))
+        bits = [jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+                for x in jax.tree.leaves((grads, loss))]
+        return jnp.stack([jnp.sum(x, dtype=jnp.uint32) for x in bits]).sum(dtype=jnp.uint32)[None]
 
-    def of_device(params: Params, own: Any, totals: Sums) -> jax.Array:
-        def checksum(rows: tuple[Batch, jax.Array]) -> jax.Array:
-            grads, loss, _ = _in_parts(
-                objective, params, *rows, totals, accumulation_steps, Layout(mesh))
-            bits = [jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-                    for x in jax.tree.leaves((grads, loss))]
-            return jnp.stack([jnp.sum(x, dtype=jnp.uint32) for x in bits]).sum(dtype=jnp.uint32)
-
-        both = jax.tree.map(lambda *x: jnp.stack(x), own, moved(own, 1))
-        ours, neighbours = jax.lax.map(checksum, both)
-        return jnp.stack([ours, moved(neighbours, -1)])[:, None]
-
-    def verify(state: TrainState, batch: Batch) -> jax.Array:
+    def checksums(state: TrainState, batch: Batch, moved_by: jax.Array) -> jax.Array:
         batch_size = next(iter(batch.values())).shape[0]
         rows_Bx2 = dropout_rows(seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
+        moved = jax.tree.map(lambda x: jnp.roll(x, moved_by, axis=0), (dict(batch), rows_Bx2))
         return jax.shard_map(
-            of_device, mesh=mesh, in_specs=(replicated, rows, replicated),
-            out_specs=PartitionSpec(None, BATCH_AXES), check_vma=False,
+            of_device, mesh=mesh, in_specs=(replicated, rows, replicated), out_specs=rows,
+            check_vma=False,
             axis_names={n for n, size in mesh.shape.items() if n in BATCH_AXES or size == 1},
-        )(state.params, (dict(batch), rows_Bx2), objective.totals(batch))
+        )(state.params, moved, objective.totals(batch))
 
-    compute = jax.jit(verify, out_shardings=NamedSharding(mesh, replicated))
+    compute = jax.jit(checksums, out_shardings=NamedSharding(mesh, replicated))
 
     def compare(state: TrainState, batch: Batch) -> np.ndarray:
-        checksums_2xD = np.asarray(compute(state, batch))
-        ours, neighbours = checksums_2xD.reshape(2, *(mesh.shape[name] for name in BATCH_AXES))
+        rows_a_device = next(iter(batch.values())).shape[0] // shards
+        ours = np.asarray(compute(state, batch, 0))
+        neighbours = np.roll(compute(state, batch, rows_a_device), -1)
         differing = (ours != neighbours).astype(int)
         if differing.any():
-            # A device's checksums: of its own rows, and of those of the device before it.
-            suspects = differing + np.roll(differing, 1, BATCH_AXES.index(axis))
-            named = ', '.join(f'{device} of host {device.process_index}'
-                              for device in mesh.devices[suspects == suspects.max()].flat)
+            suspects = differing + np.roll(differing, 1)  # by its own rows, by its neighbour's
+            named = ', '.join(
+                f'{device} of host {device.process_index}' for device in
+                mesh.devices.reshape(shards, -1)[suspects == suspects.max()].flat)
             step = int(state.step) + 1
             raise Diverged(
                 f'step {step:,}: gradients of the same rows differ between neighbours: {named} '
                 'computes wrongly. Go on without it, from a checkpoint of before', step)
-        return checksums_2xD
+        return np.stack([ours, neighbours])
 
     return compare
 

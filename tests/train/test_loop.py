@@ -93,7 +93,7 @@ class Run:
             measured = float(np.square(params['dense']['kernel']).sum())
             return {'mse': measured if self.score is None else self.score}
 
-        return Phase(start, steps, size, batches, evaluate, 600.0, f'phase {number}')
+        return Phase(start, start + steps, size, batches, evaluate, 600.0, f'phase {number}')
 
 
 def same(a, b):
