@@ -1,6 +1,5 @@
 """Programs: compiled ahead and sized; what does not fit is refused before the first step."""
 
-import functools
 import types
 
 import jax
@@ -11,7 +10,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bert_jax.config import complete, default_config
 from bert_jax.model import attention as attention_module
-from bert_jax.model.attention_kernel import kernel_attention
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.opening import open_task
 from bert_jax.train import program as program_lib
@@ -96,45 +94,31 @@ def test_a_batch_that_the_devices_cannot_split_is_refused():
         open_mesh(complete(config), jax.devices()[:8])
 
 
-@pytest.fixture(params=['tpu', 'gpu'])
-def chip(request, monkeypatch):
-    """jax as on a chip, as far as it says so; a function that scales its fused attention."""
-    fused = {
-        'tpu': functools.partial(kernel_attention, interpret=True),
-        'gpu': lambda *args, implementation, **kwargs: attention_on_gpu(
-            *args, **kwargs, implementation='xla'),
-    }[request.param]
-    attention_on_gpu = jax.nn.dot_product_attention
-
-    def put(scale):
-        where = {'tpu': (attention_module, 'kernel_attention'),
-                 'gpu': (jax.nn, 'dot_product_attention')}[request.param]
-        monkeypatch.setattr(*where, lambda *args, **kwargs: scale * fused(*args, **kwargs))
-
-    monkeypatch.setattr(jax, 'default_backend', lambda: request.param)
-    attention_module.fault.cache_clear()
-    yield put
-    attention_module.fault.cache_clear()
-
-
-@pytest.mark.parametrize('scale, attention', [(1.0, 'auto'), (1.1, 'xla')])
-def test_fused_attention_that_a_chip_does_not_compute_right_is_not_used(
-    scale, attention, chip, capsys
+@pytest.mark.parametrize('platform, module, name', [
+    ('tpu', attention_module, 'kernel_attention'), ('gpu', jax.nn, 'dot_product_attention'),
+])
+@pytest.mark.parametrize('scale, attention, words', [
+    (1.0, 'auto', ''), (1.1, 'xla', 'differs from XLA by'), (None, 'xla', '(Mosaic failed)'),
+])
+def test_fused_attention_is_used_where_a_chip_computes_it_right(
+    platform, module, name, scale, attention, words, monkeypatch, capsys
 ):
-    chip(scale)
+    """jax is as on a chip, as far as it says so, whose fused attention is scaled or fails."""
+    fused = getattr(module, name)
+    how = {'interpret': True} if platform == 'tpu' else {'implementation': 'xla'}
+
+    def scaled(*args, **kwargs):
+        if scale is None:
+            raise RuntimeError('Mosaic failed\nand more')
+        return scale * fused(*args, **kwargs | how)
+
+    monkeypatch.setattr(module, name, scaled)
+    monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+    attention_module.fault.cache_clear()
     assert attention_module.settled('auto') == attention
-    said = capsys.readouterr().out
-    assert ('differs from XLA by' in said) == (attention == 'xla')
-
-
-def test_fused_attention_that_does_not_compile_is_not_used(chip, monkeypatch, capsys):
-    def refuse(*_):
-        raise RuntimeError('Mosaic failed\nand more')
-
-    monkeypatch.setattr(attention_module, 'disagreement', refuse)
-    assert attention_module.settled('auto') == 'xla'
     assert attention_module.settled('kernel') == 'kernel', 'what is asked for is not changed'
-    assert '(Mosaic failed)' in capsys.readouterr().out
+    assert words in capsys.readouterr().out
+    attention_module.fault.cache_clear()
 
 
 G = 1 << 30
