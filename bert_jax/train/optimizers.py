@@ -6,7 +6,6 @@ Optimizers treat parameters by their declarations (`model.layers.Parameter`).
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import inspect
 import math
@@ -27,8 +26,7 @@ from bert_jax.train.sharding import deal_out
 Schedule = Callable[[jax.Array], jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class ScheduleSegment:
+class ScheduleSegment(NamedTuple):
     """Linear warm-up and decay to 0 over `steps` steps, beginning at step `start`."""
 
     start: int

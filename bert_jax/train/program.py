@@ -163,8 +163,7 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
 
     def optimizer_of(rates: Any) -> tuple[optax.GradientTransformation, optimizers.Schedule]:
         schedule = optimizers.make_schedule([
-            dataclasses.replace(segment, learning_rate=rates[i])
-            for i, segment in enumerate(segments)
+            segment._replace(learning_rate=rates[i]) for i, segment in enumerate(segments)
         ], o.decay_power, o.decay_from, o.decay)
         return optimizers.make_optimizer(
             o.name, schedule, step.parameters_of(objective), weight_decay=o.weight_decay,
