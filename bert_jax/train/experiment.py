@@ -1,6 +1,7 @@
-"""A run from its config to its result: task, mesh, state, the training loop, the last evaluation.
+"""A run from its config to its result.
 
-`train_run` opens everything, `Trainer.train_phase` is the loop.
+`open_run` reads weights and data, `train_run` restores or initialises the state, `Trainer` is the
+training loop: steps, log lines, evaluations, checkpoints.
 """
 
 from __future__ import annotations
