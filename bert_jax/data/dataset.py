@@ -99,13 +99,11 @@ def open_texts(specs: Sequence[str], tfds_dir: str) -> dict[str, Any]:
 
     texts: dict[str, Any] = dict.fromkeys(specs)
     for spec in specs:
-        # Comparing could mean downloading a data set of tensorflow-datasets.
-        if hosts.first() or not spec.startswith('tfds:'):
-            try:
+        if hosts.first():
+            texts[spec] = open_source(spec, tfds_dir)
+        elif not spec.startswith('tfds:'):  # comparing could mean downloading a data set
+            with contextlib.suppress(InputError):
                 texts[spec] = open_source(spec, tfds_dir)
-            except InputError:
-                if hosts.first():
-                    raise
     if hosts.count() > 1:
         ours = {spec: text.outline() for spec, text in texts.items() if text is not None}
         theirs = json.loads(hosts.share('outlines of the text', lambda: json.dumps(ours)))

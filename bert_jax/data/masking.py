@@ -63,7 +63,7 @@ def mask_rows(
       lengths: [n] real tokens, [CLS] and [SEP] included.
       row_keys: [n] uint64; everything random follows from them.
       rates: how positions are chosen and replaced.
-      slots: P, `max_predictions_per_seq`.
+      slots: P, `max_predictions_per_seq`, at most S.
       vocab: `mask_id` and `is_continuation` are used.
 
     Returns:
@@ -71,8 +71,7 @@ def mask_rows(
       masked_lm_weights [n, P] float32.
     """
     n, width = input_ids.shape
-    most = min(slots, width)
-    wanted = num_to_predict(lengths, rates.masked_lm_prob, most)
+    wanted = num_to_predict(lengths, rates.masked_lm_prob, slots)
     wanted = np.minimum(wanted, candidates.sum(axis=1))
     # The position sits in the low bits of its own sort key, so that sorting needs no indices.
     bits = np.uint32((1 << int(width - 1).bit_length()) - 1)
@@ -85,14 +84,14 @@ def mask_rows(
         keys = _word_keys(keys, word, run, candidates, wanted, bits, row_keys)
         wanted = np.minimum(wanted, (keys != _LAST).sum(axis=1))
     keys[~candidates] = _LAST
-    chosen = np.sort(np.partition(keys, most - 1, axis=1)[:, :most], axis=1)
-    used = np.arange(most) < wanted[:, None]
+    chosen = np.sort(np.partition(keys, slots - 1, axis=1)[:, :slots], axis=1)
+    used = np.arange(slots) < wanted[:, None]
     positions = np.where(used, (chosen & bits).astype(np.int64), width)
     positions.sort(axis=1)
     positions[~used] = 0
     labels = np.where(used, np.take_along_axis(input_ids, positions, axis=1), 0).astype(np.int32)
 
-    draws = hash64(hash64(row_keys, _REPLACE)[:, None], np.arange(most))
+    draws = hash64(hash64(row_keys, _REPLACE)[:, None], np.arange(slots))
     share = uniform(draws)
     if rates.masking == 'spans':
         share = uniform(hash64(
@@ -103,11 +102,8 @@ def mask_rows(
         np.where(share < rates.mask_rate + rates.random_rate, random_ids, labels),
     )
     input_ids[np.nonzero(used)[0], positions[used]] = replacement[used]
-    result = {'masked_lm_positions': positions.astype(np.int32), 'masked_lm_ids': labels,
-              'masked_lm_weights': used.astype(np.float32)}
-    if most < slots:
-        result = {name: np.pad(x, ((0, 0), (0, slots - most))) for name, x in result.items()}
-    return result
+    return {'masked_lm_positions': positions.astype(np.int32), 'masked_lm_ids': labels,
+            'masked_lm_weights': used.astype(np.float32)}
 
 
 def _words_and_runs(

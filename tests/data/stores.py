@@ -53,10 +53,12 @@ def vocab(size, cls_id=CLS, sep_id=SEP, mask_id=MASK):
 
 
 def make_examples(store, documents=None, seed=3, **recipe):
-    recipe = Recipe(**{'max_seq_length': 64, 'max_predictions_per_seq': 10, **recipe})
+    recipe = {'max_seq_length': 64, **recipe}
+    recipe.setdefault('max_predictions_per_seq', min(10, recipe['max_seq_length'] - 2))
     if documents is None:
         documents = np.arange(len(store.document_offsets) - 1)
-    return PretrainExamples(store, documents, recipe, vocab(len(store.tokens) + FIRST), seed)
+    return PretrainExamples(
+        store, documents, Recipe(**recipe), vocab(len(store.tokens) + FIRST), seed)
 
 
 def truncated(a, b, room):

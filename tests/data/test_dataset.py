@@ -60,6 +60,11 @@ def _open(folder, *sources, **changes):
     return TextData(c)
 
 
+@pytest.fixture(scope='module')
+def vocab_file(folder):
+    return str(_open(folder, 'a.txt').vocab_path)
+
+
 def _segments(batch):
     """Lists of tokens, labels put back, without special tokens."""
     for row, segments, mask in zip(
@@ -138,10 +143,9 @@ def test_sources_are_mixed_by_weight(folder):
     assert tested & of_a and tested & of_b and not tested & seen
 
 
-def test_the_same_documents_in_two_sources_do_not_leak(folder):
+def test_the_same_documents_in_two_sources_do_not_leak(folder, vocab_file):
     text = (folder / 'a.txt').read_text()
     (folder / 'again.txt').write_text(_text('abcdefghijklm', 50, 7) + '\n\n' + text)
-    vocab_file = str(_open(folder, 'a.txt').vocab_path)
     seen, tested = _seen(_open(folder, 'a.txt', 'again.txt', vocab_file=vocab_file), 2)
     assert not seen & tested
 
@@ -179,8 +183,7 @@ def test_added_words_make_another_store(folder):
     assert vocab.index[word] in store.tokens
 
 
-def test_records_beside_text(folder):
-    vocab_file = str(_open(folder, 'a.txt').vocab_path)
+def test_records_beside_text(folder, vocab_file):
     data = _open(folder, 'a.txt', 'c.tfrecord', vocab_file=vocab_file)
     batch = data.training(S, 8).rows(np.arange(1000))  # more slots than the records have
     check_batch(pretrain_spec(S, 8), batch)
@@ -207,8 +210,7 @@ def test_refused_at_once(folder, sources, changes, words):
     assert '\n' not in str(error.value) and all(word in str(error.value) for word in words)
 
 
-def test_refused_lengths_and_evaluations(folder):
-    vocab_file = str(_open(folder, 'a.txt').vocab_path)
+def test_refused_lengths_and_evaluations(folder, vocab_file):
     records = _open(folder, 'c.tfrecord', vocab_file=vocab_file)
     assert records.training(S, P).num_examples == 10
     for attempt, word in (

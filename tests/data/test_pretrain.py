@@ -67,12 +67,12 @@ def corpus():
     return random_store(120)
 
 
-def test_rows_are_cls_a_sep_b_sep(corpus):
+def test_rows_are_cls_a_sep_b_sep_and_labels_tell_what_b_is(corpus):
     examples = make_examples(corpus)
     batch = _epoch(examples)
     check_batch(examples.spec, batch)
-    for i, (a, b, _) in enumerate(_pairs(batch)):
-        ids, rest = batch['input_ids'][i], 64 - len(a) - len(b) - 3
+    for i, (a, b, label) in enumerate(_pairs(batch)):
+        ids, rest = batch['input_ids'][i], 61 - len(a) - len(b)
         special = [CLS, *[0] * len(a), SEP, *[0] * len(b), SEP, *[0] * rest]
         assert [t * (t == s) for t, s in zip(ids.tolist(), special, strict=True)] == special
         assert batch['sequence_ids'][i].tolist() == [1] * (64 - rest) + [0] * rest
@@ -80,22 +80,12 @@ def test_rows_are_cls_a_sep_b_sep(corpus):
             [0] * (len(a) + 2) + [1] * (len(b) + 1) + [0] * rest)
         wanted = min(10, max(1, round((64 - rest) * 0.15)))
         assert batch['masked_lm_weights'][i].sum() == wanted
-    assert (batch['example_weights'] == 1).all()
-
-
-def test_label_tells_what_b_is(corpus):
-    examples = make_examples(corpus)
-    room, pairs = 61, _pairs(_epoch(examples))
-    for a, b, label in pairs:
         [own], [other] = ({*corpus.document_of[list(span)].tolist()} for span in (a, b))
-        if label == 0:
-            assert own == other and b.start >= a.stop
-            if len(a) + len(b) < room:  # nothing was cut away
-                assert b.start == a.stop
-        else:
-            assert own != other
-        assert len(a) + len(b) <= room
-    assert {label for *_, label in pairs} == {0, 1}
+        assert (own != other) == label
+        if not label:
+            assert b.start == a.stop or (b.start > a.stop and not rest)  # something was cut away
+    assert (batch['example_weights'] == 1).all()
+    assert set(batch['next_sentence_labels'].tolist()) == {0, 1}
 
 
 def test_pairs_tile_every_document_each_epoch():
