@@ -37,7 +37,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import complete, data_config_of
 from bert_jax.config.command_line import parse_command
-from bert_jax.config.fields import task_fields
+from bert_jax.config.fields import PRETRAINING, section_of
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_folder, write_whole
 from bert_jax.runtime.process import error_boundary
@@ -76,7 +76,7 @@ def evaluate(
     from bert_jax.weights import load_weights
     from bert_jax.weights.warm_start import warm_start
 
-    if task_fields(config.task).phased:
+    if config.task in PRETRAINING:
         raise InputError(
             f'config.task={config.task!r}: bert_jax.main evaluates a pre-training run, in '
             'its directory; this scores downstream tasks'
@@ -162,7 +162,7 @@ def _check_ensemble(models: Sequence[str]) -> list[float]:
         return []
     runs = [read_run_fields(as_path(model)) for model in models]
     first = runs[0]
-    section = task_fields(str(first.get('task'))).section
+    section = section_of(str(first.get('task')))
     sections = [name for name in first if section and name.startswith(f'{section}.')]
     for model, fields in zip(models, runs, strict=True):
         for name in (*_SAME_IN_AN_ENSEMBLE, *sections):

@@ -12,7 +12,6 @@ configuration, 143 stopped by SIGTERM with the state saved, 1 anything else.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -61,18 +60,10 @@ def main(argv: list[str]) -> None:
 
             result = experiment.run(config, workdir, should_stop, guard.watch)
         guard.finish()
-    except Stopped as stopped:
-        sys.stderr.write(f'error: {stopped}\n')
-        guard.stopped(str(stopped))
-        sys.exit(143)
-    except Exception as error:
+    except (Stopped, Exception) as error:
         message, status = answer(error, workdir, workdir if hosts.first() else None)
-        if not isinstance(error, (InputError, Diverged)):
-            guard.await_verdict()  # a neighbour's end breaks what the devices were doing together
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f'error: {message}\n')  # in one piece: other hosts write beside it
-        guard.fail(message, status)
-        sys.exit(status)
+        # A neighbour's end breaks what the devices were doing together.
+        guard.fail(message, status, isinstance(error, (Stopped, InputError, Diverged)))
     with error_boundary():
         hosts.say('result ' + json.dumps(result))
 

@@ -53,7 +53,7 @@ def test_a_config_with_an_argument_and_a_file_of_one_s_own(installed):
     process = run(installed, 'train', '--config=glue:mrpc')
     assert process.returncode == 2 and 'init_checkpoint' in process.stderr
     process = run(installed, 'train', '--config=glu:mrpc')
-    assert process.returncode == 2 and '--config=glu: no such file' in process.stderr
+    assert process.returncode == 2 and '--config=glu: No such file' in process.stderr
 
 
 def test_commands_by_name(installed):

@@ -23,7 +23,7 @@ except ModuleNotFoundError:  # a repository without its requirements: no command
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
 from bert_jax.config.bert_config import OPTIONS
-from bert_jax.config.fields import DURATION, FIELDS, SECTIONS, task_fields
+from bert_jax.config.fields import DURATION, FIELDS, SECTIONS, section_of
 from bert_jax.runtime.errors import InputError, nearest
 
 # Layers, width and heads: Table 1 of the paper (base, large), and the names that
@@ -54,7 +54,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     types = {f'model.{o.name}': o.type for o in OPTIONS}
     for path, field in FIELDS.items():
         section, _, name = path.rpartition('.')
-        if section in SECTIONS and section != task_fields(task).section:
+        if section in SECTIONS and section != section_of(task):
             continue
         default: Any = field.default
         if default is None:
@@ -101,7 +101,7 @@ def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
     """
     config = default_config(values['task'])
     config.model.name = ''
-    kept = ('data', task_fields(values['task']).section)
+    kept = ('data', section_of(values['task']))
     with config.unlocked():
         config.update_from_flattened_dict({
             path: values[path] for path in fields(config)

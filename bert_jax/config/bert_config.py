@@ -26,22 +26,13 @@ class Range:
 
     def fault(self, value: Any) -> str:
         """The requirement that a value does not meet, or ''."""
-        if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
-            return str(self) if self.whole else f'a number {self}'
-        low = self.least < value if '(' in self.open else self.least <= value
-        high = value < self.most if ')' in self.open else value <= self.most
-        return '' if low and high else str(self)
-
-    def __str__(self) -> str:
-        whole, most = 'a whole number ' if self.whole else '', _shown(self.most)
-        below = ')' in self.open
-        if self.least == (1 if self.whole else 0) and (self.whole or '(' in self.open):
-            return f"{whole}above 0, {'below' if below else 'at most'} {most}"
-        return f"{whole}from {_shown(self.least)} to {'below ' if below else ''}{most}"
-
-
-def _shown(number: float) -> str:
-    return f'{number:,}' if isinstance(number, int) else f'{number:g}'
+        number = isinstance(value, int if self.whole else (int, float))
+        above = number and (self.least < value if '(' in self.open else self.least <= value)
+        if above and not isinstance(value, bool) and (
+                value < self.most if ')' in self.open else value <= self.most):
+            return ''
+        return (f"a {'whole ' * self.whole}number {'above' if '(' in self.open else 'from'} "
+                f"{self.least:,} {'to below' if ')' in self.open else 'to'} {self.most:,}")
 
 
 def count(most: float, least: float = 1) -> Range:

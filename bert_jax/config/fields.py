@@ -12,9 +12,12 @@ from bert_jax.config.bert_config import COMPUTATION, OPTIONS, Range, count
 
 TEXT, PATH, DURATION = 'text', 'a path', 'a duration'
 CHECKED_WHERE_READ = 'checked where it is read'
-# Groups of tasks that read a field, in words for messages.
-PRETRAINING, LABELLED, OWN_FILES = (
-    'pre-training', 'downstream tasks', 'tasks on files of your own that have it')
+# Tasks that read a field: pre-training, all others, or some with files of your own.
+PRETRAINING, LABELLED = ('pretrain', 'synthetic'), ('downstream tasks',)
+_TEXT_TASKS = ('classification', 'regression')
+_WITH_ID = (*_TEXT_TASKS, 'multiple_choice')
+_OWN_FILES = (*_WITH_ID, 'tagging')
+SECTIONS = ('classification', 'regression', 'conll', 'tagging', 'squad')  # of some tasks only
 
 
 class Field(NamedTuple):
@@ -23,12 +26,12 @@ class Field(NamedTuple):
     Attributes:
       default: None: `init_checkpoint` determines it.
       allowed: a range, a tuple of values, or the name of another check.
-      read_by: PRETRAINING, LABELLED, OWN_FILES, or '' for all tasks.
+      read_by: names of tasks; empty: all read it.
     """
 
     default: Any
     allowed: Range | tuple[Any, ...] | str
-    read_by: str = ''
+    read_by: tuple[str, ...] = ()
 
 
 _SHARE, _BELOW_1 = Range(0, 1), Range(0, 1, open=')')
@@ -63,7 +66,8 @@ FIELDS: Mapping[str, Field] = {
     'model.name': Field('base', TEXT),
     'model.vocab_size': Field(0, count(2**24, least=0)),  # 0: as many as the vocabulary has
     # Fields that a checkpoint determines are empty: as in init_checkpoint, else the default.
-    **{f'model.{o.name}': Field(o.default if o.role == 'trains' else None, o.allowed)
+    **{f'model.{o.name}': Field(o.default if o.role == 'trains' else None, o.allowed,
+                                LABELLED if o.name == 'bilstm' else ())
        for role in (('shape', 'computes'), ('trains',)) for o in OPTIONS
        if o.role in role and o.name != 'vocab_size'},
     # dtype: auto is bfloat16 on TPU and GPU, else float32. scan_layers: a loop over one compiled
@@ -74,7 +78,8 @@ FIELDS: Mapping[str, Field] = {
     'data.source': Field('docs:python', CHECKED_WHERE_READ),  # or a list of (source, weight)
     # The held-out text, or the file that is scored; empty: `held_out` of `source`, the folder's.
     'data.eval_source': Field('', PATH),
-    'data.held_out': Field(0.01, _BELOW_1, OWN_FILES),  # share that is held out for evaluation
+    # Share of the text or file that is held out for evaluation.
+    'data.held_out': Field(0.01, _BELOW_1, (*PRETRAINING, *_OWN_FILES)),
     # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
     # `vocab_size`.
     'data.vocab_file': Field('', PATH),
@@ -102,13 +107,13 @@ FIELDS: Mapping[str, Field] = {
     'data.masking': Field('pieces', ('pieces', 'words', 'ngrams', 'spans'), PRETRAINING),
     'data.next_sentence': Field(True, _SWITCH, PRETRAINING),  # False: one segment, no NSP loss
     # Columns of your own file.
-    'data.text': Field('text', TEXT, OWN_FILES),
-    'data.text_pair': Field('', TEXT, OWN_FILES),
-    'data.label': Field('label', TEXT, OWN_FILES),
+    'data.text': Field('text', TEXT, _OWN_FILES),
+    'data.text_pair': Field('', TEXT, _TEXT_TASKS),
+    'data.label': Field('label', TEXT, _OWN_FILES),
     # Of tags that are numbers: their names from 0, between commas, or a file with one a line.
-    'data.label_names': Field('', TEXT, OWN_FILES),
-    'data.choices': Field('', TEXT, OWN_FILES),  # of multiple choice, between commas
-    'data.id': Field('', TEXT, OWN_FILES),  # names rows in predictions; empty: counted from 0
+    'data.label_names': Field('', TEXT, ('tagging',)),
+    'data.choices': Field('', TEXT, ('multiple_choice',)),  # of multiple choice, between commas
+    'data.id': Field('', TEXT, _WITH_ID),  # names rows in predictions; empty: counted from 0
     'data.packing': Field(True, _SWITCH, LABELLED),  # several examples a row: the same scores
     'data.max_malformed': Field(0.01, _SHARE, LABELLED),  # of rows; more is an error
 
@@ -180,37 +185,8 @@ FIELDS: Mapping[str, Field] = {
     'squad.max_query_length': Field(64, count(2**16)),  # pieces of a question
 }
 
-class TaskFields(NamedTuple):
-    """The config fields of a task.
 
-    Attributes:
-      section: of FIELDS; empty: it has none.
-      phased: whether the run may have several phases, of rows with masked positions.
-      reads: which fields of OWN_FILES.
-    """
-
-    section: str = ''
-    phased: bool = False
-    reads: tuple[str, ...] = ()
-
-
-_COLUMNS = ('data.text', 'data.text_pair', 'data.label', 'data.id', 'data.held_out')
-_TASK_FIELDS = {
-    'pretrain': TaskFields(phased=True, reads=('data.held_out',)),
-    'synthetic': TaskFields(phased=True, reads=('data.held_out',)),
-    'classification': TaskFields('classification', reads=_COLUMNS),
-    'regression': TaskFields('regression', reads=_COLUMNS),
-    'multiple_choice': TaskFields(
-        reads=('data.text', 'data.choices', 'data.label', 'data.id', 'data.held_out')),
-    'conll': TaskFields('conll'),
-    'tagging': TaskFields('tagging', reads=(
-        'data.text', 'data.label', 'data.label_names', 'data.held_out')),
-    'squad_v1': TaskFields('squad'),
-    'squad_v2': TaskFields('squad'),
-}
-SECTIONS = {task.section for task in _TASK_FIELDS.values()} - {''}
-
-
-def task_fields(task: str) -> TaskFields:
-    """The config fields of a task. Others, as GLUE's, have no section and read no own files."""
-    return _TASK_FIELDS.get(task, TaskFields())
+def section_of(task: str) -> str:
+    """The section of fields that is of this task only, or ''."""
+    name = task.partition('_')[0]
+    return name if name in SECTIONS else ''

@@ -22,11 +22,10 @@ from bert_jax.config.fields import (
     FIELDS,
     LABELLED,
     LOGGERS,
-    OWN_FILES,
     PATH,
     PRETRAINING,
     TEXT,
-    task_fields,
+    section_of,
 )
 from bert_jax.config.phases import PHASE_FIELDS, check_phases, parse_duration, parse_trace, phases
 from bert_jax.runtime.errors import InputError, nearest
@@ -45,14 +44,13 @@ def check_used(config: ConfigDict) -> None:
       InputError: a field that the task does not read differs from its default.
     """
     _check_task(config)
-    task, start = task_fields(config.task), default_config(config.task)
-    read = {'': True, PRETRAINING: task.phased, LABELLED: not task.phased, OWN_FILES: False}
+    start = default_config(config.task)
     for path in fields(start):
-        read_by = LABELLED if path == 'model.bilstm' else FIELDS[path].read_by
-        value = get_field(config, path)
-        if not read[read_by] and path not in task.reads and value != get_field(start, path):
+        value, read_by = get_field(config, path), FIELDS[path].read_by
+        reads = config.task not in PRETRAINING if read_by == LABELLED else config.task in read_by
+        if read_by and not reads and value != get_field(start, path):
             raise InputError(f'config.{path}={value!r} means nothing to config.task='
-                             f'{config.task!r}: it is for {read_by}, leave it out')
+                             f'{config.task!r}: it is for {", ".join(read_by)}, leave it out')
 
 
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:
@@ -108,13 +106,13 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
 
 def _check_task(config: ConfigDict) -> None:
     check_task_name(config.task)
-    task = task_fields(config.task)
-    if config.phases and not task.phased:
+    section = section_of(config.task)
+    if config.phases and config.task not in PRETRAINING:
         raise InputError(
             f'config.phases is for pre-training: config.task={config.task!r} has one phase')
-    if task.section and task.section not in config:
+    if section and section not in config:
         raise InputError(f'config.task={config.task!r} needs a config file that starts from '
-                         f'default_config({config.task!r}), with its section config.{task.section}')
+                         f'default_config({config.task!r}), with its section config.{section}')
 
 
 def _check_value(path: str, value: Any, allowed: Range | tuple[Any, ...] | str) -> None:
@@ -167,7 +165,7 @@ def _check_model(config: ConfigDict, num_devices: int | None) -> None:
 def _check_phases(config: ConfigDict, num_devices: int | None) -> None:
     """Checks lengths and batches of all phases, and of evaluation."""
     positions, parts = config.model.max_position_embeddings, config.train.accumulation_steps
-    phased = task_fields(config.task).phased
+    phased = config.task in PRETRAINING
     batches = []
     for i, phase in enumerate(phases(config, num_examples=_ANY_NUMBER)):
         data, train = (f'phases[{i}].',) * 2 if config.phases else ('data.', 'train.')

@@ -101,8 +101,7 @@ def checksum(x: np.ndarray) -> np.uint32:
 
 def leaf_name(path: tuple[Any, ...]) -> str:
     """The name of a tree's leaf by its path, 'params/bert/pooler/dense/kernel'."""
-    return '/'.join(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key))))
-                    for key in path)
+    return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def not_finite(arrays: Mapping[str, Any]) -> str | None:

@@ -26,21 +26,6 @@ from bert_jax.runtime.files import Path, write_whole
 
 STARTED = time.time()  # about the start of this process
 
-_HUGE_PAGES = 'GLIBC_TUNABLES=glibc.malloc.hugetlb=1'
-
-
-def huge_pages_note() -> str:
-    """Advice for runs on CPUs without huge pages; '' if GLIBC_TUNABLES is set.
-
-    XLA allocates and frees its buffers at every step on CPUs. With 4 kB pages, a tiny model's run
-    spent a third of its time in page faults; with huge pages it did 1.3 times the steps. glibc
-    reads the variable when a process starts, so the program itself cannot set it.
-    """
-    if sys.platform != 'linux' or 'GLIBC_TUNABLES' in os.environ:
-        return ''
-    return f'note: on CPUs, training may be a third faster with {_HUGE_PAGES} in the environment'
-
-
 def check_streams() -> None:
     """Refuses a closed standard output and arguments in another encoding than the locale's.
 
@@ -94,15 +79,14 @@ def without(package: str, *, empty: bool = False) -> Iterator[None]:
 
     It saves the seconds that libraries take to import an optional package that is not used here.
     """
-    modules: dict[str, Any] = sys.modules
-    loaded = package in modules
+    loaded = package in sys.modules
     if not loaded:
-        modules[package] = types.ModuleType(package) if empty else None
+        sys.modules[package] = types.ModuleType(package) if empty else None  # type: ignore[assignment]
     try:
         yield
     finally:
         if not loaded:
-            del modules[package]
+            del sys.modules[package]
 
 
 @contextlib.contextmanager
@@ -157,6 +141,7 @@ def _of_a_file(numbers: tuple[int, ...]) -> Callable[[BaseException], bool]:
 # (which exceptions, what is printed of them, exit status); the first row counts that is of an
 # exception or of one of its causes.
 _ANSWERS: tuple[tuple[Callable[[Any], bool], str, int], ...] = (
+    (lambda fault: isinstance(fault, Stopped), '{fault}', 143),
     (lambda fault: isinstance(fault, InputError), '{fault}', 2),
     (lambda fault: isinstance(fault, (Diverged, Unavailable)), '{fault}', 1),
     (lambda fault: isinstance(fault, KeyboardInterrupt), 'stopped', 130),
@@ -362,9 +347,6 @@ def hardware() -> str:
     return f'{os.cpu_count()} cores of {processor()}'
 
 
-_MAX_BYTES = 2 << 30
-
-
 def keep_compiled(folder: Any) -> None:
     """Sets jax's persistent compilation cache, on a disk or in a bucket.
 
@@ -377,40 +359,30 @@ def keep_compiled(folder: Any) -> None:
 
     if getattr(jax.config, 'jax_compilation_cache_dir', None):
         return
-    folder = files.absolute(folder) / _platform()
+    backend = jax.default_backend()
+    if backend == 'cpu':
+        # jax's cache key lacks the instruction set, and a program with missing ones crashes.
+        lines = {x for x in _cpuinfo() if x.startswith(('model name', 'flags', 'Features'))}
+        known = ''.join(sorted(lines)) or platform.processor()
+        backend += f'-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
+    folder = files.absolute(folder) / backend
     if files.in_bucket(folder):
         # XLA's own caches, of GPU kernels, can be on a disk only.
         jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
-    if hosts.first():
-        _shrink(folder, _MAX_BYTES)
+    elif hosts.first():
+        shrink(folder, 2 << 30)
     jax.config.update('jax_compilation_cache_dir', os.fspath(folder))
 
 
-def _platform() -> str:
-    """The platform that programs are compiled for, for CPUs with a digest of the instruction set.
-
-    jax's cache key lacks the latter, and a program with missing instructions crashes.
-    """
-    import jax
-
-    if jax.default_backend() != 'cpu':
-        return jax.default_backend()
-    lines = {line for line in _cpuinfo() if line.startswith(('model name', 'flags', 'Features'))}
-    known = ''.join(sorted(lines)) or platform.processor()
-    return f'cpu-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
-
-
-def _shrink(folder: Any, max_bytes: int) -> None:
-    """Deletes the oldest files of a folder until the rest has at most `max_bytes`."""
-    by_age = []
+def shrink(folder: Any, max_bytes: int) -> None:
+    """Deletes the oldest files of a folder on a disk until the rest has at most `max_bytes`."""
+    files_by_age = []
     for path in files.children(folder):
         with contextlib.suppress(FileNotFoundError):  # another run deletes too
-            if files.in_bucket(path):
-                by_age.append((path.stat().mtime, path.stat().length, path))
-            else:  # epath's `stat` asks who owns it, which a container may not know
-                by_age.append((os.stat(path).st_mtime, os.stat(path).st_size, path))
-    surplus = sum(size for _, size, _ in by_age) - max_bytes
-    for _, size, path in sorted(by_age, key=lambda entry: entry[0]):
+            status = os.stat(path)  # epath's asks who owns it, which a container may not know
+            files_by_age.append((status.st_mtime, status.st_size, path))
+    surplus = sum(size for _, size, _ in files_by_age) - max_bytes
+    for _, size, path in sorted(files_by_age, key=lambda entry: entry[0]):
         if surplus > 0 and path.is_file():
             path.unlink(missing_ok=True)
             surplus -= size

@@ -57,7 +57,7 @@ class Guard:
             'fault': None, 'hangs': False, 'asked': False, 'stop_at': None}
         self._finished = threading.Event()
         self._cause: Callable[[], str] = lambda: 'start'
-        self._folder: Path | None = None  # for stacks
+        self._folder: Any = None  # for stacks
         self._moved = time.monotonic()  # time of the last poll
         self._seconds: deque[float] = deque([0.0], maxlen=99)  # of the last steps
         self._turn = 0.5 + hosts.count() / 1000
@@ -119,25 +119,26 @@ class Guard:
                 self._changed.wait(1.0)
             return self._verdict['stop_at'] is not None and step >= self._verdict['stop_at']
 
-    def fail(self, message: str, status: int) -> None:
-        """Ends all hosts with this one's message and status; does nothing on a single host."""
-        if hosts.count() == 1:
-            return
-        self._own['fault'] = message, status
-        time.sleep(4 * self._turn)  # host 0 serves the store: the others must read it first
-        _leave(status)
+    def fail(self, message: str, status: int, is_ours: bool = True) -> None:
+        """Ends this process, and all hosts, with this one's message and status.
 
-    def stopped(self, message: str) -> None:
-        """Ends this host after a stop; together with the others if all were training."""
-        if self._verdict['stop_at'] is None:
-            self.fail(message, 143)
-        else:
-            self.finish()
-
-    def await_verdict(self) -> None:
-        """Waits for the verdict: another host's end may have caused this host's error."""
-        if hosts.count() > 1:
+        Args:
+          message: printed.
+          status: 143 after a stop: hosts that agreed on its step end by themselves.
+          is_ours: False: another host's end may be the cause, whose verdict is awaited first.
+        """
+        several = hosts.count() > 1
+        if several and not is_ours:
             time.sleep(SILENCE_SECONDS + 5)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f'error: {message}\n')  # in one piece: other hosts write beside it
+        if several and status == 143 and self._verdict['stop_at'] is not None:
+            self.finish()
+        elif several:
+            self._own['fault'] = message, status
+            time.sleep(4 * self._turn)  # host 0 serves the store: the others must read it first
+            _leave(status)
+        sys.exit(status)
 
     def finish(self) -> None:
         """Waits for all hosts, then stops monitoring."""
@@ -159,7 +160,10 @@ class Guard:
             fault, hangs = verdict['fault'], verdict['hangs']
             if fault is not None and (hangs or fault[0] != hosts.index()):
                 if hangs:
-                    self._write_stacks()
+                    with tempfile.TemporaryFile() as file, contextlib.suppress(Exception):
+                        faulthandler.dump_traceback(file)
+                        file.seek(0)
+                        write_whole(self._folder / f'stacks-{hosts.index()}.txt', file.read())
                 if hosts.first():
                     time.sleep(4 * self._turn)  # see `fail`
                 if self._own['fault'] is not None:
@@ -223,18 +227,10 @@ class Guard:
             verdict['stop_at'] = max(bounds)
         return verdict
 
-    def _write_stacks(self) -> None:
-        with tempfile.TemporaryFile() as file, contextlib.suppress(Exception):  # of many libraries
-            faulthandler.dump_traceback(file)
-            file.seek(0)
-            assert self._folder is not None
-            write_whole(self._folder / f'stacks-{hosts.index()}.txt', file.read())
-
-
 def _leave(status: int, message: str = '') -> None:
     """Ends the process without the barriers of an orderly exit."""
     if message:
-        sys.stderr.write(f'error: {message}\n')  # in one piece: other hosts write beside it
+        sys.stderr.write(f'error: {message}\n')
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

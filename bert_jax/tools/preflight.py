@@ -31,7 +31,7 @@ from absl import flags, logging
 
 from bert_jax.config import ConfigDict, complete
 from bert_jax.config.command_line import parse_command
-from bert_jax.config.fields import task_fields
+from bert_jax.config.fields import PRETRAINING
 from bert_jax.config.validation import validate
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.runtime.errors import InputError
@@ -275,7 +275,7 @@ def without_data(config: ConfigDict) -> ConfigDict:
     Raises:
       InputError: not pre-training, or steps that depend on the data.
     """
-    if not task_fields(config.task).phased:
+    if config.task not in PRETRAINING:
         raise InputError(
             f'config.task={config.task!r}: only pre-training can be compiled ahead; the shapes of '
             'a downstream task depend on its data')

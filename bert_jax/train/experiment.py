@@ -27,7 +27,7 @@ from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import STARTED, huge_pages_note, keep_compiled, peak_flops
+from bert_jax.runtime.process import STARTED, keep_compiled, peak_flops
 from bert_jax.tasks.opening import open_task
 from bert_jax.train import run_directory
 from bert_jax.train.checkpoint import Best, Checkpoints
@@ -77,8 +77,6 @@ def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Program:
     mesh = open_mesh(config, jax.devices())
     say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh '
         + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()))
-    if jax.default_backend() == 'cpu' and (note := huge_pages_note()):
-        say(note)
     keep_compiled(files.as_path(config.data.dir) / 'compiled')
     program = build_program(config, mesh, open_task(config))
     return dataclasses.replace(program, published=published)

@@ -37,24 +37,23 @@ LABELS = (('yes', 'no'), ('1', '0'), ('1', '1.0'), ('nan', '2', '10'), ('a b', '
 def write_table(rng: random.Random, folder: Path) -> tuple[str, int]:
     """(name, number of rows) of a table with the columns text, other and label."""
     labels = rng.choice(LABELS)
-    rows = [{'text': rng.choice(TEXTS) if rng.random() < 0.3 else ' '.join(rng.choices(WORDS, k=5)),
-             'other': ' '.join(rng.choices(WORDS, k=3)), 'label': rng.choice(labels)}
-            for _ in range(rng.randint(1, 30))]
     form = rng.choice(('csv', 'tsv', 'jsonl', 'json', 'CSV', 'csv.gz'))
     kind = form.lower().removesuffix('.gz')
-    if kind == 'json':
-        content = json.dumps(rows)
-    elif kind == 'jsonl':
-        content = ''.join(json.dumps(row) + '\n' for row in rows)
-    elif kind == 'csv':
+    texts = [re.sub(r'[\t\n]', ' ', text) if kind == 'tsv' else text for text in TEXTS]
+    rows = [{'text': rng.choice(texts) if rng.random() < 0.3 else ' '.join(rng.choices(WORDS, k=5)),
+             'other': ' '.join(rng.choices(WORDS, k=3)), 'label': rng.choice(labels)}
+            for _ in range(rng.randint(1, 30))]
+    if kind in ('csv', 'tsv'):
         out = io.StringIO()
-        writer = csv.DictWriter(out, ['text', 'other', 'label'], lineterminator='\n')
+        writer = csv.DictWriter(out, ['text', 'other', 'label'], lineterminator='\n', **(
+            {} if kind == 'csv' else {'delimiter': '\t', 'quoting': csv.QUOTE_NONE,
+                                      'quotechar': None}))
         writer.writeheader()
         writer.writerows(rows)
         content = out.getvalue()
     else:
-        rows = [{name: re.sub(r'[\t\n]', ' ', x) for name, x in row.items()} for row in rows]
-        content = 'text\tother\tlabel\n' + ''.join('\t'.join(row.values()) + '\n' for row in rows)
+        content = json.dumps(rows) if kind == 'json' else ''.join(
+            json.dumps(row) + '\n' for row in rows)
     data = content.encode()
     for _ in range(rng.choice((0, 0, 1, 1, 2))):
         data = rng.choice(MISTAKES)(rng, data)

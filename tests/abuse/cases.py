@@ -19,9 +19,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_jax.weights import load_weights
-from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.run_directory import write_run
 from tests.abuse.commands import Case
 from tests.tiny_runs import WORDS
 
@@ -62,29 +59,7 @@ def poison(name, value):
     return before
 
 
-def carried(form, then):
-    """`run` as another format has it, in `written`."""
-    def before(folder):
-        weights = load_weights(folder / 'run')
-        (write_run if form == 'bert_jax' else write_huggingface)(folder / 'written', weights)
-        then(folder)
-    return before
-
-
 # Changes of a file's bytes.
-
-
-def garbage(data):
-    return bytes((byte * 7 + 13) % 256 for byte in data)
-
-
-def flipped(data):
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1:]
-
-
-def zeroed(data):
-    return data[:len(data) // 3] + bytes(len(data) // 3) + data[2 * (len(data) // 3):]
 
 
 def cut(data):
@@ -347,9 +322,6 @@ HAND_EDITED = [
     Case(_PREDICT, 'vocab', before=change('run/vocab.txt', lambda data: b'\n'.join(
         data.split(b'\n')[:5] + data.split(b'\n')[5:-1][::-1]) + b'\n')),
     Case('main @text', 'vocabularies/.*damaged', before=change('cache/vocabularies/*.txt', cut)),
-    *(Case('main @text', rf'{name}.*damaged', before=change(f'cache/stores/*/{name}*', changed))
-      for name in ('tokens', 'sentence_offsets', 'document_offsets', 'documents')
-      for changed in (garbage, flipped)),
     *(Case('main @text', 'manifest|format version',
            before=change('cache/stores/*/manifest.json', changed))
       for changed in (
@@ -365,11 +337,6 @@ HAND_EDITED = [
            before=change('cola/best/*/metrics/metrics', changed))
       for changed in (nothing, lambda data: b'[]', lambda data: b'{}',
                       value(rb'": [-0-9.e]+', b'": 0.875'), value(rb'digest', b'digesx'))),
-    *(Case('convert {folder}/written {folder}/new --to tf1',
-           'written.*is not what was (saved|written)',
-           before=carried(form, change(f'written/{pattern}', zeroed)))
-      for form, pattern in (('huggingface', '*.safetensors'),
-                            ('bert_jax', 'checkpoints/0/default/ocdbt.process_0/d/*'))),
     Case(_RUN, r'holds a run with (another vocab|model\.vocab)', before=change(
         'text.txt', lambda data: data.upper() + b'\n\nA text of more words.')),
     Case(_PREDICT, 'no checkpoint', before=lambda folder: (
@@ -393,7 +360,7 @@ OUTPUTS = [
          r'small/x.*config\.data\.dir', around=small_disk),
     Case('predict @features --input {folder}/text.txt --output {folder}/small/x.npz',
          r'small/x\.npz is full', 1, around=small_disk),
-    Case('predict @export --output {folder}/small/x', 'small/x.*[Nn]o space', around=small_disk),
+    Case('predict @export --output {folder}/small/x', 'small/x is full', 1, around=small_disk),
     Case('predict @features --output {folder}/v.npz a', 'full|space', 1, around=full_disk),
     Case('convert {folder}/run /proc/1/new --to tf1', '/proc/1/new'),
     Case('convert {folder}/run {folder}/text.txt/new --to huggingface', r'text\.txt'),

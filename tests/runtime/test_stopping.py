@@ -42,8 +42,7 @@ while step < 10_000:
     time.sleep(0.01 if hosts.index() else 0.05)
     if guard.should_stop(step):
         tell('stopped at', step)
-        guard.stopped('')
-        sys.exit(143)
+        guard.fail('', 143)
 '''
 
 
@@ -138,7 +137,7 @@ def test_a_run_in_which_no_host_goes_on_ends_with_the_stacks_of_all(tmp_path, co
     assert errors.count(line) == count
     for host in range(count):
         stacks = (tmp_path / f'stacks-{host}.txt').read_text()
-        assert 'in waits_for_ever' in stacks and 'in _write_stacks' in stacks
+        assert 'in waits_for_ever' in stacks and 'in _watch' in stacks
 
 
 def test_evaluation_and_saving_take_their_time(tmp_path):
