@@ -83,6 +83,7 @@ class Texts:
         if table and not columns and not (whole_objects and table[1].lower() == 'jsonl'):
             raise InputError(f'--input={file} has columns: name the one with the texts, '
                              '--text=COLUMN (a file with a text in each line is called .txt)')
+        ''.join(arguments).encode()  # a UnicodeError is answered in one line
         self._arguments, self._file, self._columns = arguments, file, columns
         self._name = file or 'standard input'
         if columns and not sum(1 for _ in read_rows(self._name, columns)):
