@@ -22,18 +22,9 @@ from bert_jax.data.pairs import Sequences, TextWindows, joined, make_sequences, 
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import MultipleChoice, softmax
 from bert_jax.model.encoder import Bert
-from bert_jax.predict import engine
+from bert_jax.predict import engine, loaded
 from bert_jax.predict.engine import Function, Outputs, bound
-from bert_jax.predict.loaded import (
-    POOLS,
-    LoadedModel,
-    Note,
-    Result,
-    num_tokens,
-    one_of,
-    parts_of,
-    shown,
-)
+from bert_jax.predict.loaded import LoadedModel, Note, Result, parts_of, shown
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
@@ -192,7 +183,7 @@ def score(model: LoadedModel, texts: Iterable[Single]) -> Iterator[Result]:
     return model.stream(
         texts, read=read, make=functools.partial(_masked_units, model), results=results,
         function=bound(engine.masked_lm_log_probability, model.config),
-        size=lambda text: num_tokens(text) * min(num_tokens(text), model.max_length))
+        size=lambda text: loaded.num_tokens(text) * min(loaded.num_tokens(text), model.max_length))
 
 
 def pseudo_perplexity(log_probability: float, num_tokens: int) -> float:
@@ -383,7 +374,7 @@ def text_vectors(
     if pool is None or normalize is None:
         pool = model.pooling[0] if pool is None else pool
         normalize = model.pooling[1] if normalize is None else normalize
-    one_of('pool', pool, POOLS)
+    loaded.one_of('pool', pool, loaded.POOLS)
     if not isinstance(normalize, (bool, np.bool_)):
         raise InputError(f'normalize={normalize!r:.60} must be True or False')
 
