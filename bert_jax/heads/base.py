@@ -150,8 +150,9 @@ class Head:
 
     @classmethod
     def title(cls) -> str:
-        """For messages."""
-        return f"a {cls.name.replace('_', '-')} head" if cls.name else 'no head'
+        """For messages and model cards."""
+        name = cls.name.replace('_', '-').replace('pretraining', 'pre-training')
+        return f'a {name} head' if name else 'no head'
 
     @classmethod
     def parts(cls) -> set[Part]:
