@@ -122,7 +122,7 @@ def peer_trainer(args: argparse.Namespace) -> Train:
     regression = not glue_task(args.task).labels
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     assert tokenizer.is_fast
-    encoded = tokenizer(examples.text_a, examples.text_b, truncation=True, max_length=128)
+    encoded = tokenizer(*examples.texts, truncation=True, max_length=128)
     labels = torch.tensor(examples.labels, dtype=torch.float32 if regression else torch.int64)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
         args.model, num_labels=len(glue_task(args.task).labels) or 1, attn_implementation='sdpa',

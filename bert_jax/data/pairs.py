@@ -182,19 +182,15 @@ def text_windows(
     limits = {'max_length': max_length, 'cls_id': cls_id, 'sep_id': sep_id}
     if how == 'first':
         return TextWindows(make_sequences(a, b, **limits), np.arange(len(a[1])), how)
-    if b is None:
-        spans = np.append(0, np.cumsum(a[1]))
-        tiles = tile(spans, max_length - 2)
-        sequences = make_sequences(_part(a[0], tiles.starts, tiles.ends), None, **limits)
-        return TextWindows(sequences, tiles.span, how)
-    ids = np.concatenate([a[0], b[0]])
-    a_n, b_n = a[1].astype(np.int64), b[1].astype(np.int64)
+    second = (a[0][:0], np.zeros(len(a[1]), np.int64)) if b is None else b
+    ids = np.concatenate([a[0], second[0]])
+    a_n, b_n = a[1].astype(np.int64), second[1].astype(np.int64)
     a_starts, b_starts = np.cumsum(a_n) - a_n, len(a[0]) + np.cumsum(b_n) - b_n
     a_is_long = a_n > b_n
-    long_n, short_n = np.maximum(a_n, b_n), np.minimum(a_n, b_n)
-    kept = np.minimum(short_n, (max_length - 3) // 2)
-    spans = np.append(0, np.cumsum(long_n))
-    tiles = tile(spans, max_length - 3 - kept)
+    budget = max_length - (2 if b is None else 3)
+    kept = np.minimum(np.minimum(a_n, b_n), budget // 2)
+    spans = np.append(0, np.cumsum(np.maximum(a_n, b_n)))
+    tiles = tile(spans, budget - kept)
     text = tiles.span
     shifts = (np.where(a_is_long, a_starts, b_starts) - spans[:-1])[text]
     long = tiles.starts + shifts, tiles.ends + shifts
@@ -202,11 +198,8 @@ def text_windows(
     short = short_starts, short_starts + kept[text]
 
     def parts(from_long: np.ndarray) -> Tokens:
-        return _part(ids, *(np.where(from_long[text], x, y) for x, y in zip(long, short)))
+        starts, ends = (np.where(from_long[text], x, y) for x, y in zip(long, short))
+        return ids[ranges(starts, ends - starts)], ends - starts
 
-    sequences = make_sequences(parts(a_is_long), parts(~a_is_long), **limits)
-    return TextWindows(sequences, text, how)
-
-
-def _part(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Tokens:
-    return ids[ranges(starts, ends - starts)], ends - starts
+    return TextWindows(make_sequences(
+        parts(a_is_long), None if b is None else parts(~a_is_long), **limits), text, how)

@@ -19,7 +19,6 @@ from jax import lax
 
 from bert_jax.heads import base
 from bert_jax.heads.base import Batch, Head, Keys, Params, Part, Sums, Tensor
-from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import train_flops
 from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu, parameter
@@ -87,19 +86,15 @@ class PretrainingHeads(nn.Module):
 class BertForPreTraining(nn.Module):
     """Encoder with masked-LM and next-sentence heads.
 
-    Of a `causal` model, `mlm_output` has all positions in order.
-
-    Args:
-      everywhere: whether `sequence_output` has all positions. Else it has [CLS] and the masked
-        positions, which suffice for the losses, and the last layer computes only these.
+    The last layer computes [CLS] and the masked positions only, which suffice for the losses; of a
+    `causal` model, all positions.
 
     Returns a dict: `nsp_logits` [B, 2] float32, or [B, K, 2] of packed rows (see `Bert`); what
     `masked_lm_logits` and `masked_lm_loss` take as `output`: `mlm_output`, (hidden [B, P, H], word
-    embeddings [V, H], bias [V]); and all that `Bert` returns.
+    embeddings [V, H], bias [V]); and all that `Bert` returns, at the computed positions.
     """
 
     config: ModelConfig
-    everywhere: bool = True
 
     def setup(self) -> None:
         self.bert = Bert(self.config)
@@ -108,20 +103,17 @@ class BertForPreTraining(nn.Module):
     def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
         c, inputs = self.config, base.inputs_of(batch, rows_Bx2)
         cls_BxK = batch.get('cls_positions')
-        if c.causal or self.everywhere:
+        if c.causal:
             outputs = self.bert(*inputs, cls_BxK)
             masked_BxPxH = outputs['sequence_output']
-            if not c.causal:
-                masked_BxPxH = gather_positions(masked_BxPxH, batch['masked_lm_positions'])
         else:
-            first_BxK = (
-                jnp.zeros((len(batch['input_ids']), 1), jnp.int32) if cls_BxK is None else cls_BxK)
-            num_first = first_BxK.shape[1]
-            among_BxK = (
-                None if cls_BxK is None else jnp.broadcast_to(jnp.arange(num_first), cls_BxK.shape))
+            first_BxK, among_BxK = jnp.zeros((len(batch['input_ids']), 1), jnp.int32), None
+            if cls_BxK is not None:
+                first_BxK = cls_BxK
+                among_BxK = jnp.broadcast_to(jnp.arange(cls_BxK.shape[1]), cls_BxK.shape)
             wanted = jnp.concatenate([first_BxK, batch['masked_lm_positions']], axis=1)
             outputs = self.bert(*inputs, among_BxK, wanted)
-            masked_BxPxH = outputs['sequence_output'][:, num_first:]
+            masked_BxPxH = outputs['sequence_output'][:, first_BxK.shape[1]:]
         hidden_BxPxH, bias_V = self.cls.predictions(masked_BxPxH)
         table_VxH = c.layout(
             self.bert.embeddings.word_embeddings.astype(c.dtype), 'vocab', None)
@@ -286,8 +278,7 @@ class Pretraining(Head):
         self, params: Params, batch: Batch, totals: Sums, rows_Bx2: Keys
     ) -> tuple[jax.Array, Sums]:
         c, batch = self.config, self.predicted(batch)
-        outputs: Any = BertForPreTraining(c, everywhere=False).apply(
-            {'params': params}, batch, rows_Bx2)
+        outputs: Any = self.module.apply({'params': params}, batch, rows_Bx2)
         weights_BxP = batch['masked_lm_weights']
         num_rows, num_slots = weights_BxP.shape
         chunks = mlm_chunks(

@@ -25,7 +25,6 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
 from bert_jax.tasks.labelled import (
     EvalSet,
-    LabelledData,
     LabelledTask,
     Outputs,
     ScoredModel,
@@ -241,8 +240,7 @@ def _task(config: ConfigDict, train: ChoiceExamples | None, dev: ChoiceExamples)
         write_predictions(
             folder / 'dev_predictions.tsv', config.data.id, dev.ids, map(str, predictions))
 
-    return LabelledTask(config, t, LabelledData(
-        train=None if train is None else units(train),
+    return LabelledTask(
+        config, t, train=None if train is None else units(train),
         evaluated=(EvalSet('', units(dev), score, write),), metric='accuracy',
-        head='multiple_choice', objective={'num_outputs': dev.num_choices},
-    ))
+        head='multiple_choice', arguments={'num_outputs': dev.num_choices})

@@ -7,10 +7,9 @@ the field names of the latter; only they have integer labels, in another order f
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -22,107 +21,77 @@ from bert_jax.tasks.labelled import (
     LabelledTask,
     ScoredModel,
     one_source,
-    open_tokenization,
-    refuse_eval_source,
+    other_file,
     tfds_records,
 )
-from bert_jax.tasks.texts import (
-    Columns,
-    TextExamples,
-    known_names,
-    numbers,
-    read_texts,
-    text_task,
-)
+from bert_jax.tasks.texts import Names, Numbers, TextExamples, read_texts, text_task
 
-_BINARY = ('0', '1')
-_ENTAILMENT = ('entailment', 'not_entailment')
-_NLI = ('contradiction', 'entailment', 'neutral')  # google-research/bert's order
 _ENDINGS = ('tsv', 'jsonl')
-_NLI_TFDS = ('entailment', 'neutral', 'contradiction')
+_PAIR = ('sentence1', 'sentence2')
+_ENTAILMENT = ('entailment', 'not_entailment')
 
 
-@dataclasses.dataclass(frozen=True)
-class GlueTask:
+class GlueTask(NamedTuple):
     """One task.
 
     Attributes:
       name: of the task in configs and in tensorflow-datasets.
-      folder: of its files.
-      columns: of its text or its two texts, by header.
-      fields: the same in JSON lines and in tensorflow-datasets.
-      labels: label id -> string, in google-research/bert's order; empty: a score from 0 to 5.
+      folder: of its files, and name of its file for the GLUE site.
+      texts: columns of its text or its two texts.
       metrics: the official ones; the first is that of Table 1 of the BERT paper, and picks the best
         evaluation.
-      submissions: test split -> name of its file for the GLUE site.
-      label_column, id_column: by header.
+      labels: label id -> string, in google-research/bert's order; empty: a score from 0 to 5.
+      label: column of the label.
+      id: column of the ids.
+      fields: the texts in JSON lines and in tensorflow-datasets; empty: as `texts`.
       headerless: columns of labelled files that have no header.
-      tfds_labels: label id of tensorflow-datasets -> string.
+      tfds_labels: label id of tensorflow-datasets -> string; empty: as `labels`.
+      tests: test split -> name of its file for the GLUE site; empty: one, called as the folder.
     """
 
     name: str
     folder: str
-    columns: tuple[str, ...]
-    fields: tuple[str, ...]
-    labels: tuple[str, ...]
-    metrics: tuple[str, ...]
-    submissions: Mapping[str, str]
-    label_column: str = 'label'
-    id_column: str = 'index'
+    texts: tuple[str, ...] = _PAIR
+    metrics: tuple[str, ...] = ('accuracy',)
+    labels: tuple[str, ...] = ('0', '1')
+    label: str = 'label'
+    id: str = 'index'
+    fields: tuple[str, ...] = ()
     headerless: tuple[str, ...] = ()
     tfds_labels: tuple[str, ...] = ()
+    tests: Mapping[str, str] = {}
+
+    @property
+    def submissions(self) -> Mapping[str, str]:
+        """Test split -> name of its file for the GLUE site."""
+        return self.tests or {'test': f'{self.folder}.tsv'}
 
     @property
     def splits(self) -> tuple[str, ...]:
-        if self.name == 'ax':
-            return ('test',)
         dev = tuple(split.replace('test', 'dev') for split in self.submissions)
-        return ('train', *dev, *self.submissions)
+        return ('test',) if self.name == 'ax' else ('train', *dev, *self.submissions)
 
 
-_SENTENCES = ('sentence1', 'sentence2')
-_PREMISE = ('premise', 'hypothesis')
-_QUESTIONS = ('question1', 'question2')
-_ONE = ('sentence',)
-_ACCURACY = ('accuracy',)
-
+_MNLI = GlueTask(
+    'mnli', 'MNLI', labels=('contradiction', 'entailment', 'neutral'), label='gold_label',
+    fields=('premise', 'hypothesis'), tfds_labels=('entailment', 'neutral', 'contradiction'),
+    tests={'test_matched': 'MNLI-m.tsv', 'test_mismatched': 'MNLI-mm.tsv'})
 GLUE_TASKS: Mapping[str, GlueTask] = {task.name: task for task in (
-    GlueTask(
-        'cola', 'CoLA', _ONE, _ONE, _BINARY, ('matthews',), {'test': 'CoLA.tsv'},
-        headerless=('source', 'label', 'mark', 'sentence'),
-    ),
-    GlueTask('sst2', 'SST-2', _ONE, _ONE, _BINARY, _ACCURACY, {'test': 'SST-2.tsv'}),
-    GlueTask(
-        'mrpc', 'MRPC', ('#1 String', '#2 String'), _SENTENCES, _BINARY, ('f1', 'accuracy'),
-        {'test': 'MRPC.tsv'}, label_column='Quality',
-    ),
-    GlueTask(
-        'stsb', 'STS-B', _SENTENCES, _SENTENCES, (), ('spearman', 'pearson'),
-        {'test': 'STS-B.tsv'}, label_column='score',
-    ),
-    GlueTask(
-        'qqp', 'QQP', _QUESTIONS, _QUESTIONS, _BINARY, ('f1', 'accuracy'), {'test': 'QQP.tsv'},
-        label_column='is_duplicate', id_column='id',
-        headerless=('id', 'qid1', 'qid2', 'question1', 'question2', 'is_duplicate'),
-    ),
-    GlueTask(
-        'mnli', 'MNLI', _SENTENCES, _PREMISE, _NLI, _ACCURACY,
-        {'test_matched': 'MNLI-m.tsv', 'test_mismatched': 'MNLI-mm.tsv'},
-        label_column='gold_label', tfds_labels=_NLI_TFDS,
-    ),
-    GlueTask(
-        'qnli', 'QNLI', ('question', 'sentence'), ('question', 'sentence'), _ENTAILMENT,
-        _ACCURACY, {'test': 'QNLI.tsv'},
-    ),
-    GlueTask(
-        'rte', 'RTE', _SENTENCES, _SENTENCES, _ENTAILMENT, _ACCURACY, {'test': 'RTE.tsv'}
-    ),
-    GlueTask('wnli', 'WNLI', _SENTENCES, _SENTENCES, _BINARY, _ACCURACY, {'test': 'WNLI.tsv'}),
+    GlueTask('cola', 'CoLA', ('sentence',), ('matthews',),
+             headerless=('source', 'label', 'mark', 'sentence')),
+    GlueTask('sst2', 'SST-2', ('sentence',)),
+    GlueTask('mrpc', 'MRPC', ('#1 String', '#2 String'), ('f1', 'accuracy'), label='Quality',
+             fields=_PAIR),
+    GlueTask('stsb', 'STS-B', metrics=('spearman', 'pearson'), labels=(), label='score'),
+    GlueTask('qqp', 'QQP', ('question1', 'question2'), ('f1', 'accuracy'), label='is_duplicate',
+             id='id',
+             headerless=('id', 'qid1', 'qid2', 'question1', 'question2', 'is_duplicate')),
+    _MNLI,
+    GlueTask('qnli', 'QNLI', ('question', 'sentence'), labels=_ENTAILMENT),
+    GlueTask('rte', 'RTE', labels=_ENTAILMENT),
+    GlueTask('wnli', 'WNLI'),
     # The diagnostic set: MNLI's labels, predicted by MNLI's model.
-    GlueTask(
-        'ax', 'diagnostic', _SENTENCES, _PREMISE, _NLI, ('matthews',), {'test': 'AX.tsv'},
-        tfds_labels=_NLI_TFDS,
-    ),
+    _MNLI._replace(name='ax', folder='diagnostic', metrics=('matthews',), tests={'test': 'AX.tsv'}),
 )}
 
 
@@ -135,83 +104,6 @@ def glue_task(name: str) -> GlueTask:
     if name not in GLUE_TASKS:
         raise InputError(f"'{name}' is no task of GLUE; they are {', '.join(GLUE_TASKS)}")
     return GLUE_TASKS[name]
-
-
-def read_glue(name: str, data_dir: str, split: str, *, max_malformed: float = 0.01) -> TextExamples:
-    """Examples of a split, from the folder of the benchmark.
-
-    Its file is called `SPLIT.tsv`, `SPLIT.jsonl`, `SPLIT.*.tsv` or `SPLIT.*.jsonl`, plain or `.gz`.
-
-    Args:
-      name: of the task.
-      data_dir: holds `CoLA/`, `MRPC/` and so on.
-      split: one of the task's `splits`: train, dev, test; of mnli dev_matched and so on.
-      max_malformed: as for `read_glue_file`.
-
-    Raises:
-      InputError: an unknown name or split, no such folder or file, or what `read_glue_file` finds.
-    """
-    path = table.find_file(*_place(name, data_dir, split), _ENDINGS)
-    return read_glue_file(
-        name, path, labelled=not split.startswith('test'), max_malformed=max_malformed
-    )
-
-
-def read_glue_file(
-    name: str, path: str, *, labelled: bool = True, max_malformed: float = 0.01
-) -> TextExamples:
-    """Examples of one file.
-
-    Args:
-      name: of the task.
-      path: TSV, or JSON lines if it is called `.jsonl`; plain or `.gz`.
-      labelled: whether to read labels.
-      max_malformed: share of the rows that may have another number of columns or an empty label;
-        one always may, unless this is 0.
-
-    Raises:
-      InputError: a missing column, an unknown label, an id that occurs twice, too many malformed
-        rows, a file that is empty or cannot be read.
-    """
-    task = glue_task(name)
-    is_json = table.format_of(path) == 'json'
-    return read_texts(
-        path, Columns(task.fields, 'label', 'idx') if is_json else Columns(
-            task.columns, task.label_column, task.id_column, task.headerless),
-        (known_names(task.labels) if task.labels else numbers(0, 5)) if labelled else None,
-        max_malformed=max_malformed, needs_ids=not (labelled or is_json),
-    )
-
-
-def tfds_split(name: str, split: str) -> tuple[str, str]:
-    """Data set and split of tensorflow-datasets: ('mnli', 'dev_matched') -> ('glue/mnli',
-    'validation_matched')."""
-    return f'glue/{name}', split.replace('dev', 'validation')
-
-
-def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> TextExamples:
-    """Examples out of the records of tensorflow-datasets, in the order of their `idx`.
-
-    Args:
-      name: of the task.
-      split: as for `read_glue`.
-      records: NumPy values by feature, texts as bytes; the labels of test splits are -1.
-    """
-    task = glue_task(name)
-    rows = sorted(records, key=lambda record: int(record['idx']))
-    texts = [[bytes(record[field]).decode() for record in rows] for field in task.fields]
-    labels = None
-    if not split.startswith('test'):
-        raw = np.array([record['label'] for record in rows])
-        if task.labels:
-            order = [task.labels.index(label) for label in task.tfds_labels or task.labels]
-            labels = np.array(order, np.int32)[raw]
-        else:
-            labels = raw.astype(np.float32)
-    return TextExamples(
-        texts[0], texts[1] if len(texts) == 2 else None, labels,
-        [str(int(record['idx'])) for record in rows], f'tfds:glue/{name}:{split}',
-    )
 
 
 def _place(name: str, data_dir: str, split: str) -> tuple[str, list[str]]:
@@ -230,53 +122,94 @@ def _place(name: str, data_dir: str, split: str) -> tuple[str, list[str]]:
     return folder, ['diagnostic', 'AX']
 
 
-def open_glue(
-    name: str, config: ConfigDict, scored: ScoredModel | None = None
-) -> LabelledTask:
+def read_glue(name: str, data_dir: str, split: str, *, max_malformed: float = 0.01) -> TextExamples:
+    """Examples of a split, from the folder of the benchmark.
+
+    Its file is called `SPLIT.tsv`, `SPLIT.jsonl`, `SPLIT.*.tsv` or `SPLIT.*.jsonl`, plain or `.gz`.
+
+    Args:
+      name: of the task.
+      data_dir: holds `CoLA/`, `MRPC/` and so on.
+      split: one of the task's `splits`: train, dev, test; of mnli dev_matched and so on.
+      max_malformed: as for `read_texts`.
+
+    Raises:
+      InputError: an unknown name or split, no such folder or file, or what `read_texts` finds.
+    """
+    path = table.find_file(*_place(name, data_dir, split), _ENDINGS)
+    return _read_file(
+        glue_task(name), path, labelled=not split.startswith('test'), max_malformed=max_malformed)
+
+
+def _read_file(
+    task: GlueTask, path: str, *, labelled: bool, max_malformed: float
+) -> TextExamples:
+    is_json = table.format_of(path) == 'json'
+    labels = Names(task.labels, only=True) if task.labels else Numbers(0, 5)
+    return read_texts(
+        path, task.fields or task.texts if is_json else task.texts,
+        'label' if is_json else task.label, labels if labelled else None,
+        id_column='idx' if is_json else task.id, needs_ids=not (labelled or is_json),
+        headerless=task.headerless, max_malformed=max_malformed)
+
+
+def tfds_split(name: str, split: str) -> tuple[str, str]:
+    """Data set and split of tensorflow-datasets: ('mnli', 'dev_matched') -> ('glue/mnli',
+    'validation_matched')."""
+    return f'glue/{name}', split.replace('dev', 'validation')
+
+
+def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> TextExamples:
+    """Examples out of the records of tensorflow-datasets, in the order of their `idx`.
+
+    Args:
+      name: of the task.
+      split: as for `read_glue`.
+      records: NumPy values by feature, texts as bytes; the labels of test splits are -1.
+    """
+    task = glue_task(name)
+    rows = sorted(records, key=lambda record: int(record['idx']))
+    labels = None
+    if not split.startswith('test'):
+        raw = np.array([record['label'] for record in rows])
+        order = [task.labels.index(label) for label in task.tfds_labels or task.labels]
+        labels = np.array(order, np.int32)[raw] if order else raw.astype(np.float32)
+    return TextExamples(
+        [[bytes(record[field]).decode() for record in rows] for field in task.fields or task.texts],
+        labels, [str(int(record['idx'])) for record in rows], f'tfds:glue/{name}:{split}')
+
+
+def open_glue(name: str, config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trains on train, scores on dev and predicts test where the folder has it.
 
     MNLI is scored on both dev sets, and predicts the diagnostic set too.
     """
-    task = GLUE_TASKS[name]
-    if scored is not None and config.data.eval_source:
-        mine = read_glue_file(
-            name, str(as_path(config.data.eval_source)), max_malformed=config.data.max_malformed)
-        return _task(config, task, None, {'dev': mine}, {})
-    refuse_eval_source(config, 'the dev files of the folder')
-    dev, test = [s for s in task.splits if 'dev' in s], [s for s in task.splits if 'test' in s]
-    train = _read(config, name, 'train') if scored is None else None
-    evaluated = {s: read for s in dev if (read := _read(config, name, s)) is not None}
-    untrained = scored is None and train is None
-    if untrained or dev[0] not in evaluated:
-        raise InputError(
-            f"config.data.source has no {'train' if untrained else dev[0]} split of {name}: "
-            f'training needs train and {dev[0]}'
-        )
-    sources = [(split, name, split) for split in test]
-    if name == 'mnli':
-        sources.append(('ax', 'ax', 'test'))
-    return _task(config, task, train, evaluated, {
-        s: read for s, *where in sources if (read := _read(config, *where)) is not None})
+    task, max_malformed = GLUE_TASKS[name], config.data.max_malformed
 
+    def read(name: str, split: str) -> TextExamples | None:
+        """A split from the folder `data.source`; None where it has no such file."""
+        if config.data.source == 'tfds:glue':
+            return from_tfds(name, split, tfds_records(config, *tfds_split(name, split)))
+        folder = one_source(
+            config, f'the folder of the benchmark, with {glue_task(name).folder}/ in it')
+        if split != 'train' and not table.find_files(*_place(name, folder, split), _ENDINGS):
+            return None  # a training set that is not there is refused by name
+        return read_glue(name, folder, split, max_malformed=max_malformed)
 
-def _task(
-    config: ConfigDict, task: GlueTask, train: TextExamples | None,
-    evaluated: Mapping[str, TextExamples], predicted: Mapping[str, TextExamples],
-) -> LabelledTask:
+    train, predicted = None, dict[str, TextExamples]()
+    if mine := other_file(config, scored, 'the dev files of the folder'):
+        evaluated = {'dev': _read_file(task, mine, labelled=True, max_malformed=max_malformed)}
+    else:
+        train = read(name, 'train') if scored is None else None
+        dev = [split for split in task.splits if 'dev' in split]
+        evaluated = {split: examples for split in dev if (examples := read(name, split))}
+        if dev[0] not in evaluated:
+            raise InputError(f'config.data.source has no {dev[0]} split of {name}: training needs '
+                             f'train and {dev[0]}')
+        tests = {split: read(name, split) for split in task.submissions}
+        if name == 'mnli':
+            tests['ax'] = read('ax', 'test')
+        predicted = {split: examples for split, examples in tests.items() if examples}
     return text_task(
-        config, open_tokenization(config), head='classification' if task.labels else 'regression',
-        labels=task.labels, metrics=task.metrics, train=train, evaluated=evaluated,
-        predicted=predicted, prefixes={'dev_mismatched': 'mismatched_'},
-    )
-
-
-def _read(config: ConfigDict, name: str, split: str) -> TextExamples | None:
-    """A split from the folder `data.source`; None where it has no such file."""
-    if config.data.source == 'tfds:glue':
-        return from_tfds(name, split, tfds_records(config, *tfds_split(name, split)))
-    folder = one_source(
-        config, f'the folder of the benchmark, with {glue_task(name).folder}/ in it')
-    needed = name == config.task and split == 'train'  # is read in any case, or refused by name
-    if not needed and not table.find_files(*_place(name, folder, split), _ENDINGS):
-        return None
-    return read_glue(name, folder, split, max_malformed=config.data.max_malformed)
+        config, head='classification' if task.labels else 'regression', labels=task.labels,
+        metrics=task.metrics, train=train, evaluated=evaluated, predicted=predicted)

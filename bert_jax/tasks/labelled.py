@@ -1,4 +1,4 @@
-"""The interface of a task, and the task on labelled examples: packed batches, predictions.
+"""The task on labelled examples: packed batches, scores, predictions.
 
 Every example is tokenized once at the start. A step holds exactly `batch_size` examples, packed
 into as few rows as they need; the planner picks the row length and at most four numbers of rows.
@@ -12,7 +12,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,71 +34,12 @@ from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.text.vocab import Vocab
-from bert_jax.train.gates import Gates
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep, Phase
 
 Outputs = dict[str, np.ndarray]
 # Row lengths to choose from. A row holds at least the longest unit.
 _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
-
-
-class Task(Protocol):
-    """A task: data, loss, evaluation, files of a run."""
-
-    name: str
-    vocab_size: int
-    vocab_path: Path | None
-    head: str  # one of `heads.HEADS`
-    labels: tuple[str, ...]
-    metric: str  # of the evaluation, the higher the better; sweeps go by it
-    frozen: str  # top-level part of the parameters that is not trained
-    keeps_best: bool  # whether the parameters of the best evaluation are kept
-    inference: Mapping[str, Any]  # how predictions are made, for config.json
-
-    @property
-    def num_examples(self) -> int | None:
-        """Rows an epoch, or None where no duration asks for it."""
-
-    def identity(self) -> dict[str, str]:
-        """Digests of content and counts by name, which must be equal on all hosts."""
-
-    def objective(self, bert: ModelConfig) -> Head:
-        """The head that is trained on an encoder."""
-
-    def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
-        """Shapes and shardings of a phase's batches for `train` and for `evaluation`.
-
-        Empty where rows are packed into many shapes as they come.
-        """
-
-    def phase(
-        self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
-        mesh: Mesh,
-    ) -> Phase:
-        """The phase of this number, from 0."""
-
-    def gates(
-        self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
-    ) -> Gates | None:
-        """The checks that warn of a run that goes wrong, if its task has some.
-
-        Args:
-          objective: of the run.
-          phases: of the run.
-          fresh: whether it starts here and now, from random parameters.
-          settled: step by which a run has learnt something.
-        """
-
-    def with_seed(self, seed: int) -> Task:
-        """The task of a run that differs in its seed (and rate) only, on the same data."""
-
-    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
-        """Writes what else belongs into the run directory, of the best evaluation.
-
-        Returns:
-          What the evaluation has settled of `inference`.
-        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,19 +79,16 @@ def open_tokenization(config: ConfigDict) -> Tokenization:
     if not config.data.vocab_file:
         raise InputError(
             'config.data.vocab_file is empty, and there is no config.init_checkpoint that '
-            'brings one: a downstream task starts from a vocabulary'
-        )
+            'brings one: a downstream task starts from a vocabulary')
     path = share_added_words(
         as_path(config.data.vocab_file), config.data.add_tokens, config.data.lowercase,
-        Places.choose(config.data.dir, config.data.local_dir),
-    )
+        Places.choose(config.data.dir, config.data.local_dir))
     tokenizer = load_tokenizer(path, config.data.lowercase)
     with loading_tensorflow('fine-tuning'):
         from bert_jax.data.tokenize import make_encode
 
     return Tokenization(
-        path, tokenizer, make_encode(tokenizer), config.data.lowercase, config.data.max_seq_length
-    )
+        path, tokenizer, make_encode(tokenizer), config.data.lowercase, config.data.max_seq_length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,112 +98,113 @@ class EvalSet:
     Attributes:
       name: prefix of its metrics, empty for the main set.
       units: its examples.
-      score: from outputs in the order of `units` ([n, ...] and [T, ...]) to metrics by name; None
-        for a set without labels.
+      score: from outputs in the order of `units` ([n, ...] and [T, ...]) to metrics by name.
       write: writes prediction files into a directory, from the same outputs.
     """
 
     name: str
     units: Units
-    score: Callable[[Outputs], dict[str, float]] | None
+    score: Callable[[Outputs], dict[str, float]]
     write: Callable[[Outputs, Path], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class LabelledData:
-    """The contents of a task's files.
+@dataclasses.dataclass
+class LabelledTask:
+    """A task on labelled examples: its data, loss, evaluation and files of a run.
+
+    With `tasks.pretrain.PretrainTask`, it is all that the training loop knows of a task.
 
     Attributes:
+      config: of the run.
+      tokenization: its vocabulary and tokenizer.
       train: what is trained on; None where the model is only evaluated.
       evaluated: sets scored during training.
-      predicted: further sets, predicted at the end.
       metric: name of the metric that picks the best evaluation.
       head: what kind of head the model has (`heads.HEADS`).
       labels: names of its outputs by id, where they have some.
-      objective: what else the head's objective is made with.
+      predicted: further sets, predicted at the end.
+      arguments: of the head, beside the encoder's config.
       frozen: top-level part of the parameters that is not trained, or empty.
-      inference: how predictions are made.
+      inference: how predictions are made, for config.json.
       settled: names of metrics that belong to `inference` too.
+      keeps_best: whether the parameters of the best evaluation are kept.
+      num_examples: an epoch; None where nothing is trained.
     """
 
+    config: ConfigDict
+    tokenization: Tokenization
     train: Units | None
     evaluated: tuple[EvalSet, ...]
     metric: str
     head: str
     labels: tuple[str, ...] = ()
     predicted: tuple[EvalSet, ...] = ()
-    objective: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     frozen: str = ''
     inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settled: tuple[str, ...] = ()
 
-
-class LabelledTask:
-    """See `Task`."""
-
     keeps_best = True
 
-    def __init__(self, config: ConfigDict, tokenization: Tokenization, data: LabelledData):
-        self._config, self._seed, self.data = config, config.seed, data
-        if data.train is not None:
-            check_known(
-                data.train.sequences.ids, tokenization.vocab,
-                f'config.data.source={config.data.source}', tokenization.path,
-            )
-        self.name: str = config.task
-        self.vocab_path: Path | None = tokenization.path
-        self.vocab_size = len(tokenization.vocab)
-        self._vocabulary = tokenization.tokenizer.fingerprint
-        self.head, self.labels = data.head, data.labels
-        self.metric, self.frozen = data.metric, data.frozen
-        self.inference: Mapping[str, Any] = {
-            'max_seq_length': tokenization.max_length, **data.inference
-        }
-        self.num_examples: int | None = None if data.train is None else len(data.train)
+    def __post_init__(self) -> None:
+        t = self.tokenization
+        self.name: str = self.config.task
+        self.vocab_path: Path | None = t.path
+        self.vocab_size = len(t.vocab)
+        self.inference = {'max_seq_length': t.max_length, **self.inference}
+        self.num_examples = None if self.train is None else len(self.train)
+        if self.train is not None:
+            check_known(self.train.sequences.ids, t.vocab,
+                        f'config.data.source={self.config.data.source}', t.path)
+        self._seed = self.config.seed
         self._best: tuple[dict[str, float], list[Outputs]] | None = None
         # One for all runs of a sweep: it is compiled once.
         self._engine = functools.cache(
             lambda mesh, bert: Engine(mesh, token_cost=functools.partial(token_flops, bert)))
 
     def with_seed(self, seed: int) -> LabelledTask:
+        """The task of a run that differs in its seed (and rate) only, on the same data."""
         task = copy.copy(self)
         task._seed, task._best = seed, None
         return task
 
+    @property
+    def sets(self) -> tuple[EvalSet, ...]:
+        """All that is predicted; what is scored comes first."""
+        return (*self.evaluated, *self.predicted)
+
     def identity(self) -> dict[str, str]:
-        result = {'vocabulary': self._vocabulary}
-        if self.data.train is not None:
-            result['training examples'] = self.data.train.digest()
-        for i, eval_set in enumerate(self._sets):
-            result[f'examples of set {i} {eval_set.name}'.rstrip()] = eval_set.units.digest()
-        return result
+        """Digests of content and counts by name, which must be equal on all hosts."""
+        result = {'vocabulary': self.tokenization.tokenizer.fingerprint}
+        if self.train is not None:
+            result['training examples'] = self.train.digest()
+        return result | {f'examples of set {i} {eval_set.name}'.rstrip(): eval_set.units.digest()
+                         for i, eval_set in enumerate(self.sets)}
 
     def objective(self, bert: ModelConfig) -> Head:
-        objective: Head = HEADS[self.head](bert, **self.data.objective)
+        """The head that is trained on an encoder."""
+        objective: Head = HEADS[self.head](bert, **self.arguments)
         return objective
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
-        del phase, mesh
+        """None: rows are packed into many shapes as they come."""
         return {}
 
     def phase(
         self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
         mesh: Mesh,
     ) -> Phase:
-        del eval_step, number  # its metrics want the predictions of a whole set; it has one phase
-        (phase,) = phases
-        config, d, train = self._config, self.data, self.data.train
+        """The one phase of a run."""
+        (phase,) = phases  # its metrics want the predictions of a whole set, not `eval_step`
+        config, train = self.config, self.train
         assert train is not None
         batch_size, steps = phase['batch_size'], phase['steps']
-        plan = _train_plan(
-            train, batch_size, steps, self._seed, objective.config, config.data.packing,
-            Layout(mesh).batch_shards * config.train.accumulation_steps,
-        )
-        say(
-            f'{len(train):,} training examples; rows of {plan.row_length} in '
+        plan = self._plan(
+            train, steps, batch_size, objective.config,
+            Layout(mesh).batch_shards * config.train.accumulation_steps)
+        say(f'{len(train):,} training examples; rows of {plan.row_length} in '
             f"{len(plan.shapes)} shapes ({', '.join(str(rows) for rows, _ in plan.shapes)} "
-            f'rows); {100 * plan.padding:.1f} % padding'
-        )
+            f'rows); {100 * plan.padding:.1f} % padding')
 
         def batches(first_step: int) -> Iterator[Any]:
             for step in range(first_step, steps):
@@ -276,8 +215,8 @@ class LabelledTask:
         self._predictors = self.predictors(objective, mesh)
 
         def evaluate(params: Any) -> dict[str, float]:
-            outputs = [predict(params) for predict in self._predictors[: len(d.evaluated)]]
-            for eval_set, result in zip(d.evaluated, outputs, strict=True):
+            outputs = [predict(params) for predict in self._predictors[: len(self.evaluated)]]
+            for eval_set, result in zip(self.evaluated, outputs, strict=True):
                 if name := not_finite(result):  # a label would be chosen of NaN as well
                     return {f'{eval_set.name}{name}': math.nan}
             metrics = self.score(outputs)
@@ -289,46 +228,57 @@ class LabelledTask:
             start=0, end=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
             flops_per_row=(
                 plan.tokens * objective.token_flops(plan.row_length) / (steps * batch_size)),
-            name=f'{config.task}, batch {batch_size}',
-        )
+            name=f'{config.task}, batch {batch_size}')
+
+    def _plan(
+        self, train: Units, steps: int, batch_size: int, bert: ModelConfig, shards: int
+    ) -> Plan:
+        """Epoch after epoch, each in an order of its own, `batch_size` units a step."""
+        n = len(train)
+        order = np.concatenate([
+            permute(np.arange(n), n, int(hash64(self._seed, epoch)))
+            for epoch in range(-(-steps * batch_size // n))
+        ])[: steps * batch_size].reshape(steps, batch_size)
+        if self.config.data.packing:
+            return plan_steps(train.lengths, order, row_lengths=_ROW_LENGTHS, shards=shards,
+                              token_cost=functools.partial(token_flops, bert))
+        rows = np.broadcast_to(np.arange(batch_size, dtype=np.int32), order.shape)
+        return Plan(order, rows, int(train.lengths.max()), np.full(steps, batch_size), 1,
+                    int(train.lengths[order].sum()))
 
     def gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
     ) -> None:
-        del objective, phases, fresh, settled  # it is short, and has its scores soon
+        """No checks that warn of a run that goes wrong: it is short, and has its scores soon."""
 
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
-        """Writes the predictions of all sets."""
+        """Writes the predictions of all sets, of the best evaluation.
+
+        Returns:
+          What the evaluation has settled of `inference`.
+        """
         # Those of the scored sets are at hand, unless the best evaluation was before a restart.
         result = self._best[1] if self._best is not None and self._best[0] == metrics else []
         outputs = [*result, *(predict(params) for predict in self._predictors[len(result) :])]
         if jax.process_index() == 0:
             self.write(outputs, workdir)
-        return {name: metrics[name] for name in self.data.settled if name in metrics}
-
-    @property
-    def _sets(self) -> tuple[EvalSet, ...]:
-        return (*self.data.evaluated, *self.data.predicted)
+        return {name: metrics[name] for name in self.settled if name in metrics}
 
     def predictors(self, objective: Head, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
-        """From parameters to the outputs of each set: first those that are scored."""
+        """From parameters to the outputs of each of `sets`."""
         engine = self._engine(mesh, objective.config)
-        return [
-            functools.partial(engine.outputs, objective.outputs, units=eval_set.units)
-            for eval_set in self._sets
-        ]
+        return [functools.partial(engine.outputs, objective.outputs, units=eval_set.units)
+                for eval_set in self.sets]
 
     def score(self, outputs: Sequence[Outputs]) -> dict[str, float]:
         """Metrics by name, of all sets that are scored, from the outputs of each."""
-        metrics: dict[str, float] = {}
-        for eval_set, result in zip(self.data.evaluated, outputs, strict=False):
-            assert eval_set.score is not None
-            metrics |= {eval_set.name + name: x for name, x in eval_set.score(result).items()}
-        return metrics
+        return {eval_set.name + name: value
+                for eval_set, result in zip(self.evaluated, outputs, strict=False)
+                for name, value in eval_set.score(result).items()}
 
     def write(self, outputs: Sequence[Outputs], folder: Path) -> None:
         """Writes the predictions of all sets, from the outputs of each."""
-        for eval_set, result in zip(self._sets, outputs, strict=True):
+        for eval_set, result in zip(self.sets, outputs, strict=True):
             eval_set.write(result, folder)
 
 
@@ -341,8 +291,7 @@ def one_source(config: ConfigDict, meaning: str) -> str:
     source = config.data.source
     if not isinstance(source, str) or not source or source.startswith('docs:'):
         raise InputError(
-            f'config.data.source={source!r}: config.task={config.task!r} needs {meaning}'
-        )
+            f'config.data.source={source!r}: config.task={config.task!r} needs {meaning}')
     return str(as_path(source))
 
 
@@ -376,14 +325,14 @@ def own_files(
         return train, dev
     whole = read(source)
     out = held_out(contents(whole), d.held_out, source)
-    train, dev = whole.take(np.flatnonzero(~out)), whole.take(np.flatnonzero(out))
-    if training:
-        say(f'{len(dev):,} of {len(whole):,} {what} are held out for evaluation')
-        return train, dev
-    say(f'scored: the {len(dev):,} of {len(whole):,} {what} of {source} that training held out '
-        f'(config.data.held_out={d.held_out}); for all of a file, name it as '
-        'config.data.eval_source')
-    return None, dev
+    dev = whole.take(np.flatnonzero(out))
+    if not training:
+        say(f'scored: the {len(dev):,} of {len(whole):,} {what} of {source} that training held out '
+            f'(config.data.held_out={d.held_out}); for all of a file, name it as '
+            'config.data.eval_source')
+        return None, dev
+    say(f'{len(dev):,} of {len(whole):,} {what} are held out for evaluation')
+    return whole.take(np.flatnonzero(~out)), dev
 
 
 def check_labels_known(source: str, there: Collection[str], known: Collection[str]) -> None:
@@ -397,27 +346,31 @@ def check_labels_known(source: str, there: Collection[str], known: Collection[st
     Raises:
       InputError: they have none in common.
     """
-    if set(there) & set(known):
-        return
-    raise InputError(
-        f"{source} has the labels {', '.join(sorted(there)[:5])}, the model "
-        f"{', '.join(sorted(known)[:5])}: none is the same; name the columns with config.data.text "
-        'and config.data.label, or, if only the names differ, add --labels_by_position to '
-        'bert_jax.evaluate'
-    )
+    if not set(there) & set(known):
+        raise InputError(
+            f"{source} has the labels {', '.join(sorted(there)[:5])}, the model "
+            f"{', '.join(sorted(known)[:5])}: none is the same; name the columns with "
+            'config.data.text and config.data.label, or, if only the names differ, add '
+            '--labels_by_position to bert_jax.evaluate')
 
 
-def refuse_eval_source(config: ConfigDict, instead: str) -> None:
-    """Refuses `data.eval_source` for a run where a benchmark says what it is scored on.
+def other_file(config: ConfigDict, scored: ScoredModel | None, benchmark: str) -> str:
+    """`data.eval_source`: a file to score a model on in place of the benchmark's; '' if none.
+
+    Args:
+      config: of the run.
+      scored: see `open_task`.
+      benchmark: what a training is scored on, for the message.
 
     Raises:
-      InputError: it is set.
+      InputError: it is set for a training.
     """
-    if config.data.eval_source:
+    path = config.data.eval_source
+    if path and scored is None:
         raise InputError(
-            f'config.data.eval_source={config.data.eval_source!r}: config.task={config.task!r} is '
-            f'scored on {instead}; bert_jax.evaluate scores other files'
-        )
+            f'config.data.eval_source={path!r}: config.task={config.task!r} is scored on '
+            f'{benchmark}; bert_jax.evaluate scores other files')
+    return str(as_path(path)) if path else ''
 
 
 def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str, Any]]:
@@ -426,30 +379,6 @@ def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str
         from bert_jax.data.corpus import tfds_records
 
     return tfds_records(name, split, config.data.tfds_dir)
-
-
-def _train_plan(
-    units: Units, batch_size: int, steps: int, seed: int, config: ModelConfig, packing: bool,
-    shards: int,
-) -> Plan:
-    """Epoch after epoch, each in an order of its own, `batch_size` units a step."""
-    n = len(units)
-    row_ids = np.arange(steps * batch_size, dtype=np.int64)
-    order = np.empty_like(row_ids)
-    for epoch in range(-(-len(row_ids) // n)):
-        here = slice(epoch * n, min((epoch + 1) * n, len(row_ids)))
-        order[here] = permute(row_ids[here] - epoch * n, n, int(hash64(seed, epoch)))
-    if not packing:
-        longest = int(units.lengths.max())
-        rows = np.broadcast_to(np.arange(batch_size, dtype=np.int32), (steps, batch_size))
-        return Plan(
-            order.reshape(steps, batch_size), rows, longest, np.full(steps, batch_size), 1,
-            int(units.lengths[order].sum()),
-        )
-    return plan_steps(
-        units.lengths, order.reshape(steps, batch_size), row_lengths=_ROW_LENGTHS, shards=shards,
-        token_cost=functools.partial(token_flops, config),
-    )
 
 
 def held_out(contents: Sequence[str], share: float, source: str) -> np.ndarray:
@@ -461,17 +390,11 @@ def held_out(contents: Sequence[str], share: float, source: str) -> np.ndarray:
     Raises:
       InputError: one of the sides would be empty.
     """
-    out = np.array([share_of(content) < share for content in contents], np.bool_)
+    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in contents)
+    out = np.array([int.from_bytes(digest, 'little') / 2**64 < share for digest in digests])
     if out.all() or not out.any():
         raise InputError(
             f'{source} has {len(out):,} examples, of which config.data.held_out={share} would '
-            f"leave {int((~out).sum())} to train on and {int(out.sum())} to evaluate: name a file "
-            'to evaluate on, config.data.eval_source, or another share'
-        )
+            f'leave {int((~out).sum())} to train on and {int(out.sum())} to evaluate: name a file '
+            'to evaluate on, config.data.eval_source, or another share')
     return out
-
-
-def share_of(text: str) -> float:
-    """A number from 0 up to 1 that follows from the text."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, 'little') / 2**64

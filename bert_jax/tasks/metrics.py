@@ -39,9 +39,7 @@ def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     return _f1(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
 
 
-def _by_class(
-    predictions: np.ndarray, labels: np.ndarray
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def _by_class(predictions: np.ndarray, labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """(predicted, true) booleans [n] of each class."""
     if labels.ndim == 2:
         return [(x > 0, y > 0) for x, y in zip(predictions.T, labels.T, strict=True)]
@@ -140,12 +138,8 @@ def check_metrics(
     """
     fit = [name for name, metric in METRICS.items() if head in metric.heads
            and (num_labels is None or metric.labels in (None, num_labels))]
-    for name in names:
-        if name not in fit:
-            known = METRICS.get(name)
-            reason = 'is unknown' if known is None else (
-                f'is defined for {known.labels} labels, and there are {num_labels}'
-                if head in known.heads else f'is not defined for a {head} head')
-            raise InputError(f"{field}={','.join(names)!r}: {name!r} {reason}: choose from "
-                             + ', '.join(fit))
+    if wrong := [name for name in names if name not in fit]:
+        of_labels = '' if num_labels is None else f' with {num_labels} labels'
+        raise InputError(f"{field}={','.join(names)!r}: {wrong[0]!r} is no metric of a {head} head"
+                         f"{of_labels}: choose from {', '.join(fit)}")
     return tuple(names)

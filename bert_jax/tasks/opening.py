@@ -11,19 +11,21 @@ from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.tasks.boolq import open_boolq
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
-from bert_jax.tasks.labelled import ScoredModel, Task
+from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tasks.squad import open_squad
 from bert_jax.tasks.tagging import open_conll, open_tagging
-from bert_jax.tasks.texts import open_classification, open_regression
+from bert_jax.tasks.texts import open_own_texts
+
+Task = PretrainTask | LabelledTask
 
 # Each reads the data of a completed config; for a model that is only scored, nothing that is
 # trained on.
 OPENERS: Mapping[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'pretrain': PretrainTask,
     'synthetic': PretrainTask,
-    'classification': open_classification,
-    'regression': open_regression,
+    'classification': open_own_texts,
+    'regression': open_own_texts,
     'multiple_choice': open_choices,
     'tagging': open_tagging,
     'squad_v1': functools.partial(open_squad, 'v1'),

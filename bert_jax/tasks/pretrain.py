@@ -242,7 +242,7 @@ def weighted_sources(source: Any) -> list[tuple[str, float]]:
 
 
 class PretrainTask:
-    """See `labelled.Task`."""
+    """See `labelled.LabelledTask`, whose methods it has."""
 
     head = 'pretraining'
     labels: tuple[str, ...] = ()

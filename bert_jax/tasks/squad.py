@@ -32,7 +32,6 @@ from bert_jax.runtime.files import Path, as_path, in_bucket, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks.labelled import (
     EvalSet,
-    LabelledData,
     LabelledTask,
     Outputs,
     ScoredModel,
@@ -95,13 +94,12 @@ def open_squad(
         train = Units(result.sequences, positions={
             'start_positions': result.start_positions, 'end_positions': result.end_positions,
         })
-    return LabelledTask(config, t, LabelledData(
-        train=train,
+    return LabelledTask(
+        config, t, train=train,
         evaluated=(EvalSet(
             '', Units(dev.sequences), lambda outputs: score(predict(outputs)), write),),
         metric='f1', head='question_answering', inference=options,
-        settled=('null_threshold',),
-    ))
+        settled=('null_threshold',))
 
 
 def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:

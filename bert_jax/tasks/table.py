@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import dataclasses
 import fnmatch
 import gzip
 import itertools
@@ -48,8 +47,7 @@ class Row(NamedTuple):
     fault: str = ''
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The usable rows of a file, and what was made of each.
 
     Attributes:
@@ -63,10 +61,6 @@ class Rows:
     indices: list[int]
     lines: list[int]
     values: list[Any]
-
-    def place(self, i: int) -> str:
-        """File and line of a row, for messages."""
-        return f'{self.path}, line {self.lines[i]}'
 
 
 def format_of(path: str) -> str:
@@ -89,16 +83,26 @@ def read_rows(
         first row holds none of `columns`; empty: there must be a header.
 
     Raises:
-      InputError: the file cannot be read as what it is called, is empty, or lacks a column.
+      InputError: the file cannot be read as what it is called, has no rows, or lacks a column.
     """
-    if format_of(path) == 'json':
-        yield from _json_rows(path, columns, optional)
-        return
+    rows = _objects(path, columns, optional) if format_of(path) == 'json' else _table(
+        path, columns, optional, headerless)
+    row = None
+    for row in rows:
+        yield row
+    if row is None:
+        raise InputError(f'{path} is empty or holds no rows: copy it again')
+
+
+def _table(
+    path: str, columns: Sequence[str], optional: Sequence[str], headerless: Sequence[str]
+) -> Iterator[Row]:
+    """The rows of a CSV or TSV file."""
     rows = _csv_rows(path) if format_of(path) == 'csv' else (
         (line, text.split('\t')) for line, text in lines(path) if text)
     first = next(rows, None)
     if first is None:
-        raise InputError(f'{path} is empty: copy it again')
+        return
     names = [name.strip() for name in first[1]]
     if headerless and not set(names) & set(columns):
         names, rows = list(headerless), itertools.chain([first], rows)
@@ -120,13 +124,97 @@ def _no_column(path: str, name: str, names: Sequence[str]) -> str:
     remedy = ('name the columns as the original file does; those of your files with '
               '--config.data.text, text_pair, choices, label and id, or for predictions with '
               '--text, --text-pair and --choices')
-    similar = [other for other in names if other.lower() == name.lower()]
     if len(names) == 1 and ';' in names[0]:
         remedy = "its columns are separated by ';', and ',' is expected: convert it"
-    elif similar:
+    elif similar := [other for other in names if other.lower() == name.lower()]:
         remedy = f"did you mean '{similar[0]}'? {remedy}"
     return (f"{path} has no column '{name}' in its header; it has: {', '.join(names)[:200]}: "
             f'{remedy}')
+
+
+def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
+    """Cells of each row, which quotes may stretch over several lines."""
+    csv.field_size_limit(_LONGEST_CELL)
+    reader = csv.reader((text + '\n' for _, text in lines(path)), strict=True)
+    line = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(f'{path}, line {line} is not CSV ({error}): mend it, a quote in it may '
+                         'not be closed') from None
+
+
+def _objects(path: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
+    """The objects of a JSON file: one in each line, or all in one list."""
+    rows = ((line, text) for line, text in lines(path) if text.strip())
+    first = list(itertools.islice(rows, 1))
+    values: Iterator[tuple[int, tuple[Any, str]]]
+    if first and first[0][1].lstrip().startswith('['):
+        whole, fault = _parsed('\n'.join(text for _, text in itertools.chain(first, rows)))
+        if fault:
+            raise InputError(f'{path} begins with [ and is no list of JSON objects: {fault}')
+        values = ((place, (value, '')) for place, value in enumerate(whole, 1))
+    else:
+        values = ((line, _parsed(text)) for line, text in itertools.chain(first, rows))
+    for line, (record, fault) in values:
+        if not fault and not isinstance(record, dict):
+            fault = 'not a JSON object'
+        missing = [] if fault else [
+            name for name in columns if name not in record and name not in optional]
+        if missing:
+            fault = f"no field '{missing[0]}' (it has: {', '.join(record)[:200]})"
+        yield Row(line, [] if fault else [record.get(name) for name in columns], fault)
+
+
+def _parsed(text: str) -> tuple[Any, str]:
+    """A value in JSON, and what is wrong with it."""
+    def record_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        record = dict(pairs)
+        if len(record) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f'{next(x for x in names if names.count(x) > 1)!r} is there twice')
+        return record
+
+    try:
+        return json.loads(text, object_pairs_hook=record_of), ''
+    except (ValueError, RecursionError) as error:
+        return None, f'not JSON ({error})'
+
+
+def lines(path: str) -> Iterator[tuple[int, str]]:
+    """(number, text) of each line, without line end and byte order mark. Line feeds end lines.
+
+    Raises:
+      InputError: the file cannot be read, or is not UTF-8 text.
+    """
+    number = 0
+    try:
+        with open_stream(path) as file:
+            for number, line in enumerate(file, 1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                    if line.startswith(b'\x1f\x8b'):
+                        raise InputError(f'{path} is compressed by gzip: let its name end in .gz')
+                    if not line.endswith(b'\n') and b'\r' in line[:-1]:
+                        raise InputError(
+                            f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
+                if b'\0' in line:
+                    raise InputError(
+                        f'{path}, line {number} holds a NUL byte: it is no text file, or UTF-16: '
+                        'convert it (iconv -f UTF-16 -t UTF-8)')
+                yield number, line.rstrip(b'\r\n').decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f'{path}, line {number} is not UTF-8: byte {error.start} is '
+            f'0x{error.object[error.start]:02x}; convert the file (iconv -t UTF-8)'
+        ) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f'{path} is not a sound gzip file ({error}); copy it again') from error
+    except OSError as error:
+        raise InputError(f'{path} cannot be read: {error.strerror or error}') from error
 
 
 def read_table(
@@ -137,11 +225,12 @@ def read_table(
 
     Args:
       path, columns, optional, headerless: as of `read_rows`.
-      parse: from cells to a value; raises Malformed.
+      parse: from cells to a value. It raises Malformed for a row to leave out, and InputError,
+        which gets file and line put before it, for one that is wrong.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
 
     Raises:
-      InputError: as `read_rows`; no row, or too many malformed ones.
+      InputError: as `read_rows` and `parse`; too many malformed rows.
     """
     rows = Rows(path, [], [], [])
     faults = []
@@ -154,6 +243,8 @@ def read_table(
             rows.values.append(parse(row.cells))
         except Malformed as error:
             faults.append(f'line {row.line}: {error}')
+        except InputError as error:
+            raise InputError(f'{path}, line {row.line}: {error}') from None
         else:
             rows.indices.append(index)
             rows.lines.append(row.line)
@@ -161,9 +252,7 @@ def read_table(
     return rows
 
 
-def check_malformed(
-    path: str, num_used: int, faults: Sequence[str], max_share: float
-) -> None:
+def check_malformed(path: str, num_used: int, faults: Sequence[str], max_share: float) -> None:
     """Lists on standard error the rows that were left out.
 
     Args:
@@ -175,10 +264,7 @@ def check_malformed(
     Raises:
       InputError: more were left out, or none was used.
     """
-    num = len(faults)
-    total = num_used + num
-    if not total:
-        raise InputError(f'{path} holds no rows: copy it again')
+    num, total = len(faults), num_used + len(faults)
     allowed = max(1, int(max_share * total)) if max_share > 0 else 0
     if num > allowed or not num_used:
         remedy = 'mend the file' + (', or raise config.data.max_malformed' if num_used else '')
@@ -233,12 +319,11 @@ def label_ids(rows: Rows, labels: Sequence[str], known: Sequence[str]) -> np.nda
       InputError: a label is not among them.
     """
     ids = {label: i for i, label in enumerate(known)}
-    ids_n = np.array([ids.get(label, -1) for label in labels], np.int32)
-    if len(ids_n) and ids_n.min() < 0:
-        i = int(np.argmin(ids_n))
-        raise InputError(f"{rows.place(i)}: unknown label '{labels[i]}'; known are "
-                         f"{', '.join(known)}: mend it")
-    return ids_n
+    for line, label in zip(rows.lines, labels, strict=True):
+        if label not in ids:
+            raise InputError(f"{rows.path}, line {line}: unknown label '{label}'; known are "
+                             f"{', '.join(known)}: mend it")
+    return np.array([ids[label] for label in labels], np.int32)
 
 
 def row_ids(rows: Rows, ids: Sequence[Any]) -> list[str]:
@@ -249,10 +334,10 @@ def row_ids(rows: Rows, ids: Sequence[Any]) -> list[str]:
     """
     names = [str(i) if x is None else str(x) for i, x in zip(rows.indices, ids, strict=True)]
     seen: dict[str, int] = {}
-    for i, name in enumerate(names):
-        if seen.setdefault(name, i) != i:
-            raise InputError(f"{rows.place(i)}: id '{name}' stands in line {rows.lines[seen[name]]}"
-                             ' already; remove one of them')
+    for line, name in zip(rows.lines, names, strict=True):
+        if seen.setdefault(name, line) != line:
+            raise InputError(f"{rows.path}, line {line}: id '{name}' stands in line {seen[name]} "
+                             'already; remove one of them')
     return names
 
 
@@ -264,15 +349,14 @@ def find_files(folder: str, stems: Sequence[str], endings: Sequence[str]) -> lis
       stems: names in the order of preference, such as 'train'.
       endings: formats in the order of preference, such as 'tsv'; each plain or with `.gz`.
     """
-    for name in _names(stems, endings):
-        path = os.path.join(folder, name)
-        if as_path(path).is_file():
-            return [path]
-    names = [child.name for child in children(folder)]
-    return sorted(
-        os.path.join(folder, name) for pattern in _names([f'{stem}.*' for stem in stems], endings)
-        for name in fnmatch.filter(names, pattern)
-    )
+    there = [child.name for child in children(folder)]
+
+    def named(stems: Sequence[str]) -> list[str]:
+        return [name for stem in stems for ending in endings for gz in ('', '.gz')
+                for name in fnmatch.filter(there, f'{stem}.{ending}{gz}')]
+
+    names = named(stems)[:1] or sorted(named([f'{stem}.*' for stem in stems]))
+    return [os.path.join(folder, name) for name in names]
 
 
 def find_file(folder: str, stems: Sequence[str], endings: Sequence[str]) -> str:
@@ -284,122 +368,13 @@ def find_file(folder: str, stems: Sequence[str], endings: Sequence[str]) -> str:
     if not as_path(folder).is_dir():
         raise InputError(f'no folder {folder}: name one in the layout of the benchmark')
     paths = find_files(folder, stems, endings)
-    names = _names(stems, endings)
+    names = [f'{stem}.{ending}' for ending in endings for stem in stems]
     if not paths:
-        raise InputError(f"{folder} has none of {', '.join(names)}")
+        raise InputError(f"{folder} has none of {', '.join(names)}, plain or .gz")
     if len(paths) > 1:
         raise InputError(
             f'{folder} has no {names[0]} but several that could be: '
-            f"{', '.join(map(os.path.basename, paths))}; keep one of them"
-        )
-    if os.path.basename(paths[0]).removesuffix('.gz') not in _names(stems, endings[:1]):
+            f"{', '.join(map(os.path.basename, paths))}; keep one of them")
+    if os.path.basename(paths[0]).removesuffix('.gz') not in names[: len(stems)]:
         print(f'{stems[0]} is read from {paths[0]}', file=sys.stderr)
     return paths[0]
-
-
-def _names(stems: Sequence[str], endings: Sequence[str]) -> list[str]:
-    return [f'{stem}.{ending}{gz}' for stem in stems for ending in endings for gz in ('', '.gz')]
-
-
-def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
-    """Cells of each row, which quotes may stretch over several lines."""
-    csv.field_size_limit(_LONGEST_CELL)
-    reader = csv.reader((text + '\n' for _, text in lines(path)), strict=True)
-    line = 1
-    try:
-        for cells in reader:
-            if cells:
-                yield line, cells
-            line = reader.line_num + 1
-    except csv.Error as error:
-        reason = str(error)
-        if 'unexpected end' in reason:
-            reason = 'a quote opens in this row and is never closed'
-        elif 'new-line character' in reason:
-            reason = 'a carriage return without line feed stands outside of quotes'
-        raise InputError(f'{path}, line {line} is not CSV ({reason}); mend it') from None
-
-
-def _json_rows(path: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
-    empty = True
-    for line, record, fault in _json_values(path):
-        empty = False
-        if not fault and not isinstance(record, dict):
-            fault = 'not a JSON object'
-        missing = [] if fault else [
-            name for name in columns if name not in record and name not in optional]
-        if missing:
-            fault = f"no field '{missing[0]}' (it has: {', '.join(record)[:200]})"
-        yield Row(line, [] if fault else [record.get(name) for name in columns], fault)
-    if empty:
-        raise InputError(f'{path} is empty: copy it again')
-
-
-def _json_values(path: str) -> Iterator[tuple[int, Any, str]]:
-    """(line, value, fault) of each line; or (place, value, '') in a list that is the whole file."""
-    rows = ((line, text) for line, text in lines(path) if text.strip())
-    first = next(rows, None)
-    if first is None:
-        return
-    if not first[1].lstrip().startswith('['):
-        for line, text in itertools.chain([first], rows):
-            try:
-                yield line, json.loads(text, object_pairs_hook=_object), ''
-            except (ValueError, RecursionError) as error:
-                yield line, None, f'not JSON ({error})'
-        return
-    try:
-        values = json.loads('\n'.join([first[1], *(text for _, text in rows)]),
-                            object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f'{path} begins with [ and is no list of JSON objects ({error}): mend it'
-        ) from None
-    for place, value in enumerate(values, 1):
-        yield place, value, ''
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f'{next(x for x in names if names.count(x) > 1)!r} is there twice')
-    return record
-
-
-def lines(path: str) -> Iterator[tuple[int, str]]:
-    """(number, text) of each line, without line end and byte order mark. Line feeds end lines.
-
-    Raises:
-      InputError: the file cannot be read, or is not UTF-8 text.
-    """
-    number = 0
-    try:
-        with open_stream(path) as file:
-            for number, line in enumerate(file, 1):
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                    _check_first_line(path, line)
-                if b'\0' in line:
-                    raise InputError(
-                        f'{path}, line {number} holds a NUL byte: it is no text file, or UTF-16: '
-                        'convert it to UTF-8')
-                yield number, line.rstrip(b'\r\n').decode()
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f'{path}, line {number} is not UTF-8: byte {error.start} is '
-            f'0x{error.object[error.start]:02x}; convert the file (iconv -t UTF-8)'
-        ) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f'{path} is not a sound gzip file ({error}); copy it again') from error
-    except OSError as error:
-        raise InputError(f'{path} cannot be read: {error.strerror or error}') from error
-
-
-def _check_first_line(path: str, line: bytes) -> None:
-    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f'{path} is UTF-16: convert it (iconv -f UTF-16 -t UTF-8)')
-    if line.startswith(b'\x1f\x8b'):
-        raise InputError(f'{path} is compressed by gzip: let its name end in .gz')
-    if not line.endswith(b'\n') and b'\r' in line[:-1]:
-        raise InputError(f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")

@@ -32,15 +32,14 @@ from bert_jax.runtime.hosts import say
 from bert_jax.tasks import table
 from bert_jax.tasks.labelled import (
     EvalSet,
-    LabelledData,
     LabelledTask,
     Outputs,
     ScoredModel,
     check_labels_known,
     one_source,
     open_tokenization,
+    other_file,
     own_files,
-    refuse_eval_source,
     tfds_records,
 )
 from bert_jax.tasks.metrics import accuracy, macro_f1
@@ -49,10 +48,9 @@ from bert_jax.tasks.metrics import accuracy, macro_f1
 def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on train, scored on dev, and on test where it is there (`test_f1` and so on)."""
     d = config.data
-    if scored is not None and d.eval_source:
-        dev = read_tagged(str(as_path(d.eval_source)), max_malformed=d.max_malformed)
+    if path := other_file(config, scored, 'eng.testa of the folder'):
+        dev = read_tagged(path, max_malformed=d.max_malformed)
         return _task(config, scored, None, {'dev': dev})
-    refuse_eval_source(config, 'eng.testa of the folder')
     splits = ('train', 'dev', 'test') if scored is None else ('dev', 'test')
     examples = {s: part for s in splits if (part := _read_conll(config, s)) is not None}
     return _task(config, scored, examples.pop('train', None), examples)
@@ -162,14 +160,13 @@ def _task(
         return EvalSet('' if split == 'dev' else f'{split}_', units, score, write)
 
     features = {'features': section.features} if section.features else {}
-    return LabelledTask(config, t, LabelledData(
-        train=None if train is None else cut(train)[0],
+    return LabelledTask(
+        config, t, train=None if train is None else cut(train)[0],
         evaluated=tuple(eval_set(*item) for item in evaluated.items()),
         metric=metric, labels=labels,
         head='feature_tagger' if features else 'token_classification',
-        frozen='bert' if features else '', objective={'num_outputs': len(labels)} | features,
-        inference=features,
-    ))
+        frozen='bert' if features else '', arguments={'num_outputs': len(labels)} | features,
+        inference=features)
 
 
 class Sentence(NamedTuple):

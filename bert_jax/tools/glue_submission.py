@@ -25,7 +25,7 @@ from bert_jax.runtime.files import as_path, check_new_file, write_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks import table
 from bert_jax.tasks.glue import GLUE_TASKS, GlueTask
-from bert_jax.tasks.texts import numbers
+from bert_jax.tasks.texts import Names, Numbers
 from bert_jax.weights.formats import read_json
 
 # File -> rows of the official test set.
@@ -84,12 +84,13 @@ def read_predictions(file: str, path: str) -> list[str]:
     Raises:
       InputError: missing or surplus rows, or a value that is no label of the task.
     """
-    rows = table.read_table(path, ['index', 'prediction'], list, max_malformed=0)
-    ids, values = map(list, zip(*rows.values, strict=True))
-    if TASKS[file].labels:
-        table.label_ids(rows, values, TASKS[file].labels)
-    else:
-        values = [f'{min(5, max(0, score)):.3f}' for score in numbers()(rows, values)]
+    labels = Names(TASKS[file].labels, only=True) if TASKS[file].labels else Numbers()
+    rows = table.read_table(
+        path, ['index', 'prediction'], lambda cells: (cells[0], labels.parse(cells[1])),
+        max_malformed=0)
+    ids, of_rows = zip(*rows.values, strict=True)
+    values = [name for (name,) in of_rows] if TASKS[file].labels else [
+        f'{min(5, max(0, score)):.3f}' for score in labels.array(of_rows)]
     by_id = dict(zip(table.row_ids(rows, ids), values, strict=True))
     if len(ids) != NUM_ROWS[file]:
         raise InputError(

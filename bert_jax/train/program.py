@@ -31,7 +31,7 @@ from bert_jax.model.attention import settled
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import find_chip
-from bert_jax.tasks.labelled import Task
+from bert_jax.tasks.opening import Task
 from bert_jax.train import optimizers, step
 from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
 

@@ -136,7 +136,7 @@ def case(seed: int, number: int, folder: Path) -> tuple[str, str, str]:
         validate(config)
         from bert_jax.config import complete
 
-        data = open_task(complete(config), scored).data
+        data = open_task(complete(config), scored)
         sizes = [len(s.units) for s in data.evaluated]
         counts['read'] = sizes[0] + (len(data.train) if data.train else 0)
         return [f'{data.evaluated[0].units.digest()}']

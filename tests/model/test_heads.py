@@ -31,41 +31,36 @@ def inputs(dtype=jnp.float32):
     return (hidden, table, bias), labels, jnp.array(used, jnp.float32)
 
 
-def plain_loss(output, labels, weights):
-    losses = optax.softmax_cross_entropy_with_integer_labels(masked_lm_logits(output), labels)
-    return jnp.sum(losses * weights)
+def gradients(loss, dtype=jnp.float32):
+    """(value, gradients) of 3 times a loss of the inputs."""
+    output, labels, weights = inputs(dtype)
+    return jit(jax.value_and_grad(lambda o: 3.0 * loss(o, labels, weights)))(output)
 
 
-def chunked_loss(output, labels, weights, chunks):
-    return masked_lm_loss(output, labels, weights, chunks, Layout())[0]
+def chunked(chunks):
+    return lambda *inputs: masked_lm_loss(*inputs, chunks, Layout())[0]
 
 
 @pytest.fixture(scope='module')
 def plain():
-    """(loss, gradients) by the plain form, of the loss times 3."""
-    output, labels, weights = inputs()
-    return jit(jax.value_and_grad(lambda o: 3.0 * plain_loss(o, labels, weights)))(output)
+    return gradients(lambda output, labels, weights: jnp.sum(weights * (
+        optax.softmax_cross_entropy_with_integer_labels(masked_lm_logits(output), labels))))
 
 
 @pytest.mark.parametrize('chunks', [1, 2, 5, 10])
 def test_loss_and_gradients_are_those_of_plain_cross_entropy(plain, chunks):
-    output, labels, weights = inputs()
-    loss, grads = jit(jax.value_and_grad(
-        lambda o: 3.0 * chunked_loss(o, labels, weights, chunks)
-    ))(output)
+    loss, grads = gradients(chunked(chunks))
     np.testing.assert_allclose(loss, plain[0], rtol=1e-6)
     for ours, theirs in zip(grads, plain[1], strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    weights = inputs()[2]
     assert not grads[0][weights == 0].any() and jnp.abs(grads[0][weights == 1]).min() > 0
     assert not grads[1][VOCAB:].any() and not grads[2][VOCAB:].any()
 
 
 def test_gradients_in_bfloat16_are_close_to_float32(plain):
-    output, labels, weights = inputs(jnp.bfloat16)
-    loss, grads = jit(jax.value_and_grad(
-        lambda o: 3.0 * chunked_loss(o, labels, weights, 2)
-    ))(output)
+    loss, grads = gradients(chunked(2), jnp.bfloat16)
     assert [g.dtype for g in grads] == [jnp.bfloat16, jnp.bfloat16, jnp.float32]
     np.testing.assert_allclose(loss, plain[0], rtol=5e-3)
     for ours, theirs in zip(grads, plain[1], strict=True):

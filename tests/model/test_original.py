@@ -11,6 +11,7 @@ from flax import linen as nn
 from bert_jax.data.examples import pretrain_spec
 from bert_jax.heads.base import cross_entropy
 from bert_jax.heads.pretraining import Pretraining, masked_lm_logits
+from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.step import TrainState, evaluate, make_eval_step, parameters_of
@@ -60,11 +61,18 @@ def test_the_reader_fills_every_parameter(small):
     assert jax.tree.map(np.shape, params) == jax.tree.map(lambda x: x.shape, shapes)
 
 
+def outputs(task, params, batch):
+    """Of the encoder at all positions, and of the heads."""
+    inputs = [batch[name] for name in ('input_ids', 'sequence_ids', 'segment_ids')]
+    whole = jax.jit(Bert(task.config).apply)({'params': params['bert']}, *inputs)
+    return jax.jit(task.outputs)(params, batch) | whole
+
+
 def test_forward_pass_of_the_original(small):
     folder, task, params, batches = small
     expected = np.load(folder / 'forward.npz')
     batch = batches[0]
-    out = jax.jit(task.outputs)(params, batch)
+    out = outputs(task, params, batch)
     close = {'rtol': 0, 'atol': 1e-5}
     for name in ('embedding_output', 'pooled_output'):
         np.testing.assert_allclose(out[name], expected[name], err_msg=name, **close)
@@ -145,7 +153,7 @@ def test_outputs_of_a_model_that_the_original_trained(tiny):
     folder, task, params, rows = tiny
     expected = np.load(folder / 'predictions.npz')
     batch = {name: x[:16] for name, x in rows.items()}
-    out = jax.jit(task.outputs)(params, batch)
+    out = outputs(task, params, batch)
     close = {'rtol': 1e-5, 'atol': 2e-5}
     np.testing.assert_allclose(
         out['sequence_output'][:4], expected['sequence_output_first4'], **close)

@@ -6,15 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from bert_jax.heads.base import (
-    Batch,
-    Head,
-    Keys,
-    Losses,
-    Outputs,
-    among_examples,
-    cross_entropy,
-)
+from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs, among_examples, cross_entropy
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
