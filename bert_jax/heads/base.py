@@ -27,6 +27,7 @@ from bert_jax.train.sharding import BATCH_AXES
 Params = Any
 Batch = Mapping[str, jax.Array]
 Keys = jax.Array | None  # [B, 2], of dropout (`model.dropout.dropout_rows`); None: no dropout
+Inputs = tuple[jax.Array, jax.Array, jax.Array, Keys, jax.Array | None]  # of the encoder
 Outputs = Mapping[str, Any]
 Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
 Losses = tuple[jax.Array, jax.Array | None]  # of each example, and whether it is right
@@ -310,9 +311,7 @@ def among_examples(scores_NxM: jax.Array, batch: Batch) -> jax.Array:
     return jnp.where(batch['unit_weights'] > 0, scores_NxM, ELSEWHERE)
 
 
-def inputs_of(
-    batch: Batch, rows_Bx2: Keys
-) -> tuple[jax.Array, jax.Array, jax.Array, Keys, jax.Array | None]:
+def inputs_of(batch: Batch, rows_Bx2: Keys) -> Inputs:
     """The encoder's arguments; plain rows have no position ids."""
     return (batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2,
             batch.get('position_ids'))

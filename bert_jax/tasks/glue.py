@@ -122,28 +122,24 @@ def _place(name: str, data_dir: str, split: str) -> tuple[str, list[str]]:
     return folder, ['diagnostic', 'AX']
 
 
-def read_glue(name: str, data_dir: str, split: str, *, max_malformed: float = 0.01) -> TextExamples:
-    """Examples of a split, from the folder of the benchmark.
+def read_glue(name: str, source: str, split: str, *, max_malformed: float = 0.01) -> TextExamples:
+    """Examples of a split, from the folder of the benchmark or another file like its files.
 
-    Its file is called `SPLIT.tsv`, `SPLIT.jsonl`, `SPLIT.*.tsv` or `SPLIT.*.jsonl`, plain or `.gz`.
+    The file of a split is called `SPLIT.tsv`, `SPLIT.jsonl`, `SPLIT.*.tsv` or `SPLIT.*.jsonl`,
+    plain or `.gz`.
 
     Args:
       name: of the task.
-      data_dir: holds `CoLA/`, `MRPC/` and so on.
+      source: holds `CoLA/`, `MRPC/` and so on; or the file.
       split: one of the task's `splits`: train, dev, test; of mnli dev_matched and so on.
       max_malformed: as for `read_texts`.
 
     Raises:
       InputError: an unknown name or split, no such folder or file, or what `read_texts` finds.
     """
-    path = table.find_file(*_place(name, data_dir, split), _ENDINGS)
-    return _read_file(
-        glue_task(name), path, labelled=not split.startswith('test'), max_malformed=max_malformed)
-
-
-def _read_file(
-    task: GlueTask, path: str, *, labelled: bool, max_malformed: float
-) -> TextExamples:
+    task, labelled = glue_task(name), not split.startswith('test')
+    path = source if as_path(source).is_file() else table.find_file(
+        *_place(name, source, split), _ENDINGS)
     is_json = table.format_of(path) == 'json'
     labels = Names(task.labels, only=True) if task.labels else Numbers(0, 5)
     return read_texts(
@@ -198,7 +194,7 @@ def open_glue(name: str, config: ConfigDict, scored: ScoredModel | None = None) 
 
     train, predicted = None, dict[str, TextExamples]()
     if mine := other_file(config, scored, 'the dev files of the folder'):
-        evaluated = {'dev': _read_file(task, mine, labelled=True, max_malformed=max_malformed)}
+        evaluated = {'dev': read_glue(name, mine, 'dev', max_malformed=max_malformed)}
     else:
         train = read(name, 'train') if scored is None else None
         dev = [split for split in task.splits if 'dev' in split]

@@ -319,20 +319,13 @@ def own_files(
     source = one_source(config, meaning)
     if d.eval_source:
         train = read(source) if training else None
-        dev = read(str(as_path(d.eval_source)))
-        if not training:
-            say(f'scored: all {len(dev):,} {what} of {d.eval_source}')
-        return train, dev
+        return train, read(str(as_path(d.eval_source)))
     whole = read(source)
     out = held_out(contents(whole), d.held_out, source)
-    dev = whole.take(np.flatnonzero(out))
-    if not training:
-        say(f'scored: the {len(dev):,} of {len(whole):,} {what} of {source} that training held out '
-            f'(config.data.held_out={d.held_out}); for all of a file, name it as '
-            'config.data.eval_source')
-        return None, dev
-    say(f'{len(dev):,} of {len(whole):,} {what} are held out for evaluation')
-    return whole.take(np.flatnonzero(~out)), dev
+    train, dev = (whole.take(np.flatnonzero(side)) for side in (~out, out))
+    say(f'scored: {len(dev):,} of {len(whole):,} {what} of {source}, held out of training '
+        f'(config.data.held_out={d.held_out}); for others, name a file as config.data.eval_source')
+    return (train if training else None), dev
 
 
 def check_labels_known(source: str, there: Collection[str], known: Collection[str]) -> None:

@@ -50,11 +50,10 @@ def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:
     """The task of a completed config, its data opened.
 
     Args:
-      config: of the run.
+      config: of the run, valid.
       scored: the model, where it is only scored; None: it is trained.
 
     Raises:
-      InputError: there is no such task, or bad data.
+      InputError: bad data.
     """
-    check_task_name(config.task)
     return OPENERS[config.task](config, scored)

@@ -282,11 +282,11 @@ def test_a_run_is_scored_on_the_rows_that_its_training_held_out(task, pretrained
         workdir=tmp_path / 'run')
     held_out, said = evaluated(str(tmp_path / 'run'), workdir=tmp_path / 'held_out')
     assert held_out[f'eval/{metric}'] == pytest.approx(result[f'eval/{metric}'], abs=1e-6)
-    assert 'that training held out' in said
+    assert 'held out of training' in said
     _, said = evaluated(
         str(tmp_path / 'run'), f'--config.data.eval_source={tmp_path}/{file}',
         workdir=tmp_path / 'all')
-    assert 'scored: all 40 ' in said
+    assert 'held out of training' not in said
     sizes = [len((tmp_path / name / path.name).read_text().splitlines())
              for name in ('held_out', 'all') for path in (tmp_path / name).glob('*predictions*')]
     assert sizes[0] < sizes[1]

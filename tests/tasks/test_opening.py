@@ -202,7 +202,7 @@ def test_your_own_labels_are_learnt_and_a_share_is_held_out(tmp_path, capsys):
     assert task.metric == 'accuracy' and task.arguments == {'num_outputs': 3}
     assert len(task.train) + len(task.evaluated[0].units) == 60
     said = capsys.readouterr().out
-    assert 'labels: bad' in said and 'are held out' in said and 'are cut at' in said
+    assert 'labels: bad' in said and 'held out of training' in said and 'are cut at' in said
     overlap = set(contents(task.train)) & set(contents(task.evaluated[0].units))
     assert not overlap, 'equal texts on both sides'
 
