@@ -83,15 +83,11 @@ def read_rows(
         first row holds none of `columns`; empty: there must be a header.
 
     Raises:
-      InputError: the file cannot be read as what it is called, has no rows, or lacks a column.
+      InputError: the file cannot be read as what it is called, or lacks a column.
     """
-    rows = _objects(path, columns, optional) if format_of(path) == 'json' else _table(
-        path, columns, optional, headerless)
-    row = None
-    for row in rows:
-        yield row
-    if row is None:
-        raise InputError(f'{path} is empty or holds no rows: copy it again')
+    if format_of(path) == 'json':
+        return _objects(path, columns, optional)
+    return _table(path, columns, optional, headerless)
 
 
 def _table(
@@ -230,7 +226,7 @@ def read_table(
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
 
     Raises:
-      InputError: as `read_rows` and `parse`; too many malformed rows.
+      InputError: as `read_rows` and `parse`; no row, or too many malformed ones.
     """
     rows = Rows(path, [], [], [])
     faults = []
@@ -265,6 +261,8 @@ def check_malformed(path: str, num_used: int, faults: Sequence[str], max_share: 
       InputError: more were left out, or none was used.
     """
     num, total = len(faults), num_used + len(faults)
+    if not total:
+        raise InputError(f'{path} holds no rows: copy it again')
     allowed = max(1, int(max_share * total)) if max_share > 0 else 0
     if num > allowed or not num_used:
         remedy = 'mend the file' + (', or raise config.data.max_malformed' if num_used else '')

@@ -89,9 +89,9 @@ BAD = {
     'semicolons': ('a.csv', CSV.replace(',', ';'), "separated by ';'"),
     'tabs in csv': ('a.csv', TSV, "no column 'text'"),
     'commas in tsv': ('a.tsv', CSV, "no column 'text'"),
-    **{f'empty, {file}': (file, '', 'is empty or holds no rows')
+    **{f'empty, {file}': (file, '', 'holds no rows')
        for file in ('a.csv', 'a.tsv', 'a.jsonl')},
-    'a header alone': ('a.csv', 'text,label\n', 'is empty or holds no rows'),
+    'a header alone': ('a.csv', 'text,label\n', 'holds no rows'),
     'a json list that is cut': ('a.json', json.dumps(OBJECTS)[:-9], 'no list of JSON objects'),
 }
 
