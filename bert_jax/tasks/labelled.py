@@ -108,7 +108,7 @@ class EvalSet:
     write: Callable[[Outputs, Path], None]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class LabelledTask:
     """A task on labelled examples: its data, loss, evaluation and files of a run.
 

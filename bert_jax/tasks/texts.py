@@ -278,7 +278,7 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
     c, d = config[config.task], config.data
     several = config.task == 'classification' and c.multi_label
     head = 'multi_label' if several else config.task
-    names = Names(scored.labels if scored else (), separator=c.separator if several else '')
+    names = Names(scored.labels if scored else (), separator=c.separator or ',' if several else '')
 
     def read(path: str) -> TextExamples:
         examples = read_texts(
