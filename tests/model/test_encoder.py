@@ -191,11 +191,11 @@ def test_dropout_is_where_the_original_has_it(params, batch, monkeypatch):
 
     monkeypatch.setattr(drop, 'dropout', spy)
     jax.eval_shape(lambda p: loss(CONFIG, p, batch), params)
-    hidden, attention = (0.2, (4, 16, 32)), (0.3, (4, 4, 16, 16))
-    expected = [(drop.EMBEDDINGS, 0, *hidden)]
-    for i in range(2):
-        expected += [(drop.ATTENTION_PROBS, i, *attention), (drop.ATTENTION_OUTPUT, i, *hidden),
-                     (drop.FFN_OUTPUT, i, *hidden)]
+    expected = [(drop.EMBEDDINGS, 0, 0.2, (4, 16, 32))]
+    for i, places in enumerate((16, 4)):  # the last layer is computed at [CLS] and three masks
+        expected += [(drop.ATTENTION_PROBS, i, 0.3, (4, 4, places, 16)),
+                     (drop.ATTENTION_OUTPUT, i, 0.2, (4, places, 32)),
+                     (drop.FFN_OUTPUT, i, 0.2, (4, places, 32))]
     assert calls == expected
 
 
