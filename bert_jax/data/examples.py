@@ -83,21 +83,21 @@ class Rows(Protocol):
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
 
 
-class Examples(Rows, Protocol):
+class Examples(Protocol):
     """Sequences as a function of their index, one for each row.
 
-    Indices of `rows` count through the whole run, shuffled, epoch after epoch; those of
-    `frozen_rows` through the `num_frozen` rows of one fixed pass, for evaluation.
+    Indices count through the whole run, shuffled, epoch after epoch; those of frozen rows through
+    the `num_frozen` rows of one fixed pass, for evaluation.
     """
 
+    spec: BatchSpec
     num_examples: int  # an epoch
     num_frozen: int
 
-    def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens [n] of these `rows`, most prediction slots used)."""
-        ...
+    def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]: ...
 
-    def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
+    def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens [n] of these rows, most prediction slots used)."""
 
 
 class RecordExamples:
@@ -127,24 +127,22 @@ class RecordExamples:
         self.num_examples = self.num_frozen = len(records)
         self._records, self._seed = records, seed
 
-    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+    def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
         epochs, place = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
-        for epoch, here in grouped(epochs):
-            key = int(hash64(self._seed, epoch))
-            place[here] = permute(place[here], self.num_examples, key)
-        return self.frozen_rows(place)
+        if not frozen:
+            for epoch, here in grouped(epochs):
+                key = int(hash64(self._seed, epoch))
+                place[here] = permute(place[here], self.num_examples, key)
+        batch = dict(self._records.read(place))
+        for name in ('masked_lm_positions', 'masked_lm_ids', 'masked_lm_weights'):
+            batch[name] = np.pad(batch[name], ((0, 0), (0, self._missing)))
+        return batch | {'example_weights': np.ones(len(row_ids), np.float32)}
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(
             'config.train.packed_rows is for text: how long ready-made records are is known only '
             'when they are read; leave it at 0'
         )
-
-    def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        batch = dict(self._records.read(np.asarray(row_ids, np.int64)))
-        for name in ('masked_lm_positions', 'masked_lm_ids', 'masked_lm_weights'):
-            batch[name] = np.pad(batch[name], ((0, 0), (0, self._missing)))
-        return batch | {'example_weights': np.ones(len(row_ids), np.float32)}
 
 
 class Mixture:
@@ -171,9 +169,15 @@ class Mixture:
         ))
         self.num_frozen = int(self._frozen_starts[-1])
 
-    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        which, inner = self._drawn(row_ids)
-        return collect(self.spec, which, lambda i, here: self._parts[i].rows(inner[here]))
+    def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
+        """Rows of the sets; the frozen ones of all are in one fixed shuffled order."""
+        if frozen:
+            places = permute(np.asarray(row_ids, np.int64), self.num_frozen, 0x313)
+            which = np.searchsorted(self._frozen_starts, places, side='right') - 1
+            inner = places - self._frozen_starts[which]
+        else:
+            which, inner = self._drawn(row_ids)
+        return collect(self.spec, which, lambda i, here: self._parts[i].rows(inner[here], frozen))
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         which, inner = self._drawn(row_ids)
@@ -181,13 +185,6 @@ class Mixture:
         for i, here in grouped(which):
             sizes[:, here] = self._parts[i].sizes(inner[here])
         return sizes[0], sizes[1]
-
-    def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """The frozen rows of all sets, in one fixed shuffled order."""
-        row_ids = permute(np.asarray(row_ids, np.int64), self.num_frozen, 0x313)
-        which = np.searchsorted(self._frozen_starts, row_ids, side='right') - 1
-        inner = row_ids - self._frozen_starts[which]
-        return collect(self.spec, which, lambda i, here: self._parts[i].frozen_rows(inner[here]))
 
     def _drawn(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The set that each row comes from, and its index there."""
@@ -211,7 +208,7 @@ class SyntheticExamples:
         self._length, self._slots = max_seq_length, max_predictions_per_seq
         self._vocab_size, self._seed = vocab_size, seed
 
-    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+    def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
         """The rows of these ids [n], which repeat after `num_examples`."""
         length, slots = self._length, self._slots
         batch = empty_rows(self.spec, len(row_ids))
@@ -226,8 +223,6 @@ class SyntheticExamples:
             batch['masked_lm_ids'][i] = rng.integers(0, self._vocab_size, slots, np.int32)
             batch['next_sentence_labels'][i] = rng.integers(2)
         return batch
-
-    frozen_rows = rows
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """All are full."""
@@ -272,7 +267,7 @@ def eval_batches(
         real = row_ids[row_ids < num_examples]
         batch = empty_rows(examples.spec, len(local))
         if len(real):
-            for name, x in examples.frozen_rows(real).items():
+            for name, x in examples.rows(real, frozen=True).items():
                 batch[name][: len(real)] = x
         return {name: x[None] for name, x in batch.items()}
 

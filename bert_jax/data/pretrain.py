@@ -248,27 +248,24 @@ class PretrainExamples:
         self._plans = EpochPlans(self._offsets, first, last, recipe, seed)
         self.num_examples = self.num_frozen = len(self._plans.plan(0).result())
 
-    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+    def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
         """The rows of these ids, in shuffled order, epoch after epoch.
 
         Args:
           row_ids: [n] int64; id = epoch * num_examples + place in the epoch.
+          frozen: those of the first epoch, in another order: evaluation sees the same pairs and
+            masks every time, and the first so many are a fair sample. (A plan begins with the
+            beginnings of documents.)
 
         Returns:
           Features of `spec`, [n, ...].
         """
-        epochs, places = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
+        row_ids = np.asarray(row_ids, np.int64)
+        if frozen:
+            return self._make(0, permute(row_ids, self.num_frozen, 0xF20))
+        epochs, places = np.divmod(row_ids, self.num_examples)
         return collect(self.spec, epochs, lambda epoch, here: self._make(
             *self._chunks(epoch, places[here])))
-
-    def frozen_rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of the first epoch [n]: evaluation sees the same pairs and masks every time.
-
-        Shuffled, so that the first so many are a fair sample; a plan begins with the beginnings
-        of documents.
-        """
-        order = permute(np.asarray(row_ids, np.int64), self.num_frozen, 0xF20)
-        return self._make(0, order)
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [n] of these rows, and how many prediction slots they use at most."""

@@ -58,7 +58,10 @@ class SyntheticData:
     vocab_path: Path | None = None
 
     def __init__(self, vocab_size: int, seed: int):
-        self.vocab_size, self._seed = vocab_size, seed
+        self.vocab_size = vocab_size
+        self.training = functools.partial(SyntheticExamples, vocab_size, seed=seed)
+        self.held_out = functools.partial(
+            SyntheticExamples, vocab_size, num_examples=256, seed=seed + 1)
 
     def identity(self) -> dict[str, str]:
         return {}
@@ -68,15 +71,6 @@ class SyntheticData:
 
     def repeated_share(self) -> float:
         return 0.0
-
-    def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
-        return SyntheticExamples(
-            self.vocab_size, max_seq_length, max_predictions_per_seq, seed=self._seed)
-
-    def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
-        return SyntheticExamples(
-            self.vocab_size, max_seq_length, max_predictions_per_seq, num_examples=256,
-            seed=self._seed + 1)
 
 
 class TextData:

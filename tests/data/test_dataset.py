@@ -87,7 +87,7 @@ def _corpus_grams(data, path):
 
 
 def _frozen(examples):
-    return examples.frozen_rows(np.arange(examples.num_frozen))
+    return examples.rows(np.arange(examples.num_frozen), frozen=True)
 
 
 def _seen(data, epochs=1):

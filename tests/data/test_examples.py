@@ -31,9 +31,6 @@ class _Part:
         batch['next_sentence_labels'][:] = frozen
         return batch
 
-    def frozen_rows(self, row_ids):
-        return self.rows(row_ids, frozen=True)
-
 
 class _Records:
     max_seq_length, max_predictions_per_seq = 8, 3
@@ -98,11 +95,11 @@ def test_frozen_rows_are_those_of_all_parts_in_a_fixed_shuffle():
     parts = [_Part(0, 50, 7), _Part(1, 60, 1), _Part(2, 9, 4)]
     mixture = Mixture(parts, [1.0] * 3, 0)
     assert mixture.num_frozen == 12
-    batch = mixture.frozen_rows(np.arange(12))
+    batch = mixture.rows(np.arange(12), frozen=True)
     expected = [[p.name, i] for p in parts for i in range(p.num_frozen)]
     rows = batch['input_ids'].tolist()
     assert sorted(rows) == expected != rows and batch['next_sentence_labels'].all()
-    assert mixture.frozen_rows(np.array([8, 6]))['input_ids'].tolist() == [rows[8], rows[6]]
+    assert mixture.rows(np.array([8, 6]), frozen=True)['input_ids'].tolist() == [rows[8], rows[6]]
 
 
 def test_records_are_read_once_an_epoch_in_an_order_of_its_own():
@@ -111,7 +108,7 @@ def test_records_are_read_once_an_epoch_in_an_order_of_its_own():
     orders = examples.rows(np.arange(101 * 4))['input_ids'][:, 0].reshape(4, 101)
     assert (np.sort(orders) == np.arange(101)).all()
     assert len(np.unique([*orders, np.arange(101)], axis=0)) == 5
-    frozen = examples.frozen_rows(np.arange(2, 9))
+    frozen = examples.rows(np.arange(2, 9), frozen=True)
     assert frozen['input_ids'][:, 0].tolist() == list(range(2, 9))
     assert (frozen['example_weights'] == 1).all()
 
@@ -181,7 +178,7 @@ def test_bad_rows_stop_the_run(examples):
 def test_evaluation_sees_every_example_once(examples, hosts, num_examples):
     batches = _global(eval_batches, examples, hosts, num_examples=num_examples)
     assert len(batches) == -(-num_examples // 16)
-    expected = examples.frozen_rows(np.arange(num_examples))
+    expected = examples.rows(np.arange(num_examples), frozen=True)
     for i, batch in enumerate(batches):
         check_batch(examples.spec, batch)
         for name, x in expected.items():

@@ -99,7 +99,7 @@ def test_rows_are_those_of_the_first_version(recipe, digest):
     examples = _examples(**recipe)
     assert digest == stores.digest(
         examples.rows(np.arange(2 * examples.num_examples + 9)),
-        examples.frozen_rows(np.arange(examples.num_frozen)))
+        examples.rows(np.arange(examples.num_frozen), frozen=True))
 
 
 def test_a_plan_is_four_bytes_a_chunk_and_two_are_kept():

@@ -152,7 +152,7 @@ def test_rows_depend_on_their_number_alone(corpus, frozen):
     ids = np.arange(40) if frozen else np.arange(3 * n - 20, 3 * n + 20)  # over an epoch's end
 
     def rows(examples, ids):
-        return examples.frozen_rows(ids) if frozen else examples.rows(ids)
+        return examples.rows(ids, frozen)
 
     whole = rows(examples, ids)
     check_batch(examples.spec, whole)
@@ -164,7 +164,7 @@ def test_rows_depend_on_their_number_alone(corpus, frozen):
 
 def test_an_epoch_is_a_shuffle_of_its_chunks(corpus):
     examples = make_examples(corpus)
-    epoch, frozen = _epoch(examples), examples.frozen_rows(np.arange(examples.num_frozen))
+    epoch, frozen = _epoch(examples), examples.rows(np.arange(examples.num_frozen), frozen=True)
     assert _counted(epoch) == _counted(frozen) and max(_counted(epoch).values()) == 1
     assert not np.array_equal(epoch['input_ids'], frozen['input_ids'])
     # Later epochs have a few chunks more or fewer: then the last are left out, or the first come
@@ -272,7 +272,7 @@ def test_statistics_are_those_of_the_original(corpus):
     epochs, rng = 20, random.Random(0)
     theirs = np.array([x for _ in range(epochs) for x in _original_instances(documents, 64, rng)])
     examples = [make_examples(corpus, seed=seed) for seed in range(epochs)]
-    batches = [each.frozen_rows(np.arange(each.num_frozen)) for each in examples]
+    batches = [each.rows(np.arange(each.num_frozen), frozen=True) for each in examples]
     ours = np.array([
         (len(a), len(b), label) for batch in batches for a, b, label in _pairs(batch)])
     assert len(ours) == pytest.approx(len(theirs), rel=0.02)
