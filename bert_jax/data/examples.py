@@ -287,6 +287,7 @@ def _ahead(
         return ({name: x[i] for name, x in batches.items()}
                 for batches in map(make, calls) for i in range(len(next(iter(batches.values())))))
 
+    @tf.autograph.experimental.do_not_convert
     def tensors(call: Any) -> dict[str, Any]:
         made = tf.numpy_function(
             lambda call: [make(int(call))[name] for name in spec], [call],
