@@ -16,14 +16,8 @@ from ml_collections import ConfigDict
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
-from bert_jax.tasks import table
-from bert_jax.tasks.labelled import (
-    LabelledTask,
-    ScoredModel,
-    one_source,
-    other_file,
-    tfds_records,
-)
+from bert_jax.tasks import labelled, table
+from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.texts import Names, Numbers, TextExamples, read_texts, text_task
 
 _ENDINGS = ('tsv', 'jsonl')
@@ -185,15 +179,15 @@ def open_glue(name: str, config: ConfigDict, scored: ScoredModel | None = None) 
     def read(name: str, split: str) -> TextExamples | None:
         """A split from the folder `data.source`; None where it has no such file."""
         if config.data.source == 'tfds:glue':
-            return from_tfds(name, split, tfds_records(config, *tfds_split(name, split)))
-        folder = one_source(
+            return from_tfds(name, split, labelled.tfds_records(config, *tfds_split(name, split)))
+        folder = labelled.one_source(
             config, f'the folder of the benchmark, with {glue_task(name).folder}/ in it')
         if split != 'train' and not table.find_files(*_place(name, folder, split), _ENDINGS):
             return None  # a training set that is not there is refused by name
         return read_glue(name, folder, split, max_malformed=max_malformed)
 
     train, predicted = None, dict[str, TextExamples]()
-    if mine := other_file(config, scored, 'the dev files of the folder'):
+    if mine := labelled.other_file(config, scored, 'the dev files of the folder'):
         evaluated = {'dev': read_glue(name, mine, 'dev', max_malformed=max_malformed)}
     else:
         train = read(name, 'train') if scored is None else None

@@ -246,9 +246,7 @@ class LabelledTask:
         return Plan(order, rows, int(train.lengths.max()), np.full(steps, batch_size), 1,
                     int(train.lengths[order].sum()))
 
-    def gates(
-        self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
-    ) -> None:
+    def gates(self, *run: Any, **start: Any) -> None:
         """No checks that warn of a run that goes wrong: it is short, and has its scores soon."""
 
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:

@@ -26,16 +26,8 @@ from bert_jax.heads import HEADS
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks import table
-from bert_jax.tasks.labelled import (
-    EvalSet,
-    LabelledTask,
-    Outputs,
-    ScoredModel,
-    check_labels_known,
-    open_tokenization,
-    own_files,
-)
+from bert_jax.tasks import labelled, table
+from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import METRICS, check_metrics
 
 
@@ -210,7 +202,7 @@ def text_task(
       id_column: that the user named; empty: predictions are numbered by row.
       loss: arguments of the head beside the number of labels.
     """
-    t, decoding = open_tokenization(config), HEADS[head]
+    t, decoding = labelled.open_tokenization(config), HEADS[head]
 
     def cut(examples: TextExamples, how: str) -> tuple[TextWindows, Units]:
         ids = list(map(t.encode, examples.texts))
@@ -222,10 +214,10 @@ def text_task(
         known = examples.labels[:, : len(labels)] if head == 'multi_label' else examples.labels
         return read, Units(read.sequences, labels={'labels': known[read.text]})
 
-    def eval_set(split: str, examples: TextExamples) -> EvalSet:
+    def eval_set(split: str, examples: TextExamples) -> labelled.EvalSet:
         read, units = cut(examples, windows)
 
-        def score(outputs: Outputs) -> dict[str, float]:
+        def score(outputs: labelled.Outputs) -> dict[str, float]:
             truth: Any = examples.labels
             logits = read.combined_logits(decoding, outputs['logits'])
             predictions, loss = decoding.predictions(logits), decoding.mean_loss(logits, truth)
@@ -237,13 +229,13 @@ def text_task(
             return {name: METRICS[name].compute(predictions, truth) for name in metrics} | {
                 'loss': loss}
 
-        def write(outputs: Outputs, folder: Path) -> None:
+        def write(outputs: labelled.Outputs, folder: Path) -> None:
             predictions = decoding.predictions(read.combined_logits(decoding, outputs['logits']))
             write_predictions(folder / f'{split}_predictions.tsv', id_column, examples.ids,
                               decoding.texts(predictions, labels))
 
         prefix = '' if split in list(evaluated)[:1] else f"{split.removeprefix('dev_')}_"
-        return EvalSet(prefix, units, score, write)
+        return labelled.EvalSet(prefix, units, score, write)
 
     return LabelledTask(
         config, t, train=None if train is None else cut(train, 'first')[1],
@@ -291,7 +283,7 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
                 'learn; is config.data.label the right column?')
         return examples
 
-    train, dev = own_files(
+    train, dev = labelled.own_files(
         config, read, lambda x: list(map('\n'.join, zip(x.texts[0], x.texts[-1], strict=True))),
         meaning='a .csv, .tsv or .jsonl file', what='examples', training=scored is None)
     shown, loss = dev if train is None else train, {}
@@ -301,7 +293,7 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
             f'{labels.std():g}')
     else:
         if names.unseen:
-            check_labels_known(dev.source, names.met, names.names)
+            labelled.check_labels_known(dev.source, names.met, names.names)
             say(f"note: {', '.join(sorted(names.unseen)[:10])} occur only in evaluation and count "
                 'as errors')
         counts = (labels.sum(axis=0).astype(int) if several
