@@ -15,7 +15,6 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.process import without
 
-MONITORING = 'https://monitoring.googleapis.com/v3'
 _MONITORING_SECONDS = 30.0  # between requests; a series takes a point every five seconds
 _MONITORED = ('goodput', 'step_seconds', 'step_seconds_deviation', 'data_wait', 'mfu')
 _FIELD = 'config.train.loggers'
@@ -119,7 +118,8 @@ def cloud_monitoring(workdir: Path) -> Logger:
 
     def send(metrics: Mapping[str, float]) -> None:
         now = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
-        session.post(f'{MONITORING}/projects/{project}/timeSeries', timeout=20, json={
+        url = f'https://monitoring.googleapis.com/v3/projects/{project}/timeSeries'
+        session.post(url, timeout=20, json={
             'timeSeries': [{
                 'metric': {'type': f'custom.googleapis.com/bert_jax/{name}'},
                 'resource': resource,

@@ -1,11 +1,10 @@
 """Loggers: Weights & Biases and Cloud Monitoring get what metrics.jsonl gets."""
 
-import http.server
-import json
-import threading
+import time
 
 import google.auth
 import pytest
+import requests
 from google.auth.credentials import AnonymousCredentials
 
 from bert_jax.runtime.errors import InputError
@@ -16,35 +15,32 @@ from bert_jax.train.report import Report
 @pytest.fixture
 def monitoring(monkeypatch):
     """Requests that a stand-in for Cloud Monitoring received, and the status that it answers."""
-    requests, status = [], [200]
+    received, status = [], [200]
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers['Content-Length']))
-            requests.append((self.path, json.loads(body)['timeSeries']))
-            self.send_response(status[0])
-            self.end_headers()
+    class Session:
+        def __init__(self, credentials):
+            assert isinstance(credentials, AnonymousCredentials)
 
-        def log_message(self, *_):
-            pass
+        def post(self, url, *, json, timeout):
+            received.append((url, json['timeSeries']))
+            response = requests.Response()
+            response.status_code = status[0]
+            return response
 
-    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(loggers, 'MONITORING', f'http://127.0.0.1:{server.server_port}/v3')
+    monkeypatch.setattr('google.auth.transport.requests.AuthorizedSession', Session)
     monkeypatch.setattr(google.auth, 'default', lambda scopes: (AnonymousCredentials(), 'project'))
-    yield requests, status
-    server.shutdown()
+    return received, status
 
 
 def test_cloud_monitoring_gets_goodput_and_step_time_of_the_host(tmp_path, monitoring):
-    requests, _ = monitoring
+    received, _ = monitoring
     logger = loggers.cloud_monitoring(tmp_path / 'run')
     logger.write(10, {'eval/mlm_loss': 5.0})
     logger.write(10, {'train/goodput': 0.5, 'train/step_seconds': 0.25, 'train/loss': 3.0})
     logger.write(11, {'train/goodput': 0.6})  # within the half minute between requests
     logger.close()
-    ((path, series),) = requests
-    assert path == '/v3/projects/project/timeSeries'
+    ((url, series),) = received
+    assert url == 'https://monitoring.googleapis.com/v3/projects/project/timeSeries'
     assert {one['metric']['type'].rpartition('/')[2]: one['points'][0]['value']['doubleValue']
             for one in series} == {'goodput': 0.5, 'step_seconds': 0.25}
     assert {(one['resource']['labels']['job'], one['resource']['labels']['task_id'])
@@ -52,18 +48,18 @@ def test_cloud_monitoring_gets_goodput_and_step_time_of_the_host(tmp_path, monit
 
 
 def test_a_logger_that_fails_is_a_warning(tmp_path, monitoring, monkeypatch, capsys):
-    requests, status = monitoring
+    received, status = monitoring
     monkeypatch.setattr(loggers, '_MONITORING_SECONDS', 0.0)
     status[0] = 503
     report = Report(tmp_path, True, 0)
     report.loggers = loggers.open_loggers(['cloud_monitoring'], tmp_path, tmp_path, 0, {})
     for step in (1, 2, 3):
         report.write(step, {'train/goodput': 0.5})
-        while len(requests) < step:
-            pass
-        threading.Event().wait(0.2)
+        while len(received) < step:
+            time.sleep(0.01)
+        time.sleep(0.1)
     report.close()
-    assert len(requests) == 3 and 'warning: a logger' in capsys.readouterr().err
+    assert len(received) == 3 and 'warning: a logger' in capsys.readouterr().err
     assert [record['step'] for record in report.records] == [1, 2, 3]
 
 
