@@ -64,6 +64,18 @@ def figure(name: str, values: Sequence[float], unit: str) -> Result:
             'max': max(values), 'values': list(values)}
 
 
+def train_vocabulary(o: argparse.Namespace, folder: Path) -> str:
+    """Trains a vocabulary of 8,000 pieces on the text; its file."""
+    from bert_jax.data.corpus import open_source, sample_texts
+    from bert_jax.text.training import train_wordpiece
+    from bert_jax.text.vocab import write_vocab
+
+    say(f'text: training a vocabulary of {_VOCAB_SIZE:,} pieces')
+    write_vocab(folder / 'vocab.txt', train_wordpiece(
+        sample_texts(open_source(o.text), _VOCAB_SAMPLE_BYTES), _VOCAB_SIZE, o.lowercase))
+    return str(folder / 'vocab.txt')
+
+
 def store(o: argparse.Namespace, folder: Path) -> Result:
     """Builds the token store in `folder` again and again, and leaves the last one there.
 
@@ -257,31 +269,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return o
 
 
-def run(o: argparse.Namespace, folder: Path) -> list[Result]:
-    """The benchmarks of --only, with files in a temporary folder."""
-    if {*o.only} - {'step'} and not o.vocab_file:
-        from bert_jax.data.corpus import open_source, sample_texts
-        from bert_jax.text.training import train_wordpiece
-        from bert_jax.text.vocab import write_vocab
-
-        say(f'text: training a vocabulary of {_VOCAB_SIZE:,} pieces')
-        o.vocab_file = str(folder / 'vocab.txt')
-        write_vocab(o.vocab_file, train_wordpiece(
-            sample_texts(open_source(o.text), _VOCAB_SAMPLE_BYTES), _VOCAB_SIZE, o.lowercase))
-    # `rows` reads the store that `store` leaves.
-    make = {'store': lambda: store(o, folder / 'data'), 'rows': lambda: rows(o, folder / 'data'),
-            'step': lambda: step(o)}
-    return [make[name]() for name in BENCHMARKS if name in o.only]
-
-
 def main(argv: Sequence[str]) -> None:
     """Parses flags, runs, prints the table and writes the JSON."""
     with error_boundary():
         o = parse(argv[1:])
         if o.json:
             check_new_file(o.json, '--json', unless='hardware')
-        with tempfile.TemporaryDirectory(prefix='bert_jax_bench_') as folder:
-            results = run(o, as_path(folder))
+        with tempfile.TemporaryDirectory(prefix='bert_jax_bench_') as named:
+            folder = as_path(named)
+            if {*o.only} - {'step'} and not o.vocab_file:
+                o.vocab_file = train_vocabulary(o, folder)
+            # `rows` reads the store that `store` leaves.
+            make = {'store': store, 'rows': rows, 'step': lambda o, _: step(o)}
+            results = [make[name](o, folder / 'data') for name in BENCHMARKS if name in o.only]
         hardware = {
             'cpu': processor(), 'cores': len(os.sched_getaffinity(0)),
             'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),

@@ -102,31 +102,6 @@ def read_predictions(file: str, path: str) -> list[str]:
     return [by_id[i] for i in wanted]
 
 
-def same_prediction(file: str) -> list[str]:
-    """The first label (2.500 for STS-B) for every row of a file, in place of a missing run.
-
-    For WNLI it is 0, the majority of the training set, which the BERT paper submitted.
-    """
-    return [(*TASKS[file].labels, '2.500')[0]] * NUM_ROWS[file]
-
-
-def write_submission(path: str, predictions: Mapping[str, Sequence[str]]) -> None:
-    """Writes the zip file, the same bytes for the same predictions.
-
-    Args:
-      path: of the zip file.
-      predictions: by name in the submission, each in the order of the index.
-    """
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, 'w') as archive:
-        for file in NUM_ROWS:
-            rows = (f'{i}\t{value}\n' for i, value in enumerate(predictions[file]))
-            info = zipfile.ZipInfo(file)  # dated 1980
-            info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, ''.join(['index\tprediction\n', *rows]))
-    write_whole(path, content.getvalue())
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes a submission."""
     p = Parser('bert_jax.tools.glue_submission', __doc__)
@@ -145,28 +120,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_new_file(args.zip, 'ZIP')
         paths = find_predictions(args.folders)
         predictions = {}
-        missing = []
-        for file in NUM_ROWS:
-            if file in paths:
+        for file, num_rows in NUM_ROWS.items():
+            task = TASKS[file]
+            # For WNLI it is 0, the majority of the training set, which the BERT paper submitted.
+            constant = (*task.labels, '2.500')[0]
+            predictions[file] = [constant] * num_rows
+            if file == 'WNLI.tsv' and args.wnli_majority:
+                print('WNLI.tsv: all 0: the majority in training, not a model')
+            elif file in paths:
                 predictions[file] = read_predictions(file, paths[file])
-                print(f'{file:<12}{NUM_ROWS[file]:>7} rows from {paths[file]}')
-            elif not (file == 'WNLI.tsv' and args.wnli_majority):
-                missing.append(file)
-        if args.wnli_majority:
-            predictions['WNLI.tsv'] = same_prediction('WNLI.tsv')
-            print('WNLI.tsv: all 0: the majority in training, not a model')
-        for file in missing:
-            if args.fill_missing:
-                predictions[file] = same_prediction(file)
-                print(f'WARNING: no predictions for {file}: all {NUM_ROWS[file]} rows are '
-                      f'{predictions[file][0]}, which is no result', file=sys.stderr)
+                print(f'{file:<12}{num_rows:>7} rows from {paths[file]}')
+            elif args.fill_missing:
+                print(f'WARNING: no predictions for {file}: all {num_rows} rows are {constant}, '
+                      'which is no result', file=sys.stderr)
             else:
-                task = 'mnli' if file == 'AX.tsv' else TASKS[file].name
-                print(f'error: {file} is missing: name a run of configs/glue.py:{task}, or '
+                del predictions[file]
+                run = 'mnli' if file == 'AX.tsv' else task.name
+                print(f'error: {file} is missing: name a run of configs/glue.py:{run}, or '
                       '--fill-missing', file=sys.stderr)
-        if missing and not args.fill_missing:
+        if len(predictions) < len(NUM_ROWS):
             sys.exit(2)
-        write_submission(args.zip, predictions)
+        content = io.BytesIO()  # the same bytes for the same predictions
+        with zipfile.ZipFile(content, 'w') as archive:
+            for file, values in predictions.items():
+                rows = (f'{i}\t{value}\n' for i, value in enumerate(values))
+                info = zipfile.ZipInfo(file)  # dated 1980
+                info.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(info, ''.join(['index\tprediction\n', *rows]))
+        write_whole(args.zip, content.getvalue())
         print(f'wrote {args.zip}')
 
 

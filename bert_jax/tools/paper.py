@@ -61,8 +61,9 @@ from bert_jax.runtime.files import Path, as_path, open_folder, open_whole, write
 from bert_jax.runtime.process import error_boundary, hardware
 from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tasks.pretrain import run_flops
+from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.preflight import without_data
-from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config, run_workers, work
+from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config, summary, work
 from bert_jax.train.experiment import versions
 from bert_jax.train.run_directory import flat_fields
 from bert_jax.weights import load_weights
@@ -343,8 +344,9 @@ class Plan:
             key=lambda item: statistics.fmean(first for first, *_ in item[1]))
         # SQuAD's scores are per cent already.
         scale = 1 if what.lower or what.task.startswith('squad') else 100
-        return cell | _statistics([scale * ours for _, ours, _ in runs]) | {
-            'seeds': [seed for *_, seed in runs], 'settings': dict(settings)}
+        values = [scale * ours for _, ours, _ in runs]
+        return cell | summary(values) | {
+            'values': values, 'seeds': [seed for *_, seed in runs], 'settings': dict(settings)}
 
     def flops(self, row: Row) -> float | None:
         """FLOPs of a row's pre-training, 0 without; None where weights are given, only a part of
@@ -402,13 +404,6 @@ def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[Config
     return resolved, f'{resolved.task}-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
 
 
-def _statistics(values: list[float]) -> Cell:
-    return {
-        'mean': statistics.fmean(values), 'values': values, 'runs': len(values),
-        'deviation': statistics.stdev(values) if len(values) > 1 else None,
-    }
-
-
 def _by_seed(cell: Cell) -> dict[int, float]:
     """The mean of a cell's runs of each seed."""
     runs = list(zip(cell.get('seeds', ()), cell.get('values', ()), strict=True))
@@ -424,7 +419,9 @@ def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
         by_seed = [_by_seed(column.get(row, {})) for column in columns]
         values = [statistics.fmean(means[seed] for means in by_seed)
                   for seed in sorted(set.intersection(*map(set, by_seed)))]
-        result[row] = {'paper': None, 'dev': None} | (_statistics(values) if values else {})
+        result[row] = {'paper': None, 'dev': None}
+        if values:
+            result[row] |= summary(values) | {'values': values}
     return result
 
 
@@ -705,7 +702,7 @@ def main(argv: Sequence[str]) -> int:
         open_folder(plan.root, '--workdir', lambda folder: (folder / 'parts').is_dir())
         (plan.root / 'parts').mkdir(exist_ok=True)
         failed: dict[str, str] = {}  # by the part's title
-        status = run_workers(
+        status = sweeps.run_workers(
             'bert_jax.tools.paper', argv, worker=given.worker, workers=0, chips=given.chips,
             act=functools.partial(run_parts, plan, parts, failed))
         if status or given.worker is not None:

@@ -303,11 +303,8 @@ class Sweep:
         for member in self.members:
             if member in results:
                 groups.setdefault(member.without('seed'), []).append(results[member][metric])
-        rows: list[dict[str, Any]] = [{
-            'settings': dict(group), 'runs': len(values), 'mean': statistics.fmean(values),
-            'deviation': statistics.stdev(values) if len(values) > 1 else None,
-            'best': max(values),
-        } for group, values in groups.items()]
+        rows = [{'settings': dict(group), **summary(values), 'best': max(values)}
+                for group, values in groups.items()]
         lines = [f'| settings | runs | mean {metric} | deviation | best |',
                  '| --- | --- | --- | --- | --- |']
         for row in rows:
@@ -331,6 +328,12 @@ class Sweep:
             'runs': {m.name: results.get(m) for m in self.members},
         }, indent=1))
         return 1 if failed else 0
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Number of runs, their mean, and their standard deviation, None of one run."""
+    return {'runs': len(values), 'mean': statistics.fmean(values),
+            'deviation': statistics.stdev(values) if len(values) > 1 else None}
 
 
 def work(sweep: Sweep, should_stop: Callable[[int], bool], *, waits: bool = False) -> bool:
