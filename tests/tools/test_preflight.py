@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
@@ -15,12 +14,11 @@ from bert_jax.config import default_config
 from bert_jax.runtime import process
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import preflight
-from bert_jax.tools.preflight import tables
 from bert_jax.train.program import Memory, device_bytes
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
     f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", '--config.model.num_layers=1',
     '--config.model.hidden_size=32', '--config.model.num_heads=2', '--config.data.vocab_size=200',
@@ -38,24 +36,16 @@ def pretend(monkeypatch, memory_bytes):
     monkeypatch.setattr(preflight, 'find_chip', lambda kind: chip)
 
 
-@pytest.fixture(scope='module')
-def fitting(tmp_path_factory):
-    """The file of a run that fits."""
-    path = tmp_path_factory.mktemp('preflight') / 'record.json'
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        pretend(monkeypatch, 1 << 30)
-        assert run(*SMALL, '--topology=v5e:1x2', f'--json={path}') == 0
-    return path
+def run(path, status):
+    """The record of a preflight of SMALL that ends with this status."""
+    with pytest.raises(SystemExit, match=str(status)):
+        preflight.main(['preflight', *SMALL, '--topology=v5e:1x2', f'--json={path}/record.json'])
+    return json.loads((path / 'record.json').read_text())
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as exit_:
-        preflight.main(['preflight', *arguments])
-    return exit_.value.code
-
-
-def test_a_record_says_all_that_scripts_rely_on(fitting):
-    record = json.loads(fitting.read_text())
+def test_a_record_says_all_that_scripts_rely_on(monkeypatch, tmp_path, capsys):
+    pretend(monkeypatch, 1 << 30)
+    record = run(tmp_path, 0)
     assert record['chips'] == 2 and record['fits'] and record['mesh'] == {
         'data': 1, 'fsdp': 2, 'tensor': 1}
     (phase,) = record['phases']
@@ -68,7 +58,7 @@ def test_a_record_says_all_that_scripts_rely_on(fitting):
     assert phase['flops_ratio'] == pytest.approx(1, abs=0.1)
     # Gradients are reduced once, and little else.
     assert phase['collective_bytes'] == pytest.approx(sizes['parameters'], rel=0.05)
-    out = tables(record)
+    out = capsys.readouterr().out
     assert 'fits; ' in out and 'chip-hours' in out
 
 
@@ -85,9 +75,7 @@ def test_what_does_not_fit_gets_a_change_to_try(sizes, remedy, monkeypatch, tmp_
         return None, Memory(given, 0, total - given)
 
     monkeypatch.setattr(preflight.programs, 'compile_step', compile_)
-    path = tmp_path / 'record.json'
-    assert run(*SMALL, '--topology=v5e:1x2', f'--json={path}') == 1
-    (phase,) = json.loads(path.read_text())['phases']
+    (phase,) = run(tmp_path, 1)['phases']
     assert not phase['fits'] and phase['bytes_per_chip'] == sizes[0]
     if sizes[0] > 1_000_000:
         assert 3 <= phase['largest_rows_at_once'] <= 4  # of the eight, in half of the memory
