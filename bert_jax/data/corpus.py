@@ -18,10 +18,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from bert_jax.data import python_docs, wikidump
-from bert_jax.data.store import digests, object_digest
+from bert_jax.data.store import Document, Source, Unit, digests, object_digest
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, find, in_bucket, open_stream, read_blocks
 from bert_jax.runtime.process import loading_tensorflow
@@ -30,43 +30,6 @@ _BLOCK_BYTES = 1 << 20
 # A longer document is continued as a new one, so that memory stays bounded whatever the file.
 _MAX_DOCUMENT_BYTES = 16 << 20
 _MAX_LINE_BYTES = 64 << 20
-
-
-class Document(NamedTuple):
-    """A document's text."""
-
-    text: bytes  # UTF-8; paragraphs or sentences separated by newlines
-    split: bool  # True: paragraphs, to be split into sentences; False: one sentence a line
-
-
-class Unit(NamedTuple):
-    """A part of a source that can be read by itself: a file or a shard."""
-
-    name: str
-    num_bytes: int  # of text, estimated for compressed files; 0 where unknown
-
-
-class Source(Protocol):
-    """Documents in a fixed order, in units."""
-
-    spec: str
-    takes_all_cores: bool  # whether reading a unit keeps them busy, with processes of its own
-
-    def fingerprint(self) -> str:
-        """A digest of the content, independent of its path."""
-
-    def outline(self) -> str:
-        """A cheap digest without reading the text, which hosts compare."""
-
-    def units(self) -> list[Unit]:
-        """The parts of the source, in order."""
-
-    def read(self, unit: Unit) -> Iterator[Document]:
-        """Documents of one part, always the same in the same order.
-
-        Raises:
-          InputError: unreadable content, naming the file and the place in it.
-        """
 
 
 def open_source(spec: str, data_dir: str = '') -> Source:

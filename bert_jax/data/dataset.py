@@ -16,6 +16,7 @@ from typing import Any
 from bert_jax.data.store import (
     MANIFEST,
     TokenStore,
+    build_store,
     damaged,
     digests,
     disk_faults,
@@ -23,8 +24,8 @@ from bert_jax.data.store import (
     locked,
     new_digest,
     read_manifest,
+    store_fingerprint,
 )
-from bert_jax.data.store_build import build_store, store_fingerprint
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, open_folder
@@ -116,7 +117,7 @@ def share_store(source: Any, tokenizer: Any, places: Places) -> TokenStore:
 
     Args:
       source: from `corpus.open_source`; read on the first host only.
-      tokenizer: see `store_build.build_store`.
+      tokenizer: see `store.build_store`.
       places: the folders.
 
     Raises:

@@ -82,7 +82,7 @@ def store(o: argparse.Namespace, folder: Path) -> Result:
     Everything counts: the tokenizer, and comparing its characters with the exact one's.
     """
     from bert_jax.data.corpus import open_source
-    from bert_jax.data.store_build import build_store
+    from bert_jax.data.store import build_store
     from bert_jax.text import load_tokenizer
 
     seconds = []

@@ -13,7 +13,6 @@ pytest.importorskip('tensorflow_text')
 
 from bert_jax.data import corpus as corpus_module
 from bert_jax.data import dataset as prepared
-from bert_jax.data import store_build as store_module
 from bert_jax.data.corpus import open_source
 from bert_jax.data.dataset import Places, copy_store, open_texts, share_store, share_vocabulary
 from bert_jax.data.store import TokenStore
@@ -115,7 +114,7 @@ def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeyp
     monkeypatch.setattr(prepared, 'copy_store', _fail)
     run_hosts(3, start)
     monkeypatch.undo()
-    monkeypatch.setattr(store_module, 'build_store', _fail)
+    monkeypatch.setattr(prepared, 'build_store', _fail)
     for store in run_hosts(2, lambda i: _open(corpus, shared, tmp_path / f'new-{i}')):
         assert _content(store.path) == _content(stores[0].path)
 

@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.data import store, store_build
-from bert_jax.data.corpus import Document, Unit, open_source
-from bert_jax.data.store import TokenStore
+from bert_jax.data import store
+from bert_jax.data.corpus import open_source
+from bert_jax.data.store import Document, TokenStore, Unit
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -73,7 +73,7 @@ def _random_texts(n, seed=0):
 def build(source, folder, tokenizer=TOKENIZER, progress=False, **options):
     """The store of a source, or of documents in memory."""
     source = _Source(source) if isinstance(source, list) else source
-    return store_build.build_store(source, tokenizer, folder, progress, **options)
+    return store.build_store(source, tokenizer, folder, progress, **options)
 
 
 def _sentences(store, document):
@@ -132,9 +132,9 @@ def _change_last_byte(path):
     (30, 2, {}),
 ])
 def test_killed_build_goes_on(tmp_path, monkeypatch, fail_at, num_processes, damage):
-    monkeypatch.setattr(store_build, '_BATCH_DOCUMENTS', 4)
-    monkeypatch.setattr(store_build, '_JOURNAL_SECONDS', 0.0)
-    monkeypatch.setattr(store_build, '_PART_BYTES', 1)
+    monkeypatch.setattr(store, '_BATCH_DOCUMENTS', 4)
+    monkeypatch.setattr(store, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store, '_PART_BYTES', 1)
     texts = _random_texts(40)
     whole = build(texts, tmp_path / 'whole')
     with pytest.raises(KeyError):
@@ -147,14 +147,14 @@ def test_killed_build_goes_on(tmp_path, monkeypatch, fail_at, num_processes, dam
 
 
 def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_build, '_BATCH_DOCUMENTS', 1)
-    monkeypatch.setattr(store_build, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store, '_BATCH_DOCUMENTS', 1)
+    monkeypatch.setattr(store, '_JOURNAL_SECONDS', 0.0)
     texts = _random_texts(40)
     with pytest.raises(KeyError):
         build(_Source(texts, 39), tmp_path)
     # The second unit differs, and most of it is done.
-    store = build(texts[:20] + ['never read'] * 20, tmp_path)
-    assert _sentences(store, 20) == [TOKENIZER.encode(line) for line in texts[20].split('\n')]
+    resumed = build(texts[:20] + ['never read'] * 20, tmp_path)
+    assert _sentences(resumed, 20) == [TOKENIZER.encode(line) for line in texts[20].split('\n')]
 
 
 def test_bytes_do_not_depend_on_processes_and_pieces(tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_bytes_do_not_depend_on_processes_and_pieces(tmp_path, monkeypatch):
         (tmp_path / f'{i}.txt').write_text('\n\n'.join(_random_texts(30, seed=i)))
     source = open_source(f'{tmp_path}/*.txt')
     whole = build(source, tmp_path / 'whole')
-    monkeypatch.setattr(store_build, '_PART_BYTES', 1)
+    monkeypatch.setattr(store, '_PART_BYTES', 1)
     assert _bytes(build(source, tmp_path / 'parts', num_processes=2)) == _bytes(whole)
     monkeypatch.setattr(store, 'PIECE_BYTES', mmap.PAGESIZE)
     pieces = build(source, tmp_path / 'pieces')
@@ -235,7 +235,7 @@ def test_source_that_changes_meanwhile(tmp_path):
 
 def test_one_builds_and_the_other_waits(tmp_path):
     source = _Source(['a', 'b'])
-    path = tmp_path / 'stores' / f'{store_build.store_fingerprint(source, TOKENIZER)}.lock'
+    path = tmp_path / 'stores' / f'{store.store_fingerprint(source, TOKENIZER)}.lock'
     path.parent.mkdir()
     with futures.ThreadPoolExecutor(1) as pool, open(path, 'w') as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -307,7 +307,7 @@ def test_large_buffers_keep_their_pages(tmp_path):
 
 def test_progress_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(time, 'monotonic', itertools.count(0, 20).__next__)
-    monkeypatch.setattr(store_build, '_BATCH_DOCUMENTS', 10)
+    monkeypatch.setattr(store, '_BATCH_DOCUMENTS', 10)
     build(_random_texts(40), tmp_path, progress=True)
     err = capsys.readouterr().err
     assert '%, ' in err and 'MB/s' in err and '40 documents' in err
