@@ -22,6 +22,7 @@ import os
 import pickle
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -98,30 +99,21 @@ def in_threads(
     """The results of `work` on each item, in order; the first error, or a signal, ends all.
 
     Args:
-      work: of an item and a function to call now and then, which raises if another item failed.
+      work: of an item and a function to call now and then, which raises if all is to end.
       items: what to work on.
       num_threads: at most.
     """
-    faults: list[BaseException] = []
+    stop = threading.Event()
 
     def check() -> None:
-        if faults:
-            raise faults[0]
-
-    def run(item: _Item) -> _Result:
-        check()
-        try:
-            return work(item, check)
-        except BaseException as error:
-            faults.append(error)
-            raise
+        if stop.is_set():
+            raise futures.CancelledError
 
     with futures.ThreadPoolExecutor(max(1, min(num_threads, len(items)))) as pool:
         try:
-            return list(pool.map(run, items))
-        except BaseException as error:
-            faults.append(error)
-            raise
+            return list(pool.map(lambda item: work(item, check), items))
+        finally:
+            stop.set()
 
 
 _REMEMBERED = '~/.cache/bert_jax/digests.json'
