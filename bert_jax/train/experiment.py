@@ -141,7 +141,7 @@ def train_run(
     compiler = concurrent.futures.ThreadPoolExecutor(1)
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
     left = program.phases_left(checkpoints.latest_step() or 0)
-    first_fits = compiler.submit(check_memory, program, left[:1])
+    first_fits = compiler.submit(check_memory, program, left[:1], ['train'])
     state = checkpoints.restore(program.state)
     if state is None:
         state = program.init(config.seed)
@@ -181,7 +181,7 @@ def train_run(
         f'{total:,} steps')
     numbers, peak = numbers_of(program), peak_flops(jax.devices()[0].device_kind)
     # Later phases are compiled while the first is trained.
-    others_fit = compiler.submit(check_memory, program, left[1:])
+    others_fit = compiler.submit(check_memory, program, left)
 
     def stop_or_fail(step: int) -> bool:
         if others_fit.done():

@@ -208,8 +208,15 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
             for name, batch in program.task.batch_shapes(phase, program.mesh).items()}
 
 
-def check_memory(program: Program, numbers: Sequence[int]) -> None:
+def check_memory(
+    program: Program, numbers: Sequence[int], names: Sequence[str] = ('train', 'evaluation')
+) -> None:
     """Compiles the steps of these phases, for the run to use, and checks that they fit.
+
+    Args:
+      program: of the run.
+      numbers: of phases.
+      names: of their steps.
 
     Raises:
       InputError: a step does not fit.
@@ -218,7 +225,9 @@ def check_memory(program: Program, numbers: Sequence[int]) -> None:
     limit = device_memory(devices[0], len(devices))
     for number in numbers:
         phase = program.phases[number]
-        for name, (jitted, arguments) in phase_calls(program, phase).items():
+        calls = phase_calls(program, phase)
+        for name in [name for name in names if name in calls]:
+            jitted, arguments = calls[name]
             needed = sum(compile_step(jitted, *arguments)[1])
             remedy = ('raise config.train.accumulation_steps, lower the batch size or set '
                       "config.model.remat='full'")
