@@ -79,8 +79,7 @@ def evaluate(
     if config.task in PRETRAINING:
         raise InputError(
             f'config.task={config.task!r}: bert_jax.main evaluates a pre-training run, in '
-            'its directory; this scores downstream tasks'
-        )
+            'its directory; this scores downstream tasks')
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
     if jax.process_index() == 0:
@@ -113,15 +112,13 @@ def evaluate(
             raise InputError(
                 f'{published.source} has the head {published.head!r}, and '
                 f'config.task={config.task!r} is scored with {task.head!r}: name a model that was '
-                'trained for it'
-            )
+                'trained for it')
         if labels_by_position and not (by_position and len(published.labels) == len(task.labels)):
             raise InputError(
                 f'--labels_by_position: {published.source} has the labels '
                 f"{', '.join(published.labels[:5]) or 'none'} ({len(published.labels)}), the task "
                 f"{', '.join(task.labels[:5])} ({len(task.labels)}): LABEL_0 to "
-                f'LABEL_{len(task.labels) - 1} are needed'
-            )
+                f'LABEL_{len(task.labels) - 1} are needed')
         if by_position:
             published = dataclasses.replace(published, labels=tuple(task.labels))
         if content != vocabulary:
@@ -131,8 +128,7 @@ def evaluate(
         fresh = make_init(objective, optax.identity(), mesh)(0).params
         params = warm_start(
             published, fresh, bert, head=task.head, labels=task.labels,
-            vocab_file=task.vocab_path, whole=True,
-        )
+            vocab_file=task.vocab_path, whole=True)
         outputs = [predict(params) for predict in task.predictors(objective, mesh)]
         if len(models) > 1:
             line = '  '.join(f'{name} {x:.4f}' for name, x in task.score(outputs).items())
@@ -169,8 +165,7 @@ def _check_ensemble(models: Sequence[str]) -> list[float]:
             if first.get(name) != fields.get(name):
                 raise InputError(
                     f'{models[0]} has {name}={first.get(name)!r}, {model} has '
-                    f'{fields.get(name)!r}: an ensemble is of runs on the same examples'
-                )
+                    f'{fields.get(name)!r}: an ensemble is of runs on the same examples')
     thresholds = [fields.get('inference.null_threshold') for fields in runs]
     return [x for x in thresholds if x is not None] if None not in thresholds else []
 
@@ -198,8 +193,7 @@ def main(argv: list[str]) -> None:
                 raise InputError(
                     f'{first} does not say its task ('
                     + ('it was converted' if fields else 'it is no run of this project')
-                    + '), so --config has to, such as --config=configs/glue.py:mrpc'
-                )
+                    + '), so --config has to, such as --config=configs/glue.py:mrpc')
             config = data_config_of(fields)
             config.data.vocab_file, config.data.add_tokens = '', ''  # its own
         config, _ = parse_command(options, __doc__ or '', f, config)
