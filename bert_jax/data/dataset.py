@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import re
 import shutil
 import sys
 import time
@@ -73,8 +74,19 @@ class Places:
                 open_folder(folder, f'config.{field}', lambda _: True)
         place = files.as_path(shared)
         machines = set(hosts.exchange('machine', _machine()))
-        is_shared = files.in_bucket(shared) or len(machines) > 1
-        return cls(place, files.as_path(local) if is_shared else place)
+        if not files.in_bucket(shared) and len(machines) == 1:
+            return cls(place, place)
+        mounts: list[tuple[int, str]] = []  # that hold the folder: length of their place, type
+        with contextlib.suppress(OSError), open('/proc/self/mounts') as file:
+            for line in file:
+                where, kind = line.split()[1:3]
+                if f'{files.absolute(local)}/'.startswith(where.rstrip('/') + '/'):
+                    mounts.append((len(where), kind))
+        kind = max(mounts, default=(0, ''))[1]
+        if re.match('nfs|cifs|lustre|gpfs|beegfs|ceph|fuse|afs|9p', kind):
+            hosts.say(f'note: config.data.local_dir={local} is on a network disk ({kind}), where '
+                      'hosts wait for each other: name a folder on a disk of each host')
+        return cls(place, files.as_path(local))
 
 
 def _machine() -> str:

@@ -287,11 +287,20 @@ def _ahead(
         return ({name: x[i] for name, x in batches.items()}
                 for batches in map(make, calls) for i in range(len(next(iter(batches.values())))))
 
+    faults: list[Exception] = []  # TensorFlow would pass on their text alone
+
+    def features(call: np.ndarray) -> list[np.ndarray]:
+        try:
+            batches = make(int(call))
+            return [batches[name] for name in spec]
+        except Exception as error:
+            faults.append(error)
+            raise
+
     @tf.autograph.experimental.do_not_convert
     def tensors(call: Any) -> dict[str, Any]:
         made = tf.numpy_function(
-            lambda call: [make(int(call))[name] for name in spec], [call],
-            [tf.as_dtype(feature.dtype) for feature in spec.values()])
+            features, [call], [tf.as_dtype(feature.dtype) for feature in spec.values()])
         for tensor, feature in zip(made, spec.values(), strict=True):
             tensor.set_shape([None, None, *feature.shape])
         return dict(zip(spec, made, strict=True))
@@ -300,5 +309,11 @@ def _ahead(
         tensors, num_parallel_calls=2, deterministic=True).unbatch().prefetch(_BATCHES_AHEAD)
     options = tf.data.Options()
     options.autotune.enabled = False
-    batches: Iterator[dict[str, np.ndarray]] = dataset.with_options(options).as_numpy_iterator()
-    return iter(batches)
+
+    def batches() -> Iterator[dict[str, np.ndarray]]:
+        try:
+            yield from dataset.with_options(options).as_numpy_iterator()
+        except tf.errors.OpError as error:
+            raise (faults[0] if faults else error) from None
+
+    return batches()

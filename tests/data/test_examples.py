@@ -167,7 +167,7 @@ def test_bad_rows_stop_the_run(examples):
                 raise KeyError('damaged')
             return examples.rows(row_ids)
 
-    with pytest.raises(Exception, match='damaged'):
+    with pytest.raises(KeyError, match='damaged'):
         list(train_batches(
             Broken(), batch_size=16, local=np.arange(16), first_step=0, num_steps=1000))
 
