@@ -11,7 +11,6 @@ import json
 import logging
 import re
 import threading
-import time
 from functools import partial
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -29,8 +28,7 @@ class BucketServer:
 
     Attributes:
       requests: 'METHOD path?query' of all that were answered.
-      faults: status by pattern, of requests that are refused: 403 or 503 (clients try again), 0
-        (the connection is cut) or -N (nothing for N seconds, then it is cut).
+      faults: status by pattern, of requests that are refused.
       lost: patterns of requests that are carried out and answered by 503, each once.
     """
 
@@ -45,27 +43,21 @@ class BucketServer:
         self._port = 0
         self.start()
 
-    @property
-    def url(self) -> str:
-        return f'http://127.0.0.1:{self._port}'
-
     def start(self) -> None:
-        server = _Server(('127.0.0.1', self._port), partial(_Handler, self))
-        self._port = server.server_address[1]
-        self._server = server
-        self._thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        self._server = _Server(('127.0.0.1', self._port), partial(_Handler, self))
+        self._port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
         """Refuses connections until `start`; what is stored stays."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
 
     def environment(self) -> dict[str, str]:
         """What makes gcsfs, google-cloud-storage and tensorstore come here, without credentials."""
+        url = f'http://127.0.0.1:{self._port}'
         return {
-            'STORAGE_EMULATOR_HOST': self.url, 'TENSORSTORE_GCS_HTTP_URL': self.url,
+            'STORAGE_EMULATOR_HOST': url, 'TENSORSTORE_GCS_HTTP_URL': url,
             'FSSPEC_GCS_TOKEN': 'anon', 'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'anonymous',
             'NO_GCE_CHECK': 'true', 'GOOGLE_CLOUD_PROJECT': 'test',
         }
@@ -82,10 +74,6 @@ class BucketServer:
             return sorted(url for bucket, objects in self.storage.objects.items()
                           for name in objects if (url := f'gs://{bucket}/{name}').startswith(prefix))
 
-    def generation(self, bucket: str, name: str) -> str:
-        """Of an object, as text; '0' where there is none."""
-        return str(self.storage.objects.get(bucket, {}).get(name, {}).get('generation', 0))
-
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
@@ -99,7 +87,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(RequestHandler):
     def __init__(self, buckets: BucketServer, *args: Any):
         self._buckets = buckets
-        self._generation = '0'
+        self._generation = 0
         super().__init__(buckets.storage, *args)
 
     def _serve(self) -> None:
@@ -110,59 +98,50 @@ class _Handler(RequestHandler):
         if length:
             self.rfile = io.BytesIO(body)
         request = f'{self.command} {unquote(self.path)}'
-        for pattern, status in list(self._buckets.faults.items()):
-            if status <= 0 and re.search(pattern, request):
-                time.sleep(-status)
-                self.close_connection = True
-                return
         with self._buckets.lock:
             self._buckets.requests.append(f'{self.command} {self.path}')
-            pattern = next((p for p in self._buckets.lost if re.search(p, request)), None)
+            lost = next((p for p in self._buckets.lost if re.search(p, request)), None)
             answers = self.wfile
-            if pattern is not None:
+            if lost is not None:
                 self.wfile = io.BytesIO()
-            if not self._answered(body):
-                Router(self).handle(self.command)
-            if pattern is not None:
-                self._buckets.lost.remove(pattern)
+            self._carry_out(request, body)
+            if lost is not None:
+                self._buckets.lost.remove(lost)
                 self.wfile = answers
-                self._answer(503, {'error': {'code': 503, 'message': 'the answer was lost'}})
+                self._refuse(503, 'the answer was lost')
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
-    def _answered(self, body: bytes) -> bool:
-        """Answers what the emulator would not, or otherwise than Cloud Storage does."""
+    def _carry_out(self, request: str, body: bytes) -> None:
+        """By the emulator, but for what it lacks or does otherwise than Cloud Storage."""
         for pattern, status in list(self._buckets.faults.items()):
-            if status > 0 and re.search(pattern, f'{self.command} {unquote(self.path)}'):
-                self._answer(status, {'error': {'code': status, 'message': 'refused by a test'}})
-                return True
+            if re.search(pattern, request):
+                return self._refuse(status, 'refused by a test')
         url = urlparse(self.path)
-        match = _OBJECT.fullmatch(url.path)
-        if match is None:
-            return False
-        query = {key: values[0] for key, values in parse_qs(url.query).items()}
-        bucket, name = match[1], unquote(match[2] or query.get('name', ''))
-        if not name and (said := re.search(rb'\n\n(\{.*?\})\n--', body)):  # of a small upload
-            name = json.loads(said[1]).get('name', '')
-        generation = self._buckets.generation(bucket, name)
-        if name and query.get('ifGenerationMatch', generation) != generation:
-            self._answer(412, {'error': {'code': 412, 'message': 'conditionNotMet'}})
-        elif match[4]:
-            self._move(bucket, name, unquote(match[4]))
-        else:
-            self._generation = generation if self.command == 'GET' else '0'
-            return False
-        return True
+        self._generation = 0
+        if match := _OBJECT.fullmatch(url.path):
+            query = {key: values[0] for key, values in parse_qs(url.query).items()}
+            bucket, name = match[1], unquote(match[2] or query.get('name', ''))
+            if not name and (said := re.search(rb'\n\n(\{.*?\})\n--', body)):  # a small upload
+                name = json.loads(said[1]).get('name', '')
+            storage = self._buckets.storage
+            found = storage.objects.get(bucket, {}).get(name, {})
+            generation = found.get('generation', 0)
+            if name and query.get('ifGenerationMatch', str(generation)) != str(generation):
+                return self._refuse(412, 'conditionNotMet')
+            if match[4]:
+                if not found:
+                    return self._refuse(404, 'notFound')
+                moved = found | {'name': unquote(match[4])}
+                storage.create_file(bucket, moved['name'], storage.get_file(bucket, name), moved)
+                storage.delete_file(bucket, name)
+                return self._answer(200, moved)
+            if self.command == 'GET':
+                self._generation = generation
+        Router(self).handle(self.command)
 
-    def _move(self, bucket: str, name: str, target: str) -> None:
-        storage = self._buckets.storage
-        if name not in storage.objects.get(bucket, {}):
-            self._answer(404, {'error': {'code': 404, 'message': 'notFound'}})
-            return
-        moved = storage.objects[bucket][name] | {'name': target}
-        storage.create_file(bucket, target, storage.get_file(bucket, name), moved)
-        storage.delete_file(bucket, name)
-        self._answer(200, moved)
+    def _refuse(self, status: int, message: str) -> None:
+        self._answer(status, {'error': {'code': status, 'message': message}})
 
     def _answer(self, status: int, content: dict[str, Any]) -> None:
         data = json.dumps(content).encode()
@@ -173,6 +152,6 @@ class _Handler(RequestHandler):
         self.wfile.write(data)
 
     def end_headers(self) -> None:
-        if self._generation != '0':
-            self.send_header('x-goog-generation', self._generation)
+        if self._generation:
+            self.send_header('x-goog-generation', str(self._generation))
         super().end_headers()

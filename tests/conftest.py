@@ -52,25 +52,3 @@ def bucket_server():
 def bucket(bucket_server) -> str:
     """gs://NAME of a new, empty bucket."""
     return bucket_server.make_bucket(f'test-{len(bucket_server.storage.buckets)}')
-
-
-@pytest.fixture(scope='session')
-def run_main():
-    """Runs `python -m bert_jax.main` with arguments, on so many hosts; the finished process."""
-    import subprocess
-    import sys
-
-    def run(*args: str, hosts: int = 1, devices: int = 1, check: int | None = 0, env=None):
-        environment = os.environ | {
-            'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}', **(env or {})
-        }
-        launcher = [ROOT / 'launch' / 'local_hosts.sh', str(hosts)] if hosts > 1 else []
-        process = subprocess.run(
-            [*launcher, sys.executable, '-m', 'bert_jax.main', *args], cwd=ROOT, env=environment,
-            capture_output=True, text=True, timeout=300,
-        )
-        if check is not None:
-            assert process.returncode == check, process.stdout[-2000:] + process.stderr[-4000:]
-        return process
-
-    return run

@@ -7,39 +7,26 @@ from a CSV to predictions with a tiny trained run. A function is passed when it 
 (comprehensions, lambdas and modules are none), a class when one of its methods is.
 """
 
-import os
+import random
+import runpy
+import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
 
+from tests.tiny_runs import documents, sentence
+
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ('--config.model.num_layers=1', '--config.model.hidden_size=32',
         '--config.model.num_heads=2', '--config.data.max_seq_length=32')
-WORDS = ['the', 'old', 'town', 'lies', 'on', 'a', 'wide', 'river', 'and', 'its', 'castle']
-
-
-def sentence(number: int) -> str:
-    return ' '.join(WORDS[(number + i * i) % len(WORDS)] for i in range(6)).capitalize() + '.'
-
-
-def run(module: str, *arguments: str) -> None:
-    """Runs a command of the package in this process."""
-    import runpy
-
-    sys.argv = [module, *arguments]
-    try:
-        runpy.run_module(module, run_name='__main__')
-    except SystemExit as end:
-        assert not end.code, end.code
 
 
 def commands(road: str, folder: Path) -> list[tuple[str, ...]]:
     """The commands of a road; the last is the one that counts."""
-    (folder / 'text.txt').write_text('\n\n'.join(
-        ' '.join(sentence(i + j) for j in range(8)) for i in range(60)))
-    rows = [f'{sentence(i)} {i},{"yes" if i % 3 else "no"}' for i in range(40)]
-    (folder / 'rows.csv').write_text('\n'.join(['text,label', *rows]) + '\n')
+    (folder / 'text.txt').write_text(documents(60))
+    rows = [f'{sentence(random.Random(i))},{"yes" if i % 3 else "no"}\n' for i in range(40)]
+    (folder / 'rows.csv').write_text('text,label\n' + ''.join(rows))
     pretrain = (
         'bert_jax.main', f'--config={ROOT}/configs/tiny_pretrain.py', *TINY,
         f'--config.data.source={folder}/text.txt', '--config.data.vocab_size=120',
@@ -69,12 +56,14 @@ def main(road: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         *before, last = commands(road, Path(name))
         for command in before:  # in processes of their own: caches of this one stay empty
-            arguments = [sys.executable, '-m', *command]
-            assert os.spawnv(os.P_WAIT, sys.executable, arguments) == 0
+            subprocess.run([sys.executable, '-m', *command], check=True)
+        sys.argv = list(last)
         threading.setprofile(count)
         sys.setprofile(count)
         try:
-            run(*last)
+            runpy.run_module(last[0], run_name='__main__')
+        except SystemExit as end:
+            assert not end.code, end.code
         finally:
             sys.setprofile(None)
             threading.setprofile(None)

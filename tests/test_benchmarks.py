@@ -1,7 +1,10 @@
-"""What the benchmarks compare is the same work, and their page says what was measured."""
+"""What is measured: benchmarks compare the same work, pages say what was found, `road` counts."""
 
 import argparse
 import json
+import re
+import statistics
+import subprocess
 import sys
 
 import pytest
@@ -48,3 +51,29 @@ def test_the_page_of_the_gpu_has_a_row_a_shape(tmp_path):
     assert '| base, 256 of 128 | 1,000 | 400 (2.50) | 8,500 |' in page
     assert '| large, 32 of 512 | left out | 50 | 580 |' in page
     assert '- NVIDIA X, 2026-01-02' in page and '- PyTorch: torch 2' in page
+
+
+def test_the_quickstart_s_figures_are_those_of_its_stored_runs():
+    readme = ' '.join((ROOT / 'README.md').read_text().split())
+    stored = json.loads((ROOT / 'docs' / 'quickstart.json').read_text())
+    runs = stored['runs']
+    for metric in ('mlm_accuracy', 'nsp_accuracy'):
+        shares = [100 * run[metric] for run in runs]
+        assert (f'{statistics.mean(shares):.1f} % ({min(shares):.1f} to {max(shares):.1f})'
+                in readme), metric
+    minutes = [divmod(run['seconds'], 60) for run in sorted(runs, key=lambda run: run['seconds'])]
+    shortest, longest = (f'{m} min {s:02} s' for m, s in (minutes[0], minutes[-1]))
+    assert f'{shortest} to {longest}' in readme
+    assert stored['hardware'] in readme and stored['date'] in readme
+    for text, words in runs[0]['gaps'].items():
+        assert f'{text} {words}' in readme
+
+
+@pytest.mark.slow
+def test_the_road_from_a_csv_to_predictions_is_counted():
+    process = subprocess.run([sys.executable, '-m', 'tests.road', 'predict'], cwd=ROOT,
+                             capture_output=True, text=True, timeout=600)
+    assert process.returncode == 0, process.stderr
+    counts = re.search(r'predict: (\d+) files, (\d+) functions, (\d+) classes', process.stdout)
+    files, functions, classes = map(int, counts.groups())
+    assert files > 20 and functions > files > classes

@@ -31,33 +31,31 @@ def installed(tmp_path_factory):
 
 
 def run(installed, *arguments):
+    """(exit status, what it said)."""
     folder, environment = installed
-    return subprocess.run(
+    process = subprocess.run(
         [sys.executable, folder / 'site' / 'bin' / 'bert-jax', *arguments], cwd=folder,
-        env=environment, capture_output=True, text=True, timeout=300)
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    return process.returncode, process.stdout
 
 
-@pytest.mark.parametrize('named', ['quickstart', 'configs/tiny_pretrain.py'])
-def test_a_config_by_name_trains_from_any_folder(installed, named):
-    process = run(installed, 'train', f'--config={named}', '--config.task=synthetic',
-                  '--config.train.steps=3', '--config.model.num_layers=1',
-                  '--config.data.vocab_size=100', '--config.train.eval_batch_size=32',
-                  '--config.train.max_eval_examples=32')
-    assert process.returncode == 0, process.stderr[-2000:]
-    assert '"step": 3' in process.stdout.splitlines()[-1]
-    name = named.split('/')[-1].removesuffix('.py')
-    assert (installed[0] / 'runs' / name / 'config.json').exists()
+def test_a_config_by_name_trains_from_any_folder(installed):
+    status, said = run(
+        installed, 'train', '--config=quickstart', '--config.task=synthetic',
+        '--config.train.steps=3', '--config.model.num_layers=1', '--config.data.vocab_size=100',
+        '--config.train.eval_batch_size=32', '--config.train.max_eval_examples=32')
+    assert status == 0 and '"step": 3' in said, said[-2000:]
+    assert (installed[0] / 'runs' / 'quickstart' / 'config.json').exists()
 
 
-def test_a_config_with_an_argument_and_a_file_of_one_s_own(installed):
-    process = run(installed, 'train', '--config=glue:mrpc')
-    assert process.returncode == 2 and 'init_checkpoint' in process.stderr
-    process = run(installed, 'train', '--config=glu:mrpc')
-    assert process.returncode == 2 and '--config=glu: No such file' in process.stderr
-
-
-def test_commands_by_name(installed):
-    assert 'fill-mask' in run(installed, 'predict', '--help').stdout
-    assert run(installed).stdout.startswith('usage: bert-jax {train,predict,')
-    assert run(installed, 'tarin').returncode == 2
-    assert 'pre-training 80/0/20: 2 of 2 runs left' in run(installed, 'paper', '8', '--list').stdout
+@pytest.mark.parametrize('arguments, status, words', [
+    (['train', '--config=glue:mrpc'], 2, 'init_checkpoint'),
+    (['train', '--config=configs/glue.py:mrpc'], 2, 'init_checkpoint'),
+    (['train', '--config=glu:mrpc'], 2, '--config=glu: No such file'),
+    (['predict', '--help'], 0, 'fill-mask'),
+    (['paper', '8', '--list'], 0, 'pre-training 80/0/20: 2 of 2 runs left'),
+    ([], 0, 'usage: bert-jax {train,predict,'), (['tarin'], 2, 'usage: bert-jax {train,predict,'),
+])
+def test_commands_by_name(installed, arguments, status, words):
+    found, said = run(installed, *arguments)
+    assert found == status and words in said, said

@@ -12,6 +12,7 @@ from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import IMPLEMENTATIONS, SelfAttention, attend, choose
+from bert_jax.model.attention_kernel import MAX_HEADS, MAX_LENGTH
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.sharding import Layout, make_mesh
@@ -53,6 +54,8 @@ def test_each_sequence_is_computed_as_if_alone(attention):
         for number in range(1, SEGMENTS[row].max() + 1):
             at = SEGMENTS[row] == number
             np.testing.assert_allclose(context[row, at], alone(QKV[row, at]), atol=1e-6)
+    wanted = attention(QKV, SEGMENTS, None, WANTED)
+    np.testing.assert_allclose(wanted, context[np.arange(B)[:, None], WANTED], atol=1e-6)
 
 
 @pytest.mark.parametrize('causal', [False, True])
@@ -82,12 +85,6 @@ def test_the_model_keeps_its_probabilities_where_intermediates_are_asked_for():
     np.testing.assert_array_equal(context, attention.apply(variables, x, segments, None, 0))
 
 
-def test_wanted_queries_give_their_part_of_the_whole(attention):
-    whole = attention(QKV, SEGMENTS)
-    np.testing.assert_allclose(
-        attention(QKV, SEGMENTS, None, WANTED), whole[np.arange(B)[:, None], WANTED], atol=1e-6)
-
-
 def test_dropout_drops_whole_probabilities_by_the_rows_keys(attention):
     """With values that are all one, a context is the sum of what is left of the probabilities."""
     qkv = QKV.copy()
@@ -111,19 +108,44 @@ def on(platform, **changes):
     devices = np.array([mock.Mock(platform=platform)]).reshape(1, 1, 1)
     mesh = mock.Mock(devices=devices, shape={'data': 1, 'fsdp': 1, 'tensor': 1})
     return dataclasses.replace(
-        config('auto'), hidden_size=128, layout=Layout(mesh), dtype='bfloat16', **changes)
+        config('auto'), **{'hidden_size': 128, 'dtype': 'bfloat16'} | changes, layout=Layout(mesh))
 
 
-@pytest.mark.parametrize('platform, length, drops, asked, chosen', [
-    ('tpu', 512, True, 'auto', 'kernel'), ('tpu', 64, True, 'auto', 'xla'),
-    ('tpu', 64, True, 'kernel', 'kernel'), ('tpu', 512, False, 'xla', 'xla'),
-    ('cpu', 512, False, 'auto', 'xla'), ('gpu', 512, True, 'auto', 'xla'),
-    ('gpu', 512, False, 'auto', 'cudnn'), ('gpu', 64, False, 'auto', 'cudnn'),
-    ('gpu', 63, False, 'auto', 'xla'), ('gpu', 64, False, 'cudnn', 'cudnn'),
-    ('tpu', 1024, True, 'auto', 'xla'),
+def heads(number):
+    """Changes of a config: so many heads, each as large as the kernel takes them."""
+    return {'num_heads': number, 'hidden_size': 64 * number}
+
+
+@pytest.mark.parametrize('platform, asked, changes, length, drops, chosen', [
+    ('tpu', 'auto', {}, 512, True, 'kernel'), ('tpu', 'auto', {}, 64, True, 'xla'),
+    ('tpu', 'auto', {}, MAX_LENGTH + 1, True, 'xla'),
+    ('tpu', 'auto', {'causal': True}, 512, False, 'xla'),
+    ('tpu', 'kernel', {}, 64, True, 'kernel'), ('tpu', 'kernel', {}, 77, True, 'kernel'),
+    ('tpu', 'kernel', heads(12), 512, True, 'kernel'), ('tpu', 'xla', {}, 512, False, 'xla'),
+    ('cpu', 'auto', {}, 512, False, 'xla'), ('gpu', 'auto', {}, 512, True, 'xla'),
+    ('gpu', 'auto', {}, 512, False, 'cudnn'), ('gpu', 'auto', {}, 64, False, 'cudnn'),
+    ('gpu', 'auto', {}, 63, False, 'xla'), ('gpu', 'auto', {'causal': True}, 512, False, 'xla'),
+    ('gpu', 'cudnn', {}, 64, False, 'cudnn'),
+    # What cannot serve is refused where it is asked for.
+    ('cpu', 'kernel', {}, 512, True, 'it is for TPUs, and this is a cpu'),
+    ('gpu', 'kernel', {}, 512, True, 'it is for TPUs, and this is a gpu'),
+    ('tpu', 'kernel', {'causal': True}, 512, True, 'it has no left-to'),
+    ('tpu', 'kernel', {'dtype': 'float32'}, 128, True, 'it is for bfloat16, and this is float32'),
+    ('tpu', 'kernel', heads(3), 128, True, 'it takes heads in pairs, and a device has 3'),
+    ('tpu', 'kernel', heads(MAX_HEADS + 2), 128, True, f'.* these are {MAX_HEADS + 2}'),
+    ('tpu', 'kernel', {'num_heads': 4}, 128, True, '.* these have 32'),
+    ('tpu', 'kernel', {}, MAX_LENGTH + 1, True, f'.* these have {MAX_LENGTH + 1}'),
+    ('cpu', 'cudnn', {}, 512, False, 'it is for GPUs'),
+    ('gpu', 'cudnn', {'causal': True}, 512, False, 'it has no left-to'),
+    ('gpu', 'cudnn', {}, 512, True, 'it has no dropout, and config.model.attention_dropout=0.5'),
 ])
-def test_what_computes_attention(platform, length, drops, asked, chosen):
-    assert choose(on(platform, attention=asked), length, drops) == chosen
+def test_what_computes_attention(platform, asked, changes, length, drops, chosen):
+    c = on(platform, attention=asked, **changes)
+    if chosen in IMPLEMENTATIONS:
+        assert choose(c, length, drops) == chosen
+    else:
+        with pytest.raises(InputError, match=f'attention={asked!r} cannot be: {chosen}'):
+            choose(c, length, drops)
 
 
 def test_sequences_are_kept_apart_with_cudnn(monkeypatch):
@@ -144,15 +166,3 @@ def test_parameters_are_made_without_the_kernel(monkeypatch):
     asked = dataclasses.replace(config('kernel'), layout=Layout(mesh))
     params = jax.eval_shape(Pretraining(asked).init, jax.random.key(0))
     assert set(params) == {'bert', 'cls'}
-
-
-@pytest.mark.parametrize('platform, asked, changes, why', [
-    ('cpu', 'kernel', {}, 'it is for TPUs'), ('cpu', 'cudnn', {}, 'it is for GPUs'),
-    ('gpu', 'cudnn', {}, 'it has no dropout, and config.model.attention_dropout=0.5'),
-    ('tpu', 'kernel', {'causal': True}, 'it has no left-to'),
-    ('gpu', 'cudnn', {'causal': True, 'attention_dropout': 0.0}, 'it has no left-to'),
-])
-def test_what_cannot_serve_is_refused_where_it_is_asked_for(platform, asked, changes, why):
-    with pytest.raises(InputError, match=f'attention={asked!r} cannot be: {why}'):
-        choose(on(platform, attention=asked, **changes), 512, 'attention_dropout' not in changes)
-    assert not changes or choose(on(platform, **changes), 512, False) == 'xla'

@@ -1,4 +1,4 @@
-"""The feature-based tagger: against torch's LSTM, padding, packing, the choices of features."""
+"""The feature-based tagger: against torch's LSTM, the choices of features, the frozen encoder."""
 
 import dataclasses
 import functools
@@ -38,21 +38,8 @@ class TwoLayers(nn.Module):
         return x
 
 
-@pytest.fixture(scope='module')
-def lstm():
-    """(features [4, 9, F], mask [4, 9], parameters of two layers: normal numbers)."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(len(LENGTHS), LENGTHS.max(), NUM_FEATURES)).astype(np.float32)
-    mask = (np.arange(LENGTHS.max()) < LENGTHS[:, None]).astype(np.int32)
-    shapes = jax.eval_shape(TwoLayers().init, jax.random.key(0), x, mask)['params']
-    return x, mask, random_like(shapes, 1, 0.5)
-
-
 def two_layers(params, x, sequence):
     return TwoLayers().apply({'params': params}, x, sequence)
-
-
-run_lstm = jit(two_layers)
 
 
 def torch_names(params):
@@ -69,11 +56,24 @@ def torch_names(params):
     return named
 
 
-def test_outputs_and_gradients_are_those_of_torch(lstm):
+@pytest.mark.parametrize('in_one_row', [False, True])
+def test_outputs_and_gradients_are_those_of_torch(in_one_row):
+    """Of four sequences: in a row each, with any numbers as padding, or packed into one row."""
     torch = pytest.importorskip('torch', reason='torch is not installed')
     from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-    x, mask, params = lstm
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(len(LENGTHS), LENGTHS.max(), NUM_FEATURES)).astype(np.float32)
+    real = np.arange(LENGTHS.max()) < LENGTHS[:, None]
+    weights_of_sum = rng.normal(size=(real.sum(), 2 * UNITS)).astype(np.float32)
+    if in_one_row:
+        ours_x = np.pad(x[real], ((0, 2), (0, 0)), constant_values=1)[None]
+        sequence = np.append(np.repeat(np.arange(len(LENGTHS)) + 1, LENGTHS), [0, 0])[None]
+    else:
+        ours_x, sequence = x, real.astype(np.int32)
+    params = random_like(jax.eval_shape(
+        TwoLayers().init, jax.random.key(0), ours_x, sequence)['params'], 1, 0.5)
+
     theirs = torch.nn.LSTM(NUM_FEATURES, UNITS, 2, batch_first=True, bidirectional=True)
     weights = {name: torch.tensor(value.copy()) for name, value in torch_names(params).items()}
     zeros = {
@@ -81,42 +81,23 @@ def test_outputs_and_gradients_are_those_of_torch(lstm):
         if name.startswith('bias_hh')
     }
     theirs.load_state_dict(weights | zeros)
-    x_torch = torch.tensor(np.array(x), requires_grad=True)
+    x_torch = torch.tensor(x, requires_grad=True)
     packed = pack_padded_sequence(
         x_torch, torch.tensor(LENGTHS), batch_first=True, enforce_sorted=False)
-    expected, _ = pad_packed_sequence(theirs(packed)[0], batch_first=True)
-    real = mask > 0
-    ours = np.asarray(run_lstm(params, x, mask))
-    np.testing.assert_allclose(ours[real], expected.detach().numpy()[real], atol=1e-6)
-
-    weights_of_sum = np.random.default_rng(0).normal(size=ours.shape) * real[..., None]
+    expected = pad_packed_sequence(theirs(packed)[0], batch_first=True)[0][torch.tensor(real)]
     (expected * torch.tensor(weights_of_sum)).sum().backward()
-    param_grads, x_grad = jit(jax.grad(
-        lambda p, x: (two_layers(p, x, mask) * weights_of_sum).sum(), argnums=(0, 1)))(params, x)
-    np.testing.assert_allclose(x_grad, x_torch.grad.numpy(), atol=1e-5)
-    for name, ours_grad in torch_names(param_grads).items():
+
+    def weighted_sum(params, x):
+        found = two_layers(params, x, sequence)[sequence > 0]
+        return (found * weights_of_sum).sum(), found
+
+    (_, found), (param_grads, x_grad) = jit(
+        jax.value_and_grad(weighted_sum, argnums=(0, 1), has_aux=True))(params, ours_x)
+    np.testing.assert_allclose(found, expected.detach(), atol=1e-6)
+    np.testing.assert_allclose(x_grad[sequence > 0], x_torch.grad[torch.tensor(real)], atol=1e-5)
+    for name, grad in torch_names(param_grads).items():
         np.testing.assert_allclose(
-            ours_grad, getattr(theirs, name).grad.numpy(), atol=2e-5, err_msg=name)
-
-
-def test_padding_changes_nothing_whatever_it_holds(lstm):
-    x, mask, params = lstm
-    together = run_lstm(params, x, mask)
-    dirty = np.pad(np.where(mask[..., None], x, np.float32(100)), ((0, 0), (0, 3), (0, 0)))
-    more = run_lstm(params, dirty, np.pad(mask, ((0, 0), (0, 3))))
-    for i, n in enumerate(LENGTHS):
-        np.testing.assert_allclose(more[i, :n], together[i, :n], atol=1e-6)
-    alone = run_lstm(params, x[3:, :4], mask[3:, :4])
-    np.testing.assert_allclose(alone[0], together[3, :4], atol=1e-6)
-
-
-def test_sequences_packed_into_a_row_do_not_see_each_other(lstm):
-    x, mask, params = lstm
-    sequence = np.concatenate([np.repeat(np.arange(len(LENGTHS)) + 1, LENGTHS), [0, 0]])
-    row = np.concatenate([x[mask > 0], np.ones((2, NUM_FEATURES))]).astype(np.float32)
-    packed = run_lstm(params, row[None], sequence[None])[0, :-2]
-    expected = run_lstm(params, x, mask)[mask > 0]
-    np.testing.assert_allclose(packed, expected, atol=1e-6)
+            grad, getattr(theirs, name).grad.numpy(), atol=2e-5, err_msg=name)
 
 
 def test_initial_values():
@@ -185,9 +166,6 @@ def logits(params, batch, rows=None, config=CONFIG):
     return model.apply({'params': params}, batch, rows)
 
 
-tagger = jit(logits, static_argnames='config')
-
-
 def test_the_encoder_is_frozen_and_all_else_learns(tagger_params, batch):
     def loss(params):
         x = logits(params, batch, drop.dropout_rows(0, 0, jnp.arange(8)))
@@ -203,15 +181,15 @@ def test_the_encoder_is_frozen_and_all_else_learns(tagger_params, batch):
 
 
 def test_dropout_is_drawn_around_the_lstm_but_not_in_the_encoder(tagger_params, batch):
+    tagger = jit(logits, static_argnames='config')
     rows = [drop.dropout_rows(seed, 0, jnp.arange(8)) for seed in (0, 0, 1)]
     plain = tagger(tagger_params, batch)
-    draws = [tagger(tagger_params, batch, r) for r in rows]
-    np.testing.assert_array_equal(draws[0], draws[1])
-    assert jnp.abs(draws[0] - draws[2]).max() > 1e-3 and jnp.abs(draws[0] - plain).max() > 1e-3
+    first, same, other = (tagger(tagger_params, batch, r) for r in rows)
+    np.testing.assert_array_equal(first, same)
+    assert jnp.abs(first - other).max() > 1e-3 and jnp.abs(first - plain).max() > 1e-3
     without = dataclasses.replace(CONFIG, classifier_dropout=0.0)
     assert without.hidden_dropout > 0
-    same = tagger(tagger_params, batch, rows[0], without)
-    np.testing.assert_allclose(same, plain, atol=1e-6)
+    np.testing.assert_allclose(tagger(tagger_params, batch, rows[0], without), plain, atol=1e-6)
 
 
 def test_rows_are_split_over_a_mesh(tagger_params, batch):

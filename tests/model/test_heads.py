@@ -101,13 +101,10 @@ def test_gathering_positions_is_exact_and_adds_up_gradients(dtype):
 @pytest.mark.parametrize('rows, slots, vocab, limit, chunks', [
     (2, 10, 100, 8000, 1),  # all of it is 2 x 10 x 100 x 4 bytes
     (2, 10, 100, 7999, 2),
-    (2, 10, 100, 3999, 5),  # 3 and 4 do not divide 10
-    (2, 10, 100, 1599, 10),
-    (2, 10, 100, 1, 10),  # never parts of a slot
+    (2, 10, 100, 3999, 5), (2, 10, 100, 1599, 10),  # 3 and 4 do not divide 10
+    (2, 10, 100, 1, 10), (1, 1, 100, 1, 1),  # never parts of a slot
     (2, 7, 100, 5599, 7),  # a prime number of slots
-    (1, 1, 100, 1, 1),
-    (256, 20, 30592, 1 << 30, 1),
-    (1024, 20, 30592, 1 << 30, 4),
+    (256, 20, 30592, 1 << 30, 1), (1024, 20, 30592, 1 << 30, 4),
 ])
 def test_logits_are_computed_in_the_fewest_parts_that_fit(rows, slots, vocab, limit, chunks):
     assert mlm_chunks(rows, slots, vocab, limit) == chunks

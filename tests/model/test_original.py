@@ -1,12 +1,12 @@
 """Model, loss, optimizer and train step against what google-research/bert itself computed."""
 
+import functools
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from bert_jax.data.examples import pretrain_spec
 from bert_jax.heads.base import cross_entropy
@@ -45,20 +45,6 @@ def small(shared_data):
     arrays['example_weights'] = np.ones(arrays['next_sentence_labels'].shape, np.float32)
     batches = [{name: x[i] for name, x in arrays.items()} for i in range(30)]
     return folder, Pretraining(config), params, batches
-
-
-def assert_same_tree(ours, theirs, atol):
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    leaves = jax.tree_util.tree_leaves_with_path(ours)
-    for (path, x), y in zip(leaves, jax.tree.leaves(theirs), strict=True):
-        assert x.shape == y.shape, path
-        np.testing.assert_allclose(x, y, rtol=0, atol=atol, err_msg=jax.tree_util.keystr(path))
-
-
-def test_the_reader_fills_every_parameter(small):
-    _, task, params, _ = small
-    shapes = nn.meta.unbox(jax.eval_shape(task.init, jax.random.key(0)))
-    assert jax.tree.map(np.shape, params) == jax.tree.map(lambda x: x.shape, shapes)
 
 
 def outputs(task, params, batch):
@@ -111,9 +97,7 @@ def test_thirty_training_steps_of_the_original(small):
         weight_decay=training['weight_decay'],
         b1=0.9, b2=0.999, eps=1e-6,
     )
-    step = fixed_step(
-        task, optimizer, schedule, mesh(), seed=0, clip_norm=training['clip_norm']
-    )
+    step = fixed_step(task, optimizer, schedule, mesh(), clip_norm=training['clip_norm'])
     params = jax.tree.map(jnp.array, params)
     state = TrainState(jnp.int32(0), params, optimizer.init(params))
     for i, (batch, theirs) in enumerate(zip(batches, training['steps'], strict=True)):
@@ -124,7 +108,8 @@ def test_thirty_training_steps_of_the_original(small):
         expected = [theirs[name] for name in ('loss', 'mlm', 'nsp', 'gn', 'lr')]
         np.testing.assert_allclose(ours, expected, rtol=1e-4, err_msg=f'step {i}')
     _, final = model_at(folder / 'final' / 'bert_model.ckpt')
-    assert_same_tree(jax.device_get(state.params), final, atol=1e-5)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5), state.params, final)
 
 
 @pytest.fixture(scope='module')
