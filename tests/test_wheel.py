@@ -41,9 +41,10 @@ def run(installed, *arguments):
 
 def test_a_config_by_name_trains_from_any_folder(installed):
     status, said = run(
-        installed, 'train', '--config=quickstart', '--config.task=synthetic',
-        '--config.train.steps=3', '--config.model.num_layers=1', '--config.data.vocab_size=100',
-        '--config.train.eval_batch_size=32', '--config.train.max_eval_examples=32')
+        installed, 'train', '--config=quickstart', '--config.task=synthetic', '--config.phases=()',
+        '--config.train.steps=3', '--config.train.batch_size=8', '--config.train.eval_batch_size=8',
+        '--config.train.max_eval_examples=8', '--config.model.num_layers=1',
+        '--config.data.vocab_size=100', '--config.data.max_seq_length=32')
     assert status == 0 and '"step": 3' in said, said[-2000:]
     assert (installed[0] / 'runs' / 'quickstart' / 'config.json').exists()
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.examples import pretrain_spec
+from bert_jax.data.records import RecordFiles
 from bert_jax.heads.base import cross_entropy
 from bert_jax.heads.pretraining import Pretraining, masked_lm_logits
 from bert_jax.model.encoder import Bert
@@ -23,15 +23,13 @@ from tests.train.toy import mesh
 pytestmark = pytest.mark.slow
 
 
-def model_at(prefix, **changes):
+def model_at(prefix):
     """(config, parameters) of a checkpoint of the original."""
-    pytest.importorskip('tensorflow', reason='TF1 checkpoints are read with it')
     weights = read_tf1(prefix)
     assert weights.head == 'pretraining' and weights.unused == ()
-    config = ModelConfig(**weights.model, **changes)
+    config = ModelConfig(**weights.model)
     return config, to_tree(
-        weights.params, padded_vocab_size=config.padded_vocab_size, scan_layers=False
-    )
+        weights.params, padded_vocab_size=config.padded_vocab_size, scan_layers=False)
 
 
 @pytest.fixture(scope='module')
@@ -113,24 +111,12 @@ def test_thirty_training_steps_of_the_original(small):
 
 
 @pytest.fixture(scope='module')
-def tiny(shared_data):
+def tiny(shared_data, tmp_path_factory):
     """(folder, task, parameters, the held-out rows) of the BERT-Tiny that the original trained."""
-    tf = pytest.importorskip('tensorflow', reason='it reads the records')
     folder = shared_data / 'tf1_reference' / 'tiny_wikipedia'
     config, params = model_at(folder / 'bert_model.ckpt')
-    spec = {'input_mask' if name == 'sequence_ids' else name: f
-            for name, f in pretrain_spec(128, 20).items() if name != 'example_weights'}
-    features = {
-        name: tf.io.FixedLenFeature(f.shape or (1,), tf.float32 if f.dtype == np.float32
-                                    else tf.int64)
-        for name, f in spec.items()
-    }
-    dataset = tf.data.TFRecordDataset(str(folder / 'eval.tfrecord')).batch(2048)
-    read = tf.io.parse_example(next(iter(dataset)), features)
-    rows = {name: x.numpy().astype(spec[name].dtype) for name, x in read.items()}
-    rows['sequence_ids'] = rows.pop('input_mask')
-    rows['next_sentence_labels'] = rows['next_sentence_labels'][:, 0]
-    rows['example_weights'] = np.ones(831, np.float32)
+    files = RecordFiles.open(str(folder / 'eval.tfrecord'), tmp_path_factory.mktemp('records'))
+    rows = files.read(np.arange(831)) | {'example_weights': np.ones(831, np.float32)}
     return folder, Pretraining(config), params, rows
 
 
