@@ -13,7 +13,7 @@ from bert_jax.heads.tokens import BertForTokenClassification
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.sharding import Layout
-from tests.tiny_models import jit
+from tests.tiny_models import jit, random_like
 
 pytestmark = pytest.mark.slow
 
@@ -119,8 +119,8 @@ def test_logits_are_not_rounded_to_bfloat16(module):
     batch = {'input_ids': ids, 'sequence_ids': jnp.ones_like(ids),
              'segment_ids': jnp.zeros_like(ids), 'cls_positions': jnp.zeros((40, 1), jnp.int32)}
     model = module(config, 2)
-    params = model.init(jax.random.key(1), batch)
-    logits = np.asarray(model.apply(params, batch)).reshape(-1, 2)[:40]
+    params = random_like(jax.eval_shape(model.init, jax.random.key(1), batch), 0, 0.2)
+    logits = np.asarray(jit(model.apply)(params, batch)).reshape(-1, 2)[:40]
     assert logits.dtype == np.float32
     rounded = logits.astype(jnp.bfloat16).astype(np.float32)
     assert len(np.unique(logits)) == 80 > len(np.unique(rounded))

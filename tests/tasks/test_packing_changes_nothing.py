@@ -144,7 +144,7 @@ def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
 
 
 @pytest.mark.parametrize('kind, parts', [
-    ('label', 1), ('tag', 1), ('pair', 1), ('pair', 2), ('pretraining', 1), ('pretraining', 2),
+    ('label', 1), ('tag', 1), ('pair', 2), ('pretraining', 2),
 ])
 def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind, parts):
     _, rows = batches(kind)
