@@ -45,6 +45,7 @@ from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary, peak_flops, processor
 from bert_jax.tasks.pretrain import PretrainTask, TextData
+from bert_jax.tools.preflight import grid, number
 from bert_jax.train.experiment import versions
 from bert_jax.train.program import build_program, numbers_of, open_mesh
 from bert_jax.train.sharding import local_rows, to_global
@@ -208,16 +209,13 @@ def step(o: argparse.Namespace) -> Result:
 
 def table(results: Sequence[Result]) -> str:
     """Benchmark, figure, median, spread and unit in columns."""
-    def number(value: float) -> str:
-        return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
-
-    lines = [f"{'benchmark':10}  {'figure':34} {'median':>10}  {'min - max':>23}  unit"]
+    rows = [['benchmark', 'figure', 'median', 'min - max', 'unit']]
     for result in results:
         for f in result['figures']:
             spread = f"{number(f['min'])} - {number(f['max'])}" if len(f['values']) > 1 else ''
-            lines.append(f"{result['benchmark']:10}  {f['name']:34} "
-                         f"{number(f['median']):>10}  {spread:>23}  {f['unit']}")
-    return '\n'.join([lines[0], '-' * max(map(len, lines)), *lines[1:]])
+            rows.append(
+                [result['benchmark'], f['name'], number(f['median']), spread, f['unit']])
+    return grid(rows)
 
 
 _NUMBERS = (  # flag, default, least, what

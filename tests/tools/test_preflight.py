@@ -24,6 +24,7 @@ SMALL = [
     '--config.model.hidden_size=32', '--config.model.num_heads=2', '--config.data.vocab_size=200',
     '--config.data.max_seq_length=16', '--config.data.max_predictions_per_seq=2',
     '--config.train.batch_size=16', '--config.train.eval_batch_size=8',
+    '--config.train.verify_every=1000',
     '--config.model.hidden_dropout=0', '--config.model.attention_dropout=0',  # compiles sooner
 ]
 
@@ -60,6 +61,7 @@ def test_a_record_says_all_that_scripts_rely_on(monkeypatch, tmp_path, capsys):
     assert phase['collective_bytes'] == pytest.approx(sizes['parameters'], rel=0.05)
     out = capsys.readouterr().out
     assert 'fits; ' in out and 'chip-hours' in out
+    assert record['verify_every'] == 1000 and 'every 1,000 steps takes 0.2 % more' in out
 
 
 @pytest.mark.parametrize('sizes, remedy', [
