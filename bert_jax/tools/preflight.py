@@ -175,31 +175,12 @@ def tables(record: Record) -> str:
     parts = [f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} "
              f"chips, mesh {mesh}\n{known}; {record['date']}", grid(rows)]
     for phase in phases:
-        if phase['cycles_per_sequence'] is not None:
-            messages = [
-                [c['kind'], c['largest'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}", c['scope']]
-                for c in phase['collectives']]
-            parts += [f"{phase['name']}, thousands of cycles a sequence\n" + _scopes(phase),
-                      f"{phase['name']}, messages a step and chip\n" + grid(
-                          [['what', 'largest array', 'count', 'MB', 'of'], *messages])]
+        for name in ('scopes', 'without_estimate', 'collectives'):
+            if entries := phase.get(name):
+                parts.append(f"{phase['name']}: {name}\n" + grid([list(entries[0]), *(
+                    [x if isinstance(x, str) else number(x) for x in entry.values()]
+                    for entry in entries)]))
     return '\n\n'.join([*parts, verdict(record)])
-
-
-def _scopes(phase: Record) -> str:
-    """A row for each part of the model, a column for each pass."""
-    table: dict[str, dict[str, float]] = collections.defaultdict(dict)
-    for entry in phase['scopes']:
-        table[entry['scope']][entry['pass']] = entry['cycles_per_sequence'] / 1e3
-    used = [name for name in ('forward', 'forward again', 'backward', 'update')
-            if any(name in row for row in table.values())]
-    rows = [['', *used, 'all', '%']]
-    for scope, row in sorted(table.items(), key=lambda item: -sum(item[1].values())):
-        total = sum(row.values())
-        rows.append([scope, *(f'{row.get(name, 0):,.1f}' for name in used), f'{total:,.1f}',
-                     f"{100e3 * total / phase['cycles_per_sequence']:.1f}"])
-    return '\n'.join([grid(rows), *(
-        f"without estimate: {kernel['of']}, {kernel['count']} times {kernel['cycles']:,} cycles by "
-        f"its {kernel['by']}" for kernel in phase['without_estimate'])])
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:

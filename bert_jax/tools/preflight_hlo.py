@@ -158,13 +158,10 @@ class CompiledText:
 
     def product_flops(self) -> int:
         """FLOPs of all matrix products, which TPUs run as convolutions."""
-        total = 0
-        for i in self.instructions:
-            if i.opcode in ('convolution', 'dot'):
-                left, right, out = self.operand(i, 0), self.operand(i, 1), i.arrays[0]
-                count = _dot_flops if i.opcode == 'dot' else _convolution_flops
-                total += i.times * count(i.attributes, left.shape, right.shape, out.shape)
-        return total
+        return sum(
+            i.times * _FLOPS[i.opcode](
+                i.attributes, self.operand(i, 0).shape, self.operand(i, 1).shape, i.arrays[0].shape)
+            for i in self.instructions if i.opcode in _FLOPS)
 
     def collectives(self) -> list[dict[str, Any]]:
         """Messages between chips: kind, scope, largest array, count a step and total bytes a chip.
@@ -202,32 +199,21 @@ class CompiledText:
         ]
 
 
+# Name, result, opcode, operands, attributes. Layouts have brackets too: f32[8,8]{1,0:T(8,128)}.
+_INSTRUCTION = re.compile(r'\s+(?:ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*?)\)(, .*|)$')
+
+
 def _parse(line: str, times: int, fused: str) -> Instruction | None:
-    match = re.match(r'\s+(?:ROOT )?%?([\w.-]+) = ', line)
+    # Comments number every fifth operand.
+    match = _INSTRUCTION.match(re.sub(r'/\*.*?\*/', '', line))
     if not match:
         return None
-    rest = re.sub(r'/\*.*?\*/', '', line[match.end():])  # comments number every fifth operand
-    end = _closing(rest) if rest.startswith('(') else rest.index(' ')
-    result, rest = rest[:end], rest[end:].lstrip()
-    opcode, _, rest = rest.partition('(')
-    end = _closing('(' + rest)
-    operands, attributes = rest[: end - 2], rest[end - 1 :]
+    name, result, opcode, operands, attributes = match.groups()
     origin = re.search(r'op_name="([^"]*)"', attributes)
     return Instruction(
-        match[1], opcode, _arrays(result),
+        name, opcode, _arrays(result),
         tuple(part.split(' ')[-1].lstrip('%') for part in operands.split(', ')), attributes,
-        origin[1] if origin else '', times, fused,
-    )
-
-
-def _closing(text: str) -> int:
-    """The index after the bracket that closes the first one."""
-    depth = 0
-    for place, letter in enumerate(text):
-        depth += (letter == '(') - (letter == ')')
-        if depth == 0:
-            return place + 1
-    return len(text)
+        origin[1] if origin else '', times, fused)
 
 
 @functools.lru_cache(1 << 14)
@@ -283,6 +269,9 @@ def _convolution_flops(attributes: str, left: Shape, right: Shape, out: Shape) -
             out[labels[3].index(str(d))], right[labels[2].index(str(d))],
             left[labels[1].index(str(d))], stride, low, dilate, kernel_dilate)
     return flops
+
+
+_FLOPS = {'dot': _dot_flops, 'convolution': _convolution_flops}
 
 
 @functools.lru_cache(1 << 12)
