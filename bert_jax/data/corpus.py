@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import importlib.util
 import itertools
 import json
 import logging
 import os
+import platform
 import re
 import urllib.error
 import urllib.request
@@ -21,7 +21,7 @@ from pathlib import PurePath
 from typing import Any
 
 from bert_jax.data import python_docs, wikidump
-from bert_jax.data.store import Document, Source, Unit, digests, object_digest
+from bert_jax.data.store import Document, Source, Unit, digests, name_of, object_digest
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, find, in_bucket, open_stream, read_blocks
 from bert_jax.runtime.process import loading_tensorflow
@@ -50,7 +50,10 @@ def open_source(spec: str, data_dir: str = '') -> Source:
     if rest and kind == 'tfds':
         return _Tfds(spec, rest, data_dir)
     if rest and kind == 'wikidump':
-        return _WikiDumps(spec, rest)
+        if not importlib.util.find_spec('mwparserfromhell'):
+            raise InputError(f"data source '{spec}' is read with mwparserfromhell, which is not "
+                             'installed: pip install mwparserfromhell')
+        kind = wikidump.FORMAT
     if rest and kind in FORMATS:
         return _Files(spec, rest, kind)
     return _Files(spec, spec, '')
@@ -80,18 +83,19 @@ def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
             return
 
 
-def _digest(identity: Any) -> str:
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-
-
 class _Files:
     """Files on a disk or in a bucket, one unit each."""
 
-    takes_all_cores = False
-    text_share = 1.0
-
     def __init__(self, spec: str, pattern: str, format_name: str):
+        """Finds the files.
+
+        Args:
+          spec: the user's name for them.
+          pattern: of their paths.
+          format_name: one of `FORMATS`, or '' to look at the name and content of each.
+        """
         self.spec, self._format = spec, format_name
+        self.takes_all_cores = format_name == wikidump.FORMAT
         self._found = find(pattern)
         if not self._found:
             if as_path(pattern).is_dir():
@@ -115,41 +119,38 @@ class _Files:
             contents = [object_digest(file) for file in self._found]
         else:
             contents = digests(paths)
-        return _digest([self._format, *zip(names, contents, strict=True)])
+        return name_of([self._format, *zip(names, contents, strict=True)])
 
     def outline(self) -> str:
         sizes = [file.size for file in self._found]
-        return f'{len(sizes)} files of {sum(sizes):,} bytes, {_digest([self._format, sizes])}'
+        return f'{len(sizes)} files of {sum(sizes):,} bytes, {name_of([self._format, sizes])}'
 
     def units(self) -> list[Unit]:
-        # Prose is compressed to a third.
+        # Prose is compressed to a third; of a dump's XML in English a quarter is text.
+        bytes_in = 4 if self._format == wikidump.FORMAT else 1
         return [
-            Unit(file.path, int(file.size * self.text_share)
+            Unit(file.path, file.size // bytes_in
                  * (3 if file.path.endswith(('.gz', '.bz2')) else 1))
             for file in self._found
         ]
 
     def read(self, unit: Unit) -> Iterator[Document]:
-        return _read_documents(unit.name, self._format)
-
-
-class _WikiDumps(_Files):
-    """MediaWiki dumps, one unit each."""
-
-    takes_all_cores = True
-    text_share = 0.25  # of the XML, in English
-
-    def __init__(self, spec: str, pattern: str):
-        if not importlib.util.find_spec('mwparserfromhell'):
-            raise InputError(
-                f"data source '{spec}' is read with mwparserfromhell, which is not installed: "
-                'pip install mwparserfromhell'
-            )
-        super().__init__(spec, pattern, wikidump.FORMAT)
-
-    def read(self, unit: Unit) -> Iterator[Document]:
-        for text in wikidump.read_articles(unit.name):
-            yield Document(text.encode('utf-8', 'ignore'), True)
+        path, format_name = unit.name, self._format
+        blocks = _line_blocks(path)  # which formats that are no lines of text do not ask for
+        if not format_name and path.endswith('.parquet'):
+            format_name = 'parquet'
+        elif not format_name:
+            first = next((block for block in blocks if block.strip()), b'')  # not blank lines
+            blocks = itertools.chain([first], blocks)
+            if path.removesuffix('.gz').removesuffix('.bz2').endswith(('.jsonl', '.json')):
+                format_name = 'jsonl'
+            elif first.lstrip().startswith(b'<doc '):
+                format_name = 'wikiextractor'
+            elif _TITLE.match(b'\n ' + first.lstrip()):
+                format_name = 'wikitext'
+            else:
+                format_name = 'text'
+        return FORMATS[format_name](path, blocks)
 
 
 class _PythonDocs:
@@ -165,7 +166,8 @@ class _PythonDocs:
     def fingerprint(self) -> str:
         # Names and sizes instead of the contents of thousands of files: another version of a
         # package differs in some name or size.
-        return python_docs.fingerprint(self._files)
+        return name_of([platform.python_version(), python_docs.VERSION,
+                        [(name, size) for name, _, size in self._files]])
 
     def outline(self) -> str:
         return f'{len(self._files):,} files of Python, {self.fingerprint()}'
@@ -204,7 +206,7 @@ class _Tfds:
         self._split = info.splits[split]
 
     def fingerprint(self) -> str:
-        return _digest(digests(self._split.filepaths))
+        return name_of(digests(self._split.filepaths))
 
     def outline(self) -> str:
         return f'{self._builder.info.full_name}, {self._split.num_bytes:,} bytes'
@@ -288,33 +290,6 @@ def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
     finally:
         logging.disable(logging.NOTSET)
     return builder
-
-
-def _read_documents(path: str, format_name: str) -> Iterator[Document]:
-    """Documents of one file, none of them empty.
-
-    Args:
-      path: the file; `.gz` and `.bz2` are decompressed on the way.
-      format_name: one of `FORMATS`, or '' to look at the name and content.
-
-    Raises:
-      InputError: empty, binary, not UTF-8, cut short, or not of the format.
-    """
-    if format_name == 'parquet' or not format_name and path.endswith('.parquet'):
-        return _parquet(path, iter(()))
-    blocks = _line_blocks(path)
-    if not format_name:
-        first = next((block for block in blocks if block.strip()), b'')  # blank lines do not matter
-        blocks = itertools.chain([first], blocks)
-        if path.removesuffix('.gz').removesuffix('.bz2').endswith(('.jsonl', '.json')):
-            format_name = 'jsonl'
-        elif first.lstrip().startswith(b'<doc '):
-            format_name = 'wikiextractor'
-        elif _TITLE.match(b'\n ' + first.lstrip()):
-            format_name = 'wikitext'
-        else:
-            format_name = 'text'
-    return FORMATS[format_name](path, blocks)
 
 
 def _normalise(text: bytes) -> bytes:
@@ -452,6 +427,13 @@ def _parquet(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
                 from None
 
 
+def _articles(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
+    """The articles of a MediaWiki dump; `blocks` are not read."""
+    for text in wikidump.read_articles(path):
+        yield Document(text.encode('utf-8', 'ignore'), True)
+
+
+# Documents, none of them empty, of a file (.gz and .bz2 are decompressed) and its blocks of lines.
 FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
     'text': _separated,  # a blank line between documents, paragraphs in lines
     'lines': functools.partial(_separated, split=False),  # likewise, one sentence a line
@@ -459,4 +441,5 @@ FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
     'wikitext': _wikitext,
     'jsonl': _json_lines,
     'parquet': _parquet,
+    wikidump.FORMAT: _articles,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import platform
 import re
@@ -23,6 +22,7 @@ from bert_jax.data.store import (
     disk_faults,
     in_threads,
     locked,
+    name_of,
     new_digest,
     read_manifest,
     store_fingerprint,
@@ -256,7 +256,7 @@ def share_vocabulary(
 
         settings = [*(source.fingerprint() for source in sources), vocab_size, lowercase,
                     _VOCABULARY_VERSION]
-        name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+        name = name_of(settings)
         for path in files.children(places.shared / 'vocabularies'):
             if path.name.startswith(f'{name}-') and path.suffix == '.txt':
                 lines = path.read_bytes().decode('utf-8', 'replace')

@@ -14,9 +14,7 @@ import hashlib
 import importlib.machinery
 import inspect
 import itertools
-import json
 import os
-import platform
 import re
 import sysconfig
 import warnings
@@ -39,7 +37,7 @@ _SKIPPED_FOLDERS = frozenset({
     'ensurepip', 'pydoc_data', '_api', '_tf_keras', '_vendor', 'vendored', 'generated',
 })
 _SKIPPED_FILES = re.compile(r'(test_.*|.*_test|.*_pb2|.*_pb2_grpc|gen_.*|.*_gen|.*_gen_.*)\.py')
-_VERSION = 1  # part of the fingerprint: raise it when the cleaning rules change
+VERSION = 1  # part of the fingerprint: raise it when the cleaning rules change
 
 
 def source_files() -> list[tuple[str, str, int]]:
@@ -61,12 +59,6 @@ def source_files() -> list[tuple[str, str, int]]:
                     relative = os.path.join(package, os.path.relpath(path, root))
                     files.append((relative, path, os.stat(path).st_size))
     return files
-
-
-def fingerprint(files: Sequence[tuple[str, str, int]]) -> str:
-    """Identity of the text: the Python version and every file's name and size."""
-    identity = [platform.python_version(), _VERSION, [(name, size) for name, _, size in files]]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
 def documents(files: Sequence[tuple[str, str, int]], num_processes: int) -> Iterator[str]:

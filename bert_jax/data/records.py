@@ -8,8 +8,6 @@ max_predictions_per_seq, n = examples read.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import mmap
 import os
 import struct
@@ -17,6 +15,7 @@ import struct
 import numpy as np
 import tensorflow as tf
 
+from bert_jax.data.store import name_of
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, find, local_copy, open_whole
 
@@ -61,14 +60,18 @@ class RecordFiles:
                 raise InputError(f"no file matches '{pattern}': name existing TFRecord files")
             found += matches
         paths = [str(local_copy(file.path)) for file in found]  # records are read in any order
-        contents = tuple(map(_mapped, paths))
+        contents = []
+        for path in paths:
+            if os.stat(path).st_size == 0:
+                raise InputError(f'{path} is empty: {_REMEDY}')
+            with open(path, 'rb') as file:
+                contents.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         identity = [
             [file.size, file.checksum
              or f'{os.path.realpath(file.path)} {os.stat(file.path).st_mtime_ns}']
             for file in found
         ]
-        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-        cached = as_path(cache_dir) / 'records' / f'{name}.npy'
+        cached = as_path(cache_dir) / 'records' / f'{name_of(identity)}.npy'
         if cached.exists():
             records = np.load(local_copy(cached))
         else:
@@ -81,7 +84,7 @@ class RecordFiles:
                 np.save(file, records)
         _, offset, length = records[0].tolist()
         first = _feature_lengths(paths[0], offset, contents[0][offset:offset + length])
-        return cls(tuple(paths), contents, records, first['input_ids'],
+        return cls(tuple(paths), tuple(contents), records, first['input_ids'],
                    first['masked_lm_positions'])
 
     def __len__(self) -> int:
@@ -139,13 +142,6 @@ def _features(seq_length: int, num_predictions: int) -> dict[str, tf.io.FixedLen
             [length], tf.float32 if name == 'masked_lm_weights' else tf.int64)
         for name, length in lengths.items()
     }
-
-
-def _mapped(path: str) -> mmap.mmap:
-    if os.stat(path).st_size == 0:
-        raise InputError(f'{path} is empty: {_REMEDY}')
-    with open(path, 'rb') as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _scan(path: str, content: mmap.mmap) -> list[tuple[int, int]]:

@@ -185,6 +185,11 @@ def object_digest(found: files.Found) -> str:
     return f'crc32c {found.checksum} of {found.size} bytes'
 
 
+def name_of(identity: Any) -> str:
+    """16 hexadecimal digits that change with what can be written as JSON."""
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
 class Document(NamedTuple):
     """A document's text."""
 
@@ -421,9 +426,8 @@ def num_cores() -> int:
 
 def store_fingerprint(source: Source, tokenizer: Any) -> str:
     """The name of a source's store: of its content, the vocabulary and the rules."""
-    identity = [
-        FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    return name_of(
+        [FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint])
 
 
 def build_store(

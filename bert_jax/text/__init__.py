@@ -13,7 +13,7 @@ import numpy as np
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
-from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_file
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 
 Tokenizer = WordPieceTokenizer | SentencePieceTokenizer
@@ -32,11 +32,12 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
         InputError: the file cannot be read or lacks a special token.
     """
     if os.fspath(path).endswith(".model"):
-        return SentencePieceTokenizer.from_file(path)
-    tokenizer = WordPieceTokenizer.from_file(path, lowercase, read_switches(path))
-    if len(tokenizer.vocab) <= len(SPECIAL_TOKENS):
+        model = read_file(path, "SentencePiece model", "data.vocab_file")
+        return SentencePieceTokenizer(model, str(path))
+    vocab = Vocab.from_file(path)
+    if len(vocab) <= len(SPECIAL_TOKENS):
         raise InputError(f"{path}: it holds only special tokens: name a whole vocabulary")
-    return tokenizer
+    return WordPieceTokenizer(vocab, lowercase, read_switches(path))
 
 
 def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 
 import sentencepiece
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab, read_file
+from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
 from bert_jax.text.wordpiece import ORIGINAL
 
 WORD_START = "\u2581"  # "lower one eighth block" stands for the space before a word
@@ -49,23 +48,12 @@ class SentencePieceTokenizer:
                     f"{source}: the piece {' or '.join(names)} is missing; {_TRAINING_HINT}")
             specials.append(found[0])
         self.vocab = Vocab.from_tokens(
-            pieces,
-            specials=specials,
-            is_continuation=[
-                not piece.startswith(WORD_START)
-                and not self._processor.IsControl(i)
-                and not self._processor.IsUnknown(i)
-                and piece not in specials
+            pieces, specials=specials, source=source, is_continuation=[
+                not (piece.startswith(WORD_START) or piece in specials
+                     or self._processor.IsControl(i) or self._processor.IsUnknown(i))
                 for i, piece in enumerate(pieces)
             ],
-            source=source,
         )
-
-    @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> SentencePieceTokenizer:
-        """Read a `.model` file; InputError if it cannot be read or does not serve BERT."""
-        model = read_file(path, "SentencePiece model", "data.vocab_file")
-        return cls(model, source=str(path))
 
     @functools.cached_property
     def fingerprint(self) -> str:

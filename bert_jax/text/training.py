@@ -36,15 +36,14 @@ _CHARACTER_COVERAGE = 0.9999
 _EXTRA_CHARACTERS = 12  # a twelfth of the vocabulary may go to rare characters
 _SURPLUS = 1.25  # pieces learned for each piece kept
 _PRUNING_ROUNDS = 4
+_UNUSED = 99  # slots, at most
 _FIRST_LETTERS = 0xF0000  # planes 15 and 16: private use
 _MAX_ADDED_CHARS = 100  # longer words are [UNK] in Hugging Face; in the original from 201 on
 _SHOWN = 5  # words in a note
 _SPACE_MARK = "\u2581"  # SentencePiece's own stand-in for a space
 
 
-def train_wordpiece(
-    texts: Iterable[str], vocab_size: int, lowercase: bool, num_unused: int = 99
-) -> list[str]:
+def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> list[str]:
     """Learn a BERT vocabulary.
 
     The tokens stand where Google's released vocabularies have them: [PAD] 0, [unused0] to
@@ -63,7 +62,6 @@ def train_wordpiece(
         texts: lines, paragraphs or documents.
         vocab_size: the number of tokens wanted.
         lowercase: true for an uncased vocabulary.
-        num_unused: the number of `[unused…]` slots.
 
     Returns:
         `vocab_size` tokens; fewer where the text holds no more distinct pieces.
@@ -71,7 +69,7 @@ def train_wordpiece(
     Raises:
         InputError: there is no text, or `vocab_size` is too small for any character.
     """
-    unused = [f"[unused{i}]" for i in range(min(num_unused, vocab_size // 20))]
+    unused = [f"[unused{i}]" for i in range(min(_UNUSED, vocab_size // 20))]
     tokens = [SPECIAL_TOKENS[0], *unused, *SPECIAL_TOKENS[1:]]
     if vocab_size < len(tokens) + 2:
         raise InputError(
@@ -85,7 +83,12 @@ def train_wordpiece(
     characters, rare_characters = _characters(counts, vocab_size - len(tokens))
     tokens += characters
     known = frozenset(characters)
-    words = _trainable_words(counts, known)
+    words = {
+        word: count for word, count in counts.items()
+        if 1 < len(word) <= wordpiece.MAX_CHARS_PER_WORD
+        and all(c in known and c != _SPACE_MARK and ord(c) < _FIRST_LETTERS for c in word)
+    }
+    words = {word: words[word] for word in _by_frequency(words)[:_MAX_TRAINED_WORDS]}
     room = vocab_size - len(tokens)
     pieces = _learn_pieces(words, int(room * _SURPLUS)) if room and words else []
     tokens += _prune(pieces, room, characters, words, lowercase)
@@ -146,17 +149,6 @@ def _characters(counts: Mapping[str, int], room: int) -> tuple[list[str], list[s
     covered, optional = forms(ranked[:num_frequent]), forms(others)
     extra = min(room // _EXTRA_CHARACTERS, max(0, room - len(covered)))
     return covered[:room] + optional[:extra], covered[room:] + optional[extra:]
-
-
-def _trainable_words(counts: Mapping[str, int], known: frozenset[str]) -> dict[str, int]:
-    """The words of two or more covered characters, most frequent first."""
-    words = {
-        word: count
-        for word, count in counts.items()
-        if 1 < len(word) <= wordpiece.MAX_CHARS_PER_WORD
-        and all(c in known and c != _SPACE_MARK and ord(c) < _FIRST_LETTERS for c in word)
-    }
-    return {word: words[word] for word in _by_frequency(words)[:_MAX_TRAINED_WORDS]}
 
 
 def _learn_pieces(words: Mapping[str, int], num_pieces: int) -> list[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import os
 import re
 import string
 import unicodedata
@@ -142,16 +141,16 @@ class WordPieceTokenizer:
     """
 
     def __init__(
-        self, vocab: Vocab, lowercase: bool = True, cache_size: int = 1 << 18,
-        switches: Switches = ORIGINAL,
+        self, vocab: Vocab, lowercase: bool = True, switches: Switches = ORIGINAL,
+        cache_size: int = 1 << 18,
     ):
         """Make a tokenizer.
 
         Args:
             vocab: a vocabulary with `##` marking continuations.
             lowercase: true for uncased vocabularies.
-            cache_size: how many distinct words `encode` remembers before it starts afresh.
             switches: where a tokenizer is not the original's.
+            cache_size: how many distinct words `encode` remembers before it starts afresh.
         """
         self.vocab = vocab
         self.lowercase = lowercase
@@ -161,14 +160,6 @@ class WordPieceTokenizer:
         self._max_piece = max(map(len, vocab.tokens))
         self._max_continuation = max(
             (len(t) - 2 for t in vocab.tokens if t.startswith(CONTINUATION)), default=0)
-
-    @classmethod
-    def from_file(
-        cls, vocab_file: str | os.PathLike[str], lowercase: bool = True,
-        switches: Switches = ORIGINAL,
-    ) -> WordPieceTokenizer:
-        """A tokenizer of a vocabulary file; InputError where `Vocab.from_file` raises it."""
-        return cls(Vocab.from_file(vocab_file), lowercase, switches=switches)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -314,8 +314,8 @@ def test_progress_line(tmp_path, monkeypatch, capsys):
 
 
 def test_wikipedia(tmp_path, shared_data):
-    tokenizer = WordPieceTokenizer.from_file(
-        str(shared_data / 'vocab' / 'bert-base-uncased-vocab.txt'), True)
+    tokenizer = WordPieceTokenizer(
+        Vocab.from_file(shared_data / 'vocab' / 'bert-base-uncased-vocab.txt'), True)
     source = open_source(str(shared_data / 'wikipedia_en_2015' / 'wiki-09.txt.gz'))
     store = build(source, tmp_path, tokenizer)
     assert store.manifest['num_tokens'] > 3_000_000

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.tokenize import FastTokenizer, safe_codepoints, split_sentences
 from bert_jax.runtime.errors import InputError
+from bert_jax.text import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -119,8 +120,8 @@ def test_cases(lowercase):
 @pytest.mark.parametrize(("name", "lowercase"), [
     ("uncased", True), ("cased", False), ("multilingual-cased", False)])
 def test_equals_the_reference_and_few_bytes_take_its_path(shared_data, name, lowercase):
-    tokenizer = WordPieceTokenizer.from_file(
-        shared_data / "vocab" / f"bert-base-{name}-vocab.txt", lowercase)
+    tokenizer = WordPieceTokenizer(
+        Vocab.from_file(shared_data / "vocab" / f"bert-base-{name}-vocab.txt"), lowercase)
     graph = _graph(tokenizer)
     # What `tests/text/test_wordpiece.py` compares with the original.
     with gzip.open(shared_data / "tokenizer_reference" / "tokens.jsonl.gz", "rt") as file:
@@ -182,7 +183,7 @@ def _train_sentencepiece(**options):
 def test_sentencepiece_equals_reference(tmp_path):
     path = tmp_path / "x.model"
     path.write_bytes(_train_sentencepiece(control_symbols=["[CLS]", "[SEP]", "[MASK]"]))
-    tokenizer = SentencePieceTokenizer.from_file(path)
+    tokenizer = load_tokenizer(path, False)
     assert tokenizer.vocab.pad_id == 0 and tokenizer.vocab.unk_id == 1
     specials = [tokenizer.vocab.index[t] for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
     assert not tokenizer.vocab.is_continuation[specials].any()

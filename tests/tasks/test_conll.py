@@ -249,8 +249,8 @@ def test_no_word_of_a_real_file_is_lost(shared_data, max_length, document_contex
     if document_context:
         texts = [sum((s.words for s in examples.sentences if s.document == number), [])
                  for number in dict.fromkeys(s.document for s in examples.sentences)]
-    tokenizer = WordPieceTokenizer.from_file(
-        shared_data / 'vocab/bert-base-cased-vocab.txt', lowercase=False)
+    tokenizer = WordPieceTokenizer(
+        Vocab.from_file(shared_data / 'vocab/bert-base-cased-vocab.txt'), lowercase=False)
     ids = [tokenizer.encode(word) for text in texts for word in text]
     pieces = np.array([i for word in ids for i in word], np.int32)
     counts = np.array([len(word) for word in ids])

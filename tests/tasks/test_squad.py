@@ -672,8 +672,8 @@ def test_an_answer_of_whole_words_comes_back_exactly(words, data, max_length, do
 def test_gold_spans_come_back_from_real_data(shared_data):
     """What is lost with the right spans: seven answers, over 30 tokens long or a part of a word."""
     path = str(shared_data / 'squad' / 'dev-v2.0.cs224n-6078.json.gz')
-    tokenizer = WordPieceTokenizer.from_file(
-        str(shared_data / 'vocab' / 'bert-base-uncased-vocab.txt'))
+    tokenizer = WordPieceTokenizer(
+        Vocab.from_file(shared_data / 'vocab' / 'bert-base-uncased-vocab.txt'))
     windows = make_windows(read(path, version='v2'), tokenizer)
     assert len(windows) == 6372
     cls = windows.sequences.offsets[:-1]

@@ -11,7 +11,7 @@ import pytest
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.text import load_tokenizer, read_switches, switches_of, write_switches
-from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, write_vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ def test_ids_are_those_of_transformers(number, lines, vocab_file):
         str(vocab_file), do_lower_case=lowercase, strip_accents=switches.strip_accents,
         tokenize_chinese_chars=switches.tokenize_chinese_chars,
         do_basic_tokenize=switches.do_basic_tokenize, never_split=list(switches.never_split))
-    ours = WordPieceTokenizer.from_file(vocab_file, lowercase, switches)
+    ours = WordPieceTokenizer(Vocab.from_file(vocab_file), lowercase, switches)
     assert len(lines) > 4000
     for line in lines[number % 10 :: 10]:
         assert ours.encode(line) == theirs.encode(line, add_special_tokens=False), line
@@ -87,7 +87,7 @@ def test_the_graph_gives_the_ids_of_the_reference(lowercase, switches, lines, vo
     pytest.importorskip('tensorflow_text')
     from bert_jax.data.tokenize import make_encode
 
-    tokenizer = WordPieceTokenizer.from_file(vocab_file, lowercase, switches)
+    tokenizer = WordPieceTokenizer(Vocab.from_file(vocab_file), lowercase, switches)
     lines = lines[::3]
     ids, counts = make_encode(tokenizer)(lines)
     wanted = [tokenizer.encode(line) for line in lines]
