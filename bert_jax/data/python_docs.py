@@ -2,8 +2,8 @@
 
 Docstrings of modules, classes and functions are found with `ast`, so nothing is imported or run,
 in the standard library and in a fixed list of packages (what this project installs; one that is
-missing is just absent). A document is one file's docstrings in order. The file runs on the standard
-library only, for processes that start quickly.
+missing is just absent). A document is one file's docstrings in order. The file imports little, for
+processes that start quickly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bert_jax.data.processes import process_pool
+from bert_jax.runtime.process import process_pool
 
 PACKAGES = (
     'jax', 'flax', 'optax', 'orbax', 'chex', 'numpy', 'scipy', 'ml_dtypes', 'opt_einsum',

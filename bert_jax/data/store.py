@@ -30,10 +30,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from bert_jax.data.processes import process_pool
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.process import loading_tensorflow
+from bert_jax.runtime.process import loading_tensorflow, process_pool
 
 _Item = TypeVar('_Item')
 _Result = TypeVar('_Result')
@@ -337,6 +336,12 @@ def array_files(manifest: dict[str, Any]) -> dict[str, tuple[str, dict[str, int]
     return result
 
 
+def file_sizes(manifest: dict[str, Any]) -> dict[str, int]:
+    """Bytes of each file of a store."""
+    return {name: size for _, pieces in array_files(manifest).values()
+            for name, size in pieces.items()}
+
+
 def map_arrays(folder: files.Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
     """The arrays of a store by name, each a read-only view of its files.
 
@@ -378,12 +383,10 @@ def read_manifest(path: files.Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         version = manifest['format_version']
-        if version == FORMAT_VERSION:
-            sizes: dict[str, int] = {}
-            for _, pieces in array_files(manifest).values():
-                sizes |= pieces
-            if sizes != {name: entry['bytes'] for name, entry in manifest['files'].items()}:
-                raise ValueError('its files are not those of its arrays')
+        entries = manifest['files'].items()
+        if version == FORMAT_VERSION and file_sizes(manifest) != {
+                name: entry['bytes'] for name, entry in entries}:
+            raise ValueError('its files are not those of its arrays')
     except FileNotFoundError:
         raise InputError(
             f'{path} is not a finished token store (no {MANIFEST}): build it again'
@@ -417,11 +420,6 @@ _BATCH_DOCUMENTS = 10_000
 _WRITTEN_AT_ONCE = 8 << 20  # elements
 _JOURNAL = 'journal.json'
 _JOURNAL_SECONDS = 10.0
-
-
-def num_cores() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
 
 
 def store_fingerprint(source: Source, tokenizer: Any) -> str:
@@ -469,11 +467,10 @@ def _build(
     """Builds everything into a folder, from where a former build ended."""
     units = source.units()
     num_bytes = sum(unit.num_bytes for unit in units)
-    if source.takes_all_cores:
-        num_processes = 1
-    num_processes = num_processes or max(1, min(
-        num_cores() // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(units)))
-    num_threads = -(-num_cores() // num_processes)
+    cores = len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
+    wanted = min(cores // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(units))
+    num_processes = 1 if source.takes_all_cores else num_processes or max(1, wanted)
+    num_threads = -(-cores // num_processes)
     growing = _Growing(path, tokenizer, total_bytes=num_bytes if progress else None)
     if num_processes > 1:
         _build_parts(growing, source, tokenizer, num_processes, num_threads)
@@ -554,19 +551,14 @@ class _Growing:
             self.state = fresh
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            for name, size in self._sizes().items():
+            for name, size in file_sizes(self.state).items():
                 (folder / name).write_bytes(bytes(size))
         self._started = time.monotonic() - self.state['seconds']
         self.save()
 
-    def _sizes(self) -> dict[str, int]:
-        """Bytes of each file, by the state."""
-        return {name: size for _, pieces in array_files(self.state).values()
-                for name, size in pieces.items()}
-
     def _cut(self) -> None:
         """Drops what is beyond the journal; ValueError or OSError if there is less than it says."""
-        sizes = self._sizes()
+        sizes = file_sizes(self.state)
         for name, size in sizes.items():
             if os.path.getsize(self.folder / name) < size:
                 raise ValueError(f'{name} is cut short')

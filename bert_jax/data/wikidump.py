@@ -22,9 +22,9 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 from xml.etree import ElementTree
 
-from bert_jax.data.processes import process_pool
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.process import process_pool
 
 # Part of the fingerprint: raise the number when the cleaning rules change.
 FORMAT = 'wikidump 1'

@@ -1,4 +1,4 @@
-"""The process: its error boundary, TensorFlow's import, known chips, the compilation cache."""
+"""Processes: error boundary, TensorFlow's import, chips, the compilation cache, a pool of more."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import errno
 import hashlib
 import io
 import logging
+import multiprocessing
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from bert_jax.runtime import files
@@ -386,3 +390,40 @@ def shrink(folder: Any, max_bytes: int) -> None:
         if surplus > 0 and path.is_file():
             path.unlink(missing_ok=True)
             surplus -= size
+
+
+@contextlib.contextmanager
+def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with the block, and with this process however it ends.
+
+    They load what their tasks need and nothing else. What a task is doing when the block is left is
+    given up. A process that dies raises `BrokenProcessPool` in whoever waits for a result.
+    """
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(
+        num_processes, multiprocessing.get_context('spawn'), initializer=_begin)
+    # A process would load the command that runs here.
+    command = sys.modules['__main__']
+    sys.modules['__main__'] = types.ModuleType('__main__')
+    try:
+        while len(started := set(multiprocessing.active_children()) - before) < num_processes:
+            pool.submit(os.getpid)  # starts a process where none is idle
+    finally:
+        sys.modules['__main__'] = command
+    try:
+        yield pool
+    finally:
+        for process in started:
+            process.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process through its parent
+    parent: Any = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from bert_jax.data.processes import process_pool
+from bert_jax.runtime.process import process_pool
 
 PARENT = """
 import os, sys, time
-from bert_jax.data.processes import process_pool
+from bert_jax.runtime.process import process_pool
 with process_pool(2) as pool:
     print(pool.submit(os.getpid).result(), flush=True)
     pool.submit(time.sleep, 1000)
@@ -57,7 +57,7 @@ def test_the_program_that_runs_is_not_loaded_again(tmp_path):
     """So a script needs no `if __name__ == '__main__'`, and a process starts quickly."""
     script = tmp_path / 'script.py'
     script.write_text('print("once")\nimport os\n'
-                      'from bert_jax.data.processes import process_pool\n'
+                      'from bert_jax.runtime.process import process_pool\n'
                       'with process_pool(1) as pool: pool.submit(os.getpid).result()\n')
     process = subprocess.run([sys.executable, script], capture_output=True, text=True,
                              env=os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)})
