@@ -64,8 +64,8 @@ class RecordFiles:
         for path in paths:
             if os.stat(path).st_size == 0:
                 raise InputError(f'{path} is empty: {_REMEDY}')
-            with open(path, 'rb') as file:
-                contents.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            with open(path, 'rb') as raw:
+                contents.append(mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ))
         identity = [
             [file.size, file.checksum
              or f'{os.path.realpath(file.path)} {os.stat(file.path).st_mtime_ns}']
