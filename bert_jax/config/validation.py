@@ -30,7 +30,7 @@ from bert_jax.config.fields import (
 from bert_jax.config.phases import PHASE_FIELDS, check_phases, parse_duration, parse_trace, phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import check_scheme
-from bert_jax.tasks.opening import check_task_name
+from bert_jax.tasks.opening import OPENERS
 from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 
@@ -105,7 +105,9 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
 
 
 def _check_task(config: ConfigDict) -> None:
-    check_task_name(config.task)
+    if config.task not in OPENERS:
+        raise InputError(
+            f'config.task={config.task!r} is unknown: {nearest(config.task, list(OPENERS))}')
     section = section_of(config.task)
     if config.phases and config.task not in PRETRAINING:
         raise InputError(

@@ -39,10 +39,8 @@ from bert_jax.tasks.table import (
     find_file,
     find_files,
     format_of,
-    label_ids,
     label_of,
     read_table,
-    row_ids,
     texts_of,
 )
 from bert_jax.tasks.texts import write_predictions
@@ -147,7 +145,7 @@ def read_choices(
     """
     num = 0 if len(choices) == 1 else len(choices)  # as many as the first row has
 
-    def parse(cells: list[Any]) -> tuple[str, list[str], str, Any]:
+    def parse(cells: list[Any]) -> tuple[str, list[str], str]:
         nonlocal num
         context, *endings = cells[: 1 + len(choices)]
         right, *others = cells[1 + len(choices) :]
@@ -159,19 +157,22 @@ def read_choices(
             raise Malformed(f'choices: {len(endings)}, where {max(num, 2)} are wanted')
         if beginning and others[0]:
             endings = [f'{others[0]} {ending}' for ending in endings]
-        return context, endings, label_of(right), None if id_column is None else others[-1]
+        return context, endings, label_of(right)
 
-    columns = [text, *choices, label, *([beginning] if beginning else []),
-               *([] if id_column is None else [id_column])]
-    rows = read_table(path, columns, parse, max_malformed=max_malformed, optional=[''],
-                      headerless=headerless)
-    contexts, endings, labels, ids = map(list, zip(*rows.values, strict=True))
+    rows = read_table(
+        path, [text, *choices, label, *([beginning] if beginning else [])], parse,
+        id_column=id_column, max_malformed=max_malformed, optional=[''], headerless=headerless)
+    contexts, endings, labels = map(list, zip(*rows.values, strict=True))
     # Columns may be called 1, 2, 3: then a number is a name, whatever numbers this file has.
     places = list(map(str, range(num)))
     by_name = set(choices) & set(places) or set(labels) <= set(choices)
-    return ChoiceExamples(
-        contexts, endings, label_ids(rows, labels, choices if by_name else places),
-        row_ids(rows, ids), path)
+    known = {name: i for i, name in enumerate(choices if by_name else places)}
+    for line, name in zip(rows.lines, labels, strict=True):
+        if name not in known:
+            raise InputError(f"{path}, line {line}: unknown label '{name}'; known are "
+                             f"{', '.join(known)}: mend it")
+    right = np.array([known[name] for name in labels], np.int32)
+    return ChoiceExamples(contexts, endings, right, rows.ids, path)
 
 
 def choice_units(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 from ml_collections import ConfigDict
 
-from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.tasks.boolq import open_boolq
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
@@ -36,14 +35,6 @@ OPENERS: Mapping[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     **{name: functools.partial(open_glue, name)
        for name in GLUE_TASKS if name != 'ax'},  # that has no training set
 }
-
-
-def check_task_name(task: str) -> None:
-    """Raises:
-      InputError: there is no such task.
-    """
-    if task not in OPENERS:
-        raise InputError(f'config.task={task!r} is unknown: {nearest(task, list(OPENERS))}')
 
 
 def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:

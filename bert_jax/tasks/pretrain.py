@@ -339,7 +339,7 @@ class PretrainTask:
             start=sum(phase['steps'] for phase in phases[:number]),
             end=sum(phase['steps'] for phase in phases[: number + 1]), batch_size=batch_size,
             batches=batches, evaluate=evaluate_phase,
-            flops_per_row=step_flops(objective, phase) / batch_size,
+            flops_per_row=step_flops(objective.config, phase) / batch_size,
             name=f'length {lengths[0]}, batch {batch_size}'
             + (f' in {num_rows} rows' if packed_rows else ''),
         )
@@ -411,17 +411,14 @@ def read_curve(named: str) -> list[dict[str, Any]]:
     return records
 
 
-def step_flops(objective: Pretraining, phase: Mapping[str, Any]) -> float:
-    """FLOPs of a training step of a phase, by the formula."""
+def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = '') -> float:
+    """FLOPs of a training step of a phase, by the formula, and of the optimizer where that is Muon:
+    those of others are not worth a mention."""
     lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
     pairs_a_row = packed_spec(*lengths)['cls_positions'].shape if phase['packed_rows'] else ()
-    return (phase['packed_rows'] or phase['batch_size']) * objective.flops(*lengths, *pairs_a_row)
-
-
-def whole_step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str) -> float:
-    """The same with those of the optimizer, where they are worth a mention: of Muon."""
-    of_muon = muon_flops(model) if optimizer == 'muon' else 0.0
-    return step_flops(Pretraining(model), phase) + of_muon
+    a_row = Pretraining(model).flops(*lengths, *pairs_a_row)
+    return (phase['packed_rows'] or phase['batch_size']) * a_row + (
+        muon_flops(model) if optimizer == 'muon' else 0.0)
 
 
 def run_flops(config: ConfigDict) -> float:
@@ -431,5 +428,5 @@ def run_flops(config: ConfigDict) -> float:
       config: completed, with `model.vocab_size` and steps in numbers.
     """
     model = ModelConfig(**model_fields(config, 0))
-    return sum(phase['steps'] * whole_step_flops(model, phase, config.optimizer.name)
+    return sum(phase['steps'] * step_flops(model, phase, config.optimizer.name)
                for phase in phases_of(config))

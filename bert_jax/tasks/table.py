@@ -20,8 +20,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, children, open_stream
 
@@ -51,14 +49,13 @@ class Rows(NamedTuple):
     """The usable rows of a file, and what was made of each.
 
     Attributes:
-      path: the file.
-      indices: the place of each among all rows from 0; header and blank lines do not count.
+      ids: from the column of ids; where there is none, the place among all rows from 0 (header
+        and blank lines do not count).
       lines: see `Row`.
       values: what was made of each.
     """
 
-    path: str
-    indices: list[int]
+    ids: list[str]
     lines: list[int]
     values: list[Any]
 
@@ -215,7 +212,8 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
 
 def read_table(
     path: str, columns: Sequence[str], parse: Callable[[list[Any]], Any], *,
-    max_malformed: float = 0.01, optional: Sequence[str] = (), headerless: Sequence[str] = (),
+    id_column: str | None = None, max_malformed: float = 0.01, optional: Sequence[str] = (),
+    headerless: Sequence[str] = (),
 ) -> Rows:
     """The results of `parse` for each row of a file.
 
@@ -223,28 +221,35 @@ def read_table(
       path, columns, optional, headerless: as of `read_rows`.
       parse: from cells to a value. It raises Malformed for a row to leave out, and InputError,
         which gets file and line put before it, for one that is wrong.
+      id_column: besides `columns`; None: there is none.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
 
     Raises:
-      InputError: as `read_rows` and `parse`; no row, or too many malformed ones.
+      InputError: as `read_rows` and `parse`; no row, too many malformed ones, or an id twice.
     """
-    rows = Rows(path, [], [], [])
-    faults = []
+    rows, faults = Rows([], [], []), list[str]()
+    ids = [] if id_column is None else [id_column]
     for index, row in enumerate(
-        read_rows(path, columns, optional=optional, headerless=headerless)
+        read_rows(path, [*columns, *ids], optional=optional, headerless=headerless)
     ):
         try:
             if row.fault:
                 raise Malformed(row.fault)
-            rows.values.append(parse(row.cells))
+            rows.values.append(parse(row.cells[: len(columns)]))
         except Malformed as error:
             faults.append(f'line {row.line}: {error}')
         except InputError as error:
             raise InputError(f'{path}, line {row.line}: {error}') from None
         else:
-            rows.indices.append(index)
+            (row_id,) = row.cells[len(columns) :] or [None]
+            rows.ids.append(str(index if row_id is None else row_id))
             rows.lines.append(row.line)
     check_malformed(path, len(rows.values), faults, max_malformed)
+    seen: dict[str, int] = {}
+    for line, name in zip(rows.lines, rows.ids, strict=True):
+        if seen.setdefault(name, line) != line:
+            raise InputError(f"{path}, line {line}: id '{name}' stands in line {seen[name]} "
+                             'already; remove one of them')
     return rows
 
 
@@ -308,35 +313,6 @@ def label_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return '' if value is None else str(value).strip()
-
-
-def label_ids(rows: Rows, labels: Sequence[str], known: Sequence[str]) -> np.ndarray:
-    """[n] int32: the places of the rows' labels among the known ones.
-
-    Raises:
-      InputError: a label is not among them.
-    """
-    ids = {label: i for i, label in enumerate(known)}
-    for line, label in zip(rows.lines, labels, strict=True):
-        if label not in ids:
-            raise InputError(f"{rows.path}, line {line}: unknown label '{label}'; known are "
-                             f"{', '.join(known)}: mend it")
-    return np.array([ids[label] for label in labels], np.int32)
-
-
-def row_ids(rows: Rows, ids: Sequence[Any]) -> list[str]:
-    """Ids as strings; where a row has None, its place among all rows of the file, from 0.
-
-    Raises:
-      InputError: an id occurs twice.
-    """
-    names = [str(i) if x is None else str(x) for i, x in zip(rows.indices, ids, strict=True)]
-    seen: dict[str, int] = {}
-    for line, name in zip(rows.lines, names, strict=True):
-        if seen.setdefault(name, line) != line:
-            raise InputError(f"{rows.path}, line {line}: id '{name}' stands in line {seen[name]} "
-                             'already; remove one of them')
-    return names
 
 
 def find_files(folder: str, stems: Sequence[str], endings: Sequence[str]) -> list[str]:

@@ -168,18 +168,17 @@ def read_texts(
     """
     n = len(texts)
 
-    def parse(cells: list[Any]) -> tuple[list[str], Any, Any]:
-        return (table.texts_of(cells[:n]), labels.parse(cells[n]) if labels else None,
-                cells[-1] if id_column else None)
+    def parse(cells: list[Any]) -> tuple[list[str], Any]:
+        return table.texts_of(cells[:n]), labels.parse(cells[n]) if labels else None
 
     rows = table.read_table(
-        path, [*texts, *([label] if labels else []), *([id_column] if id_column else [])], parse,
+        path, [*texts, label] if labels else texts, parse, id_column=id_column or None,
         optional=[] if needs_ids else [id_column], headerless=headerless if labels else (),
         max_malformed=max_malformed)
     return TextExamples(
-        texts=[[cells[i] for cells, _, _ in rows.values] for i in range(n)],
-        labels=labels.array([label for _, label, _ in rows.values]) if labels else None,
-        ids=table.row_ids(rows, [row_id for _, _, row_id in rows.values]), source=path)
+        texts=[[cells[i] for cells, _ in rows.values] for i in range(n)],
+        labels=labels.array([label for _, label in rows.values]) if labels else None,
+        ids=rows.ids, source=path)
 
 
 def text_task(

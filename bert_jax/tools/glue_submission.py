@@ -86,15 +86,14 @@ def read_predictions(file: str, path: str) -> list[str]:
     """
     labels = Names(TASKS[file].labels, only=True) if TASKS[file].labels else Numbers()
     rows = table.read_table(
-        path, ['index', 'prediction'], lambda cells: (cells[0], labels.parse(cells[1])),
+        path, ['prediction'], lambda cells: labels.parse(cells[0]), id_column='index',
         max_malformed=0)
-    ids, of_rows = zip(*rows.values, strict=True)
-    values = [name for (name,) in of_rows] if TASKS[file].labels else [
-        f'{min(5, max(0, score)):.3f}' for score in labels.array(of_rows)]
-    by_id = dict(zip(table.row_ids(rows, ids), values, strict=True))
-    if len(ids) != NUM_ROWS[file]:
+    values = [name for (name,) in rows.values] if TASKS[file].labels else [
+        f'{min(5, max(0, score)):.3f}' for score in labels.array(rows.values)]
+    by_id = dict(zip(rows.ids, values, strict=True))
+    if len(rows.ids) != NUM_ROWS[file]:
         raise InputError(
-            f'{path}: {len(ids)} rows, where the test set of {file} has {NUM_ROWS[file]}')
+            f'{path}: {len(rows.ids)} rows, where the test set of {file} has {NUM_ROWS[file]}')
     wanted = [str(i) for i in range(NUM_ROWS[file])]
     for i in wanted:
         if i not in by_id:

@@ -34,7 +34,6 @@ from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import PRETRAINING
 from bert_jax.config.phases import parse_duration
 from bert_jax.config.validation import validate
-from bert_jax.heads.pretraining import Pretraining
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.hosts import say
@@ -63,7 +62,7 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
         results[step_name] = programs.compile_step(step, *arguments)
         say(f'  done, {time.monotonic() - started:.0f} s')
     (compiled, memory), (_, evaluation) = results['train'], results['evaluation']
-    flops = step_flops(Pretraining(program.objective.config), phase) / phase['batch_size']
+    flops = step_flops(program.objective.config, phase) / phase['batch_size']
     params, moments = device_bytes(program.state.params), device_bytes(program.state.opt_state)
     needed = sum(memory), sum(evaluation) + moments  # evaluation keeps the optimizer's state
     rows_at_once = rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts)

@@ -25,7 +25,7 @@ from bert_jax.predict.commands import Model, attention
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
 from bert_jax.runtime.lease import holder
-from bert_jax.tasks.pretrain import whole_step_flops
+from bert_jax.tasks.pretrain import step_flops
 from bert_jax.text.vocab import CONTINUATION, MASK
 from bert_jax.train.gates import MEANINGS
 from bert_jax.train.report import count, duration, read_records
@@ -136,7 +136,7 @@ class RunRecords:
                 share = (record['train/tokens_per_second']
                          / record['train/sequences_per_second'] / length)
             if head == 'pretraining':
-                a_step = whole_step_flops(model, phase, self.fields.get('optimizer.name', ''))
+                a_step = step_flops(model, phase, self.fields.get('optimizer.name', ''))
             else:
                 trained = HEADS[head].of_model(model, 1, {'features': features})
                 a_step = rows * length * share * trained.token_flops(length)
