@@ -243,19 +243,22 @@ class Plan:
         for row in self.rows:
             parts = [] if row.pretraining in self.weights else [self.pretraining(row.pretraining)]
             for column in self.columns:
-                parts += self.finetunings(row, column)
+                parts += self.parts_of(row, column)
             for part in parts:
                 result.setdefault(part.sweep.path.name, part)
         return list(result.values())
 
-    def finetunings(self, row: Row, column: str) -> list[Part]:
-        """The fine-tuning of a row for a column by pre-training seed: one where its weights are
-        given or it has none; empty where the row has no such column, or it is of pre-training."""
-        task = COLUMNS[column].task
-        if not task or (row.only and column not in row.only):
+    def parts_of(self, row: Row, column: str) -> list[Part]:
+        """The parts that make a row's figure in a column; empty where it has none there. Of a
+        fine-tuning one for each pre-training seed; one where weights are given or it has none."""
+        task, given = COLUMNS[column].task, row.pretraining in self.weights
+        if row.only and column not in row.only:
             return []
-        one = row.scratch or row.pretraining in self.weights
-        return [self.finetuning(row, task, seed) for seed in range(1 if one else self.seeds)]
+        if task:
+            seeds = 1 if row.scratch or given else self.seeds
+            return [self.finetuning(row, task, seed) for seed in range(seeds)]
+        has_none = row.scratch or given or row.share != 1
+        return [] if has_none else [self.pretraining(row.pretraining)]
 
     def pretraining(self, name: str) -> Part:
         """The pre-training NAME of configs/ablations.py, or FILE.py:NAME."""
@@ -316,11 +319,7 @@ class Plan:
           its fine-tuning without pre-training) and `settings`.
         """
         what = COLUMNS[column]
-        if row.only and column not in row.only:
-            return None
-        parts = self.finetunings(row, column)
-        if not (what.task or row.scratch or row.share != 1 or row.pretraining in self.weights):
-            parts = [self.pretraining(row.pretraining)]
+        parts = self.parts_of(row, column)
         if not parts:
             return None
         cell: Cell = {'paper': row.figures.get(column), 'dev': row.dev.get(column),

@@ -251,7 +251,7 @@ def test_a_row_and_task_have_one_choice_of_settings_and_the_last_evaluation(tmp_
     }
 
     def cells():
-        for seed, part in enumerate(ours.finetunings(row, 'mrpc')):
+        for seed, part in enumerate(ours.parts_of(row, 'mrpc')):
             for member in part.sweep.members:
                 rate = dict(member.settings)['optimizer.learning_rate']
                 if found := scores.get((rate, seed)):
@@ -274,7 +274,7 @@ def test_a_row_and_task_have_one_choice_of_settings_and_the_last_evaluation(tmp_
 def test_restarts_of_one_model_are_no_seeds_of_pre_training(title, seeds, tmp_path):
     ours = plan('5', tmp_path, 'mrpc', restarts=3)
     (row,) = (row for row in ours.rows if row.title == title)
-    (part,) = ours.finetunings(row, 'mrpc')
+    (part,) = ours.parts_of(row, 'mrpc')
     for member in part.sweep.members:
         finish(part.sweep, member, eval_f1=0.8, eval_accuracy=0.7)
     assert ours.cell(row, 'mrpc')['seeds'] == seeds
