@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import threading
+import time
 from functools import partial
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -28,7 +29,8 @@ class BucketServer:
 
     Attributes:
       requests: 'METHOD path?query' of all that were answered.
-      faults: status by pattern, of requests that are refused.
+      faults: status by pattern, of requests that are refused: 403 or 503 (clients try again), 0
+        (the connection is cut) or -N (nothing for N seconds, then it is cut).
       lost: patterns of requests that are carried out and answered by 503, each once.
     """
 
@@ -98,6 +100,11 @@ class _Handler(RequestHandler):
         if length:
             self.rfile = io.BytesIO(body)
         request = f'{self.command} {unquote(self.path)}'
+        for pattern, status in list(self._buckets.faults.items()):
+            if status <= 0 and re.search(pattern, request):
+                time.sleep(-status)
+                self.close_connection = True
+                return
         with self._buckets.lock:
             self._buckets.requests.append(f'{self.command} {self.path}')
             lost = next((p for p in self._buckets.lost if re.search(p, request)), None)
@@ -115,7 +122,7 @@ class _Handler(RequestHandler):
     def _carry_out(self, request: str, body: bytes) -> None:
         """By the emulator, but for what it lacks or does otherwise than Cloud Storage."""
         for pattern, status in list(self._buckets.faults.items()):
-            if re.search(pattern, request):
+            if status > 0 and re.search(pattern, request):
                 return self._refuse(status, 'refused by a test')
         url = urlparse(self.path)
         self._generation = 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import os
 import re
 import string
 import unicodedata
@@ -160,6 +161,13 @@ class WordPieceTokenizer:
         self._max_piece = max(map(len, vocab.tokens))
         self._max_continuation = max(
             (len(t) - 2 for t in vocab.tokens if t.startswith(CONTINUATION)), default=0)
+
+    @classmethod
+    def from_file(
+        cls, vocab_file: str | os.PathLike[str], lowercase: bool = True,
+    ) -> WordPieceTokenizer:
+        """A tokenizer of a vocabulary file; InputError where `Vocab.from_file` raises it."""
+        return cls(Vocab.from_file(vocab_file), lowercase)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -20,7 +20,9 @@ TINY = Vocab.from_tokens([*SPECIAL_TOKENS, "un", "##aff", "##able", "aff", "a", 
     ("multilingual-cased", "multilingual_cased", False),
 ])
 def test_equals_the_original(shared_data, name, field, lowercase):
-    tokenizer = load_tokenizer(shared_data / "vocab" / f"bert-base-{name}-vocab.txt", lowercase)
+    vocab_file = shared_data / "vocab" / f"bert-base-{name}-vocab.txt"
+    tokenizer = WordPieceTokenizer.from_file(vocab_file, lowercase=lowercase)
+    assert tokenizer.fingerprint == load_tokenizer(vocab_file, lowercase).fingerprint
     with gzip.open(shared_data / "tokenizer_reference" / "tokens.jsonl.gz", "rt") as file:
         examples = [json.loads(line) for line in file]
     assert len(examples) == 1588
