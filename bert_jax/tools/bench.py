@@ -45,7 +45,7 @@ from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary, peak_flops, processor
 from bert_jax.tasks.pretrain import PretrainTask, TextData
-from bert_jax.tools.preflight import grid, number
+from bert_jax.tools.preflight import grid
 from bert_jax.train.experiment import versions
 from bert_jax.train.program import build_program, numbers_of, open_mesh
 from bert_jax.train.sharding import local_rows, to_global
@@ -205,6 +205,11 @@ def step(o: argparse.Namespace) -> Result:
         'tokens_per_step': tokens_per_step,
         'losses': [float(metrics['loss']) for metrics in last],
     }}
+
+
+def number(value: float) -> str:
+    return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
+
 
 
 def table(results: Sequence[Result]) -> str:

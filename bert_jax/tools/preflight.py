@@ -44,7 +44,6 @@ from bert_jax.text.training import add_words
 from bert_jax.tools import preflight_hlo as hlo
 from bert_jax.train import program as programs
 from bert_jax.train.program import Program, device_bytes
-from bert_jax.train.run_directory import flat_fields
 from bert_jax.weights import load_weights
 
 Record = dict[str, Any]
@@ -157,8 +156,43 @@ def kernel_cycles(
     return moved, 'bytes', 0
 
 
-def number(value: float) -> str:
-    return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
+def _gb(size: float) -> str:
+    return f'{size / 1e9:.2f}'
+
+
+def _summary(p: Record) -> dict[str, str]:
+    """A phase's column of the first table, by the title of the row."""
+    sizes = p['bytes']
+    result = {
+        'steps': f"{p['steps']:,}",
+        'batch x length': f"{p['batch_size']:,} x {p['max_seq_length']}",
+        'rows a chip, in parts': f"{p['rows_per_chip']:g}, {p['accumulation_steps']}",
+        'GB a chip: parameters': _gb(sizes['parameters']),
+        '  optimizer': _gb(sizes['optimizer']),
+        '  batch': _gb(sizes['batch']),
+        '  temporaries': _gb(sizes['temporaries']),
+        '  results and code': _gb(sizes['results'] + sizes['code']),
+        '  all': _gb(p['bytes_per_chip']),
+        '  in evaluation': _gb(p['evaluation_bytes_per_chip']),
+        '  there are': _gb(p['bytes_limit']),
+        'fits': 'yes' if p['fits'] else 'NO',
+        'rows at once, and at most about': f"{p['rows_at_once']:g}, {p['largest_rows_at_once']}",
+    }
+    if p['cycles_per_sequence'] is None:
+        return result
+    return result | {
+        'FLOPs compiled / formula': f"{p['flops_ratio']:.3f}",
+        'kcycles a sequence': f"{p['cycles_per_sequence'] / 1e3:,.0f}",
+        '  at the peak': f"{p['floor_cycles_per_sequence'] / 1e3:,.0f}",
+        '  without estimate': str(sum(k['count'] for k in p['without_estimate'])),
+        'MB of messages a step': f"{p['collective_bytes'] / 1e6:,.0f}",
+        'ms a step: compute': f"{1e3 * p['seconds']['compute']:,.1f}",
+        '  messages': f"{1e3 * p['seconds']['collectives']:,.1f}",
+        'sequences/s': f"{p['sequences_per_second']:,.0f}",
+        'MFU': f"{100 * p['mfu']:.1f} %",
+        'hours': f"{p['hours']:,.1f}",
+        'chip-hours': f"{p['chip_hours']:,.0f}",
+    }
 
 
 def tables(record: Record) -> str:
@@ -166,20 +200,38 @@ def tables(record: Record) -> str:
     phases = record['phases']
     mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
     known = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
-    columns = [{name: number(value) for name, value in flat_fields(phase).items()
-                if isinstance(value, (int, float))} for phase in phases]
+    columns = [_summary(phase) for phase in phases]
     rows = [['', *(phase['name'].split(' (')[0] for phase in phases)]]
-    rows += [[name, *(column.get(name, '-') for column in columns)]
-             for name in max(columns, key=len)]
+    rows += [[title, *(column.get(title, '-') for column in columns)]
+             for title in max(columns, key=len)]
     parts = [f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} "
              f"chips, mesh {mesh}\n{known}; {record['date']}", grid(rows)]
     for phase in phases:
-        for name in ('scopes', 'without_estimate', 'collectives'):
-            if entries := phase.get(name):
-                parts.append(f"{phase['name']}: {name}\n" + grid([list(entries[0]), *(
-                    [x if isinstance(x, str) else number(x) for x in entry.values()]
-                    for entry in entries)]))
+        if phase['cycles_per_sequence'] is not None:
+            messages = [
+                [c['kind'], c['largest'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}", c['scope']]
+                for c in phase['collectives']]
+            parts += [f"{phase['name']}, thousands of cycles a sequence\n" + _scopes(phase),
+                      f"{phase['name']}, messages a step and chip\n" + grid(
+                          [['what', 'largest array', 'count', 'MB', 'of'], *messages])]
     return '\n\n'.join([*parts, verdict(record)])
+
+
+def _scopes(phase: Record) -> str:
+    """A row for each part of the model, a column for each pass."""
+    table: dict[str, dict[str, float]] = collections.defaultdict(dict)
+    for entry in phase['scopes']:
+        table[entry['scope']][entry['pass']] = entry['cycles_per_sequence'] / 1e3
+    used = [name for name in ('forward', 'forward again', 'backward', 'update')
+            if any(name in row for row in table.values())]
+    rows = [['', *used, 'all', '%']]
+    for scope, row in sorted(table.items(), key=lambda item: -sum(item[1].values())):
+        total = sum(row.values())
+        rows.append([scope, *(f'{row.get(name, 0):,.1f}' for name in used), f'{total:,.1f}',
+                     f"{100e3 * total / phase['cycles_per_sequence']:.1f}"])
+    return '\n'.join([grid(rows), *(
+        f"without estimate: {kernel['of']}, {kernel['count']} times {kernel['cycles']:,} cycles by "
+        f"its {kernel['by']}" for kernel in phase['without_estimate'])])
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:
@@ -198,8 +250,8 @@ def verdict(record: Record) -> str:
     for phase in record['phases']:
         if not phase['fits']:
             needed = max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'])
-            lines.append(f"{phase['name']} does not fit: it takes {needed / 1e9:.2f} GB of a "
-                         f"chip's {phase['bytes_limit'] / 1e9:.2f}; {_remedy(phase)}")
+            lines.append(f"{phase['name']} does not fit: it takes {_gb(needed)} GB of a chip's "
+                         f"{_gb(phase['bytes_limit'])}; {_remedy(phase)}")
     if every := record['verify_every']:  # two gradients each time
         lines.append(f'comparing the chips every {every:,} steps takes {200 / every:.1f} % more')
     return '\n'.join(lines)
