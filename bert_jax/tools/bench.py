@@ -211,7 +211,6 @@ def number(value: float) -> str:
     return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
 
 
-
 def table(results: Sequence[Result]) -> str:
     """Benchmark, figure, median, spread and unit in columns."""
     rows = [['benchmark', 'figure', 'median', 'min - max', 'unit']]
