@@ -258,8 +258,8 @@ class Checkpoints:
     one is renamed to `STEP.unreadable`. If none can be read, nothing is renamed: the cause may lie
     elsewhere. Any other error is raised.
 
-    Checkpoints are finite, and all but the newest were trained a step further. So a run that keeps
-    one checkpoint has two while it trains.
+    A checkpoint holds no NaN or Inf, and the one before the newest is kept until the newest has
+    trained a step further. So a run that keeps one checkpoint has two while it trains.
     """
 
     def __init__(self, directory: Any, keep: int | None):
@@ -270,7 +270,7 @@ class Checkpoints:
             self._directory, item_handlers=ocp.StandardCheckpointHandler(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=None if keep is None else max(keep, 2),
-                cleanup_tmp_directories=True,  # of saves that were cut off; the run has its claim
+                cleanup_tmp_directories=True,  # of killed saves; no other process writes here
             ),
         )
 

@@ -329,6 +329,7 @@ def make_optimizer(
         build = getattr(optax, name)
         decays = 'weight_decay' in inspect.signature(build).parameters
         own = {'weight_decay': 0.0} if decays else {}
+        # Optax's updates are negative; decay is added and the rate applied below, which negates.
         parts = [build(learning_rate=1.0, **own, **(arguments or {})), optax.scale(-1.0)]
     parts.append(optax.add_decayed_weights(weight_decay, lambda params: (
         jax.tree_util.tree_map_with_path(
