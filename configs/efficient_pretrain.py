@@ -21,8 +21,9 @@ there, which is trained with Muon, but the paper's Adam and dropout, at the rate
 | `all` | all of these but `no_nsp` |
 | `muon+rate` | these two; so with any |
 
-What packing saves depends on the text: set `packed_rows` of a phase (README). Published figures are
-hints for models and budgets of their own; which ingredients hold here, the table has to show.
+What packing saves depends on the text: set `packed_rows` of a phase (docs/sources.md). Published
+figures are hints for models and budgets of their own; which ingredients hold here, the table has to
+show.
 """
 
 from bert_jax.config import default_config

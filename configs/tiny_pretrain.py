@@ -1,4 +1,4 @@
-"""The quickstart: BERT-Tiny on the documentation that comes with every Python.
+"""BERT-Tiny in one phase, on the documentation that comes with every Python: for trying things out.
 
     python -m bert_jax.main --config=configs/tiny_pretrain.py
 

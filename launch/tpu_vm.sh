@@ -2,7 +2,7 @@
 # Cloud TPU slices with gcloud, from the machine where you sit.
 #
 #     launch/tpu_vm.sh create   NAME --type=v5litepod-256 [--spot] [--slices=N]
-#     launch/tpu_vm.sh install  NAME                 this folder's files and .venv, on every host
+#     launch/tpu_vm.sh install  NAME                 the last commit's files and .venv, on every host
 #     launch/tpu_vm.sh run      NAME -- FLAG...      python -m bert_jax.main FLAG... on every host;
 #                                                    what runs there is stopped first, and saves
 #     launch/tpu_vm.sh follow   NAME                 the first host's log, until the run ends

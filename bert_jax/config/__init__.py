@@ -2,7 +2,7 @@
 
 A config file under `configs/` changes fields of `default_config()` and returns it; the command line
 changes single fields (`--config.train.steps=1000`). `validation.validate` runs before anything is
-built. Below `experiment.py` no function takes this object: they take keyword arguments.
+built. Below `tasks/` no function takes this object: they take keyword arguments.
 
 Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.verify_every`,
 `train.log_every`, `optimizer.warmup`, a phase's `steps`) are a number of steps, or a string with

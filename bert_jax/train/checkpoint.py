@@ -253,10 +253,10 @@ def _check_same(saved: Shapes, wanted: Shapes, where: Any) -> None:
 class Checkpoints:
     """The checkpoints of a run, `DIRECTORY/STEP/`.
 
-    Orbax writes beside and renames, so a killed process leaves whole checkpoints only. If the
-    newest is damaged all the same (a bad disk), the one before it is restored, and then the damaged
-    one is renamed to `STEP.unreadable`. If none can be read, nothing is renamed: the cause may lie
-    elsewhere. Any other error is raised.
+    Orbax writes beside and renames, or in a bucket writes `commit_success.txt` last, so of a killed
+    save nothing counts, and the next start deletes it. If the newest is damaged all the same (a bad
+    disk), the one before it is restored, and then the damaged one is renamed to `STEP.unreadable`.
+    If none can be read, nothing is renamed: the cause may lie elsewhere. Any other error is raised.
 
     A checkpoint holds no NaN or Inf, and the one before the newest is kept until the newest has
     trained a step further. So a run that keeps one checkpoint has two while it trains.
