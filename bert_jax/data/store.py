@@ -383,9 +383,8 @@ def read_manifest(path: files.Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         version = manifest['format_version']
-        entries = manifest['files'].items()
         if version == FORMAT_VERSION and file_sizes(manifest) != {
-                name: entry['bytes'] for name, entry in entries}:
+                name: entry['bytes'] for name, entry in manifest['files'].items()}:
             raise ValueError('its files are not those of its arrays')
     except FileNotFoundError:
         raise InputError(
