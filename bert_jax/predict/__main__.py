@@ -105,8 +105,11 @@ class Texts:
             arguments together, a line with TABs, or columns, of which one may hold lists.
 
         Raises:
-          InputError: there are no texts, or arguments or columns are no pairs.
+          InputError: there are no texts, or arguments or columns are no pairs, or are pairs where
+            single texts are read.
         """
+        if form == 'text' and len(self._columns) > 1:
+            raise InputError('single texts are wanted: leave out --text-pair')
         if form in ('pair', 'question') and len(self._columns) == 1:
             raise InputError('two texts are wanted: name the second column with --text-pair')
         for number, cells in enumerate(self._cells(form), 1):

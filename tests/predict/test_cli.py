@@ -201,6 +201,17 @@ def test_columns_by_name(run, tmp_path):
     assert status == 2 and 'has no column' in err
 
 
+@pytest.mark.parametrize(('command', 'model'), [
+    ('fill-mask', 'pretraining'), ('score', 'pretraining'), ('tag', 'token_classification')])
+def test_a_second_column_where_single_texts_are_read(run, tmp_path, command, model):
+    file = tmp_path / 'texts.csv'
+    file.write_text('one,two\na [MASK],b\n')
+    status, lines, err = run(
+        command, '--input', file, '--text=one', '--text-pair=two', model=model)
+    assert (status, lines) == (2, []) and err.startswith('error: ') and err.count('\n') == 1
+    assert 'leave out --text-pair' in err
+
+
 def test_columns_of_choices(run, tmp_path):
     _, (expected,), _ = run('classify', 'a b', 'c', 'd', 'e f', model='multiple_choice')
     csv_file, lines = tmp_path / 'own.csv', tmp_path / 'own.jsonl'
