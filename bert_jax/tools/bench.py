@@ -208,6 +208,7 @@ def step(o: argparse.Namespace) -> Result:
 
 
 def number(value: float) -> str:
+    """Four digits, or thousands with commas."""
     return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
 
 
