@@ -17,7 +17,7 @@ def benchmarks(monkeypatch):
     """Their folder, as if one of them had been started."""
     monkeypatch.syspath_prepend(str(ROOT / 'benchmarks'))
     yield
-    for name in ('peer', 'huggingface_pretrain', 'gpu_page'):
+    for name in ('peer', 'huggingface_pretrain', 'gpu_page', 'cycles'):
         sys.modules.pop(name, None)
 
 
@@ -77,3 +77,13 @@ def test_the_road_from_a_csv_to_predictions_is_counted():
     counts = re.search(r'predict: (\d+) files, (\d+) functions, (\d+) classes', process.stdout)
     files, functions, classes = map(int, counts.groups())
     assert files > 20 and functions > files > classes
+
+
+def test_a_step_with_more_cycles_than_stored_is_found():
+    import cycles
+
+    (program, *_) = json.loads(cycles.STORED.read_text())['programs']
+    before = program['cycles']
+    assert cycles.compare(program, [1.019 * x for x in before])[1]
+    lines, is_good = cycles.compare(program, [*before[:-1], 1.03 * before[-1]])
+    assert not is_good and '(+3.0 %)' in lines[-1] and '(+0.0 %)' in lines[0]
