@@ -14,12 +14,12 @@ import jax
 import pytest
 from flax import linen as nn
 
-from bert_jax.config import complete, default_config, fields, get_field, model_sizes
+from bert_jax.config import complete, default_config, fields, model_sizes
 from bert_jax.config.bert_config import Range
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import FIELDS, SECTIONS
 from bert_jax.config.phases import parse_duration, parse_trace, phases
-from bert_jax.config.validation import validate
+from bert_jax.config.validation import check_vocabulary, validate
 from bert_jax.data.masking import MASKINGS
 from bert_jax.data.pairs import WINDOWS
 from bert_jax.heads.pretraining import Pretraining
@@ -30,6 +30,7 @@ from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.preflight import without_data
 from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments
+from bert_jax.train.run_directory import flat_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 # Arguments that a config file takes, after a colon, besides none.
@@ -63,14 +64,6 @@ def changed(values, name=None):
     return config
 
 
-def flat(tree, prefix=''):
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from flat(value, f'{prefix}{key}.')
-        else:
-            yield f'{prefix}{key} = {value!r}'
-
-
 @pytest.mark.parametrize('name', NAMES)
 def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
     config = load(name)
@@ -84,10 +77,14 @@ def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
     config = complete(config)
     validate(config, num_devices=8)
     parts = phases(config, num_examples=100_000)
-    lines = sorted(set(flat(experiment.resolve(config, parts, config.data.vocab_size)))
-                   - set(default_lines()))
+    lines = sorted(set(lines_of(config, parts)) - set(default_lines()))
     lines += [repr(segment) for segment in schedule_segments(config, parts)]
     check_golden(f"{name.replace(':', '_')}.txt", lines)
+
+
+def lines_of(config, parts):
+    resolved = flat_fields(experiment.resolve(config, parts, config.data.vocab_size))
+    return sorted(f'{name} = {value!r}' for name, value in resolved.items())
 
 
 def check_golden(file, lines):
@@ -103,8 +100,7 @@ def default_lines():
     config = complete(default_config())
     config.unlock()
     config.train.steps = 1
-    resolved = experiment.resolve(config, [], config.data.vocab_size)
-    return sorted(flat(resolved))
+    return lines_of(config, [])
 
 
 def test_defaults_are_golden():
@@ -125,19 +121,19 @@ def test_defaults_are_golden():
 ])
 @pytest.mark.parametrize('scale', ['', ',tiny'])
 def test_an_ablation_is_base_but_for_one_thing(name, expected, scale):
-    config, base = load(f'ablations:{name}{scale}'), load(f'ablations:base{scale}')
-    different = {path: get_field(config, path) for path in fields(config)
-                 if get_field(config, path) != get_field(base, path)}
+    config = load(f'ablations:{name}{scale}')
+    base = fields(load(f'ablations:base{scale}'))
+    different = {path: x for path, x in fields(config).items() if x != base[path]}
     if scale and 'model.hidden_size' in expected:  # the first weights are for the width
         width = expected['model.hidden_size']
         expected = expected | {
             'model.initializer_range': pytest.approx(0.02 * (768 / width) ** 0.5, rel=0.03)}
     assert different == expected
     validate(config)
-    paper = load('base_pretrain')
-    if name == 'base' and not scale:  # but for when it evaluates and saves
-        assert {path for path in fields(base) if get_field(base, path) != get_field(paper, path)
-                } == {'train.eval_every', 'train.save_every', 'train.keep_checkpoints'}
+    if name == 'base' and not scale:  # the paper's, but for when it evaluates and saves
+        paper = fields(load('base_pretrain'))
+        assert {path for path in base if base[path] != paper[path]} == {
+            'train.eval_every', 'train.save_every', 'train.keep_checkpoints'}
 
 
 @pytest.mark.parametrize('scale', ['', ',tiny'])
@@ -157,16 +153,6 @@ def test_an_efficient_recipe_has_half_the_flops(scale):
     assert flops('efficient_pretrain:none/1') == whole
 
 
-@pytest.mark.parametrize('name, message', [
-    ('efficient_pretrain:faster', 'faster is unknown: choose paper, none, all, masking'),
-    ('ablations:mask_all', 'mask_all is unknown: choose base, no_nsp, ltr, 3/768/12'),
-    ('large_pretrain:lamp', 'lamp is unknown: choose paper or lamb'),
-])
-def test_an_unknown_recipe_is_refused(name, message):
-    with pytest.raises(ValueError, match=message):
-        load(name)
-
-
 @pytest.mark.parametrize('path', FIELDS)
 def test_a_field_takes_its_default_and_nothing_out_of_its_range(path):
     section = path.partition('.')[0]
@@ -182,7 +168,7 @@ def test_a_field_takes_its_default_and_nothing_out_of_its_range(path):
     kind = int if allowed.whole else float
     wrong = [allowed.least - 1, allowed.most * 2 + 1]
     wrong += [] if allowed.whole else [math.nan, math.inf, -math.inf]
-    wrong += [allowed.least] * ('(' in allowed.open) + [allowed.most] * (')' in allowed.open)
+    wrong += allowed.without
     for value in map(kind, wrong):
         with validated.unlocked():
             validated.update_from_flattened_dict({path: value})
@@ -194,18 +180,15 @@ BAD = [
     # Names: the field, and the nearest one that is valid.
     ({'model.name': 'larg'}, "config.model.name='larg' is unknown: did you mean 'large'?"),
     ({'model.hidden_act': 'gelu_tan'}, "hidden_act='gelu_tan' is unknown: did you mean 'gelu_tan"),
-    ({'model.hidden_act': 'swish'}, 'choose from gelu_tanh, gelu_erf'),
     ({'optimizer.name': 'lino'}, "config.optimizer.name='lino' is unknown: did you mean 'lion'?"),
     ({'train.loggers': 'wandb,tensorbord'}, "'tensorbord' is unknown: did you mean 'tensorboard'?"),
     ({'optimizer.name': 'lion', 'optimizer.arguments': 'b3=1'}, "did you mean 'b"),
     ({'optimizer.name': 'lion', 'optimizer.b1': 0.5}, 'set optimizer.arguments instead'),
-    ({'phases': ({'step': 5},)}, "config.phases[0].step is not a field: did you mean 'steps'?"),
     # Sizes.
     ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide config.model.hidden_size='
-                             '768: the nearest that does is 4'),
+                             '768'),
     ({'data.max_seq_length': 1024}, 'config.data.max_seq_length=1024 is longer than the position '
                                     'table, config.model.max_position_embeddings=512'),
-    ({'data.max_seq_length': 7}, 'config.data.max_seq_length=7 is too short'),
     ({'phases': ({'steps': 5}, {'steps': 5, 'max_seq_length': 513})},
      'config.phases[1].max_seq_length=513 is longer'),
     ({'data.max_predictions_per_seq': 127}, 'from 1 to max_seq_length - 2 = 126'),
@@ -225,19 +208,17 @@ BAD = [
     ({'train.packed_rows': 16, 'train.accumulation_steps': 32},
      'config.train.accumulation_steps=32 does not divide config.train.packed_rows=16'),
     ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=-1 x tensor=1 does not fit 8 devices'),
-    ({'mesh.fsdp': 16}, 'does not fit 8 devices'),
     ({'mesh.tensor': 8}, 'config.mesh.tensor=8 does not divide config.model.num_heads=12'),
     # Durations.
     ({'train.steps': 0}, 'config.train.steps is not set'),
-    ({'train.steps': '10%'}, "config.train.steps='10%': '%' is of train.steps"),
     ({'phases': ({}, {}), 'train.steps': 10}, 'config.phases[0].steps is not set'),
+    ({'phases': ({'steps': 5}, {'steps': 5}), 'train.steps': 1},
+     'config.train.steps=1 is less than one step for each'),
     ({'phases': ({'steps': 5, 'warmup': 2},)}, 'config.phases[0].warmup is used only where'),
     ({'phases': ({'steps': 5, 'learning_rate': 1.0, 'warmup': '2 feet'},)},
      "config.phases[0].warmup='2 feet' is not a duration"),
-    ({'train.profile': '100'}, "config.train.profile='100': write the first and the last step"),
     ({'train.skip_steps': (3, 3)}, 'config.train.skip_steps=(3, 3) must be a tuple of different'),
     ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),
-    ({'phases': ({'steps': 5, 'batch_size': '64'},)}, "config.phases[0].batch_size='64'"),
 ]
 
 
@@ -259,11 +240,8 @@ def test_a_value_that_cannot_work_is_refused_in_one_line_with_its_field(values, 
 
 
 def test_the_vocabulary_must_split_over_the_tensor_axis():
-    """BERT-Base on three devices: heads and intermediate split by 3, 30,592 rows do not."""
-    config = changed({'mesh.tensor': 3, 'model.vocab_size': 30522, 'train.batch_size': 3,
-                      'train.eval_batch_size': 3})
-    with pytest.raises(InputError, match='config.mesh.tensor=3'):
-        validate(config, num_devices=3)
+    with pytest.raises(InputError, match='config.mesh.tensor=3 does not divide the 30,592 rows'):
+        check_vocabulary(30522, 3)
 
 
 @pytest.mark.parametrize('value, steps', [
@@ -315,11 +293,6 @@ def test_phases_add_up_to_the_steps_of_the_run(given, total, counts):
     assert [phase['steps'] for phase in found] == counts
 
 
-def test_fewer_steps_than_phases_are_refused():
-    with pytest.raises(InputError, match='config.train.steps=1 is less than one step for each'):
-        phases(changed({'train.steps': 1}, 'base_pretrain'))
-
-
 def test_a_phase_takes_what_it_leaves_out_from_train_and_data():
     config = changed({
         'train.batch_size': 64, 'data.max_seq_length': 96, 'data.max_predictions_per_seq': 14,
@@ -363,8 +336,7 @@ def test_models_by_name_whose_sizes_may_be_overridden(values, sizes):
 
 
 @pytest.mark.parametrize('name, count', [  # with both heads, as google-research/bert counts
-    ('tiny', 4_433_468), ('mini', 11_267_900), ('small', 29_058_876), ('medium', 41_668_412),
-    ('base', 110_106_428), ('large', 336_226_108),
+    ('tiny', 4_433_468), ('base', 110_106_428), ('large', 336_226_108),
 ])
 def test_number_of_parameters(name, count):
     sizes = model_sizes(changed({'model.name': name}))
@@ -375,13 +347,11 @@ def test_number_of_parameters(name, count):
 
 
 @pytest.mark.parametrize('name', ['', 'base'])
-@pytest.mark.parametrize('field,value', [('hidden_act', 'gelu_erf'), ('layer_norm_eps', 1e-6)])
-def test_one_field_may_be_set_where_a_checkpoint_gives_the_others(name, field, value):
-    config = changed({'model.name': name, f'model.{field}': value, 'init_checkpoint': 'bert'})
-    validate(config)
-    config.model.hidden_act = 'relu'
+def test_one_field_may_be_set_where_a_checkpoint_gives_the_others(name):
+    values = {'model.name': name, 'init_checkpoint': 'bert'}
+    validate(changed({**values, 'model.hidden_act': 'gelu_erf'}))
     with pytest.raises(InputError, match='hidden_act'):
-        validate(config)
+        validate(changed({**values, 'model.hidden_act': 'relu'}))
 
 
 def parsed(name, *overrides):
@@ -414,8 +384,11 @@ def test_an_override_reaches_every_phase_that_does_not_say_otherwise(
     ('tiny_pretrain.py', 'phases[0].batch_size=8', 'no such phase'),
     ('tiny_pretrain.py', 'train.batchsize=8', "did you mean 'train.batch_size'"),
     ('tiny_pretrain.py', 'train.batch_size=many', 'train.batch_size'),
-    ('none.py', 'train.batch_size=8', 'configs/none.py'),
+    ('none.py', 'seed=1', 'configs/none.py'),
+    ('efficient_pretrain.py:faster', 'seed=1', 'faster is unknown: choose paper, none, all, mask'),
+    ('ablations.py:mask_all', 'seed=1', 'mask_all is unknown: choose base, no_nsp, ltr, 3/768/12'),
+    ('large_pretrain.py:lamp', 'seed=1', 'lamp is unknown: choose paper or lamb'),
 ])
-def test_an_override_that_nothing_would_use_is_refused(name, override, message):
+def test_a_command_line_that_means_nothing_is_refused(name, override, message):
     with pytest.raises(InputError, match=message):
         parsed(name, override)

@@ -11,7 +11,6 @@ a unit: `'10%'` (of all steps), `'3 epochs'` or `'100000 examples'`.
 
 from __future__ import annotations
 
-import operator
 import re
 import sys
 from collections.abc import Mapping
@@ -50,7 +49,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     Args:
       task: its name, which `validation.validate` checks; some tasks have a section of fields.
     """
-    c = ConfigDict()
+    tree: dict[str, Any] = {}
     types = {f'model.{o.name}': o.type for o in OPTIONS}
     for path, field in FIELDS.items():
         section, _, name = path.rpartition('.')
@@ -61,11 +60,8 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
             default = config_dict.placeholder(types.get(path, bool))
         elif field.allowed == DURATION or path == 'data.source':  # its type may change
             default = config_dict.FieldReference(default, field_type=object)
-        if section and section not in c:
-            c[section] = ConfigDict()
-        (c[section] if section else c)[name] = default
-    c.task = task
-    return c.lock()
+        (tree.setdefault(section, {}) if section else tree)[name] = default
+    return ConfigDict(tree | {'task': task}).lock()
 
 
 def finetuning_config(task: str) -> ConfigDict:
@@ -79,18 +75,13 @@ def finetuning_config(task: str) -> ConfigDict:
     return c
 
 
-def fields(config: ConfigDict, prefix: str = '') -> list[str]:
-    """Dotted paths of all fields, in order of definition."""
-    paths: list[str] = []
+def fields(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
+    """The values by dotted path, in order of definition."""
+    values: dict[str, Any] = {}
     for key, value in config.items():
-        path = f'{prefix}{key}'
-        paths += fields(value, path + '.') if isinstance(value, ConfigDict) else [path]
-    return paths
-
-
-def get_field(config: ConfigDict, path: str) -> Any:
-    """The value at a dotted path."""
-    return operator.attrgetter(path)(config)
+        inner = isinstance(value, ConfigDict)
+        values |= fields(value, f'{prefix}{key}.') if inner else {prefix + key: value}
+    return values
 
 
 def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
@@ -101,11 +92,11 @@ def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
     """
     config = default_config(values['task'])
     config.model.name = ''
-    kept = ('data', section_of(values['task']))
+    kept = ('data.', f"{section_of(values['task'])}.")
     with config.unlocked():
         config.update_from_flattened_dict({
             path: values[path] for path in fields(config)
-            if path in values and path.partition('.')[0] in kept})
+            if path in values and path.startswith(kept)})
     return config
 
 
@@ -143,14 +134,13 @@ def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
     Raises:
       InputError: the config contradicts the weights, or nothing determines the size.
     """
-    c = ConfigDict(config.copy_and_resolve_references())
-    c.unlock()
-    if published is None and not c.model.name and None in (c.model[size] for size in SIZES):
-        raise InputError(
-            'config.model.name is empty, which means the size of config.init_checkpoint: set '
-            "one of them, such as --config.init_checkpoint=DIR or --config.model.name='base'"
-        )
-    if published is not None and c.model.name:
+    c = ConfigDict(config.copy_and_resolve_references()).unlock()
+    if published is None:
+        if not c.model.name and None in (c.model[size] for size in SIZES):
+            raise InputError(
+                'config.model.name is empty, which means the size of config.init_checkpoint: set '
+                "one of them, such as --config.init_checkpoint=DIR or --config.model.name='base'")
+    elif c.model.name:
         c.model.update(model_sizes(c))
     for option in DECIDED:
         ours = c.model[option.name]
@@ -159,15 +149,12 @@ def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
             c.model[option.name] = theirs
         elif published is not None and option.role == 'shape' and ours != theirs and (
                 option.name not in _RESIZED):
-            raise InputError(
-                f'config.model.{option.name}={ours}'
-                + (f' (of config.model.name={c.model.name!r})' if c.model.name else '')
-                + f', but {published.source} has {theirs}: leave '
-                + ('config.model.name empty' if option.name in SIZES else 'it out')
-                + " to take the checkpoint's"
-            )
+            named = f' (of config.model.name={c.model.name!r})' * bool(c.model.name)
+            left = 'config.model.name empty' if option.name in SIZES else 'it out'
+            raise InputError(f'config.model.{option.name}={ours}{named}, but {published.source} '
+                             f"has {theirs}: leave {left} to take the checkpoint's")
     if c.data.lowercase is None:
-        c.data.lowercase = True if published is None else published.lowercase
+        c.data.lowercase = published is None or published.lowercase
     if published is not None and not c.data.vocab_file and published.vocab_file is not None:
         c.data.vocab_file = str(published.vocab_file)
     return c.lock()

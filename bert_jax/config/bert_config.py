@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from bert_jax.runtime.errors import nearest
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -16,23 +18,33 @@ class Range:
       least: lower bound.
       most: upper bound.
       whole: whether only integers are allowed.
-      open: the excluded ends: '', '(', ')' or '()'.
+      without: the excluded ends.
     """
 
     least: float
     most: float
     whole: bool = False
-    open: str = ''
+    without: tuple[float, ...] = ()
 
-    def fault(self, value: Any) -> str:
-        """The requirement that a value does not meet, or ''."""
-        number = isinstance(value, int if self.whole else (int, float))
-        above = number and (self.least < value if '(' in self.open else self.least <= value)
-        if above and not isinstance(value, bool) and (
-                value < self.most if ')' in self.open else value <= self.most):
-            return ''
-        return (f"a {'whole ' * self.whole}number {'above' if '(' in self.open else 'from'} "
-                f"{self.least:,} {'to below' if ')' in self.open else 'to'} {self.most:,}")
+    def __contains__(self, value: Any) -> bool:
+        return (isinstance(value, int if self.whole else (int, float))
+                and not isinstance(value, bool)
+                and self.least <= value <= self.most and value not in self.without)
+
+
+Allowed = Range | tuple[Any, ...]  # a tuple: of values
+
+
+def fault(value: Any, allowed: Allowed) -> str:
+    """What is wrong with a value, or ''."""
+    if value in allowed:
+        return ''
+    if isinstance(allowed, tuple):
+        return f'is unknown: {nearest(value, allowed)}'
+    above = 'above' if allowed.least in allowed.without else 'from'
+    below = 'to below' if allowed.most in allowed.without else 'to'
+    return (f"must be a {'whole ' * allowed.whole}number {above} {allowed.least:,} {below} "
+            f'{allowed.most:,}')
 
 
 def count(most: float, least: float = 1) -> Range:
@@ -45,8 +57,8 @@ Role = Literal['shape', 'computes', 'trains']
 
 SIZE = count(2**24)
 DEPTH = count(4096)  # each layer is compiled
-SMALL = Range(0, 1, open='()')
-SHARE = Range(0, 1, open=')')
+SMALL = Range(0, 1, without=(0, 1))
+SHARE = Range(0, 1, without=(1,))
 
 # Settings of the computation in `config.model`; the first value is the default. They affect
 # rounding at most, so a run may resume with others.
@@ -89,7 +101,7 @@ class Option:
 
     name: str
     default: Any
-    allowed: Range | tuple[Any, ...]
+    allowed: Allowed
     role: Role
     huggingface: Spelling | None
     tf1: Spelling | None
@@ -105,15 +117,9 @@ class Option:
         """The field in a format; run directories use our names."""
         return Spelling(self.name) if form == 'bert_jax' else getattr(self, form)
 
-    def fault(self, value: Any) -> str:
-        """The requirement that a value does not meet, or ''."""
-        if isinstance(self.allowed, tuple):
-            return '' if value in self.allowed else 'one of ' + ', '.join(map(str, self.allowed))
-        return self.allowed.fault(value)
-
 
 def _option(
-    role: Role, allowed: Range | tuple[Any, ...], default: Any = dataclasses.MISSING,
+    role: Role, allowed: Allowed, default: Any = dataclasses.MISSING,
     huggingface: Spelling | str | None = None, tf1: Spelling | str | None = None,
 ) -> Any:
     """A field of `BertConfig`; a spelling may be the key alone."""

@@ -62,23 +62,33 @@ def parse_command(
         config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=rest)
         unexpected = values(rest)[1:]
     except (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error) as error:
+        message = ' '.join(str(error).split())
         for argument in rest:
             name = argument.lstrip('-').partition('=')[0]
             path = name.removeprefix('config.').partition('[')[0]
             if name.startswith('config.') and path not in FIELDS:
-                raise InputError(
-                    f'--{name} is not a field: {nearest(path, list(FIELDS))}') from error
-            if name.startswith('config.phases[') and isinstance(error, LookupError):
-                raise InputError(
+                message = f'--{name} is not a field: {nearest(path, FIELDS)}'
+            elif name.startswith('config.phases[') and isinstance(error, LookupError):
+                message = (
                     f'--{name}: the config has no such phase, or the phase does not say this: set '
-                    "the field for the whole run, or write all phases, --config.phases='(...)'"
-                ) from error
-        raise InputError(' '.join(str(error).split())) from error
+                    "the field for the whole run, or write all phases, --config.phases='(...)'")
+        raise InputError(message) from error
     if unexpected:
         raise InputError(
             f'unexpected argument {unexpected[0]!r}: fields are set with --config.FIELD=VALUE')
     flag: Any = values['config']
-    _check_overrides(flag.value, flag.override_values)
+    check_phases(flag.value.phases)
+    parts = [dict(phase) for phase in flag.value.phases]
+    # A rate and its warm-up carry over to the next phases until one has its own rate.
+    schedules = [part for i, part in enumerate(parts) if i == 0 or 'learning_rate' in part]
+    users = {'steps': [], 'learning_rate': parts[:1], 'warmup': schedules}
+    for field, path in PHASE_FIELDS.items():
+        asked = users.get(field, parts)
+        if path in flag.override_values and asked and all(field in part for part in asked):
+            raise InputError(
+                f'--config.{path}={flag.override_values[path]} would change nothing, because the '
+                f"phases of this config say their own {field}: set '--config.phases[0].{field}="
+                "...' and so on")
     return flag.value, file
 
 
@@ -125,53 +135,26 @@ def load_config(named: str) -> config_lib.ConfigDict:
     except (SyntaxError, ValueError) as error:
         raise InputError(f'--config={path} is no Python: {error}') from None
     except OSError as error:
-        near = sorted(glob.glob(os.path.join(os.path.dirname(path), '*.py')))
+        near = glob.glob(os.path.join(os.path.dirname(path), '*.py'))
         raise InputError(f'--config={path}: {error.strerror}'
-                         + (f': {nearest(path, near)}' if near else '')) from None
-    defined = {'__name__': 'config', '__file__': path}
+                         + (f': {nearest(path, sorted(near))}' if near else '')) from None
+    defined: dict[str, Any] = {'__name__': 'config', '__file__': path}
     try:
         exec(code, defined)
-        if not callable(make := defined.get('get_config')):
+        if not callable(defined.get('get_config')):
             raise InputError('it defines no function get_config(): take a file of configs/ as an '
                              'example')
-        config = make(argument) if colon else make()
-        given = set(config_lib.fields(config)) if isinstance(config, config_lib.ConfigDict) else ()
-        wanted = config_lib.default_config(config.task if 'task' in given else 'pretrain')
-        if other := set(config_lib.fields(wanted)).symmetric_difference(given):
+        config = defined['get_config'](*([argument] if colon else []))
+        given = config_lib.fields(config) if isinstance(config, config_lib.ConfigDict) else {}
+        wanted = config_lib.fields(config_lib.default_config(given.get('task', 'pretrain')))
+        if other := wanted.keys() ^ given.keys():
             raise InputError(
                 f'get_config() has other fields ({", ".join(sorted(other)[:3])}): it is to start '
                 'from bert_jax.config.default_config(), change it and return it')
     except (Exception, SystemExit) as error:
-        message = ' '.join(str(error).split())
-        if isinstance(error, ValueError) and path in message:  # it names the file
-            raise InputError(message) from None
         lines = [f', line {frame.lineno}' for frame in traceback.extract_tb(error.__traceback__)
                  if frame.filename == path]
-        what = '' if isinstance(error, InputError) else f'{type(error).__name__}: '
+        what = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
+        message = ' '.join(str(error).split())
         raise InputError(f"--config={named}{''.join(lines[-1:])}: {what}{message}") from None
     return config
-
-
-def _check_overrides(config: config_lib.ConfigDict, overrides: dict[str, object]) -> None:
-    """Refuses overrides of fields that every phase sets itself.
-
-    Args:
-      config: a whole config.
-      overrides: fields set on the command line, by dotted name.
-
-    Raises:
-      InputError: no phase uses the field.
-    """
-    check_phases(config.phases)
-    parts = [dict(phase) for phase in config.phases]
-    # A rate and its warm-up carry over to the next phases until one has its own rate.
-    schedules = [part for i, part in enumerate(parts) if i == 0 or 'learning_rate' in part]
-    users = {'steps': [], 'learning_rate': parts[:1], 'warmup': schedules}
-    for field, path in PHASE_FIELDS.items():
-        asked = users.get(field, parts)
-        if path in overrides and asked and all(field in part for part in asked):
-            raise InputError(
-                f'--config.{path}={overrides[path]} would change nothing, because the phases of '
-                f"this config say their own {field}: set '--config.phases[0].{field}=...' "
-                'and so on'
-            )

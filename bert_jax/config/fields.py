@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bert_jax.config.bert_config import COMPUTATION, OPTIONS, Range, count
+from bert_jax.config.bert_config import COMPUTATION, OPTIONS, Allowed, Range, count
 
 TEXT, PATH, DURATION = 'text', 'a path', 'a duration'
 CHECKED_WHERE_READ = 'checked where it is read'
@@ -30,11 +30,11 @@ class Field(NamedTuple):
     """
 
     default: Any
-    allowed: Range | tuple[Any, ...] | str
+    allowed: Allowed | str
     read_by: tuple[str, ...] = ()
 
 
-_SHARE, _BELOW_1 = Range(0, 1), Range(0, 1, open=')')
+_SHARE, _BELOW_1 = Range(0, 1), Range(0, 1, without=(1,))
 _SWITCH = (False, True)
 _WINDOWS = ('', 'first', 'mean', 'max')  # data.pairs.WINDOWS
 _FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four',
@@ -145,14 +145,14 @@ FIELDS: Mapping[str, Field] = {
     # bert_adamw (no bias correction) | adamw | lamb | muon, or any optimizer of optax: lion, ...
     'optimizer.name': Field('bert_adamw', CHECKED_WHERE_READ),
     'optimizer.arguments': Field('', TEXT),  # of an optimizer of optax: 'b1=0.95, b2=0.98'
-    'optimizer.learning_rate': Field(1e-4, Range(0, 1000, open='(')),
+    'optimizer.learning_rate': Field(1e-4, Range(0, 1000, without=(0,))),
     'optimizer.warmup': Field('1%', DURATION),
     'optimizer.decay': Field('polynomial', ('polynomial', 'cosine')),  # of the rate, to 0
     'optimizer.decay_power': Field(1.0, Range(0, 100)),  # 1: linear, or half a cosine; 0: constant
     # start: as if there were no warm-up, the original's | peak: after it.
     'optimizer.decay_from': Field('start', ('start', 'peak')),
     # The last layer has this share of the rate, the one before its square, ...
-    'optimizer.layer_decay': Field(1.0, Range(0, 1, open='(')),
+    'optimizer.layer_decay': Field(1.0, Range(0, 1, without=(0,))),
     'optimizer.weight_decay': Field(0.01, Range(0, 1000)),  # not on biases and LayerNorm
     'optimizer.b1': Field(0.9, _BELOW_1),  # b1, b2 and eps are of the first four optimizers
     'optimizer.b2': Field(0.999, _BELOW_1),

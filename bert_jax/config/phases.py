@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import get_field
+from bert_jax.config import fields
 from bert_jax.runtime.errors import InputError, nearest
 
 _MOST = 1e12  # of any unit; float64 counts exactly up to there
@@ -113,8 +113,8 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
       config: a whole config.
       num_examples: examples an epoch (of the first phase), for durations in epochs.
     """
-    check_phases(config.phases)
-    defaults = {field: get_field(config, path) for field, path in PHASE_FIELDS.items()}
+    values = fields(config)
+    defaults = {field: values[path] for field, path in PHASE_FIELDS.items()}
     defaults |= {'steps': 0, 'learning_rate': None, 'warmup': None}
     filled = [defaults | dict(phase) for phase in config.phases or [{}]]
 
@@ -152,17 +152,18 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
 
 
 def batches_of(
-    phases: Sequence[dict[str, Any]], number: int, skip_steps: Sequence[int] = ()
-) -> tuple[int, dict[int, int]]:
+    phases: Sequence[dict[str, Any]], number: int, skip_steps: Sequence[int] = (), step: int = 0
+) -> Iterator[tuple[int, int]]:
     """The batches of a phase, such that no two steps of one sequence length share rows.
 
     Args:
       phases: of the run.
       number: of the phase, from 0.
-      skip_steps: of the run, from 1.
+      skip_steps: of the run, from 1; they get other batches.
+      step: the first step of the phase that is wanted, from 0.
 
-    Returns:
-      (its first batch; the replacement batches of skipped steps, by step of the phase from 0).
+    Yields:
+      (first batch, number of consecutive ones), for the steps in order.
     """
     size, length = phases[number]['batch_size'], phases[number]['max_seq_length']
     rows = begin = largest = 0
@@ -172,28 +173,14 @@ def batches_of(
             rows = (first + phase['steps']) * phase['batch_size']
             largest = max(largest, phase['batch_size'])
             begin = first if i == number else begin
-    before = sum(phase['steps'] for phase in phases[:number])
-    # After the planned rows, two batches are reserved for each skipped step: sizes may differ.
-    return begin, {
-        step - 1 - before: -(-(rows + 2 * i * largest) // size)
-        for i, step in enumerate(sorted(skip_steps)) if step > before}
-
-
-def stretches(
-    first: int, steps: int, begin: int, skipped: Mapping[int, int]
-) -> Iterator[tuple[int, int]]:
-    """(first batch, number of consecutive ones) of the steps `first` .. `steps` - 1 of a phase.
-
-    Args:
-      first: first step, from 0.
-      steps: of the phase.
-      begin, skipped: its batches (`batches_of`).
-    """
-    for step, batch in sorted(skipped.items()):
-        if first <= step < steps:
-            if first < step:
-                yield begin + first, step - first
-            yield batch, 1
-            first = step + 1
-    if first < steps:
-        yield begin + first, steps - first
+    before, end = sum(phase['steps'] for phase in phases[:number]), phases[number]['steps']
+    for i, skipped in enumerate(sorted(skip_steps)):
+        skipped -= 1 + before
+        if step <= skipped < end:
+            if step < skipped:
+                yield begin + step, skipped - step
+            # After the planned rows, two batches are reserved for each: sizes may differ.
+            yield -(-(rows + 2 * i * largest) // size), 1
+            step = skipped + 1
+    if step < end:
+        yield begin + step, end - step

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import (
-    DECIDED,
-    SIZES,
-    complete,
-    default_config,
-    fields,
-    get_field,
-    model_sizes,
-)
-from bert_jax.config.bert_config import Range
+from bert_jax.config import DECIDED, SIZES, complete, default_config, fields, model_sizes
+from bert_jax.config.bert_config import Allowed, fault
 from bert_jax.config.fields import (
+    CHECKED_WHERE_READ,
     DURATION,
     FIELDS,
     LABELLED,
     LOGGERS,
     PATH,
     PRETRAINING,
-    TEXT,
     section_of,
 )
 from bert_jax.config.phases import PHASE_FIELDS, check_phases, parse_duration, parse_trace, phases
@@ -38,17 +31,16 @@ _ANY_NUMBER = 10**9  # of examples and steps, before they are known
 
 
 def check_used(config: ConfigDict) -> None:
-    """Refuses settings that the task ignores.
+    """Refuses settings that the task ignores, of a valid config.
 
     Raises:
       InputError: a field that the task does not read differs from its default.
     """
-    _check_task(config)
-    start = default_config(config.task)
-    for path in fields(start):
-        value, read_by = get_field(config, path), FIELDS[path].read_by
+    defaults = fields(default_config(config.task))
+    for path, value in fields(config).items():
+        read_by = FIELDS[path].read_by
         reads = config.task not in PRETRAINING if read_by == LABELLED else config.task in read_by
-        if read_by and not reads and value != get_field(start, path):
+        if read_by and not reads and value != defaults[path]:
             raise InputError(f'config.{path}={value!r} means nothing to config.task='
                              f'{config.task!r}: it is for {", ".join(read_by)}, leave it out')
 
@@ -64,117 +56,84 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     Raises:
       InputError: the first error.
     """
-    _check_task(config)
+    task, section = config.task, section_of(config.task)
+    _refuse((
+        (task not in OPENERS, f'task={task!r} is unknown: {nearest(task, OPENERS)}'),
+        (config.phases and task not in PRETRAINING,
+         f'phases is for pre-training: config.task={task!r} has one phase'),
+        (section and section not in config, f'task={task!r} needs a config file that starts from '
+         f'default_config({task!r}), with its section config.{section}'),
+    ))
     if not config.init_checkpoint:
         config = complete(config)
-    for path in fields(config):
-        if (value := get_field(config, path)) is not None:  # else `init_checkpoint` determines it
+    for path, value in fields(config).items():
+        if value is not None:  # else `init_checkpoint` determines it
             _check_value(path, value, FIELDS[path].allowed)
     check_phases(config.phases)
     for i, phase in enumerate(config.phases):
         for field, value in phase.items():
             if value is not None or field == 'steps':
                 _check_value(f'phases[{i}].{field}', value, FIELDS[PHASE_FIELDS[field]].allowed)
-    train, data, optimizer, skipped = (
-        config.train, config.data, config.optimizer, config.train.skip_steps)
+    train, data, optimizer = config.train, config.data, config.optimizer
+    skipped, name = train.skip_steps, optimizer.name
     parse_trace(train.profile, 'train.profile')
-    optimizers, loggers = [*OWN_OPTIMIZERS, *optax_optimizers()], [*LOGGERS, '']
-    for path, value, known in (
-            ('optimizer.name', optimizer.name, optimizers),
-            *(('train.loggers', name, loggers) for name in train.loggers.split(','))):
-        if value not in known:
-            raise InputError(f'config.{path}={value!r} is unknown: {nearest(value, known)}')
-    optimizer_arguments(optimizer.name, optimizer.arguments)
-    start = default_config().optimizer
-    for key in ('b1', 'b2', 'eps'):
-        if optimizer.name not in OWN_OPTIMIZERS and optimizer[key] != start[key]:
-            raise InputError(
-                f'config.optimizer.{key}={optimizer[key]} means nothing to '
-                f'config.optimizer.name={optimizer.name!r}: set optimizer.arguments instead')
-    if not (isinstance(skipped, (tuple, list)) and len(set(map(str, skipped))) == len(skipped)
-            and all(type(step) is int and step > 0 for step in skipped)):
-        raise InputError(f'config.train.skip_steps={skipped!r} must be a tuple of different steps, '
-                         'counted from 1, such as (1234,)')
-    if data.mask_rate + data.random_rate > 1 + 1e-9:
-        raise InputError(f'config.data.mask_rate={data.mask_rate} and config.data.random_rate='
-                         f'{data.random_rate} add up to more than 1')
+    for logger in train.loggers.split(','):
+        _check_value('train.loggers', logger, (*LOGGERS, ''))
+    _check_value('optimizer.name', name, (*OWN_OPTIMIZERS, *optax_optimizers()))
+    optimizer_arguments(name, optimizer.arguments)
+    _refuse((
+        *((name not in OWN_OPTIMIZERS and optimizer[key] != FIELDS[f'optimizer.{key}'].default,
+           f'optimizer.{key}={optimizer[key]} means nothing to config.optimizer.name={name!r}: set '
+           'optimizer.arguments instead') for key in ('b1', 'b2', 'eps')),
+        (not isinstance(skipped, (tuple, list)) or len(set(map(str, skipped))) < len(skipped)
+         or not all(type(step) is int and step > 0 for step in skipped),
+         f'train.skip_steps={skipped!r} must be a tuple of different steps, counted from 1, such '
+         'as (1234,)'),
+        (data.mask_rate + data.random_rate > 1 + 1e-9, f'data.mask_rate={data.mask_rate} and '
+         f'config.data.random_rate={data.random_rate} add up to more than 1'),
+    ))
     given = SIZES if config.model.name else ()
     if all(config.model[o.name] is not None for o in DECIDED if o.name not in given):
-        _check_model(config, num_devices)
-        _check_phases(config, num_devices)
+        _check_sizes(config, num_devices)
 
 
-def _check_task(config: ConfigDict) -> None:
-    if config.task not in OPENERS:
-        raise InputError(
-            f'config.task={config.task!r} is unknown: {nearest(config.task, list(OPENERS))}')
-    section = section_of(config.task)
-    if config.phases and config.task not in PRETRAINING:
-        raise InputError(
-            f'config.phases is for pre-training: config.task={config.task!r} has one phase')
-    if section and section not in config:
-        raise InputError(f'config.task={config.task!r} needs a config file that starts from '
-                         f'default_config({config.task!r}), with its section config.{section}')
+def _refuse(relations: Iterable[tuple[Any, str]]) -> None:
+    """Raises InputError for the first (whether it is wrong, message after 'config.') that is."""
+    for wrong, message in relations:
+        if wrong:
+            raise InputError(f'config.{message}')
 
 
-def _check_value(path: str, value: Any, allowed: Range | tuple[Any, ...] | str) -> None:
+def _check_value(path: str, value: Any, allowed: Allowed | str) -> None:
     """Checks a value by its field's row."""
-    if isinstance(allowed, Range):
-        if fault := allowed.fault(value):
-            raise InputError(f'config.{path}={value!r} must be {fault}')
-    elif isinstance(allowed, tuple):
-        if value not in allowed:
-            raise InputError(f'config.{path}={value!r} is unknown: {nearest(value, allowed)}')
-    elif allowed in (TEXT, PATH):
-        if not isinstance(value, str) or '\0' in value:
-            raise InputError(f'config.{path}={value!r} must be a text')
-        if allowed == PATH:
-            try:
-                check_scheme(value)
-            except InputError as error:
-                raise InputError(f'config.{path}={error}') from None
+    if not isinstance(allowed, str):
+        wrong = fault(value, allowed)
+        _refuse([(wrong, f'{path}={value!r} {wrong}')])
     elif allowed == DURATION:
         parse_duration(value, path, batch_size=1,
                        num_examples=None if path.endswith('warmup') else _ANY_NUMBER,
                        total=None if path == 'train.steps' else _ANY_NUMBER)
+    elif allowed != CHECKED_WHERE_READ:
+        _refuse([(not isinstance(value, str) or '\0' in value, f'{path}={value!r} must be a text')])
+        if allowed == PATH:
+            check_scheme(value, f'config.{path}=')
 
 
-def _check_model(config: ConfigDict, num_devices: int | None) -> None:
-    """Checks the model's sizes, and the mesh that they are split over."""
-    sizes, mesh = model_sizes(config), config.mesh
+def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
+    """Checks the model, the batches of all phases and of evaluation, and the mesh."""
+    sizes, mesh, parts = model_sizes(config), config.mesh, config.train.accumulation_steps
     hidden, heads = sizes['hidden_size'], sizes['num_heads']
-    if hidden % heads:
-        fitting = min((n for n in range(1, hidden + 1) if not hidden % n),
-                      key=lambda n: abs(n - heads))
-        raise InputError(f'config.model.num_heads={heads} does not divide config.model.hidden_size='
-                         f'{hidden}: the nearest that does is {fitting}')
-    if num_devices is None:
-        return
-    fixed = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.tensor) if size != -1)
-    rest = -1 in (mesh.data, mesh.fsdp)
-    if not fixed or (num_devices % fixed if rest else num_devices != fixed):
-        raise InputError(
-            f'config.mesh data={mesh.data} x fsdp={mesh.fsdp} x tensor={mesh.tensor} does not fit '
-            f'{num_devices} devices: their product must be the number of devices (-1 takes what is '
-            'left)')
-    for name in ('num_heads', 'intermediate_size'):
-        if sizes[name] % mesh.tensor:
-            raise InputError(f'config.mesh.tensor={mesh.tensor} does not divide '
-                             f'config.model.{name}={sizes[name]}')
-    check_vocabulary(config.model.vocab_size, mesh.tensor)
-
-
-def _check_phases(config: ConfigDict, num_devices: int | None) -> None:
-    """Checks lengths and batches of all phases, and of evaluation."""
-    positions, parts = config.model.max_position_embeddings, config.train.accumulation_steps
-    phased = config.task in PRETRAINING
+    positions, phased = config.model.max_position_embeddings, config.task in PRETRAINING
+    relations: list[tuple[Any, str]] = [
+        (hidden % heads, f'model.num_heads={heads} does not divide config.model.hidden_size='
+         f'{hidden}: take a number that does')]
     batches = []
     for i, phase in enumerate(phases(config, num_examples=_ANY_NUMBER)):
         data, train = (f'phases[{i}].',) * 2 if config.phases else ('data.', 'train.')
         length, predictions = phase['max_seq_length'], phase['max_predictions_per_seq']
         field = 'packed_rows' if phase['packed_rows'] else 'batch_size'
         rows, batch = phase[field], phase['batch_size']
-        for wrong, message in (
+        relations += [
             (length > positions, f'{data}max_seq_length={length} is longer than the position '
              f'table, config.model.max_position_embeddings={positions}'),
             (length < 8, f'{data}max_seq_length={length} is too short: at least 8'),
@@ -184,20 +143,28 @@ def _check_phases(config: ConfigDict, num_devices: int | None) -> None:
             (rows > batch, f'{train}packed_rows={rows} are more than the sequences of a step, '
              f'batch_size={batch}: set it to 0 for a row each'),
             (rows % parts, f'train.accumulation_steps={parts} does not divide '
-             f'config.{train}{field}={rows}'),
-        ):
-            if wrong:
-                raise InputError(f'config.{message}')
+             f'config.{train}{field}={rows}')]
         batches.append((f'{train}{field}', rows, parts))
+    _refuse(relations)
+    if num_devices is None:
+        return
     if phased:
         batches.append(('train.eval_batch_size', config.train.eval_batch_size, 1))
-    devices = (num_devices or 1) // config.mesh.tensor
-    for path, rows, parts in batches if num_devices else ():
-        if rows % (shards := devices * parts):
-            raise InputError(
-                f'config.{path}={rows} cannot be split over data x fsdp = {devices} devices'
-                + (f' in {parts} parts' if parts > 1 else '')
-                + f': the nearest above is {math.ceil(rows / shards) * shards}')
+    fixed = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.tensor) if size != -1)
+    rest = -1 in (mesh.data, mesh.fsdp)
+    devices = max(1, num_devices // mesh.tensor)
+    _refuse((
+        (not fixed or (num_devices % fixed if rest else num_devices != fixed),
+         f'mesh data={mesh.data} x fsdp={mesh.fsdp} x tensor={mesh.tensor} does not fit '
+         f'{num_devices} devices: their product must be the number of devices (-1 takes what is '
+         'left)'),
+        *((sizes[name] % mesh.tensor, f'mesh.tensor={mesh.tensor} does not divide '
+           f'config.model.{name}={sizes[name]}') for name in ('num_heads', 'intermediate_size')),
+        *((rows % (devices * parts), f'{path}={rows} cannot be split over data x fsdp = {devices} '
+           f'devices' + f' in {parts} parts' * (parts > 1) + ': the nearest above is '
+           f'{math.ceil(rows / (devices * parts)) * devices * parts}')
+          for path, rows, parts in batches)))
+    check_vocabulary(config.model.vocab_size, mesh.tensor)
 
 
 def check_vocabulary(vocab_size: int, tensor: int) -> None:
@@ -208,7 +175,5 @@ def check_vocabulary(vocab_size: int, tensor: int) -> None:
     """
     padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     if padded % tensor:
-        raise InputError(
-            f'config.mesh.tensor={tensor} does not divide the {padded:,} rows of the padded '
-            'vocabulary: take a power of two'
-        )
+        raise InputError(f'config.mesh.tensor={tensor} does not divide the {padded:,} rows of the '
+                         'padded vocabulary: take a power of two')

@@ -22,7 +22,7 @@ from typing import Any
 
 from bert_jax.data import python_docs, wikidump
 from bert_jax.data.store import Document, Source, Unit, digests, name_of, object_digest
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.files import as_path, find, in_bucket, open_stream, read_blocks
 from bert_jax.runtime.process import loading_tensorflow
 
@@ -278,12 +278,11 @@ def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
                 urllib.request.urlopen('https://storage.googleapis.com', timeout=10).close()
             builder.download_and_prepare()
     except Exception as error:  # of tfds' many back ends
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         # Preparing Wikipedia needs Beam, which is not a requirement.
         dump = ", or to 'wikidump:FILE.xml.bz2' of dumps.wikimedia.org"
         raise InputError(
             f"data source '{spec}': data set '{name}' is not in {place} and cannot be made there "
-            f'({reason}); set --config.data.source to files of your own'
+            f'({first_line(error)}); set --config.data.source to files of your own'
             f"{dump if name.startswith('wikipedia') else ''}, or --config.data.tfds_dir to a "
             'directory where it is prepared'
         ) from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 
 class InputError(ValueError):
@@ -37,7 +38,13 @@ class Stopped(BaseException):
     """
 
 
-def nearest(word: str, choices: Sequence[str]) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def nearest(word: str, choices: Iterable[Any]) -> str:
     """"did you mean 'x'?" for the most similar choice; where none is similar, all of them."""
-    close = difflib.get_close_matches(str(word), choices, 1, 0.5)
-    return f'did you mean {close[0]!r}?' if close else 'choose from ' + ', '.join(choices)
+    known = [str(choice) for choice in choices]
+    close = difflib.get_close_matches(str(word), known, 1, 0.5)
+    return f'did you mean {close[0]!r}?' if close else 'choose from ' + ', '.join(known)

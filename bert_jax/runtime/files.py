@@ -47,14 +47,14 @@ def as_path(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser()
 
 
-def check_scheme(path: str | os.PathLike[str]) -> None:
+def check_scheme(path: str | os.PathLike[str], field: str = '') -> None:
     """Refuses URLs other than gs://BUCKET/..., without accessing the bucket.
 
     Raises:
-      InputError: it is another scheme, or names no bucket.
+      InputError: it is another scheme, or names no bucket; the message begins with `field`.
     """
     if in_bucket(path) and not re.match('gs://[^/]', os.fspath(path)):
-        raise InputError(f'{os.fspath(path)}: name a local path, or one in a bucket as '
+        raise InputError(f'{field}{os.fspath(path)}: name a local path, or one in a bucket as '
                          'gs://BUCKET/PATH')
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import importlib.util
 import itertools
 import json
 import os
@@ -156,6 +157,12 @@ def _read(path: str) -> str:
     with contextlib.suppress(OSError), open(path) as file:
         return file.read().strip()
     return ''
+
+
+# Looking for a TPU, jax would load an installed libtpu, which prints errors where there is none.
+if (not jax.config.jax_platforms and importlib.util.find_spec('libtpu') and chips()[0] == 'cpu'
+        and not glob.glob('/dev/accel*') + glob.glob('/dev/vfio/*')):
+    jax.config.update('jax_platforms', 'cpu')
 
 
 def share(name: str, make: Callable[[], str]) -> str:

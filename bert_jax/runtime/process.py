@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import importlib.metadata
 import io
 import logging
 import multiprocessing
@@ -25,19 +26,20 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable
+from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable, first_line
 from bert_jax.runtime.files import Path, write_whole
 
 STARTED = time.time()  # about the start of this process
 
+
 def check_streams() -> None:
-    """Refuses a closed standard output and arguments in another encoding than the locale's.
+    """Refuses a closed standard output.
 
     The first file that is opened gets the number of a closed stream, and libraries would print into
     it. So closed streams are opened on the null device.
 
     Raises:
-      InputError: standard output is closed, or an argument is not of the locale's encoding.
+      InputError: standard output is closed.
     """
     for number in range(3):
         try:
@@ -50,13 +52,6 @@ def check_streams() -> None:
         raise InputError('standard output is closed: send it to a file or a program')
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='backslashreplace')
-    encoding = sys.getfilesystemencoding()
-    for argument in sys.argv:
-        if encoding != 'utf-8' and not argument.isascii():
-            raise InputError(
-                f'{argument!r} cannot be read, as the locale is of {encoding}: set PYTHONUTF8=1 or '
-                'LC_ALL=C.UTF-8'
-            )
 
 
 @contextlib.contextmanager
@@ -67,14 +62,13 @@ def quiet_stderr() -> Iterator[None]:
     """
     sys.stderr.flush()
     kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        with open(os.devnull, 'w') as nowhere:
+            os.dup2(nowhere.fileno(), 2)
         yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(nowhere)
 
 
 @contextlib.contextmanager
@@ -125,10 +119,9 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_AS_NAMED = (
     errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG,
-    errno.ELOOP, errno.ENXIO, errno.ENODEV,
+    errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.EPERM, errno.EROFS,
 )
 _BAD_DISK = (errno.EIO, errno.ESTALE, errno.EFBIG)
 _BUCKETS = ('gcsfs', 'aiohttp', 'google.', 'requests')  # libraries that access them
@@ -151,9 +144,7 @@ _ANSWERS: tuple[tuple[Callable[[Any], bool], str, int], ...] = (
     (lambda fault: isinstance(fault, KeyboardInterrupt), 'stopped', 130),
     (lambda fault: getattr(fault, 'errno', None) in FULL or 'No space left on device' in str(fault),
      '{disk} is full (No space left on device): free some space and start again', 1),
-    (_of_a_file(_NOT_ALLOWED),
-     '{file}: name another place, or ask for the rights to this one', 2),
-    (_of_a_file(_NOT_AS_NAMED), '{file}: check the path', 2),
+    (_of_a_file(_NOT_AS_NAMED), '{file}: check the path and the rights to it', 2),
     (_of_a_file(_BAD_DISK), '{file}: the disk or network that it is on fails', 1),
     (lambda fault: isinstance(fault, MemoryError) or 'RESOURCE_EXHAUSTED' in str(fault),
      'out of memory ({line}): lower the batch size, config.train.eval_batch_size or the sequence '
@@ -191,28 +182,20 @@ def answer(
             name = getattr(fault, 'filename', None)
             full = name or (writing if _output_fault() is None else 'standard output')
             return message.format(
-                fault=' '.join(str(fault).split()), line=_first_line(fault),
+                fault=' '.join(str(fault).split()), line=first_line(fault),
                 file=f"{os.fsdecode(name or '')}: {getattr(fault, 'strerror', '')}",
                 disk=f'the disk of {full}' if full else 'a disk'), status
-    return (
-        f'{type(error).__name__}: {_first_line(error)} (this may be a fault of bert_jax; the '
-        f'traceback is in {_keep_traceback(error, log_folder)})', 1)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def _keep_traceback(error: BaseException, folder: Path | None) -> str:
-    """Writes the traceback to the first writable folder; returns the file's name."""
-    text = ''.join(traceback.format_exception(error))
-    for place in filter(None, (folder, Path(tempfile.gettempdir()))):
-        path = place / f'error-{os.getpid()}.log'
+    lines, kept = ''.join(traceback.format_exception(error)), ''
+    for place in filter(None, (log_folder, Path(tempfile.gettempdir()))):
         with contextlib.suppress(Exception):  # of many libraries; there is another place
-            write_whole(path, text)
-            return str(path)
-    sys.stderr.write(text)
-    return 'the lines above'
+            kept = os.fspath(place / f'error-{os.getpid()}.log')
+            write_whole(kept, lines)
+            break
+    else:
+        sys.stderr.write(lines)
+        kept = 'the lines above'
+    return (f'{type(error).__name__}: {first_line(error)} (this may be a fault of bert_jax; the '
+            f'traceback is in {kept})', 1)
 
 
 @contextlib.contextmanager
@@ -280,7 +263,7 @@ class Chip:
     Attributes:
       name: its name in a topology, such as v5e.
       kinds: parts of jax's `device_kind` in lower case.
-      peak_flops: FLOP/s.
+      peak_flops: FLOP/s in bfloat16.
       cycle_flops: FLOPs of a cycle, by the convention of the compiler's `estimated_cycles`.
       memory_bytes: limit of a program (the chip's memory less the compiler's reserve).
       bandwidth: bytes/s of that memory.
@@ -289,7 +272,7 @@ class Chip:
 
     name: str
     kinds: tuple[str, ...]
-    peak_flops: float
+    peak_flops: float = 0.0
     cycle_flops: int = 0
     memory_bytes: int = 0
     bandwidth: float = 0.0
@@ -316,18 +299,13 @@ CHIPS = (
     Chip('H100', ('h100',), 989e12, bandwidth=3.35e12),
     Chip('A100', ('a100',), 312e12, bandwidth=2.0e12),
 )
+UNKNOWN = Chip('', ())
 
 
-def find_chip(device_kind: str) -> Chip | None:
-    """The chip of a jax `device_kind`; None for CPUs and unknown chips."""
+def find_chip(device_kind: str) -> Chip:
+    """The chip of a jax `device_kind`; `UNKNOWN` for CPUs and others."""
     kind = device_kind.lower()
-    return next((chip for chip in CHIPS if any(part in kind for part in chip.kinds)), None)
-
-
-def peak_flops(device_kind: str) -> float | None:
-    """Peak bf16 FLOP/s of a jax `device_kind`; None for CPUs and unknown chips."""
-    chip = find_chip(device_kind)
-    return chip.peak_flops if chip else None
+    return next((chip for chip in CHIPS if any(part in kind for part in chip.kinds)), UNKNOWN)
 
 
 def _cpuinfo() -> list[str]:
@@ -340,6 +318,15 @@ def processor() -> str:
     """The processor's model, or at least its architecture."""
     models = [line for line in _cpuinfo() if line.startswith('model name')]
     return models[0].partition(':')[2].strip() if models else platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """The versions of this package and of what computes, by name."""
+    known = {}
+    for name in ('bert-jax', 'jax', 'jaxlib', 'libtpu', 'flax', 'optax'):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            known[name] = importlib.metadata.version(name)
+    return known
 
 
 def hardware() -> str:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bert_jax.runtime import hosts
-from bert_jax.runtime.errors import Stopped
+from bert_jax.runtime.errors import Stopped, first_line
 from bert_jax.runtime.files import Path, write_whole
 
 # A host without a heartbeat for this long counts as dead: in training, and before its first step.
@@ -154,8 +154,7 @@ class Guard:
                 verdict = self._ask_verdict()
             except Exception as error:
                 if not self._finished.is_set():
-                    line = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-                    _leave(1, f'host 0 does not answer any more ({line})')
+                    _leave(1, f'host 0 does not answer any more ({first_line(error)})')
                 return
             fault, hangs = verdict['fault'], verdict['hangs']
             if fault is not None and (hangs or fault[0] != hosts.index()):

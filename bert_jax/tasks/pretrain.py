@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import model_fields
-from bert_jax.config.phases import batches_of, stretches
+from bert_jax.config.phases import batches_of
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.data import dataset
 from bert_jax.data.examples import (
@@ -319,7 +319,7 @@ class PretrainTask:
 
         def batches(first_step: int) -> Iterator[Any]:
             local = local_rows(mesh, num_rows)
-            for begin, num_steps in self._stretches(phases, number, first_step):
+            for begin, num_steps in batches_of(phases, number, train.skip_steps, first_step):
                 for batch in train_batches(
                     examples(), batch_size=num_rows, local=local, first_step=begin,
                     num_steps=num_steps,
@@ -344,13 +344,6 @@ class PretrainTask:
             + (f' in {num_rows} rows' if packed_rows else ''),
         )
 
-    def _stretches(
-        self, phases: Sequence[dict[str, Any]], number: int, first_step: int
-    ) -> Iterator[tuple[int, int]]:
-        """See `stretches`: the batches of a phase from one of its steps on."""
-        return stretches(first_step, phases[number]['steps'],
-                         *batches_of(phases, number, self._config.train.skip_steps))
-
     def gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
     ) -> Gates:
@@ -364,7 +357,7 @@ class PretrainTask:
             number = bisect.bisect_left(ends, step)
             phase = phases[number]
             first_step = step - 1 - (ends[number] - phase['steps'])
-            batch, _ = next(self._stretches(phases, number, first_step))
+            batch, _ = next(batches_of(phases, number, self._config.train.skip_steps, first_step))
             rows = np.arange(batch * phase['batch_size'], (batch + 1) * phase['batch_size'])
             examples = self._examples(phase['max_seq_length'], phase['max_predictions_per_seq'])
             (first, begin), (last, end) = (

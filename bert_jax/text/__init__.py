@@ -81,8 +81,10 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
 
 
 def write_switches(folder: Path, switches: Switches) -> None:
-    """Writes them beside the vocab.txt of a folder, where they are not the original's."""
-    if switches != ORIGINAL:
+    """Keeps them beside the vocab.txt of a folder; no file means the original's."""
+    if switches == ORIGINAL:
+        (folder / SWITCHES_FILE).unlink(missing_ok=True)
+    else:
         write_whole(folder / SWITCHES_FILE, json.dumps(dataclasses.asdict(switches)) + "\n")
 
 

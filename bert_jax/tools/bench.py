@@ -43,10 +43,9 @@ from bert_jax.model.flops import train_flops
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import error_boundary, peak_flops, processor
+from bert_jax.runtime.process import error_boundary, find_chip, processor, versions
 from bert_jax.tasks.pretrain import PretrainTask, TextData
 from bert_jax.tools.preflight import grid
-from bert_jax.train.experiment import versions
 from bert_jax.train.program import build_program, numbers_of, open_mesh
 from bert_jax.train.sharding import local_rows, to_global
 from bert_jax.train.step import num_params
@@ -192,7 +191,7 @@ def step(o: argparse.Namespace) -> Result:
         figure('tokens', [rate * tokens_per_step / o.batch_size for rate in rates], 'tokens/s'),
         figure('model FLOPs', [rate * flops / 1e9 for rate in rates], 'GFLOP/s'),
     ]
-    if peak := peak_flops(jax.devices()[0].device_kind):
+    if peak := find_chip(jax.devices()[0].device_kind).peak_flops:
         peak *= jax.device_count()
         figures.append(
             figure('MFU, of the bf16 peak', [100 * rate * flops / peak for rate in rates], '%'))
@@ -289,15 +288,14 @@ def main(argv: Sequence[str]) -> None:
             'cpu': processor(), 'cores': len(os.sched_getaffinity(0)),
             'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
         }
-        known = {name.removeprefix('version of '): x for name, x in versions().items()}
         if o.json:
             write_whole(o.json, json.dumps({
                 'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
                 'seed': o.seed, 'command': list(argv[1:]), 'hardware': hardware,
-                'versions': {'python': platform.python_version(), **known}, 'results': results,
+                'versions': {'python': platform.python_version(), **versions()}, 'results': results,
             }, indent=2) + '\n')
         print(f"\n{hardware['cpu']}, {hardware['cores']} cores; {hardware['num_devices']} x "
-              f"{hardware['device_kind']}; jax {known['jax']}\n\n{table(results)}")
+              f"{hardware['device_kind']}; jax {jax.__version__}\n\n{table(results)}")
 
 
 if __name__ == '__main__':

@@ -53,18 +53,17 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from bert_jax.config import ConfigDict, complete, get_field, model_sizes
+from bert_jax.config import ConfigDict, complete, model_sizes
 from bert_jax.config.command_line import Parser, config_file
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, as_path, open_folder, open_whole, write_whole
-from bert_jax.runtime.process import error_boundary, hardware
+from bert_jax.runtime.process import error_boundary, hardware, versions
 from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.preflight import without_data
 from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config, summary, work
-from bert_jax.train.experiment import versions
 from bert_jax.train.run_directory import flat_fields
 from bert_jax.weights import load_weights
 
@@ -394,7 +393,7 @@ def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[Config
     values = flat_fields(json.loads(resolved.to_json_best_effort()))
     if not resolved.init_checkpoint:
         whole = complete(resolved)
-        values |= {f'model.{name}': get_field(whole, f'model.{name}') for name in whole.model}
+        values |= {f'model.{name}': whole.model[name] for name in whole.model}
         values |= {f'model.{name}': x for name, x in model_sizes(whole).items()}
     values = {name: x for name, x in values.items() if not name.startswith(_BESIDE)}
     for name in ('init_checkpoint', 'data.vocab_file'):
@@ -535,8 +534,7 @@ def _markdown(record: dict[str, Any]) -> str:
             "(Tukey's HSD, 5 % over all pairs)" + (f' (opposite: {opposite})' if opposite else ''))
     lines += ['', record['note']] if record['note'] else []
     runs, settings = record['runs'], record['settings']
-    known = ', '.join(f"{name.removeprefix('version of ')} {version}"
-                      for name, version in record['versions'].items())
+    known = ', '.join(map(' '.join, record['versions'].items()))
     lines += ['', f"{record['date']}; {record['hardware']}; {known}; {record['seeds']} seeds of "
                   f"pre-training, {record['restarts']} of fine-tuning; {runs['finished']} of "
                   f"{runs['all']} runs, {record['hours']:.2f} hours."]

@@ -16,9 +16,7 @@ Exit status: 0 all phases fit, 1 one does not, 2 bad flags or configuration.
 from __future__ import annotations
 
 import collections
-import contextlib
 import datetime
-import importlib.metadata
 import json
 import os
 import sys
@@ -37,7 +35,7 @@ from bert_jax.config.validation import validate
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import Chip, error_boundary, find_chip
+from bert_jax.runtime.process import Chip, error_boundary, find_chip, versions
 from bert_jax.tasks.pretrain import PretrainTask, step_flops
 from bert_jax.text import load_tokenizer
 from bert_jax.text.training import add_words
@@ -313,19 +311,14 @@ def check(config: ConfigDict, topology: str) -> Record:
     mesh = programs.open_mesh(config, devices)
     program = programs.build_program(config, mesh, PretrainTask(config))
     chip = find_chip(devices[0].device_kind)
-    assert chip is not None, devices[0].device_kind
     measured = [measure_phase(program, number, chip) for number in range(len(program.phases))]
     hours = [record['hours'] for record in measured if 'hours' in record]
     total = sum(hours) if len(hours) == len(measured) else None
-    versions = {}
-    for name in ('bert-jax', 'jax', 'jaxlib', 'libtpu', 'flax', 'optax'):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
     return {
         'topology': topology, 'chips': len(devices), 'chip': chip.name,
         'mesh': dict(program.mesh.shape), 'model': config.model.name,
         'remat': config.model.remat, 'scan_layers': config.model.scan_layers,
-        'versions': versions, 'date': datetime.date.today().isoformat(),
+        'versions': versions(), 'date': datetime.date.today().isoformat(),
         'phases': measured, 'fits': all(record['fits'] for record in measured),
         'verify_every': parse_duration(
             config.train.verify_every, 'train.verify_every', num_examples=None,

@@ -50,7 +50,7 @@ from typing import IO, Any, NamedTuple
 
 from absl import logging
 
-from bert_jax.config import ConfigDict, get_field
+from bert_jax.config import ConfigDict, fields
 from bert_jax.config.command_line import Parser, config_file, parse_command
 from bert_jax.config.fields import FIELDS
 from bert_jax.config.validation import check_used, validate
@@ -403,10 +403,10 @@ def _train(
     """Trains a claimed member with its own seed and learning rate, and notes how it ended."""
     from bert_jax.train.experiment import train_run
 
-    given = member_config(sweep.config, sweep.overrides, member)
+    given = fields(member_config(sweep.config, sweep.overrides, member))
     config = ConfigDict(opened.config.copy_and_resolve_references())
     with config.unlocked():
-        config.update_from_flattened_dict({name: get_field(given, name) for name in _ARGUMENTS})
+        config.update_from_flattened_dict({name: given[name] for name in _ARGUMENTS})
     opened = dataclasses.replace(
         opened, config=config, task=opened.task.with_seed(config.seed))
 

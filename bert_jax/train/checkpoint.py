@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.runtime import checksum, files, hosts
-from bert_jax.runtime.errors import Diverged, InputError
+from bert_jax.runtime.errors import Diverged, InputError, first_line
 from bert_jax.train.step import TrainState
 
 Structs = dict[str, jax.ShapeDtypeStruct]
@@ -166,14 +166,10 @@ def _on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
             fault = fault.__cause__  # orbax wraps errors in a plain Exception
     if fault is not None and not _is_damage(fault):
         raise fault
-    damaged = [line for line in hosts.exchange(what, _first_line(fault) if fault else '') if line]
+    damaged = [line for line in hosts.exchange(what, first_line(fault) if fault else '') if line]
     if damaged:
         raise Damaged(damaged[0]) from fault
     return result
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _is_damage(error: BaseException) -> bool:
@@ -294,7 +290,7 @@ class Checkpoints:
             try:
                 tree = read(self._directory / str(step), vars(abstract))
             except Damaged as error:
-                damaged[step] = _first_line(error)
+                damaged[step] = first_line(error)
                 continue
             self._move_aside(damaged, 'unreadable')
             return TrainState(**tree)

@@ -7,9 +7,7 @@ training loop: steps, log lines, evaluations, checkpoints.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import math
 import time
@@ -27,7 +25,7 @@ from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import STARTED, keep_compiled, peak_flops
+from bert_jax.runtime.process import STARTED, find_chip, keep_compiled, versions
 from bert_jax.tasks.opening import open_task
 from bert_jax.train import run_directory
 from bert_jax.train.checkpoint import Best, Checkpoints
@@ -46,15 +44,6 @@ _SETTLED, _SETTLED_LEAST = 20_000, 1_000
 _OF_A_STEP = ('loss', 'grad_norm', 'learning_rate')
 # Paths may differ between hosts; `identity` compares the contents.
 _PLACES = ('data.vocab_file', 'data.add_tokens', 'data.dir', 'data.local_dir', 'data.tfds_dir')
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of this package, jax, jaxlib, flax and optax."""
-    result = {}
-    for name in ('bert-jax', 'jax', 'jaxlib', 'flax', 'optax'):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            result[f'version of {name}'] = importlib.metadata.version(name)
-    return result
 
 
 def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Program:
@@ -131,7 +120,7 @@ def train_run(
     }
     resolved['model']['attention'] = objective.config.attention  # must be the same on all hosts
     fields = run_directory.flat_fields(resolved)
-    hosts.agree('the run', versions() | {
+    hosts.agree('the run', {f'version of {name}': x for name, x in versions().items()} | {
         name: value for name, value in fields.items() if name not in _PLACES})
     run_directory.check_run_directory(
         workdir, resolved, task.vocab_path, comparable=task.keeps_best)
@@ -168,7 +157,7 @@ def train_run(
 
     def steps_of(field: str) -> int:
         return parse_duration(
-            config_lib.get_field(config, field), field, batch_size=phases[0]['batch_size'],
+            config_lib.fields(config)[field], field, batch_size=phases[0]['batch_size'],
             num_examples=task.num_examples, total=total)
 
     every = {name: steps_of(f'train.{name}_every') for name in ('log', 'eval', 'save', 'verify')}
@@ -179,7 +168,7 @@ def train_run(
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
         f'{total:,} steps')
-    numbers, peak = numbers_of(program), peak_flops(jax.devices()[0].device_kind)
+    numbers, chip = numbers_of(program), find_chip(jax.devices()[0].device_kind)
     # Later phases are compiled while the first is trained.
     others_fit = compiler.submit(check_memory, program, left)
 
@@ -195,7 +184,7 @@ def train_run(
         every, checkpoints, report, goodput, profile, stop_or_fail, best=best, gates=gates,
         verify=make_verify(objective, mesh, seed=config.seed,
                            accumulation_steps=config.train.accumulation_steps),
-        patience=config.train.patience, peak_flops=peak * jax.device_count() if peak else None)
+        patience=config.train.patience, peak_flops=chip.peak_flops * jax.device_count())
     del state  # donated to the first step
     try:
         metrics = trainer.train()

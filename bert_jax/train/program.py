@@ -98,8 +98,8 @@ def device_memory(device: jax.Device, num_local: int) -> int:
     with contextlib.suppress(jax.errors.JaxRuntimeError, NotImplementedError):
         if limit := (device.memory_stats() or {}).get('bytes_limit'):
             return int(limit)
-    if (chip := find_chip(device.device_kind)) and chip.memory_bytes:
-        return chip.memory_bytes
+    if memory := find_chip(device.device_kind).memory_bytes:
+        return memory
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     with contextlib.suppress(OSError, ValueError), open('/sys/fs/cgroup/memory.max') as file:
         memory = min(memory, int(file.read()))  # 'max': no limit

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bert_jax.config.bert_config import OPTIONS, Format
+from bert_jax.config.bert_config import OPTIONS, Format, fault
 from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.base import POOLER, Tensor
 from bert_jax.heads.base import Format as FileFormat
@@ -149,8 +149,8 @@ def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str
             raise InputError(f'{where}: {spelling.key}={value!r} is not one that can be read: '
                              f"{', '.join(spelling.values)}")
         value = spelling.values[str(value)] if spelling.values else value
-        if fault := option.fault(value):
-            raise InputError(f'{where}: {spelling.key}={value!r} must be {fault}')
+        if wrong := fault(value, option.allowed):
+            raise InputError(f'{where}: {spelling.key}={value!r} {wrong}')
         model[option.name] = option.type(value)
     heads, hidden = model['num_heads'], model['hidden_size']
     if hidden % heads:

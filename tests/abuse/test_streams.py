@@ -16,21 +16,19 @@ _MODEL = 'tests/fixtures/huggingface/pretraining'
 _ASCII = {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0', 'PYTHONIOENCODING': 'ascii'}
 
 
-@pytest.mark.parametrize('command, status, says, environment', [
-    (f'predict features --model {_MODEL} <&-', 2, 'standard input is closed', {}),
-    (f'predict features --model {_MODEL} a >&-', 2, 'standard output is closed', {}),
-    (f'convert {_MODEL} {{folder}}/new --to bert_jax >&- 2>&-', 2, '', {}),
-    (f'convert {_MODEL} {{folder}}/new --to bert_jax >/dev/full', 1, 'standard output is full', {}),
-    (f'predict features --model {_MODEL} straße', 2, 'ascii: set PYTHONUTF8=1', _ASCII),
-    (f'convert {_MODEL} {{folder}}/straße --to bert_jax', 2, 'ascii: set PYTHONUTF8=1', _ASCII),
+@pytest.mark.parametrize('command, status, says', [
+    (f'predict features --model {_MODEL} <&-', 2, 'standard input is closed'),
+    (f'predict features --model {_MODEL} a >&-', 2, 'standard output is closed'),
+    (f'convert {_MODEL} {{folder}}/new --to bert_jax >&- 2>&-', 2, ''),
+    (f'convert {_MODEL} {{folder}}/new --to bert_jax >/dev/full', 1, 'standard output is full'),
 ], ids=lambda value: value.partition(' --model')[0] if isinstance(value, str) else '')
-def test_a_stream_that_cannot_be_used_is_told(command, status, says, environment, tmp_path):
+def test_a_stream_that_cannot_be_used_is_told(command, status, says, tmp_path):
     if '/dev/full' in command and not os.path.exists('/dev/full'):
         pytest.skip('there is no /dev/full here')
     ended = subprocess.run(
         f'{sys.executable} -m bert_jax.{command}'.replace('{folder}', str(tmp_path)).encode(),
         shell=True, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, timeout=60,
-        env={k: v for k, v in os.environ.items() if k != 'PYTHONUNBUFFERED'} | environment)
+        env={k: v for k, v in os.environ.items() if k != 'PYTHONUNBUFFERED'})
     said = ended.stderr.decode()
     assert ended.returncode == status and 'Traceback' not in said, said
     lines = [line for line in said.splitlines() if line.startswith('error:')]
