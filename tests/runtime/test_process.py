@@ -46,7 +46,7 @@ def test_another_missing_module_is_a_fault_of_ours():
     (InputError('no such file'), 2, 'no such file'),
     (KeyboardInterrupt(), 130, 'stopped'),
     (OSError(errno.ENOSPC, 'full', '/x'), 1, 'the disk of /x is full'),
-    (PermissionError(errno.EACCES, 'Permission denied', '/x'), 2, '/x: Permission denied: check the'),
+    (PermissionError(errno.EACCES, 'Permission denied', '/x'), 2, '/x: Permission denied: check'),
     (FileNotFoundError(errno.ENOENT, 'No such file', '/x'), 2, '/x: No such file: check the path'),
     (OSError(errno.EIO, 'Input/output error', '/x'), 1, 'the disk or network that it is on fails'),
     (MemoryError(), 1, 'out of memory (MemoryError)'),
