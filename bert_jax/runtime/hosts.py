@@ -160,8 +160,8 @@ def _read(path: str) -> str:
 
 
 # Looking for a TPU, jax would load an installed libtpu, which prints errors where there is none.
-if (not jax.config.jax_platforms and importlib.util.find_spec('libtpu') and chips()[0] == 'cpu'
-        and not glob.glob('/dev/accel*') + glob.glob('/dev/vfio/*')):
+if (not getattr(jax.config, 'jax_platforms', None) and importlib.util.find_spec('libtpu')
+        and chips()[0] == 'cpu' and not glob.glob('/dev/accel*') + glob.glob('/dev/vfio/*')):
     jax.config.update('jax_platforms', 'cpu')
 
 
