@@ -83,7 +83,6 @@ def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
     text = (*TINY, f'--config.data.source={work}/text.txt', '--config.data.dir={base}/cache')
     lm = {
         'plain': (), 'remat': ('--config.model.remat=full',),
-        'scanned': ('--config.model.scan_layers=True',),
         'packed': ('--config.train.packed_rows=12', '--config.data.max_seq_length=128',
                    f'--config.data.source={work}/short.txt'),
         'ltr': ('--config.model.causal=True', '--config.data.next_sentence=False'),

@@ -30,7 +30,7 @@ from bert_jax.train.optimizers import (
 )
 from bert_jax.train.sharding import make_mesh
 from bert_jax.train.step import abstract_state, parameters_of
-from tests.tiny_models import jit, random_like, stacked
+from tests.tiny_models import jit, random_like
 
 pytestmark = pytest.mark.slow
 
@@ -64,10 +64,9 @@ SMALL = ModelConfig(vocab_size=40, num_layers=2, hidden_size=8, num_heads=2,
                     intermediate_size=12, max_position_embeddings=8)
 
 
-def of_model(scan=False):
+def of_model():
     """(Shapes of the parameters of a small model, what they declare)."""
-    config = dataclasses.replace(SMALL, scan_layers=scan)
-    tree = jax.eval_shape(Pretraining(config).init, jax.random.key(0))
+    tree = jax.eval_shape(Pretraining(SMALL).init, jax.random.key(0))
     return nn.meta.unbox(tree), declared_parameters(tree)
 
 
@@ -79,15 +78,14 @@ def declared(params):
     ) for path, x in jax.tree_util.tree_leaves_with_path(params)}
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_decay_leaves_out_biases_and_layer_norm_and_nothing_else(scan):
-    mask = {'/'.join(names): parameter.decays for names, parameter in of_model(scan)[1].items()}
-    assert len(mask) == (26 if scan else 38)
+def test_decay_leaves_out_biases_and_layer_norm_and_nothing_else():
+    mask = {'/'.join(names): parameter.decays for names, parameter in of_model()[1].items()}
+    assert len(mask) == 38
     for name, decays in mask.items():
         leaf = name.split('/')[-1]
         is_table = leaf.endswith('_embeddings')
         assert decays == (leaf == 'kernel' or is_table), name
-    assert sum(mask.values()) == 3 + (4 if scan else 8) + 3
+    assert sum(mask.values()) == 3 + 8 + 3
 
 
 def updated(name, params, gradients, parameters=None, rate=1e-2):
@@ -141,22 +139,14 @@ def test_updates_follow_the_formula(name, scale):
         np.testing.assert_allclose(leaf(after), expected, rtol=2e-5, atol=1e-6, err_msg=str(path))
 
 
-@pytest.mark.parametrize('name, rtol', [('lamb', 2e-5), ('muon', 1e-4)])
-def test_updates_are_the_same_for_stacked_and_fused_parameters(name, rtol):
-    """One trust ratio a layer and a Q, K, V slice, however the parameters are laid out."""
+def test_query_key_and_value_have_trust_ratios_of_their_own():
     shapes, parameters = of_model()
     params = random_like(shapes, 0)
-    # Layers and slices of very different norms, so that a shared ratio would show.
+    # Slices of very different norms, so that a shared ratio would show.
     self_1 = params['bert']['encoder']['layer_1']['attention']['self']['qkv']
     self_1['kernel'] = self_1['kernel'] * jnp.array([1.0, 10.0, 100.0])[None, :, None, None]
     gradients = [random_like(params, seed) for seed in (1, 2, 3)]
-    after = updated(name, params, gradients, parameters)
-    scanned = updated(
-        name, stacked(params), [stacked(g) for g in gradients], of_model(scan=True)[1])
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=rtol / 10),
-                 scanned, stacked(after))
-    if name == 'muon':
-        return
+    after = updated('lamb', params, gradients, parameters)
 
     def qkv(tree, kind):
         return tree['bert']['encoder']['layer_1']['attention']['self']['qkv'][kind]
@@ -292,7 +282,7 @@ def test_muon_orthogonalizes_the_matrices_of_layers_and_adam_does_the_rest():
 
 @pytest.mark.parametrize('names, shape, num_in, num_separate', [
     ((None, None), (5, 3), 1, 0), ((None,) * 3, (2, 4, 3), 2, 0), ((None,) * 3, (4, 2, 6), 1, 1),
-    (('layers', None, None), (2, 5, 3), 1, 0), (('layers', *(None,) * 4), (2, 5, 3, 2, 4), 1, 1),
+    ((None,) * 4, (5, 3, 2, 4), 1, 1),
 ])
 def test_a_kernel_s_declared_matrices_are_those_that_a_product_uses(
     names, shape, num_in, num_separate
@@ -302,16 +292,13 @@ def test_a_kernel_s_declared_matrices_are_those_that_a_product_uses(
     x = random_like(jnp.zeros(shape), 0)
     matrices = parameter.to_matrices(x)
     np.testing.assert_array_equal(parameter.from_matrices(matrices, shape), x)
-    layers = x if parameter.stacked else x[None]
-    products = [np.tensordot(np.ones(layer.shape[:num_in]), layer, num_in) for layer in layers]
+    product = np.tensordot(np.ones(shape[:num_in]), x, num_in)
     np.testing.assert_allclose(
-        np.ones(matrices.shape[1]) @ matrices,
-        np.reshape(products, (-1, matrices.shape[2])), rtol=1e-5)
+        np.ones(matrices.shape[1]) @ matrices, product.reshape(-1, matrices.shape[2]), rtol=1e-5)
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_rates_fall_with_the_distance_from_the_head(scan):
-    shapes, parameters = of_model(scan)
+def test_rates_fall_with_the_distance_from_the_head():
+    shapes, parameters = of_model()
     params = random_like(shapes, 0)
     grads = random_like(params, 1)
 
@@ -326,12 +313,9 @@ def test_rates_fall_with_the_distance_from_the_head(scan):
               jax.tree_util.tree_leaves_with_path(jax.tree.map(
                   lambda a, b: np.round(np.asarray(b / a), 5), *moves))}
     for name, found in ratios.items():
-        if 'encoder/layer/' in name:
-            assert found.tolist() == [0.25, 0.5], name
-        else:
-            expected = (0.5 if 'layer_1' in name else 0.25 if 'layer_0' in name else
-                        0.125 if 'embeddings/' in name else 1.0)
-            assert found.tolist() == [expected], name
+        expected = (0.5 if 'layer_1' in name else 0.25 if 'layer_0' in name else
+                    0.125 if 'embeddings/' in name else 1.0)
+        assert found.tolist() == [expected], name
 
 
 def test_weights_of_layers_that_a_tagger_adds_up_are_of_no_layer():
@@ -342,13 +326,13 @@ def test_weights_of_layers_that_a_tagger_adds_up_are_of_no_layer():
     assert moved['bert']['encoder']['layer_0']['bias'].tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize('axes, scanned, share', [
-    ((1, 1, 1), False, 1), ((8, 1, 1), False, 1 / 8), ((2, 4, 1), True, 1 / 8),
-    ((2, 2, 2), False, 1 / 8), ((1, 1, 8), True, 1 / 8),
+@pytest.mark.parametrize('axes, share', [
+    ((1, 1, 1), 1), ((8, 1, 1), 1 / 8), ((2, 4, 1), 1 / 8), ((2, 2, 2), 1 / 8),
+    ((1, 1, 8), 1 / 8),
 ])
-def test_muon_deals_its_matrices_out_to_the_devices(axes, scanned, share):
+def test_muon_deals_its_matrices_out_to_the_devices(axes, share):
     config = ModelConfig(vocab_size=64, num_layers=4, hidden_size=64, num_heads=8,
-                         intermediate_size=256, max_position_embeddings=16, scan_layers=scanned)
+                         intermediate_size=256, max_position_embeddings=16)
     on = make_mesh(*axes, jax.devices()[:math.prod(axes)])
 
     def of(mesh):
@@ -378,11 +362,9 @@ OTHER = {o.name: next(value for value in o.allowed if value != o.default)
          for o in OPTIONS if isinstance(o.allowed, tuple)}
 
 
-@pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('option', ['', *OTHER])
-def test_every_model_option_declares_its_parameters_and_fits_every_optimizer(option, scan):
-    config = dataclasses.replace(
-        SMALL, scan_layers=scan, **({option: OTHER[option]} if option else {}))
+def test_every_model_option_declares_its_parameters_and_fits_every_optimizer(option):
+    config = dataclasses.replace(SMALL, **({option: OTHER[option]} if option else {}))
     task = Classification(config, 3) if option == 'bilstm' else Pretraining(config)
     boxed = jax.eval_shape(task.init, jax.random.key(0))
     parameters = declared_parameters(boxed)
@@ -390,10 +372,10 @@ def test_every_model_option_declares_its_parameters_and_fits_every_optimizer(opt
     matrices = 0
     for path, x in jax.tree_util.tree_leaves_with_path(shapes):
         p, names = parameters[path_names(path)], path_names(path)
-        if in_layers(names) and x.ndim - p.stacked > 1 and names[-1] != 'bias':
+        if in_layers(names) and x.ndim > 1 and names[-1] != 'bias':
             assert p.num_in and p.decays, f'{names} is a matrix of a layer: it declares its dims'
             matrices += x.size
-        elif x.ndim - p.stacked < 2 and names[-1] not in ('scale', 'layer_weights'):
+        elif x.ndim < 2 and names[-1] not in ('scale', 'layer_weights'):
             assert not p.decays or 'kernel' in names[-1], names
     assert token_flops(config, 0) == 2 * matrices  # a multiply-add a weight and token
     params = random_like(shapes, 0)

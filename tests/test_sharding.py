@@ -25,29 +25,26 @@ from bert_jax.train.step import abstract_state
 from tests.train import toy
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_parameters_and_moments_are_split_as_the_rules_say(scan):
+def test_parameters_and_moments_are_split_as_the_rules_say():
     task = Pretraining(ModelConfig(vocab_size=300, num_layers=3, hidden_size=128, num_heads=4,
-                                  intermediate_size=256, scan_layers=scan))
+                                  intermediate_size=256))
     state = abstract_state(task, optax.adam(1e-3), make_mesh(2, 2, 2))
-    layers, prefix = ('layer', (None,)) if scan else ('layer_1', ())
+    layer = ('encoder', 'layer_1')
     both = ('fsdp', 'data')
     expected = {
         ('embeddings', 'word_embeddings'): ((*both, 'tensor'), None),
         ('embeddings', 'position_embeddings'): (both, None),
         ('embeddings', 'token_type_embeddings'): (None, None),  # small
         ('embeddings', 'LayerNorm', 'scale'): (None,),
-        ('encoder', layers, 'attention', 'self', 'qkv', 'kernel'):
-            (*prefix, both, None, 'tensor', None),
-        ('encoder', layers, 'attention', 'self', 'qkv', 'bias'): (*prefix, None, 'tensor', None),
+        (*layer, 'attention', 'self', 'qkv', 'kernel'): (both, None, 'tensor', None),
+        (*layer, 'attention', 'self', 'qkv', 'bias'): (None, 'tensor', None),
         # 4 heads: over two axes, and then their dims.
-        ('encoder', layers, 'attention', 'output', 'dense', 'kernel'):
-            (*prefix, ('fsdp', 'tensor'), 'data', None),
-        ('encoder', layers, 'attention', 'output', 'dense', 'bias'): (*prefix, None),
-        ('encoder', layers, 'intermediate', 'dense', 'kernel'): (*prefix, both, 'tensor'),
-        ('encoder', layers, 'intermediate', 'dense', 'bias'): (*prefix, 'tensor'),
-        ('encoder', layers, 'output', 'dense', 'kernel'): (*prefix, (*both, 'tensor'), None),
-        ('encoder', layers, 'output', 'LayerNorm', 'bias'): (*prefix, None),
+        (*layer, 'attention', 'output', 'dense', 'kernel'): (('fsdp', 'tensor'), 'data', None),
+        (*layer, 'attention', 'output', 'dense', 'bias'): (None,),
+        (*layer, 'intermediate', 'dense', 'kernel'): (both, 'tensor'),
+        (*layer, 'intermediate', 'dense', 'bias'): ('tensor',),
+        (*layer, 'output', 'dense', 'kernel'): ((*both, 'tensor'), None),
+        (*layer, 'output', 'LayerNorm', 'bias'): (None,),
         ('pooler', 'dense', 'kernel'): (both, None),
     }
     for tree in (state.params, state.opt_state[0].mu, state.opt_state[0].nu):

@@ -1,4 +1,4 @@
-"""Small models for tests: quick to compile, with random parameters in either layout."""
+"""Small models for tests: quick to compile, with random parameters."""
 
 import functools
 from typing import Any
@@ -20,14 +20,6 @@ def random_like(shapes: Any, seed: int = 0, scale: float = 1.0) -> Any:
     return jax.tree.map(
         lambda x: jnp.asarray(scale * rng.standard_normal(x.shape), jnp.float32),
         nn.meta.unbox(shapes))
-
-
-def stacked(params: Any) -> Any:
-    """Unrolled parameters in the scanned layout."""
-    encoder = params['bert']['encoder']
-    layers = [encoder[f'layer_{i}'] for i in range(len(encoder))]
-    layer = jax.tree.map(lambda *x: jnp.stack(x), *layers)
-    return params | {'bert': params['bert'] | {'encoder': {'layer': layer}}}
 
 
 def fixed_step(objective, optimizer, schedule, mesh, *, seed=0, **how):

@@ -64,7 +64,6 @@ SHARE = Range(0, 1, without=(1,))
 # rounding at most, so a run may resume with others.
 COMPUTATION: Mapping[str, tuple[Any, ...]] = {
     'dtype': ('auto', 'float32', 'bfloat16'),
-    'scan_layers': (False, True),
     'remat': ('none', 'dots', 'full'),
     'attention': ('auto', 'xla', 'kernel', 'cudnn'),
 }

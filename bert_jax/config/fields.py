@@ -70,9 +70,9 @@ FIELDS: Mapping[str, Field] = {
                                 LABELLED if o.name == 'bilstm' else ())
        for role in (('shape', 'computes'), ('trains',)) for o in OPTIONS
        if o.role in role and o.name != 'vocab_size'},
-    # dtype: auto is bfloat16 on TPU and GPU, else float32. scan_layers: a loop over one compiled
-    # layer instead of num_layers copies. remat: dots keeps the outputs of matrix products for the
-    # backward pass, full only the inputs of layers, none everything. attention: auto chooses.
+    # dtype: auto is bfloat16 on TPU and GPU, else float32. remat: dots keeps the outputs of matrix
+    # products for the backward pass, full only the inputs of layers, none everything. attention:
+    # auto chooses.
     **{f'model.{name}': Field(choices[0], choices) for name, choices in COMPUTATION.items()},
 
     'data.source': Field('docs:python', CHECKED_WHERE_READ),  # or a list of (source, weight)

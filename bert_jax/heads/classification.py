@@ -107,7 +107,7 @@ class Classification(Head):
 
     def token_flops(self, row_length: int) -> float:
         c = self.config
-        if c.scan_layers or c.bilstm:
+        if c.bilstm:
             return super().token_flops(row_length)
         # The last layer is computed at [CLS] only (`Bert`, `wanted_BxP`), from keys and values.
         others = token_flops(c, row_length) * (1 - 1 / c.num_layers)

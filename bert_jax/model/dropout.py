@@ -1,6 +1,6 @@
 """Counter-based dropout: a hash of (seed, step, row, site, layer, element), computed where used.
 
-There is no generator state and no stored mask. So masks do not depend on the mesh, scanning,
+There is no generator state and no stored mask. So masks do not depend on the mesh,
 rematerialisation, gradient accumulation or restarts, and XLA fuses them into neighbouring
 operations.
 
@@ -100,7 +100,7 @@ def dropout(
       rate: share dropped, below 1.
       rows_Bx2: keys from `dropout_rows`, or None: return `x` unchanged.
       site: one of the constants above.
-      layer: index of the encoder layer; may be traced (scanned layers).
+      layer: index of the encoder layer; may be traced.
       lines_BxL: indices of the lines of `x` in a larger array, whose mask is then used.
     """
     if rows_Bx2 is None or rate == 0.0:

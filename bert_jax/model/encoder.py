@@ -1,8 +1,7 @@
 """The BERT encoder: embeddings, Transformer layers (post-LayerNorm), pooler.
 
 Parameters have the names of google-research/bert, but `gamma`/`beta` are `scale`/`bias`, and
-query, key and value are fused into `attention/self/qkv`. Scanned layers are under `encoder/layer`
-with a leading axis, unrolled ones under `encoder/layer_0`, `encoder/layer_1`, ...
+query, key and value are fused into `attention/self/qkv`.
 
     B: batch rows, S: sequence, P: wanted positions, H: hidden_size, V: padded vocabulary
 """
@@ -147,10 +146,7 @@ class Output(nn.Module):
 
 
 class Layer(nn.Module):
-    """One Transformer layer: (x, layer index) -> (x, None), the signature for nn.scan.
-
-    With `wanted_BxP` the output is [B, P, H], of these positions only.
-    """
+    """One Transformer layer; with `wanted_BxP` its output is [B, P, H], of these positions only."""
 
     config: ModelConfig
 
@@ -158,15 +154,15 @@ class Layer(nn.Module):
     def __call__(
         self, x_BxSxH: jax.Array, layer: Any, segments_BxS: jax.Array, rows: jax.Array | None,
         wanted_BxP: jax.Array | None = None,
-    ) -> tuple[jax.Array, None]:
+    ) -> jax.Array:
         c = self.config
         x_BxSxH = Attention(c, name='attention')(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
         y_BxSxI = Intermediate(c, name='intermediate')(x_BxSxH)
-        return Output(c, name='output')(y_BxSxI, x_BxSxH, rows, layer, wanted_BxP), None
+        return Output(c, name='output')(y_BxSxI, x_BxSxH, rows, layer, wanted_BxP)
 
 
 class Encoder(nn.Module):
-    """`num_layers` layers, unrolled or scanned, rematerialised or not."""
+    """`num_layers` layers, rematerialised or not. Returns the output of each."""
 
     config: ModelConfig
 
@@ -174,7 +170,7 @@ class Encoder(nn.Module):
     def __call__(
         self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None,
         wanted_BxP: jax.Array | None = None,
-    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    ) -> tuple[jax.Array, ...]:
         c = self.config
         layer_class: Any = Layer
         if c.remat != 'none':
@@ -182,28 +178,14 @@ class Encoder(nn.Module):
                 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
                 'full': jax.checkpoint_policies.nothing_saveable,
             }[c.remat]
-            layer_class = nn.remat(Layer, policy=policy, prevent_cse=not c.scan_layers)
-        if c.scan_layers:
-            scanned = nn.scan(
-                layer_class,
-                variable_axes={'params': 0},
-                split_rngs={'params': True},
-                in_axes=(0, nn.broadcast, nn.broadcast),
-                length=c.num_layers,
-                metadata_params={nn.PARTITION_NAME: 'layers'},
-            )(c, name='layer')
-            numbers = jnp.arange(c.num_layers, dtype=jnp.uint32)
-            x_BxSxH, _ = scanned(x_BxSxH, numbers, segments_BxS, rows)
-            if wanted_BxP is not None:  # all layers share one program
-                x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
-            return x_BxSxH, ()
+            layer_class = nn.remat(Layer, policy=policy)
         layers = []
         for i in range(c.num_layers):
             wanted = wanted_BxP if i == c.num_layers - 1 else None
             layer = layer_class(c, name=f'layer_{i}')
-            x_BxSxH, _ = layer(x_BxSxH, i, segments_BxS, rows, wanted)
+            x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows, wanted)
             layers.append(x_BxSxH)
-        return x_BxSxH, tuple(layers)
+        return tuple(layers)
 
 
 def in_layers(names: Names) -> bool:
@@ -211,12 +193,11 @@ def in_layers(names: Names) -> bool:
     return 'encoder' in names
 
 
-def layers_of(names: Names, x: jax.Array) -> list[int]:
-    """Indices of the layers that a parameter belongs to: all of them if scanned."""
+def layer_of(names: Names) -> int | None:
+    """Index of the layer that a parameter belongs to; None outside the layers."""
     if not in_layers(names):
-        return []
-    name = names[names.index('encoder') + 1]
-    return list(range(len(x))) if name == 'layer' else [int(name.removeprefix('layer_'))]
+        return None
+    return int(names[names.index('encoder') + 1].removeprefix('layer_'))
 
 
 class Pooler(nn.Module):
@@ -242,8 +223,7 @@ class Bert(nn.Module):
       pooled: whether the model has a pooler (Hugging Face's token and span models have none).
 
     Returns a dict: `sequence_output` [B, S, H], `pooled_output` [B, H] (of the first token; None
-    without pooler), `embedding_output` [B, S, H] and `layers`, the outputs [B, S, H] of each layer
-    (empty when scanned).
+    without pooler), `embedding_output` [B, S, H] and `layers`, the outputs [B, S, H] of each layer.
     """
 
     config: ModelConfig
@@ -278,7 +258,8 @@ class Bert(nn.Module):
         embedded_BxSxH = self.embeddings(
             input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS
         )
-        x_BxSxH, layers = self.encoder(embedded_BxSxH, sequence_ids_BxS, rows_Bx2, wanted_BxP)
+        layers = self.encoder(embedded_BxSxH, sequence_ids_BxS, rows_Bx2, wanted_BxP)
+        x_BxSxH = layers[-1]
         pooled = None
         if self.pooled:
             cls = x_BxSxH[:, 0]

@@ -25,7 +25,6 @@ class ModelConfig(BertConfig):
     """The model's fields, with the settings of its computation."""
 
     dtype: str = 'float32'  # of activations; parameters are float32
-    scan_layers: bool = False
     remat: str = 'none'
     attention: str = 'auto'  # see model/attention.py
     layout: Layout = Layout()
@@ -47,7 +46,7 @@ class ModelConfig(BertConfig):
 class Parameter(nn.LogicallyPartitioned):
     """A parameter with its declaration for the mesh, optimizers and the FLOPs formula.
 
-    Its dims are [layers, in dims, separate dims, out dims]; the first only in scanned layers.
+    Its dims are [in dims, separate dims, out dims].
 
     Attributes:
       value: the array.
@@ -62,15 +61,9 @@ class Parameter(nn.LogicallyPartitioned):
     decays: bool = flax.struct.field(default=True, pytree_node=False)
 
     @property
-    def stacked(self) -> bool:
-        """Whether the first dim indexes the layers."""
-        return 'layers' in self.names
-
-    @property
     def separate_axes(self) -> tuple[int, ...]:
-        """Axes that index separate matrices, with the layer axis of scanned layers."""
-        first = self.stacked + self.num_in
-        return (0,) * self.stacked + tuple(range(first, first + self.num_separate))
+        """Axes that index separate matrices."""
+        return tuple(range(self.num_in, self.num_in + self.num_separate))
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Reshapes an array of this parameter's dims to matrices [number, in, out]."""

@@ -256,7 +256,7 @@ def _forward(model: LoadedModel, changes: Mapping[str, Any]) -> Any:
     head = HEADS[model.weights.head].of_model(config, model.weights.num_labels, {})
 
     def forward(flat, input_ids, input_mask, segment_ids, positions=None):  # type: ignore[no-untyped-def]
-        params = to_tree(flat, padded_vocab_size=None, scan_layers=False)
+        params = to_tree(flat, None)
         # Looked up: not every format can express the first s rows of a table.
         position_ids = jax.lax.broadcasted_iota(jnp.int32, input_ids.shape, 1)
         out: Any = Bert(config, pooled=model.weights.has('bert/pooler')).apply(

@@ -206,7 +206,7 @@ class LoadedModel:
     def params(self) -> dict:
         """The parameter tree of the model, on the host."""
         rows = self.config.padded_vocab_size
-        return to_tree(self.weights.params, padded_vocab_size=rows, scan_layers=False)
+        return to_tree(self.weights.params, rows)
 
     @functools.cached_property
     def device_params(self) -> dict:

@@ -109,9 +109,6 @@ def _task(
             )
     t = open_tokenization(config)
     where = f'config.{config.task}.features={section.features!r}'
-    if section.features and config.model.scan_layers:
-        raise InputError('config.model.scan_layers=True keeps no output of each layer, which '
-                         f'{where} needs: leave it False')
     if section.features == 'second_to_last' and model_sizes(config)['num_layers'] < 2:
         raise InputError(f"{where} needs two layers: choose 'last'")
     ids = {label: i for i, label in enumerate(labels)}

@@ -317,8 +317,8 @@ def check(config: ConfigDict, topology: str) -> Record:
     return {
         'topology': topology, 'chips': len(devices), 'chip': chip.name,
         'mesh': dict(program.mesh.shape), 'model': config.model.name,
-        'remat': config.model.remat, 'scan_layers': config.model.scan_layers,
-        'versions': versions(), 'date': datetime.date.today().isoformat(),
+        'remat': config.model.remat, 'versions': versions(),
+        'date': datetime.date.today().isoformat(),
         'phases': measured, 'fits': all(record['fits'] for record in measured),
         'verify_every': parse_duration(
             config.train.verify_every, 'train.verify_every', num_examples=None,

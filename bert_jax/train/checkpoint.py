@@ -1,4 +1,4 @@
-"""Checkpoints: saved asynchronously, restored onto any mesh, with scanned layers or without."""
+"""Checkpoints: saved asynchronously, restored onto any mesh."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ Structs = dict[str, jax.ShapeDtypeStruct]
 Shapes = Mapping[str, tuple[int, ...]]
 _T = TypeVar('_T')
 _ITEM = 'default'  # orbax's name of what a checkpoint holds
-_STACKED = re.compile('encoder/layer/')  # in names of parameters of all layers, stacked
 # Codes of TensorStore's errors for missing or damaged bytes. An error without a code is an invalid
 # argument, such as metadata that is not JSON. Other codes concern the machine or the network:
 # UNAVAILABLE, PERMISSION_DENIED, RESOURCE_EXHAUSTED, …
@@ -41,7 +40,7 @@ class Damaged(Exception):
 def read(folder: Any, abstract: Any) -> Any:
     """The arrays of a checkpoint with the shardings of `abstract`. All hosts call it.
 
-    One replica reads and broadcasts to the others. Encoder layers may be saved stacked or not.
+    One replica reads and broadcasts to the others.
 
     Raises:
       InputError: it is of another model or optimizer.
@@ -51,10 +50,7 @@ def read(folder: Any, abstract: Any) -> Any:
     folder = files.as_path(folder)
     saved = _shapes(folder)
     has_checksums = saved.pop(checksum.CHECKSUMS, None) is not None
-    relayers = any(map(_STACKED.search, saved)) != any(
-        map(_STACKED.search, checksum.leaves(abstract)))
-    target = _relayered(abstract, _stacked_struct, _layer_struct) if relayers else abstract
-    structs = checksum.leaves(target)
+    structs = checksum.leaves(abstract)
     _check_same(saved, {name: x.shape for name, x in structs.items()}, folder)
     mesh = next(iter(structs.values())).sharding.mesh
     if has_checksums:
@@ -73,45 +69,8 @@ def read(folder: Any, abstract: Any) -> Any:
     if has_checksums:
         written = np.asarray(arrays.pop(checksum.CHECKSUMS))
         _on_all_hosts('verify a checkpoint', lambda: _verify(arrays, written))
-    tree = jax.tree.unflatten(
-        jax.tree.structure(target), [arrays[name] for name in checksum.leaves(target)])
-    if relayers:
-        tree = _relayered(tree, lambda *layers: jnp.stack(layers), lambda x, layer: x[layer])
-    return jax.device_put(tree, jax.tree.map(lambda x: x.sharding, abstract))
-
-
-def _relayered(
-    tree: Any, stack: Callable[..., Any], layer_of: Callable[[Any, int], Any]
-) -> Any:
-    """A tree with the encoder's layers stacked if they are not, and not stacked if they are."""
-    def is_encoder(x: Any) -> bool:
-        return (isinstance(x, dict) and ('layer' in x or 'layer_0' in x)
-                and bool(jax.tree.leaves(x)))
-
-    def change(x: Any) -> Any:
-        if not is_encoder(x):
-            return x
-        if 'layer' not in x:
-            return {'layer': jax.tree.map(stack, *(x[f'layer_{i}'] for i in range(len(x))))}
-        return {
-            f'layer_{i}': jax.tree.map(lambda x, i=i: layer_of(x, i), x['layer'])
-            for i in range(jax.tree.leaves(x)[0].shape[0])}
-
-    return jax.tree.map(change, tree, is_leaf=is_encoder)
-
-
-def _stacked_struct(*layers: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return _struct(layers[0], (len(layers), *layers[0].shape), (None, *layers[0].sharding.spec))
-
-
-def _layer_struct(x: jax.ShapeDtypeStruct, layer: int) -> jax.ShapeDtypeStruct:
-    del layer
-    return _struct(x, x.shape[1:], x.sharding.spec[1:])
-
-
-def _struct(x: jax.ShapeDtypeStruct, shape: Any, spec: Any) -> jax.ShapeDtypeStruct:
-    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*spec))
-    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+    return jax.tree.unflatten(
+        jax.tree.structure(abstract), [arrays[name] for name in checksum.leaves(abstract)])
 
 
 def _broadcast(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.model.encoder import in_layers, layers_of
+from bert_jax.model.encoder import in_layers, layer_of
 from bert_jax.model.layers import Names, Parameter, path_names
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.train.sharding import deal_out
@@ -109,9 +109,8 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 def scale_by_layer_trust_ratio(parameters: Parameters) -> optax.GradientTransformation:
     """LAMB's trust ratio, |w| / |update|, where weight decay applies; 1 elsewhere or at zero norm.
 
-    One ratio for each layer and each of query, key and value, also if layers are stacked or the
-    three are fused: the layout of the parameters does not change training (You et al., 2019,
-    Algorithm 2; without biases and LayerNorm, as in its published code).
+    One ratio for each layer and each of query, key and value, although these are fused (You et al.,
+    2019, Algorithm 2; without biases and LayerNorm, as in its published code).
     """
 
     def scaled(path: Sequence[Any], update: jax.Array, param: jax.Array) -> jax.Array:
@@ -223,15 +222,13 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
     def update(updates: Any, params: Any) -> Any:
         del params
         leaves = jax.tree_util.tree_leaves_with_path(updates)
-        num_layers = 1 + max(max(layers_of(path_names(path), x), default=0) for path, x in leaves)
+        num_layers = 1 + max(layer_of(path_names(path)) or 0 for path, _ in leaves)
 
         def scaled(path: Sequence[Any], x: jax.Array) -> jax.Array:
             names = path_names(path)
-            layers = layers_of(names, x)
-            if not layers:
-                return x * decay ** (num_layers + 1) if 'embeddings' in names else x
-            factors = np.array([decay ** (num_layers - i) for i in layers], x.dtype)
-            return x * factors.reshape(-1, *(1,) * (x.ndim - 1))
+            if (layer := layer_of(names)) is not None:
+                return x * decay ** (num_layers - layer)
+            return x * decay ** (num_layers + 1) if 'embeddings' in names else x
 
         return jax.tree_util.tree_map_with_path(scaled, updates)
 

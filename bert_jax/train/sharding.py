@@ -36,7 +36,6 @@ RULES: tuple[tuple[str, tuple[str, ...] | str | None], ...] = (
     ('vocab', 'tensor'),
     ('heads', 'tensor'),
     ('mlp', 'tensor'),  # intermediate_size
-    ('layers', None),  # leading axis of scanned layers
 )
 
 

@@ -1,9 +1,8 @@
 """The common part of all formats: parameter names, `Weights`, checks, atomic folder writes.
 
-Parameter names are those of a model with unrolled layers (`bert/encoder/layer_0/...`) and an
-unpadded vocabulary, in one table for both directions; `to_tree` and `from_tree` convert between
-them and the parameters that the model takes (scanned or unrolled, vocabulary padded). The letters
-of dims are those of `heads.base`.
+Parameters have one table of names for both directions (`bert/encoder/layer_0/...`) and an unpadded
+vocabulary; `to_tree` and `from_tree` convert between them and the nested dicts that the model
+takes, with a padded vocabulary. The letters of dims are those of `heads.base`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import dataclasses
 import itertools
 import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -77,50 +75,29 @@ def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
     }
 
 
-def to_tree(
-    params: Mapping[str, np.ndarray], *, padded_vocab_size: int | None, scan_layers: bool
-) -> dict[str, Any]:
+def to_tree(params: Mapping[str, np.ndarray], padded_vocab_size: int | None) -> dict[str, Any]:
     """Parameters as the model takes them: nested dicts.
 
     Args:
-      params: arrays by name, unrolled and unpadded, as in `Weights.params`.
+      params: arrays by name, unpadded, as in `Weights.params`.
       padded_vocab_size: rows of the word table, filled up with zeros; None: as they are.
-      scan_layers: whether layers are stacked along a leading axis under `bert/encoder/layer`.
     """
-    flat: dict[str, Any] = {}
-    for name, x in params.items():
-        if name in VOCABULARY_ROWS and padded_vocab_size is not None:
-            x = np.pad(x, [(0, padded_vocab_size - len(x))] + [(0, 0)] * (x.ndim - 1))
-        match = re.fullmatch(r'bert/encoder/layer_([0-9]+)/(.*)', name)
-        if match and scan_layers:
-            flat.setdefault(f'bert/encoder/layer/{match[2]}', {})[int(match[1])] = x
-        else:
-            flat[name] = x
-    for name, x in flat.items():
-        if isinstance(x, dict):
-            flat[name] = np.stack([x[i] for i in range(len(x))])
+    flat = dict(params)
+    for name in VOCABULARY_ROWS:
+        if name in flat and padded_vocab_size is not None:
+            x = flat[name]
+            flat[name] = np.pad(x, [(0, padded_vocab_size - len(x))] + [(0, 0)] * (x.ndim - 1))
     return dict(unflatten_dict(flat, sep='/'))
 
 
 def from_tree(tree: Mapping[str, Any], vocab_size: int) -> dict[str, np.ndarray]:
-    """Parameters by name, unrolled and without padding rows; inverse of `to_tree`.
-
-    Nothing is copied: the arrays are views where they are parts.
-    """
-    params: dict[str, np.ndarray] = {}
-    for name, x in flatten_dict(tree, sep='/').items():
-        if name in VOCABULARY_ROWS:
-            x = x[:vocab_size]
-        if name.startswith('bert/encoder/layer/'):
-            rest = name.removeprefix('bert/encoder/layer/')
-            params |= {f'bert/encoder/layer_{i}/{rest}': x[i] for i in range(x.shape[0])}
-        else:
-            params[name] = x
-    return params
+    """Parameters by name, without padding rows; inverse of `to_tree`. Nothing is copied."""
+    return {name: x[:vocab_size] if name in VOCABULARY_ROWS else x
+            for name, x in flatten_dict(tree, sep='/').items()}
 
 
 def tree_shapes(tree: Mapping[str, Any], vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, unrolled and unpadded, of a tree of arrays."""
+    """Shapes by name, unpadded, of a tree of arrays."""
     arrays = jax.eval_shape(lambda tree: from_tree(tree, vocab_size), tree)
     return {name: x.shape for name, x in arrays.items()}
 
@@ -198,7 +175,7 @@ class Weights:
     """A model as it lies on disk.
 
     Attributes:
-      params: float32 arrays by our names (`weights.formats`): unrolled layers, unpadded vocabulary.
+      params: float32 arrays by our names (`weights.formats`), of an unpadded vocabulary.
       model: every field of `BertConfig`.
       head: one of `heads.HEADS`; '' is an encoder without a head, 'pretraining' masked LM,
         next sentence or both, as `params` has them.

@@ -23,7 +23,7 @@ from bert_jax.weights.formats import Weights
 
 # What the section "model" of a run's config.json may hold: the model, how it is computed, the name
 # of its size, and of a feature-based run which features.
-_KNOWN = (*(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features')
+_KNOWN = (*(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features', 'scan_layers')
 _COMMITTED = 'commit_success.txt'
 
 
@@ -119,10 +119,16 @@ def read_config(
     """The fields of `config.json`.
 
     Raises:
-      InputError: there is none, it is no JSON object, or not the one that the run wrote.
+      InputError: there is none, it is no JSON object, not the one that the run wrote, or of a run
+        whose parameters are laid out otherwise.
     """
     path = workdir / 'config.json'
-    return checksum.check_digest(formats.read_json(path, hint), path)
+    config = checksum.check_digest(formats.read_json(path, hint), path)
+    model = config.get('model')
+    if isinstance(model, dict) and model.get('scan_layers'):
+        raise InputError(f'{path}: model.scan_layers=True is no longer read: convert the run to a '
+                         'Hugging Face folder with the version of bert_jax that wrote it')
+    return config
 
 
 def write_config(workdir: Path, fields: dict[str, Any]) -> None:
@@ -187,7 +193,7 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
         write_config(beside, {
             'vocabulary': checksum.digest(vocabulary) if vocabulary else None,
             'head': weights.head, 'labels': list(weights.labels),
-            'model': weights.model | {'scan_layers': False},
+            'model': weights.model,
             'data': {'lowercase': weights.lowercase},
             'inference': dict(weights.inference),
         })
@@ -195,7 +201,7 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
             suffix = '.model' if weights.vocab_file.suffix == '.model' else '.txt'
             (beside / f'vocab{suffix}').write_bytes(vocabulary)
             write_switches(beside, read_switches(weights.vocab_file))
-        tree = formats.to_tree(weights.params, padded_vocab_size=padded, scan_layers=False)
+        tree = formats.to_tree(weights.params, padded)
         step = beside / 'checkpoints' / '0'
         step.mkdir(parents=True)
         # Random numbers do not get smaller, and compressing them takes time and memory.

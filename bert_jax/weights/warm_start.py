@@ -63,9 +63,7 @@ def warm_start(
                          f"used without training: {'; '.join(fresh or notes)}{remedy}")
     for line in lines:
         hosts.say(line)
-    arrays = flatten_dict(to_tree(
-        placement.params, padded_vocab_size=bert.padded_vocab_size, scan_layers=bert.scan_layers
-    ), sep='/')
+    arrays = flatten_dict(to_tree(placement.params, bert.padded_vocab_size), sep='/')
 
     def choose(path: Any, fresh: jax.Array) -> jax.Array:
         array = arrays.get('/'.join(key.key for key in path))
@@ -125,7 +123,7 @@ def place(
 
     Args:
       weights: the source.
-      shapes: of the target's parameters by our names, unrolled and unpadded (`names.tree_shapes`).
+      shapes: of the target's parameters by our names, unpadded (`formats.tree_shapes`).
       head: of the target, as in `Weights.head`; '' for any.
       labels: of the target, by id.
       model: fields of the target's configuration; those that change what the parameters compute

@@ -1,4 +1,4 @@
-"""The encoder: padding, scanning, rematerialisation, numerics, initialisation, names."""
+"""The encoder: padding, rematerialisation, numerics, initialisation, names."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import LayerNorm, ModelConfig, declared_parameters, gelu
 from bert_jax.train.sharding import Layout
-from tests.tiny_models import jit, stacked
+from tests.tiny_models import jit
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def encode(params):
 
 
 @pytest.fixture(scope='module')
-def unrolled(params, batch):
+def plain(params, batch):
     """(loss, gradients) with dropout on."""
     value, grads = value_and_grad(CONFIG, params, batch)
     assert abs(value - jit(lambda p: loss(CONFIG, p, batch, None))(params)) > 1e-3
@@ -110,39 +110,35 @@ def test_padding_ids_and_segments_do_not_show_at_real_tokens(encode, batch):
     assert not np.allclose(a['sequence_output'][~real], b['sequence_output'][~real], atol=0.1)
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_wanted_positions_give_the_rows_and_gradients_of_the_whole_output(params, batch, scan):
+def test_wanted_positions_give_the_rows_and_gradients_of_the_whole_output(params, batch):
     wanted = np.array([[0, 5, 5], [2, 0, 0], [15, 1, 3], [0, 1, 2]])
     ids, _, segments = inputs_of(batch)
     at = np.tile(np.arange(16), (4, 1))  # two sequences in a row
     mask, places = 1 + (at >= 7), at - 7 * (at >= 7)
 
     def loss(p, *positions):
-        out = Bert(config(scan_layers=scan)).apply(
+        out = Bert(CONFIG).apply(
             {'params': p}, ids, mask, segments, ROWS, places, None, *positions)
         x = out['sequence_output']
         if not positions:
             x = x[np.arange(4)[:, None], wanted]
         return jnp.sum(x**3), (x, out['pooled_output'])
 
-    p = (stacked(params) if scan else params)['bert']
     value_and_grad = jit(jax.value_and_grad(loss, has_aux=True))
-    (_, (whole, _)), whole_grads = value_and_grad(p)
-    (_, (few, pooled)), grads = value_and_grad(p, wanted)
+    (_, (whole, _)), whole_grads = value_and_grad(params['bert'])
+    (_, (few, pooled)), grads = value_and_grad(params['bert'], wanted)
     np.testing.assert_allclose(few, whole, atol=2e-6)
     assert pooled.shape == (4, CONFIG.hidden_size)
     assert_close(grads, whole_grads)
 
 
-@pytest.mark.parametrize('remat, scan', [
-    ('none', True), ('dots', False), ('full', False), ('full', True)])
-def test_scanning_and_rematerialisation_change_neither_loss_nor_gradients_with_dropout_on(
-    params, batch, unrolled, remat, scan
+@pytest.mark.parametrize('remat', ['dots', 'full'])
+def test_rematerialisation_changes_neither_loss_nor_gradients_with_dropout_on(
+    params, batch, plain, remat
 ):
-    layout = stacked if scan else lambda tree: tree
-    value, grads = value_and_grad(config(scan_layers=scan, remat=remat), layout(params), batch)
-    np.testing.assert_allclose(value, unrolled[0], rtol=1e-5)
-    assert_close(grads, layout(unrolled[1]), rtol=1e-4 if scan else 1e-5)
+    value, grads = value_and_grad(config(remat=remat), params, batch)
+    np.testing.assert_allclose(value, plain[0], rtol=1e-5)
+    assert_close(grads, plain[1], rtol=1e-5)
 
 
 def test_dropout_is_where_the_original_has_it(params, batch, monkeypatch):
@@ -197,7 +193,6 @@ def test_layer_norm_statistics_are_float32_under_bfloat16():
 def test_initial_parameters_are_truncated_normal_one_and_zero():
     params = jit(lambda: nn.meta.unbox(init(ModelConfig(
         vocab_size=1000, num_layers=2, hidden_size=128, num_heads=2, intermediate_size=512,
-        scan_layers=True,
     ))))()
     for path, x in flatten_dict(params, sep='/').items():
         name = path.rpartition('/')[2]
@@ -210,19 +205,20 @@ def test_initial_parameters_are_truncated_normal_one_and_zero():
                 assert abs(x.std() - 0.017593) < 4 * 0.0176 / (2 * x.size) ** 0.5, path
                 assert abs(x.mean()) < 5 * 0.0176 / x.size**0.5, path
                 assert np.abs(x).max() > 0.039, path
-    kernel = params['bert']['encoder']['layer']['intermediate']['dense']['kernel']
-    assert abs(np.corrcoef(kernel[0].ravel(), kernel[1].ravel())[0, 1]) < 0.02
+    kernels = [layer['intermediate']['dense']['kernel'].ravel()
+               for layer in params['bert']['encoder'].values()]
+    assert abs(np.corrcoef(*kernels)[0, 1]) < 0.02
 
 
 def test_padded_vocabulary_rows_are_zero_get_no_gradient_and_never_win(
-    params, batch, unrolled
+    params, batch, plain
 ):
     table = params['bert']['embeddings']['word_embeddings']
     assert table.shape == (384, 32)
     assert not table[300:].any() and table[:300].any(axis=1).all()
     word_embeddings, output_bias = (
         ('bert', 'embeddings', 'word_embeddings'), ('cls', 'predictions', 'output_bias'))
-    grads = flatten_dict(unrolled[1])
+    grads = flatten_dict(plain[1])
     for grad in (grads[word_embeddings], grads[output_bias]):
         assert not grad[300:].any() and grad[:300].any()
     # Not even with parameters that no training gives.
@@ -250,12 +246,11 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(params, batch, e
         assert {x.dtype for x in jax.tree.leaves(tree)} == {jnp.dtype('float32')}
 
 
-@pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scanned'])
-def test_parameter_names_shapes_axes_and_decay_are_the_golden_ones(scan):
+def test_parameter_names_shapes_axes_and_decay_are_the_golden_ones():
     """`path shape logical-axes decays`, a line a parameter. UPDATE_GOLDEN=1 writes the file."""
     layers, hidden, heads = MODEL_SIZES['tiny']
     c = ModelConfig(vocab_size=30522, num_layers=layers, hidden_size=hidden, num_heads=heads,
-                   intermediate_size=4 * hidden, scan_layers=scan)
+                   intermediate_size=4 * hidden)
     boxed = jax.eval_shape(lambda: init(c))
     lines = []
     for names, box in declared_parameters(boxed).items():
@@ -264,7 +259,7 @@ def test_parameter_names_shapes_axes_and_decay_are_the_golden_ones(scan):
         assert len(box.names) == len(box.value.shape), names
         lines.append(f"{'/'.join(names)} {shape} {axes} {box.decays}")
     text = '\n'.join(sorted(lines)) + '\n'
-    golden = GOLDEN / f"tiny_parameters{'_scanned' if scan else ''}.txt"
+    golden = GOLDEN / 'tiny_parameters.txt'
     if os.environ.get('UPDATE_GOLDEN'):
         golden.write_text(text)
     assert text == golden.read_text()

@@ -29,7 +29,7 @@ def model_at(prefix):
     assert weights.head == 'pretraining' and weights.unused == ()
     config = ModelConfig(**weights.model)
     return config, to_tree(
-        weights.params, padded_vocab_size=config.padded_vocab_size, scan_layers=False)
+        weights.params, config.padded_vocab_size)
 
 
 @pytest.fixture(scope='module')

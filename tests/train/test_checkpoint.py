@@ -18,7 +18,6 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError
 from bert_jax.train.checkpoint import Best, Checkpoints, Damaged, read
 from bert_jax.train.step import abstract_state, make_init, num_params
-from bert_jax.weights.formats import from_tree
 
 ADAM = optax.adam(1e-3)
 
@@ -311,32 +310,17 @@ def test_the_highest_score_is_kept_and_the_first_of_equals(tmp_path, scores, ste
     assert [path.name for path in tmp_path.iterdir() if path.name.isdigit()] == [str(step)]
 
 
-# Layers change their arrangement between two starts of a run.
-def bert(scan):
-    return Pretraining(ModelConfig(
-        vocab_size=300, num_layers=2, hidden_size=32, num_heads=2, intermediate_size=48,
-        max_position_embeddings=16, scan_layers=scan))
-
-
-def numbers(state):
-    """Everything in a state by names that know no arrangement."""
-    trees = {'params': state.params, 'mu': state.opt_state[0].mu, 'nu': state.opt_state[0].nu}
-    return {(kind, name): x for kind, tree in trees.items()
-            for name, x in from_tree(jax.device_get(tree), 300).items()}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('scan', [False, True])
-def test_every_number_finds_its_place_on_another_mesh(tmp_path, scan):
+def test_every_number_finds_its_place_on_another_mesh(tmp_path):
+    bert = Pretraining(ModelConfig(
+        vocab_size=300, num_layers=2, hidden_size=32, num_heads=2, intermediate_size=48,
+        max_position_embeddings=16))
     state = jax.tree.map(
         lambda x: jax.device_put(
             np.random.default_rng(x.size).random(x.shape).astype(x.dtype), x.sharding),
-        abstract_state(bert(not scan), ADAM, mesh()))
+        abstract_state(bert, ADAM, mesh()))
     save(tmp_path, state, [0])
-    target = abstract_state(bert(scan), ADAM, mesh(2, 2, 2))
+    target = abstract_state(bert, ADAM, mesh(2, 2, 2))
     found = restore(tmp_path, target)
-    expected = numbers(state)
-    assert numbers(found).keys() == expected.keys()
-    for name, x in numbers(found).items():
-        np.testing.assert_array_equal(x, expected[name], err_msg=str(name))
+    jax.tree.map(np.testing.assert_array_equal, found, state)
     assert_as(found, target)

@@ -56,7 +56,7 @@ class Run:
         # The limit makes 1, 2 or 3 parts of the logits, by how the batch is split.
         task = Pretraining(ModelConfig(
             vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
-            max_position_embeddings=16, scan_layers=True,
+            max_position_embeddings=16,
             hidden_dropout=0.2, attention_dropout=0.2, layout=Layout(on),
         ))
         schedule = make_schedule([ScheduleSegment(0, 20, 1e-3, 2)])
@@ -123,7 +123,7 @@ def test_a_step_returns_the_state_in_the_layout_that_it_came_in(other):
     """Else the next call compiles the step a second time."""
     words = other.params['bert']['embeddings']['word_embeddings']
     assert words.addressable_shards[0].data.shape == (384 // 8, 32)
-    kernel = other.params['bert']['encoder']['layer']['attention']['self']['qkv']['kernel']
+    kernel = other.params['bert']['encoder']['layer_0']['attention']['self']['qkv']['kernel']
     assert kernel.addressable_shards[0].data.size == kernel.size // 8
     assert not other.moved
 
@@ -134,7 +134,7 @@ COLLECTIVE = re.compile(
 
 
 def test_a_step_reduces_each_gradient_once_however_often_a_parameter_is_used(other):
-    """The word table is used twice, scanned layers and parts of a batch are loops."""
+    """The word table is used twice, and parts of a batch are a loop."""
     data, fsdp, tensor = other.axes
     if tensor > 1:
         return  # it adds up activations in every layer

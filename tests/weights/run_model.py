@@ -44,7 +44,7 @@ def real(found, inputs):
             for name, x in arrays.items()}
 
 
-def outputs(weights, inputs, scan_layers=False):
+def outputs(weights, inputs):
     """Outputs by the names that transformers has for them.
 
     Args:
@@ -52,10 +52,8 @@ def outputs(weights, inputs, scan_layers=False):
       inputs: `input_ids`, `attention_mask`, `token_type_ids`, [B, S] (multiple choice:
         [B, C, S]).
     """
-    config = ModelConfig(**weights.model, scan_layers=scan_layers)
-    params = to_tree(
-        weights.params, padded_vocab_size=config.padded_vocab_size, scan_layers=scan_layers
-    )
+    config = ModelConfig(**weights.model)
+    params = to_tree(weights.params, config.padded_vocab_size)
     arrays = [np.asarray(inputs[name]) for name in INPUTS]
     flat = [jnp.asarray(x.reshape(-1, x.shape[-1]), jnp.int32) for x in arrays]
     batch = dict(zip(('input_ids', 'sequence_ids', 'segment_ids'), flat, strict=True))

@@ -77,12 +77,11 @@ def test_every_array_comes_back_from_files(model, num_labels, form):
 
 
 @settings(max_examples=60, deadline=None)
-@given(MODELS, st.booleans(), st.integers(0, 200))
-def test_every_array_comes_back_from_a_tree(model, scan_layers, padding):
+@given(MODELS, st.integers(0, 200))
+def test_every_array_comes_back_from_a_tree(model, padding):
     params = some_params(model)
     rows = model['vocab_size'] + padding
-    tree = to_tree(params, padded_vocab_size=rows, scan_layers=scan_layers)
-    assert ('layer' in tree['bert']['encoder']) == scan_layers
+    tree = to_tree(params, rows)
     for padded in (tree['bert']['embeddings']['word_embeddings'],
                    tree['cls']['predictions']['output_bias']):
         assert len(padded) == rows
@@ -92,21 +91,15 @@ def test_every_array_comes_back_from_a_tree(model, scan_layers, padding):
     assert shapes == {name: x.shape for name, x in params.items()}
 
 
-@pytest.mark.parametrize('scan_layers', [False, True])
-def test_the_tree_is_the_one_of_the_model(scan_layers):
+def test_the_tree_is_the_one_of_the_model():
     model = {'num_layers': 11, 'num_heads': 2, 'hidden_size': 4, 'intermediate_size': 6,
              'vocab_size': 130, 'max_position_embeddings': 5, 'type_vocab_size': 2}
     params = {name: x for name, x in some_params(model).items()
               if not name.startswith(('classifier/', 'cls/squad/'))}
-    config = ModelConfig(**model, scan_layers=scan_layers)
+    config = ModelConfig(**model)
     expected = nn.meta.unbox(jax.eval_shape(Pretraining(config).init, jax.random.key(0)))
-    tree = to_tree(
-        params, padded_vocab_size=config.padded_vocab_size, scan_layers=scan_layers
-    )
+    tree = to_tree(params, config.padded_vocab_size)
     assert jax.tree.map(np.shape, tree) == jax.tree.map(lambda x: x.shape, expected)
-    if scan_layers:  # ten comes after two
-        tenth = tree['bert']['encoder']['layer']['output']['dense']['bias'][10]
-        np.testing.assert_array_equal(tenth, params['bert/encoder/layer_10/output/dense/bias'])
 
 
 SIZES = vars(BertConfig(

@@ -154,7 +154,7 @@ def test_a_left_to_right_model_and_its_loss(tmp_path):
     }
     batch = {name: jnp.asarray(x) for name, x in batch.items()}
     params = to_tree(
-        weights.params, padded_vocab_size=config.padded_vocab_size, scan_layers=False)
+        weights.params, config.padded_vocab_size)
     objective = Pretraining(config, next_sentence=False)
     loss, sums = jax.jit(lambda p, b: objective.loss(p, b, objective.totals(b), None))(
         params, batch)

@@ -1,4 +1,4 @@
-"""Run directories: any mesh, scanned or not, the parameters alone; what is refused."""
+"""Run directories: any mesh, the parameters alone; what is refused."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ from run_model import RECORDED, assert_same_params
 
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime.errors import InputError
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.train.step import abstract_state
@@ -27,10 +28,10 @@ MODEL = {
 }
 
 
-def state_of(scan_layers, axes, seed=0):
+def state_of(axes, seed=0):
     """A state laid out as in training, with other numbers in every array."""
     mesh = make_mesh(*axes)
-    config = ModelConfig(**MODEL, scan_layers=scan_layers, layout=Layout(mesh))
+    config = ModelConfig(**MODEL, layout=Layout(mesh))
     rng = np.random.default_rng(seed)
     return jax.tree.map(
         lambda x: jax.device_put(rng.normal(size=x.shape).astype(x.dtype), x.sharding),
@@ -38,7 +39,7 @@ def state_of(scan_layers, axes, seed=0):
     )
 
 
-def run_of(folder, states, scan_layers=False, **more):
+def run_of(folder, states, scan_layers=False):
     """A run directory as training writes it, with the checkpoints {step: state}."""
     checkpoints = Checkpoints(folder / 'checkpoints', 9)
     for step, state in states.items():
@@ -48,7 +49,7 @@ def run_of(folder, states, scan_layers=False, **more):
         'task': 'pretrain', 'model': MODEL | {'name': 'tiny', 'scan_layers': scan_layers},
         'data': {'lowercase': False},
     }
-    (folder / 'config.json').write_text(json.dumps(config | more))
+    (folder / 'config.json').write_text(json.dumps(config))
     shutil.copy(RECORDED / 'base' / 'vocab.txt', folder)
     return folder
 
@@ -56,7 +57,7 @@ def run_of(folder, states, scan_layers=False, **more):
 @pytest.fixture(scope='module')
 def one(tmp_path_factory):
     """(a run directory, its state)."""
-    state = state_of(False, (8, 1, 1))
+    state = state_of((8, 1, 1))
     return run_of(tmp_path_factory.mktemp('run'), {3: state}), state
 
 
@@ -66,11 +67,10 @@ def run(one, tmp_path):
     return tmp_path / 'run'
 
 
-@pytest.mark.parametrize('scan_layers', [False, True], ids=['unrolled', 'scanned'])
 @pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2)])
-def test_a_run_of_any_mesh(tmp_path, scan_layers, axes):
-    state = state_of(scan_layers, axes)
-    weights = load_weights(run_of(tmp_path, {3: state}, scan_layers))
+def test_a_run_of_any_mesh(tmp_path, axes):
+    state = state_of(axes)
+    weights = load_weights(run_of(tmp_path, {3: state}))
     assert_same_params(
         from_tree(jax.device_get(state.params), MODEL['vocab_size']), weights.params)
     assert {type(x) for x in weights.params.values()} == {np.ndarray}
@@ -82,7 +82,7 @@ def test_a_run_of_any_mesh(tmp_path, scan_layers, axes):
 
 
 def test_the_newest_checkpoint_is_read(tmp_path):
-    states = {step: state_of(False, (8, 1, 1), seed=step) for step in (2, 10)}
+    states = {step: state_of((8, 1, 1), seed=step) for step in (2, 10)}
     run = run_of(tmp_path, states)
     for named, step in ((run, 10), (run / 'checkpoints' / '2', 2)):  # or the one that is named
         weights = load_weights(named)
@@ -112,3 +112,9 @@ def test_a_vocabulary_may_be_smaller_than_the_embedding(run):
     write_huggingface(run / 'hf', weights)
     assert load_weights(run / 'hf').vocab_file.read_text().splitlines() == [
         *tokens[:-3], '[unused row 37]', '[unused row 38]', '[unused row 39]']
+
+
+def test_layers_in_one_array_are_refused_by_name(tmp_path):
+    run = run_of(tmp_path, {}, scan_layers=True)
+    with pytest.raises(InputError, match='config.json: model.scan_layers=True is no longer read'):
+        load_weights(run)
