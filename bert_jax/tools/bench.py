@@ -3,8 +3,8 @@
     python -m bert_jax.tools.bench --model=base --batch_size=8 --json=step.json
     python -m bert_jax.tools.bench --only=store,rows --text='wiki/*.txt.gz' --vocab_file=vocab.txt
 
-store  raw text -> token store with exact ids: MB/s, tokens/s, peak memory; needs --text
-rows   token store -> masked, batched rows: rows/s; needs --text
+store  raw text -> token store with exact ids: MB/s, tokens/s, peak memory
+rows   token store -> masked, batched rows: rows/s
 step   the train step of bert_jax.main on random rows: sequences/s, tokens/s, FLOP/s, MFU where the
        chip is known; needs no TensorFlow
 
@@ -53,27 +53,13 @@ from bert_jax.train.step import num_params
 Result = dict[str, Any]
 _NUM_BATCHES = 4  # different ones, placed on the device beforehand and used in turn
 _STEPS_IN_FLIGHT = 2  # as in training: see train/experiment.py
-_VOCAB_SIZE, _VOCAB_SAMPLE_BYTES = 8000, 10_000_000
 _WARM_UP_BATCHES = 64
-BENCHMARKS = ('store', 'rows', 'step')
 
 
 def figure(name: str, values: Sequence[float], unit: str) -> Result:
     """One measured quantity: its values, one a repeat, and what they count."""
     return {'name': name, 'unit': unit, 'median': statistics.median(values), 'min': min(values),
             'max': max(values), 'values': list(values)}
-
-
-def train_vocabulary(o: argparse.Namespace, folder: Path) -> str:
-    """Trains a vocabulary of 8,000 pieces on the text; its file."""
-    from bert_jax.data.corpus import open_source, sample_texts
-    from bert_jax.text.training import train_wordpiece
-    from bert_jax.text.vocab import write_vocab
-
-    say(f'text: training a vocabulary of {_VOCAB_SIZE:,} pieces')
-    write_vocab(folder / 'vocab.txt', train_wordpiece(
-        sample_texts(open_source(o.text), _VOCAB_SAMPLE_BYTES), _VOCAB_SIZE, o.lowercase))
-    return str(folder / 'vocab.txt')
 
 
 def store(o: argparse.Namespace, folder: Path) -> Result:
@@ -96,7 +82,7 @@ def store(o: argparse.Namespace, folder: Path) -> Result:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak *= 1 if sys.platform == 'darwin' else 1024
     counts = {name: manifest[name] for name in ('text_bytes', 'num_tokens', 'num_documents')}
-    return {'benchmark': 'store', 'settings': {'text': o.text} | counts, 'figures': [
+    return {'settings': {'text': o.text} | counts, 'figures': [
         figure('raw text', [counts['text_bytes'] / 1e6 / x for x in seconds], 'MB/s'),
         figure('tokens', [counts['num_tokens'] / x for x in seconds], 'tokens/s'),
         figure('peak memory', [peak / 1e9], 'GB'),
@@ -125,18 +111,19 @@ def rows(o: argparse.Namespace, folder: Path) -> Result:
         rates.append(made / elapsed)
     settings = {'text': o.text, 'batch_size': size, 'seq': o.seq, 'predictions': o.predictions,
                 'rows_an_epoch': examples.num_examples, 'window_seconds': o.rows_seconds}
-    return {'benchmark': 'rows', 'settings': settings, 'figures': [
+    return {'settings': settings, 'figures': [
         figure(f'masked rows of {o.seq}, batch {size}', rates, 'rows/s')]}
 
 
-def step(o: argparse.Namespace) -> Result:
+def step(o: argparse.Namespace, folder: Path) -> Result:
     """Times the train step of bert_jax.main on random full rows.
 
     Raises:
       InputError: options that cannot work.
     """
-    config = default_config()
-    config.task, config.seed = 'synthetic', o.seed
+    del folder
+    config = default_config('synthetic')
+    config.seed = o.seed
     config.model.update(name=o.model, dtype=o.dtype, vocab_size=o.vocab_size,
                         max_position_embeddings=max(512, o.seq))
     config.data.update(max_seq_length=o.seq, max_predictions_per_seq=o.predictions)
@@ -146,13 +133,12 @@ def step(o: argparse.Namespace) -> Result:
     mesh, task = open_mesh(config, jax.devices()), PretrainTask(config)
     program = build_program(config, mesh, task)
     numbers = numbers_of(program)
-    m, data = program.objective.config, task.data
-    state = program.init(config.seed)
+    m, state = program.objective.config, program.init(config.seed)
     local = local_rows(mesh, o.batch_size)
     batches = [
         to_global(mesh, batch, o.batch_size, local)
         for batch in train_batches(
-            data.training(o.seq, o.predictions), batch_size=o.batch_size, local=local,
+            task.data.training(o.seq, o.predictions), batch_size=o.batch_size, local=local,
             first_step=0, num_steps=_NUM_BATCHES)
     ]
     last: list[dict[str, Any]] = []  # metrics of the last step of each measurement
@@ -196,30 +182,30 @@ def step(o: argparse.Namespace) -> Result:
         figures.append(
             figure('MFU, of the bf16 peak', [100 * rate * flops / peak for rate in rates], '%'))
     figures.append(figure('compilation and first call', [first_call], 's'))
-    return {'benchmark': 'step', 'figures': figures, 'settings': {
+    given = ('model', 'batch_size', 'seq', 'predictions', 'steps', 'warmup', 'seed')
+    return {'figures': figures, 'settings': {name: getattr(o, name) for name in given} | {
         'layers': m.num_layers, 'hidden': m.hidden_size, 'heads': m.num_heads,
-        'vocab_size': m.vocab_size, 'batch_size': o.batch_size, 'seq': o.seq,
-        'predictions': o.predictions, 'dtype': m.dtype, 'steps': o.steps, 'warmup': o.warmup,
-        'model': o.model, 'seed': o.seed, 'parameters': parameters, 'flops_per_sequence': flops,
-        'tokens_per_step': tokens_per_step,
+        'vocab_size': m.vocab_size, 'dtype': m.dtype, 'parameters': parameters,
+        'flops_per_sequence': flops, 'tokens_per_step': tokens_per_step,
         'losses': [float(metrics['loss']) for metrics in last],
     }}
 
 
-def number(value: float) -> str:
-    """Four digits, or thousands with commas."""
-    return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
+BENCHMARKS = {'store': store, 'rows': rows, 'step': step}  # `rows` reads what `store` leaves
 
 
 def table(results: Sequence[Result]) -> str:
     """Benchmark, figure, median, spread and unit in columns."""
-    rows = [['benchmark', 'figure', 'median', 'min - max', 'unit']]
+    def number(value: float) -> str:
+        return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
+
+    lines = [['benchmark', 'figure', 'median', 'min - max', 'unit']]
     for result in results:
         for f in result['figures']:
             spread = f"{number(f['min'])} - {number(f['max'])}" if len(f['values']) > 1 else ''
-            rows.append(
+            lines.append(
                 [result['benchmark'], f['name'], number(f['median']), spread, f['unit']])
-    return grid(rows)
+    return grid(lines)
 
 
 _NUMBERS = (  # flag, default, least, what
@@ -246,8 +232,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     p.add_argument('--only', default='', metavar='A,B', help='which to run (step; with --text all)')
     p.add_argument('--json', default='', help='also write everything to this file')
     p.add_argument('--text', default='', help='store, rows: a source as in config.data.source')
-    p.add_argument('--vocab_file', default='',
-                   help='store, rows: its vocabulary (one of 8,000 pieces, trained)')
+    p.add_argument('--vocab_file', default='', help='store, rows: its vocabulary')
     p.add_argument('--nolowercase', dest='lowercase', action='store_false',
                    help='store, rows: the vocabulary is cased')
     p.add_argument('--model', default='base', help='step: size, as config.model.name (base)')
@@ -260,12 +245,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name, _, least, _ in _NUMBERS:
         if getattr(o, name) < least:
             raise InputError(f'--{name}={getattr(o, name)} is less than {least}')
-    o.only = o.only.split(',') if o.only else BENCHMARKS if o.text else ['step']
+    o.only = o.only.split(',') if o.only else [*BENCHMARKS] if o.text else ['step']
     for name in o.only:
         if name not in BENCHMARKS:
-            raise InputError(f'--only={name} is not a benchmark: {nearest(name, BENCHMARKS)}')
-        if name != 'step' and not o.text:
-            raise InputError(f'--only={name} needs --text, a source as in config.data.source')
+            raise InputError(f'--only={name} is not a benchmark: {nearest(name, [*BENCHMARKS])}')
+        if name != 'step' and not (o.text and o.vocab_file):
+            raise InputError(f'--only={name} needs --text, a source as in config.data.source, and '
+                             '--vocab_file')
     if o.predictions > o.seq - 2:
         raise InputError(f'--predictions={o.predictions} must be at most --seq - 2 = {o.seq - 2}')
     return o
@@ -278,12 +264,8 @@ def main(argv: Sequence[str]) -> None:
         if o.json:
             check_new_file(o.json, '--json', unless='hardware')
         with tempfile.TemporaryDirectory(prefix='bert_jax_bench_') as named:
-            folder = as_path(named)
-            if {*o.only} - {'step'} and not o.vocab_file:
-                o.vocab_file = train_vocabulary(o, folder)
-            # `rows` reads the store that `store` leaves.
-            make = {'store': store, 'rows': rows, 'step': lambda o, _: step(o)}
-            results = [make[name](o, folder / 'data') for name in BENCHMARKS if name in o.only]
+            results = [{'benchmark': name} | measure(o, as_path(named) / 'data')
+                       for name, measure in BENCHMARKS.items() if name in o.only]
         hardware = {
             'cpu': processor(), 'cores': len(os.sched_getaffinity(0)),
             'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),

@@ -197,7 +197,7 @@ def tables(record: Record) -> str:
     """Everything of a record as text."""
     phases = record['phases']
     mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
-    known = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
+    known = ', '.join(map(' '.join, record['versions'].items()))
     columns = [_summary(phase) for phase in phases]
     rows = [['', *(phase['name'].split(' (')[0] for phase in phases)]]
     rows += [[title, *(column.get(title, '-') for column in columns)]

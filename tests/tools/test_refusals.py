@@ -9,6 +9,7 @@ pytestmark = pytest.mark.slow
 
 TINY = f'--config={ROOT}/configs/tiny_pretrain.py'
 GLUE = f'--config={ROOT}/configs/glue.py'
+VOCAB = f'--vocab_file={ROOT}/tests/fixtures/huggingface/pretraining/vocab.txt'
 V5E = '--topology=v5e:4x4'
 
 
@@ -19,7 +20,7 @@ V5E = '--topology=v5e:4x4'
     ('bench', ['base'], 'unrecognized arguments: base'),
     ('bench', ['--seq=16', '--predictions=15'], '--predictions=15'),
     ('bench', ['--model=bse'], "did you mean 'base'?"),
-    ('bench', ['--only=store', '--text=/no/such/*.txt'], '/no/such/*.txt'),
+    ('bench', ['--only=store', '--text=/no/such/*.txt', VOCAB], '/no/such/*.txt'),
     ('preflight', [TINY, '--topology=v5e'], 'v5e:16x16'),
     ('preflight', [TINY, '--topology=v5e:32x32'], 'at most 16'),
     ('preflight', [TINY, '--topology=v4:4x4'], '3 dims'),
