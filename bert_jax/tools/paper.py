@@ -63,12 +63,11 @@ from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.preflight import without_data
-from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config, summary, work
+from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config, summary
 from bert_jax.train.run_directory import flat_fields
 from bert_jax.weights import load_weights
 
 Cell = dict[str, Any]
-_WAIT_SECONDS = 10.0  # between checks of parts that other machines run
 
 
 class Task(NamedTuple):
@@ -95,13 +94,11 @@ class Column(NamedTuple):
       title: its heading.
       metric: key of the run's result.
       task: one of TASKS; '' for pre-training itself.
-      lower: whether less is better.
     """
 
     title: str
     metric: str
     task: str = ''
-    lower: bool = False
 
 
 class Row(NamedTuple):
@@ -135,6 +132,7 @@ class Table(NamedTuple):
     """A table or figure of the paper.
 
     Attributes:
+      name: on the command line.
       title: its heading.
       columns: at the paper's scale.
       tiny: columns at the tiny scale: data that is quick to train on.
@@ -144,6 +142,7 @@ class Table(NamedTuple):
       note: a paragraph below the table.
     """
 
+    name: str
     title: str
     columns: Sequence[str]
     tiny: Sequence[str]
@@ -158,7 +157,8 @@ with open(os.path.join(os.path.dirname(__file__), 'paper.toml'), 'rb') as _file:
 TASKS = {name: Task(**fields) for name, fields in _DATA['tasks'].items()}
 COLUMNS = {name: Column(**fields) for name, fields in _DATA['columns'].items()}
 TABLES = {
-    name: Table(**fields | {'rows': [Row(title, **row) for title, row in fields['rows'].items()]})
+    name: Table(name, **fields | {
+        'rows': [Row(title, **row) for title, row in fields['rows'].items()]})
     for name, fields in _DATA['tables'].items()
 }
 # The grid of every task that has one, at the tiny scale. 3e-4 is the highest rate that
@@ -177,18 +177,14 @@ class Part(NamedTuple):
 
     Attributes:
       title: shown to people.
-      task: one of TASKS; '' for pre-training.
       sweep: with its members.
       resolved: the config of its members, without the settings in which they differ.
-      start: checkpoint or vocabulary file of a pre-training that it starts from, or None.
-      before: (part, member) of the pre-training that makes `start`.
+      before: (part, member) of the pre-training that it starts from, or None.
     """
 
     title: str
-    task: str
     sweep: Sweep
     resolved: ConfigDict
-    start: Path | None = None
     before: tuple[Part, Member] | None = None
 
 
@@ -197,7 +193,7 @@ class Plan:
     """A table with the settings of the command line: its rows, parts and cells.
 
     Attributes:
-      name: of TABLES.
+      table: of TABLES.
       tiny: the scale; else the paper's.
       root: the directory of all parts.
       data: folder of the downstream tasks' folders.
@@ -208,20 +204,16 @@ class Plan:
       only: keys of COLUMNS; empty: the table's.
     """
 
-    name: str
+    table: Table
     tiny: bool
     root: Path
     data: str
-    pretrain: tuple[str, ...] = ()
-    finetune: tuple[str, ...] = ()
+    pretrain: Sequence[str] = ()
+    finetune: Sequence[str] = ()
     weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
     seeds: int = 1
     restarts: int = 0
-    only: tuple[str, ...] = ()
-
-    @property
-    def table(self) -> Table:
-        return TABLES[self.name]
+    only: Sequence[str] = ()
 
     @property
     def columns(self) -> Sequence[str]:
@@ -263,46 +255,49 @@ class Plan:
         """The pre-training NAME of configs/ablations.py, or FILE.py:NAME."""
         settings = *self.pretrain, f'train.keep_checkpoints={10 if name in _KEEPS_STEPS else 2}'
         config = ('' if '.py:' in name else 'ablations.py:') + name + (',tiny' if self.tiny else '')
-        return _part(f'pre-training {name}', '', config, settings, grid_members([], self.seeds),
-                     sys.maxsize, self.root)
+        return self._part(
+            f'pre-training {name}', config, settings, grid_members([], self.seeds), sys.maxsize)
 
     def finetuning(self, row: Row, task: str, seed: int) -> Part:
         """Fine-tuning of a row on one of TASKS, from the pre-training with a seed."""
-        what = TASKS[task]
+        what, given = TASKS[task], self.weights.get(row.pretraining)
         pretrained = self.pretraining(row.pretraining)
         member = pretrained.sweep.members[seed]
-        given = self.weights.get(row.pretraining)
-        start: Path | None = None
-        if given is None:
-            start = pretrained.sweep.run(member)
-            if row.scratch:
-                start /= 'vocab.txt'
-            elif row.share != 1:
-                steps = sum(phase['steps'] for phase in phases(pretrained.resolved))
-                start /= f'checkpoints/{round(steps * row.share)}'
-        elif row.share != 1:
-            raise InputError(
-                f'--weights {row.pretraining}=...: the row {row.title!r} needs its pre-training')
+        start = given or str(pretrained.sweep.run(member))
         settings = [f'data.source={self.data}/{what.folder}']
-        if not row.scratch:
-            settings.append(f'init_checkpoint={start or given}')
-        else:  # the same model and vocabulary, with random parameters
+        if row.scratch:  # the same model and vocabulary, with random parameters
             sizes = model_sizes(pretrained.resolved)
             model: Mapping[str, Any] = {**pretrained.resolved.model, **sizes}
-            vocab_file: object = start
-            if given is not None:
+            vocab_file: object = f'{start}/vocab.txt'
+            if given:
                 model, vocab_file = _described(given)
             settings += [f'model.{name}={model[name]}' for name in (*sizes, 'initializer_range')]
             settings.append(f'data.vocab_file={vocab_file}')
+        elif row.share == 1:
+            settings.append(f'init_checkpoint={start}')
+        elif given:
+            raise InputError(
+                f'--weights {row.pretraining}=...: the row {row.title!r} needs its pre-training')
+        else:
+            steps = sum(phase['steps'] for phase in phases(pretrained.resolved))
+            settings.append(f'init_checkpoint={start}/checkpoints/{round(steps * row.share)}')
         settings += [*(what.tiny if self.tiny else ()), *row.finetuning]
         settings += [setting for of, setting in map(_split, self.finetune) if of in ('', task)]
         grid = (_TINY_GRID if self.tiny else what.grid) if what.grid else ()
         restarts = self.restarts or self.table.restarts
         if row.scratch:
             restarts *= self.seeds  # in place of pre-training seeds
-        part = _part(f'{task} from {row.title}, seed {seed}', task, what.config, tuple(settings),
-                     grid_members(grid, restarts), 1, self.root)
-        return part if start is None else part._replace(start=start, before=(pretrained, member))
+        part = self._part(f'{task} from {row.title}, seed {seed}', what.config, settings,
+                          grid_members(grid, restarts), 1)
+        return part if given else part._replace(before=(pretrained, member))
+
+    def _part(
+        self, title: str, config: str, settings: Iterable[str], members: Sequence[Member], keep: int
+    ) -> Part:
+        file, overrides = config_file(config), tuple(f'--config.{one}' for one in settings)
+        resolved, name = _resolved(file, overrides, self.root)
+        return Part(
+            title, Sweep(self.root / 'parts' / name, file, overrides, members, keep), resolved)
 
     def cell(self, row: Row, column: str) -> Cell | None:
         """A row's figure in a column; None where it has none there.
@@ -340,8 +335,8 @@ class Plan:
         settings, runs = max(
             ((settings, runs) for settings, runs in groups.items() if len(runs) == most),
             key=lambda item: statistics.fmean(first for first, *_ in item[1]))
-        # SQuAD's scores are per cent already.
-        scale = 1 if what.lower or what.task.startswith('squad') else 100
+        # Perplexity is no share, and SQuAD's scores are per cent already.
+        scale = 1 if not what.task or what.task.startswith('squad') else 100
         values = [scale * ours for _, ours, _ in runs]
         return cell | summary(values) | {
             'values': values, 'seeds': [seed for *_, seed in runs], 'settings': dict(settings)}
@@ -371,15 +366,6 @@ def _described(given: str) -> tuple[Mapping[str, Any], str]:
     if weights.vocab_file is None:
         raise InputError(f'--weights ...={given} has no vocabulary: put its vocab.txt there')
     return weights.model, str(weights.vocab_file)
-
-
-def _part(
-    title: str, task: str, config: str, settings: tuple[str, ...], members: list[Member], keep: int,
-    root: Path,
-) -> Part:
-    file, overrides = config_file(config), tuple(f'--config.{setting}' for setting in settings)
-    resolved, name = _resolved(file, overrides, root)
-    return Part(title, task, Sweep(root / 'parts' / name, file, overrides, members, keep), resolved)
 
 
 @functools.cache
@@ -438,23 +424,19 @@ def order_of_rows(cells: Mapping[str, Cell]) -> dict[str, Any] | None:
 
     ours = {row: runs for row, cell in cells.items()
             if cell['paper'] is not None and len(runs := list(_by_seed(cell).values())) > 1}
-    rows = list(ours)
+    rows, kinds = list(ours), dict[str, str]()
     pairs = [(i, j) for i, j in itertools.combinations(range(len(rows)), 2)
              if cells[rows[i]]['paper'] != cells[rows[j]]['paper']]
     if not pairs:
         return None
     test = stats.tukey_hsd(*ours.values())  # statistic: differences of means
-    count: dict[str, Any] = {'same': 0, 'opposite': 0, 'undecided': 0, 'pairs_opposite': []}
     for i, j in pairs:
         published = cells[rows[i]]['paper'] - cells[rows[j]]['paper']
-        if not test.pvalue[i, j] <= 0.05:  # not a number: of rows without any deviation
-            count['undecided'] += 1
-        elif test.statistic[i, j] * published > 0:
-            count['same'] += 1
-        else:
-            count['opposite'] += 1
-            count['pairs_opposite'].append(f'{rows[i]} / {rows[j]}')
-    return count
+        differs = test.pvalue[i, j] <= 0.05  # or no number: of rows without any deviation
+        kinds[f'{rows[i]} / {rows[j]}'] = 'undecided' if not differs else (
+            'same' if test.statistic[i, j] * published > 0 else 'opposite')
+    return {kind: list(kinds.values()).count(kind) for kind in ('same', 'opposite', 'undecided')
+            } | {'pairs_opposite': [pair for pair, kind in kinds.items() if kind == 'opposite']}
 
 
 def write_table(plan: Plan, failed: Mapping[str, str], draw: bool) -> tuple[str, bool]:
@@ -475,20 +457,18 @@ def write_table(plan: Plan, failed: Mapping[str, str], draw: bool) -> tuple[str,
               for column in columns}
     if table.mean:
         titles['mean'] = {'title': 'mean'}
-        cells['mean'] = mean_of_columns(
-            cells[one] for one in columns if COLUMNS[one].task and not COLUMNS[one].lower)
-    finished = [[m for m in part.sweep.members if part.sweep.result(m)] for part in parts]
+        cells['mean'] = mean_of_columns(cells[one] for one in columns if COLUMNS[one].task)
+    runs = [(part.sweep, member) for part in parts for member in part.sweep.members]
+    finished = [(sweep, member) for sweep, member in runs if sweep.result(member)]
     record = {
-        'table': plan.name, 'title': table.title, 'scale': 'tiny' if plan.tiny else 'paper',
+        'table': table.name, 'title': table.title, 'scale': 'tiny' if plan.tiny else 'paper',
         'source': 'Devlin et al. (2018), arXiv 1810.04805v2',
         'date': datetime.date.today().isoformat(), 'hardware': hardware(),
         'versions': versions(), 'seeds': plan.seeds, 'restarts': plan.restarts or table.restarts,
-        'hours': sum(sum(map(part.sweep.seconds, members))
-                     for part, members in zip(parts, finished, strict=True)) / 3600,
+        'hours': sum(sweep.seconds(member) for sweep, member in finished) / 3600,
         'settings': {'pretrain': plan.pretrain, 'finetune': plan.finetune,
                      'weights': dict(plan.weights)},
-        'runs': {'finished': sum(map(len, finished)),
-                 'all': sum(len(part.sweep.members) for part in parts)},
+        'runs': {'finished': len(finished), 'all': len(runs)},
         'columns': titles, 'rows': [row.title for row in rows], 'cells': cells,
         'flops': {row.title: plan.flops(row) for row in rows},
         'order': {column: order for column in columns
@@ -506,7 +486,8 @@ def write_table(plan: Plan, failed: Mapping[str, str], draw: bool) -> tuple[str,
 
 def _stem(plan: Plan) -> str:
     """The path of a table's files, without their ending."""
-    return f"{plan.root}/{'table' if plan.name.isdigit() else 'figure_'}{plan.name}"
+    name = plan.table.name
+    return f"{plan.root}/{'table' if name.isdigit() else 'figure_'}{name}"
 
 
 def _markdown(record: dict[str, Any]) -> str:
@@ -598,23 +579,19 @@ def run_parts(
             sweep, left = part.sweep, len(part.sweep.unfinished())
             if not left or part.title in failed:
                 continue
-            if part.before is not None and part.start is not None:
+            if part.before is not None and part.before[0].sweep.result(part.before[1]) is None:
                 before, member = part.before
-                done = before.sweep.result(member) is not None
-                if not done and before.title not in failed and not before.sweep.failed(member):
-                    waiting = True
-                    continue
-                if not done or not part.start.exists():
-                    failed[part.title] = (
-                        f'{part.start} does not exist' if done else f'{before.title} failed')
-                    continue
+                if before.title in failed or before.sweep.failed(member):
+                    failed[part.title] = f'{before.title} failed'
+                waiting |= part.title not in failed
+                continue
             try:
                 if part.title not in begun:
                     begun.add(part.title)
                     print(f'[{number}/{len(parts)}] {time.strftime("%H:%M")} {part.title}: {left} '
                           f'runs in {sweep.path}', flush=True)
                     sweep.open(sweep.path.name, [])
-                if not work(sweep, should_stop):
+                if not sweeps.work(sweep, should_stop):
                     return False
             except InputError as error:
                 failed[part.title] = str(error)
@@ -627,7 +604,7 @@ def run_parts(
             return True
         if should_stop(0):
             return False
-        time.sleep(_WAIT_SECONDS)
+        time.sleep(sweeps.WAIT_SECONDS)
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
@@ -655,11 +632,11 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
                 raise InputError(f'--{flag} {text}: write NAME=VALUE')
     tiny = given.scale == 'tiny'
     plan = Plan(
-        name=given.table, tiny=tiny, root=as_path(given.workdir or f'runs/paper-{given.scale}'),
-        data=str(as_path(given.data)), pretrain=tuple(given.pretrain),
-        finetune=tuple(given.finetune), weights=dict(text.split('=', 1) for text in given.weights),
+        TABLES[given.table], tiny, as_path(given.workdir or f'runs/paper-{given.scale}'),
+        str(as_path(given.data)), given.pretrain, given.finetune,
+        dict(text.split('=', 1) for text in given.weights),
         seeds=1 + tiny if given.seeds is None else given.seeds,
-        restarts=given.restarts or int(tiny), only=tuple(filter(None, given.columns.split(','))),
+        restarts=given.restarts or int(tiny), only=list(filter(None, given.columns.split(','))),
     )
     if plan.seeds < 1 or plan.restarts < 0 or given.chips < 0:
         raise InputError(f'--seeds={plan.seeds} --restarts={plan.restarts} --chips={given.chips}: '
@@ -668,7 +645,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
     for what, asked, known in (
         ('--columns', plan.only, list(COLUMNS)),
         ('--finetune', {_split(text)[0] for text in given.finetune} - {''}, list(TASKS)),
-        (f'table {plan.name} at the scale {given.scale}: --weights', plan.weights, names),
+        (f'table {given.table} at the scale {given.scale}: --weights', plan.weights, names),
     ):
         for name in asked:
             if name not in known:
@@ -683,25 +660,26 @@ def main(argv: Sequence[str]) -> int:
         parts = plan.parts()
         left = {part.title: len(part.sweep.unfinished()) for part in parts}
         if given.list:
-            for title, _, sweep, *_ in parts:
-                print(f'{title}: {left[title]} of {len(sweep.members)} runs left, {sweep.path}\n'
-                      f"    {shlex.join([f'--config={sweep.config}', *sweep.overrides])}")
+            for part in parts:
+                sweep = part.sweep
+                print(f'{part.title}: {left[part.title]} of {len(sweep.members)} runs left, '
+                      f'{sweep.path}\n    '
+                      + shlex.join([f'--config={sweep.config}', *sweep.overrides]))
             print(f'{sum(left.values())} of {sum(len(part.sweep.members) for part in parts)} runs '
                   f'left in {len(parts)} parts')
             return 0
         for part in parts:  # what would fail after hours of pre-training
-            folder = as_path(part.resolved.data.source)
-            if part.task in GLUE_TASKS:
-                folder /= GLUE_TASKS[part.task].folder
+            folder, task = as_path(part.resolved.data.source), part.resolved.task
+            if task in GLUE_TASKS:
+                folder /= GLUE_TASKS[task].folder
             is_ours = str(folder).startswith(f'{plan.data}/')  # not set by --finetune
-            if part.task and left[part.title] and is_ours and not folder.exists():
+            if task != 'pretrain' and left[part.title] and is_ours and not folder.exists():
                 raise InputError(f'--data={plan.data}: {folder} does not exist')
         open_folder(plan.root, '--workdir', lambda folder: (folder / 'parts').is_dir())
         (plan.root / 'parts').mkdir(exist_ok=True)
         failed: dict[str, str] = {}  # by the part's title
-        status = sweeps.run_workers(
-            'bert_jax.tools.paper', argv, worker=given.worker, workers=0, chips=given.chips,
-            act=functools.partial(run_parts, plan, parts, failed))
+        status = sweeps.run_workers('bert_jax.tools.paper', argv, given.worker, given.chips,
+                                    functools.partial(run_parts, plan, parts, failed))
         if status or given.worker is not None:
             return status
         for part in parts:  # here or on another machine

@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import datetime
 import json
+import math
 import os
 import sys
 import time
@@ -59,7 +60,6 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
         results[step_name] = programs.compile_step(step, *arguments)
         say(f'  done, {time.monotonic() - started:.0f} s')
     (compiled, memory), (_, evaluation) = results['train'], results['evaluation']
-    flops = step_flops(program.objective.config, phase) / phase['batch_size']
     params, moments = device_bytes(program.state.params), device_bytes(program.state.opt_state)
     needed = sum(memory), sum(evaluation) + moments  # evaluation keeps the optimizer's state
     rows_at_once = rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts)
@@ -68,13 +68,12 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
     batch = memory.arguments - params - moments
     growing = max(memory.temporaries - gradients, 1) + batch
     fixed = sum(memory) - growing
+    flops = step_flops(program.objective.config, phase) / phase['batch_size']
     record = phase | {
         'name': name, 'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
         'rows_at_once': rows_at_once,
-        'formula_flops_per_sequence': flops,
         'floor_cycles_per_sequence': flops / chip.cycle_flops,
         'cycles_per_sequence': None, 'collectives': [],
-        'compile_seconds': time.monotonic() - started,
         'bytes_per_chip': sum(memory), 'bytes_limit': chip.memory_bytes,
         'bytes': {
             'parameters': params, 'optimizer': moments, 'batch': batch,
@@ -86,33 +85,42 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
             0, int(rows_at_once * (chip.memory_bytes - fixed) / growing)),
     }
     if compiled is not None:
-        rate = program.objective.config.attention_dropout
-        record |= _times(hlo.CompiledText(compiled.as_text()), record, mesh.size, chip, rate)
+        record |= _times(hlo.CompiledText(compiled.as_text()), phase, mesh.size, chip, flops,
+                         program.objective.config.attention_dropout)
     return record
 
 
 def _times(
-    text: hlo.CompiledText, record: Record, chips: int, chip: Chip, attention_dropout: float
+    text: hlo.CompiledText, phase: Record, chips: int, chip: Chip, formula: float,
+    attention_dropout: float,
 ) -> Record:
-    """Cycles, FLOPs, messages and time of a compiled train step."""
-    batch, formula = record['batch_size'], record['formula_flops_per_sequence']
-    cycles, flops = 0.0, text.product_flops()
+    """Cycles, FLOPs, messages and time of a compiled train step.
+
+    Args:
+      text: of the step.
+      phase: of the run.
+      chips: how many.
+      chip: of which kind.
+      formula: FLOPs of a sequence, by the formula.
+      attention_dropout: its rate.
+    """
+    batch, cycles, flops = phase['batch_size'], 0.0, text.product_flops()
     scopes: collections.Counter[tuple[str, str]] = collections.Counter()
     unknown: collections.Counter[tuple[str, str, int]] = collections.Counter()
     for instruction, estimate in text.timed():
+        scope = hlo.scope_of(instruction.op_name)
         if estimate is None:
             estimate, how, kernel_flops = kernel_cycles(text, instruction, chip, attention_dropout)
-            of = hlo.short_name(instruction.op_name) or instruction.name
-            unknown[of, how, estimate] += instruction.times
+            unknown[' '.join(scope), how, estimate] += instruction.times
             flops += instruction.times * kernel_flops
         cycles += instruction.times * estimate
-        scopes[hlo.scope_of(instruction.op_name)] += instruction.times * estimate
+        scopes[scope] += instruction.times * estimate
     collectives = text.collectives()
     # An all-reduce sends everything twice. No overlap with computation is assumed.
     sent = sum(c['bytes'] * (2 if c['kind'] == 'all-reduce' else 1) for c in collectives)
     seconds = {'compute': cycles / chip.clock, 'collectives': sent / chip.links}
     step = sum(seconds.values())
-    hours = record['steps'] * step / 3600
+    hours = phase['steps'] * step / 3600
     return {
         'cycles_per_sequence': cycles * chips / batch,
         'scopes': [
@@ -123,7 +131,6 @@ def _times(
             {'of': of, 'by': how, 'count': count, 'cycles': each}
             for (of, how, each), count in unknown.items()
         ],
-        'flops_per_sequence': flops * chips / batch,
         'flops_ratio': flops * chips / batch / formula,
         'collectives': collectives,
         'collective_bytes': sum(c['bytes'] for c in collectives),
@@ -260,10 +267,8 @@ def _remedy(phase: Record) -> str:
     if phase['bytes_per_chip'] <= phase['bytes_limit']:
         return 'lower config.train.eval_batch_size'
     rows, most = phase['rows_at_once'], phase['largest_rows_at_once']
-    factor = 2
-    while factor < rows and rows / factor > most:
-        factor *= 2
-    if most and factor <= rows:
+    factor = 2 ** max(1, math.ceil(math.log2(rows / most))) if most else math.inf
+    if factor <= rows:
         return f"try --config.train.accumulation_steps={phase['accumulation_steps'] * factor}"
     return 'try --config.model.remat=full, then --config.mesh.tensor=2'
 
@@ -311,20 +316,18 @@ def check(config: ConfigDict, topology: str) -> Record:
     mesh = programs.open_mesh(config, devices)
     program = programs.build_program(config, mesh, PretrainTask(config))
     chip = find_chip(devices[0].device_kind)
-    measured = [measure_phase(program, number, chip) for number in range(len(program.phases))]
-    hours = [record['hours'] for record in measured if 'hours' in record]
-    total = sum(hours) if len(hours) == len(measured) else None
+    phases = [measure_phase(program, number, chip) for number in range(len(program.phases))]
+    total = sum(phase.get('hours', math.nan) for phase in phases)
+    hours = None if math.isnan(total) else total
     return {
-        'topology': topology, 'chips': len(devices), 'chip': chip.name,
-        'mesh': dict(program.mesh.shape), 'model': config.model.name,
-        'remat': config.model.remat, 'versions': versions(),
-        'date': datetime.date.today().isoformat(),
-        'phases': measured, 'fits': all(record['fits'] for record in measured),
+        'topology': topology, 'chips': len(devices), 'chip': chip.name, 'mesh': dict(mesh.shape),
+        'versions': versions(), 'date': datetime.date.today().isoformat(),
+        'phases': phases, 'fits': all(phase['fits'] for phase in phases),
         'verify_every': parse_duration(
             config.train.verify_every, 'train.verify_every', num_examples=None,
             batch_size=program.phases[0]['batch_size'],
             total=sum(phase['steps'] for phase in program.phases)),
-        'hours': total, 'chip_hours': None if total is None else total * len(devices),
+        'hours': hours, 'chip_hours': hours and hours * len(devices),
     }
 
 

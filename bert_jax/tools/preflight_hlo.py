@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import quiet_stderr
 
@@ -157,11 +159,12 @@ class CompiledText:
         return sum(array.bytes for i in (instruction, *operands) for array in i.arrays)
 
     def product_flops(self) -> int:
-        """FLOPs of all matrix products, which TPUs run as convolutions."""
+        """FLOPs of all matrix products, which TPUs run as convolutions, without multiplications by
+        padding and holes."""
         return sum(
-            i.times * _FLOPS[i.opcode](
+            i.times * _convolution_flops(
                 i.attributes, self.operand(i, 0).shape, self.operand(i, 1).shape, i.arrays[0].shape)
-            for i in self.instructions if i.opcode in _FLOPS)
+            for i in self.instructions if i.opcode == 'convolution')
 
     def collectives(self) -> list[dict[str, Any]]:
         """Messages between chips: kind, scope, largest array, count a step and total bytes a chip.
@@ -241,18 +244,9 @@ def _trips(bodies: dict[str, list[str]], loop: Instruction) -> int:
     return int(constants[0]) if len(constants) == 1 else 1
 
 
-Shape = tuple[int, ...]
-
-
-def _dot_flops(attributes: str, left: Shape, right: Shape, out: Shape) -> int:
-    del right
-    match = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', attributes)
-    dims = [int(d) for d in match[1].split(',') if d] if match else []
-    return 2 * math.prod(out) * math.prod(left[d] for d in dims)
-
-
-def _convolution_flops(attributes: str, left: Shape, right: Shape, out: Shape) -> int:
-    """FLOPs without multiplications by padding and holes."""
+def _convolution_flops(
+    attributes: str, left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]
+) -> int:
     labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', attributes)
     assert labels, attributes
     flops = 2 * right[labels[2].index('i')]
@@ -265,22 +259,12 @@ def _convolution_flops(attributes: str, left: Shape, right: Shape, out: Shape) -
             int(fields[field].split('x')[d].split('_')[0]) if field in fields else default
             for field, default in (
                 ('stride', 1), ('pad', 0), ('lhs_dilate', 1), ('rhs_dilate', 1)))
-        flops *= _pairs(
-            out[labels[3].index(str(d))], right[labels[2].index(str(d))],
-            left[labels[1].index(str(d))], stride, low, dilate, kernel_dilate)
+        size, kernel, num_places = (
+            shape[label.index(str(d))]
+            for shape, label in zip((left, right, out), labels.groups(), strict=True))
+        places = np.arange(num_places)[:, None] * stride + np.arange(kernel) * kernel_dilate - low
+        flops *= int(np.sum((places % dilate == 0) & (places >= 0) & (places < size * dilate)))
     return flops
-
-
-_FLOPS = {'dot': _dot_flops, 'convolution': _convolution_flops}
-
-
-@functools.lru_cache(1 << 12)
-def _pairs(
-    out: int, kernel: int, size: int, stride: int, low: int, dilate: int, kernel_dilate: int
-) -> int:
-    """Multiplications along a dim of a convolution, without those by padding or holes."""
-    places = (o * stride + k * kernel_dilate - low for o in range(out) for k in range(kernel))
-    return sum(place % dilate == 0 and 0 <= place // dilate < size for place in places)
 
 
 def scope_of(op_name: str) -> tuple[str, str]:
@@ -291,15 +275,6 @@ def scope_of(op_name: str) -> tuple[str, str]:
     if 'rematted_computation' in op_name:
         return scope, 'forward again'
     return scope, 'backward' if 'transpose(' in op_name else 'forward'
-
-
-def short_name(op_name: str) -> str:
-    """An instruction's origin without the names of jax's transformations and of single layers."""
-    name = op_name
-    for _ in range(2):  # transpose(jvp(...))
-        name = re.sub(r'\b(jit|jvp|transpose|vmap)\(([^()]*)\)', r'\2', name)
-    name = re.sub(r'(while/body|closed_call|checkpoint|rematted_computation|train_step)/', '', name)
-    return re.sub(r'layer_\d+', 'layer_N', name).replace('//', '/').strip('/')
 
 
 _BUNDLE = re.compile(r'\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2}:?\s*)*:?\s*((?:>\s*)*)\{')

@@ -12,9 +12,9 @@ are kept, an interrupted one resumes from its checkpoint.
 
 Runs that differ in seed and learning rate only share the process, the weights and data that were
 read, and the compiled step, one after another. --chips=1 starts a process for every chip of this
-machine (--chips=2 for every two, ...), --parallel=P starts P that share the processor cores. Any
-number of machines may run the same command on one folder, such as the hosts of a slice: each run
-is claimed by one process, and taken over if that one dies.
+machine (--chips=2 for every two, ...). Any number of processes and machines may run the same
+command on one folder, such as the hosts of a slice: each run is claimed by one process, and taken
+over if that one dies.
 
 The directory receives table.md, results.json, every run with its log, and `winner`, a link to the
 best one (in a bucket, a file with its name). Of the other runs the checkpoints are
@@ -66,8 +66,7 @@ Settings = tuple[tuple[str, str], ...]
 # What members that share a compiled step may differ in: its arguments.
 _ARGUMENTS = ('seed', 'optimizer.learning_rate')
 _SAFE = ' :+@'  # of the characters that quoting would replace, harmless in a file's name
-# Between looks at runs that other processes have; a look at a bucket is a request a run.
-_WAIT_SECONDS, _WAIT_SECONDS_BUCKET = 1.0, 15.0
+WAIT_SECONDS = 5.0  # between looks at runs that other processes have
 
 
 class Member(NamedTuple):
@@ -85,11 +84,6 @@ class Member(NamedTuple):
         """Its settings but for these."""
         return tuple(item for item in self.settings if item[0] not in fields)
 
-    @property
-    def shared(self) -> Settings:
-        """Its settings that members of the same compiled step have too."""
-        return self.without(*_ARGUMENTS)
-
 
 def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
     """All combinations.
@@ -101,7 +95,6 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
     Raises:
       InputError: not in that form, or no field of the config; or there is nothing to vary.
     """
-    known = list(FIELDS)
     axes: dict[str, list[str]] = {}
     seeds = [f"seed={','.join(map(str, range(restarts)))}"] if restarts else []
     for entry in [*grid, *seeds]:
@@ -109,8 +102,8 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
         values = text.split(',')
         if not all(values):
             raise InputError(f'--grid {entry}: write FIELD=VALUE,VALUE')
-        if field not in known:
-            raise InputError(f'--grid {field} is not a field: {nearest(field, known)}')
+        if field not in FIELDS:
+            raise InputError(f'--grid {field} is not a field: {nearest(field, list(FIELDS))}')
         if field in axes or len(set(values)) < len(values):
             raise InputError(f'--grid {entry} has a field or value twice')
         axes[field] = values
@@ -161,6 +154,7 @@ def member_config(config: str, overrides: Sequence[str], member: Member) -> Conf
     return result
 
 
+@dataclasses.dataclass(eq=False)
 class Sweep:
     """A sweep and its directory, in which several processes may work.
 
@@ -169,18 +163,17 @@ class Sweep:
       config: file, as on the command line.
       overrides: '--config.FIELD=VALUE' of all members.
       members: all runs, in their order.
+      keep: of how many runs, the best ones, the checkpoints are kept.
     """
 
-    def __init__(
-        self, path: Path, config: str, overrides: Sequence[str], members: list[Member],
-        keep: int = 1,
-    ):
-        """`keep`: of how many runs, the best ones, the checkpoints are kept."""
-        self.path, self.members = path, members
-        self.config, self.overrides = config, list(overrides)
-        self._keep = keep
-        self._opened = time.time()
-        self._claims: dict[Member, Claim] = {}  # attempted ones, which see other claims grow old
+    path: Path
+    config: str
+    overrides: Sequence[str]
+    members: Sequence[Member]
+    keep: int = 1
+    _begun: float = dataclasses.field(default_factory=time.time)
+    # Failed attempts to claim a member, which notice when the other process's claim is dead.
+    _claims: dict[Member, Claim] = dataclasses.field(default_factory=dict)
 
     def run(self, member: Member) -> Path:
         """The run directory of a member."""
@@ -238,7 +231,7 @@ class Sweep:
     def failed(self, member: Member) -> bool:
         """Whether a member failed since this process began; before that, it is tried again."""
         path = self.run(member) / 'sweep_failed.json'
-        return path.exists() and read_json(path, 'delete it').get('time', 0) >= self._opened
+        return path.exists() and read_json(path, 'delete it').get('time', 0) >= self._begun
 
     def unfinished(self) -> list[Member]:
         """Members that are still to be run, by whomever."""
@@ -285,7 +278,7 @@ class Sweep:
             link.unlink(missing_ok=True)
             os.symlink(f'runs/{ranking[0].name}', link)
             os.replace(link, self.path / 'winner')  # the link, not what it names
-        for member in ranking[self._keep :]:
+        for member in ranking[self.keep :]:
             for name in ('checkpoints', 'best'):
                 with contextlib.suppress(OSError):  # another process may be at it too
                     (self.run(member) / name).rmtree(missing_ok=True)
@@ -336,17 +329,14 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
             'deviation': statistics.stdev(values) if len(values) > 1 else None}
 
 
-def work(sweep: Sweep, should_stop: Callable[[int], bool], *, waits: bool = False) -> bool:
-    """Trains members one after another; those of one compiled step share weights and data.
+def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
+    """Trains the members that no other process has, one after another; False: a stop was asked for.
+
+    Members of one compiled step share weights and data.
 
     Args:
       sweep: opened.
       should_stop: polled with the step of a run, and between runs.
-      waits: for members that other processes have.
-
-    Returns:
-      Whether nothing is left to do, but for what others have if it does not wait for them. False:
-      a stop was asked for.
 
     Raises:
       InputError: a config that cannot work.
@@ -354,33 +344,31 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool], *, waits: bool = Fals
     from bert_jax.train.experiment import open_run
 
     started, before = time.monotonic(), len(sweep.unfinished())
-    opened: Any = None
+    program: Any = None
     shared: Settings | None = None
     while not should_stop(0):
-        todo = sorted(sweep.unfinished(), key=lambda member: member.shared != shared)
-        member, claim = next(
-            ((member, claim) for member in todo if (claim := sweep.claim(member))), (None, None))
+        todo = sorted(sweep.unfinished(), key=lambda m: m.without(*_ARGUMENTS) != shared)
+        claims = ((member, claim) for member in todo if (claim := sweep.claim(member)))
+        member, claim = next(claims, (None, None))
         if member is None or claim is None:
-            if not todo or not waits:
-                return True
-            # A claim that dies meanwhile is taken over.
-            time.sleep(_WAIT_SECONDS_BUCKET if files.in_bucket(sweep.path) else _WAIT_SECONDS)
-            continue
+            return True
+        run = sweep.run(member)
         try:
-            with _open_log(sweep.run(member) / 'log.txt') as log:
-                if shared != member.shared:
-                    opened, shared = None, member.shared  # frees the last one's memory
-                    alike = [m for m in sweep.unfinished() if m.shared == shared]
-                    with contextlib.redirect_stdout(log):
-                        opened = open_run(member_config(sweep.config, sweep.overrides, member),
-                                          [sweep.run(m) for m in alike])
-                _train(sweep, member, claim, opened, log, should_stop)
+            with _open_log(run / 'log.txt') as log, contextlib.redirect_stdout(log):
+                if shared != (ours := member.without(*_ARGUMENTS)):
+                    program, shared = None, ours  # frees the last one's memory
+                    alike = [sweep.run(m) for m in todo if m.without(*_ARGUMENTS) == shared]
+                    program = open_run(
+                        member_config(sweep.config, sweep.overrides, member), alike)
+                _train(sweep, member, claim, program, should_stop)
         finally:
             claim.release()
-        left = len(sweep.unfinished())
-        if left and left < before:
-            seconds = (time.monotonic() - started) / (before - left) * left
-            print(f'  {before - left}/{before} runs, eta {seconds / 60:.0f} min', flush=True)
+        if result := sweep.result(member):
+            metric, left = result['metric'], len(sweep.unfinished())
+            print(f'{member.name}: {metric} {result[metric]:.4f}', flush=True)
+            if 0 < left < before:
+                seconds = (time.monotonic() - started) / (before - left) * left
+                print(f'  {before - left}/{before} runs, eta {seconds / 60:.0f} min', flush=True)
     return False
 
 
@@ -397,42 +385,41 @@ def _open_log(path: Path) -> Iterator[IO[str]]:
 
 
 def _train(
-    sweep: Sweep, member: Member, claim: Claim, opened: Any, log: IO[str],
-    should_stop: Callable[[int], bool],
+    sweep: Sweep, member: Member, claim: Claim, program: Any, should_stop: Callable[[int], bool]
 ) -> None:
-    """Trains a claimed member with its own seed and learning rate, and notes how it ended."""
+    """Trains a claimed member with its own seed and learning rate, and notes how it ended.
+
+    Standard output is the log.
+    """
     from bert_jax.train.experiment import train_run
 
-    given = fields(member_config(sweep.config, sweep.overrides, member))
-    config = ConfigDict(opened.config.copy_and_resolve_references())
+    own = fields(member_config(sweep.config, sweep.overrides, member))
+    config = ConfigDict(program.config.copy_and_resolve_references())
     with config.unlocked():
-        config.update_from_flattened_dict({name: given[name] for name in _ARGUMENTS})
-    opened = dataclasses.replace(
-        opened, config=config, task=opened.task.with_seed(config.seed))
+        config.update_from_flattened_dict({name: own[name] for name in _ARGUMENTS})
+    program = dataclasses.replace(
+        program, config=config, task=program.task.with_seed(config.seed))
 
     def stop(step: int) -> bool:
         claim.check()
         return should_stop(step)
 
     try:
-        with contextlib.redirect_stdout(log):
-            result = train_run(opened, sweep.run(member), stop, began=time.time())
+        result = train_run(program, sweep.run(member), stop, began=time.time())
     except InputError:
         raise
     except Stopped as stopped:
-        log.write(f'{stopped}\n')
+        print(stopped)
     except Exception as error:
         if not isinstance(error, Diverged):
-            traceback.print_exception(error, file=log)
+            traceback.print_exc(file=sys.stdout)
         line = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
-        log.write(f'error: {line}\n')
+        print(f'error: {line}')
         sweep.fail(member)
         print(f'{member.name}: failed ({line}); see {sweep.run(member)}/log.txt', file=sys.stderr)
     else:
-        log.write(f'result {json.dumps(result)}\n')
-        metric = f'eval/{opened.task.metric}'
-        sweep.finish(member, metric, result)
-        print(f'{member.name}: {metric} {result[metric]:.4f}', flush=True)
+        print(f'result {json.dumps(result)}')
+        sweep.finish(member, f'eval/{program.task.metric}', result)
 
 
 _PR_SET_PDEATHSIG = 1  # of prctl
@@ -446,14 +433,12 @@ def worker_environment(worker: int, workers: int, chips: int) -> dict[str, str]:
     Args:
       worker: its number.
       workers: how many there are.
-      chips: of each; 0: they share what there is.
+      chips: of each; 0: all that there are.
 
     Raises:
       InputError: there are not so many chips, or a TPU cannot be divided so.
     """
     kind, names = hosts.chips()
-    if not chips and workers > 1:  # on one GPU, each would take most of its memory
-        return {'XLA_PYTHON_CLIENT_MEM_FRACTION': f'{0.9 / workers:.2f}'}
     chips = chips or len(names)
     if len(names) < workers * chips or (kind == 'tpu' and chips not in _BOUNDS):
         raise InputError(f'--chips={chips}: this machine has {len(names)} ({", ".join(names)}'
@@ -472,7 +457,7 @@ def worker_environment(worker: int, workers: int, chips: int) -> dict[str, str]:
 
 
 def run_workers(
-    module: str, argv: Sequence[str], *, worker: int | None, workers: int, chips: int,
+    module: str, argv: Sequence[str], worker: int | None, chips: int,
     act: Callable[[Callable[[int], bool]], bool],
 ) -> int:
     """Works in this process, or starts several that do; the exit status, 143 after a stop.
@@ -481,10 +466,10 @@ def run_workers(
       module: run as `python -m MODULE ARGV... --worker=NUMBER`.
       argv: of the command.
       worker: number of this process; None: it is the one that was started by hand.
-      workers, chips: see `worker_environment`; no number of workers: one for every `chips`.
+      chips: of each process; 0: one process has all.
       act: what a process does, of `should_stop`; whether it came to the end.
     """
-    workers = workers or (max(1, len(hosts.chips()[1]) // chips) if chips else 1)
+    workers = max(1, len(hosts.chips()[1]) // chips) if chips else 1
     if worker is not None and sys.platform == 'linux':
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # as its parent dies
     guard = Guard()
@@ -535,11 +520,11 @@ def _supervise(
             ended = process.poll()
             if ended == 0:
                 del running[worker]
+            elif ended == 2 or (ended and deaths >= _DEATHS * workers):
+                status = max(ended, 1)
+                break
             elif ended is not None:
                 deaths += 1
-                if ended == 2 or deaths > _DEATHS * workers:
-                    status = max(ended, 1)
-                    break
                 print(f'worker {worker} ended with status {ended}: started again', file=sys.stderr,
                       flush=True)
                 running[worker] = start(worker)
@@ -564,16 +549,13 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument('--restarts', type=int, default=0, help='seeds 0 to N-1 of each')
     parser.add_argument('--chips', type=int, default=0,
                         help='one process for every so many chips of this machine (all: one)')
-    parser.add_argument('--parallel', type=int, default=0, help='or so many processes')
     parser.add_argument('--keep', type=number_or_all, default=1, metavar='K|all',
                         help='of how many runs, the best ones, the parameters are kept (1)')
     parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
     options, overrides = parser.parse_known_args(argv)
-    for name in ('restarts', 'chips', 'parallel', 'keep'):
+    for name in ('restarts', 'chips', 'keep'):
         if getattr(options, name) < 0:
             raise InputError(f'--{name}={getattr(options, name)} must be 0 or above')
-    if options.chips and options.parallel:
-        raise InputError('--chips and --parallel both say how many processes: give one')
     return options, overrides
 
 
@@ -594,12 +576,17 @@ def main(argv: Sequence[str]) -> int:
             sweep.open(config, overrides)
             if done := len(members) - len(sweep.unfinished()):
                 print(f'{done} of {len(members)} runs are finished already', flush=True)
+
+        def act(should_stop: Callable[[int], bool]) -> bool:
+            while work(sweep, should_stop):
+                if not sweep.unfinished():
+                    return True
+                time.sleep(WAIT_SECONDS)  # a run whose process dies meanwhile is taken over
+            return False
+
         status = 2
         try:
-            status = run_workers(
-                'bert_jax.tools.sweep', argv, worker=options.worker, workers=options.parallel,
-                chips=options.chips,
-                act=lambda should_stop: work(sweep, should_stop, waits=True))
+            status = run_workers('bert_jax.tools.sweep', argv, options.worker, options.chips, act)
         finally:
             if by_hand and status == 2:
                 sweep.discard_unbegun()

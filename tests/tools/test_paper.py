@@ -30,8 +30,8 @@ pytestmark = pytest.mark.slow
 
 
 def plan(name, root, *columns, **more):
-    return Plan(name, **{'tiny': True, 'root': as_path(root), 'data': 'data', 'restarts': 1,
-                         'only': columns} | more)
+    return Plan(TABLES[name], **{'tiny': True, 'root': as_path(root), 'data': 'data', 'restarts': 1,
+                                 'only': columns} | more)
 
 
 def titles(parts):
@@ -67,7 +67,8 @@ def test_equal_parts_are_shared_and_others_are_not(tmp_path):
     assert len(paths(five)) == 8
     bilstm, scratch = five[-2:]
     ltr = five[4].sweep
-    assert bilstm.resolved.model.bilstm and bilstm.start == ltr.run(ltr.members[0])
+    assert bilstm.resolved.init_checkpoint == str(ltr.run(ltr.members[0]))
+    assert bilstm.resolved.model.bilstm and bilstm.before[0].sweep.path == ltr.path
     assert scratch.resolved.model.num_layers == 2 and not scratch.resolved.init_checkpoint
     assert paths(five) & paths(plan('8', tmp_path, 'mrpc').parts()) == paths(five[:2])
     six = plan('6', tmp_path, 'mrpc').parts()  # where Base has another name
@@ -90,12 +91,12 @@ def test_what_settings_reach(tmp_path):
     found = plan(
         '5', tmp_path, 'mrpc', 'ner', data='there',
         finetune=('train.batch_size=8', 'ner:train.steps=9', 'train.steps=2 epochs')).parts()
-    mrpc, ner = (next(part for part in found if part.task == task).resolved
+    mrpc, ner = (next(part.resolved for part in found if part.title.startswith(task))
                  for task in ('mrpc', 'ner'))
     assert (mrpc.train.batch_size, mrpc.train.steps) == (8, '2 epochs')
     assert mrpc.data.source == 'there/glue' and ner.data.source == 'there/conll2003'
     steps = plan('c1', tmp_path, 'mrpc').parts()
-    assert str(steps[1].start).endswith('/runs/seed=0/checkpoints/490')
+    assert steps[1].resolved.init_checkpoint.endswith('/runs/seed=0/checkpoints/490')
     given = {'weights': {'base': 'bert'}, 'seeds': 3}
     assert titles(plan('1', tmp_path, 'mrpc', **given).parts())[:2] == [
         'mrpc from BERT-Base, seed 0', 'pre-training 4/256/4']
@@ -135,7 +136,7 @@ def quick(monkeypatch, tmp_path_factory):
             finish(sweep, member, eval_f1=score, eval_accuracy=score / 2, eval_mlm_perplexity=9.0)
         return True
 
-    monkeypatch.setattr(paper, 'work', work)
+    monkeypatch.setattr(sweep, 'work', work)
     monkeypatch.setattr(Guard, 'start', lambda self: None)
     monkeypatch.setattr('time.sleep', lambda seconds: None)
     return state
@@ -288,7 +289,7 @@ def test_restarts_of_one_model_are_no_seeds_of_pre_training(title, seeds, tmp_pa
 def test_figures_of_test_sets_stand_beside_those_of_dev_sets(tmp_path):
     ours = plan('1', tmp_path, 'qqp', tiny=False)
     for part in ours.parts():
-        for member in part.sweep.members if part.task else ():
+        for member in part.sweep.members if part.before else ():
             finish(part.sweep, member, eval_f1=0.8)
     text, _ = write_table(ours, {}, draw=False)
     assert row_of('BERT-Base', text).endswith('| 80.00 n=1 (71.2; dev 87) |')
@@ -381,5 +382,5 @@ def test_a_chain_of_real_runs(tmp_path):
         assert record['hardware'] and record['hours'] > 0
         log = next(tmp_path.glob('paper/parts/cola-*/runs/*/log.txt')).read_text()
         assert 'pretrain-' in log, 'it starts from the part before'
-        with mock.patch.object(paper, 'work', side_effect=AssertionError('all is there')):
+        with mock.patch.object(sweep, 'work', side_effect=AssertionError('all is there')):
             assert paper.main(command) == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.tools import report
-from bert_jax.tools.report_page import RunRecords
+from bert_jax.tools.report import RunRecords
 from bert_jax.train.gates import MEANINGS
 from bert_jax.weights.run_directory import read_config, write_config, write_run
 from tests.predict import tiny
