@@ -16,14 +16,14 @@ import platform
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from bert_jax.data import python_docs, wikidump
 from bert_jax.data.store import Document, Source, Unit, digests, name_of, object_digest
 from bert_jax.runtime.errors import InputError, first_line
-from bert_jax.runtime.files import as_path, find, in_bucket, open_stream, read_blocks
+from bert_jax.runtime.files import Found, as_path, find, in_bucket, open_stream, read_blocks
 from bert_jax.runtime.process import loading_tensorflow
 
 _BLOCK_BYTES = 1 << 20
@@ -46,17 +46,15 @@ def open_source(spec: str, data_dir: str = '') -> Source:
     if rest and kind == 'docs':
         if rest != 'python':
             raise InputError(f"data source '{spec}' is unknown: the one of its kind is docs:python")
-        return _PythonDocs(spec)
+        return _python_docs(spec)
     if rest and kind == 'tfds':
-        return _Tfds(spec, rest, data_dir)
+        return _tfds(spec, rest, data_dir)
     if rest and kind == 'wikidump':
         if not importlib.util.find_spec('mwparserfromhell'):
             raise InputError(f"data source '{spec}' is read with mwparserfromhell, which is not "
                              'installed: pip install mwparserfromhell')
         kind = wikidump.FORMAT
-    if rest and kind in FORMATS:
-        return _Files(spec, rest, kind)
-    return _Files(spec, spec, '')
+    return _files(spec, rest, kind) if rest and kind in FORMATS else _files(spec, spec, '')
 
 
 def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
@@ -69,10 +67,9 @@ def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
     Yields:
       Documents' texts.
     """
-    units = source.units()
     left = max_bytes
-    for i, unit in enumerate(units):
-        share = left // (len(units) - i)
+    for i, unit in enumerate(source.units):
+        share = left // (len(source.units) - i)
         for document in source.read(unit):
             yield document.text.decode()
             share -= len(document.text)
@@ -83,147 +80,113 @@ def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
             return
 
 
-class _Files:
-    """Files on a disk or in a bucket, one unit each."""
+def _files(spec: str, pattern: str, format_name: str) -> Source:
+    """Files on a disk or in a bucket, one unit each.
 
-    def __init__(self, spec: str, pattern: str, format_name: str):
-        """Finds the files.
-
-        Args:
-          spec: the user's name for them.
-          pattern: of their paths.
-          format_name: one of `FORMATS`, or '' to look at the name and content of each.
-        """
-        self.spec, self._format = spec, format_name
-        self.takes_all_cores = format_name == wikidump.FORMAT
-        self._found = find(pattern)
-        if not self._found:
-            if as_path(pattern).is_dir():
-                raise InputError(
-                    f"data source '{spec}' is a directory: name the files in it, as in "
-                    f"'{pattern.rstrip('/')}/*'"
-                )
-            raise InputError(
-                f"data source '{spec}': no file matches '{pattern}'; name existing text files, "
-                'or docs:python for text that needs none'
-            )
-        for file in self._found:
-            if file.size == 0:
-                raise InputError(f"data source '{spec}': {file.path} is empty; leave it out")
-
-    def fingerprint(self) -> str:
-        paths = [file.path for file in self._found]
-        # A file's ending may determine how it is read; its folder does not matter.
-        names = [''.join(PurePath(path).suffixes) for path in paths]
-        if in_bucket(paths[0]):
-            contents = [object_digest(file) for file in self._found]
-        else:
-            contents = digests(paths)
-        return name_of([self._format, *zip(names, contents, strict=True)])
-
-    def outline(self) -> str:
-        sizes = [file.size for file in self._found]
-        return f'{len(sizes)} files of {sum(sizes):,} bytes, {name_of([self._format, sizes])}'
-
-    def units(self) -> list[Unit]:
+    Args:
+      spec: the user's name for them.
+      pattern: of their paths.
+      format_name: one of `FORMATS`, or '' to look at the name and content of each.
+    """
+    found = find(pattern)
+    if not found and as_path(pattern).is_dir():
+        raise InputError(f"data source '{spec}' is a directory: name the files in it, as in "
+                         f"'{pattern.rstrip('/')}/*'")
+    if not found:
+        raise InputError(f"data source '{spec}': no file matches '{pattern}'; name existing text "
+                         'files, or docs:python for text that needs none')
+    for file in found:
+        if file.size == 0:
+            raise InputError(f"data source '{spec}': {file.path} is empty; leave it out")
+    sizes = [file.size for file in found]
+    is_dump = format_name == wikidump.FORMAT
+    return Source(
+        spec,
         # Prose is compressed to a third; of a dump's XML in English a quarter is text.
-        bytes_in = 4 if self._format == wikidump.FORMAT else 1
-        return [
-            Unit(file.path, file.size // bytes_in
-                 * (3 if file.path.endswith(('.gz', '.bz2')) else 1))
-            for file in self._found
-        ]
-
-    def read(self, unit: Unit) -> Iterator[Document]:
-        path, format_name = unit.name, self._format
-        blocks = _line_blocks(path)  # which formats that are no lines of text do not ask for
-        if not format_name and path.endswith('.parquet'):
-            format_name = 'parquet'
-        elif not format_name:
-            first = next((block for block in blocks if block.strip()), b'')  # not blank lines
-            blocks = itertools.chain([first], blocks)
-            if path.removesuffix('.gz').removesuffix('.bz2').endswith(('.jsonl', '.json')):
-                format_name = 'jsonl'
-            elif first.lstrip().startswith(b'<doc '):
-                format_name = 'wikiextractor'
-            elif _TITLE.match(b'\n ' + first.lstrip()):
-                format_name = 'wikitext'
-            else:
-                format_name = 'text'
-        return FORMATS[format_name](path, blocks)
+        [Unit(file.path, file.size // (4 if is_dump else 1)
+              * (3 if file.path.endswith(('.gz', '.bz2')) else 1)) for file in found],
+        functools.partial(_read_file, format_name),
+        functools.partial(_digest_of_files, format_name, found),
+        f'{len(sizes)} files of {sum(sizes):,} bytes, {name_of([format_name, sizes])}',
+        takes_all_cores=is_dump,
+    )
 
 
-class _PythonDocs:
-    """Documentation of this Python and its packages; cached, because parsing it takes seconds."""
-
-    takes_all_cores = True
-
-    def __init__(self, spec: str):
-        self.spec = spec
-        self._files = python_docs.source_files()
-        self._documents: list[Document] = []
-
-    def fingerprint(self) -> str:
-        # Names and sizes instead of the contents of thousands of files: another version of a
-        # package differs in some name or size.
-        return name_of([platform.python_version(), python_docs.VERSION,
-                        [(name, size) for name, _, size in self._files]])
-
-    def outline(self) -> str:
-        return f'{len(self._files):,} files of Python, {self.fingerprint()}'
-
-    def units(self) -> list[Unit]:
-        # One unit, because a paragraph is dropped if any earlier file has it. About a seventh of
-        # the source code is prose.
-        return [Unit(self.spec, sum(size for _, _, size in self._files) // 7)]
-
-    def read(self, unit: Unit) -> Iterator[Document]:
-        if self._documents:
-            yield from self._documents
-            return
-        documents = []
-        for text in python_docs.documents(self._files, min(4, os.cpu_count() or 1)):
-            documents.append(Document(text.encode('utf-8', 'ignore'), True))
-            yield documents[-1]
-        self._documents = documents
+def _digest_of_files(format_name: str, found: Sequence[Found]) -> str:
+    paths = [file.path for file in found]
+    # A file's ending may determine how it is read; its folder does not matter.
+    names = [''.join(PurePath(path).suffixes) for path in paths]
+    contents = map(object_digest, found) if in_bucket(paths[0]) else digests(paths)
+    return name_of([format_name, *zip(names, contents, strict=True)])
 
 
-class _Tfds:
+def _read_file(format_name: str, unit: Unit) -> Iterator[Document]:
+    path = unit.name
+    blocks = _line_blocks(path)  # which formats that are no lines of text do not ask for
+    if not format_name and path.endswith('.parquet'):
+        format_name = 'parquet'
+    elif not format_name:
+        first = next((block for block in blocks if block.strip()), b'')  # not blank lines
+        blocks = itertools.chain([first], blocks)
+        if path.removesuffix('.gz').removesuffix('.bz2').endswith(('.jsonl', '.json')):
+            format_name = 'jsonl'
+        elif first.lstrip().startswith(b'<doc '):
+            format_name = 'wikiextractor'
+        elif _TITLE.match(b'\n ' + first.lstrip()):
+            format_name = 'wikitext'
+        else:
+            format_name = 'text'
+    return FORMATS[format_name](path, blocks)
+
+
+def _python_docs(spec: str) -> Source:
+    """Documentation of this Python and its packages; kept, because parsing it takes seconds."""
+    found = python_docs.source_files()
+    # Names and sizes instead of the contents of thousands of files: another version of a package
+    # differs in some name or size.
+    digest = name_of([platform.python_version(), python_docs.VERSION,
+                      [(name, size) for name, _, size in found]])
+
+    @functools.cache
+    def read(unit: Unit) -> list[Document]:
+        return [Document(text.encode('utf-8', 'ignore'), True)
+                for text in python_docs.documents(found, min(4, os.cpu_count() or 1))]
+
+    # One unit, because a paragraph is dropped if any earlier file has it. About a seventh of the
+    # source code is prose.
+    return Source(
+        spec, [Unit(spec, sum(size for _, _, size in found) // 7)], lambda unit: iter(read(unit)),
+        lambda: digest, f'{len(found):,} files of Python, {digest}', takes_all_cores=True)
+
+
+def _tfds(spec: str, name: str, data_dir: str) -> Source:
     """A data set of tensorflow-datasets, one unit for each shard."""
+    name, _, split_name = name.partition(':')
+    builder = _prepared_builder(spec, name, data_dir)
+    info, split_name = builder.info, split_name or 'train'
+    if 'text' not in info.features or split_name not in info.splits:
+        raise InputError(
+            f"data source '{spec}': no feature 'text' or no split '{split_name}', only "
+            f"{', '.join(info.features)} in {', '.join(info.splits)}"
+        )
+    split = info.splits[split_name]
+    n, num_bytes = split.num_shards, split.num_bytes
+    return Source(
+        spec, [Unit(f'{split.name}[{i}shard:{i + 1}shard]', num_bytes // n) for i in range(n)],
+        functools.partial(_read_shard, builder), functools.partial(_digest_of_shards, split),
+        f'{info.full_name}, {num_bytes:,} bytes')
 
-    takes_all_cores = False
 
-    def __init__(self, spec: str, name: str, data_dir: str):
-        self.spec = spec
-        name, _, split = name.partition(':')
-        self._builder = _prepared_builder(spec, name, data_dir)
-        info, split = self._builder.info, split or 'train'
-        if 'text' not in info.features or split not in info.splits:
-            raise InputError(
-                f"data source '{spec}': no feature 'text' or no split '{split}', only "
-                f"{', '.join(info.features)} in {', '.join(info.splits)}"
-            )
-        self._split = info.splits[split]
+def _digest_of_shards(split: Any) -> str:
+    return name_of(digests(split.filepaths))
 
-    def fingerprint(self) -> str:
-        return name_of(digests(self._split.filepaths))
 
-    def outline(self) -> str:
-        return f'{self._builder.info.full_name}, {self._split.num_bytes:,} bytes'
+def _read_shard(builder: Any, unit: Unit) -> Iterator[Document]:
+    import tensorflow_datasets as tfds
 
-    def units(self) -> list[Unit]:
-        n = self._split.num_shards
-        return [
-            Unit(f'{self._split.name}[{i}shard:{i + 1}shard]', self._split.num_bytes // n)
-            for i in range(n)
-        ]
-
-    def read(self, unit: Unit) -> Iterator[Document]:
-        import tensorflow_datasets as tfds
-
-        only_text = tfds.decode.PartialDecoding({'text': True})
-        for record in _records(self._builder, unit.name, decoders=only_text):
-            yield Document(_normalise(record['text']), True)
+    only_text = tfds.decode.PartialDecoding({'text': True})
+    for record in _records(builder, unit.name, decoders=only_text):
+        yield Document(_normalise(record['text']), True)
 
 
 def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str, Any]]:

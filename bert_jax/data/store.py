@@ -22,20 +22,16 @@ import os
 import pickle
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import loading_tensorflow, process_pool
-
-_Item = TypeVar('_Item')
-_Result = TypeVar('_Result')
 
 # Of a disk that is full or cannot be written.
 _DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR,
@@ -58,15 +54,6 @@ def locked(path: str | os.PathLike[str], waiting_for: str = '') -> Iterator[None
                 print(f'waiting for another process {waiting_for}', file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def fsync(path: str | os.PathLike[str]) -> None:
-    """Makes a file's content, or the names in a folder, survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -92,40 +79,11 @@ def disk_faults(what: str, folder: str | os.PathLike[str], field: str) -> Iterat
         ) from error
 
 
-def in_threads(
-    work: Callable[[_Item, Callable[[], None]], _Result], items: Sequence[_Item], num_threads: int
-) -> list[_Result]:
-    """The results of `work` on each item, in order; the first error, or a signal, ends all.
-
-    Args:
-      work: of an item and a function to call now and then, which raises if all is to end.
-      items: what to work on.
-      num_threads: at most.
-    """
-    stop = threading.Event()
-
-    def check() -> None:
-        if stop.is_set():
-            raise futures.CancelledError
-
-    with futures.ThreadPoolExecutor(max(1, min(num_threads, len(items)))) as pool:
-        try:
-            return list(pool.map(lambda item: work(item, check), items))
-        finally:
-            stop.set()
-
-
 _REMEMBERED = '~/.cache/bert_jax/digests.json'
 _MAX_REMEMBERED = 100_000  # files, the ones asked for last
-_BLOCK_BYTES = 4 << 20
 # The clock of a disk has steps: a file could change twice within one.
 _SETTLED_SECONDS = 2.0
 _BUCKET_THREADS = 32
-
-
-def new_digest() -> Any:
-    """A hash object, as for the digests of files."""
-    return hashlib.md5(usedforsecurity=False)
 
 
 def digests(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -139,41 +97,39 @@ def digests(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     """
     names = [os.fspath(path) for path in paths]
     if names and files.in_bucket(names[0]):
-        return in_threads(
-            lambda name, _: object_digest(files.find(name)[0]), names, _BUCKET_THREADS)
+        with futures.ThreadPoolExecutor(_BUCKET_THREADS) as pool:
+            return list(pool.map(lambda name: object_digest(files.find(name)[0]), names))
     place = files.as_path(_REMEMBERED)
     known: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError, TypeError):  # missing or damaged
         known = dict(json.loads(place.read_text()))
     new: dict[str, str] = {}
 
-    def digest(name: str, check: Callable[[], None]) -> str:
-        state = _state(name)
+    def state_of(name: str) -> str:
+        """A file's real path, and what changes with its content."""
+        stat = os.stat(name)
+        return f'{os.path.realpath(name)} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}'
+
+    def digest(name: str) -> str:
+        state = state_of(name)
         if state in known:
             return known[state]
-        content = new_digest()
         with open(name, 'rb', buffering=0) as file:
-            while block := file.read(_BLOCK_BYTES):
-                check()
-                content.update(block)
+            content = hashlib.file_digest(
+                file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         # A file that changed meanwhile has another content by now.
-        if _state(name) == state and time.time() - os.stat(name).st_mtime > _SETTLED_SECONDS:
-            new[state] = content.hexdigest()
-        return content.hexdigest()
+        if state_of(name) == state and time.time() - os.stat(name).st_mtime > _SETTLED_SECONDS:
+            new[state] = content
+        return content
 
-    result = in_threads(digest, names, os.cpu_count() or 1)
+    with futures.ThreadPoolExecutor() as pool:
+        result = list(pool.map(digest, names))
     if new:
         with contextlib.suppress(OSError):  # a home that cannot be written costs time, not the run
             place.parent.mkdir(parents=True, exist_ok=True)
             files.write_whole(
                 place, json.dumps(dict([*known.items(), *new.items()][-_MAX_REMEMBERED:])))
     return result
-
-
-def _state(name: str) -> str:
-    """A file's real path, and what changes with its content."""
-    stat = os.stat(name)
-    return f'{os.path.realpath(name)} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}'
 
 
 def object_digest(found: files.Found) -> str:
@@ -203,27 +159,26 @@ class Unit(NamedTuple):
     num_bytes: int  # of text, estimated for compressed files; 0 where unknown
 
 
-class Source(Protocol):
-    """Documents in a fixed order, in units."""
+@dataclasses.dataclass
+class Source:
+    """Documents in a fixed order, in units.
+
+    Attributes:
+      spec: the user's name for it.
+      units: its parts, in order.
+      read: the documents of a part, always the same in the same order; raises an InputError that
+        names the file and the place of unreadable content.
+      fingerprint: a digest of the content, independent of its path.
+      outline: a cheap digest without reading the text, which hosts compare.
+      takes_all_cores: whether reading a unit keeps them busy, with processes of its own.
+    """
 
     spec: str
-    takes_all_cores: bool  # whether reading a unit keeps them busy, with processes of its own
-
-    def fingerprint(self) -> str:
-        """A digest of the content, independent of its path."""
-
-    def outline(self) -> str:
-        """A cheap digest without reading the text, which hosts compare."""
-
-    def units(self) -> list[Unit]:
-        """The parts of the source, in order."""
-
-    def read(self, unit: Unit) -> Iterator[Document]:
-        """Documents of one part, always the same in the same order.
-
-        Raises:
-          InputError: unreadable content, naming the file and the place in it.
-        """
+    units: Sequence[Unit]
+    read: Callable[[Unit], Iterator[Document]]
+    fingerprint: Callable[[], str]
+    outline: str = ''
+    takes_all_cores: bool = False
 
 
 PIECE_BYTES = 512 << 20  # a multiple of every system's page
@@ -455,7 +410,6 @@ def build_store(
                     building = final.with_suffix('.building')
                     _build(source, tokenizer, building, fingerprint, progress, num_processes)
                     os.rename(building, final)
-                    fsync(final.parent)
     return TokenStore.open(final)
 
 
@@ -464,17 +418,16 @@ def _build(
     num_processes: int,
 ) -> None:
     """Builds everything into a folder, from where a former build ended."""
-    units = source.units()
-    num_bytes = sum(unit.num_bytes for unit in units)
+    num_bytes = sum(unit.num_bytes for unit in source.units)
     cores = len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
-    wanted = min(cores // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(units))
+    wanted = min(cores // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(source.units))
     num_processes = 1 if source.takes_all_cores else num_processes or max(1, wanted)
     num_threads = -(-cores // num_processes)
     growing = _Growing(path, tokenizer, total_bytes=num_bytes if progress else None)
     if num_processes > 1:
         _build_parts(growing, source, tokenizer, num_processes, num_threads)
     else:
-        growing.read(source, len(units), num_threads)
+        growing.read(source, len(source.units), num_threads)
     state = growing.state
     if not state['num_documents']:
         raise InputError(f"data source '{source.spec}' holds no text")
@@ -502,7 +455,6 @@ def _build(
     }
     files.write_whole(path / MANIFEST, json.dumps(manifest, indent=1))
     (path / _JOURNAL).unlink()
-    fsync(path)
     if progress:
         print(
             f"token store: {state['num_tokens']} tokens, {state['num_sentences']} sentences, "
@@ -531,10 +483,9 @@ class _Growing:
           folder: see above.
           tokenizer: gives the ids.
           unit, done: where to begin.
-          total_bytes: of text, to report progress of (0: unknown); None: no reports.
+          total_bytes: of text, to report progress of; None: no reports.
         """
         self.folder, self._tokenizer, self._total_bytes = folder, tokenizer, total_bytes
-        self._unsynced: set[files.Path] = set()
         fresh: dict[str, Any] = {
             'unit': unit, 'done': done, 'piece_bytes': PIECE_BYTES,
             'dtype': '<u2' if len(tokenizer.vocab) < 65_536 else '<u4', 'num_tokens': 0,
@@ -577,7 +528,6 @@ class _Growing:
                 path = self.folder / f'{array}-{index:05}.bin'
                 with open(path, 'ab') as file:
                     written = file.write(data[:piece_bytes - start])
-                self._unsynced.add(path)
                 size += written
                 data = data[written:]
 
@@ -597,24 +547,21 @@ class _Growing:
         state['num_duplicates'] = state['num_documents']  # none is in `documents` yet
         state['text_bytes'] += num_bytes
 
-    def save(self) -> None:
-        """Makes what is in the files good."""
-        while self._unsynced:
-            fsync(self._unsynced.pop())
-        self.state['seconds'] = round(time.monotonic() - self._started, 2)
+    def save(self, report: bool = False) -> None:
+        """Makes what is in the files good; `report` prints the progress, where it is wanted."""
+        for path in self.folder.glob('*.bin'):
+            with open(path, 'rb') as file:
+                os.fsync(file.fileno())
+        seconds = time.monotonic() - self._started
+        self.state['seconds'] = round(seconds, 2)
         files.write_whole(self.folder / _JOURNAL, json.dumps(self.state))
-
-    def report(self) -> None:
-        """Prints how much of the text is done, how fast, how long yet."""
-        if self._total_bytes is None:
-            return
-        num_bytes = self.state['text_bytes']
-        rate = num_bytes / max(self.state['seconds'], 1e-3)
-        line = f'token store: {num_bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s'
-        if self._total_bytes:
-            minutes = max(self._total_bytes - num_bytes, 0) / max(rate, 1) / 60
-            line += f', {min(num_bytes / self._total_bytes, 0.99):.0%}, {minutes:.1f} min left'
-        print(line, file=sys.stderr, flush=True)
+        if report and self._total_bytes is not None:
+            num_bytes = self.state['text_bytes']
+            rate = max(num_bytes, 1) / max(seconds, 1e-3)
+            minutes = max(self._total_bytes - num_bytes, 0) / rate / 60
+            print(f'token store: {num_bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s, '
+                  f'{min(num_bytes / max(self._total_bytes, 1), 0.99):.0%}, '
+                  f'{minutes:.1f} min left', file=sys.stderr, flush=True)
 
     def read(self, source: Source, last: int, num_threads: int) -> None:
         """Adds the documents of the units before `last`."""
@@ -642,8 +589,7 @@ class _Growing:
             )
             state |= {'unit': unit, 'done': done}
             if time.monotonic() - saved > _JOURNAL_SECONDS:
-                self.save()
-                self.report()
+                self.save(report=True)
                 saved = time.monotonic()
         state |= {'unit': last, 'done': 0}
         self.save()
@@ -657,7 +603,7 @@ class _Growing:
             arrays['document_hashes'], part.state['text_bytes'],
         )
         self.state |= {'unit': last, 'done': 0}
-        self.save()
+        self.save(report=True)
         shutil.rmtree(folder)
 
     def add_documents(self) -> None:
@@ -676,11 +622,10 @@ def _text_batches(
     source: Source, indices: range, done: int
 ) -> Iterator[tuple[list[bytes], bool, tuple[int, int, int]]]:
     """(texts, split, (unit, documents of it that are done then, bytes)), about 1 MiB each."""
-    units = source.units()
     for unit in indices:
         texts: list[bytes] = []
         num_bytes, split = 0, True
-        for text, split in itertools.islice(source.read(units[unit]), done, None):
+        for text, split in itertools.islice(source.read(source.units[unit]), done, None):
             texts.append(text)
             num_bytes += len(text)
             done += 1
@@ -696,7 +641,7 @@ def _build_parts(
     growing: _Growing, source: Source, tokenizer: Any, num_processes: int, num_threads: int
 ) -> None:
     """Builds what is missing, by several processes at once."""
-    units, state = source.units(), growing.state
+    units, state = source.units, growing.state
     job = pickle.dumps((source, tokenizer, num_threads))
     parts = []
     with process_pool(num_processes) as pool:
@@ -711,7 +656,6 @@ def _build_parts(
         for folder, last, task in parts:
             task.result()
             growing.join(folder, last)
-            growing.report()
 
 
 def _build_part(job: bytes, folder: files.Path, first: int, done: int, last: int) -> None:

@@ -231,6 +231,7 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
     pending: collections.deque[tuple[bytes, int, Future[Parsed]]] = collections.deque()
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(process_pool(num_processes))
+        pool.submit(clean, '', _HIDDEN).result()  # that processes fail to start is no page's fault
         while True:
             for line, part in itertools.islice(parts, 2 * num_processes - len(pending)):
                 try:
@@ -246,6 +247,8 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
                 articles, left_out = future.result()
             except BrokenProcessPool:  # by this part, or by one that was read beside it
                 articles, left_out = _parse_by_halves(part, path, line)
+                if len(left_out) == part.count(_PAGE_END) > 1:
+                    raise  # it is not the pages
             yield from articles
             unreadable += left_out
     if unreadable:

@@ -18,9 +18,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.dataset import Places, share_added_words
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Encode
+from bert_jax.data.sharing import Places, share_added_words
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from bert_jax.config import model_fields
 from bert_jax.config.phases import batches_of
 from bert_jax.config.phases import phases as phases_of
-from bert_jax.data import dataset
+from bert_jax.data import sharing
 from bert_jax.data.examples import (
     BatchSpec,
     Examples,
@@ -91,7 +91,8 @@ class TextData:
         self._config, d = config, config.data
         self._sources = weighted_sources(d.source)
         specs = [spec for spec, _ in self._sources] + ([d.eval_source] if d.eval_source else [])
-        records = [spec for spec in specs if dataset.is_records(spec)]
+        records = [spec for spec in specs if spec.startswith('tfrecord:')
+                   or spec.endswith(('.tfrecord', '.tfrecords'))]
         if records and d.add_tokens:
             raise InputError(
                 f'config.data.add_tokens={d.add_tokens}, but the text in {records[0]} is cut into '
@@ -105,11 +106,11 @@ class TextData:
         with loading_tensorflow('pre-training from text'):  # which synthetic rows do not need
             from bert_jax.data.records import RecordFiles
 
-        texts = dataset.open_texts([spec for spec in specs if spec not in records], d.tfds_dir)
-        self.places = dataset.Places.choose(d.dir, d.local_dir)
-        path = as_path(d.vocab_file) if d.vocab_file else dataset.share_vocabulary(
+        texts = sharing.open_texts([spec for spec in specs if spec not in records], d.tfds_dir)
+        self.places = sharing.Places.choose(d.dir, d.local_dir)
+        path = as_path(d.vocab_file) if d.vocab_file else sharing.share_vocabulary(
             [texts[spec] for spec, _ in self._sources], d.vocab_size, d.lowercase, self.places)
-        self.vocab_path = dataset.share_added_words(path, d.add_tokens, d.lowercase, self.places)
+        self.vocab_path = sharing.share_added_words(path, d.add_tokens, d.lowercase, self.places)
         self._tokenizer = load_tokenizer(self.vocab_path, d.lowercase)
         self.vocab_size = len(self._tokenizer.vocab)
         self._records = {
@@ -118,7 +119,7 @@ class TextData:
         }
         self.stores: dict[str, TokenStore] = {}
         for spec, text in texts.items():
-            store = self.stores[spec] = dataset.share_store(text, self._tokenizer, self.places)
+            store = self.stores[spec] = sharing.share_store(text, self._tokenizer, self.places)
             check_known(
                 store.tokens[:_LOOKED_AT], self._tokenizer.vocab, spec, self.vocab_path)
 

@@ -20,7 +20,7 @@ WIKI = (
 
 def _texts(spec, split=None, folder=''):
     source = open_source(str(spec), str(folder))
-    documents = [document for unit in source.units() for document in source.read(unit)]
+    documents = [document for unit in source.units for document in source.read(unit)]
     assert split is None or {document.split for document in documents} == {split}
     return [document.text.decode() for document in documents]
 

@@ -12,7 +12,6 @@ pytest.importorskip('tensorflow_text')
 import tensorflow as tf
 
 from bert_jax.config import default_config
-from bert_jax.data.dataset import is_records
 from bert_jax.data.examples import pretrain_spec
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import SyntheticData, TextData
@@ -221,14 +220,6 @@ def test_refused_lengths_and_evaluations(folder, vocab_file):
     ):
         with pytest.raises(InputError, match=word):
             attempt()
-
-
-@pytest.mark.parametrize(('spec', 'answer'), [
-    ('tfrecord:gs/part-*', True), ('a/b.tfrecord', True), ('a/*.tfrecords', True),
-    ('a/tfrecord.txt', False), ('tfds:wikipedia/20230601.en', False), ('docs:python', False),
-])
-def test_which_sources_are_records(spec, answer):
-    assert is_records(spec) is answer
 
 
 def test_synthetic_rows():

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import functools
 import itertools
 import mmap
 import os
@@ -18,7 +19,7 @@ pytest.importorskip('tensorflow_text')
 
 from bert_jax.data import store
 from bert_jax.data.corpus import open_source
-from bert_jax.data.store import Document, TokenStore, Unit
+from bert_jax.data.store import Document, Source, TokenStore, Unit
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -35,28 +36,19 @@ def _tokenizer(*more):
 TOKENIZER = _tokenizer()
 
 
-class _Source:
+def _read(documents, fail_at, unit):
+    half = len(documents) // 2
+    start, end = (0, half) if unit.name == 'a' else (half, len(documents))
+    for i in range(start, end):
+        if i == fail_at:
+            raise KeyError('killed')
+        yield Document(documents[i].encode(), True)
+
+
+def _source(documents, fail_at=None):
     """Documents in memory, two units; may fail before some document, as a killed build would."""
-
-    spec = 'memory'
-    takes_all_cores = False
-
-    def __init__(self, documents, fail_at=None):
-        self._documents, self._fail_at = documents, fail_at
-
-    def fingerprint(self):
-        return 'memory'
-
-    def units(self):
-        return [Unit('a', 1), Unit('b', 1000)]
-
-    def read(self, unit):
-        half = len(self._documents) // 2
-        start, end = (0, half) if unit.name == 'a' else (half, len(self._documents))
-        for i in range(start, end):
-            if i == self._fail_at:
-                raise KeyError('killed')
-            yield Document(self._documents[i].encode(), True)
+    return Source('memory', [Unit('a', 1), Unit('b', 1000)],
+                  functools.partial(_read, documents, fail_at), functools.partial(str, 'memory'))
 
 
 def _random_texts(n, seed=0):
@@ -72,7 +64,7 @@ def _random_texts(n, seed=0):
 
 def build(source, folder, tokenizer=TOKENIZER, progress=False, **options):
     """The store of a source, or of documents in memory."""
-    source = _Source(source) if isinstance(source, list) else source
+    source = _source(source) if isinstance(source, list) else source
     return store.build_store(source, tokenizer, folder, progress, **options)
 
 
@@ -100,7 +92,7 @@ def test_holds_what_the_tokenizer_says(tmp_path):
     assert store.manifest | counts == store.manifest
     assert sorted(os.listdir(store.path.parent)) == [store.path.name, store.path.name + '.lock']
     # It is opened at once, and another tokenizer's is another one.
-    assert _bytes(build(_Source(texts, fail_at=0), tmp_path)) == _bytes(store)
+    assert _bytes(build(_source(texts, fail_at=0), tmp_path)) == _bytes(store)
     assert build(texts, tmp_path, _tokenizer('abc')).fingerprint != store.fingerprint
 
 
@@ -138,7 +130,7 @@ def test_killed_build_goes_on(tmp_path, monkeypatch, fail_at, num_processes, dam
     texts = _random_texts(40)
     whole = build(texts, tmp_path / 'whole')
     with pytest.raises(KeyError):
-        build(_Source(texts, fail_at), tmp_path)
+        build(_source(texts, fail_at), tmp_path)
     final = tmp_path / 'stores' / whole.fingerprint
     assert not final.exists()
     for name, change in damage.items():
@@ -151,7 +143,7 @@ def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr(store, '_JOURNAL_SECONDS', 0.0)
     texts = _random_texts(40)
     with pytest.raises(KeyError):
-        build(_Source(texts, 39), tmp_path)
+        build(_source(texts, 39), tmp_path)
     # The second unit differs, and most of it is done.
     resumed = build(texts[:20] + ['never read'] * 20, tmp_path)
     assert _sentences(resumed, 20) == [TOKENIZER.encode(line) for line in texts[20].split('\n')]
@@ -234,7 +226,7 @@ def test_source_that_changes_meanwhile(tmp_path):
 
 
 def test_one_builds_and_the_other_waits(tmp_path):
-    source = _Source(['a', 'b'])
+    source = _source(['a', 'b'])
     path = tmp_path / 'stores' / f'{store.store_fingerprint(source, TOKENIZER)}.lock'
     path.parent.mkdir()
     with futures.ThreadPoolExecutor(1) as pool, open(path, 'w') as file:
@@ -319,7 +311,7 @@ def test_wikipedia(tmp_path, shared_data):
     source = open_source(str(shared_data / 'wikipedia_en_2015' / 'wiki-09.txt.gz'))
     store = build(source, tmp_path, tokenizer)
     assert store.manifest['num_tokens'] > 3_000_000
-    unit = source.units()[0]
+    unit = source.units[0]
     first = next(source.read(unit)).text.decode().split('\n')[0]
     ids = tokenizer.encode(first)
     assert store.tokens[:len(ids)].tolist() == ids

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import signal
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -118,7 +119,7 @@ def test_the_source_has_a_file_a_unit(tmp_path):
     for part in ('p2', 'p1'):
         (tmp_path / f'articles-{part}.xml.bz2').write_bytes(bz2.compress(_dump()))
     source = open_source(f'wikidump:{tmp_path}/articles-p*.xml.bz2')
-    units = source.units()
+    units = source.units
     assert [unit.name[-10:] for unit in units] == ['p1.xml.bz2', 'p2.xml.bz2']
     assert all(unit.num_bytes > 0 for unit in units)
     assert [document.text.decode() for document in source.read(units[1])] == EXPECTED
@@ -145,6 +146,23 @@ def test_a_broken_page_is_named_and_left_out(tmp_path, monkeypatch, capfd, kill,
         monkeypatch.setattr(wikidump, 'parse', _lost_in_endless)
     assert list(wikidump.read_articles(str(path), 2)) == EXPECTED
     assert re.search(reason, capfd.readouterr().err)
+
+
+class _FailsThere:
+    """Cannot be loaded by a process that it is sent to."""
+
+    def __reduce__(self):
+        return open, ('/no such file',)
+
+
+@pytest.mark.parametrize('name', ['clean', 'parse'])
+def test_processes_that_cannot_work_are_no_pages_fault(tmp_path, monkeypatch, capfd, name):
+    path = tmp_path / 'dump.xml'
+    path.write_text(HEADER + _page('A', 'Text of A.') + _page('B', 'Text of B.') + '</mediawiki>')
+    monkeypatch.setattr(wikidump, name, _FailsThere())
+    with pytest.raises(BrokenProcessPool):
+        list(wikidump.read_articles(str(path), 1))
+    assert '/no such file' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(('name', 'content', 'words'), [

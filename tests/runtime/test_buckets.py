@@ -59,7 +59,7 @@ def places(bucket_server, tmp_path_factory):
 
 def documents(spec):
     source = open_source(spec)
-    return [document for unit in source.units() for document in source.read(unit)]
+    return [document for unit in source.units for document in source.read(unit)]
 
 
 @pytest.mark.parametrize(('read', 'where'), [

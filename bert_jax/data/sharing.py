@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import hashlib
 import json
 import platform
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 from bert_jax.data.store import (
     MANIFEST,
+    Source,
     TokenStore,
     build_store,
     damaged,
     digests,
     disk_faults,
-    in_threads,
     locked,
     name_of,
-    new_digest,
     read_manifest,
     store_fingerprint,
 )
@@ -41,8 +41,7 @@ _VOCABULARY_VERSION = 1
 _PATIENCE_SECONDS = 70.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """The folders for stores and vocabularies.
 
     Attributes:
@@ -69,12 +68,14 @@ class Places:
                 f'config.data.local_dir={local} is in a bucket: name a folder on a disk of each '
                 'host, such as ~/.cache/bert_jax'
             )
-        for field, folder in (('data.dir', shared), ('data.local_dir', local)):
-            if not files.in_bucket(folder) and (field == 'data.dir' or files.in_bucket(shared)):
-                open_folder(folder, f'config.{field}', lambda _: True)
-        place = files.as_path(shared)
-        machines = set(hosts.exchange('machine', _machine()))
-        if not files.in_bucket(shared) and len(machines) == 1:
+        place = open_folder(shared, 'config.data.dir', lambda _: True)
+        boot = ''
+        with contextlib.suppress(OSError), open('/proc/sys/kernel/random/boot_id') as file:
+            boot = file.read()
+        machines = set(hosts.exchange('machine', f'{platform.node()} {boot}'))
+        if files.in_bucket(shared):
+            open_folder(local, 'config.data.local_dir', lambda _: True)
+        elif len(machines) == 1:
             return cls(place, place)
         mounts: list[tuple[int, str]] = []  # that hold the folder: length of their place, type
         with contextlib.suppress(OSError), open('/proc/self/mounts') as file:
@@ -87,19 +88,6 @@ class Places:
             hosts.say(f'note: config.data.local_dir={local} is on a network disk ({kind}), where '
                       'hosts wait for each other: name a folder on a disk of each host')
         return cls(place, files.as_path(local))
-
-
-def _machine() -> str:
-    """A name that is common to the processes of a machine, and unique to it."""
-    boot = ''
-    with contextlib.suppress(OSError), open('/proc/sys/kernel/random/boot_id') as file:
-        boot = file.read().strip()
-    return f'{platform.node()} {boot}'
-
-
-def is_records(spec: str) -> bool:
-    """Whether a source is TFRecords of Google's create_pretraining_data.py."""
-    return spec.startswith('tfrecord:') or spec.endswith(('.tfrecord', '.tfrecords'))
 
 
 def open_texts(specs: Sequence[str], tfds_dir: str) -> dict[str, Any]:
@@ -118,17 +106,17 @@ def open_texts(specs: Sequence[str], tfds_dir: str) -> dict[str, Any]:
             with contextlib.suppress(InputError):
                 texts[spec] = open_source(spec, tfds_dir)
     if hosts.count() > 1:
-        ours = {spec: text.outline() for spec, text in texts.items() if text is not None}
+        ours = {spec: text.outline for spec, text in texts.items() if text}
         theirs = json.loads(hosts.share('outlines of the text', lambda: json.dumps(ours)))
         hosts.agree('the text', theirs | ours)
     return texts
 
 
-def share_store(source: Any, tokenizer: Any, places: Places) -> TokenStore:
+def share_store(source: Source, tokenizer: Any, places: Places) -> TokenStore:
     """The token store of a source on this host's disk, built if needed. All hosts call it.
 
     Args:
-      source: from `corpus.open_source`; read on the first host only.
+      source: read on the first host only.
       tokenizer: see `store.build_store`.
       places: the folders.
 
@@ -137,14 +125,14 @@ def share_store(source: Any, tokenizer: Any, places: Places) -> TokenStore:
     """
     name = hosts.share('token store', lambda: store_fingerprint(source, tokenizer))
     here, published = (place / 'stores' / name for place in (places.local, places.shared))
-    field = 'data.dir' if here == published else 'data.local_dir'
 
     def exists(store: Path) -> bool:
         return (store / MANIFEST).exists()
 
     def prepare() -> str:
         if here == published or exists(here) or not exists(published):
-            build_store(source, tokenizer, places.local, hosts.first(), field=field)
+            build_store(source, tokenizer, places.local, hosts.first(),
+                        field='data.dir' if here == published else 'data.local_dir')
         if not exists(published):
             copy_store(here, published, 'data.dir')
         return ''
@@ -166,18 +154,15 @@ def share_store(source: Any, tokenizer: Any, places: Places) -> TokenStore:
     return TokenStore.open(here)
 
 
-def copy_store(source: Path, target: Path, field: str) -> int:
+def copy_store(source: Path, target: Path, field: str) -> None:
     """Copies a finished store, several files at once, and checks each against the manifest.
 
-    The processes of a machine copy it once.
+    The processes of a machine copy it once. A copy that was cut off goes on.
 
     Args:
       source: its folder, on a disk or in a bucket.
       target: another folder; one of the two is on a disk. Its parent need not exist.
       field: of the config, names the target's disk.
-
-    Returns:
-      Bytes copied.
 
     Raises:
       InputError: the store is damaged, or the target's disk is too small.
@@ -189,61 +174,45 @@ def copy_store(source: Path, target: Path, field: str) -> int:
         if not upload:
             waiting_for = f'that copies {target.name}' if hosts.first() else ''
             stack.enter_context(locked(target.with_suffix('.lock'), waiting_for))
-        if (target / MANIFEST).exists():
-            return 0
-        entries = read_manifest(source)['files']
-        missing = [name for name, entry in entries.items() if not _has(target / name, entry)]
-        size = sum(entries[name]['bytes'] for name in missing)
-        if not upload:
             for left in target.glob('.*.tmp'):  # of a killed copy
                 left.unlink()
-            if (free := shutil.disk_usage(target).free) < size:
-                raise InputError(
-                    f'{target} has room for {free / 1e9:.1f} GB, and the token store has '
-                    f'{size / 1e9:.1f} GB more: free some space, or set --config.{field} to a '
-                    'larger disk'
-                )
+        if (target / MANIFEST).exists():
+            return
+        entries = read_manifest(source)['files']
 
-        def copy(name: str, check: Callable[[], None]) -> None:
-            check()
-            if upload:
-                files.upload(source / name, target / name)
-                if not _has(target / name, entries[name]):
-                    raise InputError(damaged(source, name))
-                return
-            digest = new_digest()
-            try:
-                with files.open_whole(target / name) as file, (source / name).open('rb') as content:
-                    while block := content.read(_BLOCK_BYTES):
-                        check()
-                        digest.update(block)
-                        file.write(block)
-                    if digest.hexdigest() != entries[name]['md5']:
-                        raise InputError(damaged(source, name))
-            except FileNotFoundError:
-                raise InputError(damaged(source, name)) from None
+        def has(name: str) -> bool:
+            path, entry = target / name, entries[name]
+            with contextlib.suppress(FileNotFoundError):
+                return path.stat().length == entry['bytes'] and digests([path]) == [entry['md5']]
+            return False
 
-        in_threads(copy, missing, _THREADS)
+        def copy(name: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                if upload:
+                    files.upload(source / name, target / name)
+                else:
+                    with (source / name).open('rb') as content, \
+                            files.open_whole(target / name) as file:
+                        shutil.copyfileobj(content, file, _BLOCK_BYTES)
+            if not has(name):
+                raise InputError(damaged(source, name))
+
+        missing = [name for name in entries if not has(name)]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(copy, missing))
         files.write_whole(target / MANIFEST, (source / MANIFEST).read_bytes())
     if hosts.first():
+        size = sum(entries[name]['bytes'] for name in missing)
         print(f'token store: {size / 1e6:,.0f} MB copied to {target}', file=sys.stderr, flush=True)
-    return size
-
-
-def _has(path: Path, entry: dict[str, Any]) -> bool:
-    """Whether a file exists and is complete."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().length == entry['bytes'] and digests([path]) == [entry['md5']]
-    return False
 
 
 def share_vocabulary(
-    sources: Sequence[Any], vocab_size: int, lowercase: bool, places: Places
+    sources: Sequence[Source], vocab_size: int, lowercase: bool, places: Places
 ) -> Path:
     """A vocabulary trained on the sources, on this host's disk. All hosts call it.
 
     Args:
-      sources: from `corpus.open_source`; read on the first host only.
+      sources: read on the first host only.
       vocab_size, lowercase: see `text.training.train_wordpiece`.
       places: the folders.
 
@@ -260,7 +229,7 @@ def share_vocabulary(
         for path in files.children(places.shared / 'vocabularies'):
             if path.name.startswith(f'{name}-') and path.suffix == '.txt':
                 lines = path.read_bytes().decode('utf-8', 'replace')
-                if path.stem != _vocabulary_name(name, lines):
+                if path.stem != _named(name, lines):
                     raise InputError(
                         f'{path} is damaged (its content is not that of its name): delete it and '
                         'it is trained again'
@@ -269,15 +238,14 @@ def share_vocabulary(
         hosts.say(f'training a vocabulary of {vocab_size:,} pieces on '
                   + ', '.join(source.spec for source in sources))
         share = _VOCABULARY_SAMPLE_BYTES // len(sources)
-        tokens = train_wordpiece(
+        lines = ''.join(f'{token}\n' for token in train_wordpiece(
             (text for source in sources for text in sample_texts(source, share)), vocab_size,
-            lowercase)
-        lines = ''.join(f'{token}\n' for token in tokens)
-        _keep_vocabulary(places.shared, name, lines, 'data.dir')
+            lowercase))
+        _keep(places.shared, f'{_named(name, lines)}.txt', lines, 'data.dir')
         return json.dumps([name, lines])
 
     name, lines = json.loads(hosts.share('vocabulary', make))
-    path = _keep_vocabulary(places.local, name, lines, 'data.local_dir')
+    path = _keep(places.local, f'{_named(name, lines)}.txt', lines, 'data.local_dir')
     hosts.say(f'vocabulary: {path}')
     return path
 
@@ -305,25 +273,20 @@ def share_added_words(vocab_file: Path, words_file: str, lowercase: bool, places
 
     lines = hosts.share('vocabulary with words added', make)
     # In a folder of its own, because the tokenizer's switches are in a file beside it.
-    folder = places.local / 'vocabularies' / _vocabulary_name('added', lines)
-    field = 'data.dir' if places.local == places.shared else 'data.local_dir'
-    with disk_faults('the vocabulary', folder, field):
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write_whole(folder / 'vocab.txt', lines)
-        write_switches(folder, read_switches(vocab_file))
-    return folder / 'vocab.txt'
+    path = _keep(places.local, f"{_named('added', lines)}/vocab.txt", lines,
+                 'data.dir' if places.local == places.shared else 'data.local_dir')
+    write_switches(path.parent, read_switches(vocab_file))
+    return path
 
 
-def _vocabulary_name(name: str, lines: str) -> str:
+def _named(name: str, lines: str) -> str:
     """The name of a kept vocabulary, from its text and settings (`name`) and its content."""
-    digest = new_digest()
-    digest.update(lines.encode())
-    return f'{name}-{digest.hexdigest()[:16]}'
+    return f'{name}-{hashlib.md5(lines.encode(), usedforsecurity=False).hexdigest()[:16]}'
 
 
-def _keep_vocabulary(folder: Path, name: str, lines: str, field: str) -> Path:
+def _keep(folder: Path, name: str, lines: str, field: str) -> Path:
     """The file of a vocabulary, written unless it exists."""
-    path = folder / 'vocabularies' / f'{_vocabulary_name(name, lines)}.txt'
+    path = folder / 'vocabularies' / name
     with disk_faults('the vocabulary', path.parent, field):
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
