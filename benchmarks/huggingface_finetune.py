@@ -48,7 +48,7 @@ Train = Callable[[], dict[str, float]]
 
 
 def our_trainer(args: argparse.Namespace) -> Train:
-    """Trains an epoch a call, by this project: the program and the batches of `experiment.run`."""
+    """Trains an epoch a call, by this project: program and batches of `experiment.train_run`."""
     import dataclasses
     import importlib.util
 

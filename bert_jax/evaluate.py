@@ -152,7 +152,7 @@ def _check_ensemble(models: Sequence[str]) -> list[float]:
     Raises:
       InputError: a field that has to be the same differs, or one is no run.
     """
-    from bert_jax.train.run_directory import read_run_fields
+    from bert_jax.train.workdirs import read_run_fields
 
     if len(models) == 1:
         return []
@@ -171,7 +171,7 @@ def _check_ensemble(models: Sequence[str]) -> list[float]:
 
 
 def main(argv: list[str]) -> None:
-    from bert_jax.train.run_directory import read_run_fields
+    from bert_jax.train.workdirs import read_run_fields
 
     f: Any = flags.FlagValues()
     flags.DEFINE_string('workdir', None, 'Receives the predictions.', flag_values=f)

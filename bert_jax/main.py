@@ -49,8 +49,8 @@ def main(argv: list[str]) -> None:
         hosts.connect()
         guard.start()
         hosts.check_accelerators()
-        from bert_jax.train import experiment
-        from bert_jax.train.run_directory import opened
+        from bert_jax.train.experiment import open_run, train_run
+        from bert_jax.train.workdirs import opened
 
         with opened(workdir) as claim:
             def should_stop(step: int) -> bool:
@@ -58,7 +58,8 @@ def main(argv: list[str]) -> None:
                     claim.check()
                 return guard.should_stop(step)
 
-            result = experiment.run(config, workdir, should_stop, guard.watch)
+            result = train_run(
+                open_run(config, [workdir]), workdir, should_stop, watch=guard.watch)
         guard.finish()
     except (Stopped, Exception) as error:
         message, status = answer(error, workdir, workdir if hosts.first() else None)

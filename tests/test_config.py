@@ -30,7 +30,7 @@ from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.preflight import without_data
 from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments
-from bert_jax.train.run_directory import flat_fields
+from bert_jax.train.workdirs import flat_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 # Arguments that a config file takes, after a colon, besides none.

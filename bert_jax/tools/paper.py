@@ -64,7 +64,7 @@ from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.preflight import without_data
 from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config, summary
-from bert_jax.train.run_directory import flat_fields
+from bert_jax.train.workdirs import flat_fields
 from bert_jax.weights import load_weights
 
 Cell = dict[str, Any]

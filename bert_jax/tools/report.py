@@ -45,7 +45,7 @@ from bert_jax.tasks.pretrain import step_flops
 from bert_jax.text.vocab import CONTINUATION, MASK
 from bert_jax.train.gates import MEANINGS
 from bert_jax.train.report import count, duration, read_records
-from bert_jax.train.run_directory import read_run_fields
+from bert_jax.train.workdirs import read_run_fields
 from bert_jax.weights.run_directory import read_description, whole_steps
 
 Words = list[tuple[str, list[tuple[str, float]]]]  # words, each with others and their numbers

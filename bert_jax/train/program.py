@@ -145,13 +145,10 @@ class Program:
     init: Callable[[int], step.TrainState]
     published: Any = None
 
-    def phases_left(self, start: int) -> list[int]:
-        """Indices of the phases that are not finished at a step."""
-        ends = np.cumsum([phase['steps'] for phase in self.phases])
-        return [number for number, end in enumerate(ends) if end > start]
 
-
-def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
+def build_program(
+    config: ConfigDict, mesh: Mesh, task: Task, published: Any = None
+) -> Program:
     """The program of a completed config on a mesh; nothing is run or allocated."""
     phases = phases_of(config, task.num_examples)
     if sum(phase['steps'] for phase in phases) > _MOST_STEPS:
@@ -177,7 +174,7 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task) -> Program:
         accumulation_steps=config.train.accumulation_steps)
     return Program(
         config, task, mesh, phases, objective, state, train_step,
-        step.make_eval_step(objective, mesh), step.make_init(objective, optimizer, mesh))
+        step.make_eval_step(objective, mesh), step.make_init(objective, optimizer, mesh), published)
 
 
 def numbers_of(program: Program) -> step.Numbers:

@@ -1,10 +1,11 @@
-"""A run's records: metrics.jsonl, curves.png, goodput.json, log lines and profiles."""
+"""A run's records: metrics.jsonl, loggers, curves.png, goodput.json and profiles."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -14,21 +15,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime import files, hosts
+from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
+from bert_jax.runtime.process import without
 from bert_jax.train.gates import Alarm
-from bert_jax.train.loggers import Logger
 
 # Objects cannot be appended to, so each upload is a whole file: megabytes for a long run.
 _SECONDS_BETWEEN = 30.0
 _LAST_UPLOADS_SECONDS = 120.0
 _WARNING_SECONDS = 60.0
+_MONITORING_SECONDS = 30.0  # between requests; a series takes a point every five seconds
+_MONITORED = ('goodput', 'step_seconds', 'step_seconds_deviation', 'data_wait', 'mfu')
 _warned: dict[str, float] = {}
 
 
@@ -43,55 +46,6 @@ def only_warning(place: object) -> Iterator[None]:
             reason = ' '.join(str(error).split())[:200] or type(error).__name__
             print(f'warning: {place} takes no records at present ({reason}); trying again later',
                   file=sys.stderr, flush=True)
-
-
-class Uploads:
-    """Uploads changed files of a local folder to a bucket, in a thread.
-
-    Attributes:
-      folder: the temporary local folder. Files whose names begin with a dot are not uploaded.
-    """
-
-    def __init__(self, target: Any):
-        """`target`: the folder in a bucket."""
-        self._target = target
-        self.folder = files.as_path(tempfile.mkdtemp(prefix='bert_jax_'))
-        self._thread = concurrent.futures.ThreadPoolExecutor(1)
-        self._last = time.monotonic()
-        self._uploaded: dict[str, int] = {}  # by file: when it was changed
-
-    def start(self, now: bool = False) -> None:
-        """Starts an upload if the last was started a while ago, or `now`."""
-        if now or time.monotonic() - self._last > _SECONDS_BETWEEN:
-            self._last = time.monotonic()
-            self._thread.submit(self._upload)
-
-    def finish(self) -> bool:
-        """Uploads all changed files and waits; whether that succeeded."""
-        return self._thread.submit(self._upload).result()
-
-    def _upload(self) -> bool:
-        with only_warning(self._target):
-            for path in [p for p in files.children(self.folder) if not p.name.startswith('.')]:
-                changed = os.stat(path).st_mtime_ns
-                if self._uploaded.get(path.name) != changed:
-                    # Read at once: a file that grows while it is uploaded is refused.
-                    files.write_whole(self._target / path.name, path.read_bytes())
-                    self._uploaded[path.name] = changed
-            return True
-        return False
-
-    def close(self) -> None:
-        """Uploads the rest; after two minutes of failures, prints where the files are."""
-        deadline = time.monotonic() + _LAST_UPLOADS_SECONDS
-        while not (whole := self.finish()) and time.monotonic() < deadline:
-            time.sleep(5.0)
-        self._thread.shutdown()
-        if whole:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        else:
-            print(f'warning: the last records of {self._target} are in {self.folder} of this '
-                  'machine', file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -138,15 +92,113 @@ _NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity', 'tokens_per_second', 'data_wait
               'step_seconds', 'step_seconds_deviation')
 
 
-class Report:
-    """The records of a run: `metrics.jsonl`, loggers, `curves.png` and log lines.
+class Logger(NamedTuple):
+    """Takes the metrics of a step, and is closed at the end. Both may raise any error."""
 
-    A run directory in a bucket gets the files of a local folder at intervals.
+    write: Callable[[int, Mapping[str, float]], None]
+    close: Callable[[], None]
+
+
+def tensorboard(folder: Path, start_step: int) -> Logger:
+    """Event files; TensorBoard hides what older files hold beyond `start_step`."""
+    with without('torch'), without('google.cloud.storage'):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
+
+    # Not its SummaryWriter, whose thread dies of a full disk, after which the caller hangs.
+    events = EventsWriter(str(folder / 'events'))
+    if start_step:
+        events.write_event(Event(
+            wall_time=time.time(), step=start_step + 1,
+            session_log=SessionLog(status=SessionLog.START)))
+
+    def write(step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            events.write_event(Event(
+                wall_time=time.time(), step=step, summary=scalar(name, value)))
+        events.flush()
+
+    return Logger(write, events.close)
+
+
+def wandb(workdir: Path, config: Mapping[str, Any]) -> Logger:
+    """Weights & Biases, set up by its own variables: WANDB_PROJECT, WANDB_MODE, ...
+
+    The id follows from the run directory, so a resumed run goes on there.
+    """
+    try:
+        import wandb as library
+    except ModuleNotFoundError:
+        raise InputError(
+            'config.train.loggers: wandb is not installed: pip install wandb') from None
+    run = library.init(
+        id=hashlib.sha256(os.fspath(workdir).encode()).hexdigest()[:16], name=workdir.name,
+        resume='allow', config=dict(config),
+        dir=os.environ.get('WANDB_DIR') or tempfile.gettempdir())
+    return Logger(lambda step, metrics: run.log(dict(metrics), step=step), run.finish)
+
+
+def cloud_monitoring(workdir: Path) -> Logger:
+    """Every host's goodput and step time in Google Cloud Monitoring, sent by a thread.
+
+    The series are `custom.googleapis.com/bert_jax/NAME` of a `generic_task` whose job is the run
+    and whose task_id is the host.
+    """
+    try:
+        import google.auth
+        from google.auth.transport.requests import AuthorizedSession
+
+        credentials, project = google.auth.default(
+            scopes=['https://www.googleapis.com/auth/monitoring.write'])
+    except ModuleNotFoundError:
+        raise InputError("config.train.loggers: cloud_monitoring needs google-auth: pip install "
+                         "'google-auth[requests]'") from None
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        raise InputError('config.train.loggers: cloud_monitoring has no credentials '
+                         f'({first_line(error)})') from None
+    if not project:
+        raise InputError('config.train.loggers: cloud_monitoring knows no project: set '
+                         'GOOGLE_CLOUD_PROJECT')
+    session, thread = AuthorizedSession(credentials), concurrent.futures.ThreadPoolExecutor(1)
+    resource: Any = {'type': 'generic_task', 'labels': {
+        'project_id': project, 'location': 'global', 'namespace': 'bert_jax',
+        'job': workdir.name, 'task_id': str(hosts.index())}}
+    sent, request = -_MONITORING_SECONDS, thread.submit(str)
+
+    def send(metrics: Mapping[str, float]) -> None:
+        now = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
+        url = f'https://monitoring.googleapis.com/v3/projects/{project}/timeSeries'
+        session.post(url, timeout=20, json={
+            'timeSeries': [{
+                'metric': {'type': f'custom.googleapis.com/bert_jax/{name}'},
+                'resource': resource,
+                'points': [{'interval': {'endTime': now}, 'value': {'doubleValue': value}}],
+            } for name, value in metrics.items()]}).raise_for_status()
+
+    def write(step: int, metrics: Mapping[str, float]) -> None:
+        nonlocal sent, request
+        del step
+        chosen = {name: metrics[f'train/{name}'] for name in _MONITORED
+                  if f'train/{name}' in metrics}
+        if chosen and request.done() and time.monotonic() - sent >= _MONITORING_SECONDS:
+            last, sent = request, time.monotonic()
+            request = thread.submit(send, chosen)
+            last.result()  # raises the error of the last request
+
+    return Logger(write, thread.shutdown)
+
+
+class Report:
+    """The records of a run: `metrics.jsonl`, loggers and `curves.png`.
+
+    A run directory in a bucket gets the files of a local folder at intervals, from a thread.
 
     Attributes:
       records: all of the run, up to now.
       loggers: what else receives them.
-      folder: where files are written; the run directory, or a folder that is uploaded there.
+      folder: where files are written; the run directory, or a folder that is uploaded there. Files
+        whose names begin with a dot are not uploaded.
     """
 
     def __init__(self, workdir: Any, active: bool, start_step: int):
@@ -162,20 +214,38 @@ class Report:
         """
         self.records: list[dict[str, Any]] = []
         self.loggers: list[Logger] = []
-        self.folder = workdir
-        self._active, self._drawn, self._unwritten = active, 0, b''
-        self._uploads: Uploads | None = None
+        self.folder = self._workdir = workdir
+        self._active, self._start, self._drawn, self._unwritten = active, start_step, 0, b''
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self._last_upload = time.monotonic()
+        self._uploaded: dict[str, int] = {}  # by file: when it was changed
         if active:
             self.records = [
                 r for r in read_records(workdir / 'metrics.jsonl') if r['step'] <= start_step]
             if files.in_bucket(workdir):
-                self._uploads = Uploads(workdir)
-                self.folder = self._uploads.folder
+                self.folder = files.as_path(tempfile.mkdtemp(prefix='bert_jax_'))
             path = self.folder / 'metrics.jsonl'
             files.write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
             self.flush()
             self._file = open(path, 'r+b', buffering=0)  # noqa: SIM115
             self._size = os.fstat(self._file.fileno()).st_size
+
+    def open_loggers(self, names: Sequence[str], config: Mapping[str, Any]) -> None:
+        """Opens loggers: all on the first host, on the others those that log every host.
+
+        Args:
+          names: of `config.fields.LOGGERS`.
+          config: the run's, as plain values.
+
+        Raises:
+          InputError: a logger cannot be used here.
+        """
+        if 'cloud_monitoring' in names:
+            self.loggers.append(cloud_monitoring(self._workdir))
+        if self._active and 'tensorboard' in names:
+            self.loggers.append(tensorboard(self.folder, self._start))
+        if self._active and 'wandb' in names:
+            self.loggers.append(wandb(self._workdir, config))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds one record to metrics.jsonl and to the loggers."""
@@ -194,18 +264,35 @@ class Report:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._size += written
             self._unwritten = b''
-        if self._uploads is not None:
-            self._uploads.start()
+        self._start_upload(_SECONDS_BETWEEN)
 
     def evaluations(self, after: int) -> list[int]:
         """The recorded steps of evaluations after a step."""
         return [record['step'] for record in self.records if record['step'] > after
                 and any(name.startswith('eval/') for name in record)]
 
-    def flush(self) -> None:
-        """Uploads all records and waits until that is done or has failed."""
-        if self._uploads is not None:
-            self._uploads.finish()
+    def flush(self) -> bool:
+        """Uploads all records and waits until that is done; False if it has failed."""
+        upload = self._start_upload()
+        return upload is None or upload.result()
+
+    def _start_upload(self, after: float = 0.0) -> concurrent.futures.Future[bool] | None:
+        """Starts an upload to the bucket if the last one was started `after` seconds ago."""
+        if self.folder is self._workdir or time.monotonic() - self._last_upload < after:
+            return None
+        self._last_upload = time.monotonic()
+        return self._thread.submit(self._upload)
+
+    def _upload(self) -> bool:
+        with only_warning(self._workdir):
+            for path in [p for p in files.children(self.folder) if not p.name.startswith('.')]:
+                changed = os.stat(path).st_mtime_ns
+                if self._uploaded.get(path.name) != changed:
+                    # Read at once: a file that grows while it is uploaded is refused.
+                    files.write_whole(self._workdir / path.name, path.read_bytes())
+                    self._uploaded[path.name] = changed
+            return True
+        return False
 
     def tell(self, alarms: Sequence[Alarm]) -> None:
         """Writes warnings of gates as records and prints them on standard error."""
@@ -242,17 +329,24 @@ class Report:
         figure.tight_layout()
         with only_warning(self.folder), files.open_whole(self.folder / 'curves.png') as file:
             figure.savefig(file, dpi=100, format='png')
-        if self._uploads is not None:
-            self._uploads.start(now=True)
+        self._start_upload()
 
     def close(self) -> None:
+        """Uploads the rest; after two minutes of failures, prints where the files are."""
         for logger in self.loggers:
             with only_warning(f'a logger of {self.folder}'):
                 logger.close()
         if self._active:
             self._file.close()
-        if self._uploads is not None:
-            self._uploads.close()
+        deadline = time.monotonic() + _LAST_UPLOADS_SECONDS
+        while not (whole := self.flush()) and time.monotonic() < deadline:
+            time.sleep(5.0)
+        self._thread.shutdown()
+        if not whole:
+            print(f'warning: the last records of {self._workdir} are in {self.folder} of this '
+                  'machine', file=sys.stderr, flush=True)
+        elif self.folder is not self._workdir:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 # Causes of time beside productive steps. start: imports, data preparation, restoring. data: waiting
@@ -290,20 +384,16 @@ class Goodput:
             # Only statistics: a damaged file is no reason to stop the run.
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError,
                                      OverflowError, RecursionError):
-                self._continue(files.as_path(workdir) / 'goodput.json', start_step)
+                old = json.loads((files.as_path(workdir) / 'goodput.json').read_text())
+                seconds = {cause: float(old['seconds'].get(cause, 0.0)) for cause in self.seconds}
+                marks = {0: 0.0} | {int(step): float(x) for step, x in old['marks'].items()}
+                away = old['away'] + max(began - old['at'], 0.0)
+                if all(map(math.isfinite, (away, *seconds.values(), *marks.values()))):
+                    self._marks = {step: x for step, x in marks.items() if step <= start_step}
+                    kept = max(self._marks.values())
+                    seconds['lost'] += seconds['step'] - kept
+                    self.seconds, self._away = seconds | {'step': kept}, away
             self._path = files.as_path(folder or workdir) / 'goodput.json'
-
-    def _continue(self, path: Path, start_step: int) -> None:
-        old = json.loads(path.read_text())
-        seconds = {cause: float(old['seconds'].get(cause, 0.0)) for cause in self.seconds}
-        marks = {0: 0.0} | {int(step): float(value) for step, value in old['marks'].items()}
-        away = old['away'] + max(self._since - old['at'], 0.0)
-        if not all(map(math.isfinite, (away, *seconds.values(), *marks.values()))):
-            raise ValueError('not finite')
-        marks = {step: value for step, value in marks.items() if step <= start_step}
-        kept = max(marks.values())
-        seconds['lost'] += seconds['step'] - kept
-        self.seconds, self._away, self._marks = seconds | {'step': kept}, away, marks
 
     def enter(self, cause: str) -> None:
         """Counts time for `cause` from now on: 'step', or one of `_CAUSES`."""

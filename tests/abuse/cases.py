@@ -404,9 +404,6 @@ OUTPUTS = [
          '--workdir={folder}/hf_pretraining', 'hf_pretraining.*--workdir'),
     Case('main @synthetic --workdir={folder}/notes', r'notes.*important\.txt.*--workdir'),
     Case('main @synthetic --workdir={folder}/text.txt/run', r'--workdir=.*text\.txt'),
-    Case('main @synthetic --workdir={folder}/new', 'new/checkpoints.*--workdir',
-         before=lambda folder: ((folder / 'new').mkdir(),
-                                (folder / 'new' / 'checkpoints').write_text('x'))),
     Case('main @text --workdir={folder}/run', r'run.*config\.json.*--workdir',
          before=lambda folder: (folder / 'run' / 'config.json').unlink()),
 ]

@@ -50,7 +50,8 @@ def run(*args, workdir, stop_at=None):
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), one_device():
         validate(config)
-        result = experiment.run(config, as_path(workdir), lambda step: step == stop_at)
+        program = experiment.open_run(config, [as_path(workdir)])
+        result = experiment.train_run(program, as_path(workdir), lambda step: step == stop_at)
     return result, said.getvalue()
 
 

@@ -86,7 +86,7 @@ def test_a_package_is_hidden_and_comes_back(tmp_path, monkeypatch):
 @pytest.mark.parametrize('package, code, after', [
     ('torch', """
 from pathlib import Path
-from bert_jax.train.loggers import tensorboard
+from bert_jax.train.report import tensorboard
 logger = tensorboard(Path(sys.argv[1]), 0)
 logger.write(1, {'train/loss': 1.0})
 logger.close()

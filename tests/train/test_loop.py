@@ -9,7 +9,7 @@ from toy import Toy, batch, mesh, sgd_step
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, Stopped
-from bert_jax.train.experiment import Trainer
+from bert_jax.train.experiment import train
 from bert_jax.train.report import Goodput, Profile, Report
 from bert_jax.train.step import Phase, make_init
 
@@ -62,38 +62,36 @@ class Run:
     def __init__(self, trainer, every=(0, 0, 0), steps=(10,), state=None, stop_at=None,
                  bad=None, goodput=None, profile=None, score=None, records=None, **options):
         task, step, fresh = trainer
-        self.score = score
         self.records, self.asked, self.evaluated = records or Records(), [], []
-        phases = [self.phase(i, sum(steps[:i]), count, bad) for i, count in enumerate(steps)]
+
+        def phase(number, start, end):
+            size = 8 * (number + 1)
+
+            def batches(first):
+                self.asked.append((number, first))
+                for i in range(start + first, end):
+                    rows = batch(i, size)
+                    if i == bad:
+                        rows['y'][0, 0] = np.nan
+                    yield jax.device_put(rows)
+
+            def evaluate(params):
+                self.evaluated.append(number)
+                measured = float(np.square(params['dense']['kernel']).sum())
+                return {'mse': measured if score is None else score}
+
+            return Phase(start, end, size, batches, evaluate, 600.0, f'phase {number}')
+
         self.error = None
-        loop = Trainer(
-            task, step, jax.device_put(fresh if state is None else state), phases,
-            dict(zip(('log', 'eval', 'save', 'verify'), (*every, 0))), self.records, self.records,
-            goodput or Goodput('', False, 0, time.time()), profile or Profile(None, ''),
-            lambda step: step == stop_at, **options)
         try:
-            self.metrics = loop.train()
+            self.state, self.metrics = train(
+                task, step, jax.device_put(fresh if state is None else state),
+                [phase(i, sum(steps[:i]), sum(steps[: i + 1])) for i in range(len(steps))],
+                dict(zip(('log', 'eval', 'save', 'verify'), (*every, 0))), self.records,
+                self.records, goodput or Goodput('', False, 0, time.time()),
+                profile or Profile(None, ''), lambda step: step == stop_at, **options)
         except (Diverged, Stopped) as error:
             self.error = error
-        self.state = loop.state
-
-    def phase(self, number, start, steps, bad):
-        size = 8 * (number + 1)
-
-        def batches(first):
-            self.asked.append((number, first))
-            for i in range(start + first, start + steps):
-                rows = batch(i, size)
-                if i == bad:
-                    rows['y'][0, 0] = np.nan
-                yield jax.device_put(rows)
-
-        def evaluate(params):
-            self.evaluated.append(number)
-            measured = float(np.square(params['dense']['kernel']).sum())
-            return {'mse': measured if self.score is None else self.score}
-
-        return Phase(start, start + steps, size, batches, evaluate, 600.0, f'phase {number}')
 
 
 def same(a, b):
@@ -212,25 +210,18 @@ def test_a_run_ends_when_evaluations_do_not_get_better(trainer):
     assert again.asked == [] and again.state.step == 6  # it does not train on
 
 
-def test_phases_follow_each_other_with_their_own_batches(trainer, capsys):
-    run = Run(trainer, (4, 5, 0), steps=(6, 4))
-    assert run.asked == [(0, 0), (1, 0)]
-    assert run.records.steps('log') == [4, 6, 8, 10]  # at the end of a phase as well
-    assert run.records.steps('eval') == [5, 10] and run.evaluated == [0, 1]
-    assert run.records.steps('save') == [10]
-    assert [line for line in capsys.readouterr().out.splitlines() if line[:5] == 'phase'] == [
-        'phase phase 0: steps 0 to 6', 'phase phase 1: steps 6 to 10']
-
-
-@pytest.mark.parametrize('at, asked', [
-    (2, [(0, 2), (1, 0)]), (6, [(1, 0)]), (8, [(1, 2)]), (10, []),
+@pytest.mark.parametrize('at, asked, logged, evaluated', [
+    (0, [(0, 0), (1, 0)], [4, 6, 8, 10], [0, 1]),  # a log line at the end of a phase as well
+    (2, [(0, 2), (1, 0)], [4, 6, 8, 10], [0, 1]), (6, [(1, 0)], [8, 10], [1]),
+    (8, [(1, 2)], [10], [1]), (10, [], [], [1]),  # also where nothing is left to train
 ])
-def test_resuming_asks_for_batches_from_its_place_on(trainer, at, asked):
+def test_phases_have_their_own_batches_and_a_resumed_run_those_from_its_place_on(
+    trainer, at, asked, logged, evaluated
+):
     fresh = trainer[-1]
-    run = Run(trainer, steps=(6, 4), state=fresh.replace(step=fresh.step + np.int32(at)))
-    assert run.asked == asked
-    assert run.evaluated == [1] and 'mse' in run.metrics  # also where nothing is left to train
-    assert run.state.step == 10
+    run = Run(trainer, (4, 5, 0), (6, 4), fresh.replace(step=fresh.step + np.int32(at)))
+    assert (run.asked, run.evaluated) == (asked, evaluated)
+    assert run.records.steps('log') == logged and run.state.step == 10 and 'mse' in run.metrics
 
 
 def test_the_time_of_a_run_is_split_by_cause(trainer, tmp_path):
@@ -255,22 +246,18 @@ def test_the_time_of_a_run_is_split_by_cause(trainer, tmp_path):
     assert again.seconds['lost'] + again.seconds['step'] == pytest.approx(seconds['step'], abs=9)
 
 
-@pytest.mark.parametrize(('at', 'stop_at', 'traced'), [
-    (0, None, True), (3, None, True), (6, None, False), (0, 3, True)])
-def test_profile_writes_a_trace_for_tensorboard(trainer, tmp_path, capsys, at, stop_at, traced):
-    fresh = trainer[-1]
-    state = fresh.replace(step=fresh.step + np.int32(at))
-    profile = Profile((2, 4), tmp_path)
-    Run(trainer, steps=(8,), state=state, profile=profile, stop_at=stop_at)
+@pytest.mark.parametrize(('folder', 'at', 'stop_at', 'traced'), [
+    ('{tmp_path}', 0, None, True), ('{tmp_path}', 3, None, True), ('{tmp_path}', 6, None, False),
+    ('{tmp_path}', 0, 3, True), ('{bucket}/run', 0, None, True)])
+def test_profile_writes_a_trace_for_tensorboard(
+    trainer, tmp_path, bucket, folder, at, stop_at, traced
+):
+    fresh, workdir = trainer[-1], files.as_path(folder.format(tmp_path=tmp_path, bucket=bucket))
+    profile = Profile((2, 4), workdir)
+    Run(trainer, steps=(8,), state=fresh.replace(step=fresh.step + np.int32(at)), profile=profile,
+        stop_at=stop_at)
     profile.close()  # of a run that is stopped; else nothing is going on any more
-    traces = list(tmp_path.glob('plugins/profile/*/*.xplane.pb'))
+    traces = list(workdir.glob('plugins/profile/*/*.xplane.pb'))
     assert len(traces) == traced
-    assert capsys.readouterr().out.count(f'profile: tensorboard --logdir {tmp_path}\n') == traced
     # The steps are in it by number.
     assert not traced or b'step_num' in traces[0].read_bytes()
-
-
-def test_a_trace_is_uploaded_into_a_bucket(trainer, bucket):
-    profile = Profile((2, 4), files.as_path(bucket) / 'run')
-    Run(trainer, steps=(8,), profile=profile)
-    assert list((files.as_path(bucket) / 'run').glob('plugins/profile/*/*.xplane.pb'))

@@ -23,9 +23,9 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import hosts
 from bert_jax.train import sharding
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.run_directory import check_shared
 from bert_jax.train.sharding import make_mesh
 from bert_jax.train.step import abstract_state
+from bert_jax.train.workdirs import check_shared
 from bert_jax.weights.formats import Weights, from_tree
 from bert_jax.weights.warm_start import warm_start
 from tests.conftest import ROOT

@@ -19,7 +19,7 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.train.run_directory import check_run_directory, describe_run
+from bert_jax.train.workdirs import check_resumable, describe_run
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import (
     from_tree,
@@ -196,7 +196,7 @@ def test_a_run_that_is_older_than_a_field_has_its_default(option, tmp_path):
     older = {name: x for name, x in SIZES.items() if name != option.name}
     resolved = {'task': 'pretrain', 'model': SIZES | {option.name: option.default}}
     describe_run(tmp_path, resolved | {'model': older}, None)
-    check_run_directory(tmp_path, resolved, None, comparable=False)
+    check_resumable(tmp_path, resolved, None, comparable=False)
     with pytest.raises(InputError, match=f'holds a run with model.{option.name}='):
         newer = resolved | {'model': SIZES | {option.name: another(option)}}
-        check_run_directory(tmp_path, newer, None, comparable=False)
+        check_resumable(tmp_path, newer, None, comparable=False)

@@ -1,11 +1,14 @@
-"""The run directory: claiming it, its `config.json` and vocabulary, checks before a resume."""
+"""The run directory of --workdir: its claim, checks before a resume, `config.json`, vocabulary.
+
+`weights.run_directory` reads a run's parameters.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
@@ -51,23 +54,14 @@ def opened(workdir: Path) -> Iterator[Claim | None]:
         yield None
         return
     open_folder(workdir, '--workdir', _is_run)
-    for name in ('checkpoints', 'best'):
-        if (workdir / name).exists() and not (workdir / name).is_dir():
-            raise InputError(f'{workdir / name} is no folder: move it away, or give another '
-                             '--workdir')
     with claimed(workdir, 'run') as claim:
         yield claim
 
 
 def _is_run(workdir: Path) -> bool:
     """Whether a folder is a run directory, perhaps one of a run that was killed at its start."""
-    config_file = workdir / 'config.json'
     saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
-    if not config_file.exists():
-        if saved:
-            raise InputError(
-                f'{workdir} has checkpoints and no config.json, so nobody knows of what model they '
-                'are: put its config.json back, or give another --workdir')
+    if not saved and not (workdir / 'config.json').exists():
         return all(
             path.name in _BEGUN or path.name.startswith('events.out.') or is_by_the_way(path)
             for path in files.children(workdir))
@@ -80,7 +74,7 @@ def _is_run(workdir: Path) -> bool:
     return isinstance(config.get('task'), str) and isinstance(config.get('model'), dict)
 
 
-def check_run_directory(
+def check_resumable(
     workdir: Path, resolved: dict[str, Any], vocab_path: Path | None, *, comparable: bool
 ) -> None:
     """Compares a config with the run in the directory, and prints the differences.
@@ -102,9 +96,10 @@ def check_run_directory(
         return
     workdir.mkdir(parents=True, exist_ok=True)
     check_deletion(workdir)
-    saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
+    saved = [*whole_steps(workdir / 'checkpoints'), *whole_steps(workdir / 'best')]
     if not saved or not (workdir / 'config.json').exists():
         return
+    newest = max(int(path.name) for path in saved)
     old, new = read_run_fields(workdir), flat_fields(resolved)
     fixed = _OF_ANY_RUN + (_OF_A_DOWNSTREAM_RUN if comparable else ())
     for name in sorted(old.keys() | new.keys()):
@@ -131,7 +126,8 @@ def check_run_directory(
             print(f'warning: the run started from init_checkpoint={before!r}, which stays; '
                   f'{now!r} is not used: to start from it, give another --workdir')
             resolved['init_checkpoint'] = before
-        elif name == 'train.skip_steps' and (late := _behind(now, before, workdir)):
+        elif name == 'train.skip_steps' and (
+                late := [step for step in now if step not in (before or ()) and step <= newest]):
             print(f"warning: {name}: the newest checkpoint is past {', '.join(map(str, late))}, "
                   'which stays as it was: to train on other rows there, move the checkpoints from '
                   f"there on out of {workdir / 'checkpoints'}")
@@ -144,12 +140,6 @@ def check_run_directory(
             raise InputError(
                 f'{workdir} holds a run with another vocabulary than {vocab_path}: give another '
                 f'--workdir, or --config.data.vocab_file={kept}')
-
-
-def _behind(skipped: Sequence[int], before: Sequence[int] | None, workdir: Path) -> list[int]:
-    """The steps to skip that are already done."""
-    newest = max((int(path.name) for path in whole_steps(workdir / 'checkpoints')), default=0)
-    return [step for step in skipped if step not in (before or ()) and step <= newest]
 
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:
