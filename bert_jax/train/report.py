@@ -164,7 +164,8 @@ def cloud_monitoring(workdir: Path) -> Logger:
     resource: Any = {'type': 'generic_task', 'labels': {
         'project_id': project, 'location': 'global', 'namespace': 'bert_jax',
         'job': workdir.name, 'task_id': str(hosts.index())}}
-    sent, request = -_MONITORING_SECONDS, thread.submit(str)
+    sent = -_MONITORING_SECONDS
+    request: concurrent.futures.Future[Any] = thread.submit(str)
 
     def send(metrics: Mapping[str, float]) -> None:
         now = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
