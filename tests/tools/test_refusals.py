@@ -41,7 +41,7 @@ V5E = '--topology=v5e:4x4'
     ('paper', ['7', '--data=there'], '--data=there: there/conll2003 does not exist'),
     ('paper', ['5', '--data=there'], '--data=there: there/glue/MRPC does not exist'),
 ])
-def test_bad_input_gets_one_line(command, arguments, words):
-    answer = open_command(command, *arguments)
+def test_bad_input_gets_one_line(command, arguments, words, tmp_path):
+    answer = open_command((command, *arguments), tmp_path)
     assert answer.status == 2 and len(answer.err.splitlines()) == 1, answer.err
     assert answer.err.startswith('error: ') and words in answer.err
