@@ -245,7 +245,7 @@ def _fuzz_all(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[Outco
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']
 _TEXTS = ('a text, with a comma', 'say "so"', "don't", '', ' ', 'x' * 400, 'naïve café', '你好',
           'two\nlines', 'a\ttab', 'NaN', '1.5', '\u200b', 'end\\', '#', '=1+1')
-_LABELS = (('yes', 'no'), ('1', '0'), ('1', '1.0'), ('nan', '2', '10'), ('a b', 'c,d'), ('true',))
+_LABELS = (('1', '0'), ('1', '1.0', '10'), ('yes', 'no'), ('nan', '2'), ('a b', 'c,d'))
 # Each in a line or in the whole file.
 _MISTAKES: tuple[Callable[[random.Random, bytes], bytes], ...] = (
     _flip, _overwrite, lambda rng, data: data[: rng.randrange(len(data))],
@@ -268,12 +268,12 @@ _FLAGS = (
 )
 
 
-def _write_table(rng: random.Random, folder: Path) -> Path:
+def _write_table(rng: random.Random, folder: Path, labels: tuple[str, ...]) -> Path:
     """A table with the columns text, other and label, and mistakes."""
-    form, labels = rng.choice(('csv', 'tsv', 'jsonl', 'json', 'CSV', 'csv.gz')), rng.choice(_LABELS)
+    form = rng.choice(('csv', 'tsv', 'jsonl', 'json', 'CSV', 'csv.gz'))
     texts = [*_TEXTS, *(' '.join(rng.choices(WORDS, k=5)) for _ in range(40))]
     rows = [{'text': rng.choice(texts), 'other': rng.choice(texts[len(_TEXTS):]),
-             'label': rng.choice(labels)} for _ in range(rng.randint(1, 30))]
+             'label': rng.choice(labels)} for _ in range(rng.randint(5, 40))]
     if 'json' in form:
         content = json.dumps(rows) if form == 'json' else '\n'.join(map(json.dumps, rows)) + '\n'
     else:
@@ -308,8 +308,9 @@ def _attempt(act: Callable[[], Any]) -> tuple[str, Any]:
 def _open_table(rng: random.Random, folder: Path) -> tuple[str, str, str]:
     (folder / 'vocab.txt').write_text(
         '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '.', *WORDS]))
-    path = _write_table(rng, folder)
     task = rng.choice(('classification', 'classification', 'regression'))
+    path = _write_table(
+        rng, folder, rng.choice(_LABELS[:2] if task == 'regression' else _LABELS))
     flags = [flag for flag in rng.sample(_FLAGS, rng.choice((0, 0, 1, 1, 2)))
              if not flag.startswith('classification.') or task == 'classification']
     column = next((flag.partition('=')[2] for flag in flags if 'data.text=' in flag), 'text')

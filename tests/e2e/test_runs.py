@@ -1,7 +1,4 @@
-"""Whole runs through the command line, as a user starts them: on a disk, in a bucket, on two hosts.
-
-The meshes that take half an hour run where ALL_MESHES=1 is set.
-"""
+"""Whole runs as a user starts them: on a disk, in a bucket, on two hosts."""
 
 import json
 import os
@@ -18,7 +15,7 @@ import pytest
 from bert_jax.runtime import files
 from bert_jax.weights import load_weights
 from tests.conftest import ROOT
-from tests.tiny_runs import TINY, documents, saved, write_cola
+from tests.tiny_runs import TINY, documents, saved
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +36,9 @@ def program(args, hosts=1, devices=1):
     }
 
 
-def run_main(*args, status=0, **how):
+def run_main(*args, **how):
     process = subprocess.run(**program(args, **how), timeout=600)
-    assert process.returncode == status, process.stdout[-2000:] + process.stderr[-4000:]
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
     return process
 
 
@@ -167,52 +164,12 @@ def test_sigterm_saves_and_says_so(tmp_path):
     assert saved(tmp_path)[0] >= 10
 
 
-def test_divergence_is_told_with_its_step_and_the_last_good_checkpoint_stays(tmp_path):
-    """And before it a gate: the first loss is not that of guessing."""
-    process = run_main(
-        *TINY, '--config.task=synthetic', '--config.model.initializer_range=0.5',
-        '--config.train.steps=40', '--config.train.save_every=1',
-        '--config.optimizer.learning_rate=1', '--config.optimizer.warmup=0',
-        '--config.optimizer.weight_decay=10',  # parameters grow ninefold each step
-        '--config.optimizer.clip_norm=0.0', f'--workdir={tmp_path}', status=1,
-    )
-    assert 'warning: step 1: the loss is ' in process.stderr
-    assert [r['step'] for r in records(tmp_path, 'gate/first_loss')] == [1]
-    message = process.stderr.strip().splitlines()[-1]
-    assert message.startswith('error: step ')
-    bad = int(message.removeprefix('error: step ').partition(':')[0])
-    step, state = saved(tmp_path)
-    assert step <= bad
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
-
-
-all_meshes = pytest.mark.skipif(
-    not os.environ.get('ALL_MESHES'), reason='takes half an hour: set ALL_MESHES=1')
-
-
-@pytest.mark.parametrize('task, hosts, data, fsdp, tensor', [
-    ('pretrain', 2, 2, 2, 2),
-    *(pytest.param(task, hosts, *axes, marks=all_meshes)
-      for task in ('pretrain', 'cola') for hosts in (2, 4)
-      for axes in ((8, 1, 1), (1, 8, 1), (2, 4, 1), (4, 2, 1), (4, 1, 2))),
-])
-def test_hosts_train_as_one_device(task, hosts, data, fsdp, tensor, whole, tmp_path):
+def test_hosts_train_as_one_device(whole, tmp_path):
     args, workdir, one = whole
-    if task == 'cola':
-        args = ('--config=configs/glue.py:cola', f'--config.init_checkpoint={workdir}',
-                f'--config.data.source={write_cola(tmp_path / "glue")}',
-                '--config.train.steps=3', '--config.train.log_every=1')
-        workdir = tmp_path / 'one'
-        one = run_main(*args, f'--workdir={workdir}')
-    axes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
-    both = run_main(
-        *args, *(f'--config.mesh.{axis}={size}' for axis, size in axes.items()),
-        f'--workdir={tmp_path}/many', hosts=hosts, devices=8 // hosts)
+    both = run_main(*args, *(f'--config.mesh.{axis}=2' for axis in ('data', 'fsdp', 'tensor')),
+                    f'--workdir={tmp_path}', hosts=2, devices=4)
     assert result(both) == pytest.approx(result(one), rel=1e-4)
     assert 'result {' not in both.stderr, 'only the first host prints one'
     np.testing.assert_allclose(*(
-        [r['train/loss'] for r in records(run, 'train/')] for run in (workdir, tmp_path / 'many')
+        [r['train/loss'] for r in records(run, 'train/')] for run in (workdir, tmp_path)
     ), rtol=2e-5)
-    if task == 'cola':
-        name = 'dev_predictions.tsv'
-        assert (workdir / name).read_text() == (tmp_path / 'many' / name).read_text()
