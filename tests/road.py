@@ -4,9 +4,11 @@
 
 text: from a text file to two pre-training steps. csv: from a CSV to one fine-tuning step. predict:
 from a CSV to predictions with a tiny trained run. A function is passed when it is called
-(comprehensions, lambdas and modules are none), a class when one of its methods is.
+(comprehensions, lambdas and the bodies of modules and classes are none), a class when one of its
+methods is.
 """
 
+import inspect
 import random
 import runpy
 import subprocess
@@ -50,7 +52,8 @@ def main(road: str) -> None:
 
     def count(frame, event, argument):
         code = frame.f_code
-        if event == 'call' and code.co_filename.startswith(package):
+        if event == 'call' and code.co_filename.startswith(package) and (
+                code.co_flags & inspect.CO_OPTIMIZED):
             passed.add((code.co_filename, code.co_qualname))
 
     with tempfile.TemporaryDirectory() as name:
