@@ -1,4 +1,4 @@
-"""Standard streams that are closed or full, and a locale that is not UTF-8: of whole processes."""
+"""Standard streams that are closed or full: of whole processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from tests.conftest import ROOT
 
 _MODEL = 'tests/fixtures/huggingface/pretraining'
-_ASCII = {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0', 'PYTHONIOENCODING': 'ascii'}
 
 
 @pytest.mark.parametrize('command, status, says', [
