@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -176,11 +177,11 @@ def _shared_programs() -> Iterator[None]:
     programs: dict[str, Any] = {}
     build = experiment.build_program
 
-    def shared(config: Any, mesh: Any, task: Any) -> Any:
+    def shared(config: Any, mesh: Any, task: Any, published: Any) -> Any:
         key = config.to_json_best_effort()
         if key not in programs:
-            programs[key] = build(config, mesh, task)
-        return programs[key]
+            programs[key] = build(config, mesh, task, published)
+        return dataclasses.replace(programs[key], published=published)
 
     with mock.patch.object(experiment, 'build_program', shared), \
             mock.patch.object(Report, 'draw', lambda self: None):
