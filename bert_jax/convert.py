@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from bert_jax.config.bert_config import OPTIONS
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.process import error_boundary
 from bert_jax.weights import load_weights
@@ -63,14 +62,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_free(target)
         weights = load_weights(args.source)
         m, parameters = weights.model, sum(x.size for x in weights.params.values())
-        unusual = ''.join(
-            f', {option.name} {m[option.name]}' for option in OPTIONS
-            if isinstance(option.allowed, tuple) and option.name != 'hidden_act'
-            and m[option.name] != option.default)
         labels = f" ({', '.join(weights.labels)})" if weights.labels else ''
         print(f'read {weights.source}\n'
               f"  {m['num_layers']} layers, hidden size {m['hidden_size']}, {m['num_heads']} "
-              f"heads, vocabulary {m['vocab_size']:,}, {m['hidden_act']}{unusual}\n"
+              f"heads, vocabulary {m['vocab_size']:,}, {m['hidden_act']}\n"
               f'  {len(weights.params)} tensors, {parameters:,} parameters\n'
               f"  head: {weights.head or 'none'}{labels}", flush=True)
         if weights.unused:

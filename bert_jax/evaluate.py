@@ -73,6 +73,7 @@ def evaluate(
     from bert_jax.tasks.opening import open_task
     from bert_jax.train.program import model_config, open_mesh
     from bert_jax.train.step import make_init
+    from bert_jax.train.workdirs import read_run_fields
     from bert_jax.weights import load_weights
     from bert_jax.weights.warm_start import warm_start
 
@@ -84,7 +85,16 @@ def evaluate(
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
     if jax.process_index() == 0:
         open_folder(workdir, '--workdir', lambda folder: (folder / 'result.json').exists())
-    thresholds = _check_ensemble(models)
+    runs = [read_run_fields(as_path(model)) for model in models] if len(models) > 1 else []
+    for model, fields in zip(models, runs):
+        for name, value in runs[0].items():
+            same = name in _SAME_IN_AN_ENSEMBLE or name.startswith(f'{section_of(config.task)}.')
+            if same and fields.get(name) != value:
+                raise InputError(
+                    f'{models[0]} has {name}={value!r}, {model} has {fields.get(name)!r}: an '
+                    'ensemble is of runs on the same examples')
+    thresholds = [fields['inference.null_threshold'] for fields in runs
+                  if 'inference.null_threshold' in fields]
     task: Any = None
     mesh: Any = None
     vocabulary = b''
@@ -144,30 +154,6 @@ def evaluate(
             'source': config.data.eval_source or str(config.data.source), **scores,
         }, indent=1) + '\n')
     return scores
-
-
-def _check_ensemble(models: Sequence[str]) -> list[float]:
-    """The thresholds of no answer that several runs bring; refuses runs that do not fit together.
-
-    Raises:
-      InputError: a field that has to be the same differs, or one is no run.
-    """
-    from bert_jax.train.workdirs import read_run_fields
-
-    if len(models) == 1:
-        return []
-    runs = [read_run_fields(as_path(model)) for model in models]
-    first = runs[0]
-    section = section_of(str(first.get('task')))
-    sections = [name for name in first if section and name.startswith(f'{section}.')]
-    for model, fields in zip(models, runs, strict=True):
-        for name in (*_SAME_IN_AN_ENSEMBLE, *sections):
-            if first.get(name) != fields.get(name):
-                raise InputError(
-                    f'{models[0]} has {name}={first.get(name)!r}, {model} has '
-                    f'{fields.get(name)!r}: an ensemble is of runs on the same examples')
-    thresholds = [fields.get('inference.null_threshold') for fields in runs]
-    return [x for x in thresholds if x is not None] if None not in thresholds else []
 
 
 def main(argv: list[str]) -> None:

@@ -20,7 +20,6 @@ from bert_jax.runtime import checksum, files, hosts
 from bert_jax.runtime.errors import Diverged, InputError, first_line
 from bert_jax.train.step import TrainState
 
-Structs = dict[str, jax.ShapeDtypeStruct]
 Shapes = Mapping[str, tuple[int, ...]]
 _T = TypeVar('_T')
 _ITEM = 'default'  # orbax's name of what a checkpoint holds
@@ -57,14 +56,13 @@ def read(folder: Any, abstract: Any) -> Any:
         structs[checksum.CHECKSUMS] = jax.ShapeDtypeStruct(
             (len(saved),), np.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
 
-    if jax.process_count() == 1:
-        arrays = _on_all_hosts('read a checkpoint', lambda: _load(folder, structs))
-    else:
-        first = Mesh(mesh.devices[:1], mesh.axis_names, axis_types=mesh.axis_types)
-        reads = jax.process_index() in {device.process_index for device in first.devices.flat}
-        arrays = _on_all_hosts(
-            'read a checkpoint', lambda: _load(folder, structs, first) if reads else {})
-        # One array after the other: devices hold the state once, and one array twice.
+    several, readers = jax.process_count() > 1, mesh
+    if several:
+        readers = Mesh(mesh.devices[:1], mesh.axis_names, axis_types=mesh.axis_types)
+    reads = jax.process_index() in {device.process_index for device in readers.devices.flat}
+    arrays = _on_all_hosts(
+        'read a checkpoint', lambda: _load(folder, structs, readers) if reads else {})
+    if several:  # one array after the other: devices hold the state once, and one array twice
         arrays = {name: _broadcast(arrays.pop(name, None), x) for name, x in structs.items()}
     if has_checksums:
         written = np.asarray(arrays.pop(checksum.CHECKSUMS))
@@ -125,9 +123,9 @@ def _on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
             fault = fault.__cause__  # orbax wraps errors in a plain Exception
     if fault is not None and not _is_damage(fault):
         raise fault
-    damaged = [line for line in hosts.exchange(what, first_line(fault) if fault else '') if line]
-    if damaged:
-        raise Damaged(damaged[0]) from fault
+    for line in hosts.exchange(what, first_line(fault) if fault else ''):
+        if line:
+            raise Damaged(line) from fault
     return result
 
 
@@ -141,25 +139,25 @@ def _is_damage(error: BaseException) -> bool:
 
 def _shapes(folder: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of a saved tree by name. The first host reads them for all."""
-    def describe() -> str:
-        if not hosts.first():
-            return ''
+    def describe() -> dict[str, Any]:
         tree = jax.tree_util.tree_leaves_with_path(_description(folder), is_leaf=_is_array)
-        return json.dumps({checksum.leaf_name(path): x.shape for path, x in tree if _is_array(x)})
+        return {checksum.leaf_name(path): x.shape for path, x in tree if _is_array(x)}
 
-    text = _on_all_hosts('describe a checkpoint', describe)
-    shapes = json.loads(hosts.share('shapes', lambda: text))
+    shapes = _on_all_hosts('describe a checkpoint', lambda: describe() if hosts.first() else {})
+    shapes = json.loads(hosts.share('shapes', lambda: json.dumps(shapes)))
     return {name: tuple(shape) for name, shape in shapes.items()}
 
 
-def _load(folder: Any, wanted: Structs, mesh: Mesh | None = None) -> dict[str, jax.Array]:
-    """This process's shards, on a part of the mesh if it is given."""
+def _load(
+    folder: Any, wanted: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh
+) -> dict[str, jax.Array]:
+    """This process's shards, on `mesh`, which may be a part of that of `wanted`."""
     def struct(path: Any, x: Any) -> Any:
         if not _is_array(x):
             return x
         like = wanted[checksum.leaf_name(path)]
-        sharding = NamedSharding(mesh or like.sharding.mesh, like.sharding.spec)
-        return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(
+            like.shape, like.dtype, sharding=NamedSharding(mesh, like.sharding.spec))
 
     # Orbax needs a target with the structure of the saved tree.
     target = jax.tree_util.tree_map_with_path(struct, _description(folder), is_leaf=_is_array)
@@ -189,20 +187,13 @@ def _verify(arrays: dict[str, jax.Array], written: np.ndarray) -> None:
 
 def _check_same(saved: Shapes, wanted: Shapes, where: Any) -> None:
     # Parameters first: their names say more than those of moments.
-    names = sorted(saved.keys() | wanted.keys(), key=lambda name: (name[:6] != 'params', name))
-    for name in names:
-        if saved.get(name) == wanted.get(name):
-            continue
-        if name not in saved:
-            difference = f'it has no {name}'
-        elif name not in wanted:
-            difference = f'it also has {name}'
-        else:
-            difference = (f'{name} is {list(saved[name])} there and {list(wanted[name])} in the '
-                          'config')
-        raise InputError(
-            f'{where} is of another model or optimizer: {difference}; give another --workdir, or '
-            'the config that it was made with')
+    for name in sorted(saved.keys() | wanted.keys(), key=lambda name: (name[:6] != 'params', name)):
+        if saved.get(name) != wanted.get(name):
+            there, here = (list(shapes[name]) if name in shapes else 'missing'
+                           for shapes in (saved, wanted))
+            raise InputError(
+                f'{where} is of another model or optimizer: {name} is {there} there and {here} in '
+                'the config; give another --workdir, or the config that it was made with')
 
 
 class Checkpoints:
@@ -225,9 +216,7 @@ class Checkpoints:
             self._directory, item_handlers=ocp.StandardCheckpointHandler(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=None if keep is None else max(keep, 2),
-                cleanup_tmp_directories=True,  # of killed saves; no other process writes here
-            ),
-        )
+                cleanup_tmp_directories=True))  # of killed saves; no other process writes here
 
     def latest_step(self) -> int | None:
         """Step of the newest checkpoint, or None."""
@@ -339,16 +328,15 @@ class Best:
             self._manager = ocp.CheckpointManager(
                 self._directory, item_handlers=ocp.StandardCheckpointHandler(),
                 options=ocp.CheckpointManagerOptions(
-                    max_to_keep=1, best_fn=lambda metrics: metrics[metric], best_mode='max'),
-            )
+                    max_to_keep=1, best_fn=lambda metrics: metrics[metric], best_mode='max'))
             metrics = self.metrics() or {metric: 0.0}
-            good = metric in metrics and all(map(math.isfinite, metrics.values()))
+            if not all(map(math.isfinite, (metrics[metric], *metrics.values()))):
+                raise ValueError('not finite')
         except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError):
-            good = False
-        if not good:
             raise InputError(
                 f'{self._directory} holds no {metric} that can be read (STEP/metrics/metrics): put '
-                'it back as it was, or move the folder away and the next evaluation is the best')
+                'it back as it was, or move the folder away and the next evaluation is the best'
+            ) from None
 
     def offer(self, step: int, metrics: dict[str, float], params: Any) -> None:
         """Keeps these parameters if they are better than all before."""

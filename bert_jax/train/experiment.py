@@ -263,7 +263,7 @@ def train(
             **{f'train/{name}': value for name, value in metrics.items()}, **goodput.metrics()})
         say(f'step {step:>7,}/{last:,}  {log_line(objective, metrics, last - step)}')
         if gates is not None:
-            report.tell(gates.trained(step, done, metrics))
+            report.warn(gates.trained(step, done, metrics))
         done.clear()
         times[:] = [goodput.now()]
 
@@ -282,7 +282,7 @@ def train(
                 say(f'step {step:>7,}  held out: ' + '  '.join(
                     f'{name} {value:.4f}' for name, value in evaluated.items()))
                 if gates is not None:
-                    report.tell(gates.measured('eval', step, evaluated))
+                    report.warn(gates.measured('eval', step, evaluated))
                 report.draw()
             if best is not None:
                 best.offer(step, evaluated, state.params)

@@ -81,8 +81,8 @@ class Gates:
             if name.endswith('accuracy') and not name.startswith('gate/')
         }
         self._repeated, self._phases, self._rows_of = repeated, phases, rows_of
-        self._norms: deque[float] = deque(maxlen=_HISTORY)
-        self._losses: deque[float] = deque(maxlen=_HISTORY)
+        self._histories: dict[str, deque[float]] = {
+            name: deque(maxlen=_HISTORY) for name in ('gradient', 'loss')}
         self._out: dict[str, int] = {}  # records in a row that were out of the curve's band
         self._raised: set[str] = set()  # alarms that stay as long as what they are about
 
@@ -108,7 +108,8 @@ class Gates:
                 f'the loss is {loss:.2f}, by guessing it is {chance:.2f}: '
                 + ('look at model.initializer_range' if loss > chance
                    else 'the rows give their answers away'))
-        result += self._spikes(first, steps)
+        for name, metric in (('gradient', 'grad_norm'), ('loss', 'loss')):
+            result += self._worst_spike(name, first, [float(s[metric]) for s in steps])
         loss_of_words = _language_model(means, 'loss')
         if self._by_frequency is not None and loss_of_words is not None and step >= self._settled:
             result += self._lasting(
@@ -118,42 +119,37 @@ class Gates:
                 'rate, lengthen the warm-up, and see whether labels belong to their rows')
         return [*result, *self.measured('train', step, means)]
 
-    def _spikes(self, first: int, steps: Sequence[Mapping[str, Any]]) -> list[Alarm]:
-        """The worst spike of the gradient norm and of the loss."""
-        worst: dict[str, tuple[float, Alarm]] = {}
-        for step, metrics in enumerate(steps, first):
-            for name, key, history in (('gradient', 'grad_norm', self._norms),
-                                       ('loss', 'loss', self._losses)):
-                if step in self._phases:
-                    history.clear()
-                value = float(metrics[key])
-                if len(history) >= _FEWEST:
-                    usual = statistics.median(history)
-                    spread = statistics.fmean(abs(x - usual) for x in history)
-                    excess = value - (
-                        _GRADIENT_SPIKE * usual if name == 'gradient' else
-                        usual + max(_LOSS_SPIKE * spread, _LEAST_LOSS_SPIKE))
-                    if excess > 0 and excess > worst.get(name, (0.0,))[0]:
-                        worst[name] = excess, Alarm(
-                            f'{name}_spike', step, value,
-                            f'{name} {value:.3g} at step {step:,}, usually {usual:.3g}: '
-                            f'{self._rows_of(step)}config.train.skip_steps=({step},) trains on '
-                            'others in their place, from a checkpoint before it')
-                history.append(value)
-        return [alarm for _, alarm in worst.values()]
+    def _worst_spike(self, name: str, first: int, values: Sequence[float]) -> list[Alarm]:
+        """The worst spike of steps from `first` on, if there is one."""
+        worst, result, history = 0.0, list[Alarm](), self._histories[name]
+        for step, value in enumerate(values, first):
+            if step in self._phases:
+                history.clear()
+            if len(history) >= _FEWEST:
+                usual = statistics.median(history)
+                spread = statistics.fmean(abs(x - usual) for x in history)
+                excess = value - (
+                    _GRADIENT_SPIKE * usual if name == 'gradient' else
+                    usual + max(_LOSS_SPIKE * spread, _LEAST_LOSS_SPIKE))
+                if excess > worst:
+                    worst, result = excess, [Alarm(
+                        f'{name}_spike', step, value,
+                        f'{name} {value:.3g} at step {step:,}, usually {usual:.3g}: '
+                        f'{self._rows_of(step)}config.train.skip_steps=({step},) trains on others '
+                        'in their place, from a checkpoint before it')]
+            history.append(value)
+        return result
 
     def measured(self, kind: str, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Warnings about metrics of training steps ('train') or of an evaluation ('eval')."""
         result: list[Alarm] = []
-        accuracy = _language_model(metrics, 'accuracy')
-        if accuracy is not None:
+        if (accuracy := _language_model(metrics, 'accuracy')) is not None:
             early = self._fresh and step < self._settled
             result += self._lasting(
                 'leak', accuracy > (_TOO_GOOD_EARLY if early else _TOO_GOOD), step, accuracy,
                 f'language-model accuracy ({kind}) {accuracy:.1%}: no words are as easy to guess; '
                 'do the rows still hold what is asked, or held-out documents stand in the training '
-                'text?',
-                kind)
+                'text?', kind)
         for metric, value in metrics.items():
             name = f'{kind}/{metric}'
             if name not in self._curve:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -243,20 +244,16 @@ def schedule_segments(
     config: ConfigDict, phases: list[dict[str, Any]]
 ) -> list[optimizers.ScheduleSegment]:
     """Segments of the schedule: a phase with its own learning rate begins a new one."""
-    groups: list[list[dict[str, Any]]] = []
-    for phase in phases:
-        if not groups or phase['learning_rate'] is not None:
-            groups.append([])
-        groups[-1].append(phase)
+    begins = [i for i, phase in enumerate(phases) if i == 0 or phase['learning_rate'] is not None]
     segments, start = [], 0
-    for group in groups:
-        steps = sum(phase['steps'] for phase in group)
-        rate, warmup = group[0]['learning_rate'], group[0]['warmup']
+    for begin, end in itertools.pairwise([*begins, len(phases)]):
+        steps = sum(phase['steps'] for phase in phases[begin:end])
+        rate, warmup = phases[begin]['learning_rate'], phases[begin]['warmup']
         if rate is None:
             rate = config.optimizer.learning_rate
             warmup = parse_duration(
-                config.optimizer.warmup, 'optimizer.warmup', batch_size=group[0]['batch_size'],
-                num_examples=None, total=steps)
+                config.optimizer.warmup, 'optimizer.warmup', num_examples=None, total=steps,
+                batch_size=phases[begin]['batch_size'])
         segments.append(optimizers.ScheduleSegment(start, steps, rate, warmup))
         start += steps
     return segments

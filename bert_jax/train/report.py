@@ -295,7 +295,7 @@ class Report:
             return True
         return False
 
-    def tell(self, alarms: Sequence[Alarm]) -> None:
+    def warn(self, alarms: Sequence[Alarm]) -> None:
         """Writes warnings of gates as records and prints them on standard error."""
         for alarm in alarms:
             self.write(alarm.step, {f'gate/{alarm.name}': alarm.value})

@@ -185,7 +185,7 @@ def _in_parts(
     if objective.compares:
         return _in_two_passes(objective, params, batch, rows_Bx2, totals, parts, layout)
 
-    xs = jax.tree.map(lambda x: _split(x, parts, layout), (dict(batch), rows_Bx2))
+    xs = _split((dict(batch), rows_Bx2), parts, layout)
 
     def add(carry: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         (loss, sums), grads = value_and_grad(params, part[0], totals, part[1])
@@ -201,10 +201,13 @@ def _in_parts(
     return grads, loss, sums
 
 
-def _split(x: jax.Array, parts: int, layout: Layout) -> jax.Array:
+def _split(tree: Any, parts: int, layout: Layout) -> Any:
     """Rows [B, ...] as [A, B / A, ...]: every A-th row, so that devices keep their rows."""
-    x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
-    return layout(x, None, 'batch', *(None,) * (x.ndim - 2))
+    def split(x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+        return layout(x, None, 'batch', *(None,) * (x.ndim - 2))
+
+    return jax.tree.map(split, tree)
 
 
 def _in_two_passes(
@@ -219,7 +222,7 @@ def _in_two_passes(
     def whole(x: jax.Array) -> jax.Array:
         return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
-    xs = jax.tree.map(lambda x: _split(x, parts, layout), (dict(batch), rows_Bx2))
+    xs = _split((dict(batch), rows_Bx2), parts, layout)
     outputs = jax.lax.map(lambda part: objective.outputs(params, *part), xs)
     (loss, sums), d_outputs = jax.value_and_grad(objective.loss_of, has_aux=True)(
         jax.tree.map(whole, outputs), batch, totals)
@@ -229,8 +232,8 @@ def _in_two_passes(
         _, pull = jax.vjp(lambda p: objective.outputs(p, *rows), params)
         return jax.tree.map(jnp.add, grads, pull(d_part)[0]), None
 
-    d_parts = jax.tree.map(lambda x: _split(x, parts, layout), d_outputs)
-    grads, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (xs, d_parts))
+    grads, _ = jax.lax.scan(
+        add, jax.tree.map(jnp.zeros_like, params), (xs, _split(d_outputs, parts, layout)))
     return grads, loss, sums
 
 
@@ -358,16 +361,14 @@ def evaluate(objective: Head, eval_step: EvalStep, params: Any, batches: Iterabl
     Sums are accumulated in float64, so that the number of batches does not affect the result.
     """
     totals: dict[str, float] = collections.defaultdict(float)
-    pending: list[dict[str, jax.Array]] = []
+    last: dict[str, jax.Array] = {}
 
-    def add() -> None:
-        for name, value in jax.device_get(pending.pop(0)).items():
+    def add(sums: dict[str, jax.Array]) -> None:
+        for name, value in jax.device_get(sums).items():
             totals[name] += float(value)
 
     for batch in batches:
-        pending.append(eval_step(params, batch))
-        if len(pending) > 1:  # read one batch late, so that the device always has work
-            add()
-    while pending:
-        add()
+        before, last = last, eval_step(params, batch)
+        add(before)  # one batch late, so that the device always has work
+    add(last)
     return objective.score(dict(totals))

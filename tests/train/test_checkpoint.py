@@ -12,8 +12,6 @@ import pytest
 import tensorstore
 from toy import Toy, mesh
 
-from bert_jax.heads.pretraining import Pretraining
-from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError
 from bert_jax.train.checkpoint import Best, Checkpoints, Damaged, read
@@ -59,14 +57,23 @@ def restore(directory, target):
         checkpoints.close()
 
 
+def assert_equal(found, state):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), jax.device_get(state))
+
+
+@pytest.fixture(scope='module')
+def saved(state, tmp_path_factory):
+    """A folder with checkpoints 1, 2, 3."""
+    folder = tmp_path_factory.mktemp('saved')
+    save(folder, state, [1, 2, 3])
+    return folder
+
+
 @pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 1)])
-def test_a_state_comes_back_on_any_mesh(tmp_path, state, axes):
-    save(tmp_path, state, [5])
-    target = abstract(axes)
-    found = restore(tmp_path, target)
-    assert found.step == 5
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found.replace(step=state.step)),
-                 jax.device_get(state))
+def test_a_state_comes_back_on_any_mesh(saved, state, axes):
+    found = restore(saved, target := abstract(axes))
+    assert found.step == 3
+    assert_equal(found.replace(step=state.step), state)
     assert_as(found, target)
 
 
@@ -110,19 +117,16 @@ def test_the_newest_are_kept_and_the_newest_is_taken(tmp_path, state):
 
 
 @pytest.mark.parametrize('task, optimizer, named', [
-    (Toy(width=32), ADAM, 'params/dense/bias is [16] there and [32] in the config'),
-    (Toy(), optax.sgd(1e-3), 'it also has opt_state'),
-    (Toy(), optax.chain(ADAM, optax.trace(0.9)), 'it has no opt_state'),
+    (Toy(width=32), ADAM, r'params/dense/bias is \[16\] there and \[32\] in the config'),
+    (Toy(), optax.sgd(1e-3), 'opt_state/.* there and missing in'),
+    (Toy(), optax.chain(ADAM, optax.trace(0.9)), 'opt_state/.* is missing there and'),
 ])
-def test_another_model_or_optimizer_is_one_line_that_names_the_array(
-    tmp_path, state, task, optimizer, named
+def test_another_model_or_optimizer_is_refused_by_the_name_of_an_array(
+    saved, task, optimizer, named
 ):
-    save(tmp_path, state, [4])
-    with pytest.raises(InputError) as error:
-        restore(tmp_path, abstract(task=task, optimizer=optimizer))
-    message = str(error.value)
-    assert named in message and str(tmp_path / '4') in message and '\n' not in message
-    assert (tmp_path / '4').is_dir()  # it is not damaged, and stays
+    with pytest.raises(InputError, match=f'{saved}/3 is of another .*: {named}'):
+        restore(saved, abstract(task=task, optimizer=optimizer))
+    assert (saved / '3').is_dir()  # it is not damaged, and stays
 
 
 def cut(file):
@@ -137,14 +141,6 @@ def flip(file):
 
 def lose(file):
     file.unlink()
-
-
-@pytest.fixture(scope='module')
-def saved(state, tmp_path_factory):
-    """A folder with checkpoints 1, 2, 3."""
-    folder = tmp_path_factory.mktemp('saved')
-    save(folder, state, [1, 2, 3])
-    return folder
 
 
 def copy_of(saved, tmp_path, steps):
@@ -170,9 +166,7 @@ def test_damage_in_any_file_is_found_or_does_no_harm(tmp_path, damage):
         except Damaged:
             found.add(file.as_posix())
             continue
-        same = {'params': state.params, 'opt_state': state.opt_state, 'step': state.step + 3}
-        jax.tree.map(np.testing.assert_array_equal, jax.device_get(tree),
-                     jax.device_get(same))
+        assert_equal(tree, vars(state.replace(step=state.step + 3)))
     arrays = max(files, key=lambda file: (whole / file).stat().st_size).as_posix()
     assert found >= {'default/_METADATA', 'default/manifest.ocdbt', arrays}
 
@@ -206,10 +200,8 @@ def test_where_none_can_be_read_nothing_is_moved_and_no_run_begins(saved, tmp_pa
 
 
 FAULTS = [
-    MemoryError('no more'), PermissionError(13, 'Permission denied'), ConnectionError('reset'),
-    TimeoutError('slow'), OSError(5, 'Input/output error'), RuntimeError('RESOURCE_EXHAUSTED'),
-    ValueError('UNAVAILABLE: Error opening "zarr" driver'), ValueError('ABORTED: All 32 retries'),
-    ValueError('PERMISSION_DENIED: Error reading gs://b/x'),
+    MemoryError('no more'), PermissionError(13, 'Permission denied'), TimeoutError('slow'),
+    RuntimeError('RESOURCE_EXHAUSTED'), ValueError('UNAVAILABLE: Error opening "zarr" driver'),
 ]
 
 
@@ -241,26 +233,22 @@ def test_in_a_bucket_it_is_the_same(bucket, state):
     assert {path.name for path in folder.iterdir()} == {'2', '3.unreadable'}
     save(f'{bucket}/run', state, [3])
     found = restore(f'{bucket}/run', abstract())
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found.params),
-                 jax.device_get(state.params))
     assert found.step == 3
+    assert_equal(found.params, state.params)
 
 
 def test_a_save_that_fails_is_told_as_what_it_is(tmp_path, state, monkeypatch):
-    checkpoints = Checkpoints(tmp_path, 2)
-    checkpoints.save(1, state)
-    checkpoints.close()
-    checkpoints = Checkpoints(tmp_path, 2)
-
     def fail(*args):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
+    save(tmp_path, state, [1])
+    checkpoints = Checkpoints(tmp_path, 2)
     monkeypatch.setattr('etils.epath.gpath._GPath.rename', fail)
     checkpoints.save(2, state)
     with pytest.raises(OSError, match='No space left on device'):
         checkpoints.close()
     monkeypatch.undo()
-    assert restore(tmp_path, abstract()).step == state.step
+    assert restore(tmp_path, abstract()).step == 1
 
 
 def test_a_checkpoint_without_checksums_is_read(tmp_path, state):
@@ -268,11 +256,10 @@ def test_a_checkpoint_without_checksums_is_read(tmp_path, state):
     manager = ocp.CheckpointManager(tmp_path)
     manager.save(5, args=ocp.args.StandardSave(state))
     manager.close()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(restore(tmp_path, abstract())),
-                 jax.device_get(state))
+    assert_equal(restore(tmp_path, abstract()), state)
 
 
-@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2), (1, 8, 1), (4, 1, 2)])
+@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2)])
 def test_a_state_is_born_as_shards_and_does_not_depend_on_the_mesh(axes):
     state, target = make_init(Toy(), ADAM, mesh(*axes))(7), abstract(axes)
     assert jax.tree.structure(state) == jax.tree.structure(target)
@@ -294,7 +281,7 @@ def params_of(value):
 
 
 @pytest.mark.parametrize('scores,step', [
-    ([0.1, 0.5, 0.3], 2), ([0.5, 0.5], 1), ([0.1, 0.2, 0.3], 3), ([-1.0, 0.0], 2),
+    ([0.1, 0.5, 0.3], 2), ([0.5, 0.5], 1), ([-1.0, 0.0], 2),
 ])
 def test_the_highest_score_is_kept_and_the_first_of_equals(tmp_path, scores, step):
     for number, score in enumerate(scores, 1):
@@ -308,19 +295,3 @@ def test_the_highest_score_is_kept_and_the_first_of_equals(tmp_path, scores, ste
     assert all((np.asarray(x) == step).all() for x in jax.tree.leaves(params))
     best.close()
     assert [path.name for path in tmp_path.iterdir() if path.name.isdigit()] == [str(step)]
-
-
-@pytest.mark.slow
-def test_every_number_finds_its_place_on_another_mesh(tmp_path):
-    bert = Pretraining(ModelConfig(
-        vocab_size=300, num_layers=2, hidden_size=32, num_heads=2, intermediate_size=48,
-        max_position_embeddings=16))
-    state = jax.tree.map(
-        lambda x: jax.device_put(
-            np.random.default_rng(x.size).random(x.shape).astype(x.dtype), x.sharding),
-        abstract_state(bert, ADAM, mesh()))
-    save(tmp_path, state, [0])
-    target = abstract_state(bert, ADAM, mesh(2, 2, 2))
-    found = restore(tmp_path, target)
-    jax.tree.map(np.testing.assert_array_equal, found, state)
-    assert_as(found, target)
