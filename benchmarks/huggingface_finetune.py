@@ -113,19 +113,19 @@ def peer_trainer(args: argparse.Namespace) -> Train:
     import torch
     import transformers
 
-    from bert_jax.tasks.glue import glue_task, read_glue
+    from bert_jax.tasks.glue import GLUE_TASKS, read_glue
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(args.seed)
     examples = read_glue(args.task, args.data, 'train')
-    assert examples.labels is not None
-    regression = not glue_task(args.task).labels
+    assert examples is not None and examples.labels is not None
+    regression = not GLUE_TASKS[args.task].labels
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     assert tokenizer.is_fast
     encoded = tokenizer(*examples.texts, truncation=True, max_length=128)
     labels = torch.tensor(examples.labels, dtype=torch.float32 if regression else torch.int64)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        args.model, num_labels=len(glue_task(args.task).labels) or 1, attn_implementation='sdpa',
+        args.model, num_labels=len(GLUE_TASKS[args.task].labels) or 1, attn_implementation='sdpa',
     ).train()
     kept = ('bias', 'LayerNorm.weight')
     groups = [

@@ -141,18 +141,20 @@ def evaluate(
             vocab_file=task.vocab_path, whole=True)
         outputs = [predict(params) for predict in task.predictors(objective, mesh)]
         if len(models) > 1:
-            line = '  '.join(f'{name} {x:.4f}' for name, x in task.score(outputs).items())
+            line = '  '.join(f'{name} {x:.4f}' for name, x in task.results(outputs)[0].items())
             print(f'{model}: {line}', flush=True)
             shares = jax.tree.map(lambda x: x.astype(np.float64) / len(models), outputs)
             sums = shares if sums is None else jax.tree.map(np.add, sums, shares)
             outputs = sums
-    scores = {f'eval/{name}': value for name, value in task.score(outputs).items()}
+    metrics, files = task.results(outputs)
+    scores = {f'eval/{name}': value for name, value in metrics.items()}
+    files['result.json'] = json.dumps({
+        'task': config.task, 'models': [str(model) for model in models],
+        'source': config.data.eval_source or str(config.data.source), **scores,
+    }, indent=1) + '\n'
     if jax.process_index() == 0:
-        task.write(outputs, workdir)
-        write_whole(workdir / 'result.json', json.dumps({
-            'task': config.task, 'models': [str(model) for model in models],
-            'source': config.data.eval_source or str(config.data.source), **scores,
-        }, indent=1) + '\n')
+        for name, content in files.items():
+            write_whole(workdir / name, content)
     return scores
 
 

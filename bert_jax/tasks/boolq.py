@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from bert_jax.tasks.labelled import LabelledTask, ScoredModel, one_source, other_file
-from bert_jax.tasks.table import find_file, find_files
+from bert_jax.tasks.labelled import LabelledTask, ScoredModel, split_file
 from bert_jax.tasks.texts import Names, TextExamples, read_texts, text_task
 
 _LABELS = ('false', 'true')
@@ -13,21 +12,16 @@ _LABELS = ('false', 'true')
 
 def open_boolq(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on train.jsonl, scored on val.jsonl, predicting test.jsonl where it is there."""
-    def read(path: str, labelled: bool = True) -> TextExamples:
+    def read(split: str) -> TextExamples | None:
+        path = split_file(
+            config, [f'{split}.jsonl'], 'the folder with train.jsonl and val.jsonl',
+            scored=split == 'val', required=split != 'test')
         return read_texts(
             path, ('question', 'passage'), 'label',
-            Names(_LABELS, only=True) if labelled else None, id_column='idx',
-            max_malformed=config.data.max_malformed)
+            None if split == 'test' else Names(_LABELS, only=True), id_column='idx',
+            max_malformed=config.data.max_malformed) if path else None
 
-    train, test = None, dict[str, TextExamples]()
-    if mine := other_file(config, scored, 'val.jsonl of the folder'):
-        dev = read(mine)
-    else:
-        folder = one_source(config, 'the folder with train.jsonl and val.jsonl')
-        train = read(find_file(folder, ['train'], ['jsonl'])) if scored is None else None
-        dev = read(find_file(folder, ['val'], ['jsonl']))
-        if find_files(folder, ['test'], ['jsonl']):
-            test['test'] = read(find_file(folder, ['test'], ['jsonl']), labelled=False)
+    sets = {'dev': read('val')} | ({} if config.data.eval_source else {'test': read('test')})
     return text_task(
-        config, head='classification', labels=_LABELS, metrics=('accuracy',), train=train,
-        evaluated={'dev': dev}, predicted=test)
+        config, head='classification', labels=_LABELS, metrics=('accuracy',),
+        train=read('train') if scored is None else None, sets=sets)

@@ -22,32 +22,14 @@ from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode, make_sequences
 from bert_jax.heads.classification import MultipleChoice
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, children
-from bert_jax.tasks.labelled import (
-    EvalSet,
-    LabelledTask,
-    Outputs,
-    ScoredModel,
-    held_out,
-    one_source,
-    open_tokenization,
-    own_files,
-)
+from bert_jax.runtime.files import as_path, children
+from bert_jax.tasks import labelled, table
+from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import accuracy
-from bert_jax.tasks.table import (
-    Malformed,
-    find_file,
-    find_files,
-    format_of,
-    label_of,
-    read_table,
-    texts_of,
-)
-from bert_jax.tasks.texts import write_predictions
+from bert_jax.tasks.texts import predictions_table
 
 DEV_SHARE = 0.2  # of a set without splits; CODAH's authors too score on a fifth
-_FORMATS = ('csv', 'jsonl', 'tsv')
-_STEMS = {'train': ['train'], 'dev': ['val', 'dev']}
+_FORMATS = ('.csv', '.jsonl', '.tsv')
 _ENDINGS = [f'ending{i}' for i in range(4)]
 # Arguments of `read_choices` by format.
 _SWAG: Mapping[str, Mapping[str, Any]] = {
@@ -106,21 +88,22 @@ def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> Choice
     Raises:
       InputError: no such folder or file, or what `read_choices` finds.
     """
-    undivided = [source] if as_path(source).is_file() else []
-    if as_path(source).is_dir() and not find_files(
-            source, ['train', 'val', 'dev', 'test'], _FORMATS):
-        undivided = [str(path) for path in children(source)
-                     if path.name.removesuffix('.gz').rpartition('.')[2] in _FORMATS]
-    if len(undivided) != 1:
-        return read_swag_file(find_file(source, _STEMS[split], _FORMATS), max_malformed)
-    whole = read_swag_file(undivided[0], max_malformed)
-    out = held_out(whole.context, DEV_SHARE, undivided[0])
+    path = source
+    if not as_path(source).is_file():
+        tables = [x for x in children(source) if x.name.removesuffix('.gz').endswith(_FORMATS)]
+        if len(tables) != 1 or tables[0].name.partition('.')[0] in ('train', 'val', 'dev', 'test'):
+            stems = ['train'] if split == 'train' else ['val', 'dev']
+            path = table.find_file(source, [stem + ending for stem in stems for ending in _FORMATS])
+            return read_swag_file(path, max_malformed)
+        path = str(tables[0])
+    whole = read_swag_file(path, max_malformed)
+    out = labelled.held_out(whole.context, DEV_SHARE, path)
     return whole.take(np.flatnonzero(out == (split == 'dev')))
 
 
 def read_swag_file(path: str, max_malformed: float = 0.01) -> ChoiceExamples:
     """All questions of a file of SWAG or in its style; raises what `read_choices` raises."""
-    return read_choices(path, **_SWAG[format_of(path)], max_malformed=max_malformed)
+    return read_choices(path, **_SWAG[table.format_of(path)], max_malformed=max_malformed)
 
 
 def read_choices(
@@ -152,14 +135,14 @@ def read_choices(
         if len(choices) == 1 and isinstance(endings[0], list):
             (endings,) = endings
         num = num or len(endings)
-        context, *endings = texts_of([context, *endings])
+        context, *endings = table.texts_of([context, *endings])
         if len(endings) != num or num < 2:
-            raise Malformed(f'choices: {len(endings)}, where {max(num, 2)} are wanted')
+            raise table.Malformed(f'choices: {len(endings)}, where {max(num, 2)} are wanted')
         if beginning and others[0]:
             endings = [f'{others[0]} {ending}' for ending in endings]
-        return context, endings, label_of(right)
+        return context, endings, table.label_of(right)
 
-    rows = read_table(
+    rows = table.read_table(
         path, [text, *choices, label, *([beginning] if beginning else [])], parse,
         id_column=id_column, max_malformed=max_malformed, optional=[''], headerless=headerless)
     contexts, endings, labels = map(list, zip(*rows.values, strict=True))
@@ -175,14 +158,14 @@ def read_choices(
     return ChoiceExamples(contexts, endings, right, rows.ids, path)
 
 
-def choice_units(
-    examples: ChoiceExamples, encode: Encode, max_length: int, cls_id: int, sep_id: int
-) -> Units:
-    """[CLS] context [SEP] ending [SEP] of each ending, as in section 4.4 of the BERT paper."""
+def choice_units(examples: ChoiceExamples, encode: Encode, **limits: int) -> Units:
+    """[CLS] context [SEP] ending [SEP] of each ending, as in section 4.4 of the BERT paper.
+
+    `limits` are those of `make_sequences`.
+    """
     contexts = [context for context in examples.context for _ in range(examples.num_choices)]
     endings = [ending for endings in examples.endings for ending in endings]
-    sequences = make_sequences(
-        encode(contexts), encode(endings), max_length=max_length, cls_id=cls_id, sep_id=sep_id)
+    sequences = make_sequences(encode(contexts), encode(endings), **limits)
     return Units(sequences, examples.num_choices, labels={'labels': examples.labels})
 
 
@@ -193,7 +176,7 @@ def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
     def read(split: str) -> ChoiceExamples:
         if split == 'dev' and eval_source:
             return read_swag_file(str(as_path(eval_source)), max_malformed)
-        source = one_source(config, 'a folder of SWAG files, or one file in its style')
+        source = labelled.one_source(config, 'a folder of SWAG files, or one file in its style')
         if eval_source and as_path(source).is_file():  # all of it
             return read_swag_file(source, max_malformed)
         return read_swag(source, split, max_malformed=max_malformed)
@@ -209,39 +192,34 @@ def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> Label
     if not choices:
         raise InputError(
             "config.data.choices='': name the columns of the choices, between commas, or the one "
-            'of JSON lines that holds a list of them'
-        )
-    read = functools.partial(
-        read_choices, text=d.text, choices=choices, label=d.label, id_column=d.id or None,
-        max_malformed=d.max_malformed)
-    return _task(config, *own_files(
-        config, read, lambda examples: examples.context, meaning='a .csv, .tsv or .jsonl file',
-        what='questions', training=scored is None,
-    ))
+            'of JSON lines that holds a list of them')
+    train, dev = labelled.own_files(
+        config, scored, functools.partial(
+            read_choices, text=d.text, choices=choices, label=d.label, id_column=d.id or None,
+            max_malformed=d.max_malformed), lambda examples: examples.context)
+    return _task(config, train, dev)
 
 
 def _task(config: ConfigDict, train: ChoiceExamples | None, dev: ChoiceExamples) -> LabelledTask:
     if train is not None and train.num_choices != dev.num_choices:
         raise InputError(
             f'{dev.source} has {dev.num_choices} choices a question, {train.source} '
-            f'{train.num_choices}: there must be as many'
-        )
-    t = open_tokenization(config)
+            f'{train.num_choices}: there must be as many')
+    t = labelled.open_tokenization(config)
 
     def units(examples: ChoiceExamples) -> Units:
-        return choice_units(examples, t.encode, t.max_length, **t.vocab.ends)
+        return choice_units(
+            examples, t.encode, max_length=config.data.max_seq_length, **t.vocab.ends)
 
-    def score(outputs: Outputs) -> dict[str, float]:
+    def results(outputs: labelled.Outputs) -> labelled.Results:
         logits = outputs['logits']
-        return {'accuracy': accuracy(logits.argmax(axis=-1), dev.labels),
-                'loss': MultipleChoice.mean_loss(logits, dev.labels)}
-
-    def write(outputs: Outputs, folder: Path) -> None:
-        predictions = outputs['logits'].argmax(axis=-1)
-        write_predictions(
-            folder / 'dev_predictions.tsv', config.data.id, dev.ids, map(str, predictions))
+        predictions = logits.argmax(axis=-1)
+        return {'accuracy': accuracy(predictions, dev.labels),
+                'loss': MultipleChoice.mean_loss(logits, dev.labels)}, {
+            'dev_predictions.tsv': predictions_table(
+                config.data.id, dev.ids, map(str, predictions))}
 
     return LabelledTask(
         config, t, train=None if train is None else units(train),
-        evaluated=(EvalSet('', units(dev), score, write),), metric='accuracy',
+        evaluated=(labelled.EvalSet('', units(dev), results),), metric='accuracy',
         head='multiple_choice', arguments={'num_outputs': dev.num_choices})

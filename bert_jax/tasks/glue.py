@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.tasks import labelled, table
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.texts import Names, Numbers, TextExamples, read_texts, text_task
 
-_ENDINGS = ('tsv', 'jsonl')
 _PAIR = ('sentence1', 'sentence2')
 _ENTAILMENT = ('entailment', 'not_entailment')
 
@@ -60,11 +58,6 @@ class GlueTask(NamedTuple):
         """Test split -> name of its file for the GLUE site."""
         return self.tests or {'test': f'{self.folder}.tsv'}
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        dev = tuple(split.replace('test', 'dev') for split in self.submissions)
-        return ('test',) if self.name == 'ax' else ('train', *dev, *self.submissions)
-
 
 _MNLI = GlueTask(
     'mnli', 'MNLI', labels=('contradiction', 'entailment', 'neutral'), label='gold_label',
@@ -89,34 +82,9 @@ GLUE_TASKS: Mapping[str, GlueTask] = {task.name: task for task in (
 )}
 
 
-def glue_task(name: str) -> GlueTask:
-    """The task of that name.
-
-    Raises:
-      InputError: there is none.
-    """
-    if name not in GLUE_TASKS:
-        raise InputError(f"'{name}' is no task of GLUE; they are {', '.join(GLUE_TASKS)}")
-    return GLUE_TASKS[name]
-
-
-def _place(name: str, data_dir: str, split: str) -> tuple[str, list[str]]:
-    """(folder, stems) of a split's file."""
-    task = glue_task(name)
-    if split not in task.splits:
-        raise InputError(f"{name} has no split '{split}'; it has {', '.join(task.splits)}")
-    if not as_path(data_dir).is_dir():
-        raise InputError(f'no folder {data_dir}: name the one that holds {task.folder}/')
-    folder = os.path.join(data_dir, task.folder)
-    if name != 'ax':
-        return folder, [split]
-    # One file: diagnostic/diagnostic.tsv in one edition of the download, AX/AX.tsv in another.
-    if not as_path(folder).is_dir():
-        folder = os.path.join(data_dir, 'AX')
-    return folder, ['diagnostic', 'AX']
-
-
-def read_glue(name: str, source: str, split: str, *, max_malformed: float = 0.01) -> TextExamples:
+def read_glue(
+    name: str, source: str, split: str, *, required: bool = True, max_malformed: float = 0.01
+) -> TextExamples | None:
     """Examples of a split, from the folder of the benchmark or another file like its files.
 
     The file of a split is called `SPLIT.tsv`, `SPLIT.jsonl`, `SPLIT.*.tsv` or `SPLIT.*.jsonl`,
@@ -125,15 +93,23 @@ def read_glue(name: str, source: str, split: str, *, max_malformed: float = 0.01
     Args:
       name: of the task.
       source: holds `CoLA/`, `MRPC/` and so on; or the file.
-      split: one of the task's `splits`: train, dev, test; of mnli dev_matched and so on.
+      split: train, dev, test; of mnli dev_matched and so on.
+      required: whether its file has to be there; else None where it is not.
       max_malformed: as for `read_texts`.
 
     Raises:
-      InputError: an unknown name or split, no such folder or file, or what `read_texts` finds.
+      InputError: no such file, or what `read_texts` finds.
     """
-    task, labelled = glue_task(name), not split.startswith('test')
-    path = source if as_path(source).is_file() else table.find_file(
-        *_place(name, source, split), _ENDINGS)
+    task, labelled = GLUE_TASKS[name], not split.startswith('test')
+    path, folder, stems = source, os.path.join(source, task.folder), [split]
+    if name == 'ax':  # in one edition of the download; AX/AX.tsv in another
+        stems = ['diagnostic', 'AX']
+        folder = folder if as_path(folder).is_dir() else os.path.join(source, 'AX')
+    if not as_path(source).is_file():
+        names = [f'{stem}.{ending}' for stem in stems for ending in ('tsv', 'jsonl')]
+        path = table.find_file(folder, names, required=required)
+    if not path:
+        return None
     is_json = table.format_of(path) == 'json'
     labels = Names(task.labels, only=True) if task.labels else Numbers(0, 5)
     return read_texts(
@@ -141,12 +117,6 @@ def read_glue(name: str, source: str, split: str, *, max_malformed: float = 0.01
         'label' if is_json else task.label, labels if labelled else None,
         id_column='idx' if is_json else task.id, needs_ids=not (labelled or is_json),
         headerless=task.headerless, max_malformed=max_malformed)
-
-
-def tfds_split(name: str, split: str) -> tuple[str, str]:
-    """Data set and split of tensorflow-datasets: ('mnli', 'dev_matched') -> ('glue/mnli',
-    'validation_matched')."""
-    return f'glue/{name}', split.replace('dev', 'validation')
 
 
 def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> TextExamples:
@@ -157,7 +127,7 @@ def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> Te
       split: as for `read_glue`.
       records: NumPy values by feature, texts as bytes; the labels of test splits are -1.
     """
-    task = glue_task(name)
+    task = GLUE_TASKS[name]
     rows = sorted(records, key=lambda record: int(record['idx']))
     labels = None
     if not split.startswith('test'):
@@ -170,36 +140,30 @@ def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> Te
 
 
 def open_glue(name: str, config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
-    """Trains on train, scores on dev and predicts test where the folder has it.
+    """Trained on train, scored on dev, predicting test where the folder has it.
 
-    MNLI is scored on both dev sets, and predicts the diagnostic set too.
+    MNLI is scored on both dev sets, and predicts the diagnostic set too. Where `data.eval_source`
+    is set, that file is all that is scored.
     """
-    task, max_malformed = GLUE_TASKS[name], config.data.max_malformed
+    d, task = config.data, GLUE_TASKS[name]
+    tests = list(task.submissions)
+    dev = [split.replace('test', 'dev') for split in tests]  # dev, or dev_matched and so on
 
-    def read(name: str, split: str) -> TextExamples | None:
-        """A split from the folder `data.source`; None where it has no such file."""
-        if config.data.source == 'tfds:glue':
-            return from_tfds(name, split, labelled.tfds_records(config, *tfds_split(name, split)))
+    def read(split: str, name: str = name) -> TextExamples | None:
+        """A split of `data.source`; None where it has no such file and can do without."""
+        if d.source == 'tfds:glue':
+            return from_tfds(name, split, labelled.tfds_records(
+                config, f'glue/{name}', split.replace('dev', 'validation')))
         folder = labelled.one_source(
-            config, f'the folder of the benchmark, with {glue_task(name).folder}/ in it')
-        if split != 'train' and not table.find_files(*_place(name, folder, split), _ENDINGS):
-            return None  # a training set that is not there is refused by name
-        return read_glue(name, folder, split, max_malformed=max_malformed)
+            config, f'the folder of the benchmark, with {task.folder}/ in it')
+        return read_glue(name, folder, split, required=split in ('train', dev[0]),
+                         max_malformed=d.max_malformed)
 
-    train, predicted = None, dict[str, TextExamples]()
-    if mine := labelled.other_file(config, scored, 'the dev files of the folder'):
-        evaluated = {'dev': read_glue(name, mine, 'dev', max_malformed=max_malformed)}
-    else:
-        train = read(name, 'train') if scored is None else None
-        dev = [split for split in task.splits if 'dev' in split]
-        evaluated = {split: examples for split in dev if (examples := read(name, split))}
-        if dev[0] not in evaluated:
-            raise InputError(f'config.data.source has no {dev[0]} split of {name}: training needs '
-                             f'train and {dev[0]}')
-        tests = {split: read(name, split) for split in task.submissions}
-        if name == 'mnli':
-            tests['ax'] = read('ax', 'test')
-        predicted = {split: examples for split, examples in tests.items() if examples}
+    sets = {'dev': read_glue(name, str(as_path(d.eval_source)), 'dev',
+                             max_malformed=d.max_malformed)} if d.eval_source else {
+        split: read(split) for split in (*dev, *tests)}
+    if name == 'mnli' and not d.eval_source:
+        sets['ax'] = read('test', 'ax')
     return text_task(
         config, head='classification' if task.labels else 'regression', labels=task.labels,
-        metrics=task.metrics, train=train, evaluated=evaluated, predicted=predicted)
+        metrics=task.metrics, train=read('train') if scored is None else None, sets=sets)

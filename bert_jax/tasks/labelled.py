@@ -12,7 +12,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,21 +29,22 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import loading_tensorflow
+from bert_jax.tasks.table import find_file
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep, Phase
 
 Outputs = dict[str, np.ndarray]
+Results = tuple[dict[str, float], dict[str, str]]  # metrics, contents of files, by name
 # Row lengths to choose from. A row holds at least the longest unit.
 _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoredModel:
+class ScoredModel(NamedTuple):
     """The facts about a model that is scored and not trained.
 
     Attributes:
@@ -52,18 +53,15 @@ class ScoredModel:
     """
 
     labels: tuple[str, ...] = ()
-    inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    inference: Mapping[str, Any] = {}
 
 
-@dataclasses.dataclass(frozen=True)
-class Tokenization:
-    """The vocabulary and tokenizer of a run."""
+class Tokenization(NamedTuple):
+    """The vocabulary file of a run, its tokenizer, and the function that tokenizes many texts."""
 
     path: Path
     tokenizer: Tokenizer
     encode: Encode
-    lowercase: bool
-    max_length: int
 
     @property
     def vocab(self) -> Vocab:
@@ -76,36 +74,33 @@ def open_tokenization(config: ConfigDict) -> Tokenization:
     Raises:
       InputError: the config names no vocabulary, or one that cannot be read.
     """
-    if not config.data.vocab_file:
+    d = config.data
+    if not d.vocab_file:
         raise InputError(
             'config.data.vocab_file is empty, and there is no config.init_checkpoint that '
             'brings one: a downstream task starts from a vocabulary')
-    path = share_added_words(
-        as_path(config.data.vocab_file), config.data.add_tokens, config.data.lowercase,
-        Places.choose(config.data.dir, config.data.local_dir))
-    tokenizer = load_tokenizer(path, config.data.lowercase)
+    path = share_added_words(as_path(d.vocab_file), d.add_tokens, d.lowercase,
+                             Places.choose(d.dir, d.local_dir))
+    tokenizer = load_tokenizer(path, d.lowercase)
     with loading_tensorflow('fine-tuning'):
         from bert_jax.data.tokenize import make_encode
 
-    return Tokenization(
-        path, tokenizer, make_encode(tokenizer), config.data.lowercase, config.data.max_seq_length)
+    return Tokenization(path, tokenizer, make_encode(tokenizer))
 
 
-@dataclasses.dataclass(frozen=True)
-class EvalSet:
+class EvalSet(NamedTuple):
     """Examples that are predicted as a whole.
 
     Attributes:
       name: prefix of its metrics, empty for the main set.
       units: its examples.
-      score: from outputs in the order of `units` ([n, ...] and [T, ...]) to metrics by name.
-      write: writes prediction files into a directory, from the same outputs.
+      results: from outputs in the order of `units` ([n, ...] and [T, ...]) to metrics by name (none
+        where the examples have no labels) and the content of files of predictions by name.
     """
 
     name: str
     units: Units
-    score: Callable[[Outputs], dict[str, float]]
-    write: Callable[[Outputs, Path], None]
+    results: Callable[[Outputs], Results]
 
 
 @dataclasses.dataclass(eq=False)
@@ -151,13 +146,12 @@ class LabelledTask:
         self.name: str = self.config.task
         self.vocab_path: Path | None = t.path
         self.vocab_size = len(t.vocab)
-        self.inference = {'max_seq_length': t.max_length, **self.inference}
+        self.inference = {'max_seq_length': self.config.data.max_seq_length, **self.inference}
         self.num_examples = None if self.train is None else len(self.train)
         if self.train is not None:
             check_known(self.train.sequences.ids, t.vocab,
                         f'config.data.source={self.config.data.source}', t.path)
         self._seed = self.config.seed
-        self._best: tuple[dict[str, float], list[Outputs]] | None = None
         # One for all runs of a sweep: it is compiled once.
         self._engine = functools.cache(
             lambda mesh, bert: Engine(mesh, token_cost=functools.partial(token_flops, bert)))
@@ -165,7 +159,7 @@ class LabelledTask:
     def with_seed(self, seed: int) -> LabelledTask:
         """The task of a run that differs in its seed (and rate) only, on the same data."""
         task = copy.copy(self)
-        task._seed, task._best = seed, None
+        task._seed = seed
         return task
 
     @property
@@ -219,10 +213,7 @@ class LabelledTask:
             for eval_set, result in zip(self.evaluated, outputs, strict=True):
                 if name := not_finite(result):  # a label would be chosen of NaN as well
                     return {f'{eval_set.name}{name}': math.nan}
-            metrics = self.score(outputs)
-            if self._best is None or metrics[self.metric] > self._best[0][self.metric]:
-                self._best = metrics, outputs
-            return metrics
+            return self.results(outputs)[0]
 
         return Phase(
             start=0, end=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
@@ -250,16 +241,11 @@ class LabelledTask:
         """No checks that warn of a run that goes wrong: it is short, and has its scores soon."""
 
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
-        """Writes the predictions of all sets, of the best evaluation.
-
-        Returns:
-          What the evaluation has settled of `inference`.
-        """
-        # Those of the scored sets are at hand, unless the best evaluation was before a restart.
-        result = self._best[1] if self._best is not None and self._best[0] == metrics else []
-        outputs = [*result, *(predict(params) for predict in self._predictors[len(result) :])]
+        """Writes the predictions of all sets; returns what the metrics settle of `inference`."""
+        _, files = self.results([predict(params) for predict in self._predictors])
         if jax.process_index() == 0:
-            self.write(outputs, workdir)
+            for name, content in files.items():
+                write_whole(workdir / name, content)
         return {name: metrics[name] for name in self.settled if name in metrics}
 
     def predictors(self, objective: Head, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
@@ -268,16 +254,14 @@ class LabelledTask:
         return [functools.partial(engine.outputs, objective.outputs, units=eval_set.units)
                 for eval_set in self.sets]
 
-    def score(self, outputs: Sequence[Outputs]) -> dict[str, float]:
-        """Metrics by name, of all sets that are scored, from the outputs of each."""
-        return {eval_set.name + name: value
-                for eval_set, result in zip(self.evaluated, outputs, strict=False)
-                for name, value in eval_set.score(result).items()}
-
-    def write(self, outputs: Sequence[Outputs], folder: Path) -> None:
-        """Writes the predictions of all sets, from the outputs of each."""
-        for eval_set, result in zip(self.sets, outputs, strict=True):
-            eval_set.write(result, folder)
+    def results(self, outputs: Sequence[Outputs]) -> Results:
+        """Metrics and files of the first of `sets`, from the outputs of each."""
+        metrics, files = dict[str, float](), dict[str, str]()
+        for eval_set, result in zip(self.sets, outputs):
+            scores, written = eval_set.results(result)
+            metrics |= {eval_set.name + name: value for name, value in scores.items()}
+            files |= written
+        return metrics, files
 
 
 def one_source(config: ConfigDict, meaning: str) -> str:
@@ -293,37 +277,58 @@ def one_source(config: ConfigDict, meaning: str) -> str:
     return str(as_path(source))
 
 
+def split_file(
+    config: ConfigDict, names: Sequence[str], meaning: str, *, scored: bool = False,
+    required: bool = True,
+) -> str:
+    """The file of a split of a benchmark, in the folder `data.source`; see `table.find_file`.
+
+    `data.source` can also be the file to train on, with `data.eval_source` that to score.
+
+    Args:
+      config: of the run.
+      names: of the file.
+      meaning: what `data.source` has to be, for messages.
+      scored: whether this is the split that is scored, for which `data.eval_source` is read.
+      required: whether it has to be there; else '' where it is not.
+    """
+    if scored and config.data.eval_source:
+        return str(as_path(config.data.eval_source))
+    source = one_source(config, meaning)
+    if not as_path(source).is_file():
+        return find_file(source, names, required=required)
+    if scored:
+        raise InputError('config.data.eval_source is empty: name the file to evaluate on')
+    return source
+
+
 def own_files(
-    config: ConfigDict, read: Callable[[str], Any], contents: Callable[[Any], Sequence[str]], *,
-    meaning: str, what: str, training: bool,
+    config: ConfigDict, scored: ScoredModel | None, read: Callable[[str], Any],
+    contents: Callable[[Any], Sequence[str]], meaning: str = 'a .csv, .tsv or .jsonl file',
 ) -> tuple[Any, Any]:
-    """Training examples (None unless `training`) and scored ones, from files of your own.
+    """Training examples (None where a model is only scored) and scored ones, from your own files.
 
     Without `data.eval_source` the examples that a hash holds out of `data.source` are scored, by a
     training and by every later evaluation alike.
 
     Args:
-      config: of the run.
+      config, scored: as of `open_task`.
       read: from a path to its examples, which have `take(rows)`.
       contents: the text of each example, whose hash decides.
       meaning: what `data.source` has to be, for messages.
-      what: the examples' name, for messages.
-      training: whether a model is trained.
 
     Raises:
       InputError: a file cannot be read, or nothing would be held out.
     """
-    d = config.data
-    source = one_source(config, meaning)
+    d, source = config.data, one_source(config, meaning)
     if d.eval_source:
-        train = read(source) if training else None
-        return train, read(str(as_path(d.eval_source)))
+        return (None if scored else read(source)), read(str(as_path(d.eval_source)))
     whole = read(source)
     out = held_out(contents(whole), d.held_out, source)
     train, dev = (whole.take(np.flatnonzero(side)) for side in (~out, out))
-    say(f'scored: {len(dev):,} of {len(whole):,} {what} of {source}, held out of training '
+    say(f'scored: {len(dev):,} of {len(whole):,} examples of {source}, held out of training '
         f'(config.data.held_out={d.held_out}); for others, name a file as config.data.eval_source')
-    return (train if training else None), dev
+    return (None if scored else train), dev
 
 
 def check_labels_known(source: str, there: Collection[str], known: Collection[str]) -> None:
@@ -343,25 +348,6 @@ def check_labels_known(source: str, there: Collection[str], known: Collection[st
             f"{', '.join(sorted(known)[:5])}: none is the same; name the columns with "
             'config.data.text and config.data.label, or, if only the names differ, add '
             '--labels_by_position to bert_jax.evaluate')
-
-
-def other_file(config: ConfigDict, scored: ScoredModel | None, benchmark: str) -> str:
-    """`data.eval_source`: a file to score a model on in place of the benchmark's; '' if none.
-
-    Args:
-      config: of the run.
-      scored: see `open_task`.
-      benchmark: what a training is scored on, for the message.
-
-    Raises:
-      InputError: it is set for a training.
-    """
-    path = config.data.eval_source
-    if path and scored is None:
-        raise InputError(
-            f'config.data.eval_source={path!r}: config.task={config.task!r} is scored on '
-            f'{benchmark}; bert_jax.evaluate scores other files')
-    return str(as_path(path)) if path else ''
 
 
 def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,6 @@ from bert_jax.config.phases import batches_of
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.data import sharing
 from bert_jax.data.examples import (
-    BatchSpec,
     Examples,
     Mixture,
     RecordExamples,
@@ -96,13 +95,11 @@ class TextData:
         if records and d.add_tokens:
             raise InputError(
                 f'config.data.add_tokens={d.add_tokens}, but the text in {records[0]} is cut into '
-                'pieces already: give the text itself, or leave config.data.add_tokens empty'
-            )
+                'pieces already: give the text itself, or leave config.data.add_tokens empty')
         if not d.vocab_file and (made := config.init_checkpoint or ''.join(records[:1])):
             raise InputError(
                 f'config.data.vocab_file is empty, and {made} brings no vocabulary: set '
-                '--config.data.vocab_file to the vocab.txt that it was made with'
-            )
+                '--config.data.vocab_file to the vocab.txt that it was made with')
         with loading_tensorflow('pre-training from text'):  # which synthetic rows do not need
             from bert_jax.data.records import RecordFiles
 
@@ -158,8 +155,7 @@ class TextData:
             if records.max_seq_length != max_seq_length:
                 raise InputError(
                     f'{spec} has records of {records.max_seq_length} tokens, the phase has '
-                    f'max_seq_length={max_seq_length}: set that to {records.max_seq_length}'
-                )
+                    f'max_seq_length={max_seq_length}: set that to {records.max_seq_length}')
             parts.append(RecordExamples(records, seed, max_predictions_per_seq, name=spec))
         examples = _mixed(parts, [weight for _, weight in self._sources], self._config.seed)
         hosts.say(f'training examples an epoch at length {max_seq_length}: '
@@ -175,16 +171,14 @@ class TextData:
                 raise InputError(
                     f'config.data.eval_source={name} has records of {records.max_seq_length} '
                     'tokens, longer than the position table '
-                    f'(config.model.max_position_embeddings={most})'
-                )
+                    f'(config.model.max_position_embeddings={most})')
             return RecordExamples(records, _EVAL_SEED)
         specs = [name] if name else [spec for spec, _ in self._sources if spec in self.stores]
         parts = [self._examples(spec, lengths, _EVAL_SEED, held_out=True) for spec in specs]
         if not parts:
             raise InputError(
                 'records have no documents to hold out: set config.data.eval_source to other '
-                'records or text'
-            )
+                'records or text')
         return _mixed(parts, [1.0] * len(parts), _EVAL_SEED)
 
     def _documents(self, store: TokenStore, held_out: bool = False) -> np.ndarray:
@@ -194,8 +188,7 @@ class TextData:
         if d.held_out == 0 and held_out:
             raise InputError(
                 'config.data.held_out=0 leaves nothing to evaluate on: set it, or '
-                'config.data.eval_source'
-            )
+                'config.data.eval_source')
         return store.split_held_out(d.held_out, 2 if d.next_sentence else 1)[held_out]
 
     def _examples(
@@ -224,15 +217,13 @@ def weighted_sources(source: Any) -> list[tuple[str, float]]:
         pairs = [(spec, float(weight)) for spec, weight in (
             (item, 1.0) if isinstance(item, str) else item
             for item in ([source] if isinstance(source, str) else source))]
-        is_good = pairs and all(isinstance(spec, str) and spec and weight > 0
-                                for spec, weight in pairs)
     except (TypeError, ValueError):
-        is_good = False
-    if not is_good:
+        pairs = []
+    if not pairs or not all(
+            isinstance(spec, str) and spec and weight > 0 for spec, weight in pairs):
         raise InputError(
             f"config.data.source={source!r}: write a source, or a list of (source, weight) "
-            "such as [('wiki.txt', 3), ('books.txt', 1)] with weights above 0"
-        )
+            "such as [('wiki.txt', 3), ('books.txt', 1)] with weights above 0")
     return pairs
 
 
@@ -250,8 +241,7 @@ class PretrainTask:
         if config.model.causal and config.data.next_sentence:
             raise InputError(
                 'config.model.causal=True with config.data.next_sentence=True: [CLS] sees nothing '
-                'of a row that is read from the left, set config.data.next_sentence=False'
-            )
+                'of a row that is read from the left, set config.data.next_sentence=False')
         self._config = config
         self.metric = 'lm_accuracy' if config.model.causal else 'mlm_accuracy'
         self.name: str = config.task
@@ -283,21 +273,16 @@ class PretrainTask:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
-        sharding = batch_sharding(mesh)
-        lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
-
-        def shapes(spec: BatchSpec, rows: int) -> dict[str, Any]:
-            return {
-                name: jax.ShapeDtypeStruct((rows, *feature.shape), feature.dtype, sharding=sharding)
-                for name, feature in spec.items()
-            }
-
-        plain = pretrain_spec(*lengths)
+        lengths, size = (
+            phase['max_seq_length'], phase['max_predictions_per_seq']), phase['batch_size']
+        plain, rows = pretrain_spec(*lengths), phase['packed_rows']
+        specs = {'train': (packed_spec(*lengths), rows) if rows else (plain, size),
+                 'evaluation': (plain, self._config.train.eval_batch_size)}
         return {
-            'train': shapes(packed_spec(*lengths), phase['packed_rows'])
-            if phase['packed_rows'] else shapes(plain, phase['batch_size']),
-            'evaluation': shapes(plain, self._config.train.eval_batch_size),
-        }
+            name: {key: jax.ShapeDtypeStruct((num, *feature.shape), feature.dtype,
+                                             sharding=batch_sharding(mesh))
+                   for key, feature in spec.items()}
+            for name, (spec, num) in specs.items()}
 
     def phase(
         self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
@@ -322,9 +307,8 @@ class PretrainTask:
             local = local_rows(mesh, num_rows)
             for begin, num_steps in batches_of(phases, number, train.skip_steps, first_step):
                 for batch in train_batches(
-                    examples(), batch_size=num_rows, local=local, first_step=begin,
-                    num_steps=num_steps,
-                ):
+                        examples(), batch_size=num_rows, local=local, first_step=begin,
+                        num_steps=num_steps):
                     yield to_global(mesh, batch, num_rows, local)
 
         def evaluate_phase(params: Any) -> dict[str, float]:
@@ -333,17 +317,15 @@ class PretrainTask:
             num = min(rows.num_frozen, train.max_eval_examples or rows.num_frozen)
             return evaluate(objective, eval_step, params, (
                 to_global(mesh, batch, size, local)
-                for batch in eval_batches(rows, batch_size=size, local=local, num_examples=num)
-            ))
+                for batch in eval_batches(rows, batch_size=size, local=local, num_examples=num)))
 
+        start = sum(phase['steps'] for phase in phases[:number])
         return Phase(
-            start=sum(phase['steps'] for phase in phases[:number]),
-            end=sum(phase['steps'] for phase in phases[: number + 1]), batch_size=batch_size,
-            batches=batches, evaluate=evaluate_phase,
+            start=start, end=start + phase['steps'], batch_size=batch_size, batches=batches,
+            evaluate=evaluate_phase,
             flops_per_row=step_flops(objective.config, phase) / batch_size,
             name=f'length {lengths[0]}, batch {batch_size}'
-            + (f' in {num_rows} rows' if packed_rows else ''),
-        )
+            + (f' in {num_rows} rows' if packed_rows else ''))
 
     def gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
@@ -372,10 +354,8 @@ class PretrainTask:
 
         return Gates(
             chance=guessing if fresh else None, by_frequency=self.data.frequency_loss(),
-            settled=settled, curve=self._curve,
-            repeated=self.data.repeated_share() if fresh else 0.0,
-            phases=[end + 1 for end in ends], rows_of=rows_of,
-        )
+            settled=settled, curve=self._curve, phases=[end + 1 for end in ends], rows_of=rows_of,
+            repeated=self.data.repeated_share() if fresh else 0.0)
 
     def with_seed(self, seed: int) -> PretrainTask:
         if seed == self._config.seed:

@@ -5,6 +5,16 @@ google-research/bert cuts them; answers from the logits of windows as that scrip
 match and F1 as the official scripts compute them, the same operations in the same order
 (evaluate-v1.1.py; evaluate-v2.0.py of rajpurkar/SQuAD-explorer); the files that those scripts read.
 
+A question of SQuAD 2.0 may have no answer. What is compared:
+
+    score of an answer     start logit of its first token + end logit of its last token
+    score of "no answer"   start logit + end logit of [CLS], the least over the question's windows
+    null_odds              score of "no answer" - score of the best answer
+    prediction             '' where null_odds > null_threshold, else the best answer
+
+The threshold is the one with the best F1 on the questions that are scored (`v2_scores`); it becomes
+part of the run, and later evaluations and predictions take it from there.
+
     Q: questions, P: paragraphs, N: words of all paragraphs, D: tokens of all paragraphs,
     W: windows of all questions, T: tokens of all windows
 """
@@ -16,7 +26,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,21 +37,11 @@ from ml_collections import ConfigDict
 from bert_jax.data.packing import Units, ranges
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, in_bucket, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks.labelled import (
-    EvalSet,
-    LabelledTask,
-    Outputs,
-    ScoredModel,
-    open_tokenization,
-    tfds_records,
-)
-from bert_jax.tasks.table import check_malformed, lines
+from bert_jax.tasks import labelled, table
+from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.text.vocab import CONTINUATION, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, basic_tokens
-
-_VERSIONS = {'v1': '1.1', 'v2': '2.0'}  # as the files are numbered
 
 
 def open_squad(
@@ -53,15 +52,13 @@ def open_squad(
     (google-research/bert counts questions for its steps, 1 % fewer, so it ends a little before its
     last epoch does.)
     """
-    options = {name: config.squad[name] for name in ('doc_stride', 'max_query_length')}
-    t = open_tokenization(config)
+    section, t = config.squad, labelled.open_tokenization(config)
 
     def windows(training: bool) -> SquadWindows:
         return squad_windows(
-            _read(config, version, training), t.encode, max_length=t.max_length,
-            doc_stride=options['doc_stride'], max_question_length=options['max_query_length'],
-            training=training, **t.vocab.ends,
-        )
+            _read(config, version, training), t.encode, max_length=config.data.max_seq_length,
+            doc_stride=section.doc_stride, max_question_length=section.max_query_length,
+            training=training, **t.vocab.ends)
 
     threshold = scored.inference.get('null_threshold') if scored else None
     if scored and version == 'v2':
@@ -71,67 +68,39 @@ def open_squad(
     dev = windows(training=False)
     answers = {q.id: [text for text, _ in q.answers] for q in dev.questions}
 
-    def predict(outputs: Outputs) -> dict[str, Prediction]:
-        return predict_answers(
+    def results(outputs: labelled.Outputs) -> labelled.Results:
+        predictions = predict_answers(
             dev, outputs['start_logits'], outputs['end_logits'], vocab=t.vocab,
-            lowercase=t.lowercase, switches=t.tokenizer.switches, version=version,
-        )
-
-    def score(predictions: Mapping[str, Prediction]) -> dict[str, float]:
+            lowercase=config.data.lowercase, switches=t.tokenizer.switches, version=version)
         texts = final_texts(predictions)
-        if version == 'v1':
-            return v1_scores(texts, answers)
-        odds = {name: prediction.null_odds for name, prediction in predictions.items()}
-        return v2_scores(texts, answers, odds, threshold)
-
-    def write(outputs: Outputs, workdir: Path) -> None:
-        predictions = predict(outputs)
-        write_predictions(workdir, predictions, score(predictions).get('null_threshold'))
+        scores = v1_scores(texts, answers) if version == 'v1' else v2_scores(
+            texts, answers, {name: x.null_odds for name, x in predictions.items()}, threshold)
+        return scores, prediction_files(predictions, scores.get('null_threshold'))
 
     train = None
     if scored is None:
         result = windows(training=True)
         train = Units(result.sequences, positions={
-            'start_positions': result.start_positions, 'end_positions': result.end_positions,
-        })
+            'start_positions': result.start_positions, 'end_positions': result.end_positions})
     return LabelledTask(
         config, t, train=train,
-        evaluated=(EvalSet(
-            '', Units(dev.sequences), lambda outputs: score(predict(outputs)), write),),
-        metric='f1', head='question_answering', inference=options,
+        evaluated=(labelled.EvalSet('', Units(dev.sequences), results),),
+        metric='f1', head='question_answering', inference=dict(section),
         settled=('null_threshold',))
 
 
 def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:
     """The questions to train on, or those to score."""
-    d, number = config.data, _VERSIONS[version]
+    d, number = config.data, {'v1': '1.1', 'v2': '2.0'}[version]
     read = functools.partial(
         read_squad, version=version, training=training, max_malformed=d.max_malformed)
-    if not training and d.eval_source:
-        return read([squad_file(as_path(d.eval_source))])
-    if d.source == 'tfds:squad':
+    if d.source == 'tfds:squad' and (training or not d.eval_source):
         name, split = f'squad/v{number}', 'train' if training else 'validation'
-        return read([(f'tfds:{name}:{split}', _layout(tfds_records(config, name, split)))])
-    sources = [d.source] if isinstance(d.source, str) else list(d.source)
-    meaning = (
-        f'the folder with train-v{number}.json and dev-v{number}.json, a training file (or a list '
-        "of them) with config.data.eval_source, or 'tfds:squad'"
-    )
-    if not sources or not all(
-        isinstance(s, str) and s and (':' not in s or in_bucket(s)) for s in sources
-    ):
-        raise InputError(
-            f'config.data.source={d.source!r}: config.task={config.task!r} needs {meaning}')
-    paths = [as_path(source) for source in sources]
-    if len(paths) == 1 and paths[0].is_dir():
-        name = f"{'train' if training else 'dev'}-v{number}.json"
-        found = [p for p in (paths[0] / name, paths[0] / f'{name}.gz') if p.exists()]
-        if not found:
-            raise InputError(f'{paths[0]} has no {name}, plain or .gz: name {meaning}')
-        paths = found[:1]
-    elif not d.eval_source:
-        raise InputError('config.data.eval_source is empty: name the file to evaluate on')
-    return read(map(squad_file, paths))
+        return read(f'tfds:{name}:{split}', _layout(labelled.tfds_records(config, name, split)))
+    return read(labelled.split_file(
+        config, [f"{'train' if training else 'dev'}-v{number}.json"],
+        f'the folder with train-v{number}.json and dev-v{number}.json, a training file with '
+        "config.data.eval_source, or 'tfds:squad'", scored=not training))
 
 
 # What separates the words of a paragraph: `run_squad.py`'s choice, narrower than the tokenizer's.
@@ -160,9 +129,9 @@ class Question(NamedTuple):
 
 
 def read_squad(
-    files: Iterable[tuple[str, Any]], *, version: str, training: bool, max_malformed: float = 0.01
+    path: str, root: Any = None, *, version: str, training: bool, max_malformed: float = 0.01
 ) -> list[Question]:
-    """Questions of files in SQuAD's layout, in the order given.
+    """Questions of a file in SQuAD's layout, in its order.
 
     For training, a question keeps its first answer, and questions are left out, with a line on
     standard error, whose answer is not at its `answer_start`, is empty, or does not come back from
@@ -170,53 +139,46 @@ def read_squad(
     questions and answers stay as they are.
 
     Args:
-      files: name and content of each; see `squad_file`.
+      path: the file, plain or `.gz`; or, for messages, where `root` comes from.
+      root: the content, in place of that of the file.
       version: 'v1': every question has an answer; 'v2': some have none.
       training: whether answers are checked.
-      max_malformed: share of a file's questions that may be left out; above 0, one always may.
+      max_malformed: share of the questions that may be left out; above 0, one always may.
 
     Raises:
       InputError: not such a file (the place in the JSON is named), an id that occurs twice, a
         question without an answer read as 'v1', more left out than allowed, no question at all.
     """
-    questions: dict[str, Question] = {}
-    for path, root in files:
-        before = len(questions)
-        faults: list[str] = []
-        for place, qa, context in _entries(path, root):
-            name = _field(qa, 'id', str, place)
-            text = _field(qa, 'question', str, place)
-            answers = tuple(
-                (_field(answer, 'text', str, where), _field(answer, 'answer_start', int, where))
-                for where, answer in _items(qa, 'answers', place))
-            impossible, fault = qa.get('is_impossible'), ''
-            if name in questions:
-                raise InputError(f'{place}id {name!r} is that of an earlier question; ids must be '
-                                 'distinct: remove one of the two')
-            if version == 'v1' and (not answers or impossible):
-                raise InputError(
-                    f'{place}answers (id {name}) has no answer, which SQuAD 1.1 does not have; '
-                    'read the file as v2 (configs/squad.py:v2)')
-            if training:
-                answers = () if impossible else answers[:1]
-                if answers:
-                    fault = _fault(*answers[0], context)
-                elif impossible is False:
-                    fault = 'it is not marked impossible and has no answer'
-            if fault:
-                faults.append(f'question {name}: {fault}')
-            else:
-                questions[name] = Question(name, text, context, answers)
-        check_malformed(path, len(questions) - before, faults, max_malformed)
-    return list(questions.values())
-
-
-def squad_file(path: str | os.PathLike[str]) -> tuple[str, Any]:
-    """Name and content of a file, plain or `.gz`."""
     try:
-        return str(path), json.loads('\n'.join(line for _, line in lines(str(path))))
+        root = root or json.loads('\n'.join(line for _, line in table.lines(path)))
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f'{path} is not JSON ({error}); {_LAYOUT}') from None
+    questions: dict[str, Question] = {}
+    faults: list[str] = []
+    for place, qa, context in _entries(path, root):
+        name, text = _field(qa, 'id', str, place), _field(qa, 'question', str, place)
+        answers = tuple(
+            (_field(answer, 'text', str, where), _field(answer, 'answer_start', int, where))
+            for where, answer in _items(qa, 'answers', place))
+        impossible, fault = qa.get('is_impossible'), ''
+        if name in questions:
+            raise InputError(f'{place}id {name!r} is that of an earlier question; ids must be '
+                             'distinct: remove one of the two')
+        if version == 'v1' and (not answers or impossible):
+            raise InputError(f'{place}answers (id {name}) has no answer, which SQuAD 1.1 does not '
+                             'have; read the file as v2 (configs/squad.py:v2)')
+        if training:
+            answers = () if impossible else answers[:1]
+            if answers:
+                fault = _fault(*answers[0], context)
+            elif impossible is False:
+                fault = 'it is not marked impossible and has no answer'
+        if fault:
+            faults.append(f'question {name}: {fault}')
+        else:
+            questions[name] = Question(name, text, context, answers)
+    table.check_malformed(path, len(questions), faults, max_malformed)
+    return list(questions.values())
 
 
 def _layout(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -228,8 +190,7 @@ def _layout(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             'id': record['id'].decode(), 'question': record['question'].decode(),
             'is_impossible': record.get('is_impossible'),
             'answers': [{'text': text.decode(), 'answer_start': int(start)}
-                        for text, start in zip(texts, starts, strict=True)],
-        })
+                        for text, start in zip(texts, starts, strict=True)]})
     return {'data': [{'paragraphs': [
         {'context': context, 'qas': qas} for context, qas in paragraphs.items()]}]}
 
@@ -254,12 +215,11 @@ def _field(parent: Any, name: str, kind: type, place: str) -> Any:
     if type(value) is not kind:
         shown = 'missing' if value is None else _short(str(value))
         raise InputError(f'{place}{name} is {shown}, not {_KINDS[kind]}; {_LAYOUT}')
-    if isinstance(value, str):
+    if kind is str:
         try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise InputError(
-                f'{place}{name} holds half of a surrogate pair; write it whole') from None
+            table.texts_of([value])
+        except table.Malformed as error:
+            raise InputError(f'{place}{name}: {error}') from None
     return value
 
 
@@ -352,10 +312,8 @@ def squad_windows(
       training: set the positions from the first answer of each question; else they are 0.
 
     Raises:
-      InputError: a length that leaves no room for the paragraph, or a stride below 1.
+      InputError: a length that leaves no room for the paragraph.
     """
-    if doc_stride < 1:
-        raise InputError(f'doc_stride is {doc_stride}; windows must advance by at least 1 token')
     places = {context: i for i, context in enumerate(dict.fromkeys(q.context for q in questions))}
     context_Q = np.array([places[q.context] for q in questions])
     paragraphs = _paragraphs(list(places), encode)
@@ -365,8 +323,7 @@ def squad_windows(
     if (room_Q < 1).any():
         raise InputError(
             f'windows of {max_length} tokens leave no room for the paragraph beside a question of '
-            f'{kept_Q.max()}; raise config.data.max_seq_length'
-        )
+            f'{kept_Q.max()}; raise config.data.max_seq_length')
     tokens_Q = np.diff(paragraphs.offsets)[context_Q]
     stride_Q = np.minimum(room_Q, doc_stride)
     num_windows_Q = 1 + np.maximum(0, -((room_Q - tokens_Q) // stride_Q))
@@ -446,10 +403,10 @@ def _answer_tokens(
     return result
 
 
-# The odds of no answer where no span was found at all: above any threshold, and valid in JSON.
-_CERTAIN = 1e6
+_CERTAIN = 1e6  # `null_odds` where there is no span: above any threshold, and valid in JSON
 _NO_SPAN = 'empty'  # run_squad.py's text where SQuAD 1.1 wants an answer and there is no span
 Place = tuple[int, int]  # first and last (exclusive) character in the paragraph
+Scored = tuple[Place, float, float]  # a place, its start logit and its end logit
 
 
 class Candidate(NamedTuple):
@@ -468,7 +425,7 @@ class Prediction(NamedTuple):
     Attributes:
       text: the best answer other than "no answer" ('' for SQuAD 2.0 where there is no span).
       n_best: candidates, best first, with a softmax over them; SQuAD 2.0: "no answer" among them.
-      null_odds: SQuAD 2.0: the score of "no answer" minus that of `text`, in logits; else 0.
+      null_odds: SQuAD 2.0: the score of "no answer" minus that of `text`; else 0.
     """
 
     text: str
@@ -529,15 +486,14 @@ def predict_answers(
     predictions = {}
     bounds = np.searchsorted(windows.question_index, np.arange(len(windows.questions) + 1))
     for question, low, high in zip(windows.questions, bounds[:-1], bounds[1:], strict=True):
-        null = None
+        no_answer = None
         if version == 'v2':
             cls = offsets[low:high]
-            pairs = zip(start_logits[cls].tolist(), end_logits[cls].tolist(), strict=True)
-            null = ((0, 0), *min(pairs, key=sum))
-        candidates = (
-            (place(question.context, *span), start, end) for *span, start, end in _best_spans(
-                windows, low, high, start_logits, end_logits, n_best, max_answer_length))
-        predictions[question.id] = _choose(question.context, candidates, null, n_best)
+            logits = zip(start_logits[cls].tolist(), end_logits[cls].tolist())
+            no_answer = ((0, 0), *min(logits, key=sum))
+        spans = ((place(question.context, *span), start, end) for *span, start, end in _best_spans(
+            windows, low, high, start_logits, end_logits, n_best, max_answer_length))
+        predictions[question.id] = _choose(question.context, spans, no_answer, n_best)
     return predictions
 
 
@@ -594,36 +550,34 @@ def max_context(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _choose(
-    context: str, candidates: Iterable[tuple[Place, float, float]],
-    null: tuple[Place, float, float] | None, n_best: int,
+    context: str, spans: Iterable[Scored], no_answer: Scored | None, n_best: int
 ) -> Prediction:
-    """The prediction from (place, start logit, end logit), best first, and those of no answer.
+    """The prediction from spans, best first, and "no answer" (None in SQuAD 1.1).
 
-    Only as many candidates are taken, and so aligned with characters, as are kept.
+    Only as many spans are taken, and so aligned with characters, as are kept.
     """
-    kept: dict[str, tuple[Place, float, float]] = {}
-    for place, start, end in candidates:
-        if null is not None and start + end < null[1] + null[2]:
-            kept.setdefault('', null)
+    kept: dict[str, Scored] = {}
+    for place, start, end in spans:
+        if no_answer and start + end < no_answer[1] + no_answer[2]:
+            kept.setdefault('', no_answer)
         if len(kept) >= n_best:
             break
         kept.setdefault(context[slice(*place)], (place, start, end))
-    if null is not None:
-        kept.setdefault('', null)
+    if no_answer:
+        kept.setdefault('', no_answer)
     if not kept:
         kept[_NO_SPAN] = ((0, 0), 0.0, 0.0)
     scores = [start + end for _, start, end in kept.values()]
-    highest = max(scores)
-    weights = [math.exp(score - highest) for score in scores]
+    weights = [math.exp(score - max(scores)) for score in scores]
     total = sum(weights)
     best = next((text for text in kept if text), '')
     null_odds = 0.0
-    if null is not None:
-        null_odds = null[1] + null[2] - kept[best][1] - kept[best][2] if best else _CERTAIN
+    if no_answer:
+        null_odds = no_answer[1] + no_answer[2] - kept[best][1] - kept[best][2] \
+            if best else _CERTAIN
     return Prediction(best, tuple(
         Candidate(text, weight / total, start, end, place)
-        for (text, (place, start, end)), weight in zip(kept.items(), weights)
-    ), null_odds)
+        for (text, (place, start, end)), weight in zip(kept.items(), weights)), null_odds)
 
 
 def aligned_place(
@@ -726,14 +680,12 @@ def v2_scores(
         raw['exact'][name] = int(predicted in golds)
         raw['f1'][name] = max(
             _overlap(gold, predicted) if gold and predicted else int(gold == predicted)
-            for gold in golds
-        )
+            for gold in golds)
     best = {key: _best_threshold(raw[key], texts, answers, odds) for key in raw}
     limit = best['f1'][1] if null_threshold is None else null_threshold
     scores: dict[str, float] = {}
-    has_answer = [name for name in texts if answers[name]]
-    no_answer = [name for name in texts if not answers[name]]
-    for prefix, names in (('', list(texts)), ('HasAns_', has_answer), ('NoAns_', no_answer)):
+    for prefix, names in (('', list(texts)), ('HasAns_', [n for n in texts if answers[n]]),
+                          ('NoAns_', [n for n in texts if not answers[n]])):
         if not names:
             continue
         for key in raw:
@@ -765,29 +717,25 @@ def _best_threshold(
     return best, threshold
 
 
-def write_predictions(
-    folder: str | os.PathLike[str], predictions: Mapping[str, Prediction],
-    null_threshold: float | None = None,
-) -> None:
-    """Writes JSON files by question id; each appears whole or not at all.
+def prediction_files(
+    predictions: Mapping[str, Prediction], null_threshold: float | None = None
+) -> dict[str, str]:
+    """JSON files by name, each by question id.
 
     `predictions.json`: texts, for the official script. `nbest_predictions.json`: candidates with
     text, probability and logits. For SQuAD 2.0 also `null_odds.json`.
 
     Args:
-      folder: where; it must exist.
       predictions: by question id.
       null_threshold: SQuAD 2.0: odds of "no answer" above it empty the text. None: SQuAD 1.1.
     """
     files: dict[str, dict[str, Any]] = {
         'predictions': final_texts(predictions, null_threshold),
         'nbest_predictions': {
-            name: [{key: value for key, value in candidate._asdict().items() if key != 'place'}
-                   for candidate in x.n_best]
-            for name, x in predictions.items()
-        },
+            name: [{key: getattr(x, key) for key in Candidate._fields[:-1]} for x in found.n_best]
+            for name, found in predictions.items()},
     }
     if null_threshold is not None:
         files['null_odds'] = {name: x.null_odds for name, x in predictions.items()}
-    for name, content in files.items():
-        write_whole(as_path(folder) / f'{name}.json', json.dumps(content, indent=1) + '\n')
+    return {f'{name}.json': json.dumps(content, indent=1) + '\n'
+            for name, content in files.items()}

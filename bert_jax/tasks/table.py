@@ -315,40 +315,31 @@ def label_text(value: Any) -> str:
     return '' if value is None else str(value).strip()
 
 
-def find_files(folder: str, stems: Sequence[str], endings: Sequence[str]) -> list[str]:
-    """Files of a split: the first of the form `STEM.ENDING`, else all of `STEM.*.ENDING`.
+def find_file(folder: str, names: Sequence[str], *, required: bool = True) -> str:
+    """The file of a split: the first of the names that is there, plain or `.gz`.
+
+    Where none is, the only one that has more in its name: `train.part.tsv` for `train.tsv`.
 
     Args:
-      folder: where to look; need not exist.
-      stems: names in the order of preference, such as 'train'.
-      endings: formats in the order of preference, such as 'tsv'; each plain or with `.gz`.
-    """
-    there = [child.name for child in children(folder)]
-
-    def named(stems: Sequence[str]) -> list[str]:
-        return [name for stem in stems for ending in endings for gz in ('', '.gz')
-                for name in fnmatch.filter(there, f'{stem}.{ending}{gz}')]
-
-    names = named(stems)[:1] or sorted(named([f'{stem}.*' for stem in stems]))
-    return [os.path.join(folder, name) for name in names]
-
-
-def find_file(folder: str, stems: Sequence[str], endings: Sequence[str]) -> str:
-    """The one of `find_files`. Reports which it is, unless the name is as in the benchmark.
+      folder: where to look.
+      names: in the order of preference, that of the benchmark first.
+      required: whether it has to be there; else '' where it is not.
 
     Raises:
-      InputError: no such folder, no such file, or several.
+      InputError: no such folder, no such file, or several with more in their names.
     """
-    if not as_path(folder).is_dir():
-        raise InputError(f'no folder {folder}: name one in the layout of the benchmark')
-    paths = find_files(folder, stems, endings)
-    names = [f'{stem}.{ending}' for ending in endings for stem in stems]
-    if not paths:
-        raise InputError(f"{folder} has none of {', '.join(names)}, plain or .gz")
-    if len(paths) > 1:
-        raise InputError(
-            f'{folder} has no {names[0]} but several that could be: '
-            f"{', '.join(map(os.path.basename, paths))}; keep one of them")
-    if os.path.basename(paths[0]).removesuffix('.gz') not in names[: len(stems)]:
-        print(f'{stems[0]} is read from {paths[0]}', file=sys.stderr)
-    return paths[0]
+    there = [child.name for child in children(folder)]
+    endings = [f'{name}{gz}' for name in names for gz in ('', '.gz')]
+    found = [name for name in endings if name in there][:1] or sorted(
+        name for ending in endings
+        for name in fnmatch.filter(there, ending.replace('.', '.*.', 1)))
+    if len(found) > 1:
+        raise InputError(f'{folder} has no {names[0]} but several that could be: '
+                         f"{', '.join(found)}; keep one of them")
+    if not found and required:
+        raise InputError(f"{folder} has none of {', '.join(names)}, plain or .gz"
+                         if as_path(folder).is_dir() else
+                         f'no folder {folder}: name one that has {names[0]}')
+    if found and found[0].removesuffix('.gz') not in names:
+        print(f'{names[0]} is read from {os.path.join(folder, found[0])}', file=sys.stderr)
+    return os.path.join(folder, found[0]) if found else ''

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,33 +26,36 @@ from bert_jax.config import model_sizes
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode, Sequences, make_sequences, tile
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, open_whole
+from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks import table
-from bert_jax.tasks.labelled import (
-    EvalSet,
-    LabelledTask,
-    Outputs,
-    ScoredModel,
-    check_labels_known,
-    one_source,
-    open_tokenization,
-    other_file,
-    own_files,
-    tfds_records,
-)
+from bert_jax.tasks import labelled, table
+from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import accuracy, macro_f1
 
 
 def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on train, scored on dev, and on test where it is there (`test_f1` and so on)."""
     d = config.data
-    if path := other_file(config, scored, 'eng.testa of the folder'):
-        dev = read_tagged(path, max_malformed=d.max_malformed)
-        return _task(config, scored, None, {'dev': dev})
-    splits = ('train', 'dev', 'test') if scored is None else ('dev', 'test')
-    examples = {s: part for s in splits if (part := _read_conll(config, s)) is not None}
-    return _task(config, scored, examples.pop('train', None), examples)
+
+    def read(split: str) -> Tagged | None:
+        if d.source == 'tfds:conll2003' and not (split == 'dev' and d.eval_source):
+            if config.conll.document_context:
+                raise InputError(
+                    "config.data.source='tfds:conll2003' has lost the documents; name the folder "
+                    'of the original files, or use configs/conll.py:sentences')
+            return Tagged([
+                Sentence([word.decode() for word in r['tokens']], [_TFDS_TAGS[i] for i in r['ner']])
+                for r in labelled.tfds_records(config, 'conll2003', split) if len(r['tokens'])
+            ], f'tfds:conll2003:{split}')
+        path = labelled.split_file(
+            config, _FILES[split], 'the folder with eng.train and eng.testa',
+            scored=split == 'dev', required=split != 'test')
+        return read_tagged(path, max_malformed=d.max_malformed) if path else None
+
+    train = read('train') if scored is None else None
+    splits = ('dev',) if d.eval_source else ('dev', 'test')
+    return _task(config, scored, train, {
+        split: examples for split in splits if (examples := read(split))})
 
 
 def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
@@ -73,11 +75,9 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
         return read_tagged(
             path, words=d.text, tags=d.label, names=names, max_malformed=d.max_malformed)
 
-    train, dev = own_files(
-        config, read, lambda examples: [' '.join(s.words) for s in examples.sentences],
-        meaning='a file with a word and its tag in each line, or JSON lines', what='sentences',
-        training=scored is None,
-    )
+    train, dev = labelled.own_files(
+        config, scored, read, lambda examples: [' '.join(s.words) for s in examples.sentences],
+        'a file with a word and its tag in each line, or JSON lines')
     if train is not None:
         counts = sorted(Counter(train.tags).items(), key=lambda item: (-item[1], item[0]))
         say(f'{len(train):,} sentences, {len(train.tags):,} words; tags: '
@@ -99,15 +99,14 @@ def _task(
         if tags == {'O'}:
             say(f'warning: {examples.source} has no tag but O: every score but accuracy will be 0')
             continue
-        check_labels_known(examples.source, tags - {'O'}, set(labels) - {'O'})
+        labelled.check_labels_known(examples.source, tags - {'O'}, set(labels) - {'O'})
         odd = sorted(tag for tag in tags if not _ENTITY_TAG.fullmatch(tag))
         if odd and (metric == 'f1' or config.task == 'conll'):
             raise InputError(
                 f'{examples.source} has tags such as {odd[0]!r}, the model entities '
                 f"({', '.join(labels[:4])}), so that no F1 of entities can be computed: write its "
-                'tags as B-TYPE, I-TYPE and O'
-            )
-    t = open_tokenization(config)
+                'tags as B-TYPE, I-TYPE and O')
+    t = labelled.open_tokenization(config)
     where = f'config.{config.task}.features={section.features!r}'
     if section.features == 'second_to_last' and model_sizes(config)['num_layers'] < 2:
         raise InputError(f"{where} needs two layers: choose 'last'")
@@ -121,7 +120,8 @@ def _task(
                 [word for s in document for word in s.words]
                 for _, document in itertools.groupby(examples.sentences, key=lambda s: s.document)]
         sequences, word_T = word_windows(
-            texts, t.encode, max_length=t.max_length, unk_id=t.vocab.unk_id, **t.vocab.ends)
+            texts, t.encode, max_length=config.data.max_seq_length, unk_id=t.vocab.unk_id,
+            **t.vocab.ends)
         # Tags that are not the model's can be scored, by name, not trained on.
         label_W = np.array([ids.get(tag, 0) for tag in examples.tags], np.int32)
         return Units(sequences, tokens={
@@ -129,32 +129,27 @@ def _task(
             'token_weights': (word_T >= 0).astype(np.float32),
         }), word_T
 
-    def eval_set(split: str, examples: Tagged) -> EvalSet:
+    def eval_set(split: str, examples: Tagged) -> labelled.EvalSet:
         units, word_T = cut(examples)
         scored, gold = word_T >= 0, [s.tags for s in examples.sentences]
 
-        def predict(outputs: Outputs) -> list[list[str]]:
-            """The tag of each word of each sentence."""
+        def results(outputs: labelled.Outputs) -> labelled.Results:
             best = np.zeros(len(examples.tags), np.int64)
             best[word_T[scored]] = outputs['logits'][scored].argmax(axis=-1)
-            tags = iter([labels[i] for i in best.tolist()])
-            return [list(itertools.islice(tags, len(sentence))) for sentence in gold]
-
-        def score(outputs: Outputs) -> dict[str, float]:
-            tags = predict(outputs)
+            all_tags = iter([labels[i] for i in best.tolist()])
+            tags = [list(itertools.islice(all_tags, len(sentence))) for sentence in gold]
             if metric == 'f1':
-                return conll_scores(tags, gold)
-            pair = np.concatenate(tags), np.array(examples.tags)
-            return {'accuracy': accuracy(*pair), 'macro_f1': macro_f1(*pair)}
+                scores = conll_scores(tags, gold)
+            else:
+                pair = np.concatenate(tags), np.array(examples.tags)
+                scores = {'accuracy': accuracy(*pair), 'macro_f1': macro_f1(*pair)}
+            # `word gold predicted` lines, an empty line after each sentence: conlleval's input.
+            lines = [
+                ''.join(f'{word} {tag} {predicted}\n' for word, tag, predicted in zip(*columns))
+                for columns in zip((s.words for s in examples.sentences), gold, tags)]
+            return scores, {f'{split}_predictions.txt': ''.join(x + '\n' for x in lines)}
 
-        def write(outputs: Outputs, workdir: Path) -> None:
-            """`word gold predicted` lines, an empty line after each sentence: conlleval's input."""
-            with open_whole(workdir / f'{split}_predictions.txt') as file:
-                for sentence, tags in zip(examples.sentences, predict(outputs), strict=True):
-                    rows = zip(sentence.words, sentence.tags, tags, strict=True)
-                    file.write((''.join(f'{w} {g} {p}\n' for w, g, p in rows) + '\n').encode())
-
-        return EvalSet('' if split == 'dev' else f'{split}_', units, score, write)
+        return labelled.EvalSet('' if split == 'dev' else f'{split}_', units, results)
 
     features = {'features': section.features} if section.features else {}
     return LabelledTask(
@@ -216,46 +211,6 @@ _DOCUMENT_START = '-DOCSTART-'
 # Columns are separated by these; other white space of Unicode may be a word of the text.
 _CELL = re.compile(r'[^ \t]+')
 _ENTITY_TAG = re.compile(r'O|[BIES]-\S+')
-
-
-def _read_conll(config: ConfigDict, split: str) -> Tagged | None:
-    """A split of `data.source`; None where it has no test split."""
-    if config.data.source == 'tfds:conll2003':
-        if config.conll.document_context:
-            raise InputError(
-                "config.data.source='tfds:conll2003' has lost the documents; name the folder of "
-                'the original files, or use configs/conll.py:sentences'
-            )
-        records = tfds_records(config, 'conll2003', split)
-        return Tagged([
-            Sentence([word.decode() for word in r['tokens']], [_TFDS_TAGS[i] for i in r['ner']])
-            for r in records if len(r['tokens'])
-        ], f'tfds:conll2003:{split}')
-    path = find_conll(one_source(config, 'the folder with eng.train and eng.testa'), split)
-    return read_tagged(path, max_malformed=config.data.max_malformed) if path else None
-
-
-def find_conll(folder: str, split: str) -> str:
-    """The file of a split, train, dev or test; '' where the folder has no test.
-
-    Args:
-      folder: with `eng.train`, `eng.testa` and `eng.testb`, or with `train.txt`, `valid.txt` and
-        `test.txt`, plain or `.gz`.
-      split: train | dev | test.
-
-    Raises:
-      InputError: no such folder or file.
-    """
-    names = _FILES[split]
-    if not as_path(folder).is_dir():
-        raise InputError(f'no folder {folder}: name one with {names[0]} in it')
-    for name in names:
-        for path in (os.path.join(folder, name), os.path.join(folder, f'{name}.gz')):
-            if as_path(path).is_file():
-                return path
-    if split == 'test':
-        return ''
-    raise InputError(f"{folder} has none of {', '.join(names)}, plain or .gz")
 
 
 def read_tagged(

@@ -24,10 +24,9 @@ from bert_jax.data.packing import Units
 from bert_jax.data.pairs import TextWindows, text_windows
 from bert_jax.heads import HEADS
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import labelled, table
-from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.tasks.labelled import EvalSet, LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import METRICS, check_metrics
 
 
@@ -183,9 +182,8 @@ def read_texts(
 
 def text_task(
     config: ConfigDict, *, head: str, labels: Sequence[str], metrics: Sequence[str],
-    train: TextExamples | None, evaluated: Mapping[str, TextExamples],
-    predicted: Mapping[str, TextExamples], windows: str = 'first', id_column: str = '',
-    loss: Mapping[str, Any] | None = None,
+    train: TextExamples | None, sets: Mapping[str, TextExamples | None], windows: str = 'first',
+    id_column: str = '', loss: Mapping[str, Any] | None = None,
 ) -> LabelledTask:
     """A task on texts.
 
@@ -195,8 +193,9 @@ def text_task(
       labels: names by id; none of a regression.
       metrics: names in `metrics.METRICS`; the first picks the best evaluation.
       train: what is trained on, or None.
-      evaluated, predicted: by the name of the split, which the file of predictions has. Metrics of
-        sets after the first have it before their names.
+      sets: by the name of the split, which the file of predictions has; None: the split is not
+        there. Those with labels are scored, the others predicted at the end. Metrics of sets after
+        the first have the split before their names.
       windows: one of WINDOWS, of what is predicted; what is trained on is cut.
       id_column: that the user named; empty: predictions are numbered by row.
       loss: arguments of the head beside the number of labels.
@@ -206,49 +205,47 @@ def text_task(
     def cut(examples: TextExamples, how: str) -> tuple[TextWindows, Units]:
         ids = list(map(t.encode, examples.texts))
         read = text_windows(ids[0], ids[1] if len(ids) == 2 else None, how,
-                            max_length=t.max_length, **t.vocab.ends)
+                            max_length=config.data.max_seq_length, **t.vocab.ends)
         if examples.labels is None:
             return read, Units(read.sequences)
         # A label that the model does not have is scored, not computed.
         known = examples.labels[:, : len(labels)] if head == 'multi_label' else examples.labels
         return read, Units(read.sequences, labels={'labels': known[read.text]})
 
-    def eval_set(split: str, examples: TextExamples) -> labelled.EvalSet:
+    def eval_set(split: str, examples: TextExamples) -> EvalSet:
         read, units = cut(examples, windows)
+        truth: Any = examples.labels
 
-        def score(outputs: labelled.Outputs) -> dict[str, float]:
-            truth: Any = examples.labels
+        def results(outputs: labelled.Outputs) -> labelled.Results:
             logits = read.combined_logits(decoding, outputs['logits'])
-            predictions, loss = decoding.predictions(logits), decoding.mean_loss(logits, truth)
+            predictions = decoding.predictions(logits)
+            files = {f'{split}_predictions.tsv': predictions_table(
+                id_column, examples.ids, decoding.texts(predictions, labels))}
+            if truth is None:
+                return {}, files
             if truth.ndim == 1 and labels and len(set(predictions)) == 1 < len(set(truth)):
                 say(f'warning: all predictions are {labels[predictions[0]]!r}')
             if truth.ndim == 2:  # labels that the model does not have are never predicted
                 missing = truth.shape[1] - predictions.shape[1]
                 predictions = np.pad(predictions, [(0, 0), (0, missing)])
-            return {name: METRICS[name].compute(predictions, truth) for name in metrics} | {
-                'loss': loss}
+            scores = {name: METRICS[name].compute(predictions, truth) for name in metrics}
+            return scores | {'loss': decoding.mean_loss(logits, truth)}, files
 
-        def write(outputs: labelled.Outputs, folder: Path) -> None:
-            predictions = decoding.predictions(read.combined_logits(decoding, outputs['logits']))
-            write_predictions(folder / f'{split}_predictions.tsv', id_column, examples.ids,
-                              decoding.texts(predictions, labels))
+        first = split == next(iter(sets))
+        return EvalSet('' if first else f"{split.removeprefix('dev_')}_", units, results)
 
-        prefix = '' if split in list(evaluated)[:1] else f"{split.removeprefix('dev_')}_"
-        return labelled.EvalSet(prefix, units, score, write)
-
+    there = [(split, examples) for split, examples in sets.items() if examples]
     return LabelledTask(
         config, t, train=None if train is None else cut(train, 'first')[1],
-        evaluated=tuple(eval_set(*item) for item in evaluated.items()),
-        predicted=tuple(eval_set(*item) for item in predicted.items()),
+        evaluated=tuple(eval_set(*x) for x in there if x[1].labels is not None),
+        predicted=tuple(eval_set(*x) for x in there if x[1].labels is None),
         metric=metrics[0], head=head, labels=tuple(labels),
         arguments={'num_outputs': len(labels) or 1, **(loss or {})},
         inference={} if windows == 'first' else {'windows': windows})
 
 
-def write_predictions(
-    path: Path, id_column: str, ids: Sequence[str], values: Iterable[str]
-) -> None:
-    """Writes a TSV file with `index` (or the user's id column) and `prediction` of each example.
+def predictions_table(id_column: str, ids: Sequence[str], values: Iterable[str]) -> str:
+    """The TSV of a file of predictions: `index` (or the user's id column), `prediction`.
 
     `index` is the row of the example in its file, from 0. A value that holds a TAB or a line end is
     quoted. `tools.glue_submission` reads such files.
@@ -257,7 +254,7 @@ def write_predictions(
     writer = csv.writer(content, delimiter='\t', lineterminator='\n')
     writer.writerow([id_column or 'index', 'prediction'])
     writer.writerows(zip(ids, values, strict=True))
-    write_whole(path, content.getvalue())
+    return content.getvalue()
 
 
 _USUAL_METRICS = {'classification': 'accuracy,macro_f1', 'regression': 'spearman,pearson',
@@ -283,8 +280,7 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
         return examples
 
     train, dev = labelled.own_files(
-        config, read, lambda x: list(map('\n'.join, zip(x.texts[0], x.texts[-1], strict=True))),
-        meaning='a .csv, .tsv or .jsonl file', what='examples', training=scored is None)
+        config, scored, read, lambda x: list(map('\n'.join, zip(x.texts[0], x.texts[-1]))))
     shown, loss = dev if train is None else train, {}
     labels: Any = shown.labels
     if head == 'regression':
@@ -309,9 +305,8 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
         [name.strip() for name in (c.metrics or _USUAL_METRICS[head]).split(',')], head,
         len(names.names), f'config.{config.task}.metrics')
     task = text_task(
-        config, head=head, labels=names.names, metrics=metrics, train=train,
-        evaluated={'dev': dev}, predicted={}, windows=c.windows or 'first', id_column=d.id,
-        loss=loss)
+        config, head=head, labels=names.names, metrics=metrics, train=train, sets={'dev': dev},
+        windows=c.windows or 'first', id_column=d.id, loss=loss)
     units = task.train or task.evaluated[0].units
     say(f'{len(shown):,} examples of {np.median(units.lengths):.0f} tokens (half of them), at most '
         f'{units.lengths.max()}; {units.sequences.num_cut:,} are cut at '

@@ -17,8 +17,9 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.choices import read_swag
 from bert_jax.tasks.glue import read_glue
-from bert_jax.tasks.squad import read_squad, squad_file
-from bert_jax.tasks.tagging import find_conll, read_tagged
+from bert_jax.tasks.squad import read_squad
+from bert_jax.tasks.table import find_file
+from bert_jax.tasks.tagging import read_tagged
 from bert_jax.text import load_tokenizer
 from bert_jax.weights import load_weights
 
@@ -64,8 +65,8 @@ def documents(spec):
 
 @pytest.mark.parametrize(('read', 'where'), [
     (functools.partial(read_glue, 'cola', split='train'), 'glue'),
-    (lambda folder: read_tagged(find_conll(folder, 'train')), 'conll'),
-    (lambda path: read_squad([squad_file(path)], version='v1', training=True), 'squad/train.json'),
+    (lambda folder: read_tagged(find_file(folder, ['eng.train', 'train.txt'])), 'conll'),
+    (functools.partial(read_squad, version='v1', training=True), 'squad/train.json'),
     (functools.partial(read_swag, split='train'), 'swag'),
     (documents, 'wiki/A/a.txt'),
     (documents, 'wiki/**/*.txt*'),

@@ -138,7 +138,8 @@ def test_sequences(tmp_path):
         ids = [[10 + len(word) for word in text.split()] for text in texts]
         return np.array([i for t in ids for i in t], np.int32), np.array([len(t) for t in ids])
 
-    units = choice_units(read_swag_file(put(tmp_path, 'train.csv', CSV)), encode, 20, CLS, SEP)
+    units = choice_units(read_swag_file(put(tmp_path, 'train.csv', CSV)), encode, max_length=20,
+                         cls_id=CLS, sep_id=SEP)
     assert len(units) == 2 and units.labels['labels'].tolist() == [2, 0]
     sequences = units.sequences
     rows = [row.tolist() for row in np.split(sequences.ids, sequences.offsets[1:-1])]

@@ -12,7 +12,6 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.tagging import (
     Sentence,
     conll_scores,
-    find_conll,
     read_tagged,
     to_iob2,
     word_windows,
@@ -126,21 +125,10 @@ def test_bad_files_are_refused_in_one_line(tmp_path, text, message):
     assert str(caught.value).startswith(path) and '\n' not in str(caught.value)
 
 
-def test_splits_are_found_in_a_folder(tmp_path):
-    train = written(tmp_path, 'a O\n', 'eng.train')
-    assert find_conll(str(tmp_path), 'train') == train
-    with pytest.raises(InputError, match=r'none of eng\.testa, valid\.txt'):
-        find_conll(str(tmp_path), 'dev')
-    dev = written(tmp_path, gzip.compress(b'b O\n'), 'valid.txt.gz')
-    assert find_conll(str(tmp_path), 'dev') == dev
-    assert find_conll(str(tmp_path), 'test') == ''
-    with pytest.raises(InputError, match='no folder'):
-        find_conll(str(tmp_path / 'absent'), 'train')
-
-
 def test_the_original_files_and_their_iob2_edition_are_the_same(shared_data):
     folder = shared_data / 'conll2003'
-    train, other = (read_tagged(find_conll(str(f), 'train')) for f in (folder, folder / 'bio'))
+    train, other = (read_tagged(str(path)) for path in (
+        folder / 'eng.train.gz', folder / 'bio' / 'train.txt.gz'))
     assert (len(train), len(train.tags)) == (14041, 203621)
     assert len({s.document for s in train.sentences}) == 946
     assert train.labels == CONLL_LABELS
@@ -244,7 +232,7 @@ def test_a_word_without_pieces_becomes_unknown_and_is_scored():
     (64, False, 1.15), (128, False, 1.15), (128, True, 1.85), (512, True, 1.35),
 ])
 def test_no_word_of_a_real_file_is_lost(shared_data, max_length, document_context, cost):
-    examples = read_tagged(find_conll(str(shared_data / 'conll2003'), 'dev'))
+    examples = read_tagged(str(shared_data / 'conll2003' / 'eng.testa.gz'))
     texts = [s.words for s in examples.sentences]
     if document_context:
         texts = [sum((s.words for s in examples.sentences if s.document == number), [])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.glue import GLUE_TASKS, from_tfds, glue_task, read_glue, tfds_split
+from bert_jax.tasks.glue import GLUE_TASKS, from_tfds, read_glue
 
 MNLI = ('index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t'
         'sentence1_parse\tsentence2_parse\tsentence1\tsentence2')
@@ -62,7 +62,6 @@ def test_official_files(tmp_path, capsys, task, file, content, texts, labels, id
     put(tmp_path, file + ending, content)
     split = 'test' if task == 'ax' else file.rpartition('/')[2]
     examples = read_glue(task, str(tmp_path), split)
-    assert split in GLUE_TASKS[task].splits
     assert examples.texts == texts and examples.ids == ids and len(examples) == len(ids)
     if labels is None:
         assert examples.labels is None
@@ -86,19 +85,18 @@ def test_qqp_without_header_begins_with_a_malformed_row(tmp_path, capsys):
     examples = read_glue('qqp', str(tmp_path), 'train')
     assert examples.ids == ['2', '3', '4', '5'] and examples.labels.tolist() == [0, 1, 0, 1]
     assert capsys.readouterr().err.splitlines() == [
-        f'train is read from {path}', f'{path}, line 1: columns: 4, where 6 are wanted; left out'
-    ]
+        f'train.tsv is read from {path}',
+        f'{path}, line 1: columns: 4, where 6 are wanted; left out']
 
 
-def test_json_lines(tmp_path, capsys):
+def test_json_lines(tmp_path):
     """Labels may be numbers and ids given; an example without id is known by its row."""
-    path = put(tmp_path, 'MNLI/dev_matched.jsonl.gz', '\n'.join(json.dumps(record) for record in (
+    put(tmp_path, 'MNLI/dev_matched.jsonl.gz', '\n'.join(json.dumps(record) for record in (
         {'premise': 'P', 'hypothesis': 'H', 'label': 'neutral', 'more': 1},
         {'hypothesis': 'H2', 'premise': 'P2', 'label': 'contradiction'})))
     examples = read_glue('mnli', str(tmp_path), 'dev_matched')
     assert examples.texts == [['P', 'P2'], ['H', 'H2']]
     assert examples.labels.tolist() == [2, 0] and examples.ids == ['0', '1']
-    assert capsys.readouterr().err == f'dev_matched is read from {path}\n'
     put(tmp_path, 'SST-2/dev.jsonl', '{"idx": 7, "sentence": "A", "label": 1}\n'
         '{"idx": 5, "sentence": "B", "label": 0}\n')
     examples = read_glue('sst2', str(tmp_path), 'dev')
@@ -160,9 +158,6 @@ def test_faulty_files(tmp_path, task, file, content, message):
 
 
 @pytest.mark.parametrize('task, split, message', [
-    ('glue', 'dev', "'glue' is no task of GLUE; they are cola, sst2"),
-    ('rte', 'dev_matched', "rte has no split 'dev_matched'; it has train, dev, test"),
-    ('mnli', 'dev', "mnli has no split 'dev'; it has train, dev_matched, dev_mismatched, test_mat"),
     ('cola', 'dev', 'no folder {dir}/CoLA'),
     ('rte', 'test', '{dir}/RTE has none of test.tsv, test.jsonl'),
     ('rte', 'dev', '{dir}/RTE has no dev.tsv but several that could be: dev.a.tsv, dev.b.tsv.gz'),
@@ -170,11 +165,9 @@ def test_faulty_files(tmp_path, task, file, content, message):
 def test_what_is_not_there(tmp_path, task, split, message):
     put(tmp_path, 'RTE/dev.a.tsv', RTE)
     put(tmp_path, 'RTE/dev.b.tsv.gz', RTE)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=message.format(dir=tmp_path)):
         read_glue(task, str(tmp_path), split)
-    assert str(error.value).startswith(message.format(dir=tmp_path))
-    with pytest.raises(InputError, match=f'no folder {tmp_path}/no: .* holds RTE/'):
-        read_glue('rte', str(tmp_path / 'no'), 'dev')
+    assert split == 'dev' or read_glue(task, str(tmp_path), split, required=False) is None
 
 
 def test_tensorflow_datasets():
@@ -212,8 +205,6 @@ def test_tensorflow_datasets_has_these_fields_and_labels():
         assert set(configs[name].text_features) == set(task.fields or task.texts)
         want = meanings.get(name) or list(task.tfds_labels or task.labels) or None
         assert configs[name].label_classes == want
-    assert tfds_split('mnli', 'dev_mismatched') == ('glue/mnli', 'validation_mismatched')
-    assert tfds_split('rte', 'test') == ('glue/rte', 'test')
 
 
 # Rows and labels as the benchmark publishes them (QQP: of the part that is here).
@@ -254,7 +245,7 @@ def test_real_files(shared_data, task, split, num, counts):
 def test_real_files_as_the_csv_module_reads_them(shared_data, task, split, file):
     with gzip.open(shared_data / 'glue' / file, 'rt', encoding='utf-8-sig', newline='') as lines:
         rows = list(csv.DictReader(lines, delimiter='\t', quoting=csv.QUOTE_NONE))
-    known = glue_task(task)
+    known = GLUE_TASKS[task]
     examples = read_glue(task, str(shared_data / 'glue'), split)
     assert examples.texts == [[row[name] for row in rows] for name in known.texts]
     labels = [row[known.label] for row in rows]

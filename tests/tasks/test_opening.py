@@ -108,8 +108,7 @@ def test_squad(version, tfds, tmp_path):
     assert len(by_name.train) == {'v1': 2, 'v2': 3}[version]
     outputs = {name: np.zeros(len(by_name.evaluated[0].units.sequences.ids), np.float32)
                for name in ('start_logits', 'end_logits')}
-    first, second = (task.evaluated[0].score(outputs) for task in (by_name, from_files))
-    assert first.keys() == second.keys()
+    assert by_name.results([outputs])[0].keys() == from_files.results([outputs])[0].keys()
     own = opened(f'squad_{version}', 'tfds:squad', tmp_path, eval_source=str(files['dev']))
     assert contents(own.evaluated[0].units) == contents(from_files.evaluated[0].units)
 
@@ -143,18 +142,10 @@ def test_conll_is_scored_on_the_test_split_where_it_is(tmp_path):
     tokens = test.units.tokens
     right = np.eye(5, dtype=np.float32)[
         np.where(tokens['token_weights'] > 0, tokens['token_labels'], 0)]
-    assert test.score({'logits': right})['f1'] == 1
-    test.write({'logits': right}, tmp_path)
+    scores, files = test.results({'logits': right})
     cells = [line.split(' ') for line in TAGGED.replace('john', 'antwerp').split('\n')[2:]]
-    assert (tmp_path / 'test_predictions.txt').read_text() == '\n'.join(
-        ' '.join([x[0], x[-1], x[-1]] if x[0] else []) for x in cells)
-
-
-def test_a_squad_file_without_answers_is_refused_before_training(tmp_path):
-    squad_file(tmp_path / 'train-v1.1.json', 'v1')
-    squad_file(tmp_path / 'dev-v1.1.json', 'v1', answers=False)
-    with pytest.raises(InputError, match=r'dev-v1.1.json: .*answers is missing'):
-        opened('squad_v1', tmp_path, tmp_path)
+    assert scores['f1'] == 1 and files == {'test_predictions.txt': '\n'.join(
+        ' '.join([x[0], x[-1], x[-1]] if x[0] else []) for x in cells)}
 
 
 def test_no_answer_to_anything_is_a_threshold_too(tmp_path):
@@ -165,11 +156,9 @@ def test_no_answer_to_anything_is_a_threshold_too(tmp_path):
     offsets = dev.units.sequences.offsets
     start = np.zeros(int(offsets[-1]), np.float32)
     start[offsets[:-1] + dev.units.sequences.first_lengths + 2] = 5.0  # 'The', never an answer
-    outputs = {'start_logits': start, 'end_logits': start}
-    scores = dev.score(outputs)
+    scores, files = dev.results({'start_logits': start, 'end_logits': start})
     assert scores['null_threshold'] < 0 and scores['f1'] == scores['best_f1'] == 100 / 3
-    dev.write(outputs, tmp_path)
-    assert set(json.loads((tmp_path / 'predictions.json').read_text()).values()) == {''}
+    assert set(json.loads(files['predictions.json']).values()) == {''}
 
 
 def test_glue_scores_both_dev_sets_of_mnli_and_needs_the_matched_one(tmp_path):
@@ -177,18 +166,34 @@ def test_glue_scores_both_dev_sets_of_mnli_and_needs_the_matched_one(tmp_path):
     columns = '\t'.join(['index', 'sentence1', 'sentence2', 'gold_label'])
     for name in ('train', 'dev_mismatched'):
         write(tmp_path / 'MNLI' / f'{name}.tsv', [columns, '0\tthe leader\tjohn smith\tneutral'])
-    with pytest.raises(InputError, match='no dev_matched split of mnli'):
+    with pytest.raises(InputError, match='MNLI has none of dev_matched.tsv, dev_matched.jsonl'):
         opened('mnli', tmp_path, tmp_path)
     write(tmp_path / 'MNLI' / 'dev_matched.tsv', [columns, '0\tjohn\tsmith\tentailment'])
     write(tmp_path / 'MNLI' / 'test_matched.tsv', ['index\tsentence1\tsentence2', '7\tjohn\tthe'])
     task = opened('mnli', tmp_path, tmp_path)
     assert [s.name for s in task.evaluated] == ['', 'mismatched_']
     neutral = {'logits': np.eye(3)[[2]]}
-    assert [s.score(neutral)['accuracy'] for s in task.evaluated] == [0, 1]
+    assert [s.results(neutral)[0]['accuracy'] for s in task.evaluated] == [0, 1]
     (test,) = task.predicted
-    test.write(neutral, tmp_path)
-    assert (tmp_path / 'test_matched_predictions.tsv').read_text() == (
-        'index\tprediction\n7\tneutral\n')
+    assert test.results(neutral) == (
+        {}, {'test_matched_predictions.tsv': 'index\tprediction\n7\tneutral\n'})
+
+
+@pytest.mark.parametrize('task, name', [('rte', 'RTE/train.tsv'), ('boolq', 'train.jsonl')])
+def test_any_file_is_scored_in_place_of_a_benchmark_s(task, name, tmp_path):
+    def content(n):
+        return ['index\tsentence1\tsentence2\tlabel', *(
+            f'{i}\tthe\tleader\tentailment' for i in range(n))] if task == 'rte' else [
+            {'question': 'the', 'passage': 'leader', 'label': True} for _ in range(n)]
+
+    (tmp_path / 'RTE').mkdir()
+    write(tmp_path / name, content(2))
+    mine = write(tmp_path / ('mine.tsv' if task == 'rte' else 'mine.jsonl'), content(3))
+    trained = opened(task, tmp_path, tmp_path, eval_source=mine)
+    scored = open_task(config_of(task, '', tmp_path, eval_source=mine), ScoredModel())
+    assert len(trained.train) == 2 and scored.train is None
+    for found in (trained, scored):
+        assert [len(s.units) for s in found.sets] == [3]
 
 
 CSV = ['text,label', *(f'"{WORDS[i % 10]}, {WORDS[i % 7]}",{("good", "bad", "so so")[i % 3]}'
@@ -232,17 +237,16 @@ def test_long_texts_are_scored_by_their_windows(tmp_path):
     (dev,) = task.evaluated
     assert len(dev.units) == 4  # the second is ten words, six a window
     logits = np.array([[0, 1], [0, 1], [5, 0], [0, 1]], np.float32)  # one is sure of 'bad'
-    assert task.labels == ('bad', 'good') and dev.score({'logits': logits})['accuracy'] == 1
-    dev.write({'logits': logits}, tmp_path)
-    written = (tmp_path / 'dev_predictions.tsv').read_text()
-    assert written == 'index\tprediction\n0\tgood\n1\tbad\n'
+    scores, files = dev.results({'logits': logits})
+    assert task.labels == ('bad', 'good') and scores['accuracy'] == 1
+    assert files == {'dev_predictions.tsv': 'index\tprediction\n0\tgood\n1\tbad\n'}
 
 
 def test_a_label_met_in_evaluation_alone_is_an_error_that_stops_nothing(tmp_path, capsys):
     source = write(tmp_path / 'train.csv', CSV)
     dev = write(tmp_path / 'dev.csv', 'text,label\nthe leader,good\njohn,awful\n')
     (dev,) = opened('classification', source, tmp_path, eval_source=dev).evaluated
-    assert dev.score({'logits': np.eye(3, dtype=np.float32)[[1, 0]]})['accuracy'] == 0.5
+    assert dev.results({'logits': np.eye(3, dtype=np.float32)[[1, 0]]})[0]['accuracy'] == 0.5
     assert 'awful occur only in evaluation' in capsys.readouterr().out
     # Several labels an example.
     source = write(tmp_path / 'train.csv', 'text,label\nthe leader,a\njohn,b\n')
@@ -250,7 +254,7 @@ def test_a_label_met_in_evaluation_alone_is_an_error_that_stops_nothing(tmp_path
     config = config_of('classification', source, tmp_path, eval_source=dev)
     config.classification.multi_label = True
     logits = np.array([[-1, -1], [1, -1]], np.float32)  # nothing, and 'a'
-    scores = open_task(config).evaluated[0].score({'logits': logits})
+    scores, _ = open_task(config).evaluated[0].results({'logits': logits})
     assert scores.pop('loss') == pytest.approx(
         np.mean(np.log1p(np.exp([-1, -1, -1, -1]))))  # of the labels that the model has
     assert scores == {'accuracy': 0, 'micro_f1': 2 / 4, 'macro_f1': 1 / 4}
@@ -269,12 +273,10 @@ def test_several_labels_an_example(label, none, tmp_path):
     assert task.head == 'multi_label' and task.labels == ('a', 'b')
     marks = np.array([[1, 1], [0, 1], [0, 0]], np.float32)
     np.testing.assert_array_equal(task.train.labels['labels'], marks)
-    scores = task.evaluated[0].score({'logits': marks - 0.5})
-    assert scores == {'micro_f1': 1.0, 'macro_f1': 1.0, 'accuracy': 1.0,
-                      'loss': pytest.approx(np.log1p(np.exp(-0.5)))}
-    task.evaluated[0].write({'logits': marks - 0.5}, tmp_path)
-    assert (tmp_path / 'dev_predictions.tsv').read_text() == (
-        'index\tprediction\n0\ta,b\n1\tb\n2\t\n')
+    assert task.evaluated[0].results({'logits': marks - 0.5}) == (
+        {'micro_f1': 1.0, 'macro_f1': 1.0, 'accuracy': 1.0,
+         'loss': pytest.approx(np.log1p(np.exp(-0.5)))},
+        {'dev_predictions.tsv': 'index\tprediction\n0\ta,b\n1\tb\n2\t\n'})
 
 
 def test_regression_on_pairs(tmp_path):
@@ -285,7 +287,7 @@ def test_regression_on_pairs(tmp_path):
     assert task.head == 'regression' and task.metric == 'spearman'
     labels = task.train.labels['labels']
     assert labels.tolist() == [i / 4 - 1 for i in range(10)]
-    assert task.evaluated[0].score({'logits': labels[:, None]})['pearson'] > 0.999
+    assert task.results([{'logits': labels[:, None]}])[0]['pearson'] > 0.999
     assert all(n == 2 for n in task.train.sequences.first_lengths - 1)
 
 
@@ -317,7 +319,7 @@ def test_your_own_tags(text, labels, metric, tmp_path):
     assert task.labels == labels and task.metric == metric
     (dev,) = task.evaluated
     right = np.eye(len(labels), dtype=np.float32)[dev.units.tokens['token_labels']]
-    assert dev.score({'logits': right})[metric] == 1
+    assert dev.results({'logits': right})[0][metric] == 1
 
 
 def test_tags_from_json_lines_and_unseen_ones(tmp_path, capsys):
@@ -327,7 +329,7 @@ def test_tags_from_json_lines_and_unseen_ones(tmp_path, capsys):
     task = opened('tagging', source, tmp_path, eval_source=dev, text='tokens', label='tags')
     assert task.labels == ('0', '1')
     size = len(task.evaluated[0].units.sequences.ids)
-    scores = task.evaluated[0].score({'logits': np.tile([[1.0, 0.0]], (size, 1))})
+    scores, _ = task.evaluated[0].results({'logits': np.tile([[1.0, 0.0]], (size, 1))})
     assert scores['accuracy'] == 0.5
     assert '7 occur only in evaluation' in capsys.readouterr().out
 
@@ -341,7 +343,7 @@ def test_your_own_choices(tmp_path):
     assert task.head == 'multiple_choice' and task.arguments == {'num_outputs': 2}
     (dev,) = task.evaluated
     assert len(task.train) + len(dev.units) == 10 and dev.units.choices == 2
-    assert dev.score({'logits': np.eye(2)[dev.units.labels['labels']]}) == {
+    assert dev.results({'logits': np.eye(2)[dev.units.labels['labels']]})[0] == {
         'accuracy': 1, 'loss': pytest.approx(np.log1p(np.exp(-1)))}
     only = open_task(config, ScoredModel())
     assert only.train is None and only.evaluated[0].units.digest() == dev.units.digest()
@@ -360,19 +362,15 @@ def test_boolq(tmp_path):
     task = opened('boolq', tmp_path, tmp_path)
     assert task.train.labels['labels'].tolist() == [0, 1] and task.labels == ('false', 'true')
     assert [len(s.units) for s in task.sets] == [2, 1]
-    task.predicted[0].write({'logits': np.array([[0.0, 1.0]])}, tmp_path)
-    assert (tmp_path / 'test_predictions.tsv').read_text() == 'index\tprediction\n0\ttrue\n'
+    assert task.predicted[0].results({'logits': np.array([[0.0, 1.0]])}) == (
+        {}, {'test_predictions.tsv': 'index\tprediction\n0\ttrue\n'})
 
 
-@pytest.mark.parametrize(('task', 'text', 'data', 'said'), [
-    ('mrpc', '', {'eval_source': 'mine.tsv'}, 'config.data.eval_source='),
-    ('conll', '', {'eval_source': 'mine.tsv'}, 'config.data.eval_source='),
-    ('boolq', '', {'eval_source': 'mine.tsv'}, 'config.data.eval_source='),
-    ('classification', 'text,label\nthe,a\njohn,a\n', {}, 'own.csv has one label, a'),
-    ('classification', 'body,label\nthe,a\njohn,b\n', {}, "no column 'text'"),
-    ('classification', 'text,label\nthe,a\njohn,b\n', {'held_out': 0.0}, 'would leave'),
+@pytest.mark.parametrize(('text', 'data', 'said'), [
+    ('text,label\nthe,a\njohn,a\n', {}, 'own.csv has one label, a'),
+    ('body,label\nthe,a\njohn,b\n', {}, "no column 'text'"),
+    ('text,label\nthe,a\njohn,b\n', {'held_out': 0.0}, 'would leave'),
 ])
-def test_what_cannot_be_learnt_from_is_refused(task, text, data, said, tmp_path):
-    source = write(tmp_path / 'own.csv', text) if text else tmp_path
+def test_what_cannot_be_learnt_from_is_refused(text, data, said, tmp_path):
     with pytest.raises(InputError, match=said):
-        opened(task, source, tmp_path, **data)
+        opened('classification', write(tmp_path / 'own.csv', text), tmp_path, **data)

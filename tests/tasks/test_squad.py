@@ -17,14 +17,12 @@ from bert_jax.tasks.squad import (
     aligned_place,
     final_texts,
     max_context,
-    normalize_answer,
     predict_answers,
+    prediction_files,
     read_squad,
-    squad_file,
     squad_windows,
     v1_scores,
     v2_scores,
-    write_predictions,
 )
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -62,23 +60,21 @@ def write(tmp_path):
     return write
 
 
-def read(*paths, version='v1', training=True, **options):
-    return read_squad(map(squad_file, paths), version=version, training=training, **options)
+def read(path, version='v1', training=True, **options):
+    return read_squad(path, version=version, training=training, **options)
 
 
 def ids(questions):
     return [q.id for q in questions]
 
 
-def test_files_are_read_in_order_plain_or_gzipped(write):
-    first = write(squad([question('a'), question('b')], [], [question('c')]), 'one.json.gz')
-    second = write(squad([question('d', 'John', 15)]), 'two.json')
-    questions = read(second, first)
-    assert questions[0] == Question('d', 'Who is d?', CONTEXT, (('John', 15),))
-    assert questions[1:] == [
-        Question(name, f'Who is {name}?', CONTEXT, (('Smith', 20),)) for name in 'abc']
-    with_bom = write(b'\xef\xbb\xbf' + json.dumps(squad([question('a')])).encode(), 'bom.json')
-    assert ids(read(with_bom)) == ['a']
+def test_a_file_is_read_in_order_plain_or_gzipped(write):
+    content = squad([question('a', 'John', 15), question('b')], [], [question('c')])
+    for file in (write(content), write(content, 'one.json.gz'),
+                 write(b'\xef\xbb\xbf' + json.dumps(content).encode(), 'bom.json')):
+        first, *others = read(file)
+        assert first == Question('a', 'Who is a?', CONTEXT, (('John', 15),))
+        assert others == [Question(x, f'Who is {x}?', CONTEXT, (('Smith', 20),)) for x in 'bc']
 
 
 def test_training_keeps_one_answer_and_believes_the_mark(write):
@@ -98,7 +94,6 @@ def test_training_keeps_one_answer_and_believes_the_mark(write):
     (dict(text='Smith', start=-45), 'answer_start -45 does not match'),
     (dict(text='Smith', start=9999), "the paragraph has '' there"),
     (dict(text=' ', start=3), 'empty'),
-    (dict(text='', start=3), 'empty'),
     (dict(text='He\u00a0was', start=39), 'do not give its text'),
     (dict(text=None, start=0, is_impossible=False), 'not marked impossible'),
 ])
@@ -107,10 +102,8 @@ def test_answers_that_are_not_there_are_listed_and_left_out(write, capsys, field
     assert ids(read(path, version='v2')) == ['a', 'b']
     (line,) = capsys.readouterr().err.splitlines()
     assert path in line and 'odd' in line and reason in line
-    with pytest.raises(InputError, match=r'1 of 3 .*\(0 may.*odd') as caught:
+    with pytest.raises(InputError, match=r'1 of 3 .*\(0 may.*odd'):
         read(path, version='v2', max_malformed=0)
-    assert '\n' not in str(caught.value)
-    assert capsys.readouterr().err == ''
     # Evaluation scores every question, wherever its answer is said to be.
     assert ids(read(path, version='v2', training=False)) == ['a', 'odd', 'b']
 
@@ -120,34 +113,25 @@ def test_answers_with_white_space_around_or_of_half_a_word_are_kept(write):
     assert ids(read(write(squad([question(t, t, CONTEXT.index(t)) for t in texts])))) == texts
 
 
-PARAGRAPH = ('data', 0, 'paragraphs', 0)
-QA = (*PARAGRAPH, 'qas', 0)
+QA = ('data', 0, 'paragraphs', 0, 'qas', 0)
 PLACE = r'squad\.json: data\[0\]\.paragraphs\[0\]\.'
 
 
 @pytest.mark.parametrize(('keys', 'value', 'message'), [
     (('data',), ..., r'squad\.json: data is missing, not a list; SQuAD is data\[\]'),
-    (('data',), {}, r"squad\.json: data is '\{\}', not a list"),
     (('data',), [], 'holds no rows'),
     (('data', 0), 'text', r'data\[0\]\.paragraphs is missing'),
-    (('data', 0, 'paragraphs'), ..., r'data\[0\]\.paragraphs is missing'),
-    ((*PARAGRAPH, 'context'), ..., PLACE + 'context is missing'),
-    ((*PARAGRAPH, 'qas'), ..., PLACE + 'qas is missing'),
-    ((*PARAGRAPH, 'qas'), [], 'holds no rows'),
-    ((*QA, 'id'), ..., PLACE + r'qas\[0\]\.id is missing, not a string'),
+    (QA[:4] + ('context',), ..., PLACE + 'context is missing'),
     ((*QA, 'id'), 7, PLACE + r"qas\[0\]\.id is '7', not a string"),
-    ((*QA, 'question'), None, PLACE + r'qas\[0\]\.question is missing'),
+    ((*QA, 'id'), 'b', PLACE + r"qas\[1\]\.id 'b' is that of an earlier question"),
     ((*QA, 'answers'), ..., PLACE + r'qas\[0\]\.answers is missing'),
-    ((*QA, 'answers', 0, 'text'), ..., r'qas\[0\]\.answers\[0\]\.text is missing'),
-    ((*QA, 'answers', 0, 'answer_start'), '20', r"answer_start is '20', not a whole number"),
-    ((*QA, 'answers', 0, 'answer_start'), True, "answer_start is 'True'"),
+    ((*QA, 'answers', 0, 'answer_start'), True, "answer_start is 'True', not a whole number"),
     ((*QA, 'answers'), [], r'qas\[0\]\.answers \(id a\) has no answer.*v2'),
     ((*QA, 'is_impossible'), True, r'qas\[0\]\.answers \(id a\) has no answer.*v2'),
-    ((*QA, 'question'), 'half \ud83d', 'question holds half of a surrogate'),
+    ((*QA, 'question'), 'half \ud83d', 'question: .* half of a surrogate'),
 ])
-@pytest.mark.parametrize('training', [False, True])
-def test_another_layout_is_one_line_with_the_place(write, keys, value, message, training):
-    root = content = squad([question('a')])
+def test_another_layout_is_one_line_with_the_place(write, keys, value, message):
+    root = content = squad([question('a'), question('b')])
     *keys, last = keys
     for key in keys:
         content = content[key]
@@ -155,7 +139,7 @@ def test_another_layout_is_one_line_with_the_place(write, keys, value, message, 
     if value is ...:
         del content[last]
     with pytest.raises(InputError, match=message) as caught:
-        read(write(root), training=training)
+        read(write(root), training=False)
     assert '\n' not in str(caught.value)
 
 
@@ -166,15 +150,6 @@ def test_what_is_not_such_a_file_is_one_line(write, content, message):
     with pytest.raises(InputError, match=r'squad\.json.* ' + message) as caught:
         read(write(content))
     assert '\n' not in str(caught.value)
-
-
-def test_an_id_occurs_once_in_all_files(write):
-    twice = write(squad([question('a'), question('b')], [question('a')]))
-    with pytest.raises(InputError, match=r"paragraphs\[1\]\.qas\[0\]\.id 'a' is that of an"):
-        read(twice)
-    one, other = (write(squad([question('a')]), name) for name in ('one.json', 'other.json'))
-    with pytest.raises(InputError, match=r'other\.json.*earlier'):
-        read(one, other, training=False)
 
 
 @pytest.mark.parametrize(('name', 'version', 'contexts', 'questions', 'answers', 'impossible'), [
@@ -194,10 +169,8 @@ def test_real_files(shared_data, name, version, contexts, questions, answers, im
             read(path, training=False)
 
 
-def make_windows(questions, tokenizer=TOKENIZER, asked=None, training=True, **lengths):
+def make_windows(questions, tokenizer=TOKENIZER, training=True, **lengths):
     def encode(texts):
-        if asked is not None:
-            asked.append(list(texts))
         of_texts = [tokenizer.encode(text) for text in texts]
         counts = np.array([len(x) for x in of_texts], np.int32)
         return np.array([i for x in of_texts for i in x], np.int32), counts
@@ -215,33 +188,6 @@ def rows(windows):
     """Pieces of each window."""
     ids, offsets = windows.sequences.ids, windows.sequences.offsets
     return [[VOCAB.tokens[i] for i in ids[a:b]] for a, b in zip(offsets, offsets[1:])]
-
-
-def test_a_window_is_the_question_and_a_part_of_the_paragraph():
-    context = 'The cats sat (the cat).'
-    questions = make_questions(context, ('cats the', 'sat', 9), ('the', None, 0))
-    windows = make_windows(questions, max_length=9, doc_stride=3)
-    assert [' '.join(row) for row in rows(windows)] == [
-        '[CLS] cat ##s the [SEP] the cat ##s [SEP]', '[CLS] cat ##s the [SEP] sat ( the [SEP]',
-        '[CLS] cat ##s the [SEP] cat ) . [SEP]',
-        '[CLS] the [SEP] the cat ##s sat ( [SEP]', '[CLS] the [SEP] sat ( the cat ) [SEP]',
-        '[CLS] the [SEP] cat ) . [SEP]',
-    ]
-    assert windows.question_index.tolist() == [0, 0, 0, 1, 1, 1]
-    assert windows.sequences.first_lengths.tolist() == [5, 5, 5, 3, 3, 3]
-    assert windows.start_positions.tolist() == windows.end_positions.tolist() == [0, 5, 0, 0, 0, 0]
-    for array in (windows.sequences.ids, windows.start_positions, windows.end_positions):
-        assert array.dtype == np.int32
-    p = windows.paragraphs
-    assert [context[a:b] for a, b in p.word_spans] == ['The', 'cats', 'sat', '(the', 'cat).']
-    assert p.word_tokens.tolist() == [0, 1, 3, 4, 6, 9]
-
-
-def test_questions_are_cut_and_empty_paragraphs_have_a_window():
-    questions = make_questions(' \n ', ('the cat sat the cat', None, 0), ('', None, 0))
-    windows = make_windows(questions, max_length=6, max_question_length=2)
-    assert [' '.join(row) for row in rows(windows)] == [
-        '[CLS] the cat [SEP] [SEP]', '[CLS] [SEP] [SEP]']
 
 
 @pytest.mark.parametrize(('context', 'answer', 'pieces'), [
@@ -323,22 +269,9 @@ def test_windows_of_any_paragraph(contexts, max_length, doc_stride, num_question
             for token in range(len(tokens))]
 
 
-def test_every_word_is_tokenized_once():
-    asked = []
-    questions = [('the', 'cat', 4), ('cat', None, 0)] * 50
-    make_windows(make_questions('The cat, the cat\nsat. ' * 100, *questions), asked=asked)
-    words = asked[0]
-    assert sorted(word for word in words if word) == ['The', 'cat', 'cat,', 'sat.', 'the']
-    assert [len(texts) for texts in asked] == [len(words), 100, 100]
-
-
-@pytest.mark.parametrize(('lengths', 'message'), [
-    (dict(max_length=6), 'windows of 6 tokens leave no room .* a question of 3'),
-    (dict(doc_stride=0), 'doc_stride is 0'),
-])
-def test_lengths_that_cannot_be(lengths, message):
-    with pytest.raises(InputError, match=message):
-        make_windows(make_questions('the cat', ('cats the', 'cat', 4)), **lengths)
+def test_a_question_has_to_leave_room_for_the_paragraph():
+    with pytest.raises(InputError, match='windows of 6 tokens leave no room .* a question of 3'):
+        make_windows(make_questions('the cat', ('cats the', 'cat', 4)), max_length=6)
 
 
 @pytest.fixture(params=['v1', 'v2'])
@@ -420,18 +353,6 @@ def test_scores_are_the_official_ones_to_the_last_digit(names, threshold, offici
 
 def test_scores_of_version_1_are_the_official_ones_to_the_last_digit():
     assert v1_scores({name: PREDICTIONS[name] for name in ANSWERED}, ANSWERS) == V1
-
-
-@pytest.mark.parametrize(('text', 'expected'), [
-    ('The  Cat,  a dog & an ox!', 'cat dog ox'),
-    ('theatre and anthem', 'theatre and anthem'),
-    ('a-b a.b', 'ab ab'),
-    ('\u00abOui\u00bb \u2014 non', '\u00aboui\u00bb \u2014 non'),  # ASCII punctuation alone goes
-    ('A', ''),
-    ('a\u00a0the\u202fb', 'b'),
-])
-def test_normalisation(text, expected):
-    assert normalize_answer(text) == expected
 
 
 PHRASES = st.sampled_from(['red', 'green', 'the red', 'red green', ''])
@@ -554,33 +475,6 @@ def test_spans_lie_in_the_paragraph_in_order_and_are_short():
     assert [(c.text, c.probability) for c in none.n_best] == [('empty', 1.0)]
 
 
-def test_the_same_text_counts_once_with_its_best_logits():
-    windows = on_contexts('C d c')
-    start, end = np.zeros((2, 8))
-    start[[4, 6]] = end[[4, 6]] = [3, 4]
-    texts = [c.text for c in predict(windows, start, end)['q0'].n_best]
-    assert texts.count('c') == 1 and texts[:2] == ['c', 'C d c']
-    start[4] = end[4] = 4
-    # Equal scores: in the order of the windows, then of the starts, then of the ends.
-    texts = [c.text for c in predict(windows, start, end)['q0'].n_best]
-    assert texts[:3] == ['C', 'C d c', 'c']
-
-
-def test_windows_compete_and_starts_need_their_context():
-    # Two windows of one question: [CLS] a b [SEP] c d e f [SEP] and ... e f g h [SEP].
-    windows = on_contexts('c d e f g h', max_length=9, doc_stride=2)
-    assert len(windows) == 2
-    start, end = np.zeros((2, 18))
-    start[[6, 9 + 4]] = [7, 5]  # e in both windows: the first has more around it
-    end[[6, 9 + 5]] = [1, 6]
-    found = predict(windows, start, end)['q0']
-    assert (found.text, found.n_best[0].start_logit) == ('e', 7)
-    start[7], start[9 + 5] = 9, 3  # f has its context in the second window
-    found = predict(windows, start, end)['q0']
-    assert [(c.text, c.start_logit) for c in found.n_best[:2]] == [('f', 3), ('e', 7)]
-    assert 9 not in [c.start_logit for c in found.n_best]
-
-
 def test_no_answer_competes_in_version_2():
     windows = on_contexts('c d e f g h', 'c d', max_length=9, doc_stride=2)
     assert windows.question_index.tolist() == [0, 0, 1]
@@ -608,7 +502,7 @@ def test_no_answer_competes_in_version_2():
     assert [c.text for c in first.n_best] == ['c', '']
 
 
-def test_no_span_at_all_is_no_answer_in_version_2(tmp_path):
+def test_no_span_at_all_is_no_answer_in_version_2():
     """Where the original fails: a paragraph without tokens, or starts and ends that never meet."""
     windows = on_contexts('\u200b', 'c d')
     start, end = np.zeros((2, len(windows.sequences.ids)))
@@ -617,20 +511,20 @@ def test_no_span_at_all_is_no_answer_in_version_2(tmp_path):
     assert [[(c.text, c.probability) for c in x.n_best] for x in predictions.values()] == [
         [('', 1.0)]] * 2
     assert final_texts(predictions) == final_texts(predictions, 1e3) == {'q0': '', 'q1': ''}
-    write_predictions(tmp_path, predictions, 0.0)
-    odds = json.loads((tmp_path / 'null_odds.json').read_text(), parse_constant=pytest.fail)
+    files = prediction_files(predictions, 0.0)
+    odds = json.loads(files['null_odds.json'], parse_constant=pytest.fail)
     assert min(odds.values()) > 1e3
     # In version 1.1, where there must be an answer, the original's word for it.
     assert final_texts(predict(windows, start, end, n_best=2)) == {'q0': 'empty', 'q1': 'empty'}
 
 
 @pytest.mark.parametrize(('version', 'threshold'), [('v1', None), ('v2', -2.0)])
-def test_files_hold_texts_candidates_and_odds(tmp_path, version, threshold):
+def test_files_hold_texts_candidates_and_odds(version, threshold):
     windows = on_contexts('c \u00e9 e f g h', 'c d')
     start, end = np.random.default_rng(0).normal(size=(2, len(windows.sequences.ids)))
     predictions = predict(windows, start, end, version)
-    write_predictions(tmp_path, predictions, threshold)
-    files = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    files = {name: json.loads(text) for name, text in prediction_files(
+        predictions, threshold).items()}
     assert files.pop('predictions.json') == final_texts(predictions, threshold)
     n_best = files.pop('nbest_predictions.json')
     assert list(n_best) == ['q0', 'q1']
@@ -638,35 +532,6 @@ def test_files_hold_texts_candidates_and_odds(tmp_path, version, threshold):
     assert n_best['q0'][0]['text'] == predictions['q0'].n_best[0].text
     assert files == ({} if version == 'v1' else {
         'null_odds.json': {name: x.null_odds for name, x in predictions.items()}})
-
-
-PIECES = ['a', 'Bc', '(d', 'e).', 'f-g', 'h,', 'abc', '\u00c1']
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(PIECES), st.sampled_from([' ', '\n', '  ', '\u202f'])),
-                min_size=1, max_size=30),
-       st.data(), st.integers(9, 30), st.integers(1, 10))
-def test_an_answer_of_whole_words_comes_back_exactly(words, data, max_length, doc_stride):
-    context = ''.join(word + gap for word, gap in words)
-    low = data.draw(st.integers(0, len(words) - 1))
-    high = data.draw(st.integers(low, min(low + 2, len(words) - 1)))
-    start = len(''.join(word + gap for word, gap in words[:low]))
-    answer = ''.join(word + gap for word, gap in words[low:high + 1])[:-len(words[high][1])]
-    windows = make_windows(
-        make_questions(context, ('a', answer, start)), max_length=max_length,
-        doc_stride=doc_stride)
-    logits = np.zeros((2, len(windows.sequences.ids)))
-    offsets = windows.sequences.offsets[:-1]
-    for row, positions in zip(logits, (windows.start_positions, windows.end_positions)):
-        row[(offsets + positions)[positions > 0]] = 9
-    # The answer's first token may have its context in a window that ends before the answer does.
-    found = predict(windows, *logits)['0']
-    if found.n_best[0].start_logit + found.n_best[0].end_logit == 18:
-        # The same text may stand in several places, with other white space or punctuation around.
-        assert found.text == answer
-    else:
-        assert len(windows) > 1
 
 
 def test_gold_spans_come_back_from_real_data(shared_data):
