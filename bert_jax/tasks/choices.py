@@ -10,7 +10,6 @@ Where context and beginning come in one string, it is the context.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from bert_jax.runtime.files import as_path, children
 from bert_jax.tasks import labelled, table
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import accuracy
-from bert_jax.tasks.texts import predictions_table
+from bert_jax.tasks.texts import TextExamples, predictions_table
 
 DEV_SHARE = 0.2  # of a set without splits; CODAH's authors too score on a fifth
 _FORMATS = ('.csv', '.jsonl', '.tsv')
@@ -41,40 +40,7 @@ _SWAG: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class ChoiceExamples:
-    """n questions, in the order of the file.
-
-    Attributes:
-      context: first segments.
-      endings: second segments, of each question as many (SWAG's are four).
-      labels: [n] int32, the right endings.
-      ids: from the file's column of ids, or the row in the file from 0.
-      source: the file, for messages.
-    """
-
-    context: list[str]
-    endings: list[list[str]]
-    labels: np.ndarray
-    ids: list[str]
-    source: str
-
-    def __len__(self) -> int:
-        return len(self.context)
-
-    @property
-    def num_choices(self) -> int:
-        """Endings of a question."""
-        return len(self.endings[0])
-
-    def take(self, rows: np.ndarray) -> ChoiceExamples:
-        """Some of the questions."""
-        return ChoiceExamples(
-            [self.context[i] for i in rows], [self.endings[i] for i in rows], self.labels[rows],
-            [self.ids[i] for i in rows], self.source)
-
-
-def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> ChoiceExamples:
+def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> TextExamples:
     """Questions of a split of SWAG or of a set in its style.
 
     A set without splits is divided by a hash of the context, so that a question stays on its side
@@ -97,11 +63,11 @@ def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> Choice
             return read_swag_file(path, max_malformed)
         path = str(tables[0])
     whole = read_swag_file(path, max_malformed)
-    out = labelled.held_out(whole.context, DEV_SHARE, path)
+    out = labelled.held_out(whole.texts[0], DEV_SHARE, path)
     return whole.take(np.flatnonzero(out == (split == 'dev')))
 
 
-def read_swag_file(path: str, max_malformed: float = 0.01) -> ChoiceExamples:
+def read_swag_file(path: str, max_malformed: float = 0.01) -> TextExamples:
     """All questions of a file of SWAG or in its style; raises what `read_choices` raises."""
     return read_choices(path, **_SWAG[table.format_of(path)], max_malformed=max_malformed)
 
@@ -109,7 +75,7 @@ def read_swag_file(path: str, max_malformed: float = 0.01) -> ChoiceExamples:
 def read_choices(
     path: str, *, text: str, choices: Sequence[str], label: str, id_column: str | None = None,
     beginning: str = '', headerless: Sequence[str] = (), max_malformed: float = 0.01,
-) -> ChoiceExamples:
+) -> TextExamples:
     """All questions of a file.
 
     Args:
@@ -145,7 +111,7 @@ def read_choices(
     rows = table.read_table(
         path, [text, *choices, label, *([beginning] if beginning else [])], parse,
         id_column=id_column, max_malformed=max_malformed, optional=[''], headerless=headerless)
-    contexts, endings, labels = map(list, zip(*rows.values, strict=True))
+    contexts, endings, labels = zip(*rows.values, strict=True)
     # Columns may be called 1, 2, 3: then a number is a name, whatever numbers this file has.
     places = list(map(str, range(num)))
     by_name = set(choices) & set(places) or set(labels) <= set(choices)
@@ -155,25 +121,26 @@ def read_choices(
             raise InputError(f"{path}, line {line}: unknown label '{name}'; known are "
                              f"{', '.join(known)}: mend it")
     right = np.array([known[name] for name in labels], np.int32)
-    return ChoiceExamples(contexts, endings, right, rows.ids, path)
+    return TextExamples([contexts, *zip(*endings)], right, rows.ids, path)
 
 
-def choice_units(examples: ChoiceExamples, encode: Encode, **limits: int) -> Units:
+def choice_units(examples: TextExamples, encode: Encode, **limits: int) -> Units:
     """[CLS] context [SEP] ending [SEP] of each ending, as in section 4.4 of the BERT paper.
 
     `limits` are those of `make_sequences`.
     """
-    contexts = [context for context in examples.context for _ in range(examples.num_choices)]
-    endings = [ending for endings in examples.endings for ending in endings]
-    sequences = make_sequences(encode(contexts), encode(endings), **limits)
-    return Units(sequences, examples.num_choices, labels={'labels': examples.labels})
+    contexts, *endings = examples.texts
+    sequences = make_sequences(
+        encode([context for context in contexts for _ in endings]),
+        encode([text for texts in zip(*endings) for text in texts]), **limits)
+    return Units(sequences, len(endings), labels={'labels': examples.labels})
 
 
 def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """SWAG or a set in its style: trained on train and scored on dev, which `read_swag` reads."""
     eval_source, max_malformed = config.data.eval_source, config.data.max_malformed
 
-    def read(split: str) -> ChoiceExamples:
+    def read(split: str) -> TextExamples:
         if split == 'dev' and eval_source:
             return read_swag_file(str(as_path(eval_source)), max_malformed)
         source = labelled.one_source(config, 'a folder of SWAG files, or one file in its style')
@@ -196,18 +163,18 @@ def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> Label
     train, dev = labelled.own_files(
         config, scored, functools.partial(
             read_choices, text=d.text, choices=choices, label=d.label, id_column=d.id or None,
-            max_malformed=d.max_malformed), lambda examples: examples.context)
+            max_malformed=d.max_malformed), lambda examples: examples.texts[0])
     return _task(config, train, dev)
 
 
-def _task(config: ConfigDict, train: ChoiceExamples | None, dev: ChoiceExamples) -> LabelledTask:
-    if train is not None and train.num_choices != dev.num_choices:
-        raise InputError(
-            f'{dev.source} has {dev.num_choices} choices a question, {train.source} '
-            f'{train.num_choices}: there must be as many')
+def _task(config: ConfigDict, train: TextExamples | None, dev: TextExamples) -> LabelledTask:
+    num = len(dev.texts) - 1
+    if train is not None and len(train.texts) - 1 != num:
+        raise InputError(f'{dev.source} has {num} choices a question, {train.source} '
+                         f'{len(train.texts) - 1}: there must be as many')
     t = labelled.open_tokenization(config)
 
-    def units(examples: ChoiceExamples) -> Units:
+    def units(examples: TextExamples) -> Units:
         return choice_units(
             examples, t.encode, max_length=config.data.max_seq_length, **t.vocab.ends)
 
@@ -222,4 +189,4 @@ def _task(config: ConfigDict, train: ChoiceExamples | None, dev: ChoiceExamples)
     return LabelledTask(
         config, t, train=None if train is None else units(train),
         evaluated=(labelled.EvalSet('', units(dev), results),), metric='accuracy',
-        head='multiple_choice', arguments={'num_outputs': dev.num_choices})
+        head='multiple_choice', arguments={'num_outputs': num})

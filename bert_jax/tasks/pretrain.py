@@ -273,16 +273,16 @@ class PretrainTask:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
-        lengths, size = (
-            phase['max_seq_length'], phase['max_predictions_per_seq']), phase['batch_size']
-        plain, rows = pretrain_spec(*lengths), phase['packed_rows']
-        specs = {'train': (packed_spec(*lengths), rows) if rows else (plain, size),
-                 'evaluation': (plain, self._config.train.eval_batch_size)}
+        lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
+        plain, packed_rows = pretrain_spec(*lengths), phase['packed_rows']
+        shape: Any = functools.partial(jax.ShapeDtypeStruct, sharding=batch_sharding(mesh))
         return {
-            name: {key: jax.ShapeDtypeStruct((num, *feature.shape), feature.dtype,
-                                             sharding=batch_sharding(mesh))
+            name: {key: shape((rows, *feature.shape), feature.dtype)
                    for key, feature in spec.items()}
-            for name, (spec, num) in specs.items()}
+            for name, spec, rows in (
+                ('train', packed_spec(*lengths), packed_rows) if packed_rows else
+                ('train', plain, phase['batch_size']),
+                ('evaluation', plain, self._config.train.eval_batch_size))}
 
     def phase(
         self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,

@@ -122,13 +122,14 @@ class TextExamples:
     """n examples, in the order of the file.
 
     Attributes:
-      texts: [n] strings, once for single texts and twice for pairs.
+      texts: columns of n strings: one of single texts, two of pairs; of multiple choice the
+        contexts and each of the choices.
       labels: [n] int32 ids, float32 numbers, or [n, L] float32 of 0 and 1; None: there are none.
       ids: from the file's column of ids, or the row in the file from 0.
       source: file or data set, for messages.
     """
 
-    texts: list[list[str]]
+    texts: Sequence[Sequence[str]]
     labels: np.ndarray | None
     ids: list[str]
     source: str

@@ -34,6 +34,12 @@ def put(folder, name, content):
     return str(path)
 
 
+def questions(examples):
+    """The contexts, and the endings of each question."""
+    context, *endings = examples.texts
+    return list(context), list(map(list, zip(*endings)))
+
+
 @pytest.mark.parametrize(('name', 'content', 'context', 'endings', 'labels', 'ids'), [
     ('train.csv', CSV, ['Students sit.', 'A dog.'],
      [['She nods, "yes".', 'She turns.', 'She walks.', 'She runs.'],
@@ -45,7 +51,7 @@ def put(folder, name, content):
 ])
 def test_files_of_swag_and_in_its_style(tmp_path, name, content, context, endings, labels, ids):
     examples = read_swag_file(put(tmp_path, name, content))
-    assert (examples.context, examples.endings, examples.ids) == (context, endings, ids)
+    assert questions(examples) == (context, endings) and examples.ids == ids
     assert examples.labels.tolist() == labels and examples.labels.dtype == np.int32
 
 
@@ -59,8 +65,8 @@ def test_files_of_swag_and_in_its_style(tmp_path, name, content, context, ending
 def test_your_own_columns(name, choices, rows, tmp_path):
     how = {'text': 'q', 'choices': choices, 'label': 'y'}
     examples = read_choices(put(tmp_path, name, rows), **how)
-    assert examples.context == ['Who?', 'Why?'] and examples.num_choices == 3
-    assert examples.endings == [['me', 'you', 'it, there'], ['so', 'no', 'all']]
+    assert questions(examples) == (
+        ['Who?', 'Why?'], [['me', 'you', 'it, there'], ['so', 'no', 'all']])
     assert examples.labels.tolist() == [2, 0] and examples.ids == ['0', '1']
     with pytest.raises(InputError, match="unknown label '7'; known are 0, 1, 2"):
         read_choices(put(tmp_path, name, rows.replace(',c\n', ',7\n').replace(
@@ -121,11 +127,11 @@ def test_one_file_is_divided(tmp_path):
     put(tmp_path, 'README.md', 'text')
     train, dev = divided(1000)
     assert sorted(train.ids + dev.ids, key=int) == [str(i) for i in range(2000)]
-    assert not set(train.context) & set(dev.context)
+    assert not set(train.texts[0]) & set(dev.texts[0])
     assert 0.17 < len(dev) / 2000 < 0.23
     for examples in (train, dev):
         assert examples.labels.tolist() == [int(i) % 4 for i in examples.ids]
-        assert [endings[0] for endings in examples.endings] == examples.ids
+        assert list(examples.texts[1]) == examples.ids
     assert divided(1000, str(tmp_path))[1].ids == dev.ids
     # A question stays where it is when others go.
     assert divided(250)[1].ids == [i for i in dev.ids if int(i) < 500]

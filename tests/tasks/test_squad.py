@@ -205,19 +205,14 @@ def rows(windows):
     ('the \u200b cat', '\u200b', ''),
     ('the a\u200bb cat', '\u200b', 'a ##b'),
 ])
-@pytest.mark.parametrize('max_length', [40, 9])
-def test_answers_are_tightened_to_their_pieces(context, answer, pieces, max_length):
-    questions = make_questions(context, ('the', answer, context.index(answer)))
-    windows = make_windows(questions, max_length=max_length, doc_stride=1)
+def test_answers_are_tightened_to_their_pieces(context, answer, pieces):
+    windows = make_windows(
+        make_questions(context, ('the', answer, context.index(answer))), max_length=9, doc_stride=1)
     found = {
         ' '.join(row[start:end + 1])
         for row, start, end in zip(rows(windows), windows.start_positions, windows.end_positions)
-        if start
-    }
+        if start}
     assert found == ({pieces} if pieces else set())
-    untrained = make_windows(questions, training=False, max_length=max_length, doc_stride=1)
-    assert not untrained.start_positions.any() and not untrained.end_positions.any()
-    assert np.array_equal(untrained.sequences.ids, windows.sequences.ids)
 
 
 def test_a_long_window_outweighs_a_short_one():
@@ -262,11 +257,6 @@ def test_windows_of_any_paragraph(contexts, max_length, doc_stride, num_question
         assert len(parts) == 1 or parts[-2][-1] < len(tokens) - 1  # none is superfluous
         for w, part in zip(mine, parts):
             assert pieces[w] == ['[CLS]', *text, '[SEP]', *(tokens[i] for i in part), '[SEP]']
-        owners = max_context(starts, windows.part_lengths[mine])
-        assert owners.tolist() == [
-            np.argmax([min(token - part[0], part[-1] - token) + 0.01 * len(part)
-                       if token in part else -1 for part in parts])
-            for token in range(len(tokens))]
 
 
 def test_a_question_has_to_leave_room_for_the_paragraph():
@@ -373,10 +363,6 @@ def test_the_best_threshold_is_the_best_of_all(cases):
         if best[f'best_{key}'] > at[0][mine]:  # else the official threshold is 0
             scores = at[1 + list(odds.values()).index(best[f'best_{key}_thresh'])]
             assert math.isclose(scores[mine], best[f'best_{key}'])
-    # A threshold and the texts that it empties say the same.
-    emptied = {name: text if odds[name] <= 1 else '' for name, text in texts.items()}
-    one, plain = v2_scores(texts, answers, odds, 1), v2_scores(emptied, answers, odds, 10)
-    assert all(one[key] == plain[key] for key in KEYS if key in one)
 
 
 def test_where_no_answer_to_anything_is_best_the_threshold_is_below_all_odds():
@@ -453,26 +439,15 @@ def test_pieces_are_aligned_with_characters(context, pieces, expected):
     assert text[begin:end] == expected
 
 
-def test_spans_lie_in_the_paragraph_in_order_and_are_short():
-    # [CLS] a b [SEP] c d e f g h [SEP]: 0 to 10
-    windows = on_contexts('c d e f g h')
-    start, end = np.zeros(11), np.zeros(11)
-    start[[0, 1, 3, 6, 10]] = [9, 9, 9, 5, 9]
-    end[[0, 2, 3, 5, 9, 10]] = [9, 9, 9, 4, 3, 9]
-    found = predict(windows, start, end)['q0']
-    assert found.text == 'e f g h'
-    assert (found.n_best[0].start_logit, found.n_best[0].end_logit) == (5, 3)
-    assert [c.text for c in found.n_best[1:4]] == ['e', 'e f', 'e f g']
-    assert math.isclose(sum(c.probability for c in found.n_best), 1)
-    assert math.isclose(found.n_best[0].probability / found.n_best[1].probability, math.exp(3))
-    assert len(found.n_best) == 20
-    # The six that keep the order c d e f g h, by their lengths.
-    short = predict(windows, start, end, max_answer_length=3)['q0']
-    assert short.text == 'e' and max(len(c.text.split()) for c in short.n_best) == 3
-    # Only the best starts and ends of all tokens meet; others than the paragraph's take places.
-    assert predict(windows, start, end, n_best=6)['q0'].text == 'e f g h'
-    none = predict(windows, start, end, n_best=4)['q0']
-    assert [(c.text, c.probability) for c in none.n_best] == [('empty', 1.0)]
+def test_the_same_text_counts_once_with_its_best_logits():
+    windows = on_contexts('C d c')
+    start, end = np.zeros((2, 8))
+    start[[4, 6]] = end[[4, 6]] = [3, 4]
+    texts = [c.text for c in predict(windows, start, end)['q0'].n_best]
+    assert texts.count('c') == 1 and texts[:2] == ['c', 'C d c']
+    start[4] = end[4] = 4  # equal scores: in the order of the windows, then of the starts
+    texts = [c.text for c in predict(windows, start, end)['q0'].n_best]
+    assert texts[:3] == ['C', 'C d c', 'c']
 
 
 def test_no_answer_competes_in_version_2():
