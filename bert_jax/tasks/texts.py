@@ -130,7 +130,7 @@ class TextExamples:
     """
 
     texts: Sequence[Sequence[str]]
-    labels: np.ndarray | None
+    labels: Any
     ids: list[str]
     source: str
 
@@ -215,7 +215,7 @@ def text_task(
 
     def eval_set(split: str, examples: TextExamples) -> EvalSet:
         read, units = cut(examples, windows)
-        truth: Any = examples.labels
+        truth = examples.labels
 
         def results(outputs: labelled.Outputs) -> labelled.Results:
             logits = read.combined_logits(decoding, outputs['logits'])
@@ -283,7 +283,7 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
     train, dev = labelled.own_files(
         config, scored, read, lambda x: list(map('\n'.join, zip(x.texts[0], x.texts[-1]))))
     shown, loss = dev if train is None else train, {}
-    labels: Any = shown.labels
+    labels = shown.labels
     if head == 'regression':
         say(f'numbers from {labels.min():g} to {labels.max():g}, mean {labels.mean():g}, deviation '
             f'{labels.std():g}')
