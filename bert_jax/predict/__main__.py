@@ -39,7 +39,7 @@ import numpy as np
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, check_new_file, in_bucket, open_stream, open_whole
 from bert_jax.runtime.process import error_boundary
-from bert_jax.tasks.table import Malformed, read_rows, texts_of
+from bert_jax.tasks.table import Malformed, Row, read_rows, texts_of
 
 if TYPE_CHECKING:
     from bert_jax.predict.commands import Model
@@ -96,7 +96,7 @@ class Texts:
             print('texts from standard input, one a line; end with Ctrl-D', file=sys.stderr)
 
     def read(self, form: str = 'text') -> Iterator[Any]:
-        """The texts, or those that go together.
+        """The texts, or those that go together; an error in place of what cannot be read.
 
         Args:
           form: 'text': each argument, line or row is one. 'parts': likewise, with TABs between
@@ -108,79 +108,61 @@ class Texts:
           InputError: there are no texts, or arguments or columns are no pairs, or are pairs where
             single texts are read.
         """
+        is_pair = form in ('pair', 'question')
         if form == 'text' and len(self._columns) > 1:
             raise InputError('single texts are wanted: leave out --text-pair')
-        if form in ('pair', 'question') and len(self._columns) == 1:
+        if is_pair and len(self._columns) == 1:
             raise InputError('two texts are wanted: name the second column with --text-pair')
-        for number, cells in enumerate(self._cells(form), 1):
-            if isinstance(cells, InputError):
-                yield cells
-            elif form == 'text':
-                yield cells[0]
-            elif self._columns or len(cells) > 1:
-                yield cells
-            elif form == 'question':
-                yield _question(cells[0], f'{self._name}, line {number}')
-            else:
-                text = cells[0].replace(' ||| ', _TAB) if form == 'features' else cells[0]
-                parts = tuple(text.split(_TAB))
-                yield parts if form != 'pair' or len(parts) == 2 else InputError(
-                    f'{self._name}, line {number} has {len(parts) - 1} TABs: one expected, between '
-                    'two texts')
+        for row in self._rows(2 if is_pair else len(self._arguments) if form == 'choices' else 1):
+            try:
+                if row.fault:
+                    raise Malformed(row.fault)
+                cells = row.cells
+                if form == 'choices':
+                    cells = [x for cell in cells for x in (cell if type(cell) is list else [cell])]
+                if form != 'text' and len(cells) == 1 and not self._columns:
+                    cells = _split(cells[0], form)
+                if is_pair and len(cells) != 2:
+                    raise Malformed('it has no two texts with a TAB between them')
+                cells = texts_of(cells)
+                yield cells[0] if form == 'text' else tuple(cells)
+            except Malformed as error:
+                yield InputError(f'{self._name}, line {row.line}: {error}')
 
-    def _cells(self, form: str) -> Iterator[tuple[str, ...] | InputError]:
-        """Arguments that go together; a line; the named columns of a row of a table.
-
-        With the form 'choices', a list of texts in a cell is as many cells.
-        """
+    def _rows(self, size: int) -> Iterator[Row]:
+        """The arguments, `size` together; the named columns of a table; lines, a cell each."""
         if self._arguments:
             texts = self._arguments
-            size = {'choices': len(texts), 'pair': 2, 'question': 2}.get(form, 1)
             if len(texts) % size:
                 raise InputError(f'{len(texts)} texts are no pairs: two arguments are one pair '
                                  f'({texts[-1][:60]!r} has no second)')
-            yield from (tuple(texts[i : i + size]) for i in range(0, len(texts), size))
+            yield from (Row(i, list(texts[i : i + size])) for i in range(0, len(texts), size))
         elif self._columns:
-            for row in read_rows(self._name, self._columns):
-                try:
-                    if row.fault:
-                        raise Malformed(row.fault)
-                    yield tuple(texts_of([
-                        text for cell in row.cells for text in (
-                            cell if form == 'choices' and isinstance(cell, list) else [cell])]))
-                except Malformed as error:
-                    yield InputError(f'{self._name}, line {row.line}: {error}')
+            yield from read_rows(self._name, self._columns)
         else:
             given: Any = contextlib.nullcontext(sys.stdin and sys.stdin.buffer)
             number = 0
             with given if self._file is None else open_stream(self._file) as lines:
                 for number, line in enumerate(lines, 1):
                     try:
-                        text = line.decode().removeprefix('\ufeff' if number == 1 else '')
-                        yield (text.rstrip('\r\n'),)
+                        text = line.decode('utf-8-sig' if number == 1 else 'utf-8')
+                        yield Row(number, [text.rstrip('\r\n')])
                     except UnicodeDecodeError as error:
-                        yield InputError(f'{self._name}, line {number} is not UTF-8 (byte '
-                                         f'0x{line[error.start]:02x}): convert it')
+                        byte = error.object[error.start]
+                        yield Row(number, [], f'not UTF-8 (byte 0x{byte:02x}): convert it')
             if not number:
                 raise InputError(f'{self._name} has no texts: write one a line')
 
 
-def _question(line: str, place: str) -> tuple[str, ...] | InputError:
-    """(question, context) of a line with a TAB or of JSON."""
-    try:
-        if line.lstrip().startswith('{'):
+def _split(line: str, form: str) -> list[Any]:
+    """The texts of a line that go together."""
+    if form == 'question' and line.lstrip().startswith('{'):
+        try:
             record = json.loads(line)
-            question, context = record['question'], record['context']
-        else:
-            question, context = line.split(_TAB)
-        if isinstance(question, str) and isinstance(context, str):
-            return tuple(texts_of([question, context]))
-    except Malformed as error:
-        return InputError(f'{place}: {error}')
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    return InputError(f'{place} is neither {{"question": ..., "context": ...}} nor a question, a '
-                      f'TAB and a context ({line[:60]!r})')
+            return [record['question'], record['context']]
+        except (ValueError, KeyError, RecursionError):
+            raise Malformed('it is no {"question": ..., "context": ...}') from None
+    return (line.replace(' ||| ', _TAB) if form == 'features' else line).split(_TAB)
 
 
 # By name: from the model, the arguments and the texts to the objects to print (the docstring is the
@@ -334,10 +316,10 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     if args.windows and not args.pool:
         raise InputError(f'--windows={args.windows} combines vectors: it needs --pool')
     parts = texts.read('features')
-    results: Iterable[dict[str, Any]] = (
-        {'vectors': vector[None]} for vector in model.iter_vectors(
-            parts, args.pool, layers[0], args.normalize, args.windows)
-    ) if args.pool else model.iter_features(parts, layers)
+    vectors = (model.iter_vectors(parts, args.pool, layers[0], args.normalize, args.windows)
+               if args.pool else ())
+    results = ({'vectors': vector[None]} for vector in vectors) if args.pool else (
+        model.iter_features(parts, layers))
     if args.output is not None:
         yield from _write_npz(model, results, args.output, layers, args.pool)
         return
@@ -347,11 +329,10 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
             is_none = np.isnan(vector).any()
             result = {'error': 'it is no text'} if is_none else {'vector': _rounded(vector)}
         elif 'values' in result:
-            tokens = zip(result['tokens'], _rounded(result['values']), strict=True)
             result = {'features': [
                 {'token': token, 'layers': [
                     {'index': layer, 'values': x} for layer, x in zip(layers, values, strict=True)]}
-                for token, values in tokens
+                for token, values in zip(result['tokens'], _rounded(result['values']), strict=True)
             ]}
         yield {'linex_index': number} | result
 
@@ -364,7 +345,7 @@ def _rounded(values: np.ndarray) -> list[Any]:
 def _write_npz(
     model: Model, results: Iterable[dict[str, Any]], output: str, layers: Sequence[int],
     pool: str | None,
-) -> Iterator[None]:
+) -> Iterator[dict[str, Any]]:
     """Writes `vectors`, or `values` with their tokens and offsets, into an .npz atomically.
 
     The large array grows in a temporary file, never whole in memory.
@@ -384,7 +365,7 @@ def _write_npz(
                 tokens += result.get('tokens', ())
                 num_rows += len(rows)
             offsets.append(len(tokens))
-            yield None
+            yield {}
         file.flush()
         hidden = model.config.hidden_size
         shape = (num_rows, hidden) if pool else (num_rows, len(layers), hidden)
@@ -424,8 +405,7 @@ def _score(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any
 
 @_command(
     output={'required': True, 'metavar': 'FILE', 'help': 'such as bert.stablehlo'},
-    to={'choices': ['stablehlo', 'saved_model', 'onnx'], 'default': 'stablehlo',
-        'help': 'the format (stablehlo)'},
+    to={'choices': ['stablehlo', 'onnx'], 'default': 'stablehlo', 'help': 'the format (stablehlo)'},
 )
 def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any]:
     """The computation as a file that other programs run.
@@ -434,7 +414,6 @@ def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any
 
     Writes what the model computes, of any number of rows and tokens, runs what it has
     written on a few rows and compares with the model's numbers before it is kept.
-    --to saved_model: a folder for TensorFlow, signature serving_default.
     --to onnx: a file for ONNX Runtime; needs jax2onnx and onnxruntime.
     --to stablehlo: FILE and, beside it, the parameters as .npz. They run where only jax,
     numpy and flatbuffers are installed, on CPU, CUDA and TPU:
@@ -493,7 +472,7 @@ def main() -> None:
         texts: Any = None if is_export else _texts(args)
         from bert_jax.predict import load
 
-        float32 = 'float32' if is_export and args.to != 'stablehlo' else None
+        float32 = 'float32' if is_export and args.to == 'onnx' else None
         model = load(args.model, args.vocab_file, args.dtype or float32)
         model.need(args.command)  # before standard input is waited for
         model.note = note
@@ -512,7 +491,7 @@ def _texts(args: argparse.Namespace) -> Texts:
 
 
 def _print(results: Iterator[Any], exact: bool) -> None:
-    """Prints an object a line (None: it is in a file), the progress, and the first error.
+    """Prints an object a line (an empty one is in a file), the progress, and the first error.
 
     Raises:
       InputError: there are errors only.
@@ -521,16 +500,16 @@ def _print(results: Iterator[Any], exact: bool) -> None:
     num_texts = num_faults = 0
     fault = ''
     for result in results:
-        if result is not None:
+        if result:
             text = json.dumps(result, ensure_ascii=False)
             if not exact:  # numbers of float32 with the digits that mean something
                 short = json.loads(text, parse_float=lambda x: float(f'{float(x):.7g}'))
                 text = json.dumps(short, ensure_ascii=False)
             print(text)
-            if 'corpus' in result:
-                continue
+        if 'corpus' in result:
+            continue
         num_texts += 1
-        if result is not None and 'error' in result:
+        if 'error' in result:
             num_faults += 1
             fault = fault or f'text {num_texts}: {result["error"]}'
         if (now := time.monotonic()) - shown > _PROGRESS:

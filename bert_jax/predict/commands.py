@@ -9,11 +9,13 @@ jitted function over packed batches, and what makes results of its outputs.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+import numbers
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -21,15 +23,13 @@ from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Sequences, TextWindows, joined, make_sequences, text_windows
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import MultipleChoice, softmax
-from bert_jax.model.encoder import Bert
 from bert_jax.predict import engine, loaded
 from bert_jax.predict.engine import Function, Outputs, bound
-from bert_jax.predict.loaded import LoadedModel, Note, Result, parts_of, shown
+from bert_jax.predict.loaded import LoadedModel, Result, parts_of, shown
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
 from bert_jax.text.wordpiece import raw_words
-from bert_jax.train.sharding import Layout
 
 # One text, or several that go together: a pair; a beginning and its possible ends. An exception in
 # place of a text becomes its result.
@@ -40,49 +40,37 @@ Pair = Sequence[str] | Exception
 
 def _count(name: str, value: Any) -> int:
     """The value of an argument; InputError where it is no whole number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+    if not isinstance(value, (int, np.integer)) or value < 1:
         raise InputError(f'{name}={value!r:.60} must be 1 or more, a whole number')
     return int(value)
 
 
-class _Masked(NamedTuple):
-    """A text with some tokens masked, each in another sequence.
-
-    Attributes:
-      text: the whole text.
-      ids: the sequences.
-      places: of the masked token in each.
-      targets: the tokens that stood there.
-    """
-
-    text: str
-    ids: list[list[int]]
-    places: list[int]
-    targets: list[int]
+# A text, and for each of some tokens of it: a sequence with the token masked, its place there, and
+# the token.
+_Masked = tuple[str, list[tuple[list[int], int, int]]]
 
 
-def _masked(model: LoadedModel, text: str, ids: list[int], places: Sequence[int]) -> _Masked:
+def _masked(model: LoadedModel, text: str, ids: list[int], places: Iterable[int]) -> _Masked:
     """A sequence for each place: the tokens around it, as many as the model takes.
 
     The place is in the middle, except near an end of the text.
     """
     size = model.max_length - 2
-    begins = [max(0, min(place - size // 2, len(ids) - size)) for place in places]
-    inside = [place - begin for place, begin in zip(places, begins, strict=True)]
-    windows = [ids[begin : begin + size] for begin in begins]
-    for window, place in zip(windows, inside, strict=True):
-        window[place] = model.vocab.mask_id
-    return _Masked(text, windows, inside, [ids[place] for place in places])
+    result = []
+    for place in places:
+        begin = max(0, min(place - size // 2, len(ids) - size))
+        window = ids[begin : begin + size]
+        window[place - begin] = model.vocab.mask_id
+        result.append((window, place - begin, ids[place]))
+    return text, result
 
 
 def _masked_units(model: LoadedModel, texts: list[_Masked]) -> tuple[None, Units]:
+    ids, places, targets = zip(*itertools.chain(*(masked for _, masked in texts)), strict=True)
     sequences = make_sequences(
-        joined([ids for text in texts for ids in text.ids]), None,
-        max_length=model.max_length, **model.vocab.ends)
-    places = np.array([place for text in texts for place in text.places], np.int64)
-    targets = np.array([target for text in texts for target in text.targets], np.int32)
-    return None, Units(
-        sequences, labels={'targets': targets}, positions={'masked_positions': 1 + places})
+        joined(ids), None, max_length=model.max_length, **model.vocab.ends)
+    return None, Units(sequences, labels={'targets': np.array(targets, np.int32)},
+                       positions={'masked_positions': 1 + np.array(places)})
 
 
 def fill_mask(model: LoadedModel, texts: Iterable[Single], top_k: int = 5) -> Iterator[Result]:
@@ -102,7 +90,7 @@ def fill_mask(model: LoadedModel, texts: Iterable[Single], top_k: int = 5) -> It
     top_k = _count('top_k', top_k)
     vocab = model.vocab
 
-    def read(text: Any, number: int, note: Note) -> _Masked:
+    def read(text: Any, number: int) -> _Masked:
         (text,) = parts_of(text, 1)
         model.encode(text)  # refuses empty ones
         ids: list[int] = []
@@ -117,22 +105,22 @@ def fill_mask(model: LoadedModel, texts: Iterable[Single], top_k: int = 5) -> It
                 f'it has no {MASK}: write {MASK} where a word is to be filled in ({text[:60]!r})')
         size = model.max_length - 2
         if len(ids) > size:
-            note(f'text {number} has {len(ids)} tokens, the model takes {size}: each {MASK} is '
-                 f'filled in from the {size} tokens around it')
+            model.note(f'text {number} has {len(ids)} tokens, the model takes {size}: each {MASK} '
+                       f'is filled in from the {size} tokens around it')
         return _masked(model, text, ids, masks)
 
     def results(texts: list[_Masked], made: None, outputs: Outputs) -> Iterator[Result]:
         of_masks = zip(outputs['probabilities'].tolist(), outputs['ids'].tolist(), strict=True)
-        for text in texts:
+        for text, masked in texts:
             predictions = []
-            for number in range(len(text.ids)):
+            for number in range(len(masked)):
                 probabilities, ids = next(of_masks)
                 predictions.append([
                     {'token': _name(vocab, i), 'id': i, 'probability': probability,
-                     'sequence': _with_token(text.text, number, vocab, i)}
+                     'sequence': _with_token(text, number, vocab, i)}
                     for probability, i in zip(probabilities, ids, strict=True)
                 ])
-            yield {'text': text.text,
+            yield {'text': text,
                    'predictions': predictions if len(predictions) > 1 else predictions[0]}
 
     num = min(top_k, model.config.vocab_size)
@@ -168,16 +156,17 @@ def score(model: LoadedModel, texts: Iterable[Single]) -> Iterator[Result]:
     """
     model.need('score')
 
-    def read(text: Any, number: int, note: Note) -> _Masked:
+    def read(text: Any, number: int) -> _Masked:
         (text,) = parts_of(text, 1)
         ids = model.encode(text)
         return _masked(model, text, ids, range(len(ids)))
 
     def results(texts: list[_Masked], made: None, outputs: Outputs) -> Iterator[Result]:
-        bounds = np.cumsum([len(text.ids) for text in texts])[:-1]
-        for text, logs in zip(texts, np.split(outputs['log_probability'], bounds), strict=True):
+        bounds = np.cumsum([len(masked) for _, masked in texts])[:-1]
+        logs_of = np.split(outputs['log_probability'], bounds)
+        for (text, _), logs in zip(texts, logs_of, strict=True):
             total = math.fsum(logs.tolist())
-            yield {'text': text.text, 'num_tokens': len(logs), 'log_probability': total,
+            yield {'text': text, 'num_tokens': len(logs), 'log_probability': total,
                    'pseudo_perplexity': pseudo_perplexity(total, len(logs))}
 
     return model.stream(
@@ -195,14 +184,14 @@ Tokenized = tuple[list[str], list[list[int]]]  # texts that go together, the pie
 
 
 def _tokenize(
-    model: LoadedModel, text: Any, number: int, note: Note, *, allowed: Sequence[int] = (2,),
+    model: LoadedModel, text: Any, number: int, *, allowed: Sequence[int] = (2,),
     how: str = 'first', empty: bool = False,
 ) -> Tokenized:
     """Tokenizes a text or several that go together; remarks on what will be cut.
 
     Args:
       model: its longest sequence is the limit.
-      text, number, note: as of `read` of `LoadedModel.stream`.
+      text, number: as of `read` of `LoadedModel.stream`.
       allowed: how many texts there may be in one.
       how: one of `data.pairs.WINDOWS`.
       empty: whether a text without words is one.
@@ -211,7 +200,8 @@ def _tokenize(
     ids = [(model.tokenizer.encode if empty else model.encode)(part) for part in parts]
     total, budget = sum(map(len, ids)), model.max_length - 1 - len(ids)
     if total > budget and how == 'first':
-        note(f'text {number} has {total} tokens, the model takes {budget}: its end is left out')
+        model.note(
+            f'text {number} has {total} tokens, the model takes {budget}: its end is left out')
     return parts, ids
 
 
@@ -219,17 +209,16 @@ def _text_units(
     model: LoadedModel, texts: list[Tokenized], how: str = 'first'
 ) -> tuple[TextWindows, Units]:
     """Units of single texts and pairs, in their order."""
-    windows: list[Any] = []  # (text, number, ids, tokens of the first segment)
+    found: list[Any] = []  # (text, ids, tokens of the first segment) of each window
     for num in {len(ids) for _, ids in texts}:  # single texts, pairs
         index = [i for i, (_, ids) in enumerate(texts) if len(ids) == num]
         first, *second = (joined([texts[i][1][part] for i in index]) for part in range(num))
         x = text_windows(first, second[0] if second else None, how, max_length=model.max_length,
                          **model.vocab.ends)
         ids = np.split(x.sequences.ids, x.sequences.offsets[1:-1])
-        numbers = [index[i] for i in x.text]
-        windows += zip(numbers, range(len(ids)), ids, x.sequences.first_lengths, strict=True)
-    windows.sort(key=lambda window: window[:2])
-    of_text, _, tokens, first_lengths = zip(*windows, strict=True)
+        found += zip([index[i] for i in x.text], ids, x.sequences.first_lengths, strict=True)
+    found.sort(key=lambda window: window[0])
+    of_text, tokens, first_lengths = zip(*found, strict=True)
     sequences = Sequences(
         np.concatenate(tokens), np.cumsum([0, *map(len, tokens)]), np.array(first_lengths))
     return TextWindows(sequences, np.array(of_text), how), Units(sequences)
@@ -303,11 +292,11 @@ def classify(
 
 def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
     """Which end goes with a beginning: each of them is a pair, a unit by itself."""
-    def read(text: Text, number: int, note: Note) -> list[Tokenized]:
+    def read(text: Text, number: int) -> list[Tokenized]:
         parts = parts_of(text)
         if len(parts) < 3:
             raise InputError('it has no choices: a beginning and two or more ends of it expected')
-        return [_tokenize(model, (parts[0], end), number, note) for end in parts[1:]]
+        return [_tokenize(model, (parts[0], end), number) for end in parts[1:]]
 
     def make(texts: list[list[Tokenized]]) -> tuple[TextWindows, Units]:
         return _text_units(model, [pair for text in texts for pair in text])
@@ -328,15 +317,14 @@ def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
 def _layers(model: LoadedModel, layers: Any) -> tuple[int, ...]:
     """The argument `layers`; InputError where it names no layers of the model."""
     lowest = -model.config.num_layers - 1
-    if isinstance(layers, (str, Mapping)) or not isinstance(layers, (Sequence, np.ndarray)) or (
-            not len(layers)):
-        raise InputError(f'layers={layers!r:.60} must be layers, such as (-1, -2)')
-    for layer in layers:
-        is_number = isinstance(layer, (int, np.integer)) and not isinstance(layer, bool)
-        if not is_number or not lowest <= layer <= -1:
-            raise InputError(f'layer {layer!r:.60} is not there: -1 is the last, {lowest + 1} the '
-                             f'first, {lowest} the embeddings')
-    return tuple(map(int, layers))
+    try:
+        numbers = tuple(map(operator.index, layers))
+    except TypeError:
+        numbers = ()
+    if not numbers or not all(lowest <= number <= -1 for number in numbers):
+        raise InputError(f'layers={layers!r:.60} must be layers of the model, such as (-1, -2): -1 '
+                         f'is the last, {lowest + 1} the first, {lowest} the embeddings')
+    return numbers
 
 
 def features(
@@ -371,12 +359,8 @@ def text_vectors(
     normalize: bool | None = None, windows: str | None = None,
 ) -> Iterator[np.ndarray]:
     """A vector [H] float32 for each text, NaN if it cannot be read; see `Model.vectors`."""
-    if pool is None or normalize is None:
-        pool = model.pooling[0] if pool is None else pool
-        normalize = model.pooling[1] if normalize is None else normalize
-    loaded.one_of('pool', pool, loaded.POOLS)
-    if not isinstance(normalize, (bool, np.bool_)):
-        raise InputError(f'normalize={normalize!r:.60} must be True or False')
+    pool = loaded.one_of('pool', model.pooling[0] if pool is None else pool, loaded.POOLS)
+    normalize = model.pooling[1] if normalize is None else normalize
 
     def results(texts: Any, windows: TextWindows, outputs: Outputs) -> Iterable[np.ndarray]:
         result = windows.combined(outputs['vectors']).astype(np.float32, copy=False)
@@ -391,39 +375,6 @@ def text_vectors(
     function = bound(engine.vectors, model.config, *_layers(model, [layer]), pool)
     return _stream_texts(
         model, texts, function, results, how=model.windows(windows), empty=True, refused=refused)
-
-
-def attention(model: LoadedModel, text: str) -> Result:
-    """The attention probabilities of every layer and head.
-
-    Args:
-      model: with any head.
-      text: truncated to the model's length.
-
-    Returns:
-      {'tokens': n strings with [CLS] and [SEP], 'probabilities': [layers, N, n (queries), n (keys)]
-      float32}.
-
-    Raises:
-      InputError: the text cannot be read.
-    """
-    try:
-        ids = model.encode(*parts_of(text, 1))[: model.max_length - 2]
-    except InputError as error:
-        raise InputError(f'{text!r:.60}: {error}') from None
-    ids = [model.vocab.cls_id, *ids, model.vocab.sep_id]
-    config = dataclasses.replace(model.config, attention='xla', layout=Layout())
-    row, ones = np.array([ids], np.int32), np.ones((1, len(ids)), np.int32)
-    _, kept = Bert(config, pooled=False).apply(
-        {'params': model.params['bert']}, row, ones, 0 * ones, mutable=['intermediates'])
-    layers = kept['intermediates']['encoder']
-    return {
-        'tokens': [model.vocab.tokens[i] for i in ids],
-        'probabilities': np.stack([
-            layers[f'layer_{i}']['attention']['self']['probabilities'][0][0]
-            for i in range(config.num_layers)
-        ]).astype(np.float32),
-    }
 
 
 # As google-research/bert's run_squad has them, where the model has no settings.
@@ -452,8 +403,7 @@ def answer(
 
     model.need('answer')
     max_answer_length = _count('max_answer_length', max_answer_length)
-    is_number = isinstance(null_threshold, (int, float, np.number)) and not (
-        isinstance(null_threshold, bool) or math.isnan(null_threshold))
+    is_number = isinstance(null_threshold, numbers.Real) and not math.isnan(null_threshold)
     if null_threshold is not None and not is_number:
         raise InputError(f'null_threshold={null_threshold!r:.60} must be a number')
     defaults = _DEFAULTS | dict(model.weights.inference)
@@ -462,16 +412,12 @@ def answer(
     # As evaluation cuts it; where the model is too short for that, a token of the text is left.
     max_question = min(defaults['max_query_length'], max_length - 4)
 
-    def read(pair: Any, number: int, note: Note) -> list[str]:
-        if isinstance(pair, str) or len(parts := parts_of(pair)) != 2:
-            raise InputError('a question must come with one context')
-        lengths = [len(model.tokenizer.encode(text)) for text in parts]
-        for name, length in zip(('question', 'context'), lengths, strict=True):
-            if not length:
-                raise InputError(f'the {name} is empty: a word or more is needed')
-        if lengths[0] > max_question:
-            note(f'question {number} has {lengths[0]} tokens: its end is left out, after '
-                 f'{max_question}')
+    def read(pair: Any, number: int) -> list[str]:
+        parts = parts_of(pair, 2)
+        length, _ = (len(model.encode(text)) for text in parts)
+        if length > max_question:
+            model.note(f'question {number} has {length} tokens: its end is left out, after '
+                       f'{max_question}')
         return parts
 
     def make(asked: list[list[str]]) -> tuple[Any, Units]:
@@ -523,12 +469,6 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
     model.need('tag')
     labels = model.weights.labels
 
-    def read(text: Any, number: int, note: Note) -> Words:
-        result = _words(text)
-        for word in result[1]:
-            model.tokenizer.encode(word)  # an error is this text's result
-        return result
-
     def make(texts: list[Words]) -> tuple[np.ndarray, Units]:
         sequences, word_T = tagging.word_windows(
             [words for _, words, _ in texts if words], model.encode_all,
@@ -550,23 +490,19 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
             yield {'text': text, 'tags': tags, 'entities': entities(text, tags, labels)}
 
     return model.stream(
-        texts, read=read, make=make, results=results, function=model.objective.outputs,
+        texts, read=_words, make=make, results=results, function=model.objective.outputs,
         refused=lambda text, reason: {
             'text': shown(text).get('text'), 'tags': [], 'entities': [], 'error': reason})
 
 
-def _words(text: Any) -> Words:
-    if isinstance(text, str):
-        words, begins, at = raw_words(text), [], 0
-        for word in words:
-            at = text.index(word, at)
-            begins.append(at)
-            at += len(word)
-        return text, words, begins
-    if not isinstance(text, Sequence) or not all(isinstance(word, str) for word in text):
-        raise InputError(f'{text!r:.60} is no text: a str, or a list of words, is expected')
-    ends = np.cumsum([len(word) + 1 for word in text]).tolist()
-    return ' '.join(text), list(text), [0, *ends][: len(text)]
+def _words(text: Any, number: int) -> Words:
+    words = raw_words(text) if isinstance(text, str) else parts_of(text)
+    text = text if isinstance(text, str) else ' '.join(words)
+    begins, at = [], 0
+    for word in words:
+        begins.append(text.index(word, at))
+        at = begins[-1] + len(word)
+    return text, words, begins
 
 
 def entities(text: str, tags: Sequence[Result], labels: Sequence[str]) -> list[Result]:
@@ -579,15 +515,13 @@ def entities(text: str, tags: Sequence[Result], labels: Sequence[str]) -> list[R
     """
     from bert_jax.tasks import tagging
 
-    result: list[Result] = []
     if not tagging.are_entities(labels):
-        return result
-    for label, start, end in tagging.entity_spans([x['label'] for x in tags]):
-        begin, last = tags[start]['start'], tags[end - 1]['end']
-        result.append({'label': label, 'start': begin,
-                       'probability': min(x['probability'] for x in tags[start:end]),
-                       'text': text[begin:last], 'end': last})
-    return result
+        return []
+    return [
+        {'label': label, 'start': tags[start]['start'],
+         'probability': min(x['probability'] for x in tags[start:end]),
+         'text': text[tags[start]['start'] : tags[end - 1]['end']], 'end': tags[end - 1]['end']}
+        for label, start, end in tagging.entity_spans([x['label'] for x in tags])]
 
 
 _P = ParamSpec('_P')
@@ -664,7 +598,7 @@ class Model(LoadedModel):
         elif self.weights.head == 'multiple_choice':
             text = ('a', 'a', 'a')
         made = list(texts or ()) or [text]
-        few = self.engine.tokens_a_step // 8
-        for some in ([made[0]], [made[i % len(made)] for i in range(few)]):
+        many = itertools.islice(itertools.cycle(made), self.engine.tokens_a_step // 8)
+        for some in (made[:1], many):
             for _ in run(some):
                 pass

@@ -16,7 +16,6 @@ import collections
 import concurrent.futures
 import datetime
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -24,11 +23,11 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.data.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
-from bert_jax.heads.pretraining import PretrainingHeads, masked_lm_logits
+from bert_jax.heads.base import inputs_of
+from bert_jax.heads.pretraining import Predictions, Pretraining, masked_lm_logits
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
@@ -50,7 +49,6 @@ _SHARED_ROWS = (256, 512)  # lengths of rows that units share
 # Savings that justify compiling a new shape: shares of the work and of one full step.
 _NEW_SHAPE, _NEW_SHAPE_STEPS = 1.05, 0.5
 _STEP_COST = 1 / 16  # fixed cost of any step, as a share of a full one
-_AHEAD = 2  # chunks prepared while one is computed
 
 Chunk = TypeVar('Chunk')
 Made = TypeVar('Made')
@@ -62,6 +60,16 @@ class Shape(NamedTuple):
     rows: int
     row_length: int
     units_a_row: int
+
+
+def _ahead(items: Iterable[Made]) -> Iterator[Made]:
+    """The items, of which one is begun before the one before it is waited for."""
+    waiting: collections.deque[Made] = collections.deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > 1:
+            yield waiting.popleft()
+    yield from waiting
 
 
 class Engine:
@@ -131,17 +139,9 @@ class Engine:
             made, units = prepare(chunk)
             return made, units, self._plan(function, units) if units else None
 
-        def ahead() -> Iterator[tuple[Made, Units | None, Plan | None]]:
-            waiting: collections.deque[Any] = collections.deque()
-            for chunk in chunks:
-                waiting.append(pool.submit(ready, chunk))
-                if len(waiting) >= _AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-
         def steps() -> Iterator[tuple[Made, Units | None, Plan | None, int, Any]]:
-            for made, units, plan in ahead():
+            futures = (pool.submit(ready, chunk) for chunk in chunks)
+            for made, units, plan in (future.result() for future in _ahead(futures)):
                 if not units or not plan:
                     yield made, None, None, 0, None
                     continue
@@ -151,9 +151,7 @@ class Engine:
         collected: Outputs = {}
         try:
             # Wait for a step only after the next is dispatched: devices always have work.
-            for pair in itertools.pairwise(itertools.chain(steps(), [None])):
-                assert pair[0] is not None
-                made, units, plan, step, outputs = pair[0]
+            for made, units, plan, step, outputs in _ahead(steps()):
                 if units and plan:
                     unpack(units, plan, step, jax.device_get(outputs), collected)
                     report((step + 1) / len(plan.units))
@@ -208,43 +206,23 @@ class Engine:
 bound: Callable[..., Function] = functools.cache(functools.partial)
 
 
-def inputs(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Array]:
-    """The encoder's arguments."""
-    return (batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], None,
-            batch['position_ids'])
+def _encode(config: ModelConfig, params: Params, batch: Batch, **wanted: Any) -> Any:
+    """What `Bert` returns of a packed batch."""
+    bert = Bert(config, pooled='cls_positions_BxK' in wanted)
+    return bert.apply({'params': params['bert']}, *inputs_of(batch, None), **wanted)
 
 
-class Pretraining(nn.Module):
-    """The encoder on packed rows with the pre-training heads, or the one that a model has."""
-
-    config: ModelConfig
-    pooled: bool = False
-
-    def setup(self) -> None:
-        self.bert = Bert(self.config, pooled=self.pooled)
-        self.cls = PretrainingHeads(self.config)
-
-    def masked_lm(self, batch: Batch) -> jax.Array:
-        """Logits [R, K, V] at `masked_positions`; the last layer computes only these."""
-        x: Any = self.bert(*inputs(batch), wanted_BxP=batch['masked_positions'])
-        return self.predict(x['sequence_output'])
-
-    def predict(self, x_RxKxH: jax.Array) -> jax.Array:
-        """Masked-LM logits [R, K, V] of hidden states."""
-        hidden, bias = self.cls.predictions(x_RxKxH)
-        table = self.bert.embeddings.word_embeddings.astype(self.config.dtype)
-        return masked_lm_logits((hidden, table, bias))
-
-    def next_sentence(self, batch: Batch) -> jax.Array:
-        """Logits [R, K, 2] of following and not following; the last layer computes [CLS] only."""
-        cls_RxK = batch['cls_positions']
-        among_RxK = jnp.broadcast_to(jnp.arange(cls_RxK.shape[1]), cls_RxK.shape)
-        x: Any = self.bert(*inputs(batch), cls_positions_BxK=among_RxK, wanted_BxP=cls_RxK)
-        return self.cls.seq_relationship.logits(x['pooled_output'])
+def predicted_tokens(config: ModelConfig, params: Params, x_RxKxH: jax.Array) -> jax.Array:
+    """Masked-LM logits [R, K, V] of hidden states."""
+    output: Any = Predictions(config).apply({'params': params['cls']['predictions']}, x_RxKxH)
+    table = params['bert']['embeddings']['word_embeddings'].astype(config.dtype)
+    return masked_lm_logits((output[0], table, output[1]))
 
 
-def _masked_lm(config: ModelConfig, params: Params, batch: Batch) -> Any:
-    return Pretraining(config).apply({'params': params}, batch, method=Pretraining.masked_lm)
+def _masked_lm(config: ModelConfig, params: Params, batch: Batch) -> jax.Array:
+    """Logits [R, K, V] at `masked_positions`; the last layer computes only these."""
+    x = _encode(config, params, batch, wanted_BxP=batch['masked_positions'])
+    return predicted_tokens(config, params, x['sequence_output'])
 
 
 def masked_lm_top(
@@ -265,10 +243,13 @@ def masked_lm_log_probability(
     return {'log_probability': wanted - jax.nn.logsumexp(logits, axis=-1)}
 
 
-def next_sentence(config: ModelConfig, params: Params, batch: Batch) -> dict[str, Any]:
-    """`logits` [R, K, 2] of following and not following."""
-    module = Pretraining(config, pooled=True)
-    return {'logits': module.apply({'params': params}, batch, method=Pretraining.next_sentence)}
+def next_sentence(config: ModelConfig, params: Params, batch: Batch) -> dict[str, jax.Array]:
+    """`logits` [R, K, 2] of following and not following; the last layer computes [CLS] only."""
+    cls_RxK = batch['cls_positions']
+    among_RxK = jnp.broadcast_to(jnp.arange(cls_RxK.shape[1]), cls_RxK.shape)
+    x = _encode(config, params, batch, cls_positions_BxK=among_RxK, wanted_BxP=cls_RxK)
+    head = Pretraining(config)
+    return {'logits': head.apply_layer(params, 'cls/seq_relationship', x['pooled_output'])}
 
 
 def hidden_states(
@@ -282,7 +263,7 @@ def hidden_states(
         -num_layers - 1 the embeddings.
       params, batch: as of any `Function`.
     """
-    outputs: Any = Bert(config, pooled=False).apply({'params': params['bert']}, *inputs(batch))
+    outputs = _encode(config, params, batch)
     states = (outputs['embedding_output'], *outputs['layers'])
     return {'values': jnp.stack([states[i] for i in layers], axis=2).astype(jnp.float32)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import warnings
@@ -32,16 +33,16 @@ from bert_jax.weights.formats import Weights, check_order, check_vocabulary, rea
 
 POOLS = ('mean', 'cls', 'max')
 
-Note = Callable[[str], None]
 Result = dict[str, Any]
+Modules = Sequence[tuple[str, Path]]  # names and folders of sentence-transformers' modules
 
 _CHUNK_STEPS = 8  # of the engine: what is made ready at a time,
 _CHUNK_VALUES = 1 << 27  # and at most this many result values
 _CHARACTERS = 4  # of a token, more or less
 
 
-def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[Weights, Path]:
-    """(The weights at a path, with the named vocabulary; the folder that describes the pooling).
+def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[Weights, Modules]:
+    """(The weights at a path, with the named vocabulary; what describes the pooling).
 
     Args:
       path, vocab_file: as of `bert_jax.predict.load`.
@@ -49,60 +50,30 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
     Raises:
       InputError: there is no model, or something is wrong with it or with the vocabulary.
     """
-    folder = as_path(from_hub(path))
-    modules = _modules(folder)
-    encoder = folder / modules[0].get('path', '') if modules else folder  # of an old modules.json
+    modules = _modules(as_path(from_hub(path)))
+    encoder = modules[0][1]  # an old modules.json has a folder for it
     settings = encoder / 'sentence_bert_config.json'
     limit = read_json(settings, '').get('max_seq_length') if settings.exists() else None
     inference = {'max_seq_length': limit} if isinstance(limit, int) else {}
     weights = load_weights(encoder, any_head=True)
     weights = dataclasses.replace(weights, inference=inference | dict(weights.inference))
     if vocab_file is None:
-        return weights, folder
+        return weights, modules
     named, lowercase = check_vocabulary(as_path(vocab_file), None, weights.model['vocab_size'])
     check_order(weights, vocab_file, load_tokenizer(vocab_file, lowercase).vocab.tokens,
                 'leave it out to take that one')
-    return dataclasses.replace(weights, vocab_file=named, lowercase=lowercase), folder
+    return dataclasses.replace(weights, vocab_file=named, lowercase=lowercase), modules
 
 
-def read_pooling(folder: Path) -> tuple[str, bool]:
-    """(pool, normalize) of the `modules.json` of sentence-transformers; ('mean', False) without.
-
-    Raises:
-      InputError: it has a module that is not supported.
-    """
-    pool, normalize = 'mean', False
-    for module in _modules(folder):
-        name = str(module.get('type', '')).rpartition('.')[2]
-        if name == 'Pooling':
-            pool = _pool(folder / module.get('path', '') / 'config.json')
-        elif name == 'Normalize':
-            normalize = True
-        elif name != 'Transformer':
-            raise InputError(f'{folder / "modules.json"} has a module {name} behind the encoder, '
-                             'which cannot be computed: name pool and normalize to go without it')
-    return pool, normalize
-
-
-def _pool(config_file: Path) -> str:
-    config = read_json(config_file, 'it describes how vectors are made: copy it again, or name '
-                       f"pool, one of {', '.join(POOLS)}")
-    modes = [name.removeprefix('pooling_mode_').removesuffix('_tokens').removesuffix('_token')
-             for name, on in config.items() if name.startswith('pooling_mode_') and on is True]
-    if isinstance(config.get('pooling_mode'), str):  # of newer versions
-        modes = [config['pooling_mode']]
-    if len(modes) != 1 or modes[0] not in POOLS:
-        raise InputError(f"{config_file} pools by {' and '.join(modes) or 'nothing'}, which cannot "
-                         f"be computed: name pool, one of {', '.join(POOLS)}")
-    return modes[0]
-
-
-def _modules(folder: Path) -> list[dict[str, Any]]:
+def _modules(folder: Path) -> Modules:
+    """Those that `modules.json` lists: the encoder, which is `folder` without one, and others."""
     path = folder / 'modules.json'
     try:
-        return json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
+        listed = json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
     except (OSError, ValueError) as error:
         raise InputError(f'{path} cannot be read as JSON ({error})') from None
+    return [(str(module.get('type', '')).rpartition('.')[2], folder / module.get('path', ''))
+            for module in listed or [{}]]
 
 
 _TASK_HEADS = ('classification', 'multi_label', 'regression', 'multiple_choice')
@@ -180,7 +151,7 @@ class LoadedModel:
 
     def __init__(
         self, weights: Weights, dtype: str | None = None,
-        devices: Sequence[jax.Device] | None = None, folder: Path | None = None,
+        devices: Sequence[jax.Device] | None = None, modules: Modules = (),
     ):
         """Loads weights onto devices.
 
@@ -189,13 +160,12 @@ class LoadedModel:
           dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else
             bfloat16.
           devices: share the texts; default: all.
-          folder: of the weights; a `modules.json` in it determines the pooling.
+          modules: of sentence-transformers, which determine the pooling.
         """
         if dtype is None:
             dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
         one_of('dtype', dtype, ('float32', 'bfloat16'))
-        self._folder = folder
-        self.weights = weights
+        self.weights, self._modules = weights, modules
         devices = jax.devices() if devices is None else devices
         self._mesh = make_mesh(len(devices), 1, 1, devices)
         self.config = ModelConfig(
@@ -221,16 +191,33 @@ class LoadedModel:
     @functools.cached_property
     def objective(self) -> Head:
         """The head; each sequence is an example."""
-        weights = self.weights
-        try:
-            return HEADS[weights.head].of_model(self.config, weights.num_labels, weights.inference)
-        except InputError as error:
-            raise InputError(f'{weights.source}: {error}') from None
+        w = self.weights
+        return HEADS[w.head].of_model(self.config, w.num_labels, w.inference)
 
     @functools.cached_property
     def pooling(self) -> tuple[str, bool]:
-        """(pool, normalize): the default pooling of a text's vector."""
-        return ('mean', False) if self._folder is None else read_pooling(self._folder)
+        """(pool, normalize) of sentence-transformers' `modules.json`; ('mean', False) without.
+
+        Raises:
+          InputError: it has a module or a pooling that is not supported.
+        """
+        pool, normalize, remedy = 'mean', False, f"name pool, one of {', '.join(POOLS)}"
+        for name, folder in self._modules[1:]:
+            if name == 'Pooling':
+                config = read_json(folder / 'config.json', f'copy it again, or {remedy}')
+                on = [name.removeprefix('pooling_mode_') for name, value in config.items()
+                      if name.startswith('pooling_mode_') and value is True]
+                pool = str(config.get('pooling_mode') or ' and '.join(on))  # as newer versions say
+                pool = pool.removesuffix('_tokens').removesuffix('_token')
+                if pool not in POOLS:
+                    raise InputError(f"{folder} pools by {pool or 'nothing'}, which cannot be "
+                                     f'computed: {remedy}')
+            elif name == 'Normalize':
+                normalize = True
+            elif name != 'Transformer':
+                raise InputError(f'{folder}: a module {name} behind the encoder cannot be '
+                                 f'computed: {remedy}, and normalize, to go without it')
+        return pool, normalize
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -273,10 +260,9 @@ class LoadedModel:
         """Refuses a command that the model has no head for, with an InputError."""
         fits = self.commands()
         if command not in fits:
-            wanted = _NEEDS[command][2]
-            for name in ('causal', 'bilstm'):
-                if getattr(self.config, name) and command in _PLAIN_ONLY:
-                    wanted = f'a model without {name}=True'
+            others = [name for name in ('causal', 'bilstm') if getattr(self.config, name)]
+            wanted = _NEEDS[command][2] if not others or command not in _PLAIN_ONLY else (
+                f'a model without {others[0]}=True')
             raise InputError(f'{self.weights.source}: {command} needs {wanted}: this model serves '
                              f'{", ".join(fits)}')
 
@@ -296,7 +282,7 @@ class LoadedModel:
         return joined([self.tokenizer.encode(text) for text in texts])
 
     def stream(
-        self, texts: Iterable[Any], *, read: Callable[[Any, int, Note], Any],
+        self, texts: Iterable[Any], *, read: Callable[[Any, int], Any],
         make: Callable[[list[Any]], tuple[Any, Units]], function: Function,
         results: Callable[[list[Any], Any, Outputs], Iterable[Any]],
         refused: Callable[[Any, str], Any] = lambda text, reason: shown(text) | {'error': reason},
@@ -306,8 +292,8 @@ class LoadedModel:
 
         Args:
           texts: any iterable; it is read a few chunks ahead, in the caller's thread.
-          read: tokenizes a text, in another thread, from the text, its number from 1 and where to
-            put remarks; what it raises is the text's result.
+          read: tokenizes a text, from the text and its number from 1, and puts remarks into `note`,
+            in another thread; what it raises is the text's result.
           make: anything for `results`, and units, of what was read of consecutive texts.
           function: what is computed of the units.
           results: of what was read, what `make` gave and the outputs; one for each text.
@@ -318,19 +304,18 @@ class LoadedModel:
         Raises:
           InputError: `texts` is one text, whose letters would be texts, or no texts at all.
         """
-        if isinstance(texts, (str, bytes)):
-            raise InputError(f'one text where a list of texts is expected: write [{texts[:40]!r}]')
-        if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
-            raise InputError(
-                f'{texts!r:.60} ({type(texts).__name__}) where a list of texts is expected')
+        if isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable):
+            raise InputError(f'{texts!r:.60} ({type(texts).__name__}) where a list of texts is '
+                             'expected, such as [text]')
         limit = min(_CHUNK_STEPS * self.engine.tokens_a_step, _CHUNK_VALUES // values_per_token)
+        numbers = itertools.count(1)
 
-        def chunks() -> Iterator[list[tuple[int, Any]]]:
-            """Consecutive texts with their numbers, of about `limit` tokens together."""
-            chunk: list[tuple[int, Any]] = []
+        def chunks() -> Iterator[list[Any]]:
+            """Consecutive texts, of about `limit` tokens together."""
+            chunk: list[Any] = []
             tokens = 0
-            for number, text in enumerate(texts, 1):
-                chunk.append((number, text))
+            for text in texts:
+                chunk.append(text)
                 tokens += size(text)
                 if tokens >= limit:
                     yield chunk
@@ -338,30 +323,24 @@ class LoadedModel:
             if chunk:
                 yield chunk
 
-        def prepare(chunk: list[tuple[int, Any]]) -> tuple[Any, Units | None]:
-            notes: list[str] = []
-            texts_read = []
-            for number, text in chunk:
+        def prepare(chunk: list[Any]) -> tuple[Any, Units | None]:
+            """(What `results` needs of a chunk, its units)."""
+            given = []  # what was read of each text, or why it could not be
+            for text, number in zip(chunk, numbers):
                 try:
-                    texts_read.append(
-                        text if isinstance(text, Exception) else read(text, number, notes.append))
+                    given.append(text if isinstance(text, Exception) else read(text, number))
                 except Exception as error:  # of any type: the other texts have their results
-                    texts_read.append(error)
-            good = [x for x in texts_read if not isinstance(x, Exception)]
+                    given.append(error)
+            good = [x for x in given if not isinstance(x, Exception)]
             made, units = make(good) if good else (None, None)
-            return (chunk, texts_read, good, made, notes), units
+            return (chunk, given, good, made), units
 
-        def answers() -> Iterator[Any]:
-            for (chunk, texts_read, good, made, notes), outputs in self.engine.stream(
-                    function, self.device_params, chunks(), prepare):
-                for note in notes:
-                    self.note(note)
-                result = iter(results(good, made, outputs) if good else ())
-                for (_, text), x in zip(chunk, texts_read, strict=True):
-                    if isinstance(x, Exception):
-                        name = '' if isinstance(x, InputError) else f'{type(x).__name__}: '
-                        yield refused(text, f'{name}{x}')
-                    else:
-                        yield next(result)
-
-        return answers()
+        for (chunk, given, good, made), outputs in self.engine.stream(
+                function, self.device_params, chunks(), prepare):
+            of_good = iter(results(good, made, outputs) if good else ())
+            for text, x in zip(chunk, given, strict=True):
+                if isinstance(x, Exception):
+                    name = '' if isinstance(x, InputError) else f'{type(x).__name__}: '
+                    yield refused(text, f'{name}{x}')
+                else:
+                    yield next(of_good)

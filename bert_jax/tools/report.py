@@ -18,6 +18,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import base64
 import bisect
+import dataclasses
 import functools
 import itertools
 import json
@@ -34,9 +35,10 @@ import numpy as np
 from bert_jax.config.command_line import Parser
 from bert_jax.heads import HEADS
 from bert_jax.heads.tokens import Tagging
+from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import load
-from bert_jax.predict.commands import Model, attention
+from bert_jax.predict.commands import Model
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
 from bert_jax.runtime.lease import holder
@@ -45,6 +47,7 @@ from bert_jax.tasks.pretrain import step_flops
 from bert_jax.text.vocab import CONTINUATION, MASK
 from bert_jax.train.gates import MEANINGS
 from bert_jax.train.report import count, duration, read_records
+from bert_jax.train.sharding import Layout
 from bert_jax.train.workdirs import read_run_fields
 from bert_jax.weights.run_directory import read_description, whole_steps
 
@@ -345,6 +348,20 @@ def masked_words(model: Model, text: str) -> Words:
             for word, answer in zip(words, answers, strict=True)]
 
 
+def attention(model: Model, text: str) -> tuple[list[str], np.ndarray]:
+    """The tokens of a text, and attention probabilities [layers, heads, n (queries), n (keys)]."""
+    vocab = model.vocab
+    ids = [vocab.cls_id, *model.encode(text)[: model.max_length - 2], vocab.sep_id]
+    config = dataclasses.replace(model.config, attention='xla', layout=Layout())
+    row, ones = np.array([ids], np.int32), np.ones((1, len(ids)), np.int32)
+    _, kept = Bert(config, pooled=False).apply(
+        {'params': model.params['bert']}, row, ones, 0 * ones, mutable=['intermediates'])
+    layers = kept['intermediates']['encoder']
+    return [vocab.tokens[i] for i in ids], np.stack([
+        layers[f'layer_{i}']['attention']['self']['probabilities'][0][0]
+        for i in range(config.num_layers)]).astype(np.float32)
+
+
 def heads(model: Model, text: str) -> dict[str, Any]:
     """Attention as the page draws it.
 
@@ -352,12 +369,10 @@ def heads(model: Model, text: str) -> dict[str, Any]:
       {'tokens', 'layers', 'heads', 'values': base64 of bytes [layers, heads, n, n], each a
       probability times 255}.
     """
-    result = attention(model, text)
-    values = np.round(result['probabilities'] * 255).astype(np.uint8)
-    return {
-        'tokens': result['tokens'], 'layers': values.shape[0], 'heads': values.shape[1],
-        'values': base64.b64encode(values.tobytes()).decode(),
-    }
+    tokens, probabilities = attention(model, text)
+    values = np.round(probabilities * 255).astype(np.uint8)
+    return {'tokens': tokens, 'layers': values.shape[0], 'heads': values.shape[1],
+            'values': base64.b64encode(values.tobytes()).decode()}
 
 
 def neighbours(model: Model, text: str) -> Words:

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from bert_jax.predict import load
-from bert_jax.predict.commands import attention
+from bert_jax.tools.report import attention
 
 torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
 transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
@@ -64,10 +64,9 @@ def test_attention_probabilities():
     encoded = tokenizer('a ten. q', return_tensors='pt')
     with torch.no_grad():
         expected = peer(**encoded, output_attentions=True).attentions
-    found = attention(model, 'a ten. q')
-    assert found['tokens'] == tokenizer.convert_ids_to_tokens(encoded['input_ids'][0])
-    np.testing.assert_allclose(
-        found['probabilities'], torch.stack(expected)[:, 0], rtol=1e-4, atol=1e-6)
+    tokens, probabilities = attention(model, 'a ten. q')
+    assert tokens == tokenizer.convert_ids_to_tokens(encoded['input_ids'][0])
+    np.testing.assert_allclose(probabilities, torch.stack(expected)[:, 0], rtol=1e-4, atol=1e-6)
 
 
 def test_multiple_choice():
