@@ -158,9 +158,9 @@ def test_faults_in_one_line(run, arguments, message):
     ('next-sentence', 'pretraining', b'a\tb\na b\n', 'line 2: it has no two texts with a TAB'),
     ('tag', 'token_classification', b'a\n\xff\n', 'line 2: not UTF-8 (byte 0xff)'),
     ('features', 'base', b'a\n\xff\n', 'line 2: not UTF-8'),
-    *(('answer', 'question_answering', b'a\tb\n' + line, f'line 2: {message}') for line, message in (
-        (b'a question\n', 'it has no two texts'), (b'{"question": "a"}', 'it is no {"question":'),
-        (b'{"question": ', 'it is no {'), (b'a\tb\tc', 'it has no two texts'),
+    *(('answer', 'question_answering', b'a\tb\n' + line, message) for line, message in (
+        (b'a question\n', 'line 2: it has no two texts'), (b'a\tb\tc', 'it has no two texts'),
+        (b'{"question": "a"}', 'it is no {"question":'), (b'{"question": ', 'it is no {"question"'),
         (b'{"question": "a", "context": 3}', 'a text is not a string'))),
 ], ids=str)
 def test_what_is_wrong_with_a_line_is_its_result_alone(run, command, model, stdin, message):

@@ -9,7 +9,7 @@ import tiny
 
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Sequences
-from bert_jax.model.encoder import Bert, Pooler
+from bert_jax.model.encoder import Pooler
 from bert_jax.predict import engine
 from bert_jax.predict.commands import Model
 from bert_jax.predict.engine import Engine
@@ -121,24 +121,6 @@ def units():
     return units_of(ids, rng.integers(1, lengths + 1))
 
 
-def test_packed_sequences_are_as_if_alone(model, units):
-    """Each sequence alone in a row, filled up with padding: all layers."""
-    bert = Bert(model.config)
-    alone = jax.jit(lambda *x: bert.apply({'params': model.params['bert']}, *x))
-    values = run(model, units, engine.hidden_states, (-1, -2, -3, -4))['values']
-    packed = np.split(values, units.sequences.offsets[1:-1])
-    s = units.sequences
-    for i in range(0, len(s), 6):
-        ids = s.ids[s.offsets[i] : s.offsets[i + 1]]
-        n = len(ids)
-        row = np.pad(ids, (0, 48 - n))[None]
-        segments = (np.arange(48) >= s.first_lengths[i]).astype(np.int32)[None]
-        out = alone(row, (np.arange(48) < n).astype(np.int32)[None], segments)
-        expected = [*reversed(out['layers']), out['embedding_output']]
-        np.testing.assert_allclose(
-            packed[i], np.stack([x[0, :n] for x in expected], 1), rtol=1e-4, atol=1e-4)
-
-
 def test_eight_devices_give_what_one_gives(model, weights, units):
     many = Model(weights, devices=jax.devices()[:8])
     x, y = (run(m, units, engine.vectors, -1, 'mean')['vectors'] for m in (many, model))
@@ -225,16 +207,6 @@ def test_few_shapes_serve_many_sets():
     found, _ = shapes([sets[0], [12], [9], [400, 20], sets[1]])
     assert found[1] == found[2] == (1, 64, 1) and found[3][1] >= 400
     assert found[4] == found[0]
-
-
-def test_nothing_is_compiled_twice(units):
-    runs = small_engine()
-    for seed in range(3):
-        order = np.random.default_rng(seed).permutation(len(units))
-        s = units.sequences
-        ids = [s.ids[s.offsets[i] : s.offsets[i + 1]] for i in order]
-        runs.outputs(lengths_of, None, units_of(ids, s.first_lengths[order]))
-    assert runs._compiled(lengths_of)._cache_size() <= 4
 
 
 def test_bfloat16_is_close(weights, model, units):
