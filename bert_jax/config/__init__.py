@@ -22,7 +22,7 @@ except ModuleNotFoundError:  # a repository without its requirements: no command
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
 from bert_jax.config.bert_config import OPTIONS
-from bert_jax.config.fields import DURATION, FIELDS, SECTIONS, section_of
+from bert_jax.config.fields import FIELDS, SECTIONS, section_of
 from bert_jax.runtime.errors import InputError, nearest
 
 # Layers, width and heads: Table 1 of the paper (base, large), and the names that
@@ -58,7 +58,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
         default: Any = field.default
         if default is None:
             default = config_dict.placeholder(types.get(path, bool))
-        elif field.allowed == DURATION or path == 'data.source':  # its type may change
+        elif field.allowed == 'duration' or path == 'data.source':  # its type may change
             default = config_dict.FieldReference(default, field_type=object)
         (tree.setdefault(section, {}) if section else tree)[name] = default
     return ConfigDict(tree | {'task': task}).lock()

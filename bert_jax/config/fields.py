@@ -6,12 +6,10 @@ The model's fields are those of `bert_config.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, Allowed, Range, count
 
-TEXT, PATH, DURATION = 'text', 'a path', 'a duration'
-CHECKED_WHERE_READ = 'checked where it is read'
 # Tasks that read a field: pre-training, all others, or some with files of your own.
 PRETRAINING, LABELLED = ('pretrain', 'synthetic'), ('downstream tasks',)
 _TEXT_TASKS = ('classification', 'regression')
@@ -25,12 +23,12 @@ class Field(NamedTuple):
 
     Attributes:
       default: None: `init_checkpoint` determines it.
-      allowed: a range, a tuple of values, or the name of another check.
+      allowed: a range, a tuple of values, or what else is checked; elsewhere: where it is read.
       read_by: names of tasks; empty: all read it.
     """
 
     default: Any
-    allowed: Allowed | str
+    allowed: Allowed | Literal['text', 'path', 'duration', 'elsewhere']
     read_by: tuple[str, ...] = ()
 
 
@@ -44,7 +42,7 @@ LOGGERS = ('tensorboard', 'wandb', 'cloud_monitoring')
 
 _TEXTS = {
     # Names between commas, the first picks the best evaluation; empty: the usual ones.
-    'metrics': Field('', CHECKED_WHERE_READ),
+    'metrics': Field('', 'elsewhere'),
     # Predictions for texts longer than data.max_seq_length. first: truncated, as in training; mean,
     # max: in windows, whose probabilities are combined; empty: first, or the evaluated model's.
     'windows': Field('', _WINDOWS),
@@ -56,14 +54,14 @@ _TAGGING = {
 }
 
 FIELDS: Mapping[str, Field] = {
-    'task': Field('pretrain', CHECKED_WHERE_READ),  # one of tasks.opening.OPENERS
+    'task': Field('pretrain', 'elsewhere'),  # one of tasks.opening.OPENERS
     'seed': Field(0, count(2**31 - 1, least=0)),  # of parameters, data order, masks and dropout
     # Parameters to start from: a run directory, a TF1 checkpoint prefix, a Hugging Face folder, or
     # hf:ORG/NAME[@REVISION] of its hub.
-    'init_checkpoint': Field('', PATH),
+    'init_checkpoint': Field('', 'path'),
 
     # One of MODEL_SIZES, or empty: the size of init_checkpoint. The four sizes override it.
-    'model.name': Field('base', TEXT),
+    'model.name': Field('base', 'text'),
     'model.vocab_size': Field(0, count(2**24, least=0)),  # 0: as many as the vocabulary has
     # Fields that a checkpoint determines are empty: as in init_checkpoint, else the default.
     **{f'model.{o.name}': Field(o.default if o.role == 'trains' else None, o.allowed,
@@ -75,24 +73,24 @@ FIELDS: Mapping[str, Field] = {
     # auto chooses.
     **{f'model.{name}': Field(choices[0], choices) for name, choices in COMPUTATION.items()},
 
-    'data.source': Field('docs:python', CHECKED_WHERE_READ),  # or a list of (source, weight)
+    'data.source': Field('docs:python', 'elsewhere'),  # or a list of (source, weight)
     # The held-out text, or the file that is scored; empty: `held_out` of `source`, the folder's.
-    'data.eval_source': Field('', PATH),
+    'data.eval_source': Field('', 'path'),
     # Share of the text or file that is held out for evaluation.
     'data.held_out': Field(0.01, _BELOW_1, (*PRETRAINING, *_OWN_FILES)),
     # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
     # `vocab_size`.
-    'data.vocab_file': Field('', PATH),
+    'data.vocab_file': Field('', 'path'),
     # Words to add to it, one a line: [unused] slots first, then new rows of the word table, which
     # start at the mean of the word's old pieces.
-    'data.add_tokens': Field('', PATH),
+    'data.add_tokens': Field('', 'path'),
     'data.vocab_size': Field(8000, count(2**24, least=16), PRETRAINING),
     'data.lowercase': Field(None, _SWITCH),  # empty: as in init_checkpoint, else True
     # Token stores and trained vocabularies, kept by fingerprint; for several hosts a bucket or a
     # folder that all share.
-    'data.dir': Field('~/.cache/bert_jax', PATH),
-    'data.local_dir': Field('~/.cache/bert_jax', PATH),  # each host's copies of what is there
-    'data.tfds_dir': Field('', PATH),  # prepared tensorflow-datasets; empty: their default place
+    'data.dir': Field('~/.cache/bert_jax', 'path'),
+    'data.local_dir': Field('~/.cache/bert_jax', 'path'),  # each host's copies of what is there
+    'data.tfds_dir': Field('', 'path'),  # prepared tensorflow-datasets; empty: their default place
     'data.max_seq_length': Field(128, count(2**16)),
     'data.max_predictions_per_seq': Field(20, count(2**16, least=0), PRETRAINING),
     'data.min_sentences': Field(1, count(10**6), PRETRAINING),  # shorter documents are left out
@@ -107,46 +105,46 @@ FIELDS: Mapping[str, Field] = {
     'data.masking': Field('pieces', ('pieces', 'words', 'ngrams', 'spans'), PRETRAINING),
     'data.next_sentence': Field(True, _SWITCH, PRETRAINING),  # False: one segment, no NSP loss
     # Columns of your own file.
-    'data.text': Field('text', TEXT, _OWN_FILES),
-    'data.text_pair': Field('', TEXT, _TEXT_TASKS),
-    'data.label': Field('label', TEXT, _OWN_FILES),
+    'data.text': Field('text', 'text', _OWN_FILES),
+    'data.text_pair': Field('', 'text', _TEXT_TASKS),
+    'data.label': Field('label', 'text', _OWN_FILES),
     # Of tags that are numbers: their names from 0, between commas, or a file with one a line.
-    'data.label_names': Field('', TEXT, ('tagging',)),
-    'data.choices': Field('', TEXT, ('multiple_choice',)),  # of multiple choice, between commas
-    'data.id': Field('', TEXT, _WITH_ID),  # names rows in predictions; empty: counted from 0
+    'data.label_names': Field('', 'text', ('tagging',)),
+    'data.choices': Field('', 'text', ('multiple_choice',)),  # of multiple choice, between commas
+    'data.id': Field('', 'text', _WITH_ID),  # names rows in predictions; empty: counted from 0
     'data.packing': Field(True, _SWITCH, LABELLED),  # several examples a row: the same scores
     'data.max_malformed': Field(0.01, _SHARE, LABELLED),  # of rows; more is an error
 
-    'train.steps': Field(0, DURATION),  # 0: the sum of the phases' steps
+    'train.steps': Field(0, 'duration'),  # 0: the sum of the phases' steps
     'train.batch_size': Field(256, count(2**22)),  # sequences a step, over all devices
     # Rows that a step's sequences share in pre-training; 0: a row each.
     'train.packed_rows': Field(0, count(2**22, least=0), PRETRAINING),
     'train.accumulation_steps': Field(1, count(2**16)),  # parts that a batch is split into
-    'train.eval_every': Field(0, DURATION),  # 0: only at the end
+    'train.eval_every': Field(0, 'duration'),  # 0: only at the end
     # Evaluations in a row without a better one after which a run ends; 0: all steps.
     'train.patience': Field(0, count(10**6, least=0), LABELLED),
     'train.eval_batch_size': Field(256, count(2**18), PRETRAINING),
     'train.max_eval_examples': Field(0, count(2**40, least=0), PRETRAINING),  # 0: all held out
-    'train.save_every': Field(0, DURATION),  # 0: only at the end
+    'train.save_every': Field(0, 'duration'),  # 0: only at the end
     # Between comparisons of each chip's gradient with its neighbour's of the same rows; 0: none.
-    'train.verify_every': Field(0, DURATION),
+    'train.verify_every': Field(0, 'duration'),
     'train.keep_checkpoints': Field(2, count(10**6)),
-    'train.log_every': Field(100, DURATION),
+    'train.log_every': Field(100, 'duration'),
     # Steps that train on other rows than planned, which no other step of that length uses.
-    'train.skip_steps': Field((), CHECKED_WHERE_READ, PRETRAINING),
+    'train.skip_steps': Field((), 'elsewhere', PRETRAINING),
     # An earlier run of this recipe (directory or metrics.jsonl); accuracies far from its accuracies
     # at the same step give a warning.
-    'train.reference': Field('', PATH, PRETRAINING),
+    'train.reference': Field('', 'path', PRETRAINING),
     # '100..110': a trace of these steps, for TensorBoard; '100..110@0,3': on these hosts.
-    'train.profile': Field('', CHECKED_WHERE_READ),
+    'train.profile': Field('', 'elsewhere'),
     # Beside metrics.jsonl, between commas: tensorboard, wandb, cloud_monitoring (of every host).
-    'train.loggers': Field('tensorboard', CHECKED_WHERE_READ),
+    'train.loggers': Field('tensorboard', 'elsewhere'),
 
     # bert_adamw (no bias correction) | adamw | lamb | muon, or any optimizer of optax: lion, ...
-    'optimizer.name': Field('bert_adamw', CHECKED_WHERE_READ),
-    'optimizer.arguments': Field('', TEXT),  # of an optimizer of optax: 'b1=0.95, b2=0.98'
+    'optimizer.name': Field('bert_adamw', 'elsewhere'),
+    'optimizer.arguments': Field('', 'text'),  # of an optimizer of optax: 'b1=0.95, b2=0.98'
     'optimizer.learning_rate': Field(1e-4, Range(0, 1000, without=(0,))),
-    'optimizer.warmup': Field('1%', DURATION),
+    'optimizer.warmup': Field('1%', 'duration'),
     'optimizer.decay': Field('polynomial', ('polynomial', 'cosine')),  # of the rate, to 0
     'optimizer.decay_power': Field(1.0, Range(0, 100)),  # 1: linear, or half a cosine; 0: constant
     # start: as if there were no warm-up, the original's | peak: after it.
@@ -169,13 +167,13 @@ FIELDS: Mapping[str, Field] = {
     # phase lacks come from `train` and `data`. The optimizer's moments carry over from phase to
     # phase, and one learning-rate schedule spans them all; a phase with a `learning_rate` (and
     # `warmup`) starts its own schedule.
-    'phases': Field((), CHECKED_WHERE_READ),
+    'phases': Field((), 'elsewhere'),
 
     # Sections that only some tasks have.
     'classification.multi_label': Field(False, _SWITCH),  # any number of labels an example
-    'classification.separator': Field(',', TEXT),  # between them, where they stand in one cell
+    'classification.separator': Field(',', 'text'),  # between them, where they stand in one cell
     # Of one label an example: 'balanced' (inverse to their frequency), or 'LABEL=2.5, ...'.
-    'classification.class_weights': Field('', CHECKED_WHERE_READ),
+    'classification.class_weights': Field('', 'elsewhere'),
     'classification.label_smoothing': Field(0.0, _BELOW_1),
     **{f'{task}.{name}': field
        for task, rows in (('classification', _TEXTS), ('regression', _TEXTS),

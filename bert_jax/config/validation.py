@@ -10,16 +10,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import DECIDED, SIZES, complete, default_config, fields, model_sizes
 from bert_jax.config.bert_config import Allowed, fault
-from bert_jax.config.fields import (
-    CHECKED_WHERE_READ,
-    DURATION,
-    FIELDS,
-    LABELLED,
-    LOGGERS,
-    PATH,
-    PRETRAINING,
-    section_of,
-)
+from bert_jax.config.fields import FIELDS, LABELLED, LOGGERS, PRETRAINING, section_of
 from bert_jax.config.phases import PHASE_FIELDS, check_phases, parse_duration, parse_trace, phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import check_scheme
@@ -109,13 +100,13 @@ def _check_value(path: str, value: Any, allowed: Allowed | str) -> None:
     if not isinstance(allowed, str):
         wrong = fault(value, allowed)
         _refuse([(wrong, f'{path}={value!r} {wrong}')])
-    elif allowed == DURATION:
+    elif allowed == 'duration':
         parse_duration(value, path, batch_size=1,
                        num_examples=None if path.endswith('warmup') else _ANY_NUMBER,
                        total=None if path == 'train.steps' else _ANY_NUMBER)
-    elif allowed != CHECKED_WHERE_READ:
+    elif allowed != 'elsewhere':
         _refuse([(not isinstance(value, str) or '\0' in value, f'{path}={value!r} must be a text')])
-        if allowed == PATH:
+        if allowed == 'path':
             check_scheme(value, f'config.{path}=')
 
 

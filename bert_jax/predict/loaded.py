@@ -24,12 +24,12 @@ from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine, Function, Outputs
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.files import Path, as_path, read_json
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.weights import from_hub, load_weights
-from bert_jax.weights.formats import Weights, check_order, check_vocabulary, read_json, to_tree
+from bert_jax.weights.formats import Weights, check_order, check_vocabulary, to_tree
 
 POOLS = ('mean', 'cls', 'max')
 

@@ -128,13 +128,9 @@ def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A file's content, read from start to end; decompressed if its name ends in .gz or .bz2."""
-    with as_path(path).open('rb') as file:
-        ending = os.path.splitext(path)[1].lower()
-        if ending not in ('.gz', '.bz2'):
-            yield file
-            return
-        with gzip.open(file) if ending == '.gz' else bz2.open(file) as content:
-            yield content
+    unpack: Any = {'.gz': gzip.open, '.bz2': bz2.open}.get(os.path.splitext(path)[1].lower())
+    with as_path(path).open('rb') as file, unpack(file) if unpack else file as content:
+        yield content
 
 
 def read_blocks(path: str | os.PathLike[str], num_bytes: int) -> Iterator[bytes]:
@@ -152,6 +148,23 @@ def read_blocks(path: str | os.PathLike[str], num_bytes: int) -> Iterator[bytes]
     except (OSError, zlib.error) as error:
         reason = getattr(error, 'strerror', None) or error
         raise InputError(f'{path} cannot be read ({reason}); copy it again') from error
+
+
+def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+      InputError: it is missing, or something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding='utf-8'))
+    except FileNotFoundError:
+        raise InputError(f'{path} is missing: {wanted_for}') from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f'{path} cannot be read as JSON ({error}): {wanted_for}') from None
+    if not isinstance(value, dict):
+        raise InputError(f'{path} holds no JSON object: {wanted_for}')
+    return value
 
 
 class Found(NamedTuple):

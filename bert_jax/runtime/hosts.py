@@ -79,21 +79,16 @@ def connect() -> None:
             raise InputError(f'{", ".join(missing)} is not set in the environment: set '
                              f'{", ".join(names)}, or none of them')
     tasks = {size: _whole_number(size) or 1 for size, _ in _TASK_COUNTS}
-    process_id, slices, slice_id = map(_whole_number, (_CLUSTER[2], *_SLICES[1:]))
-    if (slice_id or 0) >= (slices or 1):
-        raise InputError(f'{_SLICES[2]}={slice_id} in the environment is no slice of {slices}: set '
-                         f'it from 0 to {_SLICES[1]} - 1')
     if chips := os.environ.get('TPU_VISIBLE_CHIPS'):  # perhaps of another run; libtpu obeys it
         print(f'note: TPU_VISIBLE_CHIPS={chips} is set: this process uses these chips only',
               file=sys.stderr, flush=True)
     # Hosts of a pod come up minutes apart: the installation is what takes longest.
-    patience = _whole_number('BERT_JAX_JOIN_SECONDS') or 600
-    if process_id is not None:
-        jax.distributed.initialize(num_processes=tasks['JAX_NUM_PROCESSES'], process_id=process_id,
-                                   initialization_timeout=patience)
-    elif not any(name in os.environ for name in _NOTEBOOKS):
+    arguments = {'initialization_timeout': _whole_number('BERT_JAX_JOIN_SECONDS') or 600}
+    if (process_id := _whole_number('JAX_PROCESS_ID')) is not None:
+        arguments |= {'num_processes': tasks['JAX_NUM_PROCESSES'], 'process_id': process_id}
+    if process_id is not None or not any(name in os.environ for name in _NOTEBOOKS):
         try:
-            jax.distributed.initialize(initialization_timeout=patience)
+            jax.distributed.initialize(**arguments)
         except ValueError as error:
             if 'coordinator_address' not in str(error):  # else no cluster: a run of one process
                 raise

@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import secrets
 import sys
 import threading
@@ -31,7 +32,6 @@ from bert_jax.runtime.files import Path, as_path, children, write_new, write_who
 
 SECONDS = 30.0  # a claim that has not changed for this long is dead
 _BEAT_SECONDS = 5.0
-_PREFIX = '.claim-'
 
 
 class Claim:
@@ -99,12 +99,11 @@ class Claim:
         self._number = 0
 
     def _path(self, number: int) -> Path:
-        return self._folder / f'{_PREFIX}{number}'
+        return self._folder / f'.claim-{number}'
 
     def _numbers(self) -> list[int]:
-        names = [path.name for path in children(self._folder)]
-        return [int(name.removeprefix(_PREFIX)) for name in names
-                if name.startswith(_PREFIX) and name.removeprefix(_PREFIX).isdigit()]
+        return [int(match[1]) for path in children(self._folder)
+                if (match := re.fullmatch(r'\.claim-(\d+)', path.name))]
 
     def _is_dead(self, number: int) -> bool:
         """Whether the holder of a claim is known to be gone."""

@@ -21,7 +21,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -118,47 +118,40 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
         ) from None
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOT_AS_NAMED = (
-    errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG,
-    errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.EPERM, errno.EROFS,
-)
-_BAD_DISK = (errno.EIO, errno.ESTALE, errno.EFBIG)
-_BUCKETS = ('gcsfs', 'aiohttp', 'google.', 'requests')  # libraries that access them
-# How messages of gcsfs and TensorStore begin.
-_REFUSED = re.compile(
-    '(Forbidden|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED): ')
+def _errors_of_a_file(*numbers: int) -> str:
+    """A pattern of the operating system's errors that name a file."""
+    return rf"\[Errno ({'|'.join(map(str, numbers))})\] .+: "
 
 
-def _of_a_file(numbers: tuple[int, ...]) -> Callable[[BaseException], bool]:
-    return lambda fault: (isinstance(fault, OSError) and fault.filename is not None
-                          and fault.errno in numbers)
-
-
-# (which exceptions, what is printed of them, exit status); the first row counts that is of an
-# exception or of one of its causes.
-_ANSWERS: tuple[tuple[Callable[[Any], bool], str, int], ...] = (
-    (lambda fault: isinstance(fault, Stopped), '{fault}', 143),
-    (lambda fault: isinstance(fault, InputError), '{fault}', 2),
-    (lambda fault: isinstance(fault, (Diverged, Unavailable)), '{fault}', 1),
-    (lambda fault: isinstance(fault, KeyboardInterrupt), 'stopped', 130),
-    (lambda fault: getattr(fault, 'errno', None) in FULL or 'No space left on device' in str(fault),
-     '{disk} is full (No space left on device): free some space and start again', 1),
-    (_of_a_file(_NOT_AS_NAMED), '{file}: check the path and the rights to it', 2),
-    (_of_a_file(_BAD_DISK), '{file}: the disk or network that it is on fails', 1),
-    (lambda fault: isinstance(fault, MemoryError) or 'RESOURCE_EXHAUSTED' in str(fault),
+FULL = 'No space left on device|Disk quota exceeded'
+# (types of exceptions; a pattern of 'module.name: message'; what is printed; exit status). The
+# first row counts that is of an exception or of one of its causes.
+_ANSWERS: tuple[tuple[Any, str, str, int], ...] = (
+    (Stopped, '', '{fault}', 143),
+    (InputError, '', '{fault}', 2),
+    ((Diverged, Unavailable), '', '{fault}', 1),
+    (KeyboardInterrupt, '', 'stopped', 130),
+    (Exception, FULL, '{disk} is full (No space left on device): free some space and start again',
+     1),
+    (OSError, _errors_of_a_file(
+        errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES,
+        errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ENODEV),
+     '{file}: check the path and the rights to it', 2),
+    (OSError, _errors_of_a_file(errno.EIO, errno.ESTALE, errno.EFBIG),
+     '{file}: the disk or network that it is on fails', 1),
+    (Exception, 'MemoryError: |RESOURCE_EXHAUSTED',
      'out of memory ({line}): lower the batch size, config.train.eval_batch_size or the sequence '
      'length', 1),
-    (lambda fault: 'Unable to initialize backend' in str(fault) and 'JAX_PLATFORMS' in os.environ,
+    (Exception, 'Unable to initialize backend',
      'jax finds no device of JAX_PLATFORMS ({line}): set JAX_PLATFORMS=cpu to use the CPU, or '
      'install jax for the device of this machine', 2),
-    (lambda fault: type(fault).__module__.startswith(_BUCKETS) or (
-        isinstance(fault, (OSError, ValueError)) and _REFUSED.match(str(fault)) is not None),
+    # Libraries that access buckets; how messages of gcsfs and TensorStore begin.
+    (Exception, r'^(gcsfs|aiohttp|google|requests)\.|(OSError|ValueError): (Forbidden|UNAVAILABLE|'
+     'DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED): ',
      'a bucket refuses or is away ({line}): started again, a run goes on from its last checkpoint',
      1),
-    (lambda fault: isinstance(fault, UnicodeError),
-     'a text cannot be written or read ({line}): convert it to UTF-8, and set PYTHONUTF8=1 where '
-     'the locale is another', 2),
+    (UnicodeError, '', 'a text cannot be written or read ({line}): convert it to UTF-8, and set '
+     'PYTHONUTF8=1 where the locale is another', 2),
 )
 
 
@@ -177,14 +170,15 @@ def answer(
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    for is_of, message, status in _ANSWERS:
-        for fault in filter(is_of, chain):
-            name = getattr(fault, 'filename', None)
-            full = name or (writing if _output_fault() is None else 'standard output')
-            return message.format(
-                fault=' '.join(str(fault).split()), line=first_line(fault),
-                file=f"{os.fsdecode(name or '')}: {getattr(fault, 'strerror', '')}",
-                disk=f'the disk of {full}' if full else 'a disk'), status
+    for types_, pattern, message, status in _ANSWERS:
+        for fault in chain:
+            named = f'{type(fault).__module__}.{type(fault).__name__}: {fault}'
+            if isinstance(fault, types_) and re.search(pattern, named):
+                name = getattr(fault, 'filename', None)
+                return message.format(
+                    fault=' '.join(str(fault).split()), line=first_line(fault),
+                    file=f"{os.fsdecode(name or '')}: {getattr(fault, 'strerror', '')}",
+                    disk=f'the disk of {name or writing}' if name or writing else 'a disk'), status
     lines, kept = ''.join(traceback.format_exception(error)), ''
     for place in filter(None, (log_folder, Path(tempfile.gettempdir()))):
         with contextlib.suppress(Exception):  # of many libraries; there is another place
@@ -221,8 +215,7 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         _drop_output()
     except (Exception, KeyboardInterrupt) as error:
-        line, status = answer(error, writing)
-        _drop_output()
+        line, status = answer(error, 'standard output' if _drop_output() else writing)
         print(f'error: {stopped if status == 130 else line}', file=sys.stderr, flush=True)
         sys.exit(status)
 
@@ -238,19 +231,15 @@ def _unless_of_a_task(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _drop_output() -> None:
+def _drop_output() -> bool:
     """Redirects standard output to the null device if its reader is gone or its disk full."""
-    if _output_fault():
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _output_fault() -> Exception | None:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except (OSError, ValueError) as error:
-        return error
-    return None
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return True
+    return False
 
 
 _GIB = 1 << 30

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.runtime.files import Path, as_path, read_json, write_whole
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_file
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
@@ -52,13 +52,7 @@ def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
     config = path.parent / SWITCHES_FILE
     if path.name != "vocab.txt" or not config.exists():
         return ORIGINAL
-    try:
-        fields = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{config} cannot be read as JSON ({error}): put it back") from None
-    if not isinstance(fields, dict):
-        raise InputError(f"{config} holds no JSON object: put it back")
-    return switches_of(fields, config)
+    return switches_of(read_json(config, "put it back"), config)
 
 
 def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
@@ -69,15 +63,14 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
     """
     values = {field.name: fields.get(field.name, field.default)
               for field in dataclasses.fields(Switches)}
-    if isinstance(values["never_split"], list | None):
-        values["never_split"] = tuple(values["never_split"] or ())
+    words = values["never_split"] or ()
     for name, value in values.items():
         good = isinstance(value, bool) or value is None and name == "strip_accents"
         if name == "never_split":
-            good = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
+            good = isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
         if not good:
             raise InputError(f"{source}: {name}={value!r} is not a value that it can have")
-    return Switches(**values)
+    return Switches(**values | {"never_split": tuple(words)})
 
 
 def write_switches(folder: Path, switches: Switches) -> None:

@@ -21,6 +21,7 @@ import io
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import sentencepiece
 
@@ -38,7 +39,6 @@ _SURPLUS = 1.25  # pieces learned for each piece kept
 _PRUNING_ROUNDS = 4
 _UNUSED = 99  # slots, at most
 _FIRST_LETTERS = 0xF0000  # planes 15 and 16: private use
-_MAX_ADDED_CHARS = 100  # longer words are [UNK] in Hugging Face; in the original from 201 on
 _SHOWN = 5  # words in a note
 _SPACE_MARK = "\u2581"  # SentencePiece's own stand-in for a space
 
@@ -73,9 +73,8 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> l
     tokens = [SPECIAL_TOKENS[0], *unused, *SPECIAL_TOKENS[1:]]
     if vocab_size < len(tokens) + 2:
         raise InputError(
-            f"vocab_size is {vocab_size}, which leaves no room for characters beside the special "
-            f"tokens; give at least {len(tokens) + 2}, better thousands"
-        )
+            f"vocab_size={vocab_size} leaves no room for characters beside the special "
+            f"tokens: take at least {len(tokens) + 2}, better thousands")
     counts = count_basic_tokens(texts, lowercase)
     if not counts:
         raise InputError("the training text holds no words; check data.source")
@@ -111,10 +110,15 @@ def count_basic_tokens(texts: Iterable[str], lowercase: bool) -> collections.Cou
             while len(runs) > _MAX_COUNTED_WORDS // 2:
                 threshold += 1
                 runs = collections.Counter({run: n for run, n in runs.items() if n >= threshold})
-    counts: collections.Counter[str] = collections.Counter()
-    for run, count in runs.items():
-        for token in basic_tokens(run, lowercase):
-            counts[token] += count
+    return _weighted((basic_tokens(run, lowercase), count) for run, count in runs.items())
+
+
+def _weighted(parts: Iterable[tuple[Iterable[Any], int]]) -> collections.Counter[Any]:
+    """The number of occurrences of each part, from (parts of a word, its occurrences)."""
+    counts: collections.Counter[Any] = collections.Counter()
+    for found, count in parts:
+        for part in found:
+            counts[part] += count
     return counts
 
 
@@ -129,10 +133,7 @@ def _characters(counts: Mapping[str, int], room: int) -> tuple[list[str], list[s
     First those that make up 99.99 % of the text. Then, in a twelfth of the room, others: text to
     come has characters that are rare in this one, above all in ASCII (`@`, say).
     """
-    seen: collections.Counter[str] = collections.Counter()
-    for token, count in counts.items():
-        for char in token:
-            seen[char] += count
+    seen = _weighted(counts.items())
     ranked = _by_frequency(seen)
     before = itertools.accumulate((seen[char] for char in ranked), initial=0)
     num_frequent = sum(total < _CHARACTER_COVERAGE * seen.total() for total in before)
@@ -188,13 +189,9 @@ def _prune(
     kept = list(pieces)
     for rounds_left in range(_PRUNING_ROUNDS if surplus else 1, 0, -1):
         fixed = [*SPECIAL_TOKENS, *characters]
-        vocab = Vocab.from_tokens([*fixed, *kept])
-        cut = WordPieceTokenizer(vocab, lowercase).pieces
-        uses = [0] * len(vocab)
-        for word, count in words.items():
-            for i in cut(word):
-                uses[i] += count
-        order = sorted(range(len(kept)), key=lambda i: (-uses[len(fixed) + i], i))
+        cut = WordPieceTokenizer(Vocab.from_tokens([*fixed, *kept]), lowercase).pieces
+        uses = _weighted((cut(word), count) for word, count in words.items())
+        order = sorted(range(len(kept)), key=lambda i: -uses[len(fixed) + i])
         drop = -(-surplus // rounds_left)
         surplus -= drop
         kept = [kept[i] for i in order[: len(order) - drop]]
@@ -222,51 +219,28 @@ def add_words(
     if os.fspath(vocab_file).endswith(".model"):
         raise InputError(
             f"config.data.add_tokens={words_file}: the vocabulary {vocab_file} is a SentencePiece "
-            "model, to which words cannot be added: leave config.data.add_tokens empty"
-        )
-    vocab = Vocab.from_file(vocab_file)
-    words, again = _read_words(words_file, lowercase)
-    new = [word for word in words if word not in vocab]
-    known = [word for word in words if word in vocab]
-    notes = []
-    for what, found in (("named twice", again), (f"in {vocab_file} already", known)):
-        if found:
-            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-            notes.append(f"{words_file}: {what}: {', '.join(found[:_SHOWN])}{more}")
-    tokens = list(vocab.tokens)
+            "model, to which words cannot be added: leave config.data.add_tokens empty")
+    tokens = list(Vocab.from_file(vocab_file).tokens)
+    seen, new, passed_over = set(tokens), [], []
+    for number, line in enumerate(read_lines(words_file, "words", "config.data.add_tokens"), 1):
+        parts = basic_tokens(line, lowercase)
+        if line.strip() and (len(parts) != 1 or basic_tokens(parts[0], lowercase) != parts):
+            raise InputError(
+                f"{words_file}: line {number} is {line.strip()[:80]!r}, which BERT splits into "
+                f"{len(parts)} words before the vocabulary is asked: write one word a line, "
+                "without spaces and punctuation marks")
+        for word in parts:
+            (passed_over if word in seen else new).append(word)
+            seen.add(word)
     unused = [i for i, token in enumerate(tokens) if is_unused(token)][: len(new)]
     for i, word in zip(unused, new, strict=False):
         tokens[i] = word
     tokens += new[len(unused) :]
+    notes = []
+    if passed_over:
+        notes.append(f"{words_file}: named twice, or in {vocab_file} already: "
+                     + ", ".join(passed_over[:_SHOWN]) + ", ..." * (len(passed_over) > _SHOWN))
     if new:
-        notes.append(
-            f"{len(new)} words added to the vocabulary, {len(unused)} of them in [unused] slots: "
-            f"{len(tokens):,} tokens"
-        )
+        notes.append(f"{len(new)} words added to the vocabulary, {len(unused)} of them in [unused] "
+                     f"slots: {len(tokens):,} tokens")
     return tokens, notes
-
-
-def _read_words(path: str | os.PathLike[str], lowercase: bool) -> tuple[list[str], list[str]]:
-    """The words as text is tokenized, each once, and those that are named again."""
-    words: list[str] = []
-    again: list[str] = []
-    for number, line in enumerate(read_lines(path, "words", "config.data.add_tokens"), 1):
-        if not line.strip():
-            continue
-        parts = basic_tokens(line, lowercase)
-        if len(parts) != 1 or basic_tokens(parts[0], lowercase) != parts:
-            raise InputError(
-                f"{path}: line {number} is {line.strip()[:80]!r}, which BERT splits into "
-                f"{len(parts)} words before the vocabulary is asked"
-                + (f" ({' '.join(parts)[:80]})" if parts else "")
-                + ": write one word a line, without spaces and punctuation marks"
-            )
-        if len(parts[0]) > _MAX_ADDED_CHARS:
-            raise InputError(
-                f"{path}: line {number} has {len(parts[0])} characters; a word of more than "
-                f"{_MAX_ADDED_CHARS} is unknown to other programs: leave it out"
-            )
-        (again if parts[0] in words else words).append(parts[0])
-    if not words:
-        raise InputError(f"{path} names no words; expected one word a line")
-    return words, again

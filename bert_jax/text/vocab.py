@@ -49,9 +49,6 @@ class Vocab:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __contains__(self, token: object) -> bool:
-        return token in self.index
-
     @property
     def ends(self) -> dict[str, int]:
         """`cls_id` and `sep_id`, as arguments of functions that make sequences."""
@@ -75,7 +72,14 @@ class Vocab:
             InputError: the file is missing, a directory, empty, not UTF-8 text, names a token
                 twice, or lacks a special token.
         """
-        return cls.from_tokens(_strip_lines(read_lines(path)), source=str(path))
+        lines = [line.removesuffix("\r") for line in read_lines(path)]
+        # Google maps token -> line number and lets later lines win. Where stripping makes two
+        # different lines equal, the later one therefore owns the token, and the earlier one keeps
+        # its white space, with which it never matches. Equal lines stay equal: an error below.
+        last = {line.strip(): line for line in lines}
+        return cls.from_tokens(
+            (line if last[line.strip()] != line or not line.strip() else line.strip()
+             for line in lines), source=str(path))
 
     @classmethod
     def from_tokens(
@@ -129,12 +133,9 @@ def read_file(path: str | os.PathLike[str], what: str, field: str) -> bytes:
     """
     try:
         data = as_path(path).read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such {what} file; check {field}") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a directory; name the {what} file in it") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check it") from None
+        raise InputError(f"{path}: the {what} file cannot be read "
+                         f"({error.strerror or 'No such file'}): check {field}") from None
     if not data.strip():
         raise InputError(f"{path}: the {what} file is empty; check {field}")
     return data
@@ -149,36 +150,15 @@ def read_lines(
         InputError: it cannot be read, is empty or not text; it names `what` and the `field`.
     """
     data = read_file(path, what, field)
-    if (zero := data.find(b"\0")) >= 0:
-        raise InputError(
-            f"{path}: not a text file (zero byte at offset {zero}); expected UTF-8, one token a "
-            "line (a SentencePiece model must end in .model)"
-        )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(
             f"{path}: line {line} is not UTF-8 (byte 0x{data[error.start]:02x} at offset "
-            f"{error.start}); convert the file to UTF-8"
+            f"{error.start}); convert it to UTF-8 (a SentencePiece model is called NAME.model)"
         ) from None
     return text.removeprefix("\ufeff").rstrip("\r\n").split("\n")
-
-
-def _strip_lines(lines: Sequence[str]) -> list[str]:
-    """Strip as Google does, but keep every line distinguishable.
-
-    Google maps token -> line number and lets later lines win. Where stripping makes two
-    *different* lines equal, the later one therefore owns the token, and the earlier one keeps its
-    white space, with which it never matches. Equal lines stay equal: an error for the caller.
-    """
-    stripped = [line.strip() for line in lines]
-    raw = [line.removesuffix("\r") for line in lines]
-    last = {token: i for i, token in enumerate(stripped)}
-    return [
-        r if not s or (last[s] != i and raw[last[s]] != r) else s
-        for i, (s, r) in enumerate(zip(stripped, raw, strict=True))
-    ]
 
 
 def write_vocab(path: str | os.PathLike[str], tokens: Iterable[str]) -> None:

@@ -56,11 +56,10 @@ from bert_jax.config.fields import FIELDS
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, nearest
-from bert_jax.runtime.files import Path
+from bert_jax.runtime.files import Path, read_json
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.stopping import Guard
-from bert_jax.weights.formats import read_json
 
 Settings = tuple[tuple[str, str], ...]
 # What members that share a compiled step may differ in: its arguments.

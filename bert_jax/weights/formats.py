@@ -274,23 +274,6 @@ def write_vocabulary(folder: Path, weights: Weights) -> list[str] | None:
     return tokens
 
 
-def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-      InputError: it is missing, or something else.
-    """
-    try:
-        value = json.loads(path.read_text(encoding='utf-8'))
-    except FileNotFoundError:
-        raise InputError(f'{path} is missing: {wanted_for}') from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f'{path} cannot be read as JSON ({error}): {wanted_for}') from None
-    if not isinstance(value, dict):
-        raise InputError(f'{path} holds no JSON object: {wanted_for}')
-    return value
-
-
 def read_inference(config: Mapping[str, Any], key: str, where: Path) -> dict[str, Any]:
     """`Weights.inference`; InputError where it is no JSON object."""
     inference = config.get(key) or {}
@@ -475,7 +458,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         finally:
             beside.rmtree(missing_ok=True)
     except OSError as error:
-        if error.errno in FULL or 'No space left' in str(error):
+        if re.search(FULL, str(error)):
             raise  # the error boundary names the full disk
         raise InputError(f'{target} cannot be written: {error.strerror or error}') from error
 

@@ -21,11 +21,11 @@ from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import HEADS, Part, part_of
 from bert_jax.runtime.checksum import checksum
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, children, local_copy
+from bert_jax.runtime.files import Path, as_path, children, local_copy, read_json
 from bert_jax.text import vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches
 from bert_jax.weights import formats
-from bert_jax.weights.formats import Weights, read_json, write_json
+from bert_jax.weights.formats import Weights, write_json
 
 _DTYPES = ('F32', 'F16', 'BF16')
 # Fields of models that look like BERT and may compute something else.

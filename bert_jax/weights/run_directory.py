@@ -12,10 +12,10 @@ import orbax.checkpoint as ocp
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.heads import HEADS
-from bert_jax.runtime import checksum
+from bert_jax.runtime import checksum, files
 from bert_jax.runtime.checksum import CHECKSUMS
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket, write_whole
+from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket
 from bert_jax.text import load_tokenizer, read_switches, write_switches
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights import formats
@@ -123,7 +123,7 @@ def read_config(
         whose parameters are laid out otherwise.
     """
     path = workdir / 'config.json'
-    config = checksum.check_digest(formats.read_json(path, hint), path)
+    config = checksum.check_digest(files.read_json(path, hint), path)
     model = config.get('model')
     if isinstance(model, dict) and model.get('scan_layers'):
         raise InputError(f'{path}: model.scan_layers=True is no longer read: convert the run to a '
@@ -134,7 +134,7 @@ def read_config(
 def write_config(workdir: Path, fields: dict[str, Any]) -> None:
     """Writes `config.json`."""
     text = json.dumps(checksum.with_digest(fields), indent=2) + '\n'
-    write_whole(workdir / 'config.json', text)
+    files.write_whole(workdir / 'config.json', text)
 
 
 def whole_steps(folder: Path) -> list[Path]:

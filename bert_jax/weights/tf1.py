@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import absolute, as_path, children, local_copy
+from bert_jax.runtime.files import absolute, as_path, children, local_copy, read_json
 from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.text import read_switches, write_switches
 from bert_jax.text.wordpiece import ORIGINAL
@@ -43,7 +43,7 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
     paths = [folder / 'bert_config.json'
              for folder in (prefix.parent, absolute(prefix).parent.parent)]
     config_file = next((path for path in paths if path.exists()), paths[0])
-    config = formats.read_json(config_file, 'it describes the model in the checkpoint; copy it '
+    config = read_json(config_file, 'it describes the model in the checkpoint; copy it '
                                'from the model that the checkpoint was trained from')
     if config.get('hidden_act') != 'gelu':
         raise InputError(f"{config_file}: hidden_act={config.get('hidden_act')!r} is not one that "
