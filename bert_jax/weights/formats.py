@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
