@@ -83,7 +83,7 @@ def connect() -> None:
         print(f'note: TPU_VISIBLE_CHIPS={chips} is set: this process uses these chips only',
               file=sys.stderr, flush=True)
     # Hosts of a pod come up minutes apart: the installation is what takes longest.
-    arguments = {'initialization_timeout': _whole_number('BERT_JAX_JOIN_SECONDS') or 600}
+    arguments: Any = {'initialization_timeout': _whole_number('BERT_JAX_JOIN_SECONDS') or 600}
     if (process_id := _whole_number('JAX_PROCESS_ID')) is not None:
         arguments |= {'num_processes': tasks['JAX_NUM_PROCESSES'], 'process_id': process_id}
     if process_id is not None or not any(name in os.environ for name in _NOTEBOOKS):

@@ -221,7 +221,9 @@ def add_words(
             f"config.data.add_tokens={words_file}: the vocabulary {vocab_file} is a SentencePiece "
             "model, to which words cannot be added: leave config.data.add_tokens empty")
     tokens = list(Vocab.from_file(vocab_file).tokens)
-    seen, new, passed_over = set(tokens), [], []
+    seen = set(tokens)
+    new: list[str] = []
+    passed_over: list[str] = []
     for number, line in enumerate(read_lines(words_file, "words", "config.data.add_tokens"), 1):
         parts = basic_tokens(line, lowercase)
         if line.strip() and (len(parts) != 1 or basic_tokens(parts[0], lowercase) != parts):
