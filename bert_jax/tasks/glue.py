@@ -139,17 +139,17 @@ def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> Te
         labels, [str(int(record['idx'])) for record in rows], f'tfds:glue/{name}:{split}')
 
 
-def open_glue(name: str, config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
+def open_glue(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on train, scored on dev, predicting test where the folder has it.
 
     MNLI is scored on both dev sets, and predicts the diagnostic set too. Where `data.eval_source`
     is set, that file is all that is scored.
     """
-    d, task = config.data, GLUE_TASKS[name]
+    d, task = config.data, GLUE_TASKS[config.task]
     tests = list(task.submissions)
     dev = [split.replace('test', 'dev') for split in tests]  # dev, or dev_matched and so on
 
-    def read(split: str, name: str = name) -> TextExamples | None:
+    def read(split: str, name: str = task.name) -> TextExamples | None:
         """A split of `data.source`; None where it has no such file and can do without."""
         if d.source == 'tfds:glue':
             return from_tfds(name, split, labelled.tfds_records(
@@ -159,10 +159,12 @@ def open_glue(name: str, config: ConfigDict, scored: ScoredModel | None = None) 
         return read_glue(name, folder, split, required=split in ('train', dev[0]),
                          max_malformed=d.max_malformed)
 
-    sets = {'dev': read_glue(name, str(as_path(d.eval_source)), 'dev',
-                             max_malformed=d.max_malformed)} if d.eval_source else {
-        split: read(split) for split in (*dev, *tests)}
-    if name == 'mnli' and not d.eval_source:
+    if d.eval_source:
+        sets = {'dev': read_glue(
+            task.name, str(as_path(d.eval_source)), 'dev', max_malformed=d.max_malformed)}
+    else:
+        sets = {split: read(split) for split in (*dev, *tests)}
+    if task.name == 'mnli' and not d.eval_source:
         sets['ax'] = read('test', 'ax')
     return text_task(
         config, head='classification' if task.labels else 'regression', labels=task.labels,

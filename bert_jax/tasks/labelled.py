@@ -143,7 +143,6 @@ class LabelledTask:
 
     def __post_init__(self) -> None:
         t = self.tokenization
-        self.name: str = self.config.task
         self.vocab_path: Path | None = t.path
         self.vocab_size = len(t.vocab)
         self.inference = {'max_seq_length': self.config.data.max_seq_length, **self.inference}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 
 from ml_collections import ConfigDict
@@ -27,13 +26,12 @@ OPENERS: Mapping[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'regression': open_own_texts,
     'multiple_choice': open_choices,
     'tagging': open_tagging,
-    'squad_v1': functools.partial(open_squad, 'v1'),
-    'squad_v2': functools.partial(open_squad, 'v2'),
+    'squad_v1': open_squad,
+    'squad_v2': open_squad,
     'conll': open_conll,
     'swag': open_swag,
     'boolq': open_boolq,
-    **{name: functools.partial(open_glue, name)
-       for name in GLUE_TASKS if name != 'ax'},  # that has no training set
+    **dict.fromkeys((name for name in GLUE_TASKS if name != 'ax'), open_glue),  # no training set
 }
 
 

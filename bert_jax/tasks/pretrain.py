@@ -244,7 +244,6 @@ class PretrainTask:
                 'of a row that is read from the left, set config.data.next_sentence=False')
         self._config = config
         self.metric = 'lm_accuracy' if config.model.causal else 'mlm_accuracy'
-        self.name: str = config.task
         self.data = TextData(config) if config.task == 'pretrain' else SyntheticData(
             config.model.vocab_size or config.data.vocab_size, config.seed)
         self.vocab_size: int = self.data.vocab_size
@@ -365,9 +364,8 @@ class PretrainTask:
             config.seed = seed
         return PretrainTask(config)  # other pairs and masks of the same token store
 
-    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
-        del params, metrics, workdir  # the checkpoints are all there is
-        return {}
+    def finish(self, *_: Any) -> dict[str, Any]:
+        return {}  # the checkpoints are all there is
 
 
 def read_curve(named: str) -> list[dict[str, Any]]:

@@ -44,15 +44,14 @@ from bert_jax.text.vocab import CONTINUATION, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, basic_tokens
 
 
-def open_squad(
-    version: str, config: ConfigDict, scored: ScoredModel | None = None
-) -> LabelledTask:
+def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """The units are windows, and an epoch is all of them.
 
     (google-research/bert counts questions for its steps, 1 % fewer, so it ends a little before its
     last epoch does.)
     """
-    section, t = config.squad, labelled.open_tokenization(config)
+    version, section = config.task.removeprefix('squad_'), config.squad
+    t = labelled.open_tokenization(config)
 
     def windows(training: bool) -> SquadWindows:
         return squad_windows(

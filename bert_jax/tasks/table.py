@@ -143,15 +143,16 @@ def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
 def _objects(path: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
     """The objects of a JSON file: one in each line, or all in one list."""
     rows = ((line, text) for line, text in lines(path) if text.strip())
-    first = list(itertools.islice(rows, 1))
-    values: Iterator[tuple[int, tuple[Any, str]]]
-    if first and first[0][1].lstrip().startswith('['):
-        whole, fault = _parsed('\n'.join(text for _, text in itertools.chain(first, rows)))
+    first = next(rows, None)
+    if first is None:
+        return
+    values: Iterator[tuple[int, tuple[Any, str]]] = (
+        (line, _parsed(text)) for line, text in itertools.chain([first], rows))
+    if first[1].lstrip().startswith('['):
+        whole, fault = _parsed('\n'.join(text for _, text in (first, *rows)))
         if fault:
             raise InputError(f'{path} begins with [ and is no list of JSON objects: {fault}')
-        values = ((place, (value, '')) for place, value in enumerate(whole, 1))
-    else:
-        values = ((line, _parsed(text)) for line, text in itertools.chain(first, rows))
+        values = enumerate(((record, '') for record in whole), 1)
     for line, (record, fault) in values:
         if not fault and not isinstance(record, dict):
             fault = 'not a JSON object'

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -395,19 +395,19 @@ def conll_scores(
       `precision`, `recall`, `f1` over all entities; `TYPE/precision`, `TYPE/recall`, `TYPE/f1` of
       each type that occurs; `accuracy`, the share of words with the right tag.
     """
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])  # right, predicted, gold
+    right, found, wanted = counters = Counter[str](), Counter[str](), Counter[str]()
     words = same = 0
     for mine, theirs in zip(predicted, gold, strict=True):
         same += sum(a == b for a, b in zip(mine, theirs, strict=True))
         words += len(theirs)
         spans = set(entity_spans(mine)), set(entity_spans(theirs))
-        for i, some in enumerate((spans[0] & spans[1], *spans)):
-            for name, _, _ in some:
-                counts[name][i] += 1
-    totals = [sum(column) for column in zip(*counts.values())] or [0, 0, 0]
-    scores = _scores(*totals) | {'accuracy': same / max(words, 1)}
-    for name in sorted(counts):
-        scores |= {f'{name}/{key}': value for key, value in _scores(*counts[name]).items()}
+        for counter, some in zip(counters, (spans[0] & spans[1], *spans)):
+            counter.update(name for name, _, _ in some)
+    scores = _scores(right.total(), found.total(), wanted.total())
+    scores['accuracy'] = same / max(words, 1)
+    for name in sorted(found | wanted):
+        of_type = _scores(right[name], found[name], wanted[name])
+        scores |= {f'{name}/{key}': value for key, value in of_type.items()}
     return scores
 
 

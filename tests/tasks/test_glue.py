@@ -41,7 +41,6 @@ OFFICIAL = [
      [['A'], ['B']], None, ['0']),
     ('qnli', 'QNLI/dev', 'index\tquestion\tsentence\tlabel\n0\tQ?\tS.\tnot_entailment\n',
      [['Q?'], ['S.']], [1], ['0']),
-    ('rte', 'RTE/train', RTE + '0\tA\tB\tentailment\n', [['A'], ['B']], [0], ['0']),
     ('wnli', 'WNLI/train', RTE + '9\tA\tB\t1\n', [['A'], ['B']], [1], ['9']),
     *(('ax', file, 'index\tsentence1\tsentence2\n0\tA\tB\n', [['A'], ['B']], None, ['0'])
       for file in ('diagnostic/diagnostic', 'AX/AX')),
@@ -69,14 +68,6 @@ def test_official_files(tmp_path, capsys, task, file, content, texts, labels, id
         assert examples.labels.tolist() == labels
         assert examples.labels.dtype == (np.float32 if task == 'stsb' else np.int32)
     assert capsys.readouterr().err == ''  # nothing to say about a plain name
-
-
-def test_only_line_feeds_end_rows(tmp_path):
-    """Characters that `str.splitlines` splits at are text."""
-    odd = 'a\u2028b\x0bc\x85d\x1ce'
-    put(tmp_path, 'SST-2/dev.tsv', f'sentence\tlabel\n{odd}\t1\n\nlast\t0')
-    examples = read_glue('sst2', str(tmp_path), 'dev')
-    assert examples.texts == [[odd, 'last']] and examples.labels.tolist() == [1, 0]
 
 
 def test_qqp_without_header_begins_with_a_malformed_row(tmp_path, capsys):

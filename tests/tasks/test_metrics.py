@@ -8,20 +8,9 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.metrics import METRICS, check_metrics
 
-# 2 true positives, 1 false positive, 1 false negative, 4 true negatives.
-PREDICTIONS = [1, 1, 1, 0, 0, 0, 0, 0]
-LABELS = [1, 1, 0, 1, 0, 0, 0, 0]
-
 
 @pytest.mark.parametrize('metric, predictions, labels, want', [
-    ('accuracy', PREDICTIONS, LABELS, 6 / 8),
-    ('f1', PREDICTIONS, LABELS, 2 / 3),
-    ('matthews', PREDICTIONS, LABELS, (2 * 4 - 1 * 1) / np.sqrt(3 * 3 * 5 * 5)),
-    ('micro_f1', [1, 1, 2], [0, 1, 1], 1 / 3),
-    ('pearson', [1, 2, 3], [2, 4, 6], 1.0),
-    ('pearson', [1, 2, 3], [3, 2, 1], -1.0),
-    ('pearson', [1, 2, 3, 4], [1, 3, 2, 4], 0.8),
-    ('spearman', [1, 2, 3], [1, 10, 11], 1.0),
+    ('micro_f1', [1, 1, 2], [0, 1, 1], 1 / 3), ('pearson', [1, 2, 3], [3, 2, 1], -1.0),
     ('spearman', [1, 2, 2, 3], [1, 2, 3, 4], 4.5 / np.sqrt(4.5 * 5)),  # ranks 1, 2.5, 2.5, 4
     # Undefined: zero.
     ('f1', [0, 0], [0, 0], 0), ('f1', [0, 0], [1, 1], 0),

@@ -148,19 +148,6 @@ def test_conll_is_scored_on_the_test_split_where_it_is(tmp_path):
         ' '.join([x[0], x[-1], x[-1]] if x[0] else []) for x in cells)}
 
 
-def test_no_answer_to_anything_is_a_threshold_too(tmp_path):
-    """All texts are wrong and all odds are for them: best is to answer nothing."""
-    for part in ('train', 'dev'):
-        squad_file(tmp_path / f'{part}-v2.0.json', 'v2')
-    (dev,) = opened('squad_v2', tmp_path, tmp_path).evaluated
-    offsets = dev.units.sequences.offsets
-    start = np.zeros(int(offsets[-1]), np.float32)
-    start[offsets[:-1] + dev.units.sequences.first_lengths + 2] = 5.0  # 'The', never an answer
-    scores, files = dev.results({'start_logits': start, 'end_logits': start})
-    assert scores['null_threshold'] < 0 and scores['f1'] == scores['best_f1'] == 100 / 3
-    assert set(json.loads(files['predictions.json']).values()) == {''}
-
-
 def test_glue_scores_both_dev_sets_of_mnli_and_needs_the_matched_one(tmp_path):
     (tmp_path / 'MNLI').mkdir()
     columns = '\t'.join(['index', 'sentence1', 'sentence2', 'gold_label'])
@@ -179,21 +166,22 @@ def test_glue_scores_both_dev_sets_of_mnli_and_needs_the_matched_one(tmp_path):
         {}, {'test_matched_predictions.tsv': 'index\tprediction\n7\tneutral\n'})
 
 
-@pytest.mark.parametrize('task, name', [('rte', 'RTE/train.tsv'), ('boolq', 'train.jsonl')])
-def test_any_file_is_scored_in_place_of_a_benchmark_s(task, name, tmp_path):
-    def content(n):
-        return ['index\tsentence1\tsentence2\tlabel', *(
-            f'{i}\tthe\tleader\tentailment' for i in range(n))] if task == 'rte' else [
-            {'question': 'the', 'passage': 'leader', 'label': True} for _ in range(n)]
-
-    (tmp_path / 'RTE').mkdir()
-    write(tmp_path / name, content(2))
-    mine = write(tmp_path / ('mine.tsv' if task == 'rte' else 'mine.jsonl'), content(3))
-    trained = opened(task, tmp_path, tmp_path, eval_source=mine)
-    scored = open_task(config_of(task, '', tmp_path, eval_source=mine), ScoredModel())
+def test_boolq_and_any_file_scored_in_its_place(tmp_path):
+    rows = [{'question': 'was the leader john', 'passage': 'john smith.', 'idx': i, 'label': i > 0}
+            for i in range(2)]
+    for split in ('train', 'val'):
+        write(tmp_path / f'{split}.jsonl', rows)
+    write(tmp_path / 'test.jsonl', [{**rows[0], 'label': None}])
+    task = opened('boolq', tmp_path, tmp_path)
+    assert task.train.labels['labels'].tolist() == [0, 1] and task.labels == ('false', 'true')
+    assert [len(s.units) for s in task.sets] == [2, 1]
+    assert task.predicted[0].results({'logits': np.array([[0.0, 1.0]])}) == (
+        {}, {'test_predictions.tsv': 'index\tprediction\n0\ttrue\n'})
+    mine = write(tmp_path / 'mine.jsonl', [*rows, {**rows[0], 'idx': 2}])
+    trained = opened('boolq', tmp_path, tmp_path, eval_source=mine)
+    scored = open_task(config_of('boolq', '', tmp_path, eval_source=mine), ScoredModel())
     assert len(trained.train) == 2 and scored.train is None
-    for found in (trained, scored):
-        assert [len(s.units) for s in found.sets] == [3]
+    assert [len(s.units) for s in (*trained.sets, *scored.sets)] == [3, 3]
 
 
 CSV = ['text,label', *(f'"{WORDS[i % 10]}, {WORDS[i % 7]}",{("good", "bad", "so so")[i % 3]}'
@@ -322,15 +310,13 @@ def test_your_own_tags(text, labels, metric, tmp_path):
     assert dev.results({'logits': right})[0][metric] == 1
 
 
-def test_tags_from_json_lines_and_unseen_ones(tmp_path, capsys):
-    source = write(tmp_path / 'own.jsonl', [
-        {'tokens': ['the', 'leader'], 'tags': [0, 1]}, {'tokens': ['john'], 'tags': [1]}])
-    dev = write(tmp_path / 'dev.jsonl', [{'tokens': ['the', 'john'], 'tags': [0, 7]}])
-    task = opened('tagging', source, tmp_path, eval_source=dev, text='tokens', label='tags')
-    assert task.labels == ('0', '1')
+def test_a_tag_met_in_evaluation_alone_is_an_error(tmp_path, capsys):
+    source = write(tmp_path / 'own.jsonl', [{'text': ['the', 'leader'], 'label': [0, 1]}])
+    dev = write(tmp_path / 'dev.jsonl', [{'text': ['the', 'john'], 'label': [0, 7]}])
+    task = opened('tagging', source, tmp_path, eval_source=dev)
     size = len(task.evaluated[0].units.sequences.ids)
     scores, _ = task.evaluated[0].results({'logits': np.tile([[1.0, 0.0]], (size, 1))})
-    assert scores['accuracy'] == 0.5
+    assert task.labels == ('0', '1') and scores['accuracy'] == 0.5
     assert '7 occur only in evaluation' in capsys.readouterr().out
 
 
@@ -347,23 +333,8 @@ def test_your_own_choices(tmp_path):
         'accuracy': 1, 'loss': pytest.approx(np.log1p(np.exp(-1)))}
     only = open_task(config, ScoredModel())
     assert only.train is None and only.evaluated[0].units.digest() == dev.units.digest()
-    whole = config_of('multiple_choice', source, tmp_path, **own, eval_source=True)
-    assert len(open_task(whole, ScoredModel()).evaluated[0].units) == 10
     with pytest.raises(InputError, match='name the columns of the choices'):
         opened('multiple_choice', source, tmp_path, **own | {'choices': ''})
-
-
-def test_boolq(tmp_path):
-    rows = [{'question': 'was the leader john', 'passage': 'john smith.', 'idx': i, 'label': i > 0}
-            for i in range(2)]
-    for split in ('train', 'val'):
-        write(tmp_path / f'{split}.jsonl', rows)
-    write(tmp_path / 'test.jsonl', [{**rows[0], 'label': None}])
-    task = opened('boolq', tmp_path, tmp_path)
-    assert task.train.labels['labels'].tolist() == [0, 1] and task.labels == ('false', 'true')
-    assert [len(s.units) for s in task.sets] == [2, 1]
-    assert task.predicted[0].results({'logits': np.array([[0.0, 1.0]])}) == (
-        {}, {'test_predictions.tsv': 'index\tprediction\n0\ttrue\n'})
 
 
 @pytest.mark.parametrize(('text', 'data', 'said'), [

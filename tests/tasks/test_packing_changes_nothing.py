@@ -164,18 +164,6 @@ def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind, parts):
         np.testing.assert_allclose(sharded, whole, rtol=2e-5, atol=1e-6)
 
 
-def test_a_sequence_is_not_touched_by_its_neighbours():
-    """Bit for bit: another text beside it, the same numbers."""
-    batch = packed(units_of('label'))
-    outputs = jax.jit(functools.partial(TASKS['label'].outputs, params_of('label')))
-    before = np.asarray(outputs(batch)['logits'])
-    second = batch['sequence_ids'] == 2
-    after = np.asarray(outputs(
-        dict(batch, input_ids=np.where(second, 7, batch['input_ids'])))['logits'])
-    np.testing.assert_array_equal(after[:, 0], before[:, 0])
-    assert (after[:, 1] != before[:, 1]).any()
-
-
 def test_examples_are_compared_with_all_others_of_the_batch_and_no_empty_places():
     task, units, params = TASKS['pair'], units_of('pair'), params_of('pair')
     batch = packed(units)

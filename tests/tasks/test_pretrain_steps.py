@@ -56,18 +56,13 @@ def rows(task, number, first_step=0):
 
 def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():
     plain, skipping = open_task(), open_task(skip_steps=(3, 9))  # the third of each phase
-    before = []
-    for number, count in ((0, 6), (1, 5)):
+    for number in (0, 1):
         as_before, skipped = rows(plain, number), rows(skipping, number)
-        assert len(as_before) == len(skipped) == count
-        before += [*as_before, skipped[2]]
-        different = [i for i in range(count) if not np.array_equal(as_before[i], skipped[i])]
-        assert different == [2]
+        assert [np.array_equal(*both) for both in zip(as_before, skipped, strict=True)] == [
+            i != 2 for i in range(len(as_before))]
         assert not any(np.array_equal(skipped[2], x) for x in as_before)
         for begun in (2, 3):  # a run that resumes there
-            for one, other in zip(skipped[begun:], rows(skipping, number, begun), strict=True):
-                np.testing.assert_array_equal(one, other)
-    assert len(np.unique(np.concatenate(before), axis=0)) == 4 * 13, 'no row twice'
+            np.testing.assert_array_equal(skipped[begun:], rows(skipping, number, begun))
 
 
 @pytest.mark.parametrize(('step', 'skipped', 'named'), [

@@ -17,6 +17,7 @@ TSV = 'text\tlabel\n' + ''.join(f'{text}\t{label}\n' for text, label in ROWS)
 OBJECTS = [{'text': text, 'label': label} for text, label in ROWS]
 LINES = ''.join(json.dumps(row) + '\n' for row in OBJECTS)
 LONG = 'x' * 200_000
+ODD = 'a\u2028b\x0bc\x85d\x1ce'  # `str.splitlines` would split it
 OPEN = 'text,label\n' + ''.join(f'text {i},{"ab"[i % 2]}\n' for i in range(31)) + '"open,a\n' + (
     ''.join(f'text {i},{"ab"[i % 2]}\n' for i in range(29)))
 
@@ -27,12 +28,10 @@ GOOD = {
     'json lines': ('a.jsonl', LINES, TEXTS),
     'json list': ('a.json', json.dumps(OBJECTS), TEXTS),
     'json list over several lines': ('a.json', json.dumps(OBJECTS, indent=2), TEXTS),
-    'json lines called json': ('a.json', LINES, TEXTS),
     **{f'upper-case ending, {file}': (file, content, TEXTS)
        for file, content in (('a.CSV', CSV), ('a.Tsv', TSV), ('a.JSONL', LINES))},
     **{f'gzip, {file}': (file, gzip.compress(content.encode()), TEXTS) for file, content in (
-        ('a.csv.gz', CSV), ('a.CSV.GZ', CSV), ('a.tsv.gz', TSV), ('a.jsonl.gz', LINES),
-        ('a.json.gz', json.dumps(OBJECTS)))},
+        ('a.CSV.GZ', CSV), ('a.tsv.gz', TSV), ('a.json.gz', json.dumps(OBJECTS)))},
     **{f'{what}, {file}': (file, change(content), TEXTS)
        for file, content in (('a.csv', CSV), ('a.tsv', TSV), ('a.jsonl', LINES))
        for what, change in {
@@ -45,8 +44,7 @@ GOOD = {
     'a quoted header': ('a.csv', CSV.replace('text,label', '"text","label"'), TEXTS),
     'columns in another order': ('a.csv', 'label,text\na,x\nb,y\n', ['x', 'y']),
     'further columns': ('a.csv', 'id,text,label,\n1,x,a,\n2,y,b,\n', ['x', 'y']),
-    'a doubled column that nobody wants': (
-        'a.csv', 'n,text,label,n\n1,x,a,2\n1,y,b,2\n', ['x', 'y']),
+    'other line ends of Unicode': ('a.tsv', f'text\tlabel\n{ODD}\ta\nz\tb\n', [ODD, 'z']),
     'a line end in quotes': ('a.csv', 'text,label\n"x\ny",a\nz,b\n', ['x\ny', 'z']),
     'a quote in quotes': ('a.csv', 'text,label\n"say ""x""",a\nz,b\n', ['say "x"', 'z']),
     'a quote within a cell': ('a.csv', 'text,label\n5" pipe,a\nz,b\n', ['5" pipe', 'z']),
@@ -56,24 +54,17 @@ GOOD = {
         'a.jsonl', json.dumps({'text': LONG, 'label': 'a'}) + '\n' + LINES, [LONG, *TEXTS]),
     'an odd ending is tsv': ('a.data', TSV, TEXTS),
     'no ending is tsv': ('table', TSV, TEXTS),
-    'spaces in the name': ('my file.csv', CSV, TEXTS),
     'letters of other scripts': ('a.csv', 'text,label\nпривет,a\n你好,b\n', ['привет', '你好']),
     'one row of json has more': (
         'a.jsonl', LINES + '{"text": "x", "label": "a", "more": [1]}\n', [*TEXTS, 'x']),
 }
 BAD = {
     'an unclosed quote': ('a.csv', OPEN, 'line 33 is not CSV'),
-    'an unclosed quote at the end': ('a.csv', CSV + '"x,a\n', 'line 6 is not CSV'),
     'text after a quote': ('a.csv', 'text,label\n"x"y,a\nz,b\n', 'line 2 is not CSV'),
     'a doubled column': ('a.csv', 'text,text,label\nx,y,a\nz,w,b\n', "two columns 'text'"),
-    'a doubled column, tsv': (
-        'a.tsv', 'text\ttext\tlabel\nx\ty\ta\n', "two columns 'text'"),
     **{f'CR line ends, {file}': (file, content.replace('\n', '\r'), 'end with CR only')
        for file, content in (('a.csv', CSV), ('a.tsv', TSV))},
     'UTF-16': ('a.csv', CSV.encode('utf-16'), 'or UTF-16'),
-    'UTF-16, big end first': (
-        'a.csv', codecs.BOM_UTF16_BE + CSV.encode('utf-16-be'), 'or UTF-16'),
-    'UTF-16 without a mark': ('a.csv', CSV.encode('utf-16-le'), 'NUL byte'),
     'Latin-1': ('a.csv', 'text,label\nété,a\n'.encode('latin-1'), 'line 2 is not UTF-8'),
     'a zip file': ('a.csv', b'PK\x03\x04\x14\0\0\0', 'NUL byte'),
     'gzip without its ending': (
@@ -88,7 +79,6 @@ BAD = {
     'no header': ('a.csv', CSV.partition('\n')[2], "no column 'text'"),
     'semicolons': ('a.csv', CSV.replace(',', ';'), "separated by ';'"),
     'tabs in csv': ('a.csv', TSV, "no column 'text'"),
-    'commas in tsv': ('a.tsv', CSV, "no column 'text'"),
     **{f'empty, {file}': (file, '', 'holds no rows')
        for file in ('a.csv', 'a.tsv', 'a.jsonl')},
     'a header alone': ('a.csv', 'text,label\n', 'holds no rows'),
