@@ -47,46 +47,38 @@ def host_pids(launcher: int) -> list[int]:
             if b'bert_jax.main' in Path(f'/proc/{pid}/cmdline').read_bytes()]
 
 
-class Chaos:
-    """The faults; each ends by itself before the next begins."""
-
-    def __init__(self, server: BucketServer, temporary: Path, rng: random.Random):
-        self._server, self._temporary, self._rng = server, temporary, rng
-        self.happened: collections.Counter[str] = collections.Counter()
-
-    def strike(self, launcher: int) -> None:
-        name = self._rng.choice(['kill', 'stand still', 'full disk', 'lose answers', 'cut',
-                                 'stall', *map(str, (401, 403, 429, 500, 503))])
-        seconds = self._rng.choice([2, 10, 40])
-        pids = host_pids(launcher)
-        if not pids:
-            return
-        pid = self._rng.choice(pids)
-        if name == 'kill':
-            os.kill(pid, signal.SIGKILL)
-            seconds = 0
-        elif name == 'stand still':
-            seconds = self._rng.choice([2, 10, LONGEST])
-            os.kill(pid, signal.SIGSTOP)
-        elif name == 'full disk':
-            with (contextlib.suppress(OSError),
-                  open(self._temporary / 'fill', 'wb', buffering=0) as file):
-                while file.write(bytes(1 << 20)):
-                    pass
-        elif name == 'lose answers':
-            self._server.lost.extend(['POST .*/o', 'GET .*/o', 'DELETE .*/o'])
-        else:
-            self._server.faults[OBJECTS] = {'cut': 0, 'stall': -15}.get(name) or (
-                int(name) if name.isdigit() else 0)
-        self.happened[name] += 1
-        print(f'{time.strftime("%H:%M:%S")} chaos: {name}, {seconds} s', flush=True)
-        time.sleep(seconds)
-        self._server.faults.clear()
-        self._server.lost.clear()
-        (self._temporary / 'fill').unlink(missing_ok=True)
-        if name == 'stand still':
-            with contextlib.suppress(ProcessLookupError):  # taken for dead, and ended
-                os.kill(pid, signal.SIGCONT)
+def strike(launcher: int, server: BucketServer, temporary: Path, rng: random.Random) -> str:
+    """Lets one thing fail, which ends by itself; its name."""
+    pids = host_pids(launcher)
+    if not pids:
+        return ''
+    pid, seconds = rng.choice(pids), rng.choice([2, 10, 40])
+    name = rng.choice(['kill', 'stand still', 'full disk', 'lose answers', 'cut', 'stall',
+                       *map(str, (401, 403, 429, 500, 503))])
+    if name == 'kill':
+        os.kill(pid, signal.SIGKILL)
+        seconds = 0
+    elif name == 'stand still':
+        seconds = rng.choice([2, 10, LONGEST])
+        os.kill(pid, signal.SIGSTOP)
+    elif name == 'full disk':
+        with (contextlib.suppress(OSError),
+              open(temporary / 'fill', 'wb', buffering=0) as file):
+            while file.write(bytes(1 << 20)):
+                pass
+    elif name == 'lose answers':
+        server.lost.extend(['POST .*/o', 'GET .*/o', 'DELETE .*/o'])
+    else:
+        server.faults[OBJECTS] = {'cut': 0, 'stall': -15}[name] if name.isalpha() else int(name)
+    print(f'{time.strftime("%H:%M:%S")} chaos: {name}, {seconds} s', flush=True)
+    time.sleep(seconds)
+    server.faults.clear()
+    server.lost.clear()
+    (temporary / 'fill').unlink(missing_ok=True)
+    if name == 'stand still':
+        with contextlib.suppress(ProcessLookupError):  # taken for dead, and ended
+            os.kill(pid, signal.SIGCONT)
+    return name
 
 
 def main() -> int:
@@ -116,8 +108,8 @@ def main() -> int:
         subprocess.run(command(bucket, local, 'quiet', options.steps), cwd=ROOT, check=True,
                        stdout=log, stderr=subprocess.STDOUT)
     print(f'{time.strftime("%H:%M:%S")} the uninterrupted run is done', flush=True)
-    chaos = Chaos(server, temporary, rng)
-    begun, starts, status = time.monotonic(), collections.Counter(), None
+    begun, status = time.monotonic(), None
+    starts, faults = collections.Counter(), collections.Counter()
     log = open(options.folder / 'run.log', 'w')  # noqa: SIM115
     while status != 0:
         launcher = subprocess.Popen(command(bucket, local, 'run', options.steps), cwd=ROOT,
@@ -126,7 +118,7 @@ def main() -> int:
         while (status := launcher.poll()) is None:
             time.sleep(0.1)
             if time.monotonic() > strike:
-                chaos.strike(launcher.pid)
+                faults[strike(launcher.pid, server, temporary, rng)] += 1
                 strike = time.monotonic() + options.pause * rng.uniform(0.5, 1.5)
         starts[status] += 1
         print(f'{time.strftime("%H:%M:%S")} the run ended with status {status}', flush=True)
@@ -135,7 +127,7 @@ def main() -> int:
     if full_disks.returncode == 0:
         subprocess.run(['umount', str(temporary)], check=False)
     print(f'{(time.monotonic() - begun) / 60:.0f} min; ended by status: {dict(starts)}; faults: '
-          f'{dict(chaos.happened)}')
+          f'{dict(faults)}')
     if status != 0:
         return 1
     quiet, ours = (load_weights(f'{bucket}/{run}').params for run in ('quiet', 'run'))

@@ -17,11 +17,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tests.tiny_runs import documents, sentence
+from tests.tiny_runs import TINY, documents, sentence
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = ('--config.model.num_layers=1', '--config.model.hidden_size=32',
-        '--config.model.num_heads=2', '--config.data.max_seq_length=32')
 
 
 def commands(road: str, folder: Path) -> list[tuple[str, ...]]:
@@ -29,18 +27,15 @@ def commands(road: str, folder: Path) -> list[tuple[str, ...]]:
     (folder / 'text.txt').write_text(documents(60))
     rows = [f'{sentence(random.Random(i))},{"yes" if i % 3 else "no"}\n' for i in range(40)]
     (folder / 'rows.csv').write_text('text,label\n' + ''.join(rows))
+    places = (f'--config.data.dir={folder}/data', '--config.train.batch_size=8')
     pretrain = (
-        'bert_jax.main', f'--config={ROOT}/configs/tiny_pretrain.py', *TINY,
-        f'--config.data.source={folder}/text.txt', '--config.data.vocab_size=120',
-        '--config.data.max_predictions_per_seq=5', '--config.train.steps=2',
-        '--config.train.batch_size=8', '--config.train.eval_every=0',
-        f'--config.data.dir={folder}/data', f'--workdir={folder}/pretrained')
+        'bert_jax.main', f'--config={ROOT}/configs/tiny_pretrain.py', *TINY[1:], *places,
+        f'--config.data.source={folder}/text.txt', '--config.train.steps=2',
+        f'--workdir={folder}/pretrained')
     tune = (
-        'bert_jax.main', f'--config={ROOT}/configs/classification.py',
-        f'--config.data.source={folder}/rows.csv', '--config.data.text=text',
-        '--config.data.label=label', f'--config.init_checkpoint={folder}/pretrained',
-        '--config.data.max_seq_length=32', '--config.train.steps=1', '--config.train.batch_size=8',
-        f'--config.data.dir={folder}/data', f'--workdir={folder}/tuned')
+        'bert_jax.main', f'--config={ROOT}/configs/classification.py', *places,
+        f'--config.data.source={folder}/rows.csv', f'--config.init_checkpoint={folder}/pretrained',
+        '--config.data.max_seq_length=32', '--config.train.steps=1', f'--workdir={folder}/tuned')
     predict = ('bert_jax.predict', 'classify', '--model', f'{folder}/tuned', '--input',
                f'{folder}/rows.csv', '--text', 'text')
     return {'text': [pretrain], 'csv': [pretrain, tune], 'predict': [pretrain, tune, predict]}[road]
@@ -71,9 +66,9 @@ def main(road: str) -> None:
             sys.setprofile(None)
             threading.setprofile(None)
     functions = {(file, name) for file, name in passed if '<' not in name.split('.')[-1]}
-    classes = {(file, name.split('.<locals>')[0].rpartition('.')[0]) for file, name in functions}
-    classes = {(file, name) for file, name in classes if name}
     files = {file for file, _ in functions}
+    classes = {(file, name.split('.<locals>')[0].rpartition('.')[0]) for file, name in functions}
+    classes -= {(file, '') for file in files}
     print(f'{road}: {len(files)} files, {len(functions)} functions, {len(classes)} classes')
 
 
