@@ -25,7 +25,7 @@ _OBJECT = re.compile(r'(?:/download|/upload)?/storage/v1/b/([^/]+)/o(?:/([^/]+))
 
 
 class BucketServer:
-    """Buckets in memory behind a port of loopback, which stays the same over stop and start.
+    """Buckets in memory behind a port of loopback.
 
     Attributes:
       requests: 'METHOD path?query' of all that were answered.
@@ -42,24 +42,14 @@ class BucketServer:
         self.storage._write_config_to_file = lambda: None  # a copy of everything a request
         self.lock = threading.Lock()
         logging.getLogger('gcp_storage_emulator').setLevel(logging.CRITICAL)  # tells every 404
-        self._port = 0
-        self.start()
-
-    def start(self) -> None:
-        self._server = _Server(('127.0.0.1', self._port), partial(_Handler, self))
-        self._port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def stop(self) -> None:
-        """Refuses connections until `start`; what is stored stays."""
-        self._server.shutdown()
-        self._server.server_close()
+        server = _Server(('127.0.0.1', 0), partial(_Handler, self))
+        self._url = f'http://127.0.0.1:{server.server_address[1]}'
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
 
     def environment(self) -> dict[str, str]:
         """What makes gcsfs, google-cloud-storage and tensorstore come here, without credentials."""
-        url = f'http://127.0.0.1:{self._port}'
         return {
-            'STORAGE_EMULATOR_HOST': url, 'TENSORSTORE_GCS_HTTP_URL': url,
+            'STORAGE_EMULATOR_HOST': self._url, 'TENSORSTORE_GCS_HTTP_URL': self._url,
             'FSSPEC_GCS_TOKEN': 'anon', 'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'anonymous',
             'NO_GCE_CHECK': 'true', 'GOOGLE_CLOUD_PROJECT': 'test',
         }
@@ -100,18 +90,22 @@ class _Handler(RequestHandler):
         if length:
             self.rfile = io.BytesIO(body)
         request = f'{self.command} {unquote(self.path)}'
-        for pattern, status in list(self._buckets.faults.items()):
-            if status <= 0 and re.search(pattern, request):
-                time.sleep(-status)
-                self.close_connection = True
-                return
+        fault = next((status for pattern, status in list(self._buckets.faults.items())
+                      if re.search(pattern, request)), None)
+        if fault is not None and fault <= 0:
+            time.sleep(-fault)
+            self.close_connection = True
+            return
         with self._buckets.lock:
             self._buckets.requests.append(f'{self.command} {self.path}')
             lost = next((p for p in self._buckets.lost if re.search(p, request)), None)
             answers = self.wfile
             if lost is not None:
                 self.wfile = io.BytesIO()
-            self._carry_out(request, body)
+            if fault:
+                self._refuse(fault, 'refused by a test')
+            else:
+                self._carry_out(body)
             if lost is not None:
                 self._buckets.lost.remove(lost)
                 self.wfile = answers
@@ -119,11 +113,8 @@ class _Handler(RequestHandler):
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
-    def _carry_out(self, request: str, body: bytes) -> None:
+    def _carry_out(self, body: bytes) -> None:
         """By the emulator, but for what it lacks or does otherwise than Cloud Storage."""
-        for pattern, status in list(self._buckets.faults.items()):
-            if status > 0 and re.search(pattern, request):
-                return self._refuse(status, 'refused by a test')
         url = urlparse(self.path)
         self._generation = 0
         if match := _OBJECT.fullmatch(url.path):

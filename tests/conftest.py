@@ -45,7 +45,6 @@ def bucket_server():
         for name, value in server.environment().items():
             patch.setenv(name, value)
         yield server
-    server.stop()
 
 
 @pytest.fixture

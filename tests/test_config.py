@@ -176,52 +176,6 @@ def test_a_field_takes_its_default_and_nothing_out_of_its_range(path):
             validate(validated)
 
 
-BAD = [
-    # Names: the field, and the nearest one that is valid.
-    ({'model.name': 'larg'}, "config.model.name='larg' is unknown: did you mean 'large'?"),
-    ({'model.hidden_act': 'gelu_tan'}, "hidden_act='gelu_tan' is unknown: did you mean 'gelu_tan"),
-    ({'optimizer.name': 'lino'}, "config.optimizer.name='lino' is unknown: did you mean 'lion'?"),
-    ({'train.loggers': 'wandb,tensorbord'}, "'tensorbord' is unknown: did you mean 'tensorboard'?"),
-    ({'optimizer.name': 'lion', 'optimizer.arguments': 'b3=1'}, "did you mean 'b"),
-    ({'optimizer.name': 'lion', 'optimizer.b1': 0.5}, 'set optimizer.arguments instead'),
-    # Sizes.
-    ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide config.model.hidden_size='
-                             '768'),
-    ({'data.max_seq_length': 1024}, 'config.data.max_seq_length=1024 is longer than the position '
-                                    'table, config.model.max_position_embeddings=512'),
-    ({'phases': ({'steps': 5}, {'steps': 5, 'max_seq_length': 513})},
-     'config.phases[1].max_seq_length=513 is longer'),
-    ({'data.max_predictions_per_seq': 127}, 'from 1 to max_seq_length - 2 = 126'),
-    ({'data.mask_rate': 0.95}, 'config.data.mask_rate=0.95 and config.data.random_rate=0.1 add up'),
-    # Batches and meshes, with eight devices.
-    ({'train.batch_size': 100}, 'config.train.batch_size=100 cannot be split over data x fsdp = 8 '
-                                'devices: the nearest above is 104'),
-    ({'train.eval_batch_size': 12}, 'config.train.eval_batch_size=12 cannot be split'),
-    ({'train.accumulation_steps': 3}, 'config.train.accumulation_steps=3 does not divide '
-                                      'config.train.batch_size=256'),
-    ({'train.accumulation_steps': 64}, 'in 64 parts: the nearest above is 512'),
-    ({'phases': ({'steps': 5, 'batch_size': 9},)}, 'config.phases[0].batch_size=9 cannot be split'),
-    ({'train.packed_rows': 100}, 'config.train.packed_rows=100 cannot be split over'),
-    ({'train.packed_rows': 264}, 'config.train.packed_rows=264 are more than the sequences'),
-    ({'phases': ({'steps': 5}, {'steps': 5, 'packed_rows': 9})},
-     'config.phases[1].packed_rows=9 cannot be split'),
-    ({'train.packed_rows': 16, 'train.accumulation_steps': 32},
-     'config.train.accumulation_steps=32 does not divide config.train.packed_rows=16'),
-    ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=-1 x tensor=1 does not fit 8 devices'),
-    ({'mesh.tensor': 8}, 'config.mesh.tensor=8 does not divide config.model.num_heads=12'),
-    # Durations.
-    ({'train.steps': 0}, 'config.train.steps is not set'),
-    ({'phases': ({}, {}), 'train.steps': 10}, 'config.phases[0].steps is not set'),
-    ({'phases': ({'steps': 5}, {'steps': 5}), 'train.steps': 1},
-     'config.train.steps=1 is less than one step for each'),
-    ({'phases': ({'steps': 5, 'warmup': 2},)}, 'config.phases[0].warmup is used only where'),
-    ({'phases': ({'steps': 5, 'learning_rate': 1.0, 'warmup': '2 feet'},)},
-     "config.phases[0].warmup='2 feet' is not a duration"),
-    ({'train.skip_steps': (3, 3)}, 'config.train.skip_steps=(3, 3) must be a tuple of different'),
-    ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),
-]
-
-
 @pytest.mark.parametrize('field, known', [
     ('data.masking', MASKINGS), ('classification.windows', ('', *WINDOWS)),
     ('conll.features', ('', *FEATURES)),
@@ -231,7 +185,34 @@ def test_the_choices_of_a_field_are_those_that_the_code_knows(field, known):
     assert FIELDS[field].allowed == tuple(known)
 
 
-@pytest.mark.parametrize('values, message', BAD, ids=str)
+@pytest.mark.parametrize('values, message', [  # with eight devices
+    ({'model.name': 'larg'}, "config.model.name='larg' is unknown: did you mean 'large'?"),
+    ({'model.hidden_act': 'gelu_tan'}, "hidden_act='gelu_tan' is unknown: did you mean 'gelu_tan"),
+    ({'optimizer.name': 'lino'}, "config.optimizer.name='lino' is unknown: did you mean 'lion'?"),
+    ({'train.loggers': 'wandb,tensorbord'}, "'tensorbord' is unknown: did you mean 'tensorboard'?"),
+    ({'optimizer.name': 'lion', 'optimizer.b1': 0.5}, 'config.optimizer.b1=0.5 means nothing to'),
+    ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide config.model.hidden_size'),
+    ({'data.max_seq_length': 1024}, 'config.data.max_seq_length=1024 is longer than the position'),
+    ({'phases': ({'steps': 5}, {'steps': 5, 'max_seq_length': 513})}, 'config.phases[1].max_seq_'),
+    ({'data.max_predictions_per_seq': 127}, 'from 1 to max_seq_length - 2 = 126'),
+    ({'data.mask_rate': 0.95}, 'config.data.mask_rate=0.95 and config.data.random_rate=0.1 add up'),
+    ({'train.batch_size': 100}, 'config.train.batch_size=100 cannot be split over data x fsdp = 8'),
+    ({'train.eval_batch_size': 12}, 'config.train.eval_batch_size=12 cannot be split'),
+    ({'train.accumulation_steps': 3}, 'config.train.accumulation_steps=3 does not divide'),
+    ({'train.accumulation_steps': 64}, 'in 64 parts: the nearest above is 512'),
+    ({'train.packed_rows': 264}, 'config.train.packed_rows=264 are more than the sequences'),
+    ({'phases': ({'steps': 5}, {'steps': 5, 'packed_rows': 9})}, 'config.phases[1].packed_rows=9'),
+    ({'train.packed_rows': 16, 'train.accumulation_steps': 32}, 'divide config.train.packed_rows'),
+    ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=-1 x tensor=1 does not fit 8 devices'),
+    ({'mesh.tensor': 8}, 'config.mesh.tensor=8 does not divide config.model.num_heads=12'),
+    ({'train.steps': 0}, 'config.train.steps is not set'),
+    ({'phases': ({}, {}), 'train.steps': 10}, 'config.phases[0].steps is not set'),
+    ({'phases': ({'steps': 5}, {'steps': 5}), 'train.steps': 1}, 'config.train.steps=1 is less'),
+    ({'phases': ({'steps': 5, 'warmup': 2},)}, 'config.phases[0].warmup is used only where'),
+    ({'phases': ({'steps': 5, 'learning_rate': 1.0, 'warmup': '2 feet'},)}, 'is not a duration'),
+    ({'train.skip_steps': (3, 3)}, 'config.train.skip_steps=(3, 3) must be a tuple of different'),
+    ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),
+], ids=str)
 def test_a_value_that_cannot_work_is_refused_in_one_line_with_its_field(values, message):
     with pytest.raises(InputError) as error:
         validate(changed(values), num_devices=8)
@@ -277,11 +258,8 @@ def test_what_is_no_duration_here_is_refused_with_its_field(value, known):
 @pytest.mark.parametrize('given, total, counts', [
     ((), 7, [7]),
     (({'steps': 900_000}, {'steps': 100_000}), 0, [900_000, 100_000]),
-    (({'steps': 900_000}, {'steps': 100_000}), 1_000_000, [900_000, 100_000]),
     (({'steps': 900_000}, {'steps': 100_000}), 100, [90, 10]),
-    (({'steps': 900_000}, {'steps': 100_000}), 2_000_000, [1_800_000, 200_000]),
     (({'steps': 900_000}, {'steps': 100_000}), 4, [3, 1]),  # every phase keeps a step
-    (({'steps': 98}, {'steps': 1}, {'steps': 1}), 3, [1, 1, 1]),
     (({'steps': 1}, {'steps': 1}, {'steps': 98}), 5, [1, 1, 3]),
     (({'steps': '90%'}, {'steps': '10%'}), 1000, [900, 100]),
     (({'steps': 10}, {}), 30, [10, 20]),  # the rest
@@ -321,10 +299,7 @@ def test_schedule_segments_follow_the_phases(parts, segments):
 
 
 @pytest.mark.parametrize('values, sizes', [
-    ({'name': 'tiny'}, (2, 128, 2, 512)), ({'name': 'mini'}, (4, 256, 4, 1024)),
-    ({'name': 'small'}, (4, 512, 8, 2048)), ({'name': 'medium'}, (8, 512, 8, 2048)),
     ({'name': 'base'}, (12, 768, 12, 3072)), ({'name': 'BERT-Large'}, (24, 1024, 16, 4096)),
-    ({'name': 'bert_base'}, (12, 768, 12, 3072)),
     ({'name': 'uncased_L-4_H-512_A-8'}, (4, 512, 8, 2048)),
     ({'name': 'L-6_H-768_A-3'}, (6, 768, 3, 3072)),  # of the paper's Table 6
     ({'name': 'tiny', 'hidden_size': 64, 'num_layers': 5}, (5, 64, 2, 256)),
@@ -362,7 +337,6 @@ def parsed(name, *overrides):
 
 @pytest.mark.parametrize('name, override, field, values', [
     ('base_pretrain.py', 'train.batch_size=8', 'batch_size', [8, 8]),
-    ('large_pretrain.py', 'train.batch_size=8', 'batch_size', [8, 8]),
     ('large_pretrain.py:lamb', 'phases[1].batch_size=64', 'batch_size', [65536, 64]),
     ('base_pretrain.py', 'phases[0].max_seq_length=64', 'max_seq_length', [64, 512]),
     ('tiny_pretrain.py', 'data.max_seq_length=32', 'max_seq_length', [32]),
@@ -377,7 +351,6 @@ def test_an_override_reaches_every_phase_that_does_not_say_otherwise(
 @pytest.mark.parametrize('name, override, message', [
     ('large_pretrain.py:lamb', 'train.batch_size=8', r"=8 .*'--config.phases\[0\].batch_size="),
     ('base_pretrain.py', 'data.max_seq_length=64', r"'--config.phases\[0\].max_seq_length="),
-    ('base_pretrain.py', 'data.max_predictions_per_seq=9', 'their own max_predictions_per_seq'),
     ('large_pretrain.py:lamb', 'optimizer.learning_rate=1.0', 'their own learning_rate'),
     ('large_pretrain.py:lamb', 'optimizer.warmup=10', 'their own warmup'),
     ('base_pretrain.py', 'phases[0].batch_size=8', 'the phase does not say this'),

@@ -108,9 +108,7 @@ class Option:
     @property
     def type(self) -> type:
         """The type of the option's values."""
-        if isinstance(self.allowed, tuple):
-            return type(self.allowed[0])
-        return int if self.allowed.whole else float
+        return int if self.default is None else type(self.default)
 
     def spelling(self, form: Format) -> Spelling | None:
         """The field in a format; run directories use our names."""

@@ -66,8 +66,7 @@ FIELDS: Mapping[str, Field] = {
     # Fields that a checkpoint determines are empty: as in init_checkpoint, else the default.
     **{f'model.{o.name}': Field(o.default if o.role == 'trains' else None, o.allowed,
                                 LABELLED if o.name == 'bilstm' else ())
-       for role in (('shape', 'computes'), ('trains',)) for o in OPTIONS
-       if o.role in role and o.name != 'vocab_size'},
+       for o in OPTIONS if o.name != 'vocab_size'},
     # dtype: auto is bfloat16 on TPU and GPU, else float32. remat: dots keeps the outputs of matrix
     # products for the backward pass, full only the inputs of layers, none everything. attention:
     # auto chooses.

@@ -30,7 +30,7 @@ def digest(content: bytes) -> str:
 
 def with_digest(fields: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON object with its digest added."""
-    return {**fields, DIGEST: _digest_of_fields(fields)}
+    return {**fields, DIGEST: digest(json.dumps(fields, sort_keys=True).encode())}
 
 
 def check_digest(written: Mapping[str, Any], where: object) -> dict[str, Any]:
@@ -48,16 +48,12 @@ def check_digest(written: Mapping[str, Any], where: object) -> dict[str, Any]:
     """
     fields = dict(written)
     expected = fields.pop(DIGEST, None)
-    if expected is not None and expected != _digest_of_fields(fields):
+    if expected not in (None, with_digest(fields)[DIGEST]):
         raise InputError(
             f'{where} is not what was written (its "{DIGEST}" is of another content): put it back '
             f'as it was, or remove its line "{DIGEST}" if it was changed on purpose'
         )
     return fields
-
-
-def _digest_of_fields(fields: Mapping[str, Any]) -> str:
-    return digest(json.dumps(fields, sort_keys=True).encode())
 
 
 def saved_tree(tree: dict[str, Any]) -> dict[str, Any]:

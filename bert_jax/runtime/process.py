@@ -32,28 +32,6 @@ from bert_jax.runtime.files import Path, write_whole
 STARTED = time.time()  # about the start of this process
 
 
-def check_streams() -> None:
-    """Refuses a closed standard output.
-
-    The first file that is opened gets the number of a closed stream, and libraries would print into
-    it. So closed streams are opened on the null device.
-
-    Raises:
-      InputError: standard output is closed.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
-    if sys.stderr is None:
-        sys.stderr = open(2, 'w', closefd=False)  # noqa: SIM115
-    if sys.stdout is None:
-        raise InputError('standard output is closed: send it to a file or a program')
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors='backslashreplace')
-
-
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
     """Discards standard error: TensorFlow's C++ prints a banner whatever the log level.
@@ -209,7 +187,12 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
     warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
     sys.unraisablehook = _unless_of_a_task
     try:
-        check_streams()
+        if sys.stderr is None:  # closed by the shell
+            sys.stderr = open(os.devnull, 'w')  # noqa: SIM115
+        if sys.stdout is None:
+            raise InputError('standard output is closed: send it to a file or a program')
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors='backslashreplace')  # in another locale than UTF-8
         yield
         sys.stdout.flush()  # may be the first to fail on a full disk
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
@@ -355,17 +338,16 @@ def keep_compiled(folder: Any) -> None:
 
 
 def shrink(folder: Any, max_bytes: int) -> None:
-    """Deletes the oldest files of a folder on a disk until the rest has at most `max_bytes`."""
-    files_by_age = []
+    """Keeps the newest files of a folder on a disk, up to `max_bytes`, and deletes the others."""
+    found, used = [], 0
     for path in files.children(folder):
         with contextlib.suppress(FileNotFoundError):  # another run deletes too
             status = os.stat(path)  # epath's asks who owns it, which a container may not know
-            files_by_age.append((status.st_mtime, status.st_size, path))
-    surplus = sum(size for _, size, _ in files_by_age) - max_bytes
-    for _, size, path in sorted(files_by_age, key=lambda entry: entry[0]):
-        if surplus > 0 and path.is_file():
+            found.append((status.st_mtime, status.st_size, path))
+    for _, size, path in sorted(found, reverse=True):
+        used += size
+        if used > max_bytes and path.is_file():
             path.unlink(missing_ok=True)
-            surplus -= size
 
 
 @contextlib.contextmanager

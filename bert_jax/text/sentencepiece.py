@@ -12,9 +12,6 @@ from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
 from bert_jax.text.wordpiece import ORIGINAL
 
 WORD_START = "\u2581"  # "lower one eighth block" stands for the space before a word
-_TRAINING_HINT = (
-    "train the model with control_symbols=[CLS],[SEP],[MASK] and pad_id=0 (pieces <pad> or [PAD])"
-)
 
 
 class SentencePieceTokenizer:
@@ -37,16 +34,10 @@ class SentencePieceTokenizer:
         try:
             self._processor.LoadFromSerializedProto(model)
         except (RuntimeError, OSError):
-            raise InputError(
-                f"{source}: not a SentencePiece model, or damaged; {_TRAINING_HINT}") from None
+            raise InputError(f"{source}: not a SentencePiece model, or damaged") from None
         pieces = [self._processor.IdToPiece(i) for i in range(self._processor.GetPieceSize())]
-        specials = []
-        for names in ((PAD, "<pad>"), (UNK, "<unk>"), (CLS,), (SEP,), (MASK,)):
-            found = [name for name in names if name in pieces]
-            if not found:
-                raise InputError(
-                    f"{source}: the piece {' or '.join(names)} is missing; {_TRAINING_HINT}")
-            specials.append(found[0])
+        specials = [next((name for name in names if name in pieces), names[0])
+                    for names in ((PAD, "<pad>"), (UNK, "<unk>"), (CLS,), (SEP,), (MASK,))]
         self.vocab = Vocab.from_tokens(
             pieces, specials=specials, source=source, is_continuation=[
                 not (piece.startswith(WORD_START) or piece in specials

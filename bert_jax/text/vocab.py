@@ -98,20 +98,15 @@ class Vocab:
             InputError: a token twice, or a missing special token.
         """
         tokens = tuple(tokens)
-        index: dict[str, int] = {}
+        index = {token: i for i, token in enumerate(tokens)}
         for i, token in enumerate(tokens):
-            if token in index:
-                raise InputError(
-                    f"{source}: line {i + 1} repeats the token {token!r} of line "
-                    f"{index[token] + 1}; each token must occur once, so remove one of them"
-                )
-            index[token] = i
-        for token in specials:
-            if token not in index:
-                raise InputError(
-                    f"{source}: the token {token} is missing among {len(tokens)} tokens; "
-                    f"a BERT vocabulary has {', '.join(specials)}, one token a line"
-                )
+            if index[token] != i:
+                raise InputError(f"{source}: line {index[token] + 1} repeats the token {token!r} "
+                                 f"of line {i + 1}: remove one of them")
+        if missing := [token for token in specials if token not in index]:
+            raise InputError(f"{source}: {', '.join(missing)} is missing among {len(tokens)} tokens"
+                             f": a vocabulary of BERT has {', '.join(specials)}; of SentencePiece, "
+                             "train it with control_symbols=[CLS],[SEP],[MASK] and pad_id=0")
         if is_continuation is None:
             is_continuation = [t.startswith(CONTINUATION) and len(t) > 2 for t in tokens]
         flags = np.array(is_continuation, np.bool_)
