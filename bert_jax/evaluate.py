@@ -102,8 +102,6 @@ def evaluate(
     for model in models:
         published = load_weights(model, any_head=True)
         completed = complete(config, published)
-        default_labels = tuple(f'LABEL_{i}' for i in range(len(published.labels)))
-        by_position = labels_by_position and published.labels == default_labels != ()
         content = b'' if published.vocab_file is None else published.vocab_file.read_bytes()
         if task is None:
             with completed.unlocked(), completed.ignore_type():  # of a training that is not to be
@@ -117,19 +115,18 @@ def evaluate(
             if thresholds:
                 inference['null_threshold'] = sum(thresholds) / len(thresholds)
             task = open_task(completed, ScoredModel(
-                () if by_position else published.labels, inference))
+                () if labels_by_position else published.labels, inference))
         if task.head != published.head:
             raise InputError(
                 f'{published.source} has the head {published.head!r}, and '
                 f'config.task={config.task!r} is scored with {task.head!r}: name a model that was '
                 'trained for it')
-        if labels_by_position and not (by_position and len(published.labels) == len(task.labels)):
-            raise InputError(
-                f'--labels_by_position: {published.source} has the labels '
-                f"{', '.join(published.labels[:5]) or 'none'} ({len(published.labels)}), the task "
-                f"{', '.join(task.labels[:5])} ({len(task.labels)}): LABEL_0 to "
-                f'LABEL_{len(task.labels) - 1} are needed')
-        if by_position:
+        if labels_by_position:
+            if published.labels != tuple(f'LABEL_{i}' for i in range(len(task.labels))):
+                raise InputError(
+                    f'--labels_by_position: {published.source} has the labels '
+                    f"{', '.join(published.labels[:5])}: LABEL_0 to LABEL_{len(task.labels) - 1} "
+                    f"are needed, for {', '.join(task.labels[:5])}")
             published = dataclasses.replace(published, labels=tuple(task.labels))
         if content != vocabulary:
             raise InputError(f'{published.vocab_file} is not the vocabulary of {models[0]}')

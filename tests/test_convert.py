@@ -61,14 +61,6 @@ def test_there_and_back(form, place, tmp_path, request, capsys):
     assert 'is there already' in capsys.readouterr().err
 
 
-def test_help_explains_itself():
-    process = run('-m', 'bert_jax.convert', '--help')
-    assert process.returncode == 0
-    for words in ('runs/base', 'bert_model.ckpt', 'model.safetensors', '--to huggingface',
-                  '--to tf1', '--to bert_jax'):
-        assert words in process.stdout
-
-
 def test_without_tensorflow(tmp_path):
     """Only TF1 checkpoints need it."""
     source = RECORDED / 'pretraining'

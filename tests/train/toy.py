@@ -9,7 +9,6 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.data.examples import Feature
 from bert_jax.model.dropout import CLASSIFIER, dropout
 from bert_jax.model.layers import parameter
 from bert_jax.train.sharding import MESH_AXES
@@ -30,10 +29,6 @@ class Toy:
         bias = zeros(rng, (self.width,))
         return {'dense': {'kernel': kernel, 'bias': bias}}
 
-    def batch_spec(self, max_seq_length, max_predictions_per_seq):
-        return {'x': Feature((8,), np.float32), 'y': Feature((self.width,), np.float32),
-                'weights': Feature((), np.float32)}
-
     def totals(self, batch):
         return {'rows': jnp.maximum(batch['weights'].sum(), 1.0)}
 
@@ -46,9 +41,6 @@ class Toy:
 
     def score(self, sums):
         return {'mse': sums['squares'] / sums['rows']}
-
-    def flops(self, max_seq_length, max_predictions_per_seq):
-        return 6.0 * 8 * self.width
 
 
 def mesh(data=1, fsdp=1, tensor=1):
