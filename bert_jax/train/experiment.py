@@ -35,7 +35,7 @@ from bert_jax.train.program import Program, build_program, check_memory, numbers
 from bert_jax.train.report import Goodput, Profile, Report, count, duration
 from bert_jax.train.step import Batch, Phase, TrainState, TrainStep, make_verify, num_params
 from bert_jax.weights import load_weights
-from bert_jax.weights.run_directory import is_begun, read_description
+from bert_jax.weights.run_directory import describe_run, is_begun, read_description
 from bert_jax.weights.warm_start import warm_start
 
 # The plateau gate arms after 25 % of training, clamped to these numbers of steps.
@@ -146,7 +146,8 @@ def train_run(
     gates = task.gates(
         objective, phases, fresh=start == 0 and not config.init_checkpoint,
         settled=max(min(total // 4, _SETTLED), _SETTLED_LEAST, steps_of('optimizer.warmup')))
-    workdirs.describe_run(workdir, resolved, task.vocab_path)
+    if hosts.first():
+        describe_run(workdir, resolved, task.vocab_path)
     hosts.agree('the step to start from', {'step': start})
     say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
         f'{total:,} steps')
@@ -175,9 +176,9 @@ def train_run(
             best_metrics = best.metrics() or {}
             result = {'step': step, **{f'last/{k}': v for k, v in metrics.items()},
                       **{f'eval/{k}': v for k, v in best_metrics.items()}}
-            if settled := task.finish(params, best_metrics, workdir):
-                resolved['inference'] |= settled
-                workdirs.describe_run(workdir, resolved, task.vocab_path)
+            resolved['inference'] |= task.finish(params, best_metrics, workdir)
+            if hosts.first():
+                describe_run(workdir, resolved, task.vocab_path)
     finally:
         compiler.shutdown(wait=False, cancel_futures=True)
         profile.close()

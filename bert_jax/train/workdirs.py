@@ -14,12 +14,11 @@ from typing import Any
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.fields import FIELDS
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.checksum import digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, check_deletion, is_by_the_way, open_folder, write_whole
+from bert_jax.runtime.files import Path, check_deletion, is_by_the_way, open_folder
 from bert_jax.runtime.lease import Claim, claimed
-from bert_jax.text import read_switches, write_switches
-from bert_jax.weights.run_directory import read_config, whole_steps, write_config
+from bert_jax.weights.formats import find_vocabulary
+from bert_jax.weights.run_directory import read_config, whole_steps
 
 # Fields that may change at a resume without a word. The vocabulary itself is compared.
 _FREE_TO_CHANGE = (
@@ -66,7 +65,7 @@ def _is_run(workdir: Path) -> bool:
             path.name in _BEGUN or path.name.startswith('events.out.') or is_by_the_way(path)
             for path in files.children(workdir))
     try:
-        config = read_config(workdir, 'put it back as it was, or give another --workdir')
+        config = read_config(workdir)
     except InputError:
         if saved:  # certainly a run's
             raise
@@ -135,37 +134,16 @@ def check_resumable(
         elif name in old:
             print(f'note: {name} was {before!r} in this run so far, now {now!r}')
     if vocab_path is not None:
-        kept = workdir / _vocab_name(vocab_path)
-        if not kept.exists() or kept.read_bytes() != vocab_path.read_bytes():
+        kept = find_vocabulary(workdir)
+        if kept is None or kept.read_bytes() != vocab_path.read_bytes():
             raise InputError(
                 f'{workdir} holds a run with another vocabulary than {vocab_path}: give another '
-                f'--workdir, or --config.data.vocab_file={kept}')
+                '--workdir' + (f', or --config.data.vocab_file={kept}' if kept else ''))
 
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:
-    """The fields of `config.json`, by dotted name.
-
-    Raises:
-      InputError: there is none, or it is no JSON object.
-    """
-    hint = 'choose the directory of a run, or for a new run another --workdir'
-    return flat_fields(read_config(workdir, hint))
-
-
-def describe_run(workdir: Path, resolved: dict[str, Any], vocab_path: Path | None) -> None:
-    """Writes `config.json` and the vocabulary into the run directory."""
-    if not hosts.first():
-        return
-    if vocab_path is not None:
-        content = vocab_path.read_bytes()
-        write_whole(workdir / _vocab_name(vocab_path), content)
-        write_switches(workdir, read_switches(vocab_path))
-        resolved = resolved | {'vocabulary': digest(content)}
-    write_config(workdir, resolved)
-
-
-def _vocab_name(vocab_path: Path) -> str:
-    return 'vocab.model' if vocab_path.suffix == '.model' else 'vocab.txt'
+    """The fields of `config.json`, by dotted name."""
+    return flat_fields(read_config(workdir))
 
 
 def flat_fields(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:

@@ -113,9 +113,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
         + (' (its best evaluation)' if step.parent.name == 'best' else ''), inference)
 
 
-def read_config(
-    workdir: Path, hint: str = 'a run directory holds config.json and checkpoints/'
-) -> dict[str, Any]:
+def read_config(workdir: Path) -> dict[str, Any]:
     """The fields of `config.json`.
 
     Raises:
@@ -123,7 +121,8 @@ def read_config(
         whose parameters are laid out otherwise.
     """
     path = workdir / 'config.json'
-    config = checksum.check_digest(files.read_json(path, hint), path)
+    config = checksum.check_digest(files.read_json(
+        path, 'name a run directory, which holds config.json and checkpoints/'), path)
     model = config.get('model')
     if isinstance(model, dict) and model.get('scan_layers'):
         raise InputError(f'{path}: model.scan_layers=True is no longer read: convert the run to a '
@@ -131,8 +130,14 @@ def read_config(
     return config
 
 
-def write_config(workdir: Path, fields: dict[str, Any]) -> None:
-    """Writes `config.json`."""
+def describe_run(workdir: Path, fields: dict[str, Any], vocab_file: Path | None) -> None:
+    """Writes `config.json` and the vocabulary, whose digest it has, into a run directory."""
+    if vocab_file is not None:
+        content = vocab_file.read_bytes()
+        suffix = '.model' if vocab_file.suffix == '.model' else '.txt'
+        files.write_whole(workdir / f'vocab{suffix}', content)
+        write_switches(workdir, read_switches(vocab_file))
+        fields = fields | {'vocabulary': checksum.digest(content)}
     text = json.dumps(checksum.with_digest(fields), indent=2) + '\n'
     files.write_whole(workdir / 'config.json', text)
 
@@ -189,18 +194,11 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
     num_rows = weights.model['vocab_size']
     padded = -(-num_rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     with formats.new_folder(as_path(workdir)) as beside:
-        vocabulary = b'' if weights.vocab_file is None else weights.vocab_file.read_bytes()
-        write_config(beside, {
-            'vocabulary': checksum.digest(vocabulary) if vocabulary else None,
-            'head': weights.head, 'labels': list(weights.labels),
-            'model': weights.model,
-            'data': {'lowercase': weights.lowercase},
+        describe_run(beside, {
+            'vocabulary': None, 'head': weights.head, 'labels': list(weights.labels),
+            'model': weights.model, 'data': {'lowercase': weights.lowercase},
             'inference': dict(weights.inference),
-        })
-        if weights.vocab_file is not None:
-            suffix = '.model' if weights.vocab_file.suffix == '.model' else '.txt'
-            (beside / f'vocab{suffix}').write_bytes(vocabulary)
-            write_switches(beside, read_switches(weights.vocab_file))
+        }, weights.vocab_file)
         tree = formats.to_tree(weights.params, padded)
         step = beside / 'checkpoints' / '0'
         step.mkdir(parents=True)

@@ -10,7 +10,7 @@ import pytest
 from bert_jax.tools import report
 from bert_jax.tools.report import RunRecords
 from bert_jax.train.gates import MEANINGS
-from bert_jax.weights.run_directory import read_config, write_config, write_run
+from bert_jax.weights.run_directory import describe_run, read_config, write_run
 from tests.predict import tiny
 
 PHASES = [{'steps': 4, 'batch_size': 2, 'max_seq_length': 8, 'max_predictions_per_seq': 2},
@@ -42,7 +42,7 @@ def runs(tmp_path_factory):
         fields = {k: v for k, v in read_config(run).items() if k != 'digest'}
         fields |= {'task': 'pretrain', 'seed': seed, 'phases': PHASES, 'train': {'steps': 8},
                    'metric': 'mlm_accuracy'}
-        write_config(run, fields)
+        describe_run(run, fields, None)
         (run / 'metrics.jsonl').write_text(
             ''.join(json.dumps(r) + '\n' for r in records(steps)) + '{"ste')
         if name != 'whole':

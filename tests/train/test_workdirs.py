@@ -6,7 +6,8 @@ import pytest
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
-from bert_jax.train.workdirs import check_resumable, describe_run, flat_fields
+from bert_jax.train.workdirs import check_resumable, flat_fields
+from bert_jax.weights.run_directory import describe_run
 
 FIELDS = {
     'task': 'rte', 'seed': 0, 'init_checkpoint': 'a', 'data': {'source': 'x'},

@@ -19,7 +19,7 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.train.workdirs import check_resumable, describe_run
+from bert_jax.train.workdirs import check_resumable
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import (
     from_tree,
@@ -30,7 +30,7 @@ from bert_jax.weights.formats import (
     tree_shapes,
     write_model,
 )
-from bert_jax.weights.run_directory import read_description, write_run
+from bert_jax.weights.run_directory import describe_run, read_description, write_run
 from bert_jax.weights.warm_start import place
 
 MODELS = st.builds(
