@@ -131,10 +131,9 @@ def share_store(source: Source, tokenizer: Any, places: Places) -> TokenStore:
 
     def prepare() -> str:
         if here == published or exists(here) or not exists(published):
-            build_store(source, tokenizer, places.local, hosts.first(),
-                        field='data.dir' if here == published else 'data.local_dir')
+            build_store(source, tokenizer, places.local, hosts.first())
         if not exists(published):
-            copy_store(here, published, 'data.dir')
+            copy_store(here, published)
         return ''
 
     hosts.share('prepare the token store', prepare)
@@ -150,11 +149,11 @@ def share_store(source: Source, tokenizer: Any, places: Places) -> TokenStore:
                 )
             time.sleep(1.0)
         if here != published:
-            copy_store(published, here, 'data.local_dir')
+            copy_store(published, here)
     return TokenStore.open(here)
 
 
-def copy_store(source: Path, target: Path, field: str) -> None:
+def copy_store(source: Path, target: Path) -> None:
     """Copies a finished store, several files at once, and checks each against the manifest.
 
     The processes of a machine copy it once. A copy that was cut off goes on.
@@ -162,14 +161,13 @@ def copy_store(source: Path, target: Path, field: str) -> None:
     Args:
       source: its folder, on a disk or in a bucket.
       target: another folder; one of the two is on a disk. Its parent need not exist.
-      field: of the config, names the target's disk.
 
     Raises:
-      InputError: the store is damaged, or the target's disk is too small.
+      InputError: the store is damaged.
     """
     upload = files.in_bucket(target)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(disk_faults('the token store', target.parent, field))
+        stack.enter_context(disk_faults(target.parent))
         target.mkdir(parents=True, exist_ok=True)
         if not upload:
             waiting_for = f'that copies {target.name}' if hosts.first() else ''
@@ -241,11 +239,11 @@ def share_vocabulary(
         lines = ''.join(f'{token}\n' for token in train_wordpiece(
             (text for source in sources for text in sample_texts(source, share)), vocab_size,
             lowercase))
-        _keep(places.shared, f'{_named(name, lines)}.txt', lines, 'data.dir')
+        _keep(places.shared, f'{_named(name, lines)}.txt', lines)
         return json.dumps([name, lines])
 
     name, lines = json.loads(hosts.share('vocabulary', make))
-    path = _keep(places.local, f'{_named(name, lines)}.txt', lines, 'data.local_dir')
+    path = _keep(places.local, f'{_named(name, lines)}.txt', lines)
     hosts.say(f'vocabulary: {path}')
     return path
 
@@ -273,8 +271,7 @@ def share_added_words(vocab_file: Path, words_file: str, lowercase: bool, places
 
     lines = hosts.share('vocabulary with words added', make)
     # In a folder of its own, because the tokenizer's switches are in a file beside it.
-    path = _keep(places.local, f"{_named('added', lines)}/vocab.txt", lines,
-                 'data.dir' if places.local == places.shared else 'data.local_dir')
+    path = _keep(places.local, f"{_named('added', lines)}/vocab.txt", lines)
     write_switches(path.parent, read_switches(vocab_file))
     return path
 
@@ -284,10 +281,10 @@ def _named(name: str, lines: str) -> str:
     return f'{name}-{hashlib.md5(lines.encode(), usedforsecurity=False).hexdigest()[:16]}'
 
 
-def _keep(folder: Path, name: str, lines: str, field: str) -> Path:
+def _keep(folder: Path, name: str, lines: str) -> Path:
     """The file of a vocabulary, written unless it exists."""
     path = folder / 'vocabularies' / name
-    with disk_faults('the vocabulary', path.parent, field):
+    with disk_faults(path.parent):
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write_whole(path, lines)

@@ -12,7 +12,6 @@ import base64
 import contextlib
 import ctypes
 import dataclasses
-import errno
 import fcntl
 import hashlib
 import itertools
@@ -32,10 +31,6 @@ import numpy as np
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import loading_tensorflow, process_pool
-
-# Of a disk that is full or cannot be written.
-_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR,
-                errno.EEXIST)
 
 
 @contextlib.contextmanager
@@ -57,26 +52,14 @@ def locked(path: str | os.PathLike[str], waiting_for: str = '') -> Iterator[None
 
 
 @contextlib.contextmanager
-def disk_faults(what: str, folder: str | os.PathLike[str], field: str) -> Iterator[None]:
-    """Turns errors of a full or read-only disk into one line.
-
-    Args:
-      what: the block writes.
-      folder: it is written to.
-      field: of the config, which names another folder.
-
-    Raises:
-      InputError: in place of such an OSError.
-    """
+def disk_faults(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Names the folder that the block writes in errors that name no file, as of a full disk."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_FAULTS:
-            raise
-        raise InputError(
-            f'{what} cannot be written to {folder} ({error.strerror}): make room (it goes on where '
-            f'it was), or set --config.{field} to another disk'
-        ) from error
+        if error.errno and not error.filename:
+            error.filename = os.fspath(folder)
+        raise
 
 
 _REMEMBERED = '~/.cache/bert_jax/digests.json'
@@ -384,7 +367,7 @@ def store_fingerprint(source: Source, tokenizer: Any) -> str:
 
 def build_store(
     source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str], progress: bool = True,
-    num_processes: int = 0, field: str = 'data.dir',
+    num_processes: int = 0,
 ) -> TokenStore:
     """The token store of a source: opened if it is there, built or finished if not.
 
@@ -394,7 +377,6 @@ def build_store(
       cache_dir: stores are in its folder `stores`.
       progress: whether to report on standard error.
       num_processes: that tokenize; 0: as many as this machine has use for.
-      field: of the config, names `cache_dir`.
 
     Raises:
       InputError: unreadable text, no text at all, a damaged store, a full disk.
@@ -402,7 +384,7 @@ def build_store(
     fingerprint = store_fingerprint(source, tokenizer)
     final = files.as_path(cache_dir) / 'stores' / fingerprint
     if not final.exists():
-        with disk_faults('the token store', final.parent, field):
+        with disk_faults(final.parent):
             final.parent.mkdir(parents=True, exist_ok=True)
             waiting_for = f'that builds {final.name}' if progress else ''
             with locked(final.with_suffix('.lock'), waiting_for):

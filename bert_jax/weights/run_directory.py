@@ -122,7 +122,7 @@ def read_config(workdir: Path) -> dict[str, Any]:
     """
     path = workdir / 'config.json'
     config = checksum.check_digest(files.read_json(
-        path, 'name a run directory, which holds config.json and checkpoints/'), path)
+        path, 'put it back, or name a run directory: it holds config.json and checkpoints/'), path)
     model = config.get('model')
     if isinstance(model, dict) and model.get('scan_layers'):
         raise InputError(f'{path}: model.scan_layers=True is no longer read: convert the run to a '

@@ -153,14 +153,14 @@ def _change_a_byte(path):
 def test_a_cut_off_copy_goes_on(tmp_path, corpus):
     store = corpus[1]
     target = files.as_path(tmp_path / 'copy')
-    copy_store(store.path, target, 'data.local_dir')
+    copy_store(store.path, target)
     (target / 'manifest.json').unlink()
     (target / 'tokens-00000.bin').unlink()
     _change_a_byte(target / 'documents-00000.bin')
     with pytest.raises(InputError, match='not a finished token store'):
         TokenStore.open(target)
     whole = (target / 'sentence_offsets-00000.bin').stat().mtime
-    copy_store(store.path, target, 'data.local_dir')
+    copy_store(store.path, target)
     assert (target / 'sentence_offsets-00000.bin').stat().mtime == whole  # not copied again
     assert _content(target) == _content(store.path)
 
@@ -172,7 +172,7 @@ def test_a_damaged_publication_is_named(tmp_path, corpus, damage):
     damage(published / 'sentence_offsets-00000.bin')
     target = files.as_path(tmp_path / 'copy')
     with pytest.raises(InputError, match='sentence_offsets-00000.bin is damaged') as error:
-        copy_store(published, target, 'data.local_dir')
+        copy_store(published, target)
     assert str(published) in str(error.value) and '\n' not in str(error.value)
     assert not (target / 'manifest.json').exists()
 

@@ -105,20 +105,15 @@ def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(cola, tmp_
     assert again['eval/matthews'] == pytest.approx(whole['eval/matthews'], abs=1e-6)
     dev, test = ((folder / 'whole' / f'{split}_predictions.tsv').read_text()
                  for split in ('dev', 'test'))
-    assert (tmp_path / 'dev_predictions.tsv').read_text() == dev and dev.count('\n') == 21
+    assert (tmp_path / 'dev_predictions.tsv').read_text() == dev
+    assert (dev.count('\n'), test.count('\n')) == (21, 8)
     with pytest.raises(Stopped):
         run(*args, workdir=folder / 'parts', stop_at=8)  # past the first epoch
     shutil.rmtree(folder / 'start')  # a run has all that it needs to go on
     resumed, said = run(*args, workdir=folder / 'parts')
     assert 'resuming at step' in said and 'note:' not in said
     assert resumed == whole
-
-    lines = test.splitlines()
-    assert lines[0] == 'index\tprediction' and len(lines) == 8
-    assert {line.split('\t')[1] for line in lines[1:]} <= {'0', '1'}
-    weights = load_weights(folder / 'whole')
-    assert weights.head == 'classification' and weights.labels == ('0', '1')
-    assert f"step {whole['step']:,}" in weights.source
+    assert f"step {whole['step']:,}" in load_weights(folder / 'whole').source
 
 
 def test_weights_of_another_program_are_scored_whole_or_not_at_all(
@@ -143,8 +138,7 @@ def test_weights_of_another_program_are_scored_whole_or_not_at_all(
     assert '--labels_by_position' in refused(tmp_path / 'huggingface', *config)
     assert 'LABEL_0 to LABEL_' in refused(folder / 'whole', '--labels_by_position')
     assert 'it was converted' in refused(tmp_path / 'bert_jax')
-    convert.main([str(pretrained), str(tmp_path / 'headless'), '--to', 'huggingface'])
-    assert "has the head 'pretraining'" in refused(tmp_path / 'headless', *config)
+    assert "has the head 'pretraining'" in refused(pretrained, *config)
 
 
 @pytest.fixture(scope='module')
@@ -234,9 +228,8 @@ def test_conll_features(pretrained, tmp_path):
                             for word in sentence(rng).split()) + '\n'
         (tmp_path / name).write_text(text)
     folder = tmp_path / 'run'
-    result, _ = run(
-        'conll.py:features', f'--config.init_checkpoint={pretrained}',
-        f'--config.data.source={tmp_path}', '--config.train.steps=3', *UNPACKED, workdir=folder)
+    result, _ = run('conll.py:features', f'--config.init_checkpoint={pretrained}', *UNPACKED,
+                    f'--config.data.source={tmp_path}', '--config.train.steps=3', workdir=folder)
     assert {'eval/f1', 'eval/PER/f1'} <= set(result)
     again, _ = evaluated(folder, workdir=tmp_path / 'again')
     assert again['eval/f1'] == pytest.approx(result['eval/f1'], abs=1e-6)
@@ -328,12 +321,7 @@ def test_it_starts_from_all_that_was_published(continued):
     for name, x in published.params.items():  # the position table too, longer than the rows
         np.testing.assert_array_equal(found.params[name][:old] if len(x) == old else
                                       found.params[name], x, err_msg=name)
-    cat, ed = VOCAB.index('cat'), VOCAB.index('##ed')
-    for name in ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias'):
-        x = published.params[name]
-        assert len(found.params[name]) == old + 4
-        np.testing.assert_allclose(found.params[name][old], (x[cat] + x[ed]) / 2, rtol=1e-6)
-        np.testing.assert_array_equal(found.params[name][old + 1], x[VOCAB.index('[UNK]')])
+    assert len(found.params['cls/predictions/output_bias']) == old + 4
 
 
 def test_words_are_added_for_downstream_tasks_and_not_twice(continued, tmp_path):
