@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from bert_jax.config import DECIDED, SIZES, complete, default_config, fields, model_sizes
 from bert_jax.config.bert_config import Allowed, fault
 from bert_jax.config.fields import FIELDS, LABELLED, LOGGERS, PRETRAINING, section_of
-from bert_jax.config.phases import PHASE_FIELDS, check_phases, parse_duration, parse_trace, phases
+from bert_jax.config.phases import PHASE_FIELDS, parse_duration, parse_trace, phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import check_scheme
 from bert_jax.tasks.opening import OPENERS
@@ -60,7 +60,6 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     for path, value in fields(config).items():
         if value is not None:  # else `init_checkpoint` determines it
             _check_value(path, value, FIELDS[path].allowed)
-    check_phases(config.phases)
     for i, phase in enumerate(config.phases):
         for field, value in phase.items():
             if value is not None or field == 'steps':

@@ -223,16 +223,13 @@ def check_deletion(path: str | os.PathLike[str]) -> None:
     """
     if not in_bucket(path):
         return
+    from google.cloud import storage
+
     name = os.fspath(path).split('/')[2]
-
-    def get() -> None:
-        from google.cloud import storage
-
-        storage.Client().get_bucket(name, retry=None)
-
-    _ask(f'gs://{name}', get, 'old checkpoints could not be deleted there',
-         "give this machine's service account the role Storage Legacy Bucket Reader as well, and "
-         'name the project in GOOGLE_CLOUD_PROJECT if it is not known')
+    _ask(f'gs://{name}', lambda: storage.Client().get_bucket(name, retry=None),
+         "old checkpoints could not be deleted there: give this machine's service account the role "
+         'Storage Legacy Bucket Reader as well, and name the project in GOOGLE_CLOUD_PROJECT if it '
+         'is not known')
 
 
 @functools.cache
@@ -256,22 +253,21 @@ def _check_bucket(name: str) -> None:
         raise InputError(f'{url} is a bucket, which needs gcsfs: pip install gcsfs') from None
     logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs every retry
     _ask(url, lambda: _file_system().call('GET', 'b/{}/o', name, maxResults=1),
-         'no permission to list it',
-         "log in with gcloud auth application-default login, or give this machine's service "
-         'account the role Storage Object Admin on it')
+         'no permission to list it: log in with gcloud auth application-default login, or give '
+         "this machine's service account the role Storage Object Admin on it")
 
 
 # A new GKE pod has no credentials for some seconds; a bucket may be unavailable for minutes.
 REFUSED_SECONDS, UNREACHABLE_SECONDS = 60.0, 300.0
 
 
-def _ask(url: str, request: Callable[[], object], refused: str, remedy: str) -> None:
+def _ask(url: str, request: Callable[[], object], refused: str) -> None:
     """Makes a request to a bucket, with retries while the error may be transient.
 
     Args:
       url: of the bucket.
       request: makes the request.
-      refused, remedy: for the message of a missing permission.
+      refused: the message of a missing permission, with the remedy.
 
     Raises:
       InputError: no such bucket, or fresh credentials are refused for `REFUSED_SECONDS`.
@@ -291,7 +287,7 @@ def _ask(url: str, request: Callable[[], object], refused: str, remedy: str) -> 
                              f'gcloud storage buckets create {url}')
         is_refused = code in (401, 403) or re.search('Forbidden|[Cc]redentials|Project', reason)
         if is_refused and seconds >= REFUSED_SECONDS:
-            raise InputError(f'{url}: {refused} ({reason}): {remedy}')
+            raise InputError(f'{url}: {refused} ({reason})')
         if seconds >= UNREACHABLE_SECONDS:
             raise Unavailable(f'{url} cannot be reached ({reason}): check the network')
         if pause == 1.0:

@@ -157,13 +157,11 @@ def answer(
                     fault=' '.join(str(fault).split()), line=first_line(fault),
                     file=f"{os.fsdecode(name or '')}: {getattr(fault, 'strerror', '')}",
                     disk=f'the disk of {name or writing}' if name or writing else 'a disk'), status
-    lines, kept = ''.join(traceback.format_exception(error)), ''
-    for place in filter(None, (log_folder, Path(tempfile.gettempdir()))):
-        with contextlib.suppress(Exception):  # of many libraries; there is another place
-            kept = os.fspath(place / f'error-{os.getpid()}.log')
-            write_whole(kept, lines)
-            break
-    else:
+    lines = ''.join(traceback.format_exception(error))
+    kept: Any = (log_folder or Path(tempfile.gettempdir())) / f'error-{os.getpid()}.log'
+    try:
+        write_whole(kept, lines)
+    except Exception:  # of many libraries
         sys.stderr.write(lines)
         kept = 'the lines above'
     return (f'{type(error).__name__}: {first_line(error)} (this may be a fault of bert_jax; the '

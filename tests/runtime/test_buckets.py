@@ -19,7 +19,6 @@ from bert_jax.tasks.glue import read_glue
 from bert_jax.tasks.squad import read_squad
 from bert_jax.tasks.table import find_file
 from bert_jax.tasks.tagging import read_tagged
-from bert_jax.text import load_tokenizer
 from bert_jax.weights import load_weights
 
 RECORDED = Path(__file__).parent.parent / 'fixtures' / 'huggingface'
@@ -101,15 +100,3 @@ def test_predictions_from_a_model_into_a_bucket(bucket, monkeypatch):
     found = np.load(files.local_copy(f'{bucket}/out/vectors.npz'))
     np.testing.assert_array_equal(
         found['vectors'], load(RECORDED / 'base').vectors(['at', 'b c d'], pool='mean'))
-
-
-def test_vocabularies(bucket):
-    vocab = RECORDED / 'base' / 'vocab.txt'
-    files.upload(vocab, f'{bucket}/vocab.txt')
-    assert load_tokenizer(f'{bucket}/vocab.txt', True).fingerprint == load_tokenizer(
-        vocab, True).fingerprint
-    with pytest.raises(InputError, match=f'^{bucket}/none.txt: the vocabulary file cannot be read'):
-        load_tokenizer(f'{bucket}/none.txt', True)
-    files.upload(vocab, f'{bucket}/broken.model')
-    with pytest.raises(InputError, match=f'^{bucket}/broken.model: not a SentencePiece model'):
-        load_tokenizer(f'{bucket}/broken.model', True)

@@ -2,7 +2,6 @@
 
 import gzip
 import pathlib
-import subprocess
 import sys
 import threading
 
@@ -136,16 +135,3 @@ def test_what_is_wrong_with_a_bucket_is_said(bucket, bucket_server, monkeypatch,
 def test_any_other_scheme_is_refused_at_once(path, use):
     with pytest.raises(InputError, match=f'^{path}: .* gs://BUCKET/PATH$'):
         use(path)
-
-
-def test_nothing_of_buckets_is_loaded_where_none_is_named(tmp_path):
-    program = (
-        'import sys; from bert_jax.runtime import files; files.write_whole(sys.argv[1], "x"); '
-        'files.find(sys.argv[1]); files.children(files.local_copy(sys.argv[1]).parent); '
-        'print([name for name in ("fsspec", "gcsfs", "aiohttp") if name in sys.modules])'
-    )
-    out = subprocess.run(
-        [sys.executable, '-c', program, str(tmp_path / 'a')], capture_output=True, text=True,
-        check=True,
-    )
-    assert out.stdout == '[]\n'
