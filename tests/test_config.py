@@ -14,10 +14,10 @@ import jax
 import pytest
 from flax import linen as nn
 
-from bert_jax.config import complete, default_config, fields, model_sizes
+from bert_jax.config import complete, default_config, model_sizes
 from bert_jax.config.bert_config import Range
 from bert_jax.config.command_line import parse_command
-from bert_jax.config.fields import FIELDS, SECTIONS
+from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields
 from bert_jax.config.phases import parse_duration, parse_trace, phases
 from bert_jax.config.validation import check_vocabulary, validate
 from bert_jax.data.masking import MASKINGS
@@ -30,7 +30,6 @@ from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.preflight import without_data
 from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments
-from bert_jax.train.workdirs import flat_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 # Arguments that a config file takes, after a colon, besides none.
@@ -122,8 +121,8 @@ def test_defaults_are_golden():
 @pytest.mark.parametrize('scale', ['', ',tiny'])
 def test_an_ablation_is_base_but_for_one_thing(name, expected, scale):
     config = load(f'ablations:{name}{scale}')
-    base = fields(load(f'ablations:base{scale}'))
-    different = {path: x for path, x in fields(config).items() if x != base[path]}
+    base = flat_fields(load(f'ablations:base{scale}'))
+    different = {path: x for path, x in flat_fields(config).items() if x != base[path]}
     if scale and 'model.hidden_size' in expected:  # the first weights are for the width
         width = expected['model.hidden_size']
         expected = expected | {
@@ -131,7 +130,7 @@ def test_an_ablation_is_base_but_for_one_thing(name, expected, scale):
     assert different == expected
     validate(config)
     if name == 'base' and not scale:  # the paper's, but for when it evaluates and saves
-        paper = fields(load('base_pretrain'))
+        paper = flat_fields(load('base_pretrain'))
         assert {path for path in base if base[path] != paper[path]} == {
             'train.eval_every', 'train.save_every', 'train.keep_checkpoints'}
 

@@ -22,7 +22,7 @@ except ModuleNotFoundError:  # a repository without its requirements: no command
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
 from bert_jax.config.bert_config import OPTIONS
-from bert_jax.config.fields import FIELDS, SECTIONS, section_of
+from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields, section_of
 from bert_jax.runtime.errors import InputError, nearest
 
 # Layers, width and heads: Table 1 of the paper (base, large), and the names that
@@ -75,15 +75,6 @@ def finetuning_config(task: str) -> ConfigDict:
     return c
 
 
-def fields(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
-    """The values by dotted path, in order of definition."""
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        inner = isinstance(value, ConfigDict)
-        values |= fields(value, f'{prefix}{key}.') if inner else {prefix + key: value}
-    return values
-
-
 def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
     """A config with a run's task and data settings; the model is left to a checkpoint.
 
@@ -95,7 +86,7 @@ def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
     kept = ('data.', f"{section_of(values['task'])}.")
     with config.unlocked():
         config.update_from_flattened_dict({
-            path: values[path] for path in fields(config)
+            path: values[path] for path in flat_fields(config)
             if path in values and path.startswith(kept)})
     return config
 

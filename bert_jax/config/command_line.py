@@ -21,7 +21,7 @@ from bert_jax import config as config_lib  # first: it reports a missing ml_coll
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.config.fields import FIELDS
+from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.config.phases import PHASE_FIELDS, check_phases
 from bert_jax.runtime.errors import InputError, nearest
 
@@ -145,8 +145,8 @@ def load_config(named: str) -> config_lib.ConfigDict:
             raise InputError('it defines no function get_config(): take a file of configs/ as an '
                              'example')
         config = defined['get_config'](*([argument] if colon else []))
-        given = config_lib.fields(config) if isinstance(config, config_lib.ConfigDict) else {}
-        wanted = config_lib.fields(config_lib.default_config(given.get('task', 'pretrain')))
+        given = flat_fields(config) if isinstance(config, config_lib.ConfigDict) else {}
+        wanted = flat_fields(config_lib.default_config(given.get('task', 'pretrain')))
         if other := wanted.keys() ^ given.keys():
             raise InputError(
                 f'get_config() has other fields ({", ".join(sorted(other)[:3])}): it is to start '

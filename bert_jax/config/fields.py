@@ -187,3 +187,12 @@ def section_of(task: str) -> str:
     """The section of fields that is of this task only, or ''."""
     name = task.partition('_')[0]
     return name if name in SECTIONS else ''
+
+
+def flat_fields(tree: Any, prefix: str = '') -> dict[str, Any]:
+    """The values of a ConfigDict or of nested dicts, by dotted name."""
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = hasattr(value, 'items')
+        values |= flat_fields(value, f'{prefix}{key}.') if inner else {prefix + key: value}
+    return values

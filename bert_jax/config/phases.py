@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import fields
+from bert_jax.config.fields import flat_fields
 from bert_jax.runtime.errors import InputError, nearest
 
 _MOST = 1e12  # of any unit; float64 counts exactly up to there
@@ -113,7 +113,7 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
       config: a whole config.
       num_examples: examples an epoch (of the first phase), for durations in epochs.
     """
-    values = fields(config)
+    values = flat_fields(config)
     defaults = {field: values[path] for field, path in PHASE_FIELDS.items()}
     defaults |= {'steps': 0, 'learning_rate': None, 'warmup': None}
     filled = [defaults | dict(phase) for phase in config.phases or [{}]]

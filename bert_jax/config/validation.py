@@ -8,9 +8,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import DECIDED, SIZES, complete, default_config, fields, model_sizes
+from bert_jax.config import DECIDED, SIZES, complete, default_config, model_sizes
 from bert_jax.config.bert_config import Allowed, fault
-from bert_jax.config.fields import FIELDS, LABELLED, LOGGERS, PRETRAINING, section_of
+from bert_jax.config.fields import FIELDS, LABELLED, LOGGERS, PRETRAINING, flat_fields, section_of
 from bert_jax.config.phases import PHASE_FIELDS, parse_duration, parse_trace, phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import check_scheme
@@ -27,8 +27,8 @@ def check_used(config: ConfigDict) -> None:
     Raises:
       InputError: a field that the task does not read differs from its default.
     """
-    defaults = fields(default_config(config.task))
-    for path, value in fields(config).items():
+    defaults = flat_fields(default_config(config.task))
+    for path, value in flat_fields(config).items():
         read_by = FIELDS[path].read_by
         reads = config.task not in PRETRAINING if read_by == LABELLED else config.task in read_by
         if read_by and not reads and value != defaults[path]:
@@ -57,7 +57,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     ))
     if not config.init_checkpoint:
         config = complete(config)
-    for path, value in fields(config).items():
+    for path, value in flat_fields(config).items():
         if value is not None:  # else `init_checkpoint` determines it
             _check_value(path, value, FIELDS[path].allowed)
     for i, phase in enumerate(config.phases):

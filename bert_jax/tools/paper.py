@@ -55,6 +55,7 @@ from absl import logging
 
 from bert_jax.config import ConfigDict, complete, model_sizes
 from bert_jax.config.command_line import Parser, config_file
+from bert_jax.config.fields import flat_fields
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, as_path, open_folder, open_whole, write_whole
@@ -64,7 +65,6 @@ from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.preflight import without_data
 from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config, summary
-from bert_jax.train.workdirs import flat_fields
 from bert_jax.weights import load_weights
 
 Cell = dict[str, Any]

@@ -50,9 +50,9 @@ from typing import IO, Any, NamedTuple
 
 from absl import logging
 
-from bert_jax.config import ConfigDict, fields
+from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import Parser, config_file, parse_command
-from bert_jax.config.fields import FIELDS
+from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, nearest
@@ -392,7 +392,7 @@ def _train(
     """
     from bert_jax.train.experiment import train_run
 
-    own = fields(member_config(sweep.config, sweep.overrides, member))
+    own = flat_fields(member_config(sweep.config, sweep.overrides, member))
     config = ConfigDict(program.config.copy_and_resolve_references())
     with config.unlocked():
         config.update_from_flattened_dict({name: own[name] for name in _ARGUMENTS})

@@ -20,6 +20,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax.config.fields import flat_fields
 from bert_jax.config.phases import parse_duration, parse_trace
 from bert_jax.heads.base import Head
 from bert_jax.runtime import files, hosts
@@ -102,7 +103,7 @@ def train_run(
         'inference': dict(task.inference), 'identity': task.identity(),
     }
     resolved['model']['attention'] = objective.config.attention  # must be the same on all hosts
-    fields = workdirs.flat_fields(resolved)
+    fields = flat_fields(resolved)
     hosts.agree('the run', {f'version of {name}': x for name, x in versions().items()} | {
         name: value for name, value in fields.items() if name not in _PLACES})
     workdirs.check_resumable(workdir, resolved, task.vocab_path, comparable=task.keeps_best)
@@ -140,7 +141,7 @@ def train_run(
 
     def steps_of(field: str) -> int:
         return parse_duration(
-            config_lib.fields(config)[field], field, batch_size=phases[0]['batch_size'],
+            flat_fields(config)[field], field, batch_size=phases[0]['batch_size'],
             num_examples=task.num_examples, total=total)
 
     gates = task.gates(

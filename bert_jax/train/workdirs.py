@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
-from bert_jax.config.fields import FIELDS
+from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, is_by_the_way, open_folder
@@ -144,15 +144,6 @@ def check_resumable(
 def read_run_fields(workdir: Path) -> dict[str, Any]:
     """The fields of `config.json`, by dotted name."""
     return flat_fields(read_config(workdir))
-
-
-def flat_fields(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
-    """The values of nested dicts by dotted name."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        inner = isinstance(value, dict)
-        flat |= flat_fields(value, f'{prefix}{key}.') if inner else {prefix + key: value}
-    return flat
 
 
 def check_shared(workdir: Any, seconds: float = 30.0) -> None:

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from bert_jax.config.fields import flat_fields
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
-from bert_jax.train.workdirs import check_resumable, flat_fields
+from bert_jax.train.workdirs import check_resumable
 from bert_jax.weights.run_directory import describe_run
 
 FIELDS = {
