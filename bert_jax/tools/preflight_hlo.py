@@ -96,8 +96,8 @@ class Instruction(NamedTuple):
 
     Attributes:
       op_name: its origin in the Python program.
+      computation: that it is part of.
       times: how often a step runs it.
-      fused: name of the fused computation that it is part of, or ''.
     """
 
     name: str
@@ -106,8 +106,8 @@ class Instruction(NamedTuple):
     operands: tuple[str, ...]
     attributes: str
     op_name: str
+    computation: str
     times: int
-    fused: str
 
 
 class CompiledText:
@@ -124,19 +124,15 @@ class CompiledText:
             elif line.startswith('  '):
                 lines.append(line)
         times = dict.fromkeys(bodies, 0) | {entry: 1}
-        fused = set()
         result = []
         for name in reversed(bodies):  # callers come after what they call
             for line in bodies[name] if times[name] else ():
-                parsed = _parse(line, times[name], name if name in fused else '')
-                if parsed is None:
+                if (parsed := _parse(line, name, times[name])) is None:
                     continue
                 result.append(parsed)
                 for role, called in _called(parsed.attributes):
                     often = _trips(bodies, parsed) if role == 'body' else 1
                     times[called] = times.get(called, 0) + times[name] * often
-                    if parsed.opcode == 'fusion' or role == 'to_apply' or name in fused:
-                        fused.add(called)
         self.instructions = result[::-1]
         self._by_name = {instruction.name: instruction for instruction in result}
 
@@ -176,7 +172,7 @@ class CompiledText:
         seen = set()
         for i in self.instructions:
             kind = i.opcode.removesuffix('-start')
-            if kind == 'all-reduce' and i.fused.startswith('all-reduce-scatter'):
+            if kind == 'all-reduce' and i.computation.startswith('all-reduce-scatter'):
                 kind = 'reduce-scatter'
             # A message that overlaps with computation is a chain of instructions on one channel.
             # (Only there: all messages of a shard_map have the same channel.)
@@ -206,7 +202,7 @@ class CompiledText:
 _INSTRUCTION = re.compile(r'\s+(?:ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*?)\)(, .*|)$')
 
 
-def _parse(line: str, times: int, fused: str) -> Instruction | None:
+def _parse(line: str, computation: str, times: int) -> Instruction | None:
     # Comments number every fifth operand.
     match = _INSTRUCTION.match(re.sub(r'/\*.*?\*/', '', line))
     if not match:
@@ -216,7 +212,7 @@ def _parse(line: str, times: int, fused: str) -> Instruction | None:
     return Instruction(
         name, opcode, _arrays(result),
         tuple(part.split(' ')[-1].lstrip('%') for part in operands.split(', ')), attributes,
-        origin[1] if origin else '', times, fused)
+        origin[1] if origin else '', computation, times)
 
 
 @functools.lru_cache(1 << 14)

@@ -179,7 +179,7 @@ class Sweep:
         return self.path / 'runs' / member.name
 
     def open(self, config: str, settings: Sequence[str]) -> None:
-        """Makes the directory, or accepts one of the same runs.
+        """Makes the directory, or accepts one of the same runs, or one in which none has begun.
 
         Args:
           config, settings: what the results depend on.
@@ -187,33 +187,19 @@ class Sweep:
         Raises:
           InputError: it is of another config, whose results would pass for ours.
         """
-        def is_sweep(folder: Path) -> bool:
-            names = {path.name for path in folder.iterdir() if not files.is_by_the_way(path)}
-            return 'sweep.json' in names or names == {'runs'}
-
-        files.open_folder(self.path, '--workdir', is_sweep)
-        path = self.path / 'sweep.json'
+        names = {path.name for path in files.children(self.path) if not files.is_by_the_way(path)}
+        files.open_folder(
+            self.path, '--workdir', lambda _: 'sweep.json' in names or names == {'runs'})
+        path, runs = self.path / 'sweep.json', self.path / 'runs'
         ours = {'config': config, 'settings': sorted(settings)}
-        self._is_new = not path.exists()
-        if self._is_new:
-            files.write_whole(path, json.dumps(ours) + '\n')
-        elif (theirs := read_json(path, 'put it back as it was, or delete it')) != ours:
+        theirs = read_json(path, 'put it back as it was, or delete it') if path.exists() else ours
+        if theirs != ours and any((run / name).exists() for run in files.children(runs)
+                                  for name in ('config.json', 'sweep_result.json')):
             shown = [f"--config={of.get('config')} {of.get('settings')}" for of in (theirs, ours)]
             raise InputError(f'{self.path} holds a sweep of {shown[0]}, this is one of {shown[1]}: '
                              'give another --workdir, or the same settings')
-        (self.path / 'runs').mkdir(exist_ok=True)
-
-    def discard_unbegun(self) -> None:
-        """Removes a sweep that this process made and in which no run has begun.
-
-        So that it can be started again with other settings in the same directory.
-        """
-        runs = self.path / 'runs'
-        if self._is_new and not any((run / 'config.json').exists() for run in files.children(runs)):
-            runs.rmtree(missing_ok=True)
-            (self.path / 'sweep.json').unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it holds something else
-                self.path.rmdir()
+        files.write_whole(path, json.dumps(ours) + '\n')
+        runs.mkdir(exist_ok=True)
 
     def result(self, member: Member) -> dict[str, Any] | None:
         """The result of a finished member, with `metric`; None if it is not finished."""
@@ -583,12 +569,7 @@ def main(argv: Sequence[str]) -> int:
                 time.sleep(WAIT_SECONDS)  # a run whose process dies meanwhile is taken over
             return False
 
-        status = 2
-        try:
-            status = run_workers('bert_jax.tools.sweep', argv, options.worker, options.chips, act)
-        finally:
-            if by_hand and status == 2:
-                sweep.discard_unbegun()
+        status = run_workers('bert_jax.tools.sweep', argv, options.worker, options.chips, act)
         return status or (sweep.report() if by_hand else 0)
 
 
