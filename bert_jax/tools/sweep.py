@@ -192,13 +192,16 @@ class Sweep:
             self.path, '--workdir', lambda _: 'sweep.json' in names or names == {'runs'})
         path, runs = self.path / 'sweep.json', self.path / 'runs'
         ours = {'config': config, 'settings': sorted(settings)}
-        theirs = read_json(path, 'put it back as it was, or delete it') if path.exists() else ours
-        if theirs != ours and any((run / name).exists() for run in files.children(runs)
-                                  for name in ('config.json', 'sweep_result.json')):
+        theirs = read_json(path, 'put it back as it was, or delete it') if path.exists() else None
+        if theirs and theirs != ours and any(
+            (run / name).exists() for run in files.children(runs)
+            for name in ('config.json', 'sweep_result.json')
+        ):
             shown = [f"--config={of.get('config')} {of.get('settings')}" for of in (theirs, ours)]
             raise InputError(f'{self.path} holds a sweep of {shown[0]}, this is one of {shown[1]}: '
                              'give another --workdir, or the same settings')
-        files.write_whole(path, json.dumps(ours) + '\n')
+        if theirs != ours:
+            files.write_whole(path, json.dumps(ours) + '\n')
         runs.mkdir(exist_ok=True)
 
     def result(self, member: Member) -> dict[str, Any] | None:

@@ -102,20 +102,3 @@ def test_the_work_so_far(runs):
     assert a_step[0] == pytest.approx(2 * 3 * forward)
     assert run.results()['evaluation'] == 'last, step 8'
     assert run.results()['mlm_accuracy'] == '0.4000'
-
-
-@pytest.mark.parametrize(('arguments', 'words'), [
-    (['whole', 'whole'], ['named twice']),
-    (['whole', 'checkpoint of bare'], ['checkpoint of bare', 'no run directory']),
-    (['whole', '--text=the [MASK] cat'], ['--text', '[MASK]']),
-    (['whole', '--text=,'], ['--text', '0 words']),
-    (['whole', '--output=vocab.txt'], ['vocab.txt is there already']),
-])
-def test_refused_in_one_line(runs, arguments, words, capsys, monkeypatch):
-    monkeypatch.chdir(runs)
-    with pytest.raises(SystemExit) as end:
-        report.main(['--output=new.html', *arguments])
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and err.count('\n') == 1
-    assert all(word in err for word in words)
-    assert not (runs / 'new.html').exists()
