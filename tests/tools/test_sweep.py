@@ -253,9 +253,12 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_costs_a_start(tmp_path, ove
     assert '4 runs, ' in told[1][0] and 'hours of a process in all, on ' in told[1][0]
 
 
-def test_a_signal_stops_all_processes_of_a_sweep(tmp_path, overrides):
-    process = launch(tmp_path, CONFIG, *overrides, '--config.train.steps=1000000',
-                     '--config.train.eval_every=0')
+def test_a_signal_stops_all_processes_of_a_sweep(tmp_path):
+    process = launch(tmp_path, 'configs/tiny_pretrain.py', *(f'--config.{setting}' for setting in (
+        'task=synthetic', 'model.num_layers=1', 'model.hidden_size=16', 'model.num_heads=2',
+        'data.vocab_size=100', 'data.max_seq_length=16', 'data.max_predictions_per_seq=2',
+        'train.batch_size=4', 'train.steps=1000000', 'train.eval_every=0', 'train.log_every=1',
+        'train.eval_batch_size=8')))
     runs = [tmp_path / 'runs' / f'optimizer.learning_rate={rate}' for rate in ('1e-3', '1e-2')]
     wait_for(lambda: all((run / 'metrics.jsonl').exists() for run in runs))
     process.send_signal(signal.SIGTERM)
