@@ -176,7 +176,7 @@ def _task(config: ConfigDict, train: TextExamples | None, dev: TextExamples) -> 
 
     def units(examples: TextExamples) -> Units:
         return choice_units(
-            examples, t.encode, max_length=config.data.max_seq_length, **t.vocab.ends)
+            examples, t.encode, max_length=config.data.max_seq_length, **t.tokenizer.vocab.ends)
 
     def results(outputs: labelled.Outputs) -> labelled.Results:
         logits = outputs['logits']

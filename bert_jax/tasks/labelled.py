@@ -34,7 +34,6 @@ from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.tasks.table import find_file
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
-from bert_jax.text.vocab import Vocab
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep, Phase
 
@@ -62,10 +61,6 @@ class Tokenization(NamedTuple):
     path: Path
     tokenizer: Tokenizer
     encode: Encode
-
-    @property
-    def vocab(self) -> Vocab:
-        return self.tokenizer.vocab
 
 
 def open_tokenization(config: ConfigDict) -> Tokenization:
@@ -144,11 +139,11 @@ class LabelledTask:
     def __post_init__(self) -> None:
         t = self.tokenization
         self.vocab_path: Path | None = t.path
-        self.vocab_size = len(t.vocab)
+        self.vocab_size = len(t.tokenizer.vocab)
         self.inference = {'max_seq_length': self.config.data.max_seq_length, **self.inference}
         self.num_examples = None if self.train is None else len(self.train)
         if self.train is not None:
-            check_known(self.train.sequences.ids, t.vocab,
+            check_known(self.train.sequences.ids, t.tokenizer.vocab,
                         f'config.data.source={self.config.data.source}', t.path)
         self._seed = self.config.seed
         # One for all runs of a sweep: it is compiled once.
@@ -176,8 +171,7 @@ class LabelledTask:
 
     def objective(self, bert: ModelConfig) -> Head:
         """The head that is trained on an encoder."""
-        objective: Head = HEADS[self.head](bert, **self.arguments)
-        return objective
+        return HEADS[self.head](bert, **self.arguments)
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
         """None: rows are packed into many shapes as they come."""

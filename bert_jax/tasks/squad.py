@@ -57,7 +57,7 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         return squad_windows(
             _read(config, version, training), t.encode, max_length=config.data.max_seq_length,
             doc_stride=section.doc_stride, max_question_length=section.max_query_length,
-            training=training, **t.vocab.ends)
+            training=training, **t.tokenizer.vocab.ends)
 
     threshold = scored.inference.get('null_threshold') if scored else None
     if scored and version == 'v2':
@@ -69,7 +69,7 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
 
     def results(outputs: labelled.Outputs) -> labelled.Results:
         predictions = predict_answers(
-            dev, outputs['start_logits'], outputs['end_logits'], vocab=t.vocab,
+            dev, outputs['start_logits'], outputs['end_logits'], vocab=t.tokenizer.vocab,
             lowercase=config.data.lowercase, switches=t.tokenizer.switches, version=version)
         texts = final_texts(predictions)
         scores = v1_scores(texts, answers) if version == 'v1' else v2_scores(

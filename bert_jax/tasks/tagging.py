@@ -120,8 +120,8 @@ def _task(
                 [word for s in document for word in s.words]
                 for _, document in itertools.groupby(examples.sentences, key=lambda s: s.document)]
         sequences, word_T = word_windows(
-            texts, t.encode, max_length=config.data.max_seq_length, unk_id=t.vocab.unk_id,
-            **t.vocab.ends)
+            texts, t.encode, max_length=config.data.max_seq_length, unk_id=t.tokenizer.vocab.unk_id,
+            **t.tokenizer.vocab.ends)
         # Tags that are not the model's can be scored, by name, not trained on.
         label_W = np.array([ids.get(tag, 0) for tag in examples.tags], np.int32)
         return Units(sequences, tokens={

@@ -206,7 +206,7 @@ def text_task(
     def cut(examples: TextExamples, how: str) -> tuple[TextWindows, Units]:
         ids = list(map(t.encode, examples.texts))
         read = text_windows(ids[0], ids[1] if len(ids) == 2 else None, how,
-                            max_length=config.data.max_seq_length, **t.vocab.ends)
+                            max_length=config.data.max_seq_length, **t.tokenizer.vocab.ends)
         if examples.labels is None:
             return read, Units(read.sequences)
         # A label that the model does not have is scored, not computed.

@@ -1,12 +1,12 @@
 """Multiple choice: SWAG's CSV, JSON lines and CODAH's TSV give the same kind of examples."""
 
-import json
-
 import numpy as np
 import pytest
 
+from bert_jax.data.pairs import joined
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.choices import choice_units, read_choices, read_swag, read_swag_file
+from tests.tasks.files import put
 
 CLS, SEP = 1, 2
 HEADER = (
@@ -21,17 +21,9 @@ CODAH = (
     'o\tI am hungry. I am\tfull.\tsaying "go".\tglad.\tsad.\t3\n'
     '\tHe sat.  He\ta.\tb.\tc.\td.\t0\n'
 )
-JSON = '\n'.join(map(json.dumps, [
-    {'startphrase': 'He sat. He', 'choices': ['a', 'b', 'c', 'd'], 'answer': 1},
-    {'startphrase': 'She', 'choices': ['e', 'f', 'g', 'h'], 'answer': 3},
-]))
+JSON = [{'startphrase': 'He sat. He', 'choices': ['a', 'b', 'c', 'd'], 'answer': 1},
+        {'startphrase': 'She', 'choices': ['e', 'f', 'g', 'h'], 'answer': 3}]
 JSON_ROW = '{"startphrase": "A", "choices": ["a", "b", "c", "d"], "answer": 0}\n'
-
-
-def put(folder, name, content):
-    path = folder / name
-    path.write_text(content, encoding='utf-8', newline='')
-    return str(path)
 
 
 def questions(examples):
@@ -131,8 +123,7 @@ def test_one_file_is_divided(tmp_path):
 
 def test_sequences(tmp_path):
     def encode(texts):
-        ids = [[10 + len(word) for word in text.split()] for text in texts]
-        return np.array([i for t in ids for i in t], np.int32), np.array([len(t) for t in ids])
+        return joined([[10 + len(word) for word in text.split()] for text in texts])
 
     units = choice_units(read_swag_file(put(tmp_path, 'train.csv', CSV)), encode, max_length=20,
                          cls_id=CLS, sep_id=SEP)

@@ -1,8 +1,6 @@
 """CoNLL-2003: files, windows that score every word once, and entity scores against seqeval."""
 
-import gzip
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from bert_jax.tasks.tagging import (
 )
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
+from tests.tasks.files import put
 
 UNK, CLS, SEP, FIRST_PIECE = 100, 101, 102, 1000
 CONLL_LABELS = ('O', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC', 'B-ORG', 'I-ORG', 'B-PER', 'I-PER')
@@ -45,12 +44,6 @@ EU NNP I-NP I-ORG
 """
 
 
-def written(tmp_path, text, name='eng.train'):
-    path = tmp_path / name
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return str(path)
-
-
 SENTENCES = [
     Sentence(['EU', 'rejects', 'German', 'British', 'lamb'],
              ['B-ORG', 'O', 'B-MISC', 'B-MISC', 'O'], 1),
@@ -59,27 +52,27 @@ SENTENCES = [
 
 
 @pytest.mark.parametrize(('name', 'content'), [
-    ('eng.train', IOB1), ('eng.train.gz', gzip.compress(IOB1.encode())),
+    ('eng.train', IOB1), ('eng.train.gz', IOB1),
     ('windows', IOB1.replace('\n', '\r\n')), ('tabs', IOB1.replace(' ', '\t')),
     ('two columns', '\n'.join(' '.join(line.split()[::3]) for line in IOB1.split('\n'))),
-    ('a.jsonl', '\n'.join(json.dumps({'words': s.words, 'tags': s.tags}) for s in SENTENCES)),
+    ('a.jsonl', [{'words': s.words, 'tags': s.tags} for s in SENTENCES]),
 ], ids=lambda x: x if len(x) < 20 else '')
 def test_editions_of_a_file_are_read_alike(tmp_path, name, content):
-    examples = read_tagged(written(tmp_path, content, name), words='words', tags='tags')
+    examples = read_tagged(put(tmp_path, name, content), words='words', tags='tags')
     assert examples.sentences == (  # JSON lines know no documents
         [s._replace(document=0) for s in SENTENCES] if name == 'a.jsonl' else SENTENCES)
     assert examples.labels == CONLL_LABELS and len(examples) == 4
 
 
 def test_a_file_without_documents_is_one_and_odd_spaces_are_words(tmp_path):
-    examples = read_tagged(written(tmp_path, '\u00a0 O\na\u2003b I-X\n\nc O\n'))
+    examples = read_tagged(put(tmp_path, 'eng.train', '\u00a0 O\na\u2003b I-X\n\nc O\n'))
     assert examples.sentences == [
         Sentence(['\u00a0', 'a\u2003b'], ['O', 'B-X'], 0), Sentence(['c'], ['O'], 0)]
     assert examples.labels == ('O', 'B-X', 'I-X')
 
 
 def test_malformed_lines_are_listed_and_left_out_up_to_a_limit(tmp_path, capsys):
-    path = written(tmp_path, 'a NN O\nb I-X\n' + 'c NN I-X\n' * 98)
+    path = put(tmp_path, 'eng.train', 'a NN O\nb I-X\n' + 'c NN I-X\n' * 98)
     (sentence,) = read_tagged(path).sentences
     assert sentence.words == ['a'] + ['c'] * 98
     assert f'{path}, line 2: columns: 2, where the first line has 3' in capsys.readouterr().err
@@ -94,7 +87,7 @@ def test_malformed_lines_are_listed_and_left_out_up_to_a_limit(tmp_path, capsys)
     (b'EU O\n\xe9t\xe9 O\n', 'line 2 is not UTF-8'),
 ])
 def test_bad_files_are_refused_in_one_line(tmp_path, text, message):
-    path = written(tmp_path, text)
+    path = put(tmp_path, 'eng.train', text)
     with pytest.raises(InputError, match=message) as caught:
         read_tagged(path)
     assert str(caught.value).startswith(path) and '\n' not in str(caught.value)
@@ -113,8 +106,8 @@ def test_the_original_files_and_their_iob2_edition_are_the_same(shared_data):
 def encode(words):
     """Pieces that tell their word and their place in it, of words 'PLACE:PIECES'."""
     pairs = [tuple(map(int, word.split(':'))) for word in words]
-    ids = [FIRST_PIECE * (word + 1) + piece for word, count in pairs for piece in range(count)]
-    return np.array(ids, np.int32), np.array([count for _, count in pairs], np.int64)
+    return joined([
+        [FIRST_PIECE * (word + 1) + piece for piece in range(count)] for word, count in pairs])
 
 
 PIECES_OF_WORDS = st.lists(st.sampled_from([1, 1, 1, 2, 3, 0, 9]), min_size=1, max_size=60)
@@ -188,24 +181,14 @@ def test_no_word_of_a_real_file_is_lost(shared_data, max_length, document_contex
 ANY_TAG = st.sampled_from(['O', 'O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC', 'I-A-B'])
 
 
-@st.composite
-def sentence_pairs(draw):
-    """Gold and predicted tags of a few sentences; nothing says that they are valid."""
-    lengths = draw(st.lists(st.integers(0, 7), min_size=1, max_size=6))
-    gold = [draw(st.lists(ANY_TAG, min_size=n, max_size=n)) for n in lengths]
-    # Predictions that are often right.
-    predicted = [
-        [draw(st.one_of(st.just(tag), ANY_TAG)) for tag in sentence] for sentence in gold
-    ]
-    return gold, predicted
-
-
 @pytest.mark.filterwarnings('ignore::UserWarning')
 @settings(deadline=None)
-@given(sentence_pairs())
-def test_scores_are_those_of_seqeval_whatever_the_tags(pair):
+@given(st.lists(st.lists(st.tuples(ANY_TAG, ANY_TAG, st.booleans()), max_size=7), min_size=1,
+                max_size=6))
+def test_scores_are_those_of_seqeval_whatever_the_tags(sentences):
     seqeval = pytest.importorskip('seqeval.metrics', reason='seqeval is not installed')
-    gold, predicted = pair
+    gold = [[tag for tag, _, _ in sentence] for sentence in sentences]
+    predicted = [[tag if right else other for tag, other, right in s] for s in sentences]
     ours = conll_scores(predicted, gold)
     theirs = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0) \
         if {tag for sentence in gold + predicted for tag in sentence} - {'O'} else {}

@@ -2,13 +2,13 @@
 
 import csv
 import gzip
-import json
 
 import numpy as np
 import pytest
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.glue import GLUE_TASKS, from_tfds, read_glue
+from tests.tasks.files import put
 
 MNLI = ('index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t'
         'sentence1_parse\tsentence2_parse\tsentence1\tsentence2')
@@ -47,14 +47,6 @@ OFFICIAL = [
 ]
 
 
-def put(folder, name, content):
-    """Writes a file, gzipped if it is called so."""
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(content.encode()) if name.endswith('.gz') else content.encode())
-    return path
-
-
 @pytest.mark.parametrize('task, file, content, texts, labels, ids', OFFICIAL)
 @pytest.mark.parametrize('ending', ['.tsv', '.tsv.gz'])
 def test_official_files(tmp_path, capsys, task, file, content, texts, labels, ids, ending):
@@ -82,9 +74,9 @@ def test_qqp_without_header_begins_with_a_malformed_row(tmp_path, capsys):
 
 def test_json_lines(tmp_path):
     """Labels may be numbers and ids given; an example without id is known by its row."""
-    put(tmp_path, 'MNLI/dev_matched.jsonl.gz', '\n'.join(json.dumps(record) for record in (
+    put(tmp_path, 'MNLI/dev_matched.jsonl.gz', [
         {'premise': 'P', 'hypothesis': 'H', 'label': 'neutral', 'more': 1},
-        {'hypothesis': 'H2', 'premise': 'P2', 'label': 'contradiction'})))
+        {'hypothesis': 'H2', 'premise': 'P2', 'label': 'contradiction'}])
     examples = read_glue('mnli', str(tmp_path), 'dev_matched')
     assert examples.texts == [['P', 'P2'], ['H', 'H2']]
     assert examples.labels.tolist() == [2, 0] and examples.ids == ['0', '1']

@@ -9,6 +9,7 @@ import pytest
 from bert_jax.predict.__main__ import Texts
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.texts import Names, read_texts
+from tests.tasks.files import put
 
 ROWS = [('one text', 'a'), ('another', 'b'), ('a third, with a comma', 'a'), ('fourth', 'b')]
 TEXTS = [text for text, _ in ROWS]
@@ -30,7 +31,7 @@ GOOD = {
     'json list over several lines': ('a.json', json.dumps(OBJECTS, indent=2), TEXTS),
     **{f'upper-case ending, {file}': (file, content, TEXTS)
        for file, content in (('a.CSV', CSV), ('a.Tsv', TSV), ('a.JSONL', LINES))},
-    **{f'gzip, {file}': (file, gzip.compress(content.encode()), TEXTS) for file, content in (
+    **{f'gzip, {file}': (file, content, TEXTS) for file, content in (
         ('a.CSV.GZ', CSV), ('a.tsv.gz', TSV), ('a.json.gz', json.dumps(OBJECTS)))},
     **{f'{what}, {file}': (file, change(content), TEXTS)
        for file, content in (('a.csv', CSV), ('a.tsv', TSV), ('a.jsonl', LINES))
@@ -71,7 +72,7 @@ BAD = {
         'a.csv', gzip.compress(CSV.encode()), 'is compressed by gzip'),
     'half of a surrogate pair': (
         'a.jsonl', '{"text": "\\ud800", "label": "a"}\n', 'surrogate'),
-    'gzip that is none': ('a.csv.gz', CSV, 'not a sound gzip file'),
+    'gzip that is none': ('a.csv.gz', CSV.encode(), 'not a sound gzip file'),
     'gzip cut short': ('a.csv.gz', gzip.compress(CSV.encode())[:-9], 'not a sound gzip file'),
     'another case of letters': (
         'a.csv', CSV.replace('text,', 'Text,'), "did you mean 'Text'.*config.data.text"),
@@ -84,12 +85,6 @@ BAD = {
     'a header alone': ('a.csv', 'text,label\n', 'holds no rows'),
     'a json list that is cut': ('a.json', json.dumps(OBJECTS)[:-9], 'no list of JSON objects'),
 }
-
-
-def put(folder, name, content):
-    path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return str(path)
 
 
 def trained(path, known=()):
