@@ -75,13 +75,6 @@ def test_a_phase_that_does_not_fit_is_refused_by_name(program, monkeypatch, ther
         check_memory(program, range(2))
 
 
-def test_a_batch_that_the_devices_cannot_split_is_refused():
-    config = default_config()
-    config.update_from_flattened_dict({'train.steps': 1, 'train.batch_size': 12})
-    with pytest.raises(InputError, match='train.batch_size=12'):
-        open_mesh(complete(config), jax.devices()[:8])
-
-
 @pytest.mark.parametrize('platform, module, name', [
     ('tpu', attention_module, 'kernel_attention'), ('gpu', jax.nn, 'dot_product_attention'),
 ])

@@ -1,6 +1,6 @@
-"""The run directory of --workdir: its claim, checks before a resume, `config.json`, vocabulary.
+"""The folder of --workdir: its claim, and the checks before a run starts or resumes in it.
 
-`weights.run_directory` reads a run's parameters.
+`weights.run_directory` reads and writes what it holds.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
@@ -39,9 +38,8 @@ _DEFAULTS = {path: field.default for path, field in FIELDS.items()} | {
 _BEGUN = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
 
 
-@contextlib.contextmanager
-def opened(workdir: Path) -> Iterator[Claim | None]:
-    """Creates the run directory if needed, and holds the claim on it during the block.
+def opened(workdir: Path) -> contextlib.AbstractContextManager[Claim | None]:
+    """Creates the run directory if needed; the block has the claim on it.
 
     The first host does this for all; the others get None.
 
@@ -50,11 +48,9 @@ def opened(workdir: Path) -> Iterator[Claim | None]:
         in it.
     """
     if not hosts.first():
-        yield None
-        return
+        return contextlib.nullcontext()
     open_folder(workdir, '--workdir', _is_run)
-    with claimed(workdir, 'run') as claim:
-        yield claim
+    return claimed(workdir, 'run')
 
 
 def _is_run(workdir: Path) -> bool:

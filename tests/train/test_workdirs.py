@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from bert_jax.config.fields import flat_fields
 from bert_jax.runtime import files
@@ -19,11 +20,7 @@ FIELDS = {
 
 def fields(changes):
     """`FIELDS` with other values, by dotted name."""
-    result = {}
-    for name, value in (flat_fields(FIELDS) | changes).items():
-        section, _, key = name.rpartition('.')
-        (result.setdefault(section, {}) if section else result)[key] = value
-    return result
+    return unflatten_dict(flat_fields(FIELDS) | changes, sep='.')
 
 
 def refused(what):
