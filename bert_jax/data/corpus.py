@@ -165,10 +165,8 @@ def _tfds(spec: str, name: str, data_dir: str) -> Source:
     builder = _prepared_builder(spec, name, data_dir)
     info, split_name = builder.info, split_name or 'train'
     if 'text' not in info.features or split_name not in info.splits:
-        raise InputError(
-            f"data source '{spec}': no feature 'text' or no split '{split_name}', only "
-            f"{', '.join(info.features)} in {', '.join(info.splits)}"
-        )
+        raise InputError(f"data source '{spec}': no feature 'text' or no split '{split_name}', "
+                         f"only {', '.join(info.features)} in {', '.join(info.splits)}")
     split = info.splits[split_name]
     n, num_bytes = split.num_shards, split.num_bytes
     return Source(
@@ -241,14 +239,11 @@ def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
                 urllib.request.urlopen('https://storage.googleapis.com', timeout=10).close()
             builder.download_and_prepare()
     except Exception as error:  # of tfds' many back ends
-        # Preparing Wikipedia needs Beam, which is not a requirement.
-        dump = ", or to 'wikidump:FILE.xml.bz2' of dumps.wikimedia.org"
         raise InputError(
             f"data source '{spec}': data set '{name}' is not in {place} and cannot be made there "
-            f'({first_line(error)}); set --config.data.source to files of your own'
-            f"{dump if name.startswith('wikipedia') else ''}, or --config.data.tfds_dir to a "
-            'directory where it is prepared'
-        ) from error
+            f'({first_line(error)}); set --config.data.source to files of your own (a dump of '
+            "Wikipedia is 'wikidump:FILE.xml.bz2'), or --config.data.tfds_dir to a directory where "
+            'it is prepared') from error
     finally:
         logging.disable(logging.NOTSET)
     return builder
@@ -268,14 +263,10 @@ def _line_blocks(path: str) -> Iterator[bytes]:
         if raw and not end:
             rest += raw
             if len(rest) > _MAX_LINE_BYTES:
-                raise InputError(
-                    f'{path}: the line at byte {offset} is longer than {_MAX_LINE_BYTES >> 20} '
-                    'MiB; is this text?'
-                )
+                raise InputError(f'{path}: the line at byte {offset} is longer than '
+                                 f'{_MAX_LINE_BYTES >> 20} MiB; is this text?')
             continue
         block, rest = rest + raw[:end], raw[end:]
-        if not block:
-            continue
         bad = block.find(b'\0')
         if bad < 0:
             try:
@@ -283,10 +274,8 @@ def _line_blocks(path: str) -> Iterator[bytes]:
             except UnicodeDecodeError as error:
                 bad = error.start
         if bad >= 0:
-            raise InputError(
-                f'{path} is not text in UTF-8: byte {offset + bad} is 0x{block[bad]:02x}; convert '
-                'the file (iconv -t UTF-8), or leave it out'
-            )
+            raise InputError(f'{path} is not text in UTF-8: byte {offset + bad} is '
+                             f'0x{block[bad]:02x}; convert it (iconv -t UTF-8), or leave it out')
         yield (block if offset else block.removeprefix(b'\xef\xbb\xbf')).replace(b'\r\n', b'\n')
         offset += len(block)
     if offset == 0:
@@ -333,14 +322,12 @@ def _wikiextractor(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
             documents.append(rest)
         for i, document in enumerate(documents):
             text = document.lstrip()
-            first_line, _, body = text.partition(b'\n')
-            shown = first_line[:80].decode(errors='replace')
+            tag, _, body = text.partition(b'\n')
+            shown = tag[:80].decode(errors='replace')
             if not text.startswith(b'<doc '):
-                raise InputError(
-                    f'{path}: text outside of <doc> and </doc> at byte '
-                    f"{offset + len(document) - len(text)}: '{shown}'; name the format with text:, "
-                    'lines: or jsonl: if this is not WikiExtractor output'
-                )
+                at = offset + len(document) - len(text)
+                raise InputError(f"{path}: text outside of <doc> at byte {at}: '{shown}'; name "
+                                 'the format with text: if this is not WikiExtractor output')
             if i == ended or b'\n<doc ' in text:
                 raise InputError(f"{path}: '{shown}' has no </doc>; is the file cut short?")
             if body := body.partition(b'\n')[2].strip():  # without the title
@@ -359,10 +346,8 @@ def _json_lines(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
             try:
                 text = _normalise(json.loads(line)['text'].encode('utf-8', 'ignore'))
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                raise InputError(
-                    f"{path}, line {number} is not JSON with a field 'text' of type string "
-                    f'({type(error).__name__}: {error}); as in {{"text": "..."}}'
-                ) from None
+                raise InputError(f'{path}, line {number} is not JSON as in {{"text": "..."}} '
+                                 f'({type(error).__name__}: {error})') from None
             if text:
                 yield Document(text, True)
 
@@ -384,9 +369,8 @@ def _parquet(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
                     if encoded := _normalise(str(text or '').encode('utf-8', 'ignore')):
                         yield Document(encoded, True)
         except (ArrowException, OSError) as error:
-            reason = ' '.join(str(error).split())[:200]
-            raise InputError(f'{path} is not a sound Parquet file ({reason}); copy it again') \
-                from None
+            raise InputError(f'{path} is not a sound Parquet file ({first_line(error)}); '
+                             'copy it again') from None
 
 
 def _articles(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:

@@ -83,14 +83,13 @@ class Rows(Protocol):
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
 
 
-class Examples(Protocol):
+class Examples(Rows, Protocol):
     """Sequences as a function of their index, one for each row.
 
     Indices count through the whole run, shuffled, epoch after epoch; those of frozen rows through
     the `num_frozen` rows of one fixed pass, for evaluation.
     """
 
-    spec: BatchSpec
     num_examples: int  # an epoch
     num_frozen: int
 
@@ -119,10 +118,8 @@ class RecordExamples:
         self._missing = slots - records.max_predictions_per_seq
         if self._missing < 0:
             raise InputError(
-                f'{name} has {records.max_predictions_per_seq} predictions a record, more than '
-                f'config.data.max_predictions_per_seq={slots}: set that to '
-                f'{records.max_predictions_per_seq}'
-            )
+                f'{name} has {records.max_predictions_per_seq} predictions a record: set '
+                f'config.data.max_predictions_per_seq={slots} to that')
         self.spec = pretrain_spec(records.max_seq_length, slots)
         self.num_examples = self.num_frozen = len(records)
         self._records, self._seed = records, seed
@@ -131,18 +128,16 @@ class RecordExamples:
         epochs, place = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
         if not frozen:
             for epoch, here in grouped(epochs):
-                key = int(hash64(self._seed, epoch))
-                place[here] = permute(place[here], self.num_examples, key)
+                place[here] = permute(
+                    place[here], self.num_examples, int(hash64(self._seed, epoch)))
         batch = dict(self._records.read(place))
         for name in ('masked_lm_positions', 'masked_lm_ids', 'masked_lm_weights'):
             batch[name] = np.pad(batch[name], ((0, 0), (0, self._missing)))
         return batch | {'example_weights': np.ones(len(row_ids), np.float32)}
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        raise InputError(
-            'config.train.packed_rows is for text: how long ready-made records are is known only '
-            'when they are read; leave it at 0'
-        )
+        raise InputError('config.train.packed_rows is for text: the lengths of ready-made records '
+                         'are known only when they are read; leave it at 0')
 
 
 class Mixture:
@@ -159,15 +154,12 @@ class Mixture:
             counts[np.argmax(exact - counts)] += 1
         while counts.sum() > _MIXTURE_BLOCK:
             counts[np.argmax(counts - exact)] -= 1
-        self._parts, self._seed, self._counts = list(parts), seed, counts
+        self._parts, self._seed, self._counts, self.spec = parts, seed, counts, parts[0].spec
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self._frozen_starts = np.concatenate([[0], np.cumsum([p.num_frozen for p in parts])])
-        self.spec = parts[0].spec
-        self.num_examples = int(max(
-            -(-part.num_examples * _MIXTURE_BLOCK // count)
-            for part, count in zip(parts, counts, strict=True)
-        ))
         self.num_frozen = int(self._frozen_starts[-1])
+        self.num_examples = max(-(-part.num_examples * _MIXTURE_BLOCK // count)
+                                for part, count in zip(parts, counts.tolist(), strict=True))
 
     def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
         """Rows of the sets; the frozen ones of all are in one fixed shuffled order."""

@@ -12,11 +12,9 @@ pre-training; here fine-tuning and evaluation do too).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -198,30 +196,22 @@ def _few_values(needed: np.ndarray) -> np.ndarray:
     if len(np.unique(needed)) > _MAX_COUNTS:
         step = -(-int(needed.max()) // _MAX_COUNTS)
         needed = -(-needed // step) * step
-    values, counts = np.unique(needed, return_counts=True)
-    before = np.concatenate([[0], np.cumsum(counts)]).tolist()
-
-    @functools.cache
-    def cover(count: int, shapes: int) -> tuple[float, tuple[int, ...]]:
-        """(Cost, values kept) of the first `count` values with at most so many shapes."""
-        if not count:
-            return 0.0, ()
-        largest = int(values[count - 1])
-        if shapes == 1:
-            return float(largest * before[count]), (largest,)
-        options = [cover(count, shapes - 1)]
-        for first in range(count):
-            cost, kept = cover(first, shapes - 1)
-            options.append((cost + largest * (before[count] - before[first]), (*kept, largest)))
-        return min(options, key=lambda option: option[0])
-
-    cost, kept = cover(len(values), 1)
-    for shapes in range(2, min(MAX_SHAPES, len(values)) + 1):
-        less, more = cover(len(values), shapes)
-        if less > cost * (1 - _SHAPE_GAIN):
+    found, counts = np.unique(needed, return_counts=True)
+    values, before = found.tolist(), [0, *np.cumsum(counts).tolist()]
+    # (Rows of all steps, values kept) for the steps up to each value, with at most so many shapes.
+    plans = [(value * before[i + 1], (value,)) for i, value in enumerate(values)]
+    best = plans[-1]
+    for _ in range(1, MAX_SHAPES):
+        plans = [
+            min([plans[i], *(
+                (plans[j][0] + value * (before[i + 1] - before[j + 1]), (*plans[j][1], value))
+                for j in range(i))], key=lambda plan: plan[0])
+            for i, value in enumerate(values)
+        ]
+        if plans[-1][0] > best[0] * (1 - _SHAPE_GAIN):
             break
-        cost, kept = less, more
-    return np.array(kept)[np.searchsorted(kept, needed)]
+        best = plans[-1]
+    return np.array(best[1])[np.searchsorted(best[1], needed)]
 
 
 def plan_once(
@@ -246,36 +236,25 @@ def plan_once(
     units_of[step, column], rows_of[step, column] = units, row
     return Plan(
         units_of, rows_of, row_length, np.full(len(per_step), rows_a_step), units_a_row,
-        int(lengths_n.sum()),
-    )
+        int(lengths_n.sum()))
 
 
-class _Placed(NamedTuple):
+def _place(units: Units, plan: Plan, step: int, local: np.ndarray) -> tuple[np.ndarray, ...]:
     """The places of a step's u units, by row, and of their t tokens.
 
-    Attributes:
-      unit, row, slot, start: [u] the unit, its row, its number there, its first column.
+    Returns:
+      unit, row, number, start: [u] the unit, its row, its number there, its first column.
       source, at: [t] index in the flat tokens, and in the flattened rows [R * S].
     """
-
-    unit: np.ndarray
-    row: np.ndarray
-    slot: np.ndarray
-    start: np.ndarray
-    source: np.ndarray
-    at: np.ndarray
-
-
-def _place(units: Units, plan: Plan, step: int, local: np.ndarray) -> _Placed:
     here = np.isin(plan.rows[step], local)
     unit, row = plan.units[step][here], np.searchsorted(local, plan.rows[step][here])
     by_row = np.lexsort((unit, row))
     unit, row = unit[by_row], row[by_row]
     begin = units.sequences.offsets[unit * units.choices]
     lengths = units.sequences.offsets[(unit + 1) * units.choices] - begin
-    slot, start = _before(row, np.ones_like(row)), _before(row, lengths)
+    number, start = _before(row, np.ones_like(row)), _before(row, lengths)
     at = ranges(row * plan.row_length + start, lengths)
-    return _Placed(unit, row, slot, start, ranges(begin, lengths), at)
+    return unit, row, number, start, ranges(begin, lengths), at
 
 
 def _before(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -293,37 +272,36 @@ def packed_batch(units: Units, plan: Plan, step: int, local: np.ndarray) -> dict
       step: row of the plan.
       local: the rows of the step, of its `num_rows[step]`, that are wanted, ascending.
     """
-    p, num_rows = _place(units, plan, step, local), len(local)
+    unit, row, number, start, source, at = _place(units, plan, step, local)
     sequences, c, k = units.sequences, units.choices, plan.units_a_row
-    sequence = p.unit[:, None] * c + np.arange(c)
+    sequence = unit[:, None] * c + np.arange(c)
     begin = sequences.offsets[sequence]
     counts = (sequences.offsets[sequence + 1] - begin).reshape(-1)
-    number = p.slot[:, None] * c + np.arange(c) + 1
-    position = p.source - np.repeat(begin.reshape(-1), counts)
+    position = source - np.repeat(begin.reshape(-1), counts)
     of_tokens = {
-        'input_ids': sequences.ids[p.source],
-        'sequence_ids': np.repeat(number.reshape(-1), counts).astype(np.int32),
+        'input_ids': sequences.ids[source],
+        'sequence_ids': np.repeat(
+            (number[:, None] * c + np.arange(c) + 1).reshape(-1), counts).astype(np.int32),
         'segment_ids': (position >= np.repeat(
             sequences.first_lengths[sequence].reshape(-1), counts)).astype(np.int32),
         'position_ids': position.astype(np.int32),
-        **{name: x[p.source] for name, x in units.tokens.items()},
+        **{name: x[source] for name, x in units.tokens.items()},
     }
     of_units = {
-        'cls_positions': (p.start[:, None] + begin - begin[:, :1]).astype(np.int32),
-        'unit_index': p.unit.astype(np.int32),
-        'unit_weights': np.ones(len(p.unit), np.float32),
-        **{name: x[p.unit] for name, x in units.labels.items()},
-        **{name: (x[p.unit] + p.start).astype(np.int32) for name, x in units.positions.items()},
+        'cls_positions': (start[:, None] + begin - begin[:, :1]).astype(np.int32),
+        'unit_index': unit.astype(np.int32),
+        'unit_weights': np.ones(len(unit), np.float32),
+        **{name: x[unit] for name, x in units.labels.items()},
+        **{name: (x[unit] + start).astype(np.int32) for name, x in units.positions.items()},
     }
     batch = {}
     for name, x in of_tokens.items():
-        flat = np.zeros((num_rows * plan.row_length, *x.shape[1:]), x.dtype)
-        flat[p.at] = x
-        batch[name] = flat.reshape(num_rows, plan.row_length, *x.shape[1:])
+        batch[name] = np.zeros((len(local), plan.row_length, *x.shape[1:]), x.dtype)
+        batch[name].reshape(-1, *x.shape[1:])[at] = x
     for name, x in of_units.items():
-        batch[name] = np.zeros((num_rows, k, *x.shape[1:]), x.dtype)
-        batch[name][p.row, p.slot] = x
-    batch['cls_positions'] = batch['cls_positions'].reshape(num_rows, k * c)
+        batch[name] = np.zeros((len(local), k, *x.shape[1:]), x.dtype)
+        batch[name][row, number] = x
+    batch['cls_positions'] = batch['cls_positions'].reshape(len(local), k * c)
     return batch
 
 
@@ -338,14 +316,14 @@ def unpack(
       outputs: arrays of all rows of the step, [R, S, ...] a token or [R, K, ...] a unit.
       collected: receives arrays [T, ...] of the former and [n, ...] of the latter.
     """
-    p = _place(units, plan, step, np.arange(plan.num_rows[step]))
+    unit, row, number, _, source, at = _place(units, plan, step, np.arange(plan.num_rows[step]))
     for name, x in outputs.items():
         # K is S only where every row is full of units of one token, which [CLS] [SEP] rules out.
         if x.shape[1] == plan.row_length:
-            count, index = len(units.sequences.ids), p.source
-            values = x.reshape(-1, *x.shape[2:])[p.at]
+            count, index = len(units.sequences.ids), source
+            values = x.reshape(-1, *x.shape[2:])[at]
         else:
-            count, index, values = len(units), p.unit, x[p.row, p.slot]
+            count, index, values = len(units), unit, x[row, number]
         if name not in collected:
             collected[name] = np.zeros((count, *values.shape[1:]), values.dtype)
         collected[name][index] = values
@@ -400,13 +378,11 @@ class PackedExamples:
         needed = rows.max(axis=1) + 1
         most = groups * (needed.mean() + _DEVIATIONS * needed.std())
         if most > num_rows:
+            enough = f'{math.ceil(most)} or more, or to ' if most < batch_size else ''
             raise InputError(
                 f'config.train.packed_rows={num_rows} are too few: the {batch_size} sequences of '
                 f'a step fill {groups * needed.min()} to {groups * needed.max()} rows of '
-                f'{self._length} tokens. Set it to '
-                + (f'{math.ceil(most)} or more, or to ' if most < batch_size else '')
-                + '0 for a row each'
-            )
+                f'{self._length} tokens. Set it to {enough}0 for a row each')
 
     def _pack(self, steps_G: np.ndarray, groups_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(ids of the pairs [G, U], their rows [G, U] in the group, -1: none)."""
@@ -430,28 +406,21 @@ class PackedExamples:
         steps, group = np.unique(np.stack([steps, group]), axis=1)
         ids, rows = self._pack(steps, group)
         if (short := rows.max(axis=1) >= np.diff(self._first_row)[group]).any():
-            raise InputError(
-                f'config.train.packed_rows={self.num_rows} are too few for step '
-                f'{steps[short][0]} of the phase: set it a little higher. The run goes on from '
-                'its last save'
-            )
+            raise InputError(f'config.train.packed_rows={self.num_rows} are too few for step '
+                             f'{steps[short][0]} of the phase: set it higher, the run goes on')
         row_of = (steps * self.num_rows + self._first_row[group])[:, None] + rows
         wanted = (rows >= 0) & np.isin(row_of, row_ids)
         pairs = self._examples.rows(ids[wanted])
 
         real = pairs['sequence_ids'] > 0
+        sequences = Sequences(
+            pairs['input_ids'][real], np.concatenate([[0], np.cumsum(real.sum(axis=1))]),
+            (real & (pairs['segment_ids'] == 0)).sum(axis=1))
         units = Units(
-            Sequences(
-                pairs['input_ids'][real],
-                np.concatenate([[0], np.cumsum(real.sum(axis=1))]),
-                (real & (pairs['segment_ids'] == 0)).sum(axis=1),
-            ),
-            labels={'next_sentence_labels': pairs['next_sentence_labels']},
-        )
+            sequences, labels={'next_sentence_labels': pairs['next_sentence_labels']})
         plan = Plan(
             np.arange(len(units))[None], np.searchsorted(row_ids, row_of[wanted])[None],
-            self._length, np.array([len(row_ids)]), self._pairs_a_row, len(units.sequences.ids),
-        )
+            self._length, np.array([len(row_ids)]), self._pairs_a_row, len(sequences.ids))
         batch = packed_batch(units, plan, 0, np.arange(len(row_ids)))
         row, number = np.nonzero(batch['unit_weights'])
         unit = batch.pop('unit_index')[row, number]

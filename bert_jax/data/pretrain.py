@@ -1,14 +1,18 @@
-"""Pre-training examples as functions of (seed, epoch, index): plans of pairs, then masks."""
+"""Pre-training examples as functions of (seed, epoch, index): plans of pairs, then masks.
+
+The plan of an epoch is the first sentence of each of its chunks: runs of sentences of a document,
+each of which becomes a pair (see `PretrainExamples`).
+"""
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,7 +27,6 @@ from bert_jax.text.vocab import Vocab
 
 # Purposes of draws, so that no two decisions share one.
 _TARGET, _SPLIT, _NEXT, _DOCUMENT, _START, _TRUNCATE, _MASK, _ORDER = range(101, 109)
-Plan = concurrent.futures.Future  # of the first sentence [chunks] of every chunk of an epoch
 _Map = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 _BLOCK = 1 << 13  # chunks cut in one go: their arrays stay in the processor's cache
 _FEW = 1 << 9  # documents for which a pass costs more than its chunks do
@@ -51,154 +54,6 @@ class Recipe(MaskingRates):
     def max_tokens(self) -> int:
         """Room for A and B in a row."""
         return self.max_seq_length - self.num_special
-
-
-class EpochPlans:
-    """The chunks of every epoch of one list of documents."""
-
-    def __init__(
-        self, offsets: np.ndarray, first: np.ndarray, last: np.ndarray, recipe: Recipe, seed: int
-    ):
-        """Cuts nothing yet.
-
-        Args:
-          offsets: [sentences + 1] int64, strictly increasing: sentence -> first token.
-          first: [k] first sentence of each document, ascending.
-          last: [k] the sentence after its last.
-          recipe: how chunks are cut.
-          seed: of all draws.
-        """
-        index = np.dtype(np.uint32 if len(offsets) < 2**32 else np.int64)
-        self.first, self.last = first.astype(index), last.astype(index)
-        self._offsets, self._recipe, self._seed = offsets, recipe, seed
-        self._plans: dict[int, Plan] = {}
-        self._lock = threading.Lock()
-
-    def chunks(self, epoch: int, index: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The chunks [n] at these places of an epoch's plan, each a run of sentences.
-
-        Returns:
-          start, split, end: [n] sentence indices; A is start..split, and where the next segment
-            is the real one B is split..end.
-          document: [n] position in the list of documents.
-          is_random: [n] B comes from another document instead.
-          target: [n] tokens that the pair aims at.
-        """
-        start = self.plan(epoch).result()[index]
-        document = np.searchsorted(self.first, start, 'right') - 1
-        start = start.astype(np.int64)
-        target = self._targets(epoch, document)
-        split, end, is_random = self._cut(epoch, document, start, target)
-        return start, split, end, document, is_random, target
-
-    def sentences_within(
-        self, start: np.ndarray, tokens: np.ndarray, limit: np.ndarray
-    ) -> np.ndarray:
-        """The end [n] of the fewest sentences from `start` that hold so many tokens.
-
-        Args:
-          start: [n] int64 sentences.
-          tokens: [n] at most `max_tokens`; one sentence is always taken.
-          limit: [n] past `start`; the end is not beyond it.
-        """
-        # A bisection of the next `max_tokens` sentences, none of which is empty: they are near in
-        # memory, where a search of all offsets would wait for memory at every step.
-        wanted = np.take(self._offsets, start) + tokens
-        place = start.copy()
-        for bit in reversed(range((self._recipe.max_tokens - 1).bit_length())):
-            probe = place + (1 << bit)
-            np.copyto(place, probe, where=np.take(self._offsets, probe, mode='clip') < wanted)
-        return np.minimum(place + 1, limit)
-
-    def plan(self, epoch: int, in_background: bool = False) -> Plan:
-        """The first sentence [chunks] of every chunk. The last two plans asked for are kept."""
-        with self._lock:
-            is_new = epoch not in self._plans
-            plan = self._plans.pop(epoch, None) or Plan()
-            self._plans = dict([*self._plans.items()][-1:]) | {epoch: plan}
-
-        def make() -> None:
-            try:
-                plan.set_result(self._starts(epoch, in_background))
-            except BaseException as error:  # raised where the plan is used
-                plan.set_exception(error)
-
-        if is_new and in_background:
-            threading.Thread(target=make, daemon=True).start()
-        elif is_new:
-            make()
-        return plan
-
-    def _starts(self, epoch: int, in_background: bool) -> np.ndarray:
-        """Cuts all documents, one chunk of each a pass; store order within a pass."""
-        starts = []
-        document = np.arange(len(self.first), dtype=np.uint32)
-        start = self.first
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            run = map if in_background else pool.map  # rows of the present epoch come first
-            target = np.concatenate([*run(
-                lambda begin: self._targets(epoch, document[begin:begin + _BLOCK]),
-                range(0, len(document), _BLOCK),
-            )])
-            while len(start) > _FEW or (self.last[document] - start).sum(dtype=np.int64) > _REST:
-                starts.append(start)
-                following = self._following(epoch, document, start, target, run)
-                left = following < self.last[document]
-                document, start, target = document[left], following[left], target[left]
-            # The longest documents would take thousands of passes more: cut at all their sentences
-            # at once, whichever of them begin a chunk, and then go from chunk to chunk.
-            rest = (self.last[document] - start).astype(np.int64)
-            begin = np.cumsum(rest) - rest
-            document, target = np.repeat(document, rest), np.repeat(target, rest)
-            start = np.repeat(start - begin, rest) + np.arange(len(document))
-            following = self._following(epoch, document, start, target, run)
-            step = np.where(following < self.last[document], following - start, 0)
-            place = begin
-            while len(place):
-                starts.append(start[place].astype(self.first.dtype))
-                step_here = step[place]
-                place = (place + step_here)[step_here > 0]
-                if in_background:
-                    time.sleep(1e-4)
-        return np.concatenate(starts)
-
-    def _following(
-        self, epoch: int, document: np.ndarray, start: np.ndarray, target: np.ndarray, run: _Map
-    ) -> np.ndarray:
-        """The first sentences of the chunks that follow those beginning at these sentences."""
-        following = np.empty_like(start)
-
-        def advance(begin: int) -> None:
-            block = slice(begin, begin + _BLOCK)
-            split, end, is_random = self._cut(
-                epoch, document[block], start[block].astype(np.int64), target[block]
-            )
-            # The sentences that a random B replaces come next.
-            following[block] = np.where(is_random, split, end)
-
-        for _ in run(advance, range(0, len(start), _BLOCK)):
-            pass
-        return following
-
-    def _targets(self, epoch: int, document: np.ndarray) -> np.ndarray:
-        """Tokens [n] that the pairs of these documents aim at in this epoch."""
-        draws = hash64(self._seed, epoch, _TARGET, document)
-        length = 2 + below(hash64(draws, 1), self._recipe.max_tokens - 1)
-        return np.where(
-            uniform(draws) < self._recipe.short_seq_prob, length, self._recipe.max_tokens
-        ).astype(np.int32)
-
-    def _cut(
-        self, epoch: int, document: np.ndarray, start: np.ndarray, target: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(split, end, is_random) of the chunks [n] that begin at these sentences."""
-        end = self.sentences_within(start, target, self.last[document])
-        if not self._recipe.next_sentence:
-            return end, end, np.zeros(len(end), bool)
-        draws = hash64(self._seed, epoch, _SPLIT, document, start)
-        split = start + 1 + below(draws, np.maximum(end - start - 1, 1))
-        random = uniform(hash64(draws, _NEXT)) < self._recipe.random_next_prob
-        return split, end, random | (end - start == 1)
 
 
 class PretrainExamples:
@@ -233,20 +88,20 @@ class PretrainExamples:
         last = np.asarray(store.document_offsets[documents + 1])
         enough = last - first >= recipe.min_sentences
         first, last = first[enough], last[enough]
-        needed = 2 if recipe.next_sentence else 1
+        needed = 2 if recipe.next_sentence else 1  # one to draw a random next sentence from
         if len(first) < needed:
             raise InputError(
                 f'{name} has {len(first)} document(s) of at least {recipe.min_sentences} '
-                f'sentence(s) here, and {needed} are needed'
-                + (' to draw a random next sentence from: separate documents by blank lines, '
-                   'give more text, or set config.data.next_sentence=False'
-                   if recipe.next_sentence else ': give more text')
-            )
+                f'sentence(s) here, and {needed} are needed: separate documents by blank lines, '
+                'give more text, or set config.data.next_sentence=False')
         self.spec = pretrain_spec(recipe.max_seq_length, recipe.max_predictions_per_seq)
         self._store, self._recipe, self._vocab, self._seed = store, recipe, vocab, seed
         self._offsets = np.asarray(store.sentence_offsets)  # a memmap's own indexing is slower
-        self._plans = EpochPlans(self._offsets, first, last, recipe, seed)
-        self.num_examples = self.num_frozen = len(self._plans.plan(0).result())
+        index = np.dtype(np.uint32 if len(self._offsets) < 2**32 else np.int64)
+        self._first, self._last = first.astype(index), last.astype(index)
+        self._plans: dict[int, Future[np.ndarray]] = {}
+        self._lock, self._pool = threading.Lock(), ThreadPoolExecutor(2)
+        self.num_examples = self.num_frozen = len(self._plan(0).result())
 
     def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
         """The rows of these ids, in shuffled order, epoch after epoch.
@@ -264,8 +119,8 @@ class PretrainExamples:
         if frozen:
             return self._make(0, permute(row_ids, self.num_frozen, 0xF20))
         epochs, places = np.divmod(row_ids, self.num_examples)
-        return collect(self.spec, epochs, lambda epoch, here: self._make(
-            *self._chunks(epoch, places[here])))
+        return collect(
+            self.spec, epochs, lambda epoch, here: self._make(*self._chunks(epoch, places[here])))
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [n] of these rows, and how many prediction slots they use at most."""
@@ -295,31 +150,122 @@ class PretrainExamples:
         drawn = epoch % num_maskings if num_maskings else epoch
         # Epochs differ a little in their number of chunks: of a longer one the last few are
         # left out, of a shorter one the first few come twice.
-        size = len(self._plans.plan(drawn).result())
+        size = len(self._plan(drawn).result())
         order = hash64(self._seed, epoch, _ORDER)
         # The plan after this one, ahead of time; by now the one before is not read any more.
         if (place >= self.num_examples // 4).any():
-            self._plans.plan(
-                (epoch + 1) % num_maskings if num_maskings else epoch + 1, in_background=True)
+            self._plan((epoch + 1) % num_maskings if num_maskings else epoch + 1, True)
         return drawn, permute(place % size, size, int(order))
 
-    def _segments(
-        self, epoch: int, index: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _plan(self, epoch: int, in_background: bool = False) -> Future[np.ndarray]:
+        """The first sentence [chunks] of every chunk. The last two plans asked for are kept."""
+        with self._lock:
+            plan = self._plans.pop(epoch, None) or self._pool.submit(
+                self._starts, epoch, in_background)
+            self._plans = dict([*self._plans.items()][-1:]) | {epoch: plan}
+        return plan
+
+    def _starts(self, epoch: int, in_background: bool) -> np.ndarray:
+        """Cuts all documents, one chunk of each a pass; store order within a pass."""
+        starts = []
+        document = np.arange(len(self._first), dtype=np.uint32)
+        start = self._first
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            run = map if in_background else pool.map  # rows of the present epoch come first
+            target = np.concatenate([*run(
+                lambda begin: self._targets(epoch, document[begin:begin + _BLOCK]),
+                range(0, len(document), _BLOCK))])
+            while len(start) > _FEW or (self._last[document] - start).sum(dtype=np.int64) > _REST:
+                starts.append(start)
+                following = self._following(epoch, document, start, target, run)
+                left = following < self._last[document]
+                document, start, target = document[left], following[left], target[left]
+            # The longest documents would take thousands of passes more: cut at all their sentences
+            # at once, whichever of them begin a chunk, and then go from chunk to chunk.
+            rest = (self._last[document] - start).astype(np.int64)
+            begin = np.cumsum(rest) - rest
+            document, target = np.repeat(document, rest), np.repeat(target, rest)
+            start = np.repeat(start - begin, rest) + np.arange(len(document))
+            following = self._following(epoch, document, start, target, run)
+            step = np.where(following < self._last[document], following - start, 0)
+            place = begin
+            while len(place):
+                starts.append(start[place].astype(self._first.dtype))
+                step_here = step[place]
+                place = (place + step_here)[step_here > 0]
+                if in_background:
+                    time.sleep(1e-4)
+        return np.concatenate(starts)
+
+    def _following(
+        self, epoch: int, document: np.ndarray, start: np.ndarray, target: np.ndarray, run: _Map
+    ) -> np.ndarray:
+        """The first sentences of the chunks that follow those beginning at these sentences."""
+        following = np.empty_like(start)
+
+        def advance(begin: int) -> None:
+            block = slice(begin, begin + _BLOCK)
+            split, end, is_random = self._cut(
+                epoch, document[block], start[block].astype(np.int64), target[block])
+            # The sentences that a random B replaces come next.
+            following[block] = np.where(is_random, split, end)
+
+        for _ in run(advance, range(0, len(start), _BLOCK)):
+            pass
+        return following
+
+    def _targets(self, epoch: int, document: np.ndarray) -> np.ndarray:
+        """Tokens [n] that the pairs of these documents aim at in this epoch."""
+        draws = hash64(self._seed, epoch, _TARGET, document)
+        is_short, most = uniform(draws) < self._recipe.short_seq_prob, self._recipe.max_tokens
+        return np.where(is_short, 2 + below(hash64(draws, 1), most - 1), most).astype(np.int32)
+
+    def _cut(
+        self, epoch: int, document: np.ndarray, start: np.ndarray, target: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """(split, end, is_random) of the chunks [n] that begin at these sentences."""
+        end = self._within(start, target, self._last[document])
+        if not self._recipe.next_sentence:
+            return end, end, np.zeros(len(end), bool)
+        draws = hash64(self._seed, epoch, _SPLIT, document, start)
+        split = start + 1 + below(draws, np.maximum(end - start - 1, 1))
+        random = uniform(hash64(draws, _NEXT)) < self._recipe.random_next_prob
+        return split, end, random | (end - start == 1)
+
+    def _within(self, start: np.ndarray, tokens: np.ndarray, limit: np.ndarray) -> np.ndarray:
+        """The end [n] of the fewest sentences from `start` that hold so many tokens.
+
+        Args:
+          start: [n] int64 sentences.
+          tokens: [n] at most `max_tokens`; one sentence is always taken.
+          limit: [n] past `start`; the end is not beyond it.
+        """
+        # A bisection of the next `max_tokens` sentences, none of which is empty: they are near in
+        # memory, where a search of all offsets would wait for memory at every step.
+        wanted = np.take(self._offsets, start) + tokens
+        place = start.copy()
+        for bit in reversed(range((self._recipe.max_tokens - 1).bit_length())):
+            probe = place + (1 << bit)
+            np.copyto(place, probe, where=np.take(self._offsets, probe, mode='clip') < wanted)
+        return np.minimum(place + 1, limit)
+
+    def _segments(self, epoch: int, index: np.ndarray) -> tuple[np.ndarray, ...]:
         """Token spans of chunks [n]: (A begin, A length, B begin, B length, is_random)."""
-        plans, offsets = self._plans, self._offsets
-        start, split, end, document, is_random, target = plans.chunks(epoch, index)
+        offsets, start = self._offsets, self._plan(epoch).result()[index]
+        document = np.searchsorted(self._first, start, 'right') - 1
+        start, target = start.astype(np.int64), self._targets(epoch, document)
+        split, end, is_random = self._cut(epoch, document, start, target)
         a_begin = offsets[start]
         a_length = offsets[split] - a_begin
         b_first, b_last = split.copy(), end.copy()
         r = np.flatnonzero(is_random)
         if len(r):
             keys = hash64(self._seed, epoch, _DOCUMENT, index[r])
-            other = below(keys, len(plans.first) - 1)
+            other = below(keys, len(self._first) - 1)
             other += other >= document[r]  # any document but its own
-            first, limit = plans.first[other], plans.last[other]
+            first, limit = self._first[other], self._last[other]
             b_first[r] = first + below(hash64(keys, _START), limit - first)
-            b_last[r] = plans.sentences_within(b_first[r], target[r] - a_length[r], limit)
+            b_last[r] = self._within(b_first[r], target[r] - a_length[r], limit)
         b_begin = offsets[b_first]
         b_length = offsets[b_last] - b_begin
         # The longer segment loses tokens; from which of its ends is a coin flip for each.
@@ -349,8 +295,7 @@ class PretrainExamples:
             np.put_along_axis(input_ids, ends, vocab.sep_id, axis=1)
         masked = mask_rows(
             input_ids, candidates, lengths, hash64(self._seed, epoch, _MASK, index),
-            rates=recipe, slots=recipe.max_predictions_per_seq, vocab=vocab,
-        )
+            rates=recipe, slots=recipe.max_predictions_per_seq, vocab=vocab)
         return {
             'input_ids': input_ids,
             'sequence_ids': real.astype(np.int32),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import hashlib
 import importlib.machinery
 import inspect
 import itertools
@@ -68,15 +67,14 @@ def documents(files: Sequence[tuple[str, str, int]], num_processes: int) -> Iter
     function and from file to file: keeping the first occurrence of a paragraph only means that
     held-out documents share none with the others.
     """
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     with process_pool(num_processes) as pool:
         read = pool.map(file_paragraphs, [path for _, path, _ in files], chunksize=8)
         for paragraphs in itertools.chain(_topics(), read):
             kept = []
             for paragraph in paragraphs:
-                key = hashlib.blake2b(paragraph.lower().encode(), digest_size=8).digest()
-                if key not in seen:
-                    seen.add(key)
+                if paragraph.lower() not in seen:
+                    seen.add(paragraph.lower())
                     kept.append(paragraph)
             text = '\n'.join(kept)
             if len(text) >= 200:  # less is a sentence or two: no context to predict a next one from

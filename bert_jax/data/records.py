@@ -37,8 +37,8 @@ class RecordFiles:
       max_predictions_per_seq: P, of the first record.
     """
 
-    paths: tuple[str, ...]
-    contents: tuple[mmap.mmap, ...]
+    paths: list[str]
+    contents: list[mmap.mmap]
     records: np.ndarray
     max_seq_length: int
     max_predictions_per_seq: int
@@ -66,26 +66,21 @@ class RecordFiles:
                 raise InputError(f'{path} is empty: {_REMEDY}')
             with open(path, 'rb') as raw:
                 contents.append(mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ))
-        identity = [
-            [file.size, file.checksum
-             or f'{os.path.realpath(file.path)} {os.stat(file.path).st_mtime_ns}']
-            for file in found
-        ]
+        identity = [[file.size, file.checksum
+                     or f'{os.path.realpath(file.path)} {os.stat(file.path).st_mtime_ns}']
+                    for file in found]
         cached = as_path(cache_dir) / 'records' / f'{name_of(identity)}.npy'
         if cached.exists():
             records = np.load(local_copy(cached))
         else:
-            records = np.array([
-                (i, offset, length) for i, path in enumerate(paths)
-                for offset, length in _scan(path, contents[i])
-            ], np.int64)
+            records = np.array([(i, *place) for i, path in enumerate(paths)
+                                for place in _scan(path, contents[i])], np.int64)
             cached.parent.mkdir(parents=True, exist_ok=True)
             with open_whole(cached) as file:
                 np.save(file, records)
         _, offset, length = records[0].tolist()
         first = _feature_lengths(paths[0], offset, contents[0][offset:offset + length])
-        return cls(tuple(paths), tuple(contents), records, first['input_ids'],
-                   first['masked_lm_positions'])
+        return cls(paths, contents, records, first['input_ids'], first['masked_lm_positions'])
 
     def __len__(self) -> int:
         return len(self.records)
@@ -117,15 +112,12 @@ class RecordFiles:
                 other = lengths['input_ids'], lengths['masked_lm_positions']
                 if other != shape:
                     raise InputError(
-                        f'{self.paths[file]}: record {index} at byte {offset} has max_seq_length '
-                        f'{other[0]} and max_predictions_per_seq {other[1]} where the first record '
-                        f'has {shape[0]} and {shape[1]}; do not mix files of several settings'
-                    ) from None
+                        f'{self.paths[file]}: record {index} at byte {offset} has another '
+                        f'max_seq_length and max_predictions_per_seq {other} than the first '
+                        f'record {shape}; do not mix files') from None
             raise
-        out = {
-            key: value.numpy().astype(np.float32 if key == 'masked_lm_weights' else np.int32)
-            for key, value in parsed.items()
-        }
+        out = {key: value.numpy().astype(np.float32 if value.dtype == tf.float32 else np.int32)
+               for key, value in parsed.items()}
         out['sequence_ids'] = out.pop('input_mask')  # see `model.encoder.Bert`
         out['next_sentence_labels'] = out['next_sentence_labels'].reshape(len(indices))
         return out
@@ -137,11 +129,9 @@ def _features(seq_length: int, num_predictions: int) -> dict[str, tf.io.FixedLen
         'masked_lm_positions': num_predictions, 'masked_lm_ids': num_predictions,
         'masked_lm_weights': num_predictions, 'next_sentence_labels': 1,
     }
-    return {
-        name: tf.io.FixedLenFeature(
-            [length], tf.float32 if name == 'masked_lm_weights' else tf.int64)
-        for name, length in lengths.items()
-    }
+    return {name: tf.io.FixedLenFeature(
+        [length], tf.float32 if name == 'masked_lm_weights' else tf.int64)
+        for name, length in lengths.items()}
 
 
 def _scan(path: str, content: mmap.mmap) -> list[tuple[int, int]]:
@@ -154,10 +144,8 @@ def _scan(path: str, content: mmap.mmap) -> list[tuple[int, int]]:
         length = _HEADER.unpack_from(content, offset)[0] if start <= size else size
         offset, at = start + length + _FOOTER_BYTES, offset
         if offset > size:
-            raise InputError(
-                f'{path} is not a TFRecord file, or cut short or damaged: the record at byte {at} '
-                f'does not end before byte {size}, the end of the file; {_REMEDY}'
-            )
+            raise InputError(f'{path} is not a TFRecord file, or cut short or damaged: the record '
+                             f'at byte {at} does not end before byte {size}; {_REMEDY}')
         records.append((start, length))
     return records
 
@@ -167,16 +155,13 @@ def _feature_lengths(path: str, offset: int, data: bytes) -> dict[str, int]:
     try:
         features = tf.train.Example.FromString(data).features.feature
     except Exception as error:
-        raise InputError(
-            f'{path}: the record at byte {offset} is not a tf.train.Example ({error}); {_REMEDY}'
-        ) from None
+        raise InputError(f'{path}: the record at byte {offset} is not a tf.train.Example '
+                         f'({error}); {_REMEDY}') from None
     lengths = {}
     for key, spec in _features(0, 0).items():
         values = features[key].float_list if spec.dtype == tf.float32 else features[key].int64_list
         lengths[key] = len(values.value)
         if not lengths[key]:
-            raise InputError(
-                f"{path}: the record at byte {offset} has no feature '{key}' of {spec.dtype.name}: "
-                "is this a file of Google's create_pretraining_data.py?"
-            )
+            raise InputError(f"{path}: the record at byte {offset} has no feature '{key}': is this "
+                             "a file of Google's create_pretraining_data.py?")
     return lengths

@@ -14,19 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from bert_jax.data.store import (
-    MANIFEST,
-    Source,
-    TokenStore,
-    build_store,
-    damaged,
-    digests,
-    disk_faults,
-    locked,
-    name_of,
-    read_manifest,
-    store_fingerprint,
-)
+from bert_jax.data import store
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, open_folder
@@ -64,10 +52,8 @@ class Places(NamedTuple):
           InputError: `local` is in a bucket, or a folder cannot be written.
         """
         if files.in_bucket(local):
-            raise InputError(
-                f'config.data.local_dir={local} is in a bucket: name a folder on a disk of each '
-                'host, such as ~/.cache/bert_jax'
-            )
+            raise InputError(f'config.data.local_dir={local} is in a bucket: name a folder on a '
+                             'disk of each host, such as ~/.cache/bert_jax')
         place = open_folder(shared, 'config.data.dir', lambda _: True)
         boot = ''
         with contextlib.suppress(OSError), open('/proc/sys/kernel/random/boot_id') as file:
@@ -112,7 +98,7 @@ def open_texts(specs: Sequence[str], tfds_dir: str) -> dict[str, Any]:
     return texts
 
 
-def share_store(source: Source, tokenizer: Any, places: Places) -> TokenStore:
+def share_store(source: store.Source, tokenizer: Any, places: Places) -> store.TokenStore:
     """The token store of a source on this host's disk, built if needed. All hosts call it.
 
     Args:
@@ -123,15 +109,15 @@ def share_store(source: Source, tokenizer: Any, places: Places) -> TokenStore:
     Raises:
       InputError: building fails, the store is damaged, or `data.dir` is not shared.
     """
-    name = hosts.share('token store', lambda: store_fingerprint(source, tokenizer))
+    name = hosts.share('token store', lambda: store.store_fingerprint(source, tokenizer))
     here, published = (place / 'stores' / name for place in (places.local, places.shared))
 
-    def exists(store: Path) -> bool:
-        return (store / MANIFEST).exists()
+    def exists(folder: Path) -> bool:
+        return (folder / store.MANIFEST).exists()
 
     def prepare() -> str:
         if here == published or exists(here) or not exists(published):
-            build_store(source, tokenizer, places.local, hosts.first())
+            store.build_store(source, tokenizer, places.local, hosts.first())
         if not exists(published):
             copy_store(here, published)
         return ''
@@ -142,15 +128,13 @@ def share_store(source: Source, tokenizer: Any, places: Places) -> TokenStore:
         while not exists(published):
             if time.monotonic() > deadline:
                 raise InputError(
-                    f'config.data.dir={places.shared} is not the same folder on all hosts: '
-                    f'{published} was written by host 0, and host {hosts.index()} does not see '
-                    'it; set --config.data.dir to a bucket (gs://...) or a folder that all hosts '
-                    'share'
-                )
+                    f'config.data.dir={places.shared} is not shared by all hosts: host '
+                    f'{hosts.index()} does not see {published}, which host 0 wrote; set '
+                    '--config.data.dir to a bucket (gs://...) or a folder that all hosts share')
             time.sleep(1.0)
         if here != published:
             copy_store(published, here)
-    return TokenStore.open(here)
+    return store.TokenStore.open(here)
 
 
 def copy_store(source: Path, target: Path) -> None:
@@ -167,21 +151,21 @@ def copy_store(source: Path, target: Path) -> None:
     """
     upload = files.in_bucket(target)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(disk_faults(target.parent))
+        stack.enter_context(store.disk_faults(target.parent))
         target.mkdir(parents=True, exist_ok=True)
         if not upload:
-            waiting_for = f'that copies {target.name}' if hosts.first() else ''
-            stack.enter_context(locked(target.with_suffix('.lock'), waiting_for))
+            stack.enter_context(store.locked(target.with_suffix('.lock')))
             for left in target.glob('.*.tmp'):  # of a killed copy
                 left.unlink()
-        if (target / MANIFEST).exists():
+        if (target / store.MANIFEST).exists():
             return
-        entries = read_manifest(source)['files']
+        entries = store.read_manifest(source)['files']
 
         def has(name: str) -> bool:
             path, entry = target / name, entries[name]
             with contextlib.suppress(FileNotFoundError):
-                return path.stat().length == entry['bytes'] and digests([path]) == [entry['md5']]
+                return (path.stat().length == entry['bytes']
+                        and store.digests([path]) == [entry['md5']])
             return False
 
         def copy(name: str) -> None:
@@ -193,19 +177,19 @@ def copy_store(source: Path, target: Path) -> None:
                             files.open_whole(target / name) as file:
                         shutil.copyfileobj(content, file, _BLOCK_BYTES)
             if not has(name):
-                raise InputError(damaged(source, name))
+                raise InputError(store.damaged(source, name))
 
         missing = [name for name in entries if not has(name)]
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(copy, missing))
-        files.write_whole(target / MANIFEST, (source / MANIFEST).read_bytes())
+        files.write_whole(target / store.MANIFEST, (source / store.MANIFEST).read_bytes())
     if hosts.first():
         size = sum(entries[name]['bytes'] for name in missing)
         print(f'token store: {size / 1e6:,.0f} MB copied to {target}', file=sys.stderr, flush=True)
 
 
 def share_vocabulary(
-    sources: Sequence[Source], vocab_size: int, lowercase: bool, places: Places
+    sources: Sequence[store.Source], vocab_size: int, lowercase: bool, places: Places
 ) -> Path:
     """A vocabulary trained on the sources, on this host's disk. All hosts call it.
 
@@ -223,15 +207,13 @@ def share_vocabulary(
 
         settings = [*(source.fingerprint() for source in sources), vocab_size, lowercase,
                     _VOCABULARY_VERSION]
-        name = name_of(settings)
+        name = store.name_of(settings)
         for path in files.children(places.shared / 'vocabularies'):
             if path.name.startswith(f'{name}-') and path.suffix == '.txt':
                 lines = path.read_bytes().decode('utf-8', 'replace')
                 if path.stem != _named(name, lines):
-                    raise InputError(
-                        f'{path} is damaged (its content is not that of its name): delete it and '
-                        'it is trained again'
-                    )
+                    raise InputError(f'{path} is damaged (its content is not that of its name): '
+                                     'delete it and it is trained again')
                 return json.dumps([name, lines])
         hosts.say(f'training a vocabulary of {vocab_size:,} pieces on '
                   + ', '.join(source.spec for source in sources))
@@ -284,7 +266,7 @@ def _named(name: str, lines: str) -> str:
 def _keep(folder: Path, name: str, lines: str) -> Path:
     """The file of a vocabulary, written unless it exists."""
     path = folder / 'vocabularies' / name
-    with disk_faults(path.parent):
+    with store.disk_faults(path.parent):
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write_whole(path, lines)

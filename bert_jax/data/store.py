@@ -34,19 +34,13 @@ from bert_jax.runtime.process import loading_tensorflow, process_pool
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str], waiting_for: str = '') -> Iterator[None]:
-    """Holds a lock on a file, which the system releases when the process ends, however it ends.
-
-    Args:
-      path: a file on a disk; created if missing.
-      waiting_for: printed on standard error if another process holds the lock.
-    """
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Holds a lock on a file (made if missing); it is released when the process ends, however."""
     with open(path, 'w') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if waiting_for:
-                print(f'waiting for another process {waiting_for}', file=sys.stderr, flush=True)
+            print(f'waiting for another process, which has {path}', file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -207,10 +201,8 @@ class TokenStore:
         for name, entry in entries.items():
             file = folder / name
             if not file.exists() or os.path.getsize(file) != entry['bytes']:
-                raise InputError(
-                    f"{file} is missing or has not the {entry['bytes']} bytes of the manifest: "
-                    f'{remedy(folder)}'
-                )
+                raise InputError(f"{file} is missing or has not the {entry['bytes']} bytes of the "
+                                 f'manifest: {remedy(folder)}')
         for name, digest in zip(entries, digests([folder / name for name in entries]), strict=True):
             if digest != entries[name]['md5']:
                 raise InputError(damaged(folder, name))
@@ -221,9 +213,7 @@ class TokenStore:
         """Identity of the store: text, vocabulary and options."""
         return self.manifest['fingerprint']
 
-    def split_held_out(
-        self, fraction: float, min_documents: int = 2
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def split_held_out(self, fraction: float, min_documents: int = 2) -> tuple[np.ndarray, ...]:
         """Splits the documents by their hashes: by what they say, not where they stand.
 
         A document's side depends on its own text only (but for `min_documents`), so a corpus can
@@ -245,8 +235,7 @@ class TokenStore:
             raise InputError(
                 f"data source '{self.manifest['source']}' has {len(self.documents)} different "
                 f'documents, too few to hold some out ({2 * min_documents} are needed): separate '
-                'documents by a blank line, add text, or set --config.data.eval_source'
-            )
+                'documents by a blank line, add text, or set --config.data.eval_source')
         hashes = self.document_hashes[self.documents]
         held_out = hashes < np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
         by_hash = np.argsort(hashes)
@@ -325,17 +314,14 @@ def read_manifest(path: files.Path) -> dict[str, Any]:
                 name: entry['bytes'] for name, entry in manifest['files'].items()}:
             raise ValueError('its files are not those of its arrays')
     except FileNotFoundError:
-        raise InputError(
-            f'{path} is not a finished token store (no {MANIFEST}): build it again'
-        ) from None
+        raise InputError(f'{path} is not a finished token store (no {MANIFEST}): '
+                         'build it again') from None
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError,
             RecursionError) as error:
         raise InputError(f'{path / MANIFEST} is damaged ({error}): {remedy(path)}') from None
     if version != FORMAT_VERSION:
-        raise InputError(
-            f'{path} has format version {version}, this program reads {FORMAT_VERSION}: '
-            f'{remedy(path)}'
-        )
+        raise InputError(f'{path} has format version {version}, this program reads '
+                         f'{FORMAT_VERSION}: {remedy(path)}')
     return manifest
 
 
@@ -386,8 +372,7 @@ def build_store(
     if not final.exists():
         with disk_faults(final.parent):
             final.parent.mkdir(parents=True, exist_ok=True)
-            waiting_for = f'that builds {final.name}' if progress else ''
-            with locked(final.with_suffix('.lock'), waiting_for):
+            with locked(final.with_suffix('.lock')):
                 if not final.exists():  # another process may have built it meanwhile
                     building = final.with_suffix('.building')
                     _build(source, tokenizer, building, fingerprint, progress, num_processes)
@@ -416,10 +401,8 @@ def _build(
     growing.add_documents()
     if store_fingerprint(source, tokenizer) != fingerprint:
         shutil.rmtree(path)
-        raise InputError(
-            f"data source '{source.spec}' changed while it was read: start again when its files "
-            'are complete'
-        )
+        raise InputError(f"data source '{source.spec}' changed while it was read: start again when "
+                         'its files are complete')
     shutil.rmtree(path / 'parts', ignore_errors=True)
     paths = sorted(path.glob('*.bin'))
     manifest = {
@@ -442,8 +425,7 @@ def _build(
             f"token store: {state['num_tokens']} tokens, {state['num_sentences']} sentences, "
             f"{state['num_documents']} documents ({state['num_duplicates']} duplicates left out) "
             f"from {state['text_bytes'] / 1e6:.1f} MB in {state['seconds']} s",
-            file=sys.stderr, flush=True,
-        )
+            file=sys.stderr, flush=True)
 
 
 class _Growing:
@@ -567,8 +549,7 @@ class _Growing:
             self._append(
                 tokens, tokens_before[1:][num_tokens > 0],
                 line_bounds[1:][np.diff(line_bounds) > 0],
-                np.frombuffer(b''.join(hashes), '<u8'), num_bytes,
-            )
+                np.frombuffer(b''.join(hashes), '<u8'), num_bytes)
             state |= {'unit': unit, 'done': done}
             if time.monotonic() - saved > _JOURNAL_SECONDS:
                 self.save(report=True)
@@ -582,8 +563,7 @@ class _Growing:
         arrays = map_arrays(folder, part.state)
         self._append(
             arrays['tokens'], arrays['sentence_offsets'][1:], arrays['document_offsets'][1:],
-            arrays['document_hashes'], part.state['text_bytes'],
-        )
+            arrays['document_hashes'], part.state['text_bytes'])
         self.state |= {'unit': last, 'done': 0}
         self.save(report=True)
         shutil.rmtree(folder)

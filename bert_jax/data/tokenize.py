@@ -20,12 +20,12 @@ import functools
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from bert_jax.data.pairs import Encode
+from bert_jax.data.pairs import Encode, joined
 from bert_jax.runtime.process import without
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
@@ -33,8 +33,6 @@ from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, Switches, WordPieceToken
 
 with without('tensorflow_text.python.keras', empty=True):  # layers: all of Keras
     import tensorflow_text as tf_text
-
-_Note = TypeVar("_Note")
 
 # Lower-casing and NFD turn no code point into more than nine bytes of UTF-8 (a Hangul syllable), so
 # that a word of more than 200 bytes has at least 23 characters.
@@ -112,8 +110,7 @@ class FastTokenizer:
         ids = self._fast.tokenize(lines)
         doubtful = self._doubtful(lines, ids)
         ids = tf.cond(
-            tf.reduce_any(doubtful), lambda: self._replace_rows(ids, lines, doubtful), lambda: ids
-        )
+            tf.reduce_any(doubtful), lambda: self._replace_rows(ids, lines, doubtful), lambda: ids)
         return ids.flat_values, tf.cast(ids.row_lengths(), tf.int32)
 
     def _doubtful(self, lines: tf.Tensor, ids: tf.RaggedTensor) -> tf.Tensor:
@@ -134,24 +131,20 @@ class FastTokenizer:
     ) -> tf.RaggedTensor:
         """`ids` with the `rows` ([n] bool) computed by the reference instead."""
         flat, counts = tf.numpy_function(
-            self._encode, [tf.boolean_mask(lines, rows)], (tf.int32, tf.int64), stateful=False)
+            lambda lines: joined([self._reference.encode(line.decode("utf-8", "ignore"))
+                                  for line in lines]),
+            [tf.boolean_mask(lines, rows)], (tf.int32, tf.int64), stateful=False)
         exact = tf.RaggedTensor.from_row_lengths(
             tf.ensure_shape(flat, [None]), tf.ensure_shape(counts, [None]), validate=False)
         n = tf.size(lines)
         rank = tf.cumsum(tf.cast(rows, tf.int32)) - 1
         return tf.gather(tf.concat([ids, exact], 0), tf.where(rows, n + rank, tf.range(n)))
 
-    def _encode(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        encoded = [self._reference.encode(line.decode("utf-8", "ignore")) for line in lines]
-        counts = np.array([len(ids) for ids in encoded], np.int64)
-        return np.array([i for ids in encoded for i in ids], np.int32), counts
-
 
 def _fast_bert_tokenizer(vocab: Vocab, lowercase: bool) -> tf_text.FastBertTokenizer:
     return tf_text.FastBertTokenizer(
         vocab=list(vocab.tokens), token_out_type=tf.int32, max_bytes_per_word=MAX_CHARS_PER_WORD,
-        unknown_token=UNK, lower_case_nfd_strip_accents=lowercase,
-    )
+        unknown_token=UNK, lower_case_nfd_strip_accents=lowercase)
 
 
 @functools.lru_cache(maxsize=4)
@@ -171,12 +164,9 @@ def safe_codepoints(
     ideographs of the planes from 2 on. They would double the time that this takes.
     """
     switches = Switches(strip_accents, tokenize_chinese_chars)
-    chars = [
-        chr(code)
-        for code in (*range(0x10000), *range(0x1D000, 0x20000))
-        if (category := unicodedata.category(chr(code))) != "Cs"
-        and (code < 0x10000 or category not in ("Cn", "Co"))
-    ]
+    chars = [char for char in map(chr, (*range(0x10000), *range(0x1D000, 0x20000)))
+             if (category := unicodedata.category(char)) != "Cs"
+             and (char <= "\uffff" or category not in ("Cn", "Co"))]
     # With such a vocabulary the ids of `axb` tell removed, white space, split and letter apart.
     vocab = Vocab.from_tokens([*SPECIAL_TOKENS, "a", "b", "##b"])
     pieces, unknown = WordPieceTokenizer(vocab, lowercase).pieces, [vocab.unk_id]
@@ -206,9 +196,9 @@ def safe_codepoints(
 
 
 def tokenize_batches(
-    batches: Iterator[tuple[list[bytes], bool, _Note]],
+    batches: Iterator[tuple[list[bytes], bool, Any]],
     tokenizer: WordPieceTokenizer | SentencePieceTokenizer, num_threads: int,
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, _Note]]:
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, Any]]:
     """Splits documents into lines and tokenizes them, in parallel and in order.
 
     Args:
@@ -221,20 +211,20 @@ def tokenize_batches(
       Ids [N], tokens of each line [n], lines of each document, the note.
     """
     fast = FastTokenizer(tokenizer)
-    notes: collections.deque[_Note] = collections.deque()
+    notes: collections.deque[Any] = collections.deque()
     failures: list[Exception] = []
     # Rewriting these functions with AutoGraph would take a second, and change nothing.
     as_they_are = tf.autograph.experimental.do_not_convert
 
     def read() -> tuple[np.ndarray, bool]:
+        texts, split = list[bytes](), True
         try:
             texts, split, note = next(batches)
+            notes.append(note)
         except StopIteration:
-            return np.array([], object), True
+            pass
         except Exception as error:
             failures.append(error)
-            return np.array([], object), True
-        notes.append(note)
         return np.array(texts, object), split
 
     def tokenize(texts: tf.Tensor, split: tf.Tensor) -> tuple[tf.Tensor, ...]:

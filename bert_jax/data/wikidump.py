@@ -23,7 +23,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.process import process_pool
 
 # Part of the fingerprint: raise the number when the cleaning rules change.
@@ -45,8 +45,8 @@ _FIRST = re.compile(
 _TEMPLATE = re.compile(r'\{\{\{[^{}]*\}\}\}|\{\{[^{}]*\}\}')
 _MAX_TEMPLATE_DEPTH = 40  # MediaWiki's own bound
 
-_DROPPED_TAGS = frozenset({'table', 'ul', 'ol', 'dl', 'script', 'style'})
-_BLOCK_TAGS = frozenset({'div', 'p', 'blockquote', 'center', 'poem', 'section', 'hr'})
+_DROPPED_TAGS = {'table', 'ul', 'ol', 'dl', 'script', 'style'}
+_BLOCK_TAGS = {'div', 'p', 'blockquote', 'center', 'poem', 'section', 'hr'} | _DROPPED_TAGS
 # [[de:Berlin]] stands for the article in another language and is not shown. The sister projects'
 # prefixes ([[wikt:word]]) have one or four letters, but for these.
 _LANGUAGE = re.compile(r'(?!voy:|wmf:|doi:)(?:[a-z]{2,3}(?:-[a-z-]+)?|simple):')
@@ -134,7 +134,7 @@ def _shown(code: Any, hidden: frozenset[str]) -> Iterator[str]:
             elif name == 'br':
                 yield ' '
             elif name not in _EXTENSIONS:
-                around = '\n\n' if name in _BLOCK_TAGS or name in _DROPPED_TAGS else ''
+                around = '\n\n' if name in _BLOCK_TAGS else ''
                 yield around
                 if name not in _DROPPED_TAGS:
                     yield from _shown(node.contents, hidden)
@@ -157,32 +157,29 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield tidy.strip()
 
 
-# The text of articles, and (title, reason) of pages that are left out; both in order.
-Parsed = tuple[list[str], list[tuple[str, str]]]
+# The text of articles, and "'title' (reason)" of pages that are left out; both in order.
+Parsed = tuple[list[str], list[str]]
 
 
-def parse(xml: bytes, path: str, first_line: int) -> Parsed:
+def parse(xml: bytes, path: str, line: int) -> Parsed:
     """Reads a part of a dump: a header in one line, whole pages, the end.
 
     A page that the parser is lost in ends the process, by its processor time.
 
     Raises:
-      InputError: it is not sound XML; names the line, where pages begin at `first_line`.
+      InputError: it is not sound XML; names the line, where pages begin at `line`.
     """
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
         raise InputError(
-            f'{path}, line {first_line + error.position[0] - 1}: not the XML of a MediaWiki dump '
-            f"({str(error).partition(':')[0]}); copy the file again"
-        ) from None
-    hidden = _HIDDEN | {
-        (namespace.text or '').lower()
-        for namespace in root.iterfind('{*}siteinfo/{*}namespaces/{*}namespace')
-        if namespace.get('key') in ('-2', '6', '14')
-    }
+            f'{path}, line {line + error.position[0] - 1}: not the XML of a MediaWiki dump '
+            f"({str(error).partition(':')[0]}); copy the file again") from None
+    namespaces = root.iterfind('{*}siteinfo/{*}namespaces/{*}namespace')
+    hidden = _HIDDEN | {(namespace.text or '').lower() for namespace in namespaces
+                        if namespace.get('key') in ('-2', '6', '14')}
     articles: list[str] = []
-    unreadable: list[tuple[str, str]] = []
+    unreadable: list[str] = []
     gc.disable()  # a page's objects go by their counts; cycles are looked for at the end
     for page in root.iterfind('{*}page'):
         texts = page.findall('{*}revision/{*}text')
@@ -195,8 +192,7 @@ def parse(xml: bytes, path: str, first_line: int) -> Parsed:
             if text := clean(wikitext, hidden):
                 articles.append(text)
         except (ValueError, RecursionError, MemoryError) as error:
-            unreadable.append(
-                (page.findtext('{*}title', '?'), str(error) or type(error).__name__))
+            unreadable.append(f"'{page.findtext('{*}title', '?')}' ({first_line(error)})")
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     gc.enable()
@@ -226,7 +222,7 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
       InputError: it is not a dump, is cut short, or not sound XML.
     """
     num_processes = num_processes or os.cpu_count() or 1
-    unreadable: list[tuple[str, str]] = []
+    unreadable: list[str] = []
     parts = _parts(path)
     pending: collections.deque[tuple[bytes, int, Future[Parsed]]] = collections.deque()
     with contextlib.ExitStack() as stack:
@@ -252,28 +248,25 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
             yield from articles
             unreadable += left_out
     if unreadable:
-        names = [f"'{title}' ({reason})" for title, reason in unreadable[:_NAMED]]
-        names += ['others'] if len(unreadable) > _NAMED else []
+        others = ', others' if len(unreadable) > _NAMED else ''
         print(f'{path}: {len(unreadable)} page(s) that cannot be read are left out: '
-              f"{', '.join(names)}", file=sys.stderr, flush=True)
+              f"{', '.join(unreadable[:_NAMED])}{others}", file=sys.stderr, flush=True)
 
 
-def _parse_by_halves(part: bytes, path: str, first_line: int) -> Parsed:
+def _parse_by_halves(part: bytes, path: str, line: int) -> Parsed:
     """Reads a part in a process of its own, without the page that ends its reader, if one does."""
     with process_pool(1) as pool, contextlib.suppress(BrokenProcessPool):
-        return pool.submit(parse, part, path, first_line).result()
+        return pool.submit(parse, part, path, line).result()
     begin = part.find(b'<page>')
     pages = part[begin:].split(_PAGE_END)[:-1]
     if len(pages) == 1:
-        title = re.search(rb'<title>(.*?)</title>', pages[0])
-        name = title[1].decode(errors='replace') if title else '?'
-        return [], [(name, 'it ended its reader')]
+        title = re.search('<title>(.*?)</title>', pages[0].decode(errors='replace'))
+        return [], [f"'{title[1] if title else '?'}' (it ended its reader)"]
     middle = len(pages) // 2
     (first, left_out), (second, more) = (
         _parse_by_halves(part[:begin] + b''.join(
-            page.lstrip() + _PAGE_END for page in half) + b'</mediawiki>', path, first_line)
-        for half in (pages[:middle], pages[middle:])
-    )
+            page.lstrip() + _PAGE_END for page in half) + b'</mediawiki>', path, line)
+        for half in (pages[:middle], pages[middle:]))
     return first + second, left_out + more
 
 
@@ -285,11 +278,9 @@ def _parts(path: str) -> Iterator[tuple[int, bytes]]:
         if b'<page>' in text or len(text) > _MAX_HEADER_BYTES:
             break
     if b'<mediawiki' not in text:
-        raise InputError(
-            f"{path} is not a MediaWiki dump: it begins with "
-            f"'{text[:60].decode(errors='replace').splitlines()[0]}', and <mediawiki is wanted; "
-            'name text files without wikidump:'
-        )
+        begins = text[:60].decode(errors='replace').splitlines()[0]
+        raise InputError(f"{path} is not a MediaWiki dump: it begins with '{begins}', and "
+                         '<mediawiki is wanted; name text files without wikidump:')
     begin = text.find(b'<page>')
     header, text = text[:begin], text[begin:]
     line = 1 + header.count(b'\n')
@@ -302,10 +293,8 @@ def _parts(path: str) -> Iterator[tuple[int, bytes]]:
             yield line, header + part + b'</mediawiki>'
             line += part.count(b'\n')
         elif len(text) > _MAX_PAGE_BYTES:
-            raise InputError(
-                f'{path}, line {line}: no {_PAGE_END.decode()} for {_MAX_PAGE_BYTES >> 20} MiB; '
-                'is this a MediaWiki dump?'
-            )
+            raise InputError(f'{path}, line {line}: no </page> for {_MAX_PAGE_BYTES >> 20} MiB; is '
+                             'this a MediaWiki dump?')
     if not text.rstrip().endswith(b'</mediawiki>'):
         line += text.rstrip().count(b'\n')
         raise InputError(f'{path} is cut short: no </mediawiki> after line {line}; copy it again')

@@ -119,7 +119,7 @@ def test_slots_of_records():
     check_batch(examples.spec, batch)
     for name in ('masked_lm_weights', 'masked_lm_positions'):
         assert (batch[name] == [1, 1, 1, 0, 0]).all()  # those that they lack are empty
-    with pytest.raises(InputError, match=r'a\.tfrecord has 3 .*seq=2: set that to 3'):
+    with pytest.raises(InputError, match=r"a\.tfrecord has 3 .*seq=2 to that"):
         _records(slots=2, name='a.tfrecord')
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.examples import Mixture, SyntheticExamples
@@ -16,9 +16,9 @@ from bert_jax.data.packing import (
     plan_steps,
     unpack,
 )
-from bert_jax.data.pairs import Sequences
+from bert_jax.data.pairs import Sequences, joined, make_sequences, truncated_lengths
 from bert_jax.runtime.errors import InputError
-from tests.data.stores import assert_same, check_batch, make_examples, random_store
+from tests.data.stores import assert_same, check_batch, make_examples, random_store, truncated
 
 
 def made_units(lengths, choices=1):
@@ -54,11 +54,6 @@ def test_no_row_overflows_and_every_unit_has_one(lengths, row_length):
         used = np.bincount(group_rows[group > 0], weights=group[group > 0])
         assert (used <= row_length).all()
         assert (used > 0).all(), 'rows are numbered without gaps'
-
-
-def test_best_fit_fills_rows_to_the_brim():
-    (rows,) = pack(np.array([[60, 40, 50, 50, 70, 30]]), 100)
-    assert rows.max() == 2 and (rows[::2] == rows[1::2]).all()
 
 
 @settings(deadline=None)
@@ -153,16 +148,6 @@ def test_padding_stays_low_over_four_shapes(mean, deviation):
     assert lengths.sum() > 0.98 * 256 * (pack_whole(lengths, 256).max() + 1)  # in any order
 
 
-def test_rows_of_very_different_steps_are_split_evenly():
-    """Past 200 different numbers of rows they are rounded: to numbers that the shards divide."""
-    units = np.full((420, 1700), -1)
-    for i, here in enumerate(units):
-        here[: 4 * (i + 1)] = np.arange(4 * (i + 1))
-    plan = steps_of(np.full(1700, 30), units, [32], shards=4)
-    assert (plan.num_rows % 4 == 0).all()
-    assert (plan.num_rows > plan.rows.max(axis=1)).all()
-
-
 BATCH = 48
 
 
@@ -214,20 +199,6 @@ def test_a_step_has_the_pairs_that_it_has_unpacked(examples, batch_size, num_row
     assert_same(packed.rows(step * num_rows + share), {k: x[share] for k, x in batch.items()})
 
 
-@pytest.fixture(scope='module')
-def whole(examples):
-    packed = PackedExamples(examples, BATCH, 40)
-    return packed, packed.rows(np.arange(40 * 12))
-
-
-@settings(max_examples=30, deadline=None)
-@given(row_ids=st.lists(st.integers(0, 40 * 12 - 1), min_size=1, max_size=60, unique=True))
-def test_a_row_depends_on_its_number_alone(whole, row_ids):
-    packed, batch = whole
-    row_ids = np.sort(row_ids)
-    assert_same(packed.rows(row_ids), {name: x[row_ids] for name, x in batch.items()})
-
-
 def test_rows_that_are_too_few_are_refused_with_a_number_that_is_enough(examples):
     with pytest.raises(InputError, match='packed_rows=8 are too few: the 48 sequences') as error:
         PackedExamples(examples, BATCH, 8)
@@ -239,16 +210,37 @@ def test_rows_that_are_too_few_are_refused_with_a_number_that_is_enough(examples
         PackedExamples(full, 8, 7)
 
 
-def test_a_step_that_needs_more_rows_says_so():
-    class Longer:
-        """Every pair from step 500 on fills a row."""
+CLS, SEP = 101, 102
+texts = st.lists(st.integers(1000, 2000), max_size=12)
 
-        spec = SyntheticExamples(
-            vocab_size=50, max_seq_length=64, max_predictions_per_seq=2).spec
 
-        def sizes(self, row_ids):
-            return np.where(row_ids < 500 * BATCH, 30, 64), np.ones(len(row_ids), np.int64)
+@settings(deadline=None)
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 50))
+@example(5, 5, 5)
+@example(3, 9, 6)
+def test_kept_lengths_are_those_of_one_token_at_a_time(a, b, budget):
+    a_kept, b_kept = truncated_lengths(np.array([a]), np.array([b]), budget)
+    assert (a_kept[0], b_kept[0]) == truncated(a, b, budget)
 
-    packed = PackedExamples(Longer(), BATCH, 30)
-    with pytest.raises(InputError, match='packed_rows=30 are too few for step 500 of the phase'):
-        packed.rows(500 * 30 + np.arange(30))
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(texts, texts), max_size=6), st.integers(3, 20), st.booleans(),
+       st.sampled_from([np.uint16, np.int32, np.int64]))
+@example([([], [])], 3, False, np.int32)
+def test_sequences_of_pairs_and_single_texts(pairs, max_length, single, dtype):
+    a, b = ((ids.astype(dtype), counts.astype(np.int32)) for ids, counts in (
+        joined([pair[i] for pair in pairs]) for i in (0, 1)))
+    sequences = make_sequences(
+        a, None if single else b, max_length=max_length, cls_id=CLS, sep_id=SEP)
+    want = []
+    for a, b in pairs:
+        if single:
+            want.append(([CLS, *a[:max_length - 2], SEP], min(len(a) + 2, max_length)))
+            continue
+        a_kept, b_kept = truncated(len(a), len(b), max_length - 3)
+        want.append(([CLS, *a[:a_kept], SEP, *b[:b_kept], SEP], a_kept + 2))
+    parts = np.split(sequences.ids, sequences.offsets[1:-1]) if len(sequences) else []
+    assert [part.tolist() for part in parts] == [ids for ids, _ in want]
+    assert sequences.first_lengths.tolist() == [first for _, first in want]
+    assert (sequences.ids.dtype, sequences.offsets.dtype) == (np.int32, np.int64)
+    assert sequences.lengths.tolist() == [len(ids) for ids, _ in want]

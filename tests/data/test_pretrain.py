@@ -9,12 +9,11 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bert_jax.data import pretrain
-from bert_jax.data.pretrain import frequency_loss, repeated_share
+from bert_jax.data.pretrain import PretrainExamples, Recipe, frequency_loss, repeated_share
 from bert_jax.runtime.errors import InputError
+from tests.data import stores
 from tests.data.stores import (
     CLS,
     FIRST,
@@ -27,6 +26,7 @@ from tests.data.stores import (
     random_store,
     restored,
     truncated,
+    vocab,
 )
 
 Pair = collections.namedtuple('Pair', 'a b label')  # ranges of places in the store
@@ -97,17 +97,6 @@ def test_pairs_tile_every_document_each_epoch():
     assert sorted(used) == list(range(len(store.tokens)))
 
 
-@pytest.mark.parametrize('short', [0, 1])
-def test_a_and_the_target_take_every_length(short):
-    store = make_store([np.ones(5, int)] * 2000)
-    pairs = _epoch_pairs(store, max_seq_length=8, short_seq_prob=short, random_next_prob=0)
-    lengths = collections.Counter(
-        len(a) + len(b) if short else len(a) for a, b, _ in pairs
-        if a.start % 5 == 0)  # of a document's first
-    assert set(lengths) == ({2, 3, 4, 5} if short else {1, 2, 3, 4})
-    assert [n / 2000 for n in lengths.values()] == pytest.approx([0.25] * 4, abs=0.04)
-
-
 def test_random_next_comes_from_anywhere_else():
     store = make_store([np.ones(40, int)] * 5)
     examples = make_examples(store, max_seq_length=13)
@@ -118,31 +107,6 @@ def test_random_next_comes_from_anywhere_else():
     assert shares == pytest.approx((1 - np.eye(5)) / 4, abs=0.05)
     starts = np.bincount([p.b.start % 40 for p in pairs], minlength=40)
     assert starts.min() > 0.5 * starts.mean()  # the last sentence is among them
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(8, 40), st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=2,
-                                    max_size=12), st.integers(0, 1000))
-def test_the_longer_segment_is_truncated(width, sentences, seed):
-    room = width - 3
-    sentences = [(min(a, room - 1), b) for a, b in sentences]  # both go into one chunk
-    store = make_store(sentences)
-    pairs = _epoch_pairs(
-        store, seed=seed, max_seq_length=width, random_next_prob=0.0, short_seq_prob=0.0)
-    assert len(pairs) == len(sentences) and not any(p.label for p in pairs)
-    for a, b, _ in pairs:
-        assert (len(a), len(b)) == truncated(*sentences[store.document_of[a.start]], room)
-
-
-def test_truncation_takes_from_both_ends():
-    store = make_store([(19, 41)] * 3000)  # 10 tokens of each are kept
-    pairs = _epoch_pairs(store, max_seq_length=23, short_seq_prob=0, random_next_prob=0)
-    assert all(len(a) == len(b) == 10 for a, b, _ in pairs)
-    for place, begin, cut in ((0, 0, 9), (1, 19, 31)):
-        front = np.array([pair[place].start % 60 - begin for pair in pairs])
-        assert front.min() >= 0 and front.max() <= cut
-        assert front.mean() == pytest.approx(cut / 2, abs=4.5 * np.sqrt(cut / 4 / 3000))
-        assert front.var() == pytest.approx(cut / 4, rel=0.12)
 
 
 @pytest.mark.parametrize('frozen', [False, True])
@@ -323,3 +287,38 @@ def test_frequency_loss():
     # A mixture is by its weights, not by how long its texts are.
     p = np.array([0.375, 0.375, 0.25])
     assert frequency_loss([(halves, 3.0), (one, 1.0)], 4) == pytest.approx(-(p * np.log(p)).sum())
+
+
+class _Store:
+    """Documents of one to a few hundred short sentences; every third one is not used."""
+
+    def __init__(self, num_documents=90, seed=0):
+        rng = np.random.default_rng(seed)
+        sizes = np.maximum(1, rng.lognormal(2.5, 1.5, num_documents)).astype(int)
+        lengths = rng.integers(1, 30, sizes.sum())
+        self.document_offsets = np.concatenate([[0], np.cumsum(sizes)])
+        self.sentence_offsets = np.concatenate([[0], np.cumsum(lengths)])
+        self.tokens = np.arange(lengths.sum(), dtype=np.uint32) % 4000 + 200
+        self.documents = np.flatnonzero(np.arange(num_documents) % 3)
+
+
+@pytest.mark.parametrize(('few', 'rest', 'block'), [
+    (1 << 9, 1 << 22, 1 << 13),  # as it is: so few documents are all cut at once
+    (0, 0, 7),  # pass by pass to the end, in blocks
+    (11, 300, 5),  # both
+])
+@pytest.mark.parametrize(('recipe', 'digest'), [
+    ({}, 'bff0bc295e46dc4a'),
+    ({'num_maskings': 2, 'min_sentences': 3}, 'f52beabfbdfb1d02'),
+    ({'next_sentence': False, 'max_seq_length': 512}, 'f685377875822039'),
+])
+def test_rows_are_those_of_the_first_version(monkeypatch, few, rest, block, recipe, digest):
+    """However an epoch's plan is made: runs go on with the rows that they began with."""
+    for name, value in {'_FEW': few, '_REST': rest, '_BLOCK': block}.items():
+        monkeypatch.setattr(pretrain, name, value)
+    store = _Store()
+    recipe = Recipe(**{'max_seq_length': 64, 'max_predictions_per_seq': 10, **recipe})
+    examples = PretrainExamples(store, store.documents, recipe, vocab(5000, 101, 102, 103), 3)
+    assert digest == stores.digest(
+        examples.rows(np.arange(2 * examples.num_examples + 9)),
+        examples.rows(np.arange(examples.num_frozen), frozen=True))

@@ -19,6 +19,7 @@ from bert_jax.data.store import TokenStore
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.text import training
+from tests.data.stores import change_last_byte
 from tests.data.test_store import TOKENIZER, _random_texts, build
 
 
@@ -113,7 +114,7 @@ def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeyp
     monkeypatch.setattr(sharing, 'copy_store', _fail)
     run_hosts(3, start)
     monkeypatch.undo()
-    monkeypatch.setattr(sharing, 'build_store', _fail)
+    monkeypatch.setattr(sharing.store, 'build_store', _fail)
     for store in run_hosts(2, lambda i: _open(corpus, shared, tmp_path / f'new-{i}')):
         assert _content(store.path) == _content(stores[0].path)
 
@@ -145,18 +146,13 @@ def test_hosts_compare_their_text(tmp_path, run_hosts, monkeypatch, other, diffe
         assert run_hosts(2, lambda i: open_texts(['a.txt'], ''))[0]['a.txt'] is not None
 
 
-def _change_a_byte(path):
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-
-
 def test_a_cut_off_copy_goes_on(tmp_path, corpus):
     store = corpus[1]
     target = files.as_path(tmp_path / 'copy')
     copy_store(store.path, target)
     (target / 'manifest.json').unlink()
     (target / 'tokens-00000.bin').unlink()
-    _change_a_byte(target / 'documents-00000.bin')
+    change_last_byte(target / 'documents-00000.bin')
     with pytest.raises(InputError, match='not a finished token store'):
         TokenStore.open(target)
     whole = (target / 'sentence_offsets-00000.bin').stat().mtime
@@ -165,7 +161,7 @@ def test_a_cut_off_copy_goes_on(tmp_path, corpus):
     assert _content(target) == _content(store.path)
 
 
-@pytest.mark.parametrize('damage', [_change_a_byte, os.unlink])
+@pytest.mark.parametrize('damage', [change_last_byte, os.unlink])
 def test_a_damaged_publication_is_named(tmp_path, corpus, damage):
     published = files.as_path(tmp_path / 'published')
     shutil.copytree(corpus[1].path, published)
