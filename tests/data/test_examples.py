@@ -14,7 +14,6 @@ from bert_jax.data.examples import (
     pretrain_spec,
     train_batches,
 )
-from bert_jax.runtime.errors import InputError
 from tests.data.stores import assert_same, check_batch, make_examples, random_store
 
 
@@ -111,16 +110,6 @@ def test_records_are_read_once_an_epoch_in_an_order_of_its_own():
     frozen = examples.rows(np.arange(2, 9), frozen=True)
     assert frozen['input_ids'][:, 0].tolist() == list(range(2, 9))
     assert (frozen['example_weights'] == 1).all()
-
-
-def test_slots_of_records():
-    examples = _records(slots=5)
-    batch = examples.rows(np.arange(9))
-    check_batch(examples.spec, batch)
-    for name in ('masked_lm_weights', 'masked_lm_positions'):
-        assert (batch[name] == [1, 1, 1, 0, 0]).all()  # those that they lack are empty
-    with pytest.raises(InputError, match=r"a\.tfrecord has 3 .*seq=2 to that"):
-        _records(slots=2, name='a.tfrecord')
 
 
 @pytest.fixture(scope='module')

@@ -161,16 +161,6 @@ def test_rows_know_the_document_that_they_are_from(corpus):
     assert examples.documents(ids).tolist() == corpus.document_of[starts].tolist()
 
 
-@pytest.mark.parametrize(('named', 'recipe'), [
-    (np.arange(3, 120, 4), {}), (None, {'min_sentences': 8}),
-])
-def test_only_some_documents_are_read(corpus, named, recipe):
-    sizes = np.diff(corpus.document_offsets)
-    used = {int(corpus.document_of[i]) for a, b, _ in _epoch_pairs(
-        corpus, 2, named, **recipe) for i in (a.start, b.start)}
-    assert used == set(np.flatnonzero(sizes >= 8) if named is None else named)
-
-
 def test_without_next_sentence(corpus):
     examples = make_examples(corpus, next_sentence=False)
     batch = _epoch(examples)

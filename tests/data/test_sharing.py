@@ -38,8 +38,7 @@ def run_hosts(monkeypatch):
     here = threading.local()
 
     def run(count, work, machines=True):
-        barrier = threading.Barrier(count, timeout=60)
-        posted = [None] * count
+        barrier, posted = threading.Barrier(count, timeout=60), [None] * count
 
         def exchange(name, value):
             posted[here.index] = value
@@ -49,18 +48,15 @@ def run_hosts(monkeypatch):
             return values
 
         def share(name, make):
-            try:
-                value = None if here.index else make()
-            except Exception as error:
-                value = error
-            value = exchange(name, value)[0]
-            if isinstance(value, Exception):
-                raise value
-            return value
+            return exchange(name, None if here.index else make())[0]
 
         def begin(index):
             here.index = index
-            return work(index)
+            try:
+                return work(index)
+            except Exception:
+                barrier.abort()
+                raise
 
         with monkeypatch.context() as patch:
             patch.setattr(hosts, 'count', lambda: count)

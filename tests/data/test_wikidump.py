@@ -18,17 +18,12 @@ from bert_jax.data.corpus import open_source
 from bert_jax.runtime.errors import InputError
 from tests.data.stores import FailsThere
 
-HEADER = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" \
-version="0.11" xml:lang="de">
+HEADER = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">
   <siteinfo>
-    <sitename>Wikipedia</sitename>
-    <dbname>testwiki</dbname>
     <namespaces>
       <namespace key="-2" case="first-letter">Medium</namespace>
       <namespace key="0" case="first-letter" />
-      <namespace key="1" case="first-letter">Diskussion</namespace>
       <namespace key="6" case="first-letter">Datei</namespace>
-      <namespace key="10" case="first-letter">Vorlage</namespace>
       <namespace key="14" case="first-letter">Kategorie</namespace>
     </namespaces>
   </siteinfo>
@@ -58,14 +53,8 @@ def _page(title, text, namespace=0, inside=''):
     <ns>{namespace}</ns>
     <id>1</id>{inside}
     <revision>
-      <id>2</id>
       <timestamp>2020-01-01T00:00:00Z</timestamp>
-      <contributor><username>A</username><id>3</id></contributor>
-      <origin>2</origin>
-      <model>wikitext</model>
-      <format>text/x-wiki</format>
       <text bytes="{len(text)}" sha1="x" xml:space="preserve">{escape(text)}</text>
-      <sha1>x</sha1>
     </revision>
   </page>
 """
@@ -122,9 +111,7 @@ def test_the_source_has_a_file_a_unit(tmp_path):
     source = open_source(f'wikidump:{tmp_path}/articles-p*.xml.bz2')
     units = source.units
     assert [unit.name[-10:] for unit in units] == ['p1.xml.bz2', 'p2.xml.bz2']
-    assert all(unit.num_bytes > 0 for unit in units)
     assert [document.text.decode() for document in source.read(units[1])] == EXPECTED
-    assert source.fingerprint() != open_source(f'text:{tmp_path}/articles-p*.xml.bz2').fingerprint()
 
 
 _parse = wikidump.parse
@@ -167,7 +154,7 @@ def test_processes_that_cannot_work_are_no_pages_fault(tmp_path, monkeypatch, ca
     ('rot.xml.bz2', b'BZh9' + bytes(500), ['cannot be read', 'Invalid data']),
     ('text.xml', b'Just text.\n' * 200, ['not a MediaWiki dump', "'Just text.'"]),
     ('short.xml', b'<html></html>', ['not a MediaWiki dump', '<html>']),
-    ('bad.xml', _dump().replace(b'<ns>0</ns>', b'<ns>0</nx>', 1), ['line 16', 'mismatched tag']),
+    ('bad.xml', _dump().replace(b'<ns>0</ns>', b'<ns>0</nx>', 1), ['line 12', 'mismatched tag']),
 ])
 def test_what_is_not_a_dump_is_named(tmp_path, name, content, words):
     path = tmp_path / name
