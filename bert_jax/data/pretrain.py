@@ -336,8 +336,8 @@ def repeated_share(store: TokenStore, documents: np.ndarray) -> float:
         chosen = np.flatnonzero(key % np.uint64(every) == 0)
         document = np.searchsorted(store.document_offsets, begin + sentence[chosen], 'right') - 1
         chosen = chosen[used[document]]
-        result.append(hash64(key[chosen], *(
-            store.tokens[starts[chosen] + i] for i in range(2, _COMPARED))))
+        result.append(hash64(
+            key[chosen], *(store.tokens[starts[chosen] + i] for i in range(2, _COMPARED))))
     keys = np.sort(np.concatenate(result))  # np.unique takes several times as long
     return int((keys[1:] == keys[:-1]).sum()) / max(len(keys), 1)
 

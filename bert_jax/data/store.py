@@ -256,10 +256,8 @@ def array_files(manifest: dict[str, Any]) -> dict[str, tuple[str, dict[str, int]
         ('documents', '<i8', documents - manifest['num_duplicates']),
     ):
         num_bytes = count * np.dtype(dtype).itemsize
-        result[array] = dtype, {
-            f'{array}-{i:05}.bin': min(piece_bytes, num_bytes - i * piece_bytes)
-            for i in range(max(1, -(-num_bytes // piece_bytes)))
-        }
+        result[array] = dtype, {f'{array}-{i:05}.bin': min(piece_bytes, num_bytes - i * piece_bytes)
+                                for i in range(max(1, -(-num_bytes // piece_bytes)))}
     return result
 
 
@@ -413,10 +411,8 @@ def _build(
         'tokenizer_fingerprint': tokenizer.fingerprint,
         'vocab_size': len(tokenizer.vocab),
         **{name: value for name, value in state.items() if name not in ('unit', 'done')},
-        'files': {
-            path.name: {'bytes': os.path.getsize(path), 'md5': digest}
-            for path, digest in zip(paths, digests(paths), strict=True)
-        },
+        'files': {path.name: {'bytes': os.path.getsize(path), 'md5': digest}
+                  for path, digest in zip(paths, digests(paths), strict=True)},
     }
     files.write_whole(path / MANIFEST, json.dumps(manifest, indent=1))
     (path / _JOURNAL).unlink()
@@ -489,11 +485,9 @@ class _Growing:
             data = memoryview((values[i:i + _WRITTEN_AT_ONCE] + base).astype(dtype).tobytes())
             while len(data):
                 index, start = divmod(size, piece_bytes)
-                path = self.folder / f'{array}-{index:05}.bin'
-                with open(path, 'ab') as file:
+                with open(self.folder / f'{array}-{index:05}.bin', 'ab') as file:
                     written = file.write(data[:piece_bytes - start])
-                size += written
-                data = data[written:]
+                size, data = size + written, data[written:]
 
     def _append(
         self, tokens: np.ndarray, sentence_ends: np.ndarray, document_ends: np.ndarray,
@@ -542,10 +536,8 @@ class _Growing:
             bounds = np.concatenate([[0], np.cumsum(num_lines)])
             token_bounds, line_bounds = tokens_before[bounds], lines_before[bounds]
             tokens = ids.astype(state['dtype'])
-            hashes = [
-                hashlib.blake2b(tokens[start:end].data, digest_size=8).digest()
-                for start, end in itertools.pairwise(token_bounds.tolist()) if end > start
-            ]
+            hashes = [hashlib.blake2b(tokens[start:end].data, digest_size=8).digest()
+                      for start, end in itertools.pairwise(token_bounds.tolist()) if end > start]
             self._append(
                 tokens, tokens_before[1:][num_tokens > 0],
                 line_bounds[1:][np.diff(line_bounds) > 0],
