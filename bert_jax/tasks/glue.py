@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.tasks import labelled, table
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
@@ -156,6 +157,8 @@ def open_glue(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
                 config, f'glue/{name}', split.replace('dev', 'validation')))
         folder = labelled.one_source(
             config, f'the folder of the benchmark, with {task.folder}/ in it')
+        if split != 'train' and as_path(folder).is_file():
+            raise InputError('config.data.eval_source is empty: name the file to evaluate on')
         return read_glue(name, folder, split, required=split in ('train', dev[0]),
                          max_malformed=d.max_malformed)
 

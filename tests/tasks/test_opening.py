@@ -316,3 +316,10 @@ def test_your_own_choices(tmp_path):
 def test_what_cannot_be_learnt_from_is_refused(text, data, said, tmp_path):
     with pytest.raises(InputError, match=said):
         opened('classification', put(tmp_path, 'own.csv', text), tmp_path, **data)
+
+
+@pytest.mark.parametrize('task', ['rte', 'boolq', 'conll', 'squad_v1'])
+def test_a_file_to_train_on_is_not_scored_itself(task, tmp_path):
+    source = put(tmp_path, 'train.tsv', TAGGED)
+    with pytest.raises(InputError, match='config.data.eval_source is empty'):
+        open_task(config_of(task, source, tmp_path), ScoredModel())
