@@ -6,7 +6,6 @@ and back: they are integer sums, so they do not depend on the mesh or the order 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,15 +16,11 @@ import numpy as np
 from jax import lax
 
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import digest
 
 CHECKSUMS = 'checksums'  # their name in saved trees
 DIGEST = 'digest'  # the field of a JSON object that holds the digest of the others
 _BLOCK = 1 << 18  # elements, small enough for a CPU's cache
-
-
-def digest(content: bytes) -> str:
-    """32 hexadecimal digits of SHA-256."""
-    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def with_digest(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import glob as globbing
 import gzip
+import hashlib
 import json
 import logging
 import re
@@ -29,6 +30,11 @@ from bert_jax.runtime.errors import InputError, Unavailable
 
 # A URL's scheme, also of gs:/b/x, which would otherwise be a local folder called `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
+
+
+def digest(content: bytes) -> str:
+    """32 hexadecimal digits of SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:

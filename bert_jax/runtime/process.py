@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import hashlib
 import importlib.metadata
 import io
 import logging
@@ -325,7 +324,7 @@ def keep_compiled(folder: Any) -> None:
         # jax's cache key lacks the instruction set, and a program with missing ones crashes.
         lines = {x for x in _cpuinfo() if x.startswith(('model name', 'flags', 'Features'))}
         known = ''.join(sorted(lines)) or platform.processor()
-        backend += f'-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
+        backend += f'-{files.digest(known.encode())[:12]}'
     folder = files.absolute(folder) / backend
     if files.in_bucket(folder):
         # XLA's own caches, of GPU kernels, can be on a disk only.

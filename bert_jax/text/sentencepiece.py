@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 
 import sentencepiece
 
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import digest
 from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
 from bert_jax.text.wordpiece import ORIGINAL
 
@@ -49,7 +49,7 @@ class SentencePieceTokenizer:
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with the model."""
-        return hashlib.sha256(b"sentencepiece " + self.model).hexdigest()[:32]
+        return digest(b"sentencepiece " + self.model)
 
     def tokenize(self, text: str) -> list[str]:
         """The pieces of `text`, without [CLS] and [SEP]."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path, write_whole
+from bert_jax.runtime.files import as_path, digest, write_whole
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
@@ -58,7 +57,7 @@ class Vocab:
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with any token or its id."""
         content = "\n".join(self.tokens).encode("utf-8", "surrogatepass")
-        return hashlib.sha256(content).hexdigest()[:32]
+        return digest(content)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Vocab:

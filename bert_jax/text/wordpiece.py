@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import os
 import re
 import string
 import unicodedata
 from collections.abc import Callable
 
+from bert_jax.runtime.files import digest
 from bert_jax.text.vocab import CONTINUATION, Vocab
 
 MAX_CHARS_PER_WORD = 200
@@ -175,7 +175,7 @@ class WordPieceTokenizer:
         parts = [self.vocab.fingerprint, str(self.lowercase), unicodedata.unidata_version]
         if self.switches != ORIGINAL:
             parts.append(repr(self.switches))
-        return hashlib.sha256(" ".join(("wordpiece", *parts)).encode()).hexdigest()[:32]
+        return digest(" ".join(("wordpiece", *parts)).encode())
 
     def tokenize(self, text: str) -> list[str]:
         """The WordPieces of `text`, without [CLS] and [SEP]; [UNK] for words not covered."""

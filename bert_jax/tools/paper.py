@@ -40,7 +40,6 @@ import argparse
 import dataclasses
 import datetime
 import functools
-import hashlib
 import itertools
 import json
 import shlex
@@ -58,7 +57,7 @@ from bert_jax.config.command_line import Parser, config_file
 from bert_jax.config.fields import flat_fields
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.runtime.files import Path, as_path, open_folder, open_whole, write_whole
+from bert_jax.runtime.files import Path, as_path, digest, open_folder, open_whole, write_whole
 from bert_jax.runtime.process import error_boundary, hardware, versions
 from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tasks.pretrain import run_flops
@@ -385,7 +384,7 @@ def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[Config
     for name in ('init_checkpoint', 'data.vocab_file'):
         values[name] = str(values[name]).removeprefix(f'{root}/')
     known = json.dumps(values, sort_keys=True)
-    return resolved, f'{resolved.task}-{hashlib.sha256(known.encode()).hexdigest()[:12]}'
+    return resolved, f'{resolved.task}-{digest(known.encode())[:12]}'
 
 
 def _by_seed(cell: Cell) -> dict[int, float]:

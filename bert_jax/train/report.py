@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
-import hashlib
 import json
 import math
 import os
@@ -133,7 +132,7 @@ def wandb(workdir: Path, config: Mapping[str, Any]) -> Logger:
         raise InputError(
             'config.train.loggers: wandb is not installed: pip install wandb') from None
     run = library.init(
-        id=hashlib.sha256(os.fspath(workdir).encode()).hexdigest()[:16], name=workdir.name,
+        id=files.digest(os.fspath(workdir).encode())[:16], name=workdir.name,
         resume='allow', config=dict(config),
         dir=os.environ.get('WANDB_DIR') or tempfile.gettempdir())
     return Logger(lambda step, metrics: run.log(dict(metrics), step=step), run.finish)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import HEADS, Part, part_of
 from bert_jax.runtime.checksum import checksum
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, children, local_copy, read_json
+from bert_jax.runtime.files import Path, as_path, children, digest, local_copy, read_json
 from bert_jax.text import vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches
 from bert_jax.weights import formats
@@ -371,7 +370,7 @@ def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
     called vocab.txt and has them beside it.
     """
     content = '\n'.join(tokens) + ('' if switches == ORIGINAL else repr(switches))
-    name = hashlib.sha256(content.encode()).hexdigest()[:32]
+    name = digest(content.encode())
     folder = as_path('~/.cache/bert_jax/vocabularies')
     path = folder / f'{name}.txt' if switches == ORIGINAL else folder / name / 'vocab.txt'
     if not path.exists():

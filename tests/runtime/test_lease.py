@@ -32,7 +32,7 @@ def elsewhere(monkeypatch, name='another'):
     monkeypatch.setattr(lease, '_machine', lambda: name)
 
 
-@pytest.mark.parametrize('time_', range(20))
+@pytest.mark.parametrize('time_', range(8))
 def test_of_many_at_one_moment_one_gets_it(folder, time_):
     claims, barrier, got = [Claim(folder) for _ in range(6)], threading.Barrier(6), []
 
