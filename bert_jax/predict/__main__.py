@@ -165,36 +165,20 @@ def _split(line: str, form: str) -> list[Any]:
     return (line.replace(' ||| ', _TAB) if form == 'features' else line).split(_TAB)
 
 
-# By name: from the model, the arguments and the texts to the objects to print (the docstring is the
-# help); what `add_argument` takes, by the flag's name in Python.
-_COMMANDS: dict[str, tuple[Callable[[Model, Any, Texts], Iterator[Any]], dict[str, Any]]] = {}
-
-
-def _command(**flags: dict[str, Any]) -> Callable[[Any], Any]:
-    """Registers a function as the command of its name."""
-    def register(run: Any) -> Any:
-        _COMMANDS[_dashed(run.__name__)] = run, flags
-        return run
-
-    return register
-
-
-def _dashed(name: str) -> str:
-    return name.strip('_').replace('_', '-')
-
-
+# What `add_argument` takes, by flag.
 _MODEL: dict[str, dict[str, Any]] = {
-    'model': {'required': True, 'metavar': 'DIR',
-              'help': 'run directory, Hugging Face folder or TF1 checkpoint'},
-    'dtype': {'choices': ['float32', 'bfloat16'],
-              'help': 'of the computation; default: float32 on CPUs, else bfloat16'},
-    'vocab_file': {'metavar': 'FILE',
-                   'help': 'the vocabulary, where it does not lie beside the weights'},
+    '--model': {'required': True, 'metavar': 'DIR',
+                'help': 'run directory, Hugging Face folder or TF1 checkpoint'},
+    '--dtype': {'choices': ['float32', 'bfloat16'],
+                'help': 'of the computation; default: float32 on CPUs, else bfloat16'},
+    '--vocab-file': {'metavar': 'FILE',
+                     'help': 'the vocabulary, where it does not lie beside the weights'},
 }
 _TEXTS: dict[str, dict[str, Any]] = {
-    'input': {'metavar': 'FILE', 'help': 'of texts, one a line; or a .csv, .tsv or .jsonl'},
-    'text': {'metavar': 'COLUMN', 'help': 'of such a file that holds the texts (questions)'},
-    'text_pair': {'metavar': 'COLUMN', 'help': 'that holds the second texts (contexts)'},
+    'texts': {'nargs': '*', 'metavar': 'TEXT'},
+    '--input': {'metavar': 'FILE', 'help': 'of texts, one a line; or a .csv, .tsv or .jsonl'},
+    '--text': {'metavar': 'COLUMN', 'help': 'of such a file that holds the texts (questions)'},
+    '--text-pair': {'metavar': 'COLUMN', 'help': 'that holds the second texts (contexts)'},
 }
 _WINDOWS = {
     'choices': ['first', 'mean', 'max'], 'help': 'a text that is too long is cut, or read in '
@@ -202,7 +186,6 @@ _WINDOWS = {
 }
 
 
-@_command(top_k={'type': int, 'default': 5, 'metavar': 'N', 'help': 'words for each [MASK] (5)'})
 def _fill_mask(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     """The likeliest words for each [MASK].
 
@@ -216,7 +199,6 @@ def _fill_mask(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator
     return model.iter_fill_mask(texts.read(), args.top_k)
 
 
-@_command()
 def _next_sentence(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     """The probability that the second text follows the first.
 
@@ -228,11 +210,6 @@ def _next_sentence(model: Model, args: argparse.Namespace, texts: Texts) -> Iter
     return model.iter_next_sentence(texts.read('pair'))
 
 
-@_command(
-    choices={'metavar': 'COLUMN,COLUMN,...', 'default': '',
-             'help': 'that hold the choices, or the one that holds a list of them'},
-    pairs={'action': 'store_true', 'help': 'arguments are pairs, two and two'}, windows=_WINDOWS,
-)
 def _classify(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     """Labels of texts or pairs, values, or which end fits.
 
@@ -251,12 +228,6 @@ def _classify(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     return model.iter_classify(texts.read('pair' if args.pairs else 'parts'), args.windows)
 
 
-@_command(
-    max_answer_length={'type': int, 'default': 30, 'metavar': 'N', 'help': 'in tokens (30)'},
-    null_threshold={
-        'type': float, 'metavar': 'X', 'help': 'answer "" where its score is above all others\' by '
-        'more than this (as a SQuAD 2.0 run determined it, else never)'},
-)
 def _answer(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     """The span of a context that answers a question.
 
@@ -271,7 +242,6 @@ def _answer(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[An
     return model.iter_answer(texts.read('question'), args.max_answer_length, args.null_threshold)
 
 
-@_command()
 def _tag(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     """A label for each word, and entities.
 
@@ -285,14 +255,6 @@ def _tag(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     return model.iter_tag(texts.read())
 
 
-@_command(
-    layers={'default': '-1', 'metavar': 'N,N,...', 'help': 'counted from the top, written as '
-            '--layers=-1,-2,-3,-4; one below the first are the embeddings (-1)'},
-    pool={'choices': ['mean', 'cls', 'max'], 'help': 'one vector a text: the mean or maximum over '
-          'all its tokens, [CLS] and [SEP] among them, or the hidden state of [CLS]'},
-    normalize={'action': 'store_true', 'default': None, 'help': 'brings vectors to length 1'},
-    windows=_WINDOWS, output={'metavar': 'FILE.npz', 'help': 'see above'},
-)
 def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     """Hidden states of tokens, or one vector a text.
 
@@ -307,10 +269,7 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     layers, hidden], `tokens` (their strings), `offsets` [texts + 1] (text i is
     values[offsets[i]:offsets[i + 1]]) and `layers`; with --pool `vectors` [texts, hidden].
     """
-    try:
-        layers = [int(number) for number in args.layers.split(',')]
-    except ValueError:
-        raise InputError(f'--layers={args.layers} must be numbers such as -1,-2,-3,-4') from None
+    layers = args.layers
     if args.pool and len(layers) != 1:
         raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
     if args.windows and not args.pool:
@@ -377,7 +336,6 @@ def _write_npz(
             np.savez(whole, **arrays)  # type: ignore[arg-type]
 
 
-@_command()
 def _score(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     """Pseudo-perplexity.
 
@@ -403,10 +361,6 @@ def _score(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any
     }}
 
 
-@_command(
-    output={'required': True, 'metavar': 'FILE', 'help': 'such as bert.stablehlo'},
-    to={'choices': ['stablehlo', 'onnx'], 'default': 'stablehlo', 'help': 'the format (stablehlo)'},
-)
 def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any]:
     """The computation as a file that other programs run.
 
@@ -433,6 +387,47 @@ def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any
     yield export_model(model, as_path(args.output), args.to)
 
 
+def layers(text: str) -> list[int]:
+    """The value of --layers; a ValueError names this function."""
+    return [int(number) for number in text.split(',')]
+
+
+# By name: from the model, the arguments and the texts to the objects to print, whose docstring is
+# the help; the flags.
+_COMMANDS: dict[str, tuple[Callable[[Model, Any, Any], Iterator[Any]], dict[str, Any]]] = {
+    'fill-mask': (_fill_mask, _TEXTS | {'--top-k': {
+        'type': int, 'default': 5, 'metavar': 'N', 'help': 'words for each [MASK] (5)'}}),
+    'next-sentence': (_next_sentence, _TEXTS),
+    'classify': (_classify, _TEXTS | {
+        '--choices': {'metavar': 'COLUMN,COLUMN,...', 'default': '',
+                      'help': 'that hold the choices, or the one that holds a list of them'},
+        '--pairs': {'action': 'store_true', 'help': 'arguments are pairs, two and two'},
+        '--windows': _WINDOWS}),
+    'answer': (_answer, _TEXTS | {
+        '--max-answer-length': {
+            'type': int, 'default': 30, 'metavar': 'N', 'help': 'in tokens (30)'},
+        '--null-threshold': {
+            'type': float, 'metavar': 'X', 'help': 'answer "" where its score is above that of all '
+            'others by more than this (as a SQuAD 2.0 run determined it, else never)'}}),
+    'tag': (_tag, _TEXTS),
+    'features': (_features, _TEXTS | {
+        '--layers': {'type': layers, 'default': '-1', 'metavar': 'N,N,...', 'help': 'counted from '
+                     'the top, written as --layers=-1,-2,-3,-4; one below the first are the '
+                     'embeddings (-1)'},
+        '--pool': {'choices': ['mean', 'cls', 'max'], 'help': 'one vector a text: the mean or '
+                   'maximum over all its tokens, [CLS] and [SEP] among them, or the hidden state '
+                   'of [CLS]'},
+        '--normalize': {
+            'action': 'store_true', 'default': None, 'help': 'brings vectors to length 1'},
+        '--windows': _WINDOWS, '--output': {'metavar': 'FILE.npz', 'help': 'see above'}}),
+    'score': (_score, _TEXTS),
+    'export': (_export, {
+        '--output': {'required': True, 'metavar': 'FILE', 'help': 'such as bert.stablehlo'},
+        '--to': {'choices': ['stablehlo', 'onnx'], 'default': 'stablehlo',
+                 'help': 'the format (stablehlo)'}}),
+}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f'error: {" ".join(message.split())} (see {self.prog} --help)\n')
@@ -446,11 +441,8 @@ def _parser() -> argparse.ArgumentParser:
         described = inspect.getdoc(run) or ''
         of_command = subparsers.add_parser(
             name, help=described.partition('\n')[0], description=described, **form)
-        if name != 'export':
-            of_command.add_argument('texts', nargs='*', metavar='TEXT')
-            flags = _TEXTS | flags
         for flag, settings in (_MODEL | flags).items():
-            of_command.add_argument(f'--{_dashed(flag)}', **settings)
+            of_command.add_argument(flag, **settings)
     return parser
 
 

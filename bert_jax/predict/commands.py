@@ -34,8 +34,6 @@ from bert_jax.text.wordpiece import raw_words
 # One text, or several that go together: a pair; a beginning and its possible ends. An exception in
 # place of a text becomes its result.
 Text = str | Sequence[str] | Exception
-Single = str | Exception
-Pair = Sequence[str] | Exception
 
 
 def _count(name: str, value: Any) -> int:
@@ -73,7 +71,7 @@ def _masked_units(model: LoadedModel, texts: list[_Masked]) -> tuple[None, Units
                        positions={'masked_positions': 1 + np.array(places)})
 
 
-def fill_mask(model: LoadedModel, texts: Iterable[Single], top_k: int = 5) -> Iterator[Result]:
+def fill_mask(model: LoadedModel, texts: Iterable[Text], top_k: int = 5) -> Iterator[Result]:
     """The likeliest tokens for each [MASK] in a text.
 
     Args:
@@ -93,13 +91,9 @@ def fill_mask(model: LoadedModel, texts: Iterable[Single], top_k: int = 5) -> It
     def read(text: Any, number: int) -> _Masked:
         (text,) = parts_of(text, 1)
         model.encode(text)  # refuses empty ones
-        ids: list[int] = []
-        masks = []
-        for i, part in enumerate(text.split(MASK)):
-            if i:
-                masks.append(len(ids))
-                ids.append(vocab.mask_id)
-            ids += model.tokenizer.encode(part)
+        parts = map(model.tokenizer.encode, text.split(MASK))
+        ids = [i for part in parts for i in (*part, vocab.mask_id)][:-1]
+        masks = [place for place, i in enumerate(ids) if i == vocab.mask_id]
         if not masks:
             raise InputError(
                 f'it has no {MASK}: write {MASK} where a word is to be filled in ({text[:60]!r})')
@@ -144,7 +138,7 @@ def _with_token(text: str, number: int, vocab: Vocab, i: int) -> str:
     return before + token + after
 
 
-def score(model: LoadedModel, texts: Iterable[Single]) -> Iterator[Result]:
+def score(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
     """Pseudo-log-likelihood: each token is masked in turn and its log probability summed.
 
     Salazar et al., 2020, "Masked Language Model Scoring". Of a text that is longer than the model
@@ -236,7 +230,7 @@ def _stream_texts(
         make=functools.partial(_text_units, model, how=how), **more)
 
 
-def next_sentence(model: LoadedModel, pairs: Iterable[Pair]) -> Iterator[Result]:
+def next_sentence(model: LoadedModel, pairs: Iterable[Text]) -> Iterator[Result]:
     """The probability that the second text of a pair follows the first in a document.
 
     Args:
@@ -382,7 +376,7 @@ _DEFAULTS = {'max_seq_length': 384, 'doc_stride': 128, 'max_query_length': 64}
 
 
 def answer(
-    model: LoadedModel, questions: Iterable[Pair], max_answer_length: int = 30,
+    model: LoadedModel, questions: Iterable[Text], max_answer_length: int = 30,
     null_threshold: float | None = None,
 ) -> Iterator[Result]:
     """The span of a context that answers a question, as the evaluation on SQuAD finds it.
@@ -468,6 +462,7 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
 
     model.need('tag')
     labels = model.weights.labels
+    has_entities = tagging.are_entities(labels)  # those of parts of speech make none
 
     def make(texts: list[Words]) -> tuple[np.ndarray, Units]:
         sequences, word_T = tagging.word_windows(
@@ -482,12 +477,16 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
             logits[word_T[places]] = outputs['logits'][places]
         bounds = np.cumsum([len(words) for _, words, _ in texts])[:-1]
         for (text, words, begins), of_text in zip(texts, np.split(logits, bounds), strict=True):
-            tags = []
-            for word, begin, row in zip(words, begins, softmax(of_text), strict=True):
-                best = int(row.argmax())
-                tags.append({'word': word, 'label': labels[best], 'probability': float(row[best]),
-                             'start': begin, 'end': begin + len(word)})
-            yield {'text': text, 'tags': tags, 'entities': entities(text, tags, labels)}
+            tags: list[Result] = [
+                {'word': word, 'label': labels[int(row.argmax())], 'probability': float(row.max()),
+                 'start': begin, 'end': begin + len(word)}
+                for word, begin, row in zip(words, begins, softmax(of_text), strict=True)]
+            spans = tagging.entity_spans([x['label'] for x in tags]) if has_entities else []
+            yield {'text': text, 'tags': tags, 'entities': [
+                {'label': label, 'start': tags[i]['start'],
+                 'probability': min(x['probability'] for x in tags[i:end]),
+                 'text': text[tags[i]['start'] : tags[end - 1]['end']], 'end': tags[end - 1]['end']}
+                for label, i, end in spans]}
 
     return model.stream(
         texts, read=_words, make=make, results=results, function=model.objective.outputs,
@@ -503,25 +502,6 @@ def _words(text: Any, number: int) -> Words:
         begins.append(text.index(word, at))
         at = begins[-1] + len(word)
     return text, words, begins
-
-
-def entities(text: str, tags: Sequence[Result], labels: Sequence[str]) -> list[Result]:
-    """Words that belong together by their labels, as the evaluation counts them.
-
-    Args:
-      text: which the words are of.
-      tags: of the words, as `tag` gives them.
-      labels: all that there are; those of no scheme of entities (parts of speech) make none.
-    """
-    from bert_jax.tasks import tagging
-
-    if not tagging.are_entities(labels):
-        return []
-    return [
-        {'label': label, 'start': tags[start]['start'],
-         'probability': min(x['probability'] for x in tags[start:end]),
-         'text': text[tags[start]['start'] : tags[end - 1]['end']], 'end': tags[end - 1]['end']}
-        for label, start, end in tagging.entity_spans([x['label'] for x in tags])]
 
 
 _P = ParamSpec('_P')

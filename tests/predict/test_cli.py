@@ -138,7 +138,7 @@ def test_features_to_a_file(run, tmp_path):
     (['fill-mask', '--input=x', 'a [MASK]'], 'give texts or --input=x, not both'),
     (['fill-mask', '--top-k=many', 'a [MASK]'], "argument --top-k: invalid int value: 'many'"),
     (['next-sentence', 'a'], "1 texts are no pairs: two arguments are one pair ('a' has no"),
-    (['features', '--layers=1,x', 'a'], '--layers=1,x must be numbers'),
+    (['features', '--layers=1,x', 'a'], "argument --layers: invalid layers value: '1,x'"),
     (['features', '--pool=mean', '--layers=-1,-2', 'a'], '--pool takes one layer'),
     (['features', '--output=x.npy', 'a'], '--output=x.npy must end in .npz'),
     (['export', '--output=x.npz'], 'end it in .stablehlo'),
