@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from bert_jax.predict import load
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, check_new_file, in_bucket, open_stream, open_whole
 from bert_jax.runtime.process import error_boundary
@@ -44,7 +45,6 @@ from bert_jax.tasks.table import Malformed, Row, read_rows, texts_of
 if TYPE_CHECKING:
     from bert_jax.predict.commands import Model
 
-_TAB = '\t'
 _NOTES = 20  # notes that are printed
 _PROGRESS = 10.0  # seconds between two lines of progress
 _TABLE = re.compile(r'.*\.(csv|tsv|jsonl?)(\.gz)?', re.IGNORECASE)  # names of files with columns
@@ -57,10 +57,7 @@ class Texts:
     A table is checked as a whole before anything is computed.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], file: str | None, columns: Sequence[str] = (), *,
-        whole_objects: bool = False,
-    ):
+    def __init__(self, arguments: Sequence[str], file: str | None, columns: Sequence[str] = ()):
         """Checks where the texts come from.
 
         Args:
@@ -68,7 +65,6 @@ class Texts:
           file: path; None: standard input, where there are no arguments.
           columns: of a .csv, .tsv, .json or .jsonl file: of the texts, and of second texts if there
             are.
-          whole_objects: whether lines of JSON may come without `columns`: questions with contexts.
 
         Raises:
           InputError: both are given, the file cannot be read, or it has columns and none is named
@@ -80,7 +76,7 @@ class Texts:
         if columns and not table:
             raise InputError(f'--text={columns[0]} names a column: --input must be a file that has '
                              'some, ending in .csv, .tsv, .json or .jsonl, plain or .gz')
-        if table and not columns and not (whole_objects and table[1].lower() == 'jsonl'):
+        if table and not columns:
             raise InputError(f'--input={file} has columns: name the one with the texts, '
                              '--text=COLUMN (a file with a text in each line is called .txt)')
         ''.join(arguments).encode()  # a UnicodeError is answered in one line
@@ -162,7 +158,7 @@ def _split(line: str, form: str) -> list[Any]:
             return [record['question'], record['context']]
         except (ValueError, KeyError, RecursionError):
             raise Malformed('it is no {"question": ..., "context": ...}') from None
-    return (line.replace(' ||| ', _TAB) if form == 'features' else line).split(_TAB)
+    return (line.replace(' ||| ', '\t') if form == 'features' else line).split('\t')
 
 
 # What `add_argument` takes, by flag.
@@ -233,8 +229,8 @@ def _answer(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[An
 
         python -m bert_jax.predict answer --model DIR "Who wrote it?" "It was written by Anna Berg."
 
-    Reads question and context: two arguments, a line with a TAB between them, or a line
-    {"question": ..., "context": ...}.
+    Reads question and context: two arguments, a line with a TAB between them, a line
+    {"question": ..., "context": ...}, or such columns of a table.
     Writes {"question", "answer", "start", "end", "score", "probability"}; the answer is
     context[start:end]. Long contexts are read in overlapping windows, as the run was
     evaluated.
@@ -277,28 +273,22 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     parts = texts.read('features')
     vectors = (model.iter_vectors(parts, args.pool, layers[0], args.normalize, args.windows)
                if args.pool else ())
-    results = ({'vectors': vector[None]} for vector in vectors) if args.pool else (
+    results = ({'values': vector[None]} for vector in vectors) if args.pool else (
         model.iter_features(parts, layers))
     if args.output is not None:
         yield from _write_npz(model, results, args.output, layers, args.pool)
         return
     for number, result in enumerate(results):
-        if 'vectors' in result:
-            (vector,) = result['vectors']
-            is_none = np.isnan(vector).any()
-            result = {'error': 'it is no text'} if is_none else {'vector': _rounded(vector)}
+        if args.pool and np.isnan(result['values']).any():
+            result = {'error': 'it is no text'}
         elif 'values' in result:
-            result = {'features': [
+            values = np.round(result['values'].astype(np.float64), 6).tolist()
+            result = {'vector': values[0]} if args.pool else {'features': [
                 {'token': token, 'layers': [
-                    {'index': layer, 'values': x} for layer, x in zip(layers, values, strict=True)]}
-                for token, values in zip(result['tokens'], _rounded(result['values']), strict=True)
+                    {'index': layer, 'values': x} for layer, x in zip(layers, states, strict=True)]}
+                for token, states in zip(result['tokens'], values, strict=True)
             ]}
         yield {'linex_index': number} | result
-
-
-def _rounded(values: np.ndarray) -> list[Any]:
-    rounded: list[Any] = np.round(values.astype(np.float64), 6).tolist()
-    return rounded
 
 
 def _write_npz(
@@ -312,14 +302,13 @@ def _write_npz(
     path = as_path(output)
     if path.suffix != '.npz':
         raise InputError(f'--output={output} must end in .npz')
-    name = 'vectors' if pool else 'values'
     offsets, tokens, num_rows = [0], list[str](), 0
     with tempfile.TemporaryFile(dir=None if in_bucket(path) else path.parent) as file:
         for result in results:
             if 'error' in result:  # a text without tokens
                 model.note(f"text {len(offsets)} has no features: {result['error']}")
             else:
-                rows = result[name]
+                rows = result['values']
                 file.write(np.ascontiguousarray(rows, '<f4').data)
                 tokens += result.get('tokens', ())
                 num_rows += len(rows)
@@ -329,8 +318,8 @@ def _write_npz(
         hidden = model.config.hidden_size
         shape = (num_rows, hidden) if pool else (num_rows, len(layers), hidden)
         large = np.memmap(file, '<f4', 'r', shape=shape) if num_rows else np.zeros(shape, '<f4')
-        arrays = {name: large} if pool else {
-            name: large, 'tokens': np.array(tokens), 'offsets': np.array(offsets),
+        arrays = {'vectors': large} if pool else {
+            'values': large, 'tokens': np.array(tokens), 'offsets': np.array(offsets),
             'layers': np.array(layers)}
         with open_whole(path) as whole:
             np.savez(whole, **arrays)  # type: ignore[arg-type]
@@ -462,8 +451,6 @@ def main() -> None:
         if output is not None:
             check_new_file(output, '--output')
         texts: Any = None if is_export else _texts(args)
-        from bert_jax.predict import load
-
         float32 = 'float32' if is_export and args.to == 'onnx' else None
         model = load(args.model, args.vocab_file, args.dtype or float32)
         model.need(args.command)  # before standard input is waited for
@@ -479,7 +466,9 @@ def _texts(args: argparse.Namespace) -> Texts:
     if args.text_pair and not args.text:
         raise InputError('--text-pair names the second column: name the first with --text')
     columns = [column for column in (args.text, args.text_pair, *choices) if column]
-    return Texts(args.texts, args.input, columns, whole_objects=args.command == 'answer')
+    if args.command == 'answer' and not columns and _TABLE.fullmatch(args.input or ''):
+        columns = ['question', 'context']
+    return Texts(args.texts, args.input, columns)
 
 
 def _print(results: Iterator[Any], exact: bool) -> None:

@@ -8,9 +8,7 @@ import pytest
 import tiny
 
 from bert_jax.data.packing import Units
-from bert_jax.data.pairs import make_sequences
 from bert_jax.predict.commands import Model
-from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.squad import Question, final_texts, predict_answers, squad_windows
 from bert_jax.tasks.tagging import entity_spans
 
@@ -18,9 +16,9 @@ ONE = jax.devices()[:1]
 LETTERS = list('abcdefghijklmnopqrstuvwxyz')
 
 
-def letters(num, longest, seed=0, joined=' '):
+def letters(num, longest, seed=0):
     rng = np.random.default_rng(seed)
-    return [joined.join(rng.choice(LETTERS, int(n))) for n in rng.integers(1, longest + 1, num)]
+    return [' '.join(rng.choice(LETTERS, int(n))) for n in rng.integers(1, longest + 1, num)]
 
 
 def test_classification():
@@ -32,9 +30,7 @@ def test_classification():
         assert sum(result['probabilities'].values()) == pytest.approx(1)
         assert result['probabilities'][result['label']] == result['probability']
         assert result['probability'] == max(result['probabilities'].values())
-        shown = (result['first'], result['second']) if 'first' in result else result['text']
-        assert shown == text
-    assert len({round(result['probability'], 4) for result in results}) > 6
+        assert text in (result.get('text'), (result.get('first'), result.get('second')))
 
 
 @pytest.mark.parametrize('windows', ['mean', 'max'])
@@ -45,10 +41,8 @@ def test_windows_of_a_long_text(windows):
     parts = [' '.join(LETTERS[i : i + 8]) for i in (0, 3, 7)]
     each = np.array([list(x['probabilities'].values()) for x in model.classify(parts)])
     expected = each.mean(0) if windows == 'mean' else each.max(0) / each.max(0).sum()
-    short, found, pair = model.classify(['a', text, ('b', text)], windows)
+    found, pair = model.classify([text, ('b', text)], windows)
     np.testing.assert_allclose(list(found['probabilities'].values()), expected, rtol=1e-4)
-    (alone,) = model.classify(['a'])
-    assert short['probability'] == pytest.approx(alone['probability'], rel=1e-4)
     assert pair['first'] == 'b'
     with pytest.warns(match='its end is left out'):
         (cut,) = model.classify([text])
@@ -60,8 +54,6 @@ def test_windows_of_a_long_text(windows):
     each = model.vectors(parts)
     expected = each.mean(0) if windows == 'mean' else each.max(0)
     np.testing.assert_allclose(model.vectors([text], windows=windows)[0], expected, atol=1e-5)
-    with pytest.raises(InputError, match="windows='last' is unknown"):
-        model.classify([text], 'last')
 
 
 def test_regression():
@@ -109,17 +101,6 @@ def test_tags_of_words_longer_than_the_model():
     words = [tag['word'] for tag in result['tags']]
     assert ' '.join(words) == ' '.join(text.replace('\u2028', ' ').split(' ')).replace('  ', ' ')
     assert {tag['label'] for tag in result['tags']} <= {'O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC'}
-    # The first piece decides, and where the text fits there is one window.
-    (short,) = model.tag(['at bent x'])
-    vocab = model.vocab
-    units = Units(make_sequences(
-        model.encode_all(['at bent x']), None, max_length=10, **vocab.ends))
-    logits = model.engine.outputs(
-        model.objective.outputs, model.device_params, units)['logits']
-    assert [vocab.tokens[i] for i in units.sequences.ids[1:-1]] == [
-        'a', '##t', 'b', '##e', '##n', '##t', 'x']
-    assert [tag['label'] for tag in short['tags']] == [
-        model.weights.labels[i] for i in logits[[1, 3, 7]].argmax(1)]
 
 
 def test_words_and_texts_are_tagged_alike():
@@ -201,14 +182,3 @@ def test_the_run_says_how_its_questions_are_read():
     with pytest.warns(UserWarning, match='question 1 has 2 tokens: its end is left out, after 1'):
         model.answer([('a b', 'c')])
     assert model.max_length == 8
-
-
-@pytest.mark.parametrize(('pair', 'message'), [
-    (('', 'b'), 'it is empty'), (('a', ' '), 'it is empty'),
-    ('a question', 'it has 1 parts: two texts expected'), ((1, 'b'), 'is no text'),
-])
-def test_bad_questions(pair, message):
-    model, _ = tiny.recorded('question_answering')
-    first, wrong, last = model.answer([('a', 'b c'), pair, ('a', 'b c')])
-    assert message in wrong['error'] and wrong['answer'] == ''
-    assert first == last and first['answer']

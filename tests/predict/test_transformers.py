@@ -68,18 +68,6 @@ def test_attention_probabilities():
     np.testing.assert_allclose(probabilities, torch.stack(expected)[:, 0], rtol=1e-4, atol=1e-6)
 
 
-def test_multiple_choice():
-    model, _ = tiny.recorded('multiple_choice')
-    folder = tiny.RECORDED / 'multiple_choice'
-    tokenizer = transformers.BertTokenizer.from_pretrained(folder)
-    encoded = tokenizer(['a b'] * 3, ['c', 'd e', 'f.'], padding=True, return_tensors='pt')
-    peer = transformers.BertForMultipleChoice.from_pretrained(folder).eval()
-    with torch.no_grad():
-        logits = peer(**{name: x[None] for name, x in encoded.items()}).logits
-    (result,) = model.classify([('a b', 'c', 'd e', 'f.')])
-    np.testing.assert_allclose(result['probabilities'], logits[0].softmax(-1), rtol=1e-4)
-
-
 def test_tags():
     model, _ = tiny.recorded('token_classification')
     texts = ['at ben x', 'q. r']

@@ -1,6 +1,5 @@
 """Tiny models for the tests of prediction."""
 
-import dataclasses
 import functools
 from pathlib import Path
 
@@ -53,9 +52,3 @@ def random_texts(num: int, longest: int = 30, seed: int = 0) -> list[str]:
     rng = np.random.default_rng(seed)
     words = [word for word in WORDS if not word.startswith('##')]
     return [' '.join(rng.choice(words, int(n))) for n in rng.integers(1, longest + 1, num)]
-
-
-def without(weights: Weights, *parts: str) -> Weights:
-    """The weights without some of their parts."""
-    params = {name: x for name, x in weights.params.items() if not name.startswith(parts)}
-    return dataclasses.replace(weights, params=params)
