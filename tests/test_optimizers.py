@@ -15,7 +15,7 @@ from flax import linen as nn
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads.classification import Classification
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.model.encoder import in_layers
+from bert_jax.model.encoder import layer_of
 from bert_jax.model.flops import muon_flops, token_flops
 from bert_jax.model.layers import ModelConfig, Parameter, declared_parameters, path_names
 from bert_jax.runtime.errors import InputError
@@ -362,7 +362,7 @@ def test_every_model_option_declares_its_parameters_and_fits_every_optimizer(opt
     matrices = 0
     for path, x in jax.tree_util.tree_leaves_with_path(shapes):
         p, names = parameters[path_names(path)], path_names(path)
-        if in_layers(names) and x.ndim > 1 and names[-1] != 'bias':
+        if layer_of(names) is not None and x.ndim > 1 and names[-1] != 'bias':
             assert p.num_in and p.decays, f'{names} is a matrix of a layer: it declares its dims'
             matrices += x.size
         if 'lstm' not in str(names):

@@ -11,13 +11,14 @@ import dataclasses
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from bert_jax.config.bert_config import Format
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops
@@ -27,11 +28,9 @@ from bert_jax.train.sharding import BATCH_AXES
 Params = Any
 Batch = Mapping[str, jax.Array]
 Keys = jax.Array | None  # [B, 2], of dropout (`model.dropout.dropout_rows`); None: no dropout
-Inputs = tuple[jax.Array, jax.Array, jax.Array, Keys, jax.Array | None]  # of the encoder
 Outputs = Mapping[str, Any]
 Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
 Losses = tuple[jax.Array, jax.Array | None]  # of each example, and whether it is right
-Format = Literal['tf1', 'huggingface']
 
 
 class Tensor(NamedTuple):
@@ -62,17 +61,15 @@ class Tensor(NamedTuple):
         return cls(name, f'{folder}/{tf1}', f'{dotted}.{torch}', dims)._replace(**exceptions)
 
     def file_names(self, form: Format) -> tuple[str, ...]:
-        """The names in files of this format: one, or three for query, key and value."""
-        name = getattr(self, form)
+        """The names in files of this format: one, or in others' three for query, key and value."""
+        name = self.name if form == 'bert_jax' else getattr(self, form)
         parts = ('query', 'key', 'value') if '{part}' in name else ('',)
         return tuple(name.replace('{part}', part) for part in parts)
 
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape here; `sizes` by letter, from `sizes_of`."""
-        return tuple(sizes[dim] for dim in self.dims if dim != ',')
-
-    def file_shape(self, form: Format, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of each of `file_names`."""
+    def shape(self, form: Format, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of each of `file_names`; `sizes` by letter, from `sizes_of`."""
+        if form == 'bert_jax':
+            return tuple(sizes[dim] for dim in self.dims if dim != ',')
         groups = self.dims.replace('3', '').split(',')
         shape = tuple(math.prod(sizes[dim] for dim in group) for group in groups)
         return shape[::-1] if self._turned(form) else shape
@@ -311,7 +308,9 @@ def among_examples(scores_NxM: jax.Array, batch: Batch) -> jax.Array:
     return jnp.where(batch['unit_weights'] > 0, scores_NxM, ELSEWHERE)
 
 
-def inputs_of(batch: Batch, rows_Bx2: Keys) -> Inputs:
+def inputs_of(
+    batch: Batch, rows_Bx2: Keys
+) -> tuple[jax.Array, jax.Array, jax.Array, Keys, jax.Array | None]:
     """The encoder's arguments; plain rows have no position ids."""
     return (batch['input_ids'], batch['sequence_ids'], batch['segment_ids'], rows_Bx2,
             batch.get('position_ids'))

@@ -257,10 +257,6 @@ class MultipleChoice(Classification):
     labelled = False
     problem_type = ''
 
-    @classmethod
-    def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
-        return cls(config, 1)  # each choice is an example
-
     @property
     def module(self) -> nn.Module:
         return BertForSequenceClassification(self.config, 1)

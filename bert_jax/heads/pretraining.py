@@ -50,10 +50,8 @@ class Predictions(nn.Module):
     @nn.compact
     def __call__(self, x_BxPxH: jax.Array) -> tuple[jax.Array, jax.Array]:
         c = self.config
-        bias_V = self.param(
-            'output_bias', parameter(nn.initializers.zeros, 'vocab', decays=False),
-            (c.padded_vocab_size,),
-        )
+        init = parameter(nn.initializers.zeros, 'vocab', decays=False)
+        bias_V = self.param('output_bias', init, (c.padded_vocab_size,))
         # Padding rows are never predicted and get no gradient.
         padding_V = jnp.arange(c.padded_vocab_size) >= c.vocab_size
         hidden = Transform(c, name='transform')(x_BxPxH)
@@ -182,8 +180,7 @@ def _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, with_gr
         d_logits = d_logits.astype(hidden_MxH.dtype)
         d_hidden_MxH = jnp.einsum('MV,VH->MH', d_logits, table_VxH)
         d_table = jnp.einsum(
-            'MV,MH->VH', d_logits, hidden_MxH, preferred_element_type=jnp.float32
-        )
+            'MV,MH->VH', d_logits, hidden_MxH, preferred_element_type=jnp.float32)
         return jax.tree.map(jnp.add, carry, (*sums, d_table, d_bias)), d_hidden_MxH
 
     # Rows and slots as one dim: a TPU would pad 20 slots to whole tiles.
@@ -217,8 +214,7 @@ def _masked_lm_backward(chunks, layout, residuals, cotangents):
     gradients, like = residuals
     scale = cotangents[0]  # correctness has no gradient
     scaled = tuple(
-        (g * scale.astype(g.dtype)).astype(x.dtype) for g, x in zip(gradients, like, strict=True)
-    )
+        (g * scale.astype(g.dtype)).astype(x.dtype) for g, x in zip(gradients, like, strict=True))
     return scaled, None, None
 
 
@@ -240,8 +236,7 @@ class Pretraining(Head):
     classes = {
         'BertForPreTraining': (base.POOLER, PREDICTIONS, SEQ_RELATIONSHIP),
         'BertForMaskedLM': (PREDICTIONS,),
-        'BertForNextSentencePrediction': (base.POOLER, SEQ_RELATIONSHIP),
-    }
+        'BertForNextSentencePrediction': (base.POOLER, SEQ_RELATIONSHIP)}
     shown = {'mlm_accuracy': 'mlm', 'lm_accuracy': 'lm', 'nsp_accuracy': 'nsp'}
 
     next_sentence: bool = True
@@ -290,8 +285,7 @@ class Pretraining(Head):
         sums = {
             'mlm_loss': mlm_loss, 'mlm_correct': mlm_correct, 'mlm_count': jnp.sum(weights_BxP),
             'rows': jnp.sum(weights),
-            'tokens': jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32)),
-        }
+            'tokens': jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32))}
         loss = sums['mlm_loss'] / totals['masked']
         if self.next_sentence:
             losses, correct = base.cross_entropy(
@@ -307,8 +301,7 @@ class Pretraining(Head):
         name = 'lm' if self.config.causal else 'mlm'
         metrics = {
             f'{name}_loss': mlm_loss, f'{name}_perplexity': math.exp(min(mlm_loss, 700.0)),
-            f'{name}_accuracy': sums['mlm_correct'] / masked,
-        }
+            f'{name}_accuracy': sums['mlm_correct'] / masked}
         if self.next_sentence:
             metrics['nsp_loss'] = sums['nsp_loss'] / rows
             metrics['nsp_accuracy'] = sums['nsp_correct'] / rows

@@ -17,19 +17,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from bert_jax.heads.base import (
-    ELSEWHERE,
-    Batch,
-    Head,
-    Keys,
-    Losses,
-    Outputs,
-    Part,
-    Tensor,
-    ablation_bilstm,
-    cross_entropy,
-    encode,
-)
+from bert_jax.heads import base
+from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs, Part, Tensor
 from bert_jax.heads.classification import CLASSIFIER
 from bert_jax.model import dropout as drop
 from bert_jax.model.bilstm import BiLstm
@@ -37,16 +26,11 @@ from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops
 from bert_jax.model.layers import Dense, ModelConfig, parameter
 
-FEATURES = (
-    'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
-    'weighted_sum_all',
-)
-
-
+FEATURES = ('embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
+            'weighted_sum_all')
 SPAN = Part('cls/squad/', (
     Tensor('cls/squad/kernel', 'cls/squad/output_weights', 'qa_outputs.weight', 'H,2'),
-    Tensor('cls/squad/bias', 'cls/squad/output_bias', 'qa_outputs.bias', '2'),
-))
+    Tensor('cls/squad/bias', 'cls/squad/output_bias', 'qa_outputs.bias', '2')))
 
 
 class SpanHead(nn.Module):
@@ -58,22 +42,33 @@ class SpanHead(nn.Module):
         c = self.config
         self.squad = Dense(c, (c.hidden_size,), (2,), ('embed',), (None,))
 
-    def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
-        return self.squad.logits(x_BxSxH)
 
+class BertForTokens(nn.Module):
+    """Logits [B, S, outputs] float32 of a dense layer on every token's last hidden state.
 
-class BertForQuestionAnswering(nn.Module):
-    """Start and end logits [B, S, 2] float32 of every token; no dropout before them."""
+    Attributes:
+      span: whether the layer is `cls/squad`, or `classifier`, which alone has dropout.
+    """
 
     config: ModelConfig
+    num_outputs: int
+    span: bool = False
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, pooled=False)
-        self.bilstm = ablation_bilstm(self.config)
-        self.cls = SpanHead(self.config)
+        c = self.config
+        self.bert = Bert(c, pooled=False)
+        self.bilstm = base.ablation_bilstm(c)
+        if self.span:
+            self.cls = SpanHead(c)
+        else:
+            self.classifier = Dense(c, (c.hidden_size,), (self.num_outputs,), ('embed',), (None,))
 
     def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
-        return self.cls(encode(self.bert, self.bilstm, batch, rows_Bx2))
+        x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2)
+        if self.span:
+            return self.cls.squad.logits(x_BxSxH)
+        return self.classifier.logits(drop.dropout(
+            x_BxSxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +86,7 @@ class QuestionAnswering(Head):
 
     @property
     def module(self) -> nn.Module:
-        return BertForQuestionAnswering(self.config)
+        return BertForTokens(self.config, 2, span=True)
 
     def named(self, logits: jax.Array) -> dict[str, jax.Array]:
         return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
@@ -101,30 +96,12 @@ class QuestionAnswering(Head):
         inside_RxKxS = batch['sequence_ids'][:, None, :] == numbers_K[None, :, None]
 
         def span_loss(logits_RxS: jax.Array, positions_RxK: jax.Array) -> tuple[jax.Array, ...]:
-            logits_RxKxS = jnp.where(inside_RxKxS, logits_RxS[:, None, :], ELSEWHERE)
-            return cross_entropy(logits_RxKxS, positions_RxK)
+            logits_RxKxS = jnp.where(inside_RxKxS, logits_RxS[:, None, :], base.ELSEWHERE)
+            return base.cross_entropy(logits_RxKxS, positions_RxK)
 
         start_RxK, start_right = span_loss(outputs['start_logits'], batch['start_positions'])
         end_RxK, end_right = span_loss(outputs['end_logits'], batch['end_positions'])
         return (start_RxK + end_RxK) * 0.5, start_right * end_right
-
-
-class BertForTokenClassification(nn.Module):
-    """Logits [B, S, L] float32 of a dense layer on every token's last hidden state."""
-
-    config: ModelConfig
-    num_labels: int
-
-    def setup(self) -> None:
-        c = self.config
-        self.bert = Bert(c, pooled=False)
-        self.bilstm = ablation_bilstm(c)
-        self.classifier = Dense(c, (c.hidden_size,), (self.num_labels,), ('embed',), (None,))
-
-    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
-        x_BxSxH = encode(self.bert, self.bilstm, batch, rows_Bx2)
-        x_BxSxH = drop.dropout(x_BxSxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
-        return self.classifier.logits(x_BxSxH)
 
 
 class FeatureCombination(nn.Module):
@@ -141,18 +118,18 @@ class FeatureCombination(nn.Module):
     @nn.compact
     def __call__(self, output: Mapping[str, Any]) -> jax.Array:
         layers = output['layers']
-        if self.combination == 'embeddings':
-            return output['embedding_output']
-        if self.combination == 'second_to_last':
-            return layers[-2]
-        if self.combination == 'last':
-            return layers[-1]
-        if self.combination == 'concat_last_four':
-            return jnp.concatenate(layers[-4:], axis=-1)
+        match self.combination:
+            case 'embeddings':
+                return output['embedding_output']
+            case 'second_to_last':
+                return layers[-2]
+            case 'last':
+                return layers[-1]
+            case 'concat_last_four':
+                return jnp.concatenate(layers[-4:], axis=-1)
         chosen = layers if self.combination == 'weighted_sum_all' else layers[-4:]
         weights = self.param(
-            'layer_weights', parameter(nn.initializers.zeros, None), (len(chosen),)
-        )
+            'layer_weights', parameter(nn.initializers.zeros, None), (len(chosen),))
         scale = self.param('scale', parameter(nn.initializers.ones), ())
         shares = (scale * jax.nn.softmax(weights)).astype(chosen[0].dtype)
         return sum(shares[i] * x_BxSxH for i, x_BxSxH in enumerate(chosen))
@@ -181,10 +158,7 @@ class BertFeatureTagger(nn.Module):
 
     def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
         mask_BxS = batch['sequence_ids']
-        output = lax.stop_gradient(self.bert(
-            batch['input_ids'], mask_BxS, batch['segment_ids'], None, batch.get('position_ids'),
-        ))
-        x = self.features(output)
+        x = self.features(lax.stop_gradient(self.bert(*base.inputs_of(batch, None))))
         rate = self.config.classifier_dropout
         for i, layer in enumerate(self.bilstm):
             x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, i)
@@ -204,10 +178,10 @@ class Tagging(Head):
 
     @property
     def module(self) -> nn.Module:
-        return BertForTokenClassification(self.config, self.num_outputs)
+        return BertForTokens(self.config, self.num_outputs)
 
     def losses(self, outputs: Outputs, batch: Batch) -> Losses:
-        return cross_entropy(outputs['logits'], batch['token_labels'])
+        return base.cross_entropy(outputs['logits'], batch['token_labels'])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,32 +43,9 @@ HEAD_DIM = 64
 # Whole rows stay on the chip; all TPUs have 16 MB.
 MAX_LENGTH = 512
 MAX_HEADS = 20
-MASKED_SCORE = -10000.0
+MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
 # Scores of a head that a step of the grid holds, about.
 _FORWARD_SCORES, _BACKWARD_SCORES = 1 << 18, 1 << 17
-
-
-def refusal(
-    platform: str, dtype: str, length: int, num_heads: int, head_dim: int
-) -> str | None:
-    """Why the kernel cannot serve, or None if it can.
-
-    Args:
-      num_heads: of one device.
-    """
-    if platform != 'tpu':
-        return f'it is for TPUs, and this is a {platform}'
-    if dtype != 'bfloat16':
-        return f'it is for bfloat16, and this is {dtype}'
-    if head_dim != HEAD_DIM:
-        return f'its heads have {HEAD_DIM} dims, and these have {head_dim}'
-    if num_heads % 2:
-        return f'it takes heads in pairs, and a device has {num_heads}'
-    if num_heads > MAX_HEADS:
-        return f'it takes at most {MAX_HEADS} heads a device, and these are {num_heads}'
-    if length > MAX_LENGTH:
-        return f'its rows have at most {MAX_LENGTH} tokens, and these have {length}'
-    return None
 
 
 def kernel_attention(
@@ -96,8 +73,7 @@ def kernel_attention(
         rate = 0.0
     elif rate:
         column, line, head = drop.places(
-            rows_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer
-        )
+            rows_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer)
         marks.append(column)
         lines_BxNxS = head[:, :, None] ^ line[:, None]
     attend = functools.partial(_on_one_device, rate=rate, interpret=interpret)
@@ -132,8 +108,7 @@ def _on_one_device(
     if lines_BxNxS is not None:
         lines_BxNxS = lines_BxNxS.reshape(batch, num_heads // 2, 2, -1)
     context_BxSxH = _attention(
-        qkv_BxSx3H, bias_3xNxD.reshape(-1), marks_BxMxS, lines_BxNxS, rate, interpret
-    )
+        qkv_BxSx3H, bias_3xNxD.reshape(-1), marks_BxMxS, lines_BxNxS, rate, interpret)
     return context_BxSxH[:, :length].reshape(batch, length, num_heads, head_dim)
 
 
@@ -142,67 +117,45 @@ def _attention(
     qkv_BxSx3H: jax.Array, bias_3H: jax.Array, marks_BxMxS: jax.Array,
     lines_BxPx2xS: jax.Array | None, rate: float, interpret: bool,
 ) -> jax.Array:
-    return _forward_rule(qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxPx2xS, rate, interpret)[0]
+    return _forward(qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxPx2xS, rate, interpret)[0]
 
 
-def _forward_rule(qkv, bias, marks, lines, rate, interpret):  # type: ignore[no-untyped-def]
-    qkv = qkv + bias.astype(qkv.dtype)
-    context_BxSxH, lse_BxPx2xS = _forward(qkv, marks, lines, rate, interpret)
+def _forward(qkv_BxSx3H, bias_3H, marks, lines, rate, interpret):  # type: ignore[no-untyped-def]
+    """Context [B, S, H]; for the gradient log2 of the softmax's denominators [B, P, 2, S] too."""
+    qkv = qkv_BxSx3H + bias_3H.astype(qkv_BxSx3H.dtype)
+    batch, length, hidden3 = qkv.shape
+    hidden = hidden3 // 3
+    shapes = _Shapes(batch, length, hidden, _FORWARD_SCORES)
+    of_lines = [] if lines is None else [lines]
+    context_BxSxH, lse_BxPx2xS = pl.pallas_call(
+        functools.partial(_forward_kernel, rate=rate),
+        name='attention_forward',
+        in_specs=[*shapes.qkv, shapes.marks(marks), *[shapes.of_pair] * len(of_lines)],
+        out_specs=[shapes.lanes(0), shapes.of_pair],
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, length, hidden), qkv.dtype),
+            jax.ShapeDtypeStruct((batch, hidden // LANES, 2, length), jnp.float32),
+        ],
+        **shapes.of_call, interpret=interpret,
+    )(*[qkv] * 3, marks, *of_lines)
     return context_BxSxH, (qkv, marks, lines, lse_BxPx2xS)
 
 
-def _backward_rule(rate, interpret, residuals, d_context):  # type: ignore[no-untyped-def]
-    qkv, marks, lines, lse = residuals
-    d_qkv, d_bias_Gx8x3H = _backward(qkv, marks, lines, lse, d_context, rate, interpret)
-    return d_qkv, jnp.sum(d_bias_Gx8x3H, axis=(0, 1)), None, None
+def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-untyped-def]
+    """Gradients of the projection's output [B, S, 3H] and of its bias [3H].
 
-
-_attention.defvjp(_forward_rule, _backward_rule)
-
-
-def _forward(
-    qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None, rate: float,
-    interpret: bool,
-) -> tuple[jax.Array, jax.Array]:
-    """Context [B, S, H] and log2 of the softmax's denominators [B, P, 2, S]."""
-    batch, length, hidden3 = qkv_BxSx3H.shape
-    hidden = hidden3 // 3
-    shapes = _Shapes(batch, length, hidden, _FORWARD_SCORES)
-    lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
-    return pl.pallas_call(
-        functools.partial(_forward_kernel, rate=rate),
-        name='attention_forward',
-        grid=shapes.grid,
-        in_specs=[*shapes.qkv, shapes.marks(marks_BxMxS), *[shapes.of_pair] * len(lines)],
-        out_specs=[shapes.lanes(0), shapes.of_pair],
-        out_shape=[
-            jax.ShapeDtypeStruct((batch, length, hidden), qkv_BxSx3H.dtype),
-            jax.ShapeDtypeStruct((batch, hidden // LANES, 2, length), jnp.float32),
-        ],
-        scratch_shapes=shapes.scratch,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
-        interpret=interpret,
-    )(*[qkv_BxSx3H] * 3, marks_BxMxS, *lines)
-
-
-def _backward(
-    qkv_BxSx3H: jax.Array, marks_BxMxS: jax.Array, lines_BxPx2xS: jax.Array | None,
-    lse_BxPx2xS: jax.Array, d_context_BxSxH: jax.Array, rate: float, interpret: bool,
-) -> tuple[jax.Array, jax.Array]:
-    """Gradient [B, S, 3H] of the projection's output, and parts [G, 8, 3H] of its sum.
-
-    A part is of every eighth token of the rows of a step of the grid.
+    The latter from its parts [G, 8, 3H]: one is of every eighth token of the rows of a grid step.
     """
-    batch, length, hidden3 = qkv_BxSx3H.shape
+    qkv, marks, lines, lse = residuals
+    batch, length, hidden3 = qkv.shape
     shapes = _Shapes(batch, length, hidden3 // 3, _BACKWARD_SCORES)
-    lines = [] if lines_BxPx2xS is None else [lines_BxPx2xS]
-    return pl.pallas_call(
+    of_lines = [] if lines is None else [lines]
+    d_qkv, d_bias_Gx8x3H = pl.pallas_call(
         functools.partial(_backward_kernel, rate=rate),
         name='attention_backward',
-        grid=shapes.grid,
         in_specs=[
-            *shapes.qkv, shapes.lanes(0), shapes.of_pair, shapes.marks(marks_BxMxS),
-            *[shapes.of_pair] * len(lines),
+            *shapes.qkv, shapes.lanes(0), shapes.of_pair, shapes.marks(marks),
+            *[shapes.of_pair] * len(of_lines),
         ],
         # Whole rows, that stay until the last pair of heads is written.
         out_specs=[
@@ -210,13 +163,15 @@ def _backward(
             pl.BlockSpec((1, SUBLANES, hidden3), lambda i, j: (i, 0, 0)),
         ],
         out_shape=[
-            jax.ShapeDtypeStruct(qkv_BxSx3H.shape, qkv_BxSx3H.dtype),
-            jax.ShapeDtypeStruct((shapes.grid[0], SUBLANES, hidden3), jnp.float32),
+            jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),
+            jax.ShapeDtypeStruct((shapes.of_call['grid'][0], SUBLANES, hidden3), jnp.float32),
         ],
-        scratch_shapes=shapes.scratch,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
-        interpret=interpret,
-    )(*[qkv_BxSx3H] * 3, d_context_BxSxH, lse_BxPx2xS, marks_BxMxS, *lines)
+        **shapes.of_call, interpret=interpret,
+    )(*[qkv] * 3, d_context_BxSxH, lse, marks, *of_lines)
+    return d_qkv, jnp.sum(d_bias_Gx8x3H, axis=(0, 1)), None, None
+
+
+_attention.defvjp(_forward, _backward)
 
 
 class _Unit(NamedTuple):
@@ -251,15 +206,17 @@ class _Shapes:
         self.rows = math.gcd(batch, max(1, scores // (self.pairs * length**2)))
         self.length = length
         steps = all_pairs // self.pairs
-        self.grid = (batch // self.rows, steps)
         self.qkv = [self.lanes(part * steps) for part in range(3)]
-        self.of_pair = pl.BlockSpec(
-            (self.rows, self.pairs, 2, length), lambda i, j: (i, j, 0, 0)
-        )
-        self.scratch = [
-            pltpu.VMEM((self.rows, length, length), jnp.float32),  # bias
-            pltpu.VMEM((self.rows, length, LANES), jnp.int32),  # places of the keys
-        ]
+        self.of_pair = pl.BlockSpec((self.rows, self.pairs, 2, length), lambda i, j: (i, j, 0, 0))
+        self.of_call: dict[str, Any] = {
+            'grid': (batch // self.rows, steps),
+            'scratch_shapes': [
+                pltpu.VMEM((self.rows, length, length), jnp.float32),  # bias
+                pltpu.VMEM((self.rows, length, LANES), jnp.int32),  # places of the keys
+            ],
+            'compiler_params': pltpu.CompilerParams(
+                dimension_semantics=('parallel', 'arbitrary')),
+        }
 
     def lanes(self, first: int) -> pl.BlockSpec:
         """The pairs of heads of a step, counted from its `first` group."""
@@ -273,10 +230,9 @@ class _Shapes:
 
 def grids(batch: int, length: int, hidden: int) -> dict[str, tuple[int, int]]:
     """The grids of both kernels, by name, for a device's queries [B, S, H]."""
-    return {
-        name: _Shapes(batch, length + -length % LANES, hidden, scores).grid for name, scores in
-        (('attention_forward', _FORWARD_SCORES), ('attention_backward', _BACKWARD_SCORES))
-    }
+    scores = {'attention_forward': _FORWARD_SCORES, 'attention_backward': _BACKWARD_SCORES}
+    return {name: _Shapes(batch, length + -length % LANES, hidden, most).of_call['grid']
+            for name, most in scores.items()}
 
 
 def _prepare(marks_ref: Any, bias: Any, places: Any) -> None:
@@ -425,11 +381,9 @@ def _kept(lines_ref: Any, places: Any, u: _Unit, rate: float) -> jax.Array:
     """Which probabilities [K, Q] dropout keeps."""
     line_1xQ = lines_ref[u.line]
     column_KxL = places[u.row]
-    place_KxQ = jnp.concatenate(
+    return drop.kept(jnp.concatenate(
         [line_1xQ[:, start : start + LANES] + column_KxL
-         for start in range(0, line_1xQ.shape[1], LANES)], axis=1,
-    )
-    return drop.kept(place_KxQ, rate)
+         for start in range(0, line_1xQ.shape[1], LANES)], axis=1), rate)
 
 
 def _dot(a: jax.Array, b: jax.Array, a_dim: int, b_dim: int) -> jax.Array:

@@ -120,19 +120,15 @@ class BiLstm(nn.Module):
     @nn.compact
     def __call__(self, x_BxSxF: jax.Array, sequence_BxS: jax.Array) -> jax.Array:
         c, u = self.config, self.units
-        kernel = self.param(
-            'kernel',
-            parameter(
-                nn.initializers.glorot_uniform(in_axis=0, out_axis=3, batch_axis=(1, 2)),
-                None, None, None, None,
-            ),
-            (x_BxSxF.shape[-1], 2, 4, u),
-        )
-        recurrent_kernel = self.param(
-            'recurrent_kernel', parameter(_torch_uniform, None, None, None, None), (2, u, 4, u)
-        )
-        bias = self.param(
-            'bias', parameter(_forget_bias, None, None, None, decays=False), (2, 4, u))
+        glorot = nn.initializers.glorot_uniform(in_axis=0, out_axis=3, batch_axis=(1, 2))
+        kernel = self.param('kernel', parameter(glorot, *[None] * 4), (x_BxSxF.shape[-1], 2, 4, u))
+        # Not orthogonal matrices: their decomposition by LAPACK was seen to hang beside TensorFlow.
+        recurrent_kernel = self.param('recurrent_kernel', parameter(
+            lambda key, shape: jax.random.uniform(key, shape, minval=-(u**-0.5), maxval=u**-0.5),
+            *[None] * 4), (2, u, 4, u))
+        bias = self.param('bias', parameter(
+            lambda _, shape: jnp.zeros(shape).at[:, 1].set(1.0), *[None] * 3, decays=False),
+            (2, 4, u))
         # The inputs of all steps in one product.
         x_SxDxBxGxU = jnp.einsum(
             'BSF,FDGU->SDBGU', x_BxSxF.astype(c.dtype), kernel.astype(c.dtype),
@@ -144,16 +140,3 @@ class BiLstm(nn.Module):
         h_TxDxBxU = recur(_flip(x_SxDxBxGxU), recurrent_kernel.astype(c.dtype), keep_TxDxB)
         h_BxSxDxU = jnp.transpose(_flip(h_TxDxBxU), (2, 0, 1, 3)).astype(c.dtype)
         return c.layout(h_BxSxDxU.reshape(*sequence_BxS.shape, 2 * u), 'batch', None, None)
-
-
-def _torch_uniform(
-    key: jax.Array, shape: tuple[int, int, int, int], dtype=jnp.float32
-) -> jax.Array:
-    # Not orthogonal matrices: their decomposition by LAPACK was seen to hang beside TensorFlow.
-    bound = shape[1] ** -0.5
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-
-def _forget_bias(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
-    del key
-    return jnp.zeros(shape, dtype).at[:, 1].set(1.0)

@@ -16,14 +16,7 @@ from flax import linen as nn
 
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import SelfAttention, gather_positions
-from bert_jax.model.layers import (
-    Dense,
-    LayerNorm,
-    ModelConfig,
-    Names,
-    gelu,
-    parameter,
-)
+from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, Names, gelu, parameter
 
 
 class Embeddings(nn.Module):
@@ -39,18 +32,13 @@ class Embeddings(nn.Module):
             rows = c.kernel_init()(key, (c.vocab_size, shape[1]), dtype)
             return jnp.pad(rows, ((0, shape[0] - c.vocab_size), (0, 0)))
 
-        self.word_embeddings = self.param(
-            'word_embeddings', parameter(word_init, 'vocab', 'embed'),
-            (c.padded_vocab_size, c.hidden_size),
-        )
-        self.position_embeddings = self.param(
-            'position_embeddings', parameter(c.kernel_init(), None, 'embed'),
-            (c.max_position_embeddings, c.hidden_size),
-        )
-        self.token_type_embeddings = self.param(
-            'token_type_embeddings', parameter(c.kernel_init(), None, 'embed'),
-            (c.type_vocab_size, c.hidden_size),
-        )
+        def table(name: str, rows: int, init: Any = None, axis: str | None = None) -> Any:
+            init = parameter(init or c.kernel_init(), axis, 'embed')
+            return self.param(name, init, (rows, c.hidden_size))
+
+        self.word_embeddings = table('word_embeddings', c.padded_vocab_size, word_init, 'vocab')
+        self.position_embeddings = table('position_embeddings', c.max_position_embeddings)
+        self.token_type_embeddings = table('token_type_embeddings', c.type_vocab_size)
         self.layer_norm = LayerNorm(c, name='LayerNorm')
 
     def __call__(
@@ -61,10 +49,8 @@ class Embeddings(nn.Module):
         words_BxSxH = jnp.take(self.word_embeddings, input_ids_BxS, axis=0)
         # A product with one-hot rows: there are about two types, and its gradient needs no scatter.
         types_BxSxT = jax.nn.one_hot(segment_ids_BxS, c.type_vocab_size, dtype=jnp.float32)
-        types_BxSxH = jnp.einsum(
-            'BST,TH->BSH', types_BxSxT, self.token_type_embeddings,
-            precision=jax.lax.Precision.HIGHEST,
-        )
+        types_BxSxH = jnp.einsum('BST,TH->BSH', types_BxSxT, self.token_type_embeddings,
+                                 precision=jax.lax.Precision.HIGHEST)
         if position_ids_BxS is None:
             positions = self.position_embeddings[: input_ids_BxS.shape[1]]
         else:
@@ -74,23 +60,23 @@ class Embeddings(nn.Module):
         return c.layout(x_BxSxH, 'batch', None, None)
 
 
-class AttentionOutput(nn.Module):
-    """Projection -> dropout -> residual -> LayerNorm."""
+class Residual(nn.Module):
+    """Dense to `hidden_size` -> dropout at `site` -> residual -> LayerNorm."""
 
     config: ModelConfig
+    in_dims: tuple[int, ...]
+    in_axes: tuple[str | None, ...]
+    site: int
 
     @nn.compact
     def __call__(
-        self, context_BxSxNxD: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: Any,
+        self, y: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: int,
         wanted_BxP: jax.Array | None,
     ) -> jax.Array:
         c = self.config
-        y = Dense(
-            c, (c.num_heads, c.head_dim), (c.hidden_size,), ('heads', None), ('embed',),
-            name='dense',
-        )(context_BxSxNxD)
+        y = Dense(c, self.in_dims, (c.hidden_size,), self.in_axes, ('embed',), name='dense')(y)
         y = c.layout(y, 'batch', None, None)
-        y = drop.dropout(y, c.hidden_dropout, rows, drop.ATTENTION_OUTPUT, layer, wanted_BxP)
+        y = drop.dropout(y, c.hidden_dropout, rows, self.site, layer, wanted_BxP)
         return LayerNorm(c, name='LayerNorm')(x_BxSxH + y)
 
 
@@ -101,15 +87,16 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None, layer: Any,
+        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None, layer: int,
         wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
-        attention = SelfAttention(self.config, name='self')
-        context = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
+        c = self.config
+        context = SelfAttention(c, name='self')(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
         if wanted_BxP is not None:
             x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
-        return AttentionOutput(self.config, name='output')(
-            context, x_BxSxH, rows, layer, wanted_BxP)
+        output = Residual(
+            c, (c.num_heads, c.head_dim), ('heads', None), drop.ATTENTION_OUTPUT, name='output')
+        return output(context, x_BxSxH, rows, layer, wanted_BxP)
 
 
 class Intermediate(nn.Module):
@@ -120,29 +107,9 @@ class Intermediate(nn.Module):
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
         c = self.config
-        y = Dense(
-            c, (c.hidden_size,), (c.intermediate_size,), ('embed',), ('mlp',), name='dense'
-        )(x_BxSxH)
-        return c.layout(gelu(y, c.hidden_act), 'batch', None, 'mlp')
-
-
-class Output(nn.Module):
-    """Dense back to `hidden_size` -> dropout -> residual -> LayerNorm."""
-
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(
-        self, y_BxSxI: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: Any,
-        wanted_BxP: jax.Array | None,
-    ) -> jax.Array:
-        c = self.config
-        y = Dense(
-            c, (c.intermediate_size,), (c.hidden_size,), ('mlp',), ('embed',), name='dense'
-        )(y_BxSxI)
-        y = c.layout(y, 'batch', None, None)
-        y = drop.dropout(y, c.hidden_dropout, rows, drop.FFN_OUTPUT, layer, wanted_BxP)
-        return LayerNorm(c, name='LayerNorm')(x_BxSxH + y)
+        dense = Dense(
+            c, (c.hidden_size,), (c.intermediate_size,), ('embed',), ('mlp',), name='dense')
+        return c.layout(gelu(dense(x_BxSxH), c.hidden_act), 'batch', None, 'mlp')
 
 
 class Layer(nn.Module):
@@ -152,13 +119,14 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, layer: Any, segments_BxS: jax.Array, rows: jax.Array | None,
+        self, x_BxSxH: jax.Array, layer: int, segments_BxS: jax.Array, rows: jax.Array | None,
         wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
         c = self.config
         x_BxSxH = Attention(c, name='attention')(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
         y_BxSxI = Intermediate(c, name='intermediate')(x_BxSxH)
-        return Output(c, name='output')(y_BxSxI, x_BxSxH, rows, layer, wanted_BxP)
+        output = Residual(c, (c.intermediate_size,), ('mlp',), drop.FFN_OUTPUT, name='output')
+        return output(y_BxSxI, x_BxSxH, rows, layer, wanted_BxP)
 
 
 class Encoder(nn.Module):
@@ -174,28 +142,20 @@ class Encoder(nn.Module):
         c = self.config
         layer_class: Any = Layer
         if c.remat != 'none':
-            policy = {
+            layer_class = nn.remat(Layer, policy={
                 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-                'full': jax.checkpoint_policies.nothing_saveable,
-            }[c.remat]
-            layer_class = nn.remat(Layer, policy=policy)
-        layers = []
+                'full': jax.checkpoint_policies.nothing_saveable}[c.remat])
+        layers = [x_BxSxH]
         for i in range(c.num_layers):
             wanted = wanted_BxP if i == c.num_layers - 1 else None
             layer = layer_class(c, name=f'layer_{i}')
-            x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows, wanted)
-            layers.append(x_BxSxH)
-        return tuple(layers)
-
-
-def in_layers(names: Names) -> bool:
-    """Whether a path is of a parameter in an encoder layer."""
-    return 'encoder' in names
+            layers.append(layer(layers[-1], i, segments_BxS, rows, wanted))
+        return tuple(layers[1:])
 
 
 def layer_of(names: Names) -> int | None:
     """Index of the layer that a parameter belongs to; None outside the layers."""
-    if not in_layers(names):
+    if 'encoder' not in names:
         return None
     return int(names[names.index('encoder') + 1].removeprefix('layer_'))
 
@@ -236,14 +196,9 @@ class Bert(nn.Module):
             self.pooler = Pooler(self.config)
 
     def __call__(
-        self,
-        input_ids_BxS: jax.Array,
-        sequence_ids_BxS: jax.Array,
-        segment_ids_BxS: jax.Array,
-        rows_Bx2: jax.Array | None = None,
-        position_ids_BxS: jax.Array | None = None,
-        cls_positions_BxK: jax.Array | None = None,
-        wanted_BxP: jax.Array | None = None,
+        self, input_ids_BxS: jax.Array, sequence_ids_BxS: jax.Array, segment_ids_BxS: jax.Array,
+        rows_Bx2: jax.Array | None = None, position_ids_BxS: jax.Array | None = None,
+        cls_positions_BxK: jax.Array | None = None, wanted_BxP: jax.Array | None = None,
     ) -> dict[str, Any]:
         """See the class.
 
@@ -256,8 +211,7 @@ class Bert(nn.Module):
             quarter of its work for the other positions.
         """
         embedded_BxSxH = self.embeddings(
-            input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS
-        )
+            input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
         layers = self.encoder(embedded_BxSxH, sequence_ids_BxS, rows_Bx2, wanted_BxP)
         x_BxSxH = layers[-1]
         pooled = None
@@ -266,9 +220,5 @@ class Bert(nn.Module):
             if cls_positions_BxK is not None:
                 cls = gather_positions(x_BxSxH, cls_positions_BxK)
             pooled = self.pooler(cls)
-        return {
-            'sequence_output': x_BxSxH,
-            'pooled_output': pooled,
-            'embedding_output': embedded_BxSxH,
-            'layers': layers,
-        }
+        return {'sequence_output': x_BxSxH, 'pooled_output': pooled,
+                'embedding_output': embedded_BxSxH, 'layers': layers}

@@ -137,23 +137,17 @@ class Dense(nn.Module):
     num_separate: int = 0
 
     def setup(self) -> None:
-        self.kernel = self.param(
-            'kernel',
-            parameter(self.config.kernel_init(), *self.in_axes, *self.out_axes,
-                      num_in=len(self.in_dims), num_separate=self.num_separate),
-            self.in_dims + self.out_dims,
-        )
+        init = parameter(self.config.kernel_init(), *self.in_axes, *self.out_axes,
+                         num_in=len(self.in_dims), num_separate=self.num_separate)
+        self.kernel = self.param('kernel', init, self.in_dims + self.out_dims)
         self.bias = self.param(
-            'bias', parameter(nn.initializers.zeros, *self.out_axes, decays=False), self.out_dims
-        )
+            'bias', parameter(nn.initializers.zeros, *self.out_axes, decays=False), self.out_dims)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y, bias = self.apart(x)
         return y + bias.astype(y.dtype)
 
-    def apart(
-        self, x: jax.Array, out_dtype: Any = None
-    ) -> tuple[jax.Array, jax.Array]:
+    def apart(self, x: jax.Array, out_dtype: Any = None) -> tuple[jax.Array, jax.Array]:
         """The product [..., out dims] in `out_dtype` (None: the compute dtype), and the bias."""
         layout, dtype = self.config.layout, self.config.dtype
         kernel, n = self.kernel.astype(dtype), len(self.in_dims)

@@ -36,7 +36,7 @@ from bert_jax.train.program import Program, build_program, check_memory, numbers
 from bert_jax.train.report import Goodput, Profile, Report, count, duration
 from bert_jax.train.step import Batch, Phase, TrainState, TrainStep, make_verify, num_params
 from bert_jax.weights import load_weights
-from bert_jax.weights.run_directory import describe_run, is_begun, read_description
+from bert_jax.weights.run_directory import describe_run, read_description, whole_steps
 from bert_jax.weights.warm_start import warm_start
 
 # The plateau gate arms after 25 % of training, clamped to these numbers of steps.
@@ -60,7 +60,7 @@ def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Program:
     published = None
     if config.init_checkpoint:
         # A run that has begun restores its parameters and knows the model's description.
-        all_begun = all(is_begun(workdir) for workdir in workdirs)
+        all_begun = all(whole_steps(workdir / 'checkpoints') for workdir in workdirs)
         published = (
             read_description(workdirs[0]) if all_begun else load_weights(config.init_checkpoint))
     config = config_lib.complete(config, published)

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.model.encoder import in_layers, layer_of
+from bert_jax.model.encoder import layer_of
 from bert_jax.model.layers import Names, Parameter, path_names
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.train.sharding import deal_out
@@ -203,7 +203,7 @@ def scale_by_muon_and_adam(
     """
     def is_for_muon(path: Sequence[Any], _: Any) -> bool:
         names = path_names(path)
-        return in_layers(names) and parameters[names].num_in > 0
+        return layer_of(names) is not None and parameters[names].num_in > 0
 
     return optax.partition(
         {True: scale_by_muon(0.95, eps, mesh, parameters),

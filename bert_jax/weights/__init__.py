@@ -12,8 +12,7 @@ from bert_jax.weights.formats import Weights
 _LOOKS = (
     'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
     'model.safetensors, a TF1 checkpoint bert_model.ckpt.index, bert_model.ckpt.data-* and '
-    'bert_config.json (name the folder, or the prefix FOLDER/bert_model.ckpt)'
-)
+    'bert_config.json (name the folder, or the prefix FOLDER/bert_model.ckpt)')
 _HUB_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
 
 

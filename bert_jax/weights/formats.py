@@ -17,40 +17,35 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.config.bert_config import OPTIONS, Format, fault
 from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.base import POOLER, Tensor
-from bert_jax.heads.base import Format as FileFormat
 from bert_jax.runtime.checksum import is_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
 from bert_jax.runtime.process import FULL
 from bert_jax.text import load_tokenizer
-from bert_jax.text.vocab import Vocab, is_unused, write_vocab
+from bert_jax.text.vocab import is_unused, write_vocab
 
 _TITLES: Mapping[Format, str] = {
     'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json'}
 # Name of a parameter, its dims as of `Tensor`.
 _EMBEDDINGS = (
     ('word_embeddings', 'V,H'), ('position_embeddings', 'P,H'), ('token_type_embeddings', 'T,H'),
-    ('LayerNorm/scale', 'H'), ('LayerNorm/bias', 'H'),
-)
+    ('LayerNorm/scale', 'H'), ('LayerNorm/bias', 'H'))
 _LAYER = (
     ('attention/self/qkv/kernel', 'H,3ND'), ('attention/self/qkv/bias', '3ND'),
     ('attention/output/dense/kernel', 'ND,H'), ('attention/output/dense/bias', 'H'),
     ('attention/output/LayerNorm/scale', 'H'), ('attention/output/LayerNorm/bias', 'H'),
     ('intermediate/dense/kernel', 'H,I'), ('intermediate/dense/bias', 'I'),
     ('output/dense/kernel', 'I,H'), ('output/dense/bias', 'H'),
-    ('output/LayerNorm/scale', 'H'), ('output/LayerNorm/bias', 'H'),
-)
+    ('output/LayerNorm/scale', 'H'), ('output/LayerNorm/bias', 'H'))
 # Of a model with `bilstm`, which no other format knows.
 _BILSTM = tuple(Tensor(name, name, name, dims) for name, dims in (
-    ('bilstm/kernel', 'H,24U'), ('bilstm/recurrent_kernel', '2U,4U'), ('bilstm/bias', '24U'),
-))
+    ('bilstm/kernel', 'H,24U'), ('bilstm/recurrent_kernel', '2U,4U'), ('bilstm/bias', '24U')))
 # Arrays with a row for each token of the vocabulary, which the model pads.
 VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias')
 
@@ -95,12 +90,6 @@ def from_tree(tree: Mapping[str, Any], vocab_size: int) -> dict[str, np.ndarray]
     """Parameters by name, without padding rows; inverse of `to_tree`. Nothing is copied."""
     return {name: x[:vocab_size] if name in VOCABULARY_ROWS else x
             for name, x in flatten_dict(tree, sep='/').items()}
-
-
-def tree_shapes(tree: Mapping[str, Any], vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, unpadded, of a tree of arrays."""
-    arrays = jax.eval_shape(lambda tree: from_tree(tree, vocab_size), tree)
-    return {name: x.shape for name, x in arrays.items()}
 
 
 def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str, Any]:
@@ -218,7 +207,9 @@ def find_vocabulary(folder: Path) -> Path | None:
 def check_vocabulary(
     path: Path | None, lowercase: Any, vocab_size: int
 ) -> tuple[Path | None, bool]:
-    """(the vocabulary, whether its text is lower-cased: as given, or where None by its tokens).
+    """(the vocabulary, whether its text is lower-cased).
+
+    The latter as given, or where None: no token but those in brackets has an upper-case letter.
 
     Raises:
       InputError: it has another size than the embedding.
@@ -232,7 +223,9 @@ def check_vocabulary(
                   if more > 0 else 'put the vocabulary beside it that belongs to it')
         raise InputError(
             f'{path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: {remedy}')
-    return path, looks_lowercase(vocab) if lowercase is None else bool(lowercase)
+    is_lower = all(token == token.lower() for token in vocab.tokens
+                   if not (token.startswith('[') and token.endswith(']')))
+    return path, is_lower if lowercase is None else bool(lowercase)
 
 
 def check_order(
@@ -251,12 +244,6 @@ def check_order(
             raise InputError(f'{vocab_file}: line {line} is {token!r}, and {expected!r} in '
                              f'{weights.vocab_file}, the vocabulary of {weights.source}: {remedy}')
     return known
-
-
-def looks_lowercase(vocab: Vocab) -> bool:
-    """Whether no token but the bracketed special ones has an upper-case letter."""
-    return all(token == token.lower() for token in vocab.tokens
-               if not (token.startswith('[') and token.endswith(']')))
 
 
 def write_vocabulary(folder: Path, weights: Weights) -> list[str] | None:
@@ -284,7 +271,7 @@ def read_inference(config: Mapping[str, Any], key: str, where: Path) -> dict[str
 
 
 def take_params(
-    form: FileFormat, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray],
+    form: Format, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray],
     model: Mapping[str, Any], where: object, config_file: Path,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Reads our parameters from the tensors of a file, one at a time, after all shapes are checked.
@@ -316,7 +303,7 @@ def take_params(
 
 
 def from_params(
-    form: FileFormat, params: Mapping[str, np.ndarray], model: Mapping[str, Any]
+    form: Format, params: Mapping[str, np.ndarray], model: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """The tensors of a file, by their names there; inverse of `take_params`."""
     files: dict[str, np.ndarray] = {}
@@ -344,24 +331,21 @@ def check_tensors(
     Raises:
       InputError: the number of layers or a shape contradicts the config, or a part is incomplete.
     """
-    def names(tensor: Tensor) -> tuple[str, ...]:
-        return (tensor.name,) if form == 'bert_jax' else tensor.file_names(form)
-
     remedy = f'put the {config_file.name} beside it that belongs to it'
     table = {tensor.name: tensor for tensor in tensors(model)}
-    before, _, after = names(table[_FIRST_KERNEL])[0].partition('0')
+    before, _, after = table[_FIRST_KERNEL].file_names(form)[0].partition('0')
     num_layers = next(i for i in itertools.count() if f'{before}{i}{after}' not in shapes)
     if num_layers != model['num_layers']:
         raise InputError(f'{where} has {num_layers} layers, and by {config_file.name} there are '
                          f"{model['num_layers']}: {remedy}")
     parts = {part for part in PARTS for tensor in part.tensors
-             if any(name in shapes for name in names(tensor))}
+             if any(name in shapes for name in tensor.file_names(form))}
     wanted = [tensor for tensor in table.values() if part_of(tensor.name) in (None, *parts)]
-    sizes = sizes_of(model, shapes.get(names(table['classifier/bias'])[0], (0,))[0])
+    bias, = table['classifier/bias'].file_names(form)
+    sizes = sizes_of(model, shapes.get(bias, (0,))[0])
     for tensor in wanted:
-        expected = (
-            tensor.shape(sizes) if form == 'bert_jax' else tensor.file_shape(form, sizes))
-        for name in names(tensor):
+        expected = tensor.shape(form, sizes)
+        for name in tensor.file_names(form):
             if name not in shapes:
                 raise InputError(f'{where} has no tensor {name}: it is not the whole of a model')
             if tuple(shapes[name]) != expected:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from bert_jax import text
 from bert_jax.config.bert_config import OPTIONS
-from bert_jax.heads import HEADS, Part, part_of
+from bert_jax.heads import HEADS, part_of
 from bert_jax.runtime.checksum import checksum
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, digest, local_copy, read_json
@@ -30,13 +30,11 @@ _DTYPES = ('F32', 'F16', 'BF16')
 # Fields of models that look like BERT and may compute something else.
 _PLAIN: Mapping[str, Any] = {
     'model_type': 'bert', 'position_embedding_type': 'absolute', 'is_decoder': False,
-    'add_cross_attention': False,
-}
+    'add_cross_attention': False}
 # Copies of parameters, which have to be equal to them.
 _TIED = {
     'cls.predictions.decoder.weight': 'bert/embeddings/word_embeddings',
-    'cls.predictions.decoder.bias': 'cls/predictions/output_bias',
-}
+    'cls.predictions.decoder.bias': 'cls/predictions/output_bias'}
 _INDEX = 'model.safetensors.index.json'
 _CHECKSUM = 'bert_jax.checksum '  # and the name of a tensor: of the metadata of what we wrote
 SHARD_BYTES = 5_000_000_000  # as transformers' `save_pretrained` has had it for long
@@ -127,13 +125,18 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
       InputError: it cannot be written, holds something already, or the weights lack a part of
         their head.
     """
-    architecture, parts, notes = _class_of(weights)
-    model, _ = formats.write_model(weights.model, 'huggingface', weights.source)
-    config = {
-        'architectures': [architecture], 'model_type': 'bert', 'dtype': 'float32',
-        'pad_token_id': 0, **model,
-    }
     head = HEADS[weights.head]
+    whole = (name for name, parts in head.classes.items()
+             if all(weights.has(part.prefix) for part in parts))
+    architecture = next(whole, next(iter(head.classes)))
+    parts, notes = head.classes[architecture], []
+    if missing := [part.prefix.rstrip('/') for part in parts if not weights.has(part.prefix)]:
+        if architecture != 'BertModel':
+            raise InputError(f'{weights.source} has no {missing[0]}, which {architecture} needs')
+        notes.append('there is no pooler: load it with add_pooling_layer=False')
+    model, _ = formats.write_model(weights.model, 'huggingface', weights.source)
+    config = {'architectures': [architecture], 'model_type': 'bert', 'dtype': 'float32',
+              'pad_token_id': 0, **model}
     if head.problem_type or head.labelled:
         labels = weights.labels or ('LABEL_0',)
         config['id2label'] = {str(i): label for i, label in enumerate(labels)}
@@ -160,18 +163,6 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
         (beside / 'README.md').write_text(_model_card(weights, architecture), encoding='utf-8')
         notes += _write_tokenizer(beside, weights)
     return notes
-
-
-def _class_of(weights: Weights) -> tuple[str, tuple[Part, ...], list[str]]:
-    classes = HEADS[weights.head].classes
-    for name, parts in classes.items():
-        if all(weights.has(part.prefix) for part in parts):
-            return name, parts, []
-    name, parts = next(iter(classes.items()))
-    if name == 'BertModel':
-        return name, parts, ['there is no pooler: load it with add_pooling_layer=False']
-    missing = next(part.prefix for part in parts if not weights.has(part.prefix))
-    raise InputError(f'{weights.source} has no {missing.rstrip("/")}, which {name} needs')
 
 
 class StoredTensor(NamedTuple):
@@ -384,8 +375,7 @@ def _write_tokenizer(folder: Path, weights: Weights) -> list[str]:
     """Writes the files that `AutoTokenizer` loads. Returns notes for the user."""
     if weights.vocab_file is None:
         return ['no tokenizer files: there is no vocabulary']
-    tokens = formats.write_vocabulary(folder, weights)
-    if tokens is None:
+    if (tokens := formats.write_vocabulary(folder, weights)) is None:
         return ['no tokenizer files: BertTokenizer is WordPiece, and the vocabulary is a '
                 'SentencePiece model (copied as vocab.model)']
     switches = text.read_switches(weights.vocab_file)
@@ -414,7 +404,7 @@ def fast_tokenizer(tokens: Sequence[str], lowercase: bool, switches: Switches) -
     default is 100.
     """
     ids = {token: i for i, token in enumerate(tokens)}
-    special = sorted(vocab.SPECIAL_TOKENS, key=ids.__getitem__)
+    plain = dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
 
     def frame(*parts: str) -> list[dict[str, Any]]:
         return [{'Sequence' if part in 'AB' else 'SpecialToken': {'id': part, 'type_id': number}}
@@ -424,26 +414,20 @@ def fast_tokenizer(tokens: Sequence[str], lowercase: bool, switches: Switches) -
     return {
         'version': '1.0', 'truncation': None, 'padding': None,
         'added_tokens': [
-            {'id': ids[token], 'content': token, 'single_word': False, 'lstrip': False,
-             'rstrip': False, 'normalized': False, 'special': True}
-            for token in special
-        ],
+            {'id': ids[token], 'content': token, **plain, 'special': True}
+            for token in sorted(vocab.SPECIAL_TOKENS, key=ids.__getitem__)],
         'normalizer': {
             'type': 'BertNormalizer', 'clean_text': True,
             'handle_chinese_chars': switches.tokenize_chinese_chars,
-            'strip_accents': switches.strip_accents, 'lowercase': lowercase,
-        },
+            'strip_accents': switches.strip_accents, 'lowercase': lowercase},
         'pre_tokenizer': {'type': 'BertPreTokenizer'},
         'post_processor': {
             'type': 'TemplateProcessing', 'single': frame(cls_a_sep),
             'pair': frame(cls_a_sep, b_sep),
             'special_tokens': {token: {'id': token, 'ids': [ids[token]], 'tokens': [token]}
-                               for token in (vocab.CLS, vocab.SEP)},
-        },
+                               for token in (vocab.CLS, vocab.SEP)}},
         'decoder': {'type': 'WordPiece', 'prefix': vocab.CONTINUATION, 'cleanup': True},
         'model': {
             'type': 'WordPiece', 'unk_token': vocab.UNK,
             'continuing_subword_prefix': vocab.CONTINUATION,
-            'max_input_chars_per_word': 200, 'vocab': ids,
-        },
-    }
+            'max_input_chars_per_word': 200, 'vocab': ids}}

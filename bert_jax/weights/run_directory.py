@@ -27,11 +27,6 @@ _KNOWN = (*(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features'
 _COMMITTED = 'commit_success.txt'
 
 
-def is_begun(workdir: Path) -> bool:
-    """Whether a run has a checkpoint to go on from."""
-    return bool(whole_steps(workdir / 'checkpoints'))
-
-
 def read_description(workdir: Path) -> Weights:
     """A run's model and vocabulary, without parameters, head or labels.
 
@@ -90,13 +85,12 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     params = formats.from_tree(_restore(step / 'default'), described.model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}
     formats.check_finite(params, step)
-    portable = bool(HEADS[hint].classes)
+    head, portable = hint, bool(HEADS[hint].classes)
     shapes = {name: x.shape for name, x in params.items()
               if portable or name.startswith('bert/')}  # other heads are in no table of names
     table, _ = formats.check_tensors('bert_jax', shapes, described.model, step, config_file)
     if extra := sorted(set(shapes) - {tensor.name for tensor in table}):
         raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
-    head = hint
     if portable:
         head = formats.find_head(params, hint, f'{config_file} says head {hint!r}')
     inference = formats.read_inference(config, 'inference', config_file)
@@ -162,12 +156,11 @@ def _restore(path: Path) -> dict[str, Any]:
         saved = handler.metadata(absolute(path)).tree
         is_leaf = lambda x: hasattr(x, 'shape')  # noqa: E731
         wanted = {key: jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved[key], is_leaf=is_leaf,
-        ) for key in ('params', CHECKSUMS) if key in saved}
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved[key], is_leaf=is_leaf)
+            for key in ('params', CHECKSUMS) if key in saved}
         restored = reader.restore(absolute(path), args=ocp.args.PyTreeRestore(
             item=wanted, partial_restore=True,  # the moments are twice the parameters
-            restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted),
-        ))
+            restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)))
         if CHECKSUMS in restored:
             names = sorted(
                 checksum.leaf_name(leaf) for leaf, _ in jax.tree_util.tree_leaves_with_path(
@@ -197,8 +190,7 @@ def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
         describe_run(beside, {
             'vocabulary': None, 'head': weights.head, 'labels': list(weights.labels),
             'model': weights.model, 'data': {'lowercase': weights.lowercase},
-            'inference': dict(weights.inference),
-        }, weights.vocab_file)
+            'inference': dict(weights.inference)}, weights.vocab_file)
         tree = formats.to_tree(weights.params, padded)
         step = beside / 'checkpoints' / '0'
         step.mkdir(parents=True)

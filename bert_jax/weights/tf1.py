@@ -65,8 +65,7 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
     reader = ask(tf.train.load_checkpoint, str(index).removesuffix('.index'))
     shapes = {
         name: tuple(shape) for name, shape in ask(reader.get_variable_to_shape_map).items()
-        if not name.endswith(('/adam_m', '/adam_v')) and name != 'global_step'
-    }
+        if not name.endswith(('/adam_m', '/adam_v')) and name != 'global_step'}
     params, unused = formats.take_params(
         'tf1', shapes, lambda name: ask(reader.get_tensor, name), model, prefix, config_file)
     hint = formats.check_head(config.get('head', ''), config_file)

@@ -19,7 +19,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import is_unused
-from bert_jax.weights.formats import VOCABULARY_ROWS, Weights, check_order, to_tree, tree_shapes
+from bert_jax.weights.formats import VOCABULARY_ROWS, Weights, check_order, from_tree, to_tree
 
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'
@@ -49,9 +49,10 @@ def warm_start(
     notes: list[str] = []
     if vocab_file is not None:
         published, notes = extended(published, vocab_file)
-    placement = place(
-        published, tree_shapes(params, bert.vocab_size), head=head, labels=labels,
-        model=vars(bert))  # asdict would copy the layout, and devices cannot be copied
+    shapes = {name: x.shape for name, x in jax.eval_shape(
+        lambda tree: from_tree(tree, bert.vocab_size), params).items()}
+    # Not asdict, which would copy the layout: devices cannot be copied.
+    placement = place(published, shapes, head=head, labels=labels, model=vars(bert))
     lines = [*placement.report(published), *notes]
     longer = any(note.endswith('the rest start fresh') for note in placement.notes)
     if whole and (placement.fresh or longer or notes):
@@ -123,7 +124,7 @@ def place(
 
     Args:
       weights: the source.
-      shapes: of the target's parameters by our names, unpadded (`formats.tree_shapes`).
+      shapes: of the target's parameters by our names, of an unpadded vocabulary.
       head: of the target, as in `Weights.head`; '' for any.
       labels: of the target, by id.
       model: fields of the target's configuration; those that change what the parameters compute
@@ -134,8 +135,7 @@ def place(
     """
     notes = [
         f'{field} is {weights.model[field]} there and {model[field]} here'
-        for field in _NUMERICS if model and model[field] != weights.model[field]
-    ]
+        for field in _NUMERICS if model and model[field] != weights.model[field]]
     source = dict(weights.params)
     if 'classifier/bias' in source and 'classifier/bias' in shapes:
         order, note = _classifier(weights, shapes['classifier/bias'][0], head, labels)

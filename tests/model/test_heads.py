@@ -9,7 +9,7 @@ import pytest
 from bert_jax.heads.base import cross_entropy
 from bert_jax.heads.classification import BertForSequenceClassification
 from bert_jax.heads.pretraining import PADDING_LOGIT, masked_lm_logits, masked_lm_loss, mlm_chunks
-from bert_jax.heads.tokens import BertForTokenClassification
+from bert_jax.heads.tokens import BertForTokens
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.sharding import Layout
@@ -110,7 +110,7 @@ def test_logits_are_computed_in_the_fewest_parts_that_fit(rows, slots, vocab, li
     assert mlm_chunks(rows, slots, vocab, limit) == chunks
 
 
-@pytest.mark.parametrize('module', [BertForSequenceClassification, BertForTokenClassification])
+@pytest.mark.parametrize('module', [BertForSequenceClassification, BertForTokens])
 def test_logits_are_not_rounded_to_bfloat16(module):
     config = ModelConfig(
         vocab_size=40, num_layers=1, hidden_size=32, num_heads=2, intermediate_size=64,

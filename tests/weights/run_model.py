@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.heads.classification import BertForSequenceClassification
 from bert_jax.heads.pretraining import BertForPreTraining, Predictions, masked_lm_logits
-from bert_jax.heads.tokens import BertForQuestionAnswering, BertForTokenClassification
+from bert_jax.heads.tokens import BertForTokens
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.weights.formats import to_tree
@@ -60,10 +60,10 @@ def outputs(weights, inputs):
     if weights.head == 'pretraining':
         return _pretraining(weights, config, params, flat, batch)
     if weights.head == 'question_answering':
-        logits = apply(BertForQuestionAnswering(config), params, batch)
+        logits = apply(BertForTokens(config, 2, span=True), params, batch)
         return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
     if weights.head == 'token_classification':
-        model = BertForTokenClassification(config, weights.num_labels)
+        model = BertForTokens(config, weights.num_labels)
         return {'logits': apply(model, params, batch)}
     if weights.head:
         model = BertForSequenceClassification(config, weights.num_labels)

@@ -80,7 +80,7 @@ def theirs(model, inputs):
 def ours(weights, inputs):
     if weights.head == 'pretraining' and not weights.has('cls/predictions'):
         # Only next sentence: the heads of the model that has both, with nothing in the other.
-        rest = {tensor.name: np.zeros(tensor.shape(sizes_of(weights.model)), np.float32)
+        rest = {tensor.name: np.zeros(tensor.shape('bert_jax', sizes_of(weights.model)), np.float32)
                 for tensor in tensors(weights.model)
                 if tensor.name.startswith('cls/predictions/')}
         weights.params.update(rest)
