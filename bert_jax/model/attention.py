@@ -103,20 +103,19 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
         if length >= _KERNEL_FROM and not refusal('kernel', config, length, drops):
             return 'kernel'
         return 'xla' if refusal('cudnn', config, length, drops) else 'cudnn'
-    if why := refusal(name, config, length, drops):
+    if name != 'xla' and (why := refusal(name, config, length, drops)):  # no length of an export
         raise InputError(f"config.model.attention={name!r} cannot be: {why}; choose auto or xla")
     return name
 
 
 def refusal(name: str, config: ModelConfig, length: int, drops: bool) -> str:
-    """Why an implementation cannot serve; '' if it can."""
+    """Why a fused implementation cannot serve; '' if it can."""
     c, platform = config, config.layout.platform
     heads = c.num_heads // c.layout.tensor_shards
     fused = (
         (c.causal, 'it has no left-to-right attention'),
         (c.dtype != 'bfloat16', f'it is for bfloat16, and this is {c.dtype}'))
     faults = {
-        'xla': (),
         'kernel': (
             (platform != 'tpu', f'it is for TPUs, and this is a {platform}'), *fused,
             (c.head_dim != HEAD_DIM,

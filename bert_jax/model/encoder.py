@@ -27,18 +27,17 @@ class Embeddings(nn.Module):
     def setup(self) -> None:
         c = self.config
 
-        def word_init(key: jax.Array, shape: tuple[int, int], dtype=jnp.float32) -> jax.Array:
-            # Padding rows are and stay zero: they are never looked up, and their logits are masked.
-            rows = c.kernel_init()(key, (c.vocab_size, shape[1]), dtype)
-            return jnp.pad(rows, ((0, shape[0] - c.vocab_size), (0, 0)))
+        def table(name: str, axis: str | None, rows: int, padding: int = 0) -> Any:
+            def init(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
+                return jnp.pad(c.kernel_init(key, shape), ((0, padding), (0, 0)))
 
-        def table(name: str, rows: int, init: Any = None, axis: str | None = None) -> Any:
-            init = parameter(init or c.kernel_init(), axis, 'embed')
-            return self.param(name, init, (rows, c.hidden_size))
+            return self.param(name, parameter(init, axis, 'embed'), (rows, c.hidden_size))
 
-        self.word_embeddings = table('word_embeddings', c.padded_vocab_size, word_init, 'vocab')
-        self.position_embeddings = table('position_embeddings', c.max_position_embeddings)
-        self.token_type_embeddings = table('token_type_embeddings', c.type_vocab_size)
+        # Padding rows are and stay zero: they are never looked up, and their logits are masked.
+        self.word_embeddings = table(
+            'word_embeddings', 'vocab', c.vocab_size, c.padded_vocab_size - c.vocab_size)
+        self.position_embeddings = table('position_embeddings', None, c.max_position_embeddings)
+        self.token_type_embeddings = table('token_type_embeddings', None, c.type_vocab_size)
         self.layer_norm = LayerNorm(c, name='LayerNorm')
 
     def __call__(

@@ -33,14 +33,10 @@ class ModelConfig(BertConfig):
     def padded_vocab_size(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
-    def kernel_init(self) -> Callable[..., jax.Array]:
+    @property
+    def kernel_init(self) -> Callable[..., Any]:
         """TF's truncated normal: cut at two standard deviations, without variance correction."""
-        stddev = self.initializer_range
-
-        def init(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
-            return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
-
-        return init
+        return nn.initializers.truncated_normal(self.initializer_range)
 
 
 class Parameter(nn.LogicallyPartitioned):
@@ -137,7 +133,7 @@ class Dense(nn.Module):
     num_separate: int = 0
 
     def setup(self) -> None:
-        init = parameter(self.config.kernel_init(), *self.in_axes, *self.out_axes,
+        init = parameter(self.config.kernel_init, *self.in_axes, *self.out_axes,
                          num_in=len(self.in_dims), num_separate=self.num_separate)
         self.kernel = self.param('kernel', init, self.in_dims + self.out_dims)
         self.bias = self.param(

@@ -262,14 +262,6 @@ def write_vocabulary(folder: Path, weights: Weights) -> list[str] | None:
     return tokens
 
 
-def read_inference(config: Mapping[str, Any], key: str, where: Path) -> dict[str, Any]:
-    """`Weights.inference`; InputError where it is no JSON object."""
-    inference = config.get(key) or {}
-    if not isinstance(inference, dict):
-        raise InputError(f'{where}: {key}={inference!r} is no JSON object')
-    return inference
-
-
 def take_params(
     form: Format, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray],
     model: Mapping[str, Any], where: object, config_file: Path,

@@ -49,10 +49,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     folder = as_path(named)
     config_file = folder / 'config.json'
     config = read_json(config_file, 'a Hugging Face folder holds config.json and model.safetensors')
-    architectures = config.get('architectures') or ['']
-    if not isinstance(architectures, list):
-        raise InputError(f'{config_file}: architectures={architectures!r} is no list')
-    architecture = str(architectures[0])
+    architecture = str((config.get('architectures') or [''])[0])
     # The defaults of transformers, where ours differ.
     fields = {key: value for key, value in config.items() if value is not None}
     defaults = {'hidden_act': 'gelu', 'classifier_dropout': fields.get('hidden_dropout_prob')}
@@ -92,7 +89,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         params, model, head, formats.read_labels(labels, head, params, config_file), vocab_file,
         lowercase, tuple(name for name in unused if name not in _TIED),
         f'Hugging Face folder {folder}' + (f' ({architecture})' if architecture else ''),
-        formats.read_inference(config, formats.INFERENCE, config_file))
+        config.get(formats.INFERENCE) or {})
 
 
 def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

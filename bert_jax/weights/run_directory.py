@@ -93,7 +93,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
         raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
     if portable:
         head = formats.find_head(params, hint, f'{config_file} says head {hint!r}')
-    inference = formats.read_inference(config, 'inference', config_file)
+    inference = config.get('inference') or {}
     lengths = [phase['max_seq_length'] for phase in config.get('phases') or ()
                if isinstance(phase, dict) and 'max_seq_length' in phase]
     if hint == 'pretraining' and lengths and not config.get('init_checkpoint'):

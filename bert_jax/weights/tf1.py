@@ -77,7 +77,7 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
         params, model, head,
         formats.read_labels(config.get('labels'), head, params, config_file), vocab_file,
         lowercase, unused, f'TF1 checkpoint {prefix}',
-        formats.read_inference(config, formats.INFERENCE, config_file))
+        config.get(formats.INFERENCE) or {})
 
 
 def _tensorflow(purpose: str) -> Any:

@@ -1,6 +1,6 @@
 """The ablations of section 5.1: no next sentence, left-to-right attention, a BiLSTM on top.
 
-(Left-to-right logits and their loss beside transformers': tests/weights/test_parity.py.)
+(Left-to-right logits beside transformers': tests/weights/test_parity.py.)
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bert_jax.heads import HEADS
+from bert_jax.heads.base import inputs_of
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.tokens import BertFeatureTagger, FeatureTagging
 from bert_jax.model.encoder import Bert
@@ -19,10 +20,8 @@ from tests.tiny_models import jit, random_like
 
 pytestmark = pytest.mark.slow
 
-CONFIG = ModelConfig(
-    vocab_size=50, num_layers=2, hidden_size=8, num_heads=2, intermediate_size=8,
-    max_position_embeddings=16,
-)
+CONFIG = ModelConfig(vocab_size=50, num_layers=2, hidden_size=8, num_heads=2, intermediate_size=8,
+                     max_position_embeddings=16)
 CAUSAL = dataclasses.replace(CONFIG, causal=True)
 
 # Two sequences in one row, and the same ones alone.
@@ -37,17 +36,14 @@ def packed(ids=IDS):
     return {
         'input_ids': np.pad(ids, (0, 2))[None], 'sequence_ids': numbers[None],
         'segment_ids': np.zeros_like(numbers[None]), 'position_ids': positions[None],
-        'cls_positions': np.array([[0, 5]]),
-    }
+        'cls_positions': np.array([[0, 5]])}
 
 
 def alone(ids):
     """One of them in a row of 9, as a model without packing takes it."""
     row = np.pad(ids, (0, 9 - len(ids)))[None]
-    return {
-        'input_ids': row, 'sequence_ids': (row > 0).astype(np.int32),
-        'segment_ids': np.zeros_like(row), 'cls_positions': np.zeros((1, 1), np.int32),
-    }
+    return {'input_ids': row, 'sequence_ids': (row > 0).astype(np.int32),
+            'segment_ids': np.zeros_like(row), 'cls_positions': np.zeros((1, 1), np.int32)}
 
 
 def params_of(objective):
@@ -60,17 +56,10 @@ def test_a_later_token_changes_no_earlier_output():
     later = IDS.copy()
     later[8] = 7
 
-    @jit
-    def run():
-        return [
-            Bert(CAUSAL).apply(
-                {'params': params}, batch['input_ids'], batch['sequence_ids'], batch['segment_ids'],
-                None, batch['position_ids'], wanted_BxP=at)
-            for batch, at in ((packed(), None), (packed(later), None), (packed(), some))
-        ]
-
     some = jnp.array([[9, 3, 11]])
-    before, after, wanted = run()
+    before, after, wanted = jit(lambda: [
+        Bert(CAUSAL).apply({'params': params}, *inputs_of(batch, None), wanted_BxP=at)
+        for batch, at in ((packed(), None), (packed(later), None), (packed(), some))])()
     for a, b in zip((*before['layers'], before['embedding_output']),
                     (*after['layers'], after['embedding_output']), strict=True):
         np.testing.assert_array_equal(a[0, :8], b[0, :8])
@@ -89,8 +78,7 @@ def pretraining_batch():
         'masked_lm_ids': rng.integers(4, 50, (3, 2)),
         'masked_lm_weights': np.array([[1, 1], [1, 0], [0, 0]], np.float32),
         'next_sentence_labels': np.array([1, 0, 0]),
-        'example_weights': np.array([1, 1, 0], np.float32),
-    }.items()}
+        'example_weights': np.array([1, 1, 0], np.float32)}.items()}
 
 
 def test_a_left_to_right_model_predicts_every_next_token_of_the_unmasked_row():
@@ -115,6 +103,7 @@ def test_a_left_to_right_model_predicts_every_next_token_of_the_unmasked_row():
     loss, sums = jit(lambda: objective.loss(params, batch, objective.totals(batch), None))()
     assert float(sums['mlm_count']) == 9 + 5 + 3 + 4
     np.testing.assert_allclose([sums['mlm_loss'], loss], [expected, expected / 21], rtol=1e-5)
+    assert set(objective.score(sums)) == {'lm_loss', 'lm_perplexity', 'lm_accuracy'}
     assert objective.flops(10, 2) > Pretraining(CONFIG, next_sentence=False).flops(10, 2)
 
 
@@ -122,19 +111,14 @@ def test_without_the_next_sentence_there_is_no_gradient_of_it():
     batch = pretraining_batch()
     params = params_of(Pretraining(CONFIG))
 
-    def gradient(objective):
-        return jax.grad(
-            lambda p: objective.loss(p, batch, objective.totals(batch), None)[0])(params)
-
-    both = jit(lambda: [
-        gradient(Pretraining(CONFIG, next_sentence=said)) for said in (True, False)])()
-    found = [
-        [any(x.any() for x in jax.tree.leaves(part))
-         for part in (grad['cls']['predictions'], grad['cls']['seq_relationship'],
-                      grad['bert']['pooler'])]
-        for grad in both
-    ]
-    assert found == [[True, True, True], [True, False, False]]
+    for said in (True, False):
+        objective = Pretraining(CONFIG, next_sentence=said)
+        grad = jit(jax.grad(
+            lambda p: objective.loss(p, batch, objective.totals(batch), None)[0]))(params)  # noqa: B023
+        found = [any(x.any() for x in jax.tree.leaves(part))
+                 for part in (grad['cls']['predictions'], grad['cls']['seq_relationship'],
+                              grad['bert']['pooler'])]
+        assert found == [True, said, said]
 
 
 class SmallTagger(FeatureTagging):
@@ -144,8 +128,7 @@ class SmallTagger(FeatureTagging):
 @pytest.mark.parametrize(('head', 'causal', 'bilstm'), [
     ('classification', True, False), ('classification', True, True),
     ('question_answering', False, True), ('token_classification', True, False),
-    ('feature_tagger', False, True),
-])
+    ('feature_tagger', False, True)])
 def test_a_packed_sequence_is_computed_as_if_alone(head, causal, bilstm):
     config = dataclasses.replace(CONFIG, num_layers=1, causal=causal, bilstm=bilstm)
     objective = (HEADS | {'feature_tagger': SmallTagger})[head](

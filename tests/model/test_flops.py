@@ -23,8 +23,7 @@ def config(name, vocab_size=30522, **changes):
 
 @pytest.mark.parametrize('name, length, slots, gflops', [
     ('base', 128, 20, 69.93), ('base', 512, 80, 301.45),
-    ('large', 128, 20, 240.64), ('large', 512, 80, 1020.53),
-])
+    ('large', 128, 20, 240.64), ('large', 512, 80, 1020.53)])
 def test_flops_of_the_paper_s_models(name, length, slots, gflops):
     """Those of whole layers: the last one is needed at [CLS] and in the slots alone."""
     c = config(name)
@@ -34,10 +33,8 @@ def test_flops_of_the_paper_s_models(name, length, slots, gflops):
     assert found / 1e9 == pytest.approx(gflops, abs=0.005)
 
 
-def rows(length):
-    """A batch of one row."""
-    ids = jnp.ones((1, length), jnp.int32)
-    return {'input_ids': ids, 'sequence_ids': ids, 'segment_ids': ids}
+LENGTH = 64
+ROW = dict.fromkeys(('input_ids', 'sequence_ids', 'segment_ids'), jnp.ones((1, LENGTH), jnp.int32))
 
 
 def product_flops(jaxpr):
@@ -57,8 +54,8 @@ def product_flops(jaxpr):
 
 def test_the_formula_counts_the_products_of_the_forward_pass():
     c = config('mini', vocab_size=1024)
-    length, slots = 64, 10
-    batch = rows(length) | {'masked_lm_positions': jnp.ones((1, slots), jnp.int32)}
+    length, slots = LENGTH, 10
+    batch = ROW | {'masked_lm_positions': jnp.ones((1, slots), jnp.int32)}
     model = BertForPreTraining(c)
 
     def forward(params):
@@ -76,14 +73,12 @@ def test_the_formula_counts_the_products_of_the_forward_pass():
 @pytest.mark.parametrize('kind, arguments, bilstm', [
     (Tagging, (), False), (Tagging, (), True), (Classification, (), False),
     (Classification, (), True), (FeatureTagging, ('concat_last_four',), False),
-    (FeatureTagging, ('last',), False),
-])
+    (FeatureTagging, ('last',), False)])
 def test_the_formula_counts_the_products_of_downstream_models(kind, arguments, bilstm):
     c = config('mini', vocab_size=64, bilstm=bilstm)
-    objective = kind(c, 1, *arguments)
-    length = 64
-    batch = rows(length) | {'position_ids': jnp.zeros((1, length), jnp.int32),
-                            'cls_positions': jnp.zeros((1, 1), jnp.int32)}
+    objective, length = kind(c, 1, *arguments), LENGTH
+    batch = ROW | {'position_ids': jnp.zeros((1, length), jnp.int32),
+                   'cls_positions': jnp.zeros((1, 1), jnp.int32)}
     params = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
     found = product_flops(
         jax.make_jaxpr(lambda p: objective.outputs(p, batch)['logits'])(params).jaxpr)

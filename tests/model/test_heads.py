@@ -99,22 +99,17 @@ def test_gathering_positions_is_exact_and_adds_up_gradients(dtype):
 
 
 @pytest.mark.parametrize('rows, slots, vocab, limit, chunks', [
-    (2, 10, 100, 8000, 1),  # all of it is 2 x 10 x 100 x 4 bytes
-    (2, 10, 100, 7999, 2),
-    (2, 10, 100, 3999, 5), (2, 10, 100, 1599, 10),  # 3 and 4 do not divide 10
-    (2, 10, 100, 1, 10), (1, 1, 100, 1, 1),  # never parts of a slot
-    (2, 7, 100, 5599, 7),  # a prime number of slots
-    (256, 20, 30592, 1 << 30, 1), (1024, 20, 30592, 1 << 30, 4),
-])
+    (2, 10, 100, 8000, 1), (2, 10, 100, 7999, 2),  # all of it is 2 x 10 x 100 x 4 bytes
+    (2, 10, 100, 3999, 5), (2, 10, 100, 1, 10),  # 3 and 4 do not divide 10; no parts of a slot
+    (1024, 20, 30592, 1 << 30, 4)])
 def test_logits_are_computed_in_the_fewest_parts_that_fit(rows, slots, vocab, limit, chunks):
     assert mlm_chunks(rows, slots, vocab, limit) == chunks
 
 
 @pytest.mark.parametrize('module', [BertForSequenceClassification, BertForTokens])
 def test_logits_are_not_rounded_to_bfloat16(module):
-    config = ModelConfig(
-        vocab_size=40, num_layers=1, hidden_size=32, num_heads=2, intermediate_size=64,
-        max_position_embeddings=64, initializer_range=0.2, dtype='bfloat16')
+    config = ModelConfig(vocab_size=40, num_layers=1, hidden_size=32, num_heads=2,
+                         intermediate_size=64, max_position_embeddings=64, dtype='bfloat16')
     ids = jax.random.randint(jax.random.key(0), (40, 8), 5, 40)
     batch = {'input_ids': ids, 'sequence_ids': jnp.ones_like(ids),
              'segment_ids': jnp.zeros_like(ids), 'cls_positions': jnp.zeros((40, 1), jnp.int32)}

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.heads.classification import BertForSequenceClassification
-from bert_jax.heads.pretraining import BertForPreTraining, Predictions, masked_lm_logits
-from bert_jax.heads.tokens import BertForTokens
+from bert_jax.heads import HEADS
+from bert_jax.heads.pretraining import Predictions, masked_lm_logits
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.weights.formats import to_tree
@@ -32,10 +31,6 @@ def assert_same(a, b):
         assert getattr(a, field) == getattr(b, field)
 
 
-def apply(model, params, *args):
-    return jax.jit(model.apply)({'params': params}, *args)
-
-
 def real(found, inputs):
     """Outputs without those at padding, which nobody uses: an implementation may give any."""
     mask = np.asarray(inputs['attention_mask']) == 1
@@ -57,38 +52,29 @@ def outputs(weights, inputs):
     arrays = [np.asarray(inputs[name]) for name in INPUTS]
     flat = [jnp.asarray(x.reshape(-1, x.shape[-1]), jnp.int32) for x in arrays]
     batch = dict(zip(('input_ids', 'sequence_ids', 'segment_ids'), flat, strict=True))
-    if weights.head == 'pretraining':
-        return _pretraining(weights, config, params, flat, batch)
-    if weights.head == 'question_answering':
-        logits = apply(BertForTokens(config, 2, span=True), params, batch)
-        return {'start_logits': logits[..., 0], 'end_logits': logits[..., 1]}
-    if weights.head == 'token_classification':
-        model = BertForTokens(config, weights.num_labels)
-        return {'logits': apply(model, params, batch)}
+    rows, length = flat[0].shape
+    everywhere = jnp.broadcast_to(jnp.arange(length), (rows, length))
+    batch |= {'cls_positions': jnp.zeros((rows, 1), jnp.int32), 'masked_lm_ids': flat[0],
+              'masked_lm_positions': everywhere, 'masked_lm_weights': 0.0 * everywhere}
+    vocab_size = weights.model['vocab_size']
+    if weights.head == 'pretraining' and not weights.has('cls/seq_relationship'):
+        out = jax.jit(Bert(config, pooled=False).apply)({'params': params['bert']}, *flat)
+        hidden, bias = Predictions(config).apply(
+            {'params': params['cls']['predictions']}, out['sequence_output'])
+        table = params['bert']['embeddings']['word_embeddings']
+        return {'logits': masked_lm_logits((hidden, table, bias))[..., :vocab_size]}
     if weights.head:
-        model = BertForSequenceClassification(config, weights.num_labels)
-        first = jnp.zeros((len(flat[0]), 1), jnp.int32)
-        logits = apply(model, params, batch | {'cls_positions': first})[:, 0]
-        return {'logits': logits.reshape(arrays[0].shape[:-1])
-                if weights.head == 'multiple_choice' else logits}
+        head = HEADS[weights.head].of_model(config, weights.num_labels, {})
+        found = jax.jit(head.outputs)(params, batch)
+        if weights.head == 'pretraining':
+            return {'prediction_logits': masked_lm_logits(found['mlm_output'])[..., :vocab_size],
+                    'seq_relationship_logits': found['nsp_logits'][:, 0]}
+        if weights.head in ('classification', 'regression'):
+            return {'logits': found['logits'][:, 0]}
+        if weights.head == 'multiple_choice':
+            return {'logits': found['logits'].reshape(arrays[0].shape[:-1])}
+        return found
     pooled = weights.has('bert/pooler')
-    out = apply(Bert(config, pooled=pooled), params['bert'], *flat)
+    out = jax.jit(Bert(config, pooled=pooled).apply)({'params': params['bert']}, *flat)
     found = {'last_hidden_state': out['sequence_output'], 'layers': out['layers']}
     return found | ({'pooler_output': out['pooled_output']} if pooled else {})
-
-
-def _pretraining(weights, config, params, flat, batch):
-    vocab_size = weights.model['vocab_size']
-    if weights.has('cls/seq_relationship') and weights.has('cls/predictions'):
-        everywhere = jnp.broadcast_to(jnp.arange(flat[0].shape[1]), flat[0].shape)
-        out = apply(
-            BertForPreTraining(config), params, batch | {'masked_lm_positions': everywhere})
-        return {'prediction_logits': masked_lm_logits(out['mlm_output'])[..., :vocab_size],
-                'seq_relationship_logits': out['nsp_logits']}
-    bert = {name: x for name, x in params['bert'].items() if name != 'pooler'}
-    out = apply(Bert(config, pooled=False), bert, *flat)
-    hidden, bias = apply(
-        Predictions(config), params['cls']['predictions'], out['sequence_output']
-    )
-    table = params['bert']['embeddings']['word_embeddings']
-    return {'logits': masked_lm_logits((hidden, table, bias))[..., :vocab_size]}

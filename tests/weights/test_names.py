@@ -2,100 +2,64 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from flax import linen as nn
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from run_model import RECORDED, assert_same_params
 
 from bert_jax.config import complete, default_config, model_fields
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
-from bert_jax.config.validation import validate
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.workdirs import check_resumable
-from bert_jax.weights import load_weights
-from bert_jax.weights.formats import (
-    from_tree,
-    read_model,
-    sizes_of,
-    tensors,
-    to_tree,
-    write_model,
-)
+from bert_jax.weights import formats, load_weights
+from bert_jax.weights.formats import read_model, sizes_of, tensors, to_tree, write_model
 from bert_jax.weights.run_directory import describe_run, read_description, write_run
 from bert_jax.weights.warm_start import place
 
-MODELS = st.builds(
-    lambda layers, heads, head_dim, intermediate, vocab, positions, types: {
-        'num_layers': layers, 'num_heads': heads, 'hidden_size': heads * head_dim,
-        'intermediate_size': intermediate, 'vocab_size': vocab,
-        'max_position_embeddings': positions, 'type_vocab_size': types,
-    },
-    layers=st.integers(1, 12), heads=st.integers(1, 3), head_dim=st.integers(1, 3),
-    intermediate=st.integers(1, 5), vocab=st.integers(1, 300), positions=st.integers(1, 5),
-    types=st.integers(1, 3),
-)
+# Sizes of which no two are the same.
+MODEL = {'num_layers': 11, 'num_heads': 3, 'hidden_size': 12, 'intermediate_size': 5,
+         'vocab_size': 130, 'max_position_embeddings': 7, 'type_vocab_size': 2}
 
 
-def some_params(model, num_labels=3):
+@pytest.fixture(scope='module')
+def params():
     """Every parameter of the table, every number different."""
-    params, first = {}, 0
-    for tensor in tensors(model):
-        shape = tensor.shape('bert_jax', sizes_of(model, num_labels))
-        size = int(np.prod(shape))
-        params[tensor.name] = np.arange(first, first + size, dtype=np.float32).reshape(shape)
-        first += size
-    return params
+    made, first = {}, 0
+    for tensor in tensors(MODEL):
+        shape = tensor.shape('bert_jax', sizes_of(MODEL, num_labels=6))
+        made[tensor.name] = first + np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+        first += made[tensor.name].size
+    return made
 
 
-@settings(max_examples=60, deadline=None)
-@given(MODELS, st.integers(1, 5), st.sampled_from(['tf1', 'huggingface']))
-def test_every_array_comes_back_from_files(model, num_labels, form):
-    sizes = sizes_of(model, num_labels)
-    params = some_params(model, num_labels)
-    files = {}
-    for tensor in tensors(model):
-        arrays = tensor.to_files(form, params[tensor.name])
-        for name, x in zip(tensor.file_names(form), arrays, strict=True):
-            assert name not in files
-            assert x.shape == tensor.shape(form, sizes)
-            assert x.flags.c_contiguous
-            files[name] = x
-    back = {
+@pytest.mark.parametrize('form', ['tf1', 'huggingface'])
+def test_every_array_comes_back_from_files(params, form):
+    sizes, files = sizes_of(MODEL, num_labels=6), formats.from_params(form, params, MODEL)
+    assert len(files) == sum(len(tensor.file_names(form)) for tensor in tensors(MODEL))
+    assert all(x.flags.c_contiguous for x in files.values())
+    assert {name: tensor.shape(form, sizes) for tensor in tensors(MODEL)
+            for name in tensor.file_names(form)} == {name: x.shape for name, x in files.items()}
+    assert_same_params(params, {
         tensor.name: tensor.from_files(form, [files[n] for n in tensor.file_names(form)], sizes)
-        for tensor in tensors(model)
-    }
-    assert_same_params(params, back)
+        for tensor in tensors(MODEL)})
 
 
-@settings(max_examples=60, deadline=None)
-@given(MODELS, st.integers(0, 200))
-def test_every_array_comes_back_from_a_tree(model, padding):
-    params = some_params(model)
-    rows = model['vocab_size'] + padding
-    tree = to_tree(params, rows)
+def test_the_tree_is_the_one_of_the_model(params):
+    config = ModelConfig(**MODEL)
+    tree = to_tree(params, config.padded_vocab_size)
     for padded in (tree['bert']['embeddings']['word_embeddings'],
                    tree['cls']['predictions']['output_bias']):
-        assert len(padded) == rows
-        assert not padded[model['vocab_size']:].any()
-    assert_same_params(params, from_tree(tree, model['vocab_size']))
-
-
-def test_the_tree_is_the_one_of_the_model():
-    model = {'num_layers': 11, 'num_heads': 2, 'hidden_size': 4, 'intermediate_size': 6,
-             'vocab_size': 130, 'max_position_embeddings': 5, 'type_vocab_size': 2}
-    params = {name: x for name, x in some_params(model).items()
-              if not name.startswith(('classifier/', 'cls/squad/'))}
-    config = ModelConfig(**model)
+        assert len(padded) == 256 and not padded[130:].any()
+    assert_same_params(params, formats.from_tree(tree, 130))
+    del tree['classifier'], tree['cls']['squad']
     expected = nn.meta.unbox(jax.eval_shape(Pretraining(config).init, jax.random.key(0)))
-    tree = to_tree(params, config.padded_vocab_size)
     assert jax.tree.map(np.shape, tree) == jax.tree.map(lambda x: x.shape, expected)
 
 
@@ -104,7 +68,7 @@ SIZES = vars(BertConfig(
 
 
 def another(option):
-    """A good value that is not the default."""
+    """A good value other than the default."""
     if isinstance(option.allowed, tuple):
         return next(value for value in option.allowed if value != option.default)
     return 128 if option.type is int else 0.25
@@ -128,9 +92,6 @@ def test_what_a_format_cannot_say_is_refused_by_name(form):
     assert 'causal' not in plain
     with pytest.raises(InputError, match="^runs/a has causal=True, which .*config.json cannot"):
         write_model(SIZES | {'causal': True}, form, 'runs/a')
-    said, notes = write_model(SIZES | {'causal': True}, 'bert_jax', 'runs/a')
-    assert said['causal'] is True and notes == []
-    assert read_model(said, 'bert_jax', Path('config.json'))['causal'] is True
     assert read_model(plain, form, Path('config.json'))['causal'] is False  # as older files are
 
 
@@ -148,17 +109,10 @@ def test_every_field_comes_back_from_a_run_directory(tmp_path):
 
 
 @pytest.mark.parametrize('option', OPTIONS, ids=lambda option: option.name)
-def test_a_field_can_be_set_and_is_checked(option):
+def test_a_field_can_be_set(option):
     given = default_config()
-    given.train.steps = 10
-    given.model.num_heads = 1
     given.model[option.name] = another(option)
-    validate(given)
     assert model_fields(complete(given), 40)[option.name] == another(option)
-    if option.type is not bool:  # of which any will do
-        given.model[option.name] = option.type(-1)
-        with pytest.raises(InputError, match=f'config.model.{option.name}='):
-            validate(given)
 
 
 def test_a_checkpoint_decides_what_is_left_empty():

@@ -10,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.weights import load_weights
-from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.run_directory import write_run
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -26,43 +25,35 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp('models')
     weights = load_weights(RECORDED / 'pretraining')
     write_run(folder / 'run', weights)
-    made = {name: RECORDED / name for name in ('pretraining', 'classification', 'base')}
-    made['run'] = folder / 'run'
-    write_huggingface(folder / 'shards', weights)
+    shutil.copytree(RECORDED / 'pretraining', folder / 'shards')
     tensors = load_file(folder / 'shards' / WEIGHTS)
     (folder / 'shards' / WEIGHTS).unlink()
-    weight_map = {}
-    for i, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2]), 1):
-        file = f'model-{i:05}-of-00002.safetensors'
-        save_file({name: tensors[name] for name in names}, folder / 'shards' / file)
-        weight_map |= dict.fromkeys(names, file)
+    weight_map = {name: f'model-{i % 2}.safetensors' for i, name in enumerate(sorted(tensors))}
+    for file in set(weight_map.values()):
+        save_file({name: tensors[name] for name in tensors if weight_map[name] == file},
+                  folder / 'shards' / file)
     (folder / 'shards' / INDEX).write_text(json.dumps({'weight_map': weight_map}))
-    made['shards'] = folder / 'shards'
-    return made
+    return {name: RECORDED / name for name in ('pretraining', 'classification', 'base')} | {
+        name: folder / name for name in ('run', 'shards', 'tf1')}
 
 
 @pytest.fixture(scope='module')
-def tf1(tmp_path_factory):
+def tf1(models):
     pytest.importorskip('tensorflow', reason='it reads and writes TF1 checkpoints')
     from bert_jax.weights.tf1 import write_tf1
 
-    folder = tmp_path_factory.mktemp('tf1') / 'tf1'
-    write_tf1(folder, load_weights(RECORDED / 'pretraining'))
-    return folder
+    write_tf1(models['tf1'], load_weights(RECORDED / 'pretraining'))
 
 
-def lose(*names):
+def lose(name):
     def damage(folder):
-        for name in names:
-            path = folder / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     return damage
 
 
 def put(name, content):
-    content = content if isinstance(content, (bytes, str)) else json.dumps(content)
-    data = content.encode() if isinstance(content, str) else content
-    return lambda folder: (folder / name).write_bytes(data)
+    return lambda folder: (folder / name).write_text(content)
 
 
 def rewrite(name, change):
@@ -85,21 +76,18 @@ def flip_a_bit(data):
 def config(name='config.json', /, section=None, **changes):
     """Fields of a JSON file set, or where None is given left out; the digest goes."""
     def damage(folder):
-        said = json.loads((folder / name).read_text())
-        said.pop('digest', None)
+        said = json.loads((folder / name).read_text()) | {'digest': None}
         inner = said[section] if section else said
         inner |= changes
-        for field in [field for field, value in inner.items() if value is None]:
-            del inner[field]
+        for fields in (said, inner):
+            for field in [field for field, value in fields.items() if value is None]:
+                del fields[field]
         (folder / name).write_text(json.dumps(said))
     return damage
 
 
 def tensors(change):
-    def damage(folder):
-        changed = change(load_file(folder / WEIGHTS))
-        save_file(changed, folder / WEIGHTS, metadata={'format': 'pt'})
-    return damage
+    return lambda folder: save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
 
 
 def without(*names):
@@ -111,18 +99,14 @@ def vocabulary(change):
 
 
 def tokenizer(content):
-    def damage(folder):
-        (folder / 'vocab.txt').unlink()
-        (folder / 'tokenizer.json').write_text(json.dumps(content))
-    return damage
+    return lambda folder: (lose('vocab.txt')(folder),
+                           put('tokenizer.json', json.dumps(content))(folder))
 
 
 HUGGINGFACE = [
     ('pretraining', tensors(lambda t: t | {DENSE + 'weight': np.ones((12, 8), np.float32)}),
      DENSE + 'weight', '[12, 8]', '[8, 12]', 'config.json'),
     ('pretraining', without(DENSE + 'bias'), f'has no tensor {DENSE}bias'),
-    ('pretraining', without('cls.predictions.transform.dense.bias'),
-     'has no tensor cls.predictions.transform.dense.bias'),
     ('pretraining', without('bert.pooler.dense.weight', 'bert.pooler.dense.bias'), 'pooler'),
     ('pretraining', tensors(lambda t: t | {
         'cls.predictions.decoder.weight': t['bert.embeddings.word_embeddings.weight'] + 1}),
@@ -136,44 +120,24 @@ HUGGINGFACE = [
     ('pretraining', config(num_attention_heads=3), 'num_attention_heads=3', 'hidden_size=8'),
     ('pretraining', config(hidden_size=None), 'has no hidden_size'),
     ('pretraining', config(hidden_size='8'), "hidden_size='8'", 'whole number'),
-    ('pretraining', config(num_hidden_layers=True), 'num_hidden_layers=True', 'whole number'),
     ('pretraining', config(hidden_act='relu'), "hidden_act='relu'", 'gelu_new'),
-    ('pretraining', config(hidden_act=['gelu']), "hidden_act=['gelu']"),
-    ('pretraining', config(architectures='BertModel'), "architectures='BertModel'"),
     ('pretraining', config(model_type='roberta'), "model_type='roberta'"),
     ('pretraining', config(position_embedding_type='relative_key'), 'relative_key'),
-    ('pretraining', config(is_decoder=True), 'is_decoder=True'),
-    ('pretraining', config(add_cross_attention=True), 'add_cross_attention=True'),
     ('pretraining', config(architectures=['BertForQuestionAnswering']),
      'BertForQuestionAnswering', 'contradicts'),
     ('classification', config(id2label={'0': 'a', '1': 'b'}), "['a', 'b'] for 3 outputs"),
     ('classification', config(id2label={'0': 'a', '1': 'b', '3': 'c'}), 'does not map 0, 1'),
-    ('classification', config(id2label={'0': 'a', '1': 'b', '2': 'a'}), "['a', 'b', 'a']"),
-    ('classification', config(id2label=['a', 'b', 'c']), 'id2label'),
     ('classification', config(problem_type='regression'), '3 outputs'),
-    ('classification', config(bert_jax_inference=[9]), 'bert_jax_inference=[9] is no JSON object'),
-    *(('pretraining', rewrite(WEIGHTS, lambda data, size=size: data[:size]), WEIGHTS, 'download')
-      for size in (0, 100, 5000)),
-    ('pretraining', rewrite(WEIGHTS, lambda data: data[:20] + b'\xff' * 20 + data[40:]),
-     'no whole safetensors file'),
-    ('shards', lose('model-00002-of-00002.safetensors'),
-     'model-00002-of-00002.safetensors is missing'),
+    ('pretraining', rewrite(WEIGHTS, half), 'no whole safetensors file', 'download'),
+    ('shards', lose('model-1.safetensors'), 'model-1.safetensors is missing'),
     ('shards', rewrite(INDEX, lambda data: data.replace(b'predictions.bias', b'predictions.other')),
      'has no tensor cls.predictions.other'),
-    *(('shards', put(INDEX, index), 'weight_map')
-      for index in ({}, {'weight_map': {}}, {'weight_map': {'cls.predictions.bias': 1}})),
+    ('shards', put(INDEX, '{}'), 'weight_map'),
     ('pretraining', vocabulary(lambda t: t[:-2]), 'has 38 tokens', 'has 40 rows', 'add 2 lines'),
     ('pretraining', vocabulary(lambda t: [*t, 'more']), 'has 41 tokens', 'has 40 rows'),
-    ('pretraining', vocabulary(lambda t: t[:-1] + [t[-2]]), 'vocab.txt', 'line 40'),
-    ('pretraining', vocabulary(lambda t: [x for x in t if x != '[MASK]']), '[MASK]'),
     ('pretraining', tokenizer({'model': {'vocab': TOKENS | {',': 77}}}), 'not 0, 1, 2'),
-    ('pretraining', tokenizer({'model': {'vocab': list(TOKENS)}}), 'no tokenizer file'),
     ('pretraining', tokenizer({}), 'no tokenizer file'),
-    ('pretraining', tokenizer({
-        'model': {'vocab': TOKENS}, 'added_tokens': [{'content': 'more', 'id': 40}]}),
-     'has 41 tokens'),
-    *(('pretraining', put('config.json', text), 'config.json')
-      for text in ('{"hidden_size": 8', '[]', '', b'\xff\xfe')),
+    *(('pretraining', put('config.json', text), 'config.json') for text in ('{"a": 8', '[]')),
     ('pretraining', lose('config.json'), 'config.json is missing'),
     ('base', lose(WEIGHTS), 'model.safetensors is missing'),
     ('base', lambda folder: (folder / WEIGHTS).rename(folder / 'pytorch_model.bin'),
@@ -185,31 +149,22 @@ RUN = [('run', *case) for case in (
     (config(model=None), 'no section "model"'),
     (lose('checkpoints/0'), 'no checkpoint'),
     (rewrite(ARRAYS + '/d', half), 'checkpoints/0 cannot be read', 'move it away'),
-    (lose(ARRAYS), 'checkpoints/0 cannot be read'),
     (config(section='model', num_layers=3), 'has 2 layers', 'there are 3'),
-    (config(section='model', num_heads=3), 'num_heads=3', 'hidden_size=8'),
     (config(section='model', quantum='maybe'), "config.json: model.quantum='maybe' is unknown"),
     (config(head='parser'), "head='parser'"),
-    (config(inference=[9]), 'config.json: inference=[9] is no JSON object'),
     (rewrite('config.json', lambda data: data.replace(b'"num_layers": 2', b'"num_layers": 1')),
      'config.json is not what was written'),
     (vocabulary(lambda t: [*t, 'more']), 'not the vocabulary that the run was trained with'),
     (lambda folder: (config(vocabulary=None)(folder), vocabulary(lambda t: [*t, 'more'])(folder)),
-     'has 41 tokens', 'has 40 rows'),
-)]
+     'has 41 tokens', 'has 40 rows'))]
 CONFIG = 'bert_config.json'
 TF1 = [('tf1', *case) for case in (
     (lose(DATA), DATA, 'missing'),
     (lose('bert_model.ckpt.index'), 'bert_model.ckpt.index is missing'),
-    *((rewrite(*damage), 'bert_model.ckpt cannot be read') for damage in (
-        (DATA, half), (DATA, flip_a_bit), ('bert_model.ckpt.index', half))),
+    *((rewrite(DATA, damage), 'bert_model.ckpt cannot be read') for damage in (half, flip_a_bit)),
     (lose(CONFIG), 'bert_config.json is missing'),
-    (config(CONFIG, intermediate_size=13), 'intermediate/dense/kernel', '[8, 12]', '[8, 13]'),
     (config(CONFIG, hidden_act='relu'), "hidden_act='relu'"),
-    (config(CONFIG, gelu_form='quick'), "gelu_form='quick'"),
-    (config(CONFIG, head='parser'), "head='parser'"),
-    (config(CONFIG, bert_jax_inference=[9]), 'bert_jax_inference=[9] is no JSON object'),
-)]
+    (config(CONFIG, gelu_form='quick'), "gelu_form='quick'"))]
 
 
 def refusal(path):
@@ -225,8 +180,9 @@ def refusal(path):
     for name, damage, *words in HUGGINGFACE + RUN + TF1])
 def test_a_bad_model_is_one_line(name, damage, words, models, request, tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
-    source = request.getfixturevalue('tf1') if name == 'tf1' else models[name]
-    shutil.copytree(source, tmp_path / 'model')
+    if name == 'tf1':
+        request.getfixturevalue('tf1')
+    shutil.copytree(models[name], tmp_path / 'model')
     damage(tmp_path / 'model')
     # A TF1 checkpoint by its prefix: its folder may have no index.
     message = refusal(tmp_path / 'model' / ('bert_model.ckpt' if name == 'tf1' else ''))
@@ -237,9 +193,7 @@ def test_a_bad_model_is_one_line(name, damage, words, models, request, tmp_path,
 def test_paths_that_hold_no_model(tmp_path):
     (tmp_path / 'a file').write_text('x')
     for path in (tmp_path, tmp_path / 'nowhere', tmp_path / 'a file'):
-        message = refusal(path)
-        for word in ('run directory', 'Hugging Face', 'bert_model.ckpt.index', str(path)):
-            assert word in message
+        assert f'{path} ' in refusal(path)
 
 
 def test_an_index_without_data(shared_data):

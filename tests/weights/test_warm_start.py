@@ -31,8 +31,7 @@ def shapes_of(weights, changes=()):
 def test_the_same_model_matches_whole():
     weights = weights_of('pretraining')
     found = place(weights, shapes_of(weights), head='pretraining', model=weights.model)
-    assert found.params.keys() == weights.params.keys()
-    assert all(found.params[name] is x for name, x in weights.params.items())
+    assert found.params == weights.params  # the very arrays
     assert (found.fresh, found.unused, found.notes) == ((), (), ())
     assert found.report(weights) == [f'38 of 38 parameters from {weights.source}']
 
@@ -42,28 +41,17 @@ def test_a_new_head_on_a_pretrained_encoder():
     shapes = {name: x.shape for name, x in weights.params.items() if name.startswith('bert/')}
     shapes |= {KERNEL: (8, 3), BIAS: (3,)}
     found = place(weights, shapes, head='classification', labels=('a', 'b', 'c'))
-    assert found.fresh == (KERNEL, BIAS)
-    assert len(found.params) == 31
+    assert found.fresh == (KERNEL, BIAS) and len(found.params) == 31
     assert set(found.unused) == {
         'sop.weight', *(name for name in weights.params if name.startswith('cls/'))}
     assert found.report(weights) == [
         f'31 of 33 parameters from {weights.source}', 'starts fresh: classifier/...',
-        'left unused: cls/predictions/..., cls/seq_relationship/..., sop.weight',
-    ]
-
-
-def test_a_pooler_may_begin_fresh():
-    weights = weights_of('masked_lm')
-    pooler = {'bert/pooler/dense/kernel': (8, 8), 'bert/pooler/dense/bias': (8,)}
-    assert set(place(weights, shapes_of(weights) | pooler).fresh) == set(pooler)
+        'left unused: cls/predictions/..., cls/seq_relationship/..., sop.weight']
 
 
 @pytest.mark.parametrize('labels, order', [
-    ((), [0, 1, 2]),
-    (('negative', 'neutral', 'positive'), [0, 1, 2]),
-    (('neutral', 'positive', 'negative'), [1, 2, 0]),
-    (('a', 'b', 'c'), None),
-])
+    ((), [0, 1, 2]), (('negative', 'neutral', 'positive'), [0, 1, 2]),
+    (('neutral', 'positive', 'negative'), [1, 2, 0]), (('a', 'b', 'c'), None)])
 def test_labels_keep_their_meaning(labels, order):
     weights = weights_of('classification')
     found = place(weights, shapes_of(weights), head='classification', labels=labels)
@@ -79,8 +67,7 @@ def test_labels_keep_their_meaning(labels, order):
 @pytest.mark.parametrize(('name', 'head', 'num', 'note'), [
     ('classification', 'classification', 2, '3 labels there, 2 here'),
     # Both have one output.
-    ('multiple_choice', 'regression', 1, 'it is of multiple_choice there, of regression here'),
-])
+    ('multiple_choice', 'regression', 1, 'it is of multiple_choice there, of regression here')])
 def test_another_classifier_starts_fresh(name, head, num, note):
     weights = weights_of(name)
     found = place(weights, shapes_of(weights) | {KERNEL: (8, num), BIAS: (num,)}, head=head)
@@ -93,40 +80,24 @@ def test_position_tables_of_another_length(rows, kept):
     weights = weights_of('base')
     found = place(weights, shapes_of(weights) | {POSITIONS: (rows, 8)})
     np.testing.assert_array_equal(found.params[POSITIONS], weights.params[POSITIONS][:kept])
-    assert found.fresh == ()
-    assert len(found.notes) == (rows != 10)
-    if rows == 16:
-        assert found.notes == (
-            'position_embeddings: 10 rows there, 16 here; the rest start fresh',)
+    assert found.fresh == () and len(found.notes) == (rows != 10)
+    assert ('10 rows there, 16 here; the rest start fresh' in ''.join(found.notes)) == (rows == 16)
 
 
 LAYER = 'bert/encoder/layer_1/intermediate/dense/kernel'
-REFUSED = {
-    'width': ({LAYER: (8, 32)}, [LAYER, '[8, 12]', '[8, 32]', 'intermediate_size=12']),
-    'heads': ({'bert/encoder/layer_0/attention/self/qkv/kernel': (8, 3, 4, 2)},
-              ['qkv/kernel', '[8, 3, 2, 4]', '[8, 3, 4, 2]', 'num_heads=2']),
-    'more layers': ({'bert/encoder/layer_2/output/dense/bias': (8,)},
-                    ['bert/encoder/layer_2/output/dense/bias', 'num_layers=2']),
-    'fewer layers': ({LAYER: None}, ['2 layers', 'num_layers=2']),
-    'vocabulary': ({WORDS: (50, 8)}, ['vocabulary of 50 tokens', 'embedding of 40 rows',
-                                      'vocab.txt']),
-    'smaller vocabulary': ({WORDS: (30, 8)}, ['vocabulary of 30 tokens', 'embedding of 40 rows',
-                                              'vocab_size=40']),
-    'types': ({'bert/embeddings/token_type_embeddings': (3, 8)},
-              ['token_type_embeddings', 'type_vocab_size=2']),
-}
 
 
-@pytest.mark.parametrize('name', REFUSED)
-def test_another_encoder_is_refused_in_one_line(name):
-    change, words = REFUSED[name]
+@pytest.mark.parametrize('change, words', [
+    ({LAYER: (8, 32)}, fr'^{LAYER} is \[8, 12\] in .* \[8, 32\] in .*intermediate_size=12'),
+    ({'bert/encoder/layer_2/output/dense/bias': (8,)}, 'layer_2/output/dense/bias is missing in'),
+    ({LAYER: None}, 'has 2 layers, the config fewer: set --config.model.num_layers=2'),
+    ({WORDS: (50, 8)}, '^vocabulary of 50 tokens, embedding of 40 rows in .*vocab.txt'),
+    ({WORDS: (30, 8)}, '^vocabulary of 30 tokens, embedding of 40 rows in .*vocab_size=40'),
+], ids=['width', 'more layers', 'fewer layers', 'larger vocabulary', 'smaller vocabulary'])
+def test_another_encoder_is_refused(change, words):
     weights = weights_of('base')
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=words):
         place(weights, shapes_of(weights, change))
-    message = str(error.value)
-    assert '\n' not in message and weights.source in message
-    for word in words:
-        assert word in message
 
 
 OUTPUT_BIAS = 'cls/predictions/output_bias'
@@ -136,14 +107,12 @@ OLD = [*SPECIAL_TOKENS, '[unused0]', '[unused1]', 'cat', '##s', 'dog', '##ma']
 def small_weights(folder, tokens=OLD, rows=None):
     rng = np.random.default_rng(0)
     rows = rows or len(tokens)
-    params = {
-        WORDS: rng.normal(size=(rows, 4)), OUTPUT_BIAS: rng.normal(size=rows), 'other': np.ones(3)}
-    path = folder / 'old.txt'
-    write_vocab(path, tokens)
+    params = {WORDS: rng.normal(size=(rows, 4)), OUTPUT_BIAS: rng.normal(size=rows),
+              'other': np.ones(3)}
+    write_vocab(folder / 'old.txt', tokens)
     return Weights(
         {name: x.astype(np.float32) for name, x in params.items()}, {'vocab_size': rows},
-        'pretraining', (), path, True, (), 'these weights',
-    )
+        'pretraining', (), folder / 'old.txt', True, (), 'these weights')
 
 
 def file_of(folder, tokens):
