@@ -258,7 +258,7 @@ def hidden_states(
     """`values` [R, S, layers, H] float32.
 
     Args:
-      config: with unrolled layers.
+      config: of the model.
       layers: counted from the top: -1 is the last layer, -num_layers the first, and
         -num_layers - 1 the embeddings.
       params, batch: as of any `Function`.

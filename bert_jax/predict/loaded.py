@@ -145,7 +145,7 @@ class LoadedModel:
 
     Attributes:
       weights: as read.
-      config: of the model, with unrolled layers, which give access to inner layers.
+      config: of the model.
       note: receives notes on the input, one line each; default: warnings.
     """
 

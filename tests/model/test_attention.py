@@ -1,18 +1,16 @@
-"""The seam for attention: every implementation computes the formula, within each sequence alone."""
+"""Attention by the formula, within each sequence alone; which implementation computes it."""
 
 import dataclasses
 import functools
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.model import dropout as drop
-from bert_jax.model.attention import SelfAttention, attend, choose
+from bert_jax.model.attention import attend, choose
 from bert_jax.model.attention_kernel import MAX_HEADS, MAX_LENGTH
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
@@ -31,13 +29,6 @@ def config(name):
                        intermediate_size=8, attention=name, attention_dropout=0.5)
 
 
-@pytest.fixture(scope='module')
-def attention():
-    """`attend` by XLA, jitted: the kernel, which is for TPUs, has tests of its own."""
-    return jax.jit(lambda qkv, segments, rows=None, wanted=None: attend(
-        qkv - BIAS, BIAS, segments, rows, 0, config=config('auto'), wanted_BxP=wanted))
-
-
 def alone(qkv_Sx3xNxD):
     """Of one sequence, by the formula (paper of the Transformer, equation 1), in float64."""
     q, k, v = np.moveaxis(qkv_Sx3xNxD.astype(np.float64), 1, 0)
@@ -45,53 +36,16 @@ def alone(qkv_Sx3xNxD):
     return np.einsum('NQK,KND->QND', scores / scores.sum(-1, keepdims=True), v)
 
 
-def test_each_sequence_is_computed_as_if_alone(attention):
-    context = attention(QKV, SEGMENTS)
+def test_each_sequence_is_computed_as_if_alone():
+    """By XLA. The kernel has tests of its own; test_transformers.py compares the probabilities."""
+    of = functools.partial(attend, QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('auto'))
+    context = of()
     for row in range(B):
         for number in range(1, SEGMENTS[row].max() + 1):
             at = SEGMENTS[row] == number
             np.testing.assert_allclose(context[row, at], alone(QKV[row, at]), atol=1e-6)
-    wanted = attention(QKV, SEGMENTS, None, WANTED)
+    wanted = of(wanted_BxP=WANTED)
     np.testing.assert_allclose(wanted, context[np.arange(B)[:, None], WANTED], atol=1e-6)
-
-
-@pytest.mark.parametrize('causal', [False, True])
-@pytest.mark.parametrize('wanted', [None, WANTED])
-def test_kept_probabilities_are_those_that_the_values_are_weighted_by(causal, wanted):
-    made = []
-    c = dataclasses.replace(config('auto'), causal=causal)
-    of = functools.partial(
-        attend, QKV - BIAS, BIAS, SEGMENTS, None, 0, config=c, wanted_BxP=wanted)
-    context = of(keep=made.append)
-    (probabilities,) = made
-    np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-6)
-    np.testing.assert_allclose(
-        np.einsum('BNQK,BKND->BQND', probabilities, QKV[:, :, 2]), context, atol=1e-6)
-    np.testing.assert_allclose(of(), context, atol=1e-6)
-
-
-def test_the_model_keeps_its_probabilities_where_intermediates_are_asked_for():
-    """And nowhere else: not among the parameters, and not in training."""
-    attention = SelfAttention(config('auto'))
-    x, segments = jnp.ones((2, S, N * D)), jnp.asarray(SEGMENTS[:2])
-    variables = attention.init(jax.random.key(0), x, segments, None, 0)
-    assert set(variables) == {'params'}
-    context, kept = attention.apply(variables, x, segments, None, 0, mutable=['intermediates'])
-    assert kept['intermediates']['probabilities'][0].shape == (2, N, S, S)
-    np.testing.assert_array_equal(context, attention.apply(variables, x, segments, None, 0))
-
-
-def test_dropout_drops_whole_probabilities_by_the_rows_keys(attention):
-    """With values that are all one, a context is the sum of what is left of the probabilities."""
-    qkv = QKV.copy()
-    qkv[:, :, 2] = 1
-    rows = drop.dropout_rows(0, 1, jnp.arange(B))
-    sums = np.asarray(attention(qkv, SEGMENTS, rows))[SEGMENTS > 0]
-    assert (sums == sums[..., :1]).all() and sums.std() > 0.1
-    assert abs(sums.mean() - 1) < 0.2
-    np.testing.assert_array_equal(attention(qkv, SEGMENTS, rows)[SEGMENTS > 0], sums)
-    others = attention(qkv, SEGMENTS, drop.dropout_rows(0, 2, jnp.arange(B)))
-    assert not np.allclose(others[SEGMENTS > 0], sums)
 
 
 def on(platform, **changes):
