@@ -204,13 +204,10 @@ def test_every_optimizer_of_optax_fits_a_mesh_and_is_proportional_to_its_rate(na
 
 
 @pytest.mark.parametrize('name, text, words', [
-    ('lion', 'b3=0.5', "lion has no 'b3': did you mean 'b"),
     ('lion', 'weight_decay=0.5', "lion has no 'weight_decay'"),
-    ('lion', 'b1="high"', 'cannot be'), ('lion', 'b1=True', 'cannot be'),
-    ('lion', 'b1=1e999', 'cannot be'), ('nadamw', 'nesterov=1', 'cannot be'),
-    ('lion', '0.9', 'write them as'), ('lion', '**{}', 'write them as'),
-    ('lion', 'b1=', 'write them as'), ('lion', 'b1=1)(', 'write them as'),
-    ('adamw', 'b1=0.5', 'it reads optimizer.b1'),
+    ('lion', 'b1="high"', 'cannot be'), ('lion', 'b1=1e999', 'cannot be'),
+    ('nadamw', 'nesterov=1', 'cannot be'), ('lion', '0.9', 'write them as'),
+    ('lion', 'b1=1)(', 'write them as'), ('adamw', 'b1=0.5', 'it reads optimizer.b1'),
 ])
 def test_arguments_that_an_optimizer_does_not_have_are_refused(name, text, words):
     with pytest.raises(InputError, match=re.escape(words)):

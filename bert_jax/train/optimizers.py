@@ -194,24 +194,6 @@ def scale_by_muon(
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_muon_and_adam(
-    b1: float, b2: float, eps: float, mesh: Mesh | None, parameters: Parameters
-) -> optax.GradientTransformation:
-    """Muon for the matrices of the layers, Adam with Nesterov momentum for all else.
-
-    Their updates have the same scale, so one rate and one weight decay serve both.
-    """
-    def is_for_muon(path: Sequence[Any], _: Any) -> bool:
-        names = path_names(path)
-        return layer_of(names) is not None and parameters[names].num_in > 0
-
-    return optax.partition(
-        {True: scale_by_muon(0.95, eps, mesh, parameters),
-         False: optax.scale_by_adam(b1, b2, eps, nesterov=True)},
-        lambda params: jax.tree_util.tree_map_with_path(is_for_muon, params),
-    )
-
-
 def scale_by_depth(decay: float) -> optax.GradientTransformation:
     """Layer-wise learning rate decay, for fine-tuning.
 
@@ -316,10 +298,20 @@ def make_optimizer(
       mesh: for Muon's distribution of work.
       arguments: of an optimizer of optax.
     """
+    def where(holds: Callable[[Names], bool]) -> Callable[[Any], Any]:
+        """From parameters to a tree of booleans, by their names."""
+        return lambda params: jax.tree_util.tree_map_with_path(
+            lambda path, _: holds(path_names(path)), params)
+
     if name == 'bert_adamw':
         parts = [scale_by_bert_adam(b1, b2, eps)]
     elif name == 'muon':
-        parts = [scale_by_muon_and_adam(b1, b2, eps, mesh, parameters)]
+        # Muon for the matrices of the layers, Adam with Nesterov momentum for all else. Their
+        # updates have the same scale, so one rate and one weight decay serve both.
+        parts = [optax.partition(
+            {True: scale_by_muon(0.95, eps, mesh, parameters),
+             False: optax.scale_by_adam(b1, b2, eps, nesterov=True)},
+            where(lambda names: layer_of(names) is not None and parameters[names].num_in > 0))]
     elif name in OWN_OPTIMIZERS:
         parts = [optax.scale_by_adam(b1, b2, eps)]
     else:  # one of optax, with neither rate nor weight decay
@@ -328,9 +320,8 @@ def make_optimizer(
         own = {'weight_decay': 0.0} if decays else {}
         # Optax's updates are negative; decay is added and the rate applied below, which negates.
         parts = [build(learning_rate=1.0, **own, **(arguments or {})), optax.scale(-1.0)]
-    parts.append(optax.add_decayed_weights(weight_decay, lambda params: (
-        jax.tree_util.tree_map_with_path(
-            lambda path, _: parameters[path_names(path)].decays, params))))
+    parts.append(optax.add_decayed_weights(
+        weight_decay, where(lambda names: parameters[names].decays)))
     if name == 'lamb':
         parts.append(scale_by_layer_trust_ratio(parameters))
     if layer_decay != 1.0:

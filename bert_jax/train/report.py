@@ -462,8 +462,7 @@ class Profile:
     def __init__(self, steps: tuple[int, int] | None, workdir: Any):
         """`steps`: the first and the last; None if this host traces none."""
         self._first, self._last = steps or (0, -1)
-        self._workdir = workdir
-        self._folder = ''  # while it traces
+        self._workdir, self._folder = workdir, ''  # the folder while it traces
 
     def before(self, step: int, results: Any) -> None:
         """Starts or ends the trace before a step, after waiting for the last results."""
