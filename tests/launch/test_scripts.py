@@ -175,22 +175,33 @@ def test_gke(standins, topology, accelerator, hosts, chips, machine):
         {'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}]
 
 
+GKE, SLURM = ['run', 'bert', '--image=x'], ['run', 'b', '--nodes=2', '--gpus=8']
+
+
 @pytest.mark.parametrize(('script', 'arguments', 'message'), [
-    ('gke.sh', ['run', 'bert', '--image=x', '--topology=v9:2', *FLAGS], '--topology=v9:2'),
-    *(('gke.sh', ['run', 'bert', '--image=x', f'--topology={slice}', *FLAGS], f'--topology={slice}')
-      for slice in ('v5e:3x5', 'v4:4x4', 'v5e:08x08', 'v5e:32x2', 'v5e:1x4', 'v4:3x4x4')),
-    ('gke.sh', ['run', 'bert', '--image=x', *FLAGS], '--topology is missing'),
-    ('gke.sh', ['run', 'bert', '--image=x', *FLAGS[1:]], 'flags of the run come after --'),
-    ('gke.sh', ['run', 'bert', '--', '--workdir=gs:/b/x'], 'a path in a bucket is gs://BUCKET/PATH'),
-    ('slurm.sh', ['run', 'b', '--nodes=2', '--gpus=eight', *FLAGS], '--gpus=eight'),
-    ('slurm.sh', ['run', 'b', '--nodes=two', '--gpus=8', *FLAGS], '--nodes=two'),
-    ('slurm.sh', ['run', 'b', '--nodes=2', '--gpus=8', *FLAGS[1:]], 'of the run come after --'),
-    ('gke.sh', ['run', 'bert', '--topology=v4:2x2x1', *FLAGS], '--image is missing'),
-    ('gke.sh', ['run', 'bert', '--', '--workdir=runs/x'], '--workdir=runs/x: the hosts share no'),
+    *(('gke.sh', [*GKE, f'--topology={shape}', *FLAGS], f'--topology={shape}') for shape in (
+        'v9:2', 'v5e:3x5', 'v4:4x4', 'v5e:08x08', 'v5e:32x2', 'v5e:1x4', 'v4:3x4x4')),
+    ('gke.sh', [*GKE, *FLAGS], '--topology is missing'),
+    ('gke.sh', [*GKE, *FLAGS[1:]], 'flags of the run come after --'),
+    ('gke.sh', [*GKE, '--', '--workdir=gs:/b/x'], 'a path in a bucket is gs://BUCKET/PATH'),
+    ('gke.sh', [*GKE, '--', '--workdir=runs/x'], '--workdir=runs/x: the hosts share no'),
+    ('gke.sh', [*GKE[:2], '--topology=v4:2x2x1', *FLAGS], '--image is missing'),
     ('gke.sh', ['create', 'bert', '--topology=v4:2x2x1'], '--cluster is missing'),
-    ('slurm.sh', ['run', 'bert', '--gpus=8', *FLAGS], '--nodes is missing'),
-    ('slurm.sh', ['run', 'bert', '--nodes=8', *FLAGS], '--gpus is missing'),
-    ('slurm.sh', ['run', 'bert', '--nodes=8', '--gpus=8', '--', '--config=x'], '--workdir is mis'),
+    ('slurm.sh', [*SLURM, '--gpus=eight', *FLAGS], '--gpus=eight'),
+    ('slurm.sh', [*SLURM, '--nodes=two', *FLAGS], '--nodes=two'),
+    ('slurm.sh', [*SLURM, *FLAGS[1:]], 'of the run come after --'),
+    ('slurm.sh', [*SLURM[:2], '--gpus=8', *FLAGS], '--nodes is missing'),
+    ('slurm.sh', [*SLURM[:3], *FLAGS], '--gpus is missing'),
+    ('slurm.sh', [*SLURM, '--', '--config=x'], '--workdir is missing'),
+    ('tpu_vm.sh', ['create', 'bert'], '--type is missing'),
+    ('tpu_vm.sh', ['create', 'bert', '--type=v9-8'], '--type=v9-8: no TPU software version'),
+    ('tpu_vm.sh', ['create', 'bert', '--type=v4-8', '--slices=none'], '--slices=none'),
+    ('tpu_vm.sh', ['create', '--type=v4-8'], 'name the slice'),
+    ('tpu_vm.sh', ['create', 'bert', '--config=x'], '--config=x is not an option'),
+    ('tpu_vm.sh', ['install', 'bert', *FLAGS], 'install takes no flags'),
+    ('tpu_vm.sh', ['run', 'bert', '--tool=x', *FLAGS], '--tool=x'),
+    ('tpu_vm.sh', ['run', 'bert', '--', '--workdir', '/tmp/x'], '--workdir=/tmp/x: the hosts sha'),
+    ('tpu_vm.sh', ['relaunch', 'bert', *FLAGS], '--type is missing'),
 ])
 def test_a_wrong_call_is_refused_in_one_line(standins, script, arguments, message):
     process = _run([ROOT / 'launch' / script, *arguments], path=standins / 'bin')
@@ -203,19 +214,25 @@ def test_a_wrong_call_is_refused_in_one_line(standins, script, arguments, messag
 @pytest.mark.parametrize(('script', 'arguments'), [
     ('gke.sh', ['create', 'b', '--topology=v5e:4x4', '--cluster=c', '--location=l']),
     ('gke.sh', ['install', 'host/bert:1']),
-    ('gke.sh', ['run', 'b', '--image=i', '--topology=v5e:4x4', *FLAGS]),
+    ('gke.sh', [*GKE, '--topology=v5e:4x4', *FLAGS]),
     *(('gke.sh', [verb, 'b']) for verb in ('follow', 'status', 'stop')),
     ('gke.sh', ['delete', 'b', '--cluster=c', '--location=l']),
-    ('slurm.sh', ['run', 'b', '--nodes=2', '--gpus=8', '--partition=p', *FLAGS]),
+    ('slurm.sh', [*SLURM, '--partition=p', *FLAGS]),
     *(('slurm.sh', [verb, 'b']) for verb in ('status', 'stop', 'delete')),
+    *(('tpu_vm.sh', [verb, 'b', '--type=v4-8'])
+      for verb in ('create', 'install', 'follow', 'status', 'stop', 'delete')),
+    *(('tpu_vm.sh', [verb, 'b', '--type=v4-8', *FLAGS]) for verb in ('run', 'relaunch')),
+    # A workdir on a disk that the hosts share.
+    ('tpu_vm.sh', ['run', 'b', '--shared-disk', '--', '--config=x', '--workdir=/mnt/x']),
 ])
 def test_a_dry_run_prints_what_would_run(standins, script, arguments):
     arguments = [*arguments[:2], '--dry-run', *arguments[2:]]
     process = _run([ROOT / 'launch' / script, *arguments], path=standins / 'bin')
-    assert process.returncode == 0 and not _calls(standins)
-    _run(['bash', '-c', process.stdout], path=standins / 'bin', cwd=standins)
+    assert process.returncode == 0 and not _calls(standins), process.stderr
     printed = re.findall(r'^(?:gcloud|docker|kubectl|sbatch|scancel|squeue) .*', process.stdout,
                          re.MULTILINE)
+    text = process.stdout if script != 'tpu_vm.sh' else '\n'.join(printed)
+    _run(['bash', '-c', text], path=standins / 'bin', cwd=standins)
     assert len(_calls(standins)) == len(printed) > 0
     if script == 'slurm.sh' and arguments[0] == 'run':
         assert _calls(standins) == [
