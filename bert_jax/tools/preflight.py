@@ -304,33 +304,6 @@ def without_data(config: ConfigDict) -> ConfigDict:
     return c
 
 
-def check(config: ConfigDict, topology: str) -> Record:
-    """Compiles and measures all phases of a config on a topology.
-
-    Returns:
-      Plain values, as `--json` writes them.
-    """
-    validate(config)
-    config = without_data(config)
-    devices = hlo.open_topology(topology)
-    mesh = programs.open_mesh(config, devices)
-    program = programs.build_program(config, mesh, PretrainTask(config))
-    chip = find_chip(devices[0].device_kind)
-    phases = [measure_phase(program, number, chip) for number in range(len(program.phases))]
-    total = sum(phase.get('hours', math.nan) for phase in phases)
-    hours = None if math.isnan(total) else total
-    return {
-        'topology': topology, 'chips': len(devices), 'chip': chip.name, 'mesh': dict(mesh.shape),
-        'versions': versions(), 'date': datetime.date.today().isoformat(),
-        'phases': phases, 'fits': all(phase['fits'] for phase in phases),
-        'verify_every': parse_duration(
-            config.train.verify_every, 'train.verify_every', num_examples=None,
-            batch_size=program.phases[0]['batch_size'],
-            total=sum(phase['steps'] for phase in program.phases)),
-        'hours': hours, 'chip_hours': hours and hours * len(devices),
-    }
-
-
 def main(argv: Sequence[str]) -> None:
     """Parses flags, compiles, prints the tables and writes the JSON."""
     # Nothing is computed: leave a TPU of this machine free.
@@ -347,8 +320,25 @@ def main(argv: Sequence[str]) -> None:
         logging.set_verbosity(logging.ERROR)
         if f.json:
             check_new_file(f.json, '--json', unless='phases')
-        record = {'config': file, 'arguments': list(argv[1:])}
-        record |= check(config, f.topology)
+        validate(config)
+        config = without_data(config)
+        devices = hlo.open_topology(f.topology)
+        program = programs.build_program(
+            config, programs.open_mesh(config, devices), PretrainTask(config))
+        chip = find_chip(devices[0].device_kind)
+        phases = [measure_phase(program, number, chip) for number in range(len(program.phases))]
+        total = sum(phase.get('hours', math.nan) for phase in phases)
+        hours = None if math.isnan(total) else total
+        record = {
+            'config': file, 'arguments': list(argv[1:]), 'topology': f.topology,
+            'chips': len(devices), 'chip': chip.name, 'mesh': dict(program.mesh.shape),
+            'versions': versions(), 'date': datetime.date.today().isoformat(),
+            'phases': phases, 'fits': all(phase['fits'] for phase in phases),
+            'verify_every': parse_duration(
+                config.train.verify_every, 'train.verify_every', num_examples=None,
+                batch_size=phases[0]['batch_size'], total=sum(phase['steps'] for phase in phases)),
+            'hours': hours, 'chip_hours': hours and hours * len(devices),
+        }
         if f.json:
             write_whole(f.json, json.dumps(record, indent=1) + '\n')
         say('\n' + tables(record))

@@ -23,39 +23,10 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads Tens
 
 from absl import logging
 
-from bert_jax.config import ConfigDict
+from bert_jax.config import complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import error_boundary
-
-
-def prepare(config: ConfigDict) -> None:
-    """Makes and publishes the vocabulary and token stores of a config's run.
-
-    Raises:
-      InputError: the task is not pre-training on text, or the text is bad.
-    """
-    from bert_jax import config as config_lib
-    from bert_jax.config.validation import validate
-    from bert_jax.tasks.pretrain import TextData
-    from bert_jax.weights import load_weights
-
-    if config.task != 'pretrain':
-        raise InputError(
-            f'config.task={config.task!r} reads its data at every start and has nothing to '
-            'prepare: only pre-training on text has'
-        )
-    validate(config)
-    published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
-    data = TextData(config_lib.complete(config, published))
-    for spec, store in data.stores.items():
-        m = store.manifest
-        size = sum(entry['bytes'] for entry in m['files'].values())
-        print(f"{spec}: {m['num_tokens']:,} tokens in {m['num_documents']:,} documents, "
-              f"{size / 1e6:,.1f} MB in {len(m['files'])} files: "
-              f"{data.places.shared / 'stores' / store.fingerprint}", flush=True)
-    if not data.stores:
-        print('all sources are records, which every host reads as they are')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -63,7 +34,25 @@ def main(argv: Sequence[str]) -> None:
     with error_boundary(stopped='stopped; the same command resumes'):
         config, _ = parse_command(argv, __doc__ or '')
         logging.set_verbosity(logging.ERROR)  # libraries log a great deal below it
-        prepare(config)
+        if config.task != 'pretrain':
+            raise InputError(f'config.task={config.task!r} reads its data at every start and has '
+                             'nothing to prepare: only pre-training on text has')
+        # They import jax, which reads JAX_PLATFORMS then.
+        from bert_jax.config.validation import validate
+        from bert_jax.tasks.pretrain import TextData
+        from bert_jax.weights import load_weights
+
+        validate(config)
+        published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
+        data = TextData(complete(config, published))
+        for spec, store in data.stores.items():
+            m = store.manifest
+            size = sum(entry['bytes'] for entry in m['files'].values())
+            print(f"{spec}: {m['num_tokens']:,} tokens in {m['num_documents']:,} documents, "
+                  f"{size / 1e6:,.1f} MB in {len(m['files'])} files: "
+                  f"{data.places.shared / 'stores' / store.fingerprint}", flush=True)
+        if not data.stores:
+            print('all sources are records, which every host reads as they are')
 
 
 if __name__ == '__main__':
