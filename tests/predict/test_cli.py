@@ -64,18 +64,16 @@ def test_pairs(run):
     assert pair[0]['first'] == 'a'
     _, two, _ = run('classify', 'a', 'b', model='classification')
     assert [line['text'] for line in two] == ['a', 'b']
-    _, choices, _ = run('classify', 'a', 'b', 'c d', 'e', model='multiple_choice')
-    assert run('classify', stdin=b'a\tb\tc d\te', model='multiple_choice')[1] == choices
-    assert choices[0]['choices'] == ['b', 'c d', 'e']
 
 
-def test_questions(run):
+def test_questions(run, tmp_path):
+    command = ['answer', '--null-threshold=0', '--max-answer-length=2']
     lines = b'a\tb c d e\n{"question": "a", "context": "b c d e", "id": 3}\n'
-    status, answers, _ = run('answer', '--null-threshold=0', '--max-answer-length=2', stdin=lines,
-                             model='question_answering')
-    assert status == 0 and answers[0] == answers[1]
-    assert run('answer', '--null-threshold=0', '--max-answer-length=2', 'a', 'b c d e',
-               model='question_answering')[1] == answers[:1]
+    _, answers, _ = run(*command, stdin=lines, model='question_answering')
+    assert answers[0] == answers[1]
+    (tmp_path / 'q.csv').write_text('context,question\nb c d e,a\n')
+    for texts in (('a', 'b c d e'), ('--input', tmp_path / 'q.csv')):
+        assert run(*command, *texts, model='question_answering')[1] == answers[:1]
     assert set(answers[0]) == {'question', 'answer', 'start', 'end', 'score', 'probability'}
 
 
@@ -194,6 +192,8 @@ def test_a_second_column_where_single_texts_are_read(run, tmp_path):
 
 def test_columns_of_choices(run, tmp_path):
     _, (expected,), _ = run('classify', 'a b', 'c', 'd', 'e f', model='multiple_choice')
+    assert expected['choices'] == ['c', 'd', 'e f']
+    assert run('classify', stdin=b'a b\tc\td\te f', model='multiple_choice')[1] == [expected]
     csv_file, lines = tmp_path / 'own.csv', tmp_path / 'own.jsonl'
     csv_file.write_text('x,q,y,z\nc,a b,d,e f\n')
     lines.write_text(json.dumps({'q': 'a b', 'all': ['c', 'd', 'e f']}))
