@@ -66,16 +66,6 @@ def test_blocks_do_not_show(tmp_path, monkeypatch, block_bytes):
     assert {name: _texts(tmp_path / name) for name in contents} == expected
 
 
-def test_long_document_is_continued(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, '_BLOCK_BYTES', 100)
-    monkeypatch.setattr(corpus, '_MAX_DOCUMENT_BYTES', 1000)
-    lines = [f'Line number {i}.' for i in range(500)]
-    (tmp_path / 'long.txt').write_text('\n'.join(lines))
-    texts = _texts(tmp_path / 'long.txt')
-    assert '\n'.join(texts).split('\n') == lines
-    assert len(texts) > 1 and max(map(len, texts)) < 1200
-
-
 @pytest.mark.parametrize(('name', 'content', 'prefix', 'words'), [
     ('*.txt', None, '', ['no file matches']),
     ('', None, '', ['is a directory']),

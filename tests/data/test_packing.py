@@ -16,7 +16,7 @@ from bert_jax.data.packing import (
     plan_steps,
     unpack,
 )
-from bert_jax.data.pairs import Sequences, joined, make_sequences, truncated_lengths
+from bert_jax.data.pairs import Sequences, joined, make_sequences
 from bert_jax.runtime.errors import InputError
 from tests.data.stores import assert_same, check_batch, make_examples, random_store, truncated
 
@@ -40,20 +40,6 @@ def made_units(lengths, choices=1):
 def steps_of(lengths, units, row_lengths=(64, 128), shards=1, token_cost=lambda s: 1.0):
     return plan_steps(
         lengths, units, row_lengths=row_lengths, shards=shards, token_cost=token_cost)
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 20), min_size=12, max_size=12), min_size=1, max_size=4),
-    st.integers(20, 45),
-)
-def test_no_row_overflows_and_every_unit_has_one(lengths, row_length):
-    lengths = np.array(lengths)
-    rows = pack(lengths, row_length)
-    assert ((rows >= 0) == (lengths > 0)).all()
-    for group_rows, group in zip(rows, lengths, strict=True):
-        used = np.bincount(group_rows[group > 0], weights=group[group > 0])
-        assert (used <= row_length).all()
-        assert (used > 0).all(), 'rows are numbered without gaps'
 
 
 @settings(deadline=None)
@@ -212,15 +198,6 @@ def test_rows_that_are_too_few_are_refused_with_a_number_that_is_enough(examples
 
 CLS, SEP = 101, 102
 texts = st.lists(st.integers(1000, 2000), max_size=12)
-
-
-@settings(deadline=None)
-@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 50))
-@example(5, 5, 5)
-@example(3, 9, 6)
-def test_kept_lengths_are_those_of_one_token_at_a_time(a, b, budget):
-    a_kept, b_kept = truncated_lengths(np.array([a]), np.array([b]), budget)
-    assert (a_kept[0], b_kept[0]) == truncated(a, b, budget)
 
 
 @settings(deadline=None)

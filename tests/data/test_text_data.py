@@ -128,16 +128,6 @@ def test_text_of_its_own_for_evaluation(folder):
     assert not tested & seen and tested & set().union(*_corpus_grams(data, folder / 'b.txt'))
 
 
-def test_one_segment_and_few_documents(folder):
-    (folder / 'two.txt').write_text(_text('abcdefg', 2, 3))
-    batch = _frozen(_open(folder, 'two.txt', next_sentence=False).held_out(S, P))
-    check_batch(pretrain_spec(S, P), batch)
-    assert not batch['segment_ids'].any()
-    with pytest.raises(InputError, match='2 different documents'):
-        _open(folder, 'two.txt').training(S, P)
-    assert _open(folder, 'two.txt', held_out=0.0).training(S, P).num_examples > 0
-
-
 def test_added_words_make_another_store(folder):
     plain = _open(folder, 'a.txt')
     word = (folder / 'a.txt').read_text().split()[1]

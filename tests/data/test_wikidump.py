@@ -147,7 +147,7 @@ def test_processes_that_cannot_work_are_no_pages_fault(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize(('name', 'content', 'words'), [
-    ('cut.xml', _dump()[:-200], ['cut short', 'line 1']),
+    ('cut.xml', _dump()[:-200], ['cut short', 'after line']),
     ('cut.xml.gz', gzip.compress(_dump())[:-200], ['cut short']),
     ('lost_streams.xml.bz2', _multistream()[:-len(bz2.compress(b'</mediawiki>'))],
      ['cut short', '</mediawiki>']),
