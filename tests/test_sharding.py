@@ -58,19 +58,6 @@ def test_a_layout_splits_batch_and_heads(layout, shape, shards):
     assert layout.batch_shards == shards
 
 
-def test_a_layout_leaves_a_device_alone_with_its_own_rows():
-    mesh = make_mesh(2, 2, 2)
-    layout = Layout(mesh)
-
-    def own(x):
-        assert layout(x, 'batch', 'heads') is x and layout.batch_shards == 1
-        return x
-
-    rows = P(('data', 'fsdp'))
-    jax.eval_shape(jax.shard_map(own, mesh=mesh, in_specs=rows, out_specs=rows,
-                                 axis_names={'data', 'fsdp'}), jnp.ones((16, 8)))
-
-
 @pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8), (1, 1, 1)])
 def test_rows_become_a_global_batch_in_their_order(axes):
     mesh = toy.mesh() if axes == (1, 1, 1) else make_mesh(*axes)
