@@ -184,7 +184,11 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
     warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
     sys.unraisablehook = _unless_of_a_task
     try:
-        if sys.stderr is None:  # closed by the shell
+        # A closed stream's number would go to the next file that is opened.
+        while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+            pass
+        os.close(number)
+        if sys.stderr is None:
             sys.stderr = open(os.devnull, 'w')  # noqa: SIM115
         if sys.stdout is None:
             raise InputError('standard output is closed: send it to a file or a program')
