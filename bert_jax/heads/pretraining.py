@@ -113,8 +113,7 @@ class BertForPreTraining(nn.Module):
             outputs = self.bert(*inputs, among_BxK, wanted)
             masked_BxPxH = outputs['sequence_output'][:, first_BxK.shape[1]:]
         hidden_BxPxH, bias_V = self.cls.predictions(masked_BxPxH)
-        table_VxH = c.layout(
-            self.bert.embeddings.word_embeddings.astype(c.dtype), 'vocab', None)
+        table_VxH = c.layout(self.bert.embeddings.word_embeddings, 'vocab', None)
         return outputs | {
             'mlm_output': (hidden_BxPxH, table_VxH, bias_V),
             'nsp_logits': self.cls.seq_relationship.logits(outputs['pooled_output']),
@@ -122,12 +121,14 @@ class BertForPreTraining(nn.Module):
 
 
 MlmOutput = tuple[jax.Array, jax.Array, jax.Array]
+_HIGHEST = 80.0  # a logit further above the label's counts as this: e^80 fits into float32
 
 
 def masked_lm_logits(output: MlmOutput) -> jax.Array:
     """Logits [..., V] float32 of hidden [..., H]; -1e30 for padding rows of V."""
     hidden, table_VxH, bias_V = output
-    logits = jnp.einsum('...H,VH->...V', hidden, table_VxH, preferred_element_type=jnp.float32)
+    logits = jnp.einsum('...H,VH->...V', hidden, table_VxH.astype(hidden.dtype),
+                        preferred_element_type=jnp.float32)
     return logits + bias_V
 
 
@@ -140,6 +141,8 @@ def masked_lm_loss(
     The logits of all positions would be the largest array of the step, read and written several
     times. They are computed in `chunks` parts of the slots, each with its gradient while it is in
     cache. So no [B, P, V] array is kept for the backward pass, which only scales the gradient.
+    The loss is float32, and exact up to 80 nats a token. In the gradient, probabilities of other
+    tokens than the label are rounded to the compute dtype.
 
     Args:
       output: `mlm_output` of `BertForPreTraining`.
@@ -167,18 +170,32 @@ def _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, with_gr
     def part(carry, chunk):
         hidden_MxH, labels_M, weights_M = chunk  # M: B * P / chunks
         logits_MxV = layout(masked_lm_logits((hidden_MxH, table_VxH, bias_V)), 'batch', 'vocab')
-        loss_M, correct_M = base.cross_entropy(logits_MxV, labels_M)
+        # Softmax does not depend on what is subtracted. The label's logit (to rounding) is known
+        # before the others are, so a TPU sums exponentials within the product that makes logits.
+        words_MxH = jnp.take(table_VxH, labels_M, axis=0).astype(hidden_MxH.dtype)
+        shift_M = jnp.take(bias_V, labels_M) + jnp.einsum(
+            'MH,MH->M', hidden_MxH, words_MxH, preferred_element_type=jnp.float32)
+        exp_MxV = jnp.exp(jnp.minimum(logits_MxV - shift_M[:, None], _HIGHEST))
+        sum_M = jnp.sum(exp_MxV, axis=-1)
+        right_MxV = lax.broadcasted_iota(labels_M.dtype, exp_MxV.shape, 1) == labels_M[:, None]
+        label_logit_M = jnp.sum(jnp.where(right_MxV, logits_MxV, 0.0), axis=-1)
+        loss_M = jnp.log(sum_M) + (shift_M - label_logit_M)
+        correct_M = (label_logit_M >= jnp.max(logits_MxV, axis=-1)).astype(jnp.float32)
         sums = (jnp.sum(loss_M * weights_M), jnp.sum(correct_M * weights_M))
         if not with_gradients:
             return jax.tree.map(jnp.add, carry, sums), None
-        label_logit = jnp.take_along_axis(logits_MxV, labels_M[:, None], axis=-1)
-        log_z = loss_M[:, None] + label_logit
-        classes = lax.broadcasted_iota(labels_M.dtype, logits_MxV.shape, 1)
-        right_MxV = (classes == labels_M[:, None]).astype(jnp.float32)
-        d_logits = (jnp.exp(logits_MxV - log_z) - right_MxV) * weights_M[:, None]
-        d_bias = jnp.sum(d_logits, axis=0)
-        d_logits = d_logits.astype(hidden_MxH.dtype)
-        d_hidden_MxH = jnp.einsum('MV,VH->MH', d_logits, table_VxH)
+        # The barrier keeps this array, of the compute dtype, and not the logits.
+        exp_MxV = lax.optimization_barrier(exp_MxV.astype(hidden_MxH.dtype))
+        d_label_M = jnp.expm1(-loss_M) * weights_M  # p - 1, precise where p is about 1
+        scale_M = weights_M / sum_M
+        d_logits = jnp.where(
+            right_MxV, d_label_M[:, None], exp_MxV.astype(jnp.float32) * scale_M[:, None]
+        ).astype(hidden_MxH.dtype)
+        # A product with ones: a sum would be a pass of its own over the array.
+        ones_Mx8 = jnp.ones((len(labels_M), 8), d_logits.dtype)
+        d_bias, *_ = jnp.einsum(
+            'MV,ME->EV', d_logits, ones_Mx8, preferred_element_type=jnp.float32)
+        d_hidden_MxH = jnp.einsum('MV,VH->MH', d_logits, table_VxH.astype(d_logits.dtype))
         d_table = jnp.einsum(
             'MV,MH->VH', d_logits, hidden_MxH, preferred_element_type=jnp.float32)
         return jax.tree.map(jnp.add, carry, (*sums, d_table, d_bias)), d_hidden_MxH
@@ -213,8 +230,7 @@ def _masked_lm_backward(chunks, layout, residuals, cotangents):
     del chunks, layout
     gradients, like = residuals
     scale = cotangents[0]  # correctness has no gradient
-    scaled = tuple(
-        (g * scale.astype(g.dtype)).astype(x.dtype) for g, x in zip(gradients, like, strict=True))
+    scaled = tuple((g * scale).astype(x.dtype) for g, x in zip(gradients, like, strict=True))
     return scaled, None, None
 
 

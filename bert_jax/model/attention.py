@@ -62,11 +62,13 @@ def attend(
         return kernel_attention(
             qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
             rate=config.attention_dropout, mesh=config.layout.mesh)
-    qkv_BxSx3xNxD = qkv_BxSx3xNxD + bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
-    q_BxQxNxD, k_BxKxNxD = qkv_BxSx3xNxD[:, :, 0], qkv_BxSx3xNxD[:, :, 1]
+    bias_3xNxD = bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
+    # Added to each part: the gradient of a sum's parts would be padded to all three and added up.
+    q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = (
+        qkv_BxSx3xNxD[:, :, i] + bias_3xNxD[i] for i in range(3))
     if name == 'cudnn':
         return jax.nn.dot_product_attention(
-            q_BxQxNxD, k_BxKxNxD, qkv_BxSx3xNxD[:, :, 2], implementation='cudnn',
+            q_BxQxNxD, k_BxKxNxD, v_BxKxNxD, implementation='cudnn',
             mask=(segments_BxS[:, :, None] == segments_BxS[:, None, :])[:, None])
     # Plain operations, which XLA fuses; scores and softmax are float32.
     queries_BxQ = segments_BxS
@@ -89,7 +91,7 @@ def attend(
     probs_BxNxQxK = drop.dropout(
         probs_BxNxQxK.astype(config.dtype), config.attention_dropout, rows_Bx2,
         drop.ATTENTION_PROBS, layer, wanted_BxP)
-    return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, qkv_BxSx3xNxD[:, :, 2])
+    return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxKxNxD)
 
 
 def choose(config: ModelConfig, length: int, drops: bool) -> str:

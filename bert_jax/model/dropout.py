@@ -114,4 +114,6 @@ def dropout(
     line = line.reshape(-1, *(1 for _ in others), lines, 1)
     column = column.reshape(-1, *(1 for _ in others), 1, columns)
     keep = kept((line ^ other if others else line) + column, rate).reshape(x.shape)
-    return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - rate), x.dtype), jnp.zeros((), x.dtype))
+    # In float32: 1 / 0.9 is 1.109 in bfloat16.
+    scaled = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
+    return jnp.where(keep, scaled, jnp.zeros((), x.dtype))

@@ -114,9 +114,12 @@ def gelu(x: jax.Array, form: str | Callable[[jax.Array], jax.Array]) -> jax.Arra
     """
     if callable(form):
         return form(x)
+    y = x.astype(jnp.float32)
     if form == 'gelu_erf':
-        return x * 0.5 * (1.0 + lax.erf(x * jnp.asarray(math.sqrt(0.5), x.dtype)))
-    return jax.nn.gelu(x, approximate=True)
+        y = y * 0.5 * (1.0 + lax.erf(y * math.sqrt(0.5)))
+    else:
+        y = jax.nn.gelu(y, approximate=True)
+    return y.astype(x.dtype)
 
 
 class Dense(nn.Module):

@@ -68,6 +68,22 @@ def test_gradients_in_bfloat16_are_close_to_float32(plain):
         assert error < 0.02
 
 
+@pytest.mark.parametrize('shift', [-500.0, 500.0])
+def test_what_all_logits_have_in_common_does_not_matter(plain, shift):
+    loss, grads = gradients(lambda output, *rest: chunked(1)(
+        (*output[:2], output[2] + shift), *rest))
+    np.testing.assert_allclose(loss, plain[0], rtol=1e-4)
+    np.testing.assert_allclose(grads[0], plain[1][0], atol=1e-3)
+
+
+def test_a_label_far_below_the_others_has_a_large_loss_and_finite_gradients():
+    output, labels, weights = inputs()
+    bias = output[2].at[labels[0, 0]].add(-1000.0)
+    loss, (d_hidden, *_) = jax.value_and_grad(
+        lambda hidden: chunked(1)((hidden, output[1], bias), labels, weights))(output[0])
+    assert 80 < loss < 1e4 and jnp.isfinite(d_hidden).all()
+
+
 def test_correct_predictions_are_counted_where_the_weight_is_one():
     output, labels, weights = inputs()
     best = masked_lm_logits(output).argmax(-1)
