@@ -71,20 +71,13 @@ def test_a_file_without_documents_is_one_and_odd_spaces_are_words(tmp_path):
     assert examples.labels == ('O', 'B-X', 'I-X')
 
 
-def test_malformed_lines_are_listed_and_left_out_up_to_a_limit(tmp_path, capsys):
-    path = put(tmp_path, 'eng.train', 'a NN O\nb I-X\n' + 'c NN I-X\n' * 98)
-    (sentence,) = read_tagged(path).sentences
-    assert sentence.words == ['a'] + ['c'] * 98
-    assert f'{path}, line 2: columns: 2, where the first line has 3' in capsys.readouterr().err
-    with pytest.raises(InputError, match=r'1 of 100 rows are malformed.*line 2: columns: 2'):
-        read_tagged(path, max_malformed=0)
-
-
 @pytest.mark.parametrize(('text', 'message'), [
     ('', 'holds no rows'),
     ('-DOCSTART- -X- O O\n\n', 'holds no rows'),
     ('EU\nrejects\n', 'one column: there are no tags'),
     (b'EU O\n\xe9t\xe9 O\n', 'line 2 is not UTF-8'),
+    ('a NN O\nb I-X\nc I-X\n',
+     '2 of 3 rows are malformed.*line 2: columns: 2, where the first line has 3'),
 ])
 def test_bad_files_are_refused_in_one_line(tmp_path, text, message):
     path = put(tmp_path, 'eng.train', text)
@@ -234,13 +227,3 @@ def test_scores_by_hand(gold, predicted, correct, found, wanted):
     assert scores['precision'] == (correct / found if found else 0)
     assert scores['recall'] == (correct / wanted if wanted else 0)
     assert scores['f1'] == (2 * correct / (found + wanted) if found + wanted else 0)
-
-
-def test_scores_of_each_type_and_of_words():
-    scores = conll_scores(
-        [['B-PER', 'O'], ['B-LOC', 'I-LOC', 'B-PER']], [['B-PER', 'O'], ['B-LOC', 'O', 'B-LOC']])
-    assert scores == {
-        'precision': 1 / 3, 'recall': 1 / 3, 'f1': 1 / 3, 'accuracy': 3 / 5,
-        'LOC/precision': 0.0, 'LOC/recall': 0.0, 'LOC/f1': 0.0,
-        'PER/precision': 0.5, 'PER/recall': 1.0, 'PER/f1': 2 / 3,
-    }

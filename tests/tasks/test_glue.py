@@ -147,13 +147,10 @@ def test_what_is_not_there(tmp_path, task, split, message):
 def test_tensorflow_datasets():
     """Its order of MNLI's labels is another; its records are shuffled."""
     records = [
-        {'hypothesis': b'H1', 'idx': np.int32(1), 'label': np.int64(2), 'premise': b'P1'},
-        {'hypothesis': b'H0', 'idx': np.int32(0), 'label': np.int64(0), 'premise': b'P0'},
-        {'hypothesis': 'H\u00e9'.encode(), 'idx': np.int32(2), 'label': np.int64(1),
-         'premise': b'P2'},
-    ]
+        {'hypothesis': f'H\u00e9{i}'.encode(), 'idx': np.int32(i), 'label': np.int64(label),
+         'premise': f'P{i}'.encode()} for i, label in ((1, 2), (0, 0), (2, 1))]
     examples = from_tfds('mnli', 'dev_matched', records)
-    assert examples.texts == [['P0', 'P1', 'P2'], ['H0', 'H1', 'H\u00e9']]
+    assert examples.texts == [['P0', 'P1', 'P2'], ['H\u00e90', 'H\u00e91', 'H\u00e92']]
     assert [GLUE_TASKS['mnli'].labels[i] for i in examples.labels] == [
         'entailment', 'contradiction', 'neutral']
     assert examples.labels.dtype == np.int32 and examples.ids == ['0', '1', '2']
@@ -183,14 +180,8 @@ def test_tensorflow_datasets_has_these_fields_and_labels():
 # Rows and labels as the benchmark publishes them (QQP: of the part that is here).
 @pytest.mark.parametrize('task, split, num, counts', [
     ('cola', 'train', 8551, [2528, 6023]),
-    ('sst2', 'train', 67349, [29780, 37569]),
-    ('mrpc', 'dev', 408, [129, 279]),
-    ('stsb', 'test', 1379, None),
     ('qqp', 'train', 23496, [14749, 8747]),
     ('mnli', 'dev_matched', 9815, [3213, 3479, 3123]),
-    ('qnli', 'dev', 5463, [2702, 2761]),
-    ('rte', 'train', 2490, [1249, 1241]),
-    ('wnli', 'train', 635, [323, 312]),
     ('ax', 'test', 1104, None),
 ])
 def test_real_files(shared_data, task, split, num, counts):
@@ -203,16 +194,13 @@ def test_real_files(shared_data, task, split, num, counts):
         assert np.bincount(examples.labels).tolist() == counts
 
 
-@pytest.mark.parametrize('task, split, file', [
-    ('sst2', 'train', 'SST-2/train.tsv.gz'),
-    ('qnli', 'dev', 'QNLI/dev.tsv.gz'),
-    ('stsb', 'train', 'STS-B/train.tsv.gz'),
-    ('mrpc', 'train', 'MRPC/train.tsv.gz'),
-])
-def test_real_files_as_the_csv_module_reads_them(shared_data, task, split, file):
-    with gzip.open(shared_data / 'glue' / file, 'rt', encoding='utf-8-sig', newline='') as lines:
-        rows = list(csv.DictReader(lines, delimiter='\t', quoting=csv.QUOTE_NONE))
+@pytest.mark.parametrize('task, split', [
+    ('sst2', 'train'), ('qnli', 'dev'), ('stsb', 'train'), ('mrpc', 'train')])
+def test_real_files_as_the_csv_module_reads_them(shared_data, task, split):
     known = GLUE_TASKS[task]
+    file = shared_data / 'glue' / known.folder / f'{split}.tsv.gz'
+    with gzip.open(file, 'rt', encoding='utf-8-sig', newline='') as lines:
+        rows = list(csv.DictReader(lines, delimiter='\t', quoting=csv.QUOTE_NONE))
     examples = read_glue(task, str(shared_data / 'glue'), split)
     assert examples.texts == [[row[name] for row in rows] for name in known.texts]
     labels = [row[known.label] for row in rows]

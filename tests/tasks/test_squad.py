@@ -1,7 +1,6 @@
 """SQuAD: files and their faults; windows, answers and scores against the original programs'."""
 
 import json
-import math
 import re
 from pathlib import Path
 
@@ -177,13 +176,9 @@ def rows(windows):
     ('the cat (1895-1).', '1895', '18 ##95'),
     ('the cat (1895-1).', '1895-1', '18 ##95 - 1'),
     ('the Japanese cat', 'Japan', 'japanese'),  # a part of a piece: the word
-    ('the cats sat', 'cat', 'cat'),
     ('the (cats) sat', 'at', '( cat ##s )'),
-    ('1895 the 1895', '1895', '18 ##95'),
     ('the\u202fcat\tsat', 'cat\tsat', 'cat sat'),
     ('the cat sat', ' cat ', 'cat'),
-    ('the cat sat', 'the cat sat', 'the cat sat'),
-    ('c\u00e1t, the', 'c\u00e1t', 'cat'),
     ('aaa a', 'aa', 'a ##a'),  # its own pieces, though not at its place
     ('the \u200b cat', '\u200b', ''),
     ('the a\u200bb cat', '\u200b', 'a ##b'),
@@ -315,26 +310,6 @@ def test_scores_are_the_official_ones_to_the_last_digit(names, threshold, offici
 
 def test_scores_of_version_1_are_the_official_ones_to_the_last_digit():
     assert v1_scores({name: PREDICTIONS[name] for name in ANSWERED}, ANSWERS) == V1
-
-
-PHRASES = st.sampled_from(['red', 'green', 'the red', 'red green', ''])
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(PHRASES, PHRASES, st.floats(-9, 9)), min_size=1, max_size=12,
-                unique_by=lambda case: case[2]))
-def test_the_best_threshold_is_the_best_of_all(cases):
-    answers = {str(i): [gold] if gold else [] for i, (gold, _, _) in enumerate(cases)}
-    texts = {str(i): text for i, (_, text, _) in enumerate(cases)}
-    odds = {str(i): value for i, (_, _, value) in enumerate(cases)}
-    best = v2_scores(texts, answers, odds)
-    assert math.isclose(best['f1'], best['best_f1'])
-    at = [v2_scores(texts, answers, odds, limit) for limit in (-10, *odds.values())]
-    for key, mine in (('f1', 'f1'), ('exact', 'exact_match')):
-        assert math.isclose(best[f'best_{key}'], max(scores[mine] for scores in at))
-        if best[f'best_{key}'] > at[0][mine]:  # else the official threshold is 0
-            scores = at[1 + list(odds.values()).index(best[f'best_{key}_thresh'])]
-            assert math.isclose(scores[mine], best[f'best_{key}'])
 
 
 def test_where_no_answer_to_anything_is_best_the_threshold_is_below_all_odds():
