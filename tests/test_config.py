@@ -32,16 +32,11 @@ from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments
 
 ROOT = Path(__file__).resolve().parent.parent
-# Arguments that a config file takes, after a colon, besides none.
-ARGUMENTS = {
-    'large_pretrain': ['lamb'], 'glue': ['stsb'], 'squad': ['v2'],
-    'conll': ['documents', 'features'], 'ablations': ['ltr,tiny'],
-    'efficient_pretrain': ['muon,tiny'],
-}
+# Config files, and arguments that they take, after a colon.
 NAMES = [
-    path.stem + (f':{argument}' if argument else '')
-    for path in sorted((ROOT / 'configs').glob('*.py'))
-    for argument in ['', *ARGUMENTS.get(path.stem, [])]
+    *(path.stem for path in sorted((ROOT / 'configs').glob('*.py'))), 'large_pretrain:lamb',
+    'glue:stsb', 'squad:v2', 'conll:documents', 'conll:features', 'ablations:ltr,tiny',
+    'efficient_pretrain:muon,tiny',
 ]
 
 
@@ -69,9 +64,7 @@ def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
     if not config.model.name:  # the model is that of a checkpoint
         with pytest.raises(InputError, match='init_checkpoint'):
             validate(config)
-        config.init_checkpoint = 'bert'
-        validate(config)
-        config.init_checkpoint, config.model.name = '', 'base'
+        config.model.name = 'base'
     validate(config)
     config = complete(config)
     validate(config, num_devices=8)
@@ -87,8 +80,7 @@ def lines_of(config, parts):
 
 
 def check_golden(file, lines):
-    golden = ROOT / 'tests' / 'golden' / file
-    text = '\n'.join(lines) + '\n'
+    golden, text = ROOT / 'tests' / 'golden' / file, '\n'.join(lines) + '\n'
     if os.environ.get('UPDATE_GOLDEN'):
         golden.write_text(text)
     assert text == golden.read_text()
@@ -112,10 +104,8 @@ def test_defaults_are_golden():
     ('ltr', {'data.next_sentence': False, 'model.causal': True}),
     ('3/768/12', {'model.num_layers': 3, 'model.hidden_size': 768, 'model.num_heads': 12}),
     ('4/256/4', {'model.num_layers': 4, 'model.hidden_size': 256, 'model.num_heads': 4}),
-    ('80/10/10', {}), ('100/0/0', {'data.mask_rate': 1.0, 'data.random_rate': 0.0}),
-    ('80/0/20', {'data.random_rate': 0.2}), ('80/20/0', {'data.random_rate': 0.0}),
+    ('80/10/10', {}), ('80/0/20', {'data.random_rate': 0.2}),
     ('0/20/80', {'data.mask_rate': 0.0, 'data.random_rate': 0.8}),
-    ('0/0/100', {'data.mask_rate': 0.0, 'data.random_rate': 1.0}),
     ('spans', {'data.masking': 'spans'}), ('ngrams', {'data.masking': 'ngrams'}),
 ])
 @pytest.mark.parametrize('scale', ['', ',tiny'])
@@ -145,20 +135,19 @@ def test_an_efficient_recipe_has_half_the_flops(scale):
     whole = flops('efficient_pretrain:paper')
     assert scale or whole == flops('ablations:base')
     for name in ('none', 'masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping',
-                 'no_nsp', 'all', 'masking+dropout+rate+muon+clipping'):
-        assert flops(f'efficient_pretrain:{name}') == pytest.approx(whole / 2, rel=0.01), name
-    for name in ('none', 'muon', 'all', 'muon+rate'):
-        assert flops(f'efficient_pretrain:{name}/4') == pytest.approx(whole / 4, rel=0.01), name
+                 'no_nsp', 'all', 'masking+dropout+rate+muon+clipping', 'muon+rate/4', 'all/4'):
+        share = 4 if name.endswith('/4') else 2
+        assert flops(f'efficient_pretrain:{name}') == pytest.approx(whole / share, rel=0.01), name
     assert flops('efficient_pretrain:none/1') == whole
 
 
 @pytest.mark.parametrize('path', FIELDS)
 def test_a_field_takes_its_default_and_nothing_out_of_its_range(path):
-    section = path.partition('.')[0]
+    section, allowed = path.partition('.')[0], FIELDS[path].allowed
     config = default_config(
         {'squad': 'squad_v1'}.get(section, section) if section in SECTIONS else 'pretrain')
     config.train.steps = 1000
-    allowed, validated = FIELDS[path].allowed, complete(config)
+    validated = complete(config)
     validate(validated)
     with pytest.raises((AttributeError, KeyError)):
         config.update_from_flattened_dict({path + 'z': 1})
@@ -186,8 +175,6 @@ def test_the_choices_of_a_field_are_those_that_the_code_knows(field, known):
 
 @pytest.mark.parametrize('values, message', [  # with eight devices
     ({'model.name': 'larg'}, "config.model.name='larg' is unknown: did you mean 'large'?"),
-    ({'model.hidden_act': 'gelu_tan'}, "hidden_act='gelu_tan' is unknown: did you mean 'gelu_tan"),
-    ({'optimizer.name': 'lino'}, "config.optimizer.name='lino' is unknown: did you mean 'lion'?"),
     ({'train.loggers': 'wandb,tensorbord'}, "'tensorbord' is unknown: did you mean 'tensorboard'?"),
     ({'optimizer.name': 'lion', 'optimizer.b1': 0.5}, 'config.optimizer.b1=0.5 means nothing to'),
     ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide config.model.hidden_size'),
@@ -196,11 +183,9 @@ def test_the_choices_of_a_field_are_those_that_the_code_knows(field, known):
     ({'data.max_predictions_per_seq': 127}, 'from 1 to max_seq_length - 2 = 126'),
     ({'data.mask_rate': 0.95}, 'config.data.mask_rate=0.95 and config.data.random_rate=0.1 add up'),
     ({'train.batch_size': 100}, 'config.train.batch_size=100 cannot be split over data x fsdp = 8'),
-    ({'train.eval_batch_size': 12}, 'config.train.eval_batch_size=12 cannot be split'),
     ({'train.accumulation_steps': 3}, 'config.train.accumulation_steps=3 does not divide'),
     ({'train.accumulation_steps': 64}, 'in 64 parts: the nearest above is 512'),
     ({'train.packed_rows': 264}, 'config.train.packed_rows=264 are more than the sequences'),
-    ({'phases': ({'steps': 5}, {'steps': 5, 'packed_rows': 9})}, 'config.phases[1].packed_rows=9'),
     ({'train.packed_rows': 16, 'train.accumulation_steps': 32}, 'divide config.train.packed_rows'),
     ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=-1 x tensor=1 does not fit 8 devices'),
     ({'mesh.tensor': 8}, 'config.mesh.tensor=8 does not divide config.model.num_heads=12'),
@@ -225,10 +210,9 @@ def test_the_vocabulary_must_split_over_the_tensor_axis():
 
 
 @pytest.mark.parametrize('value, steps', [
-    (1000, 1000), ('1000', 1000), ('1_000', 1000), ('1e6', 1_000_000), ('1000 steps', 1000),
-    ('1 step', 1), (0, 0), ('10%', 200), ('28.43%', 569), ('0.01%', 0), (' 10 % ', 200),
-    ('3 epochs', 94), ('1 epoch', 31), ('0.5 epochs', 16), ('0.001 epochs', 1), ('3epochs', 94),
-    ('64 examples', 2), ('65 examples', 3), ('1 example', 1), ('5e3 examples', 157),
+    (1000, 1000), ('1_000', 1000), ('1e6', 1_000_000), ('1 step', 1), (0, 0), ('28.43%', 569),
+    ('0.01%', 0), (' 10 % ', 200), ('3 epochs', 94), ('0.5 epochs', 16), ('0.001 epochs', 1),
+    ('1 epoch', 31), ('64 examples', 2), ('65 examples', 3),
 ])
 def test_durations(value, steps):
     assert parse_duration(value, 'x', batch_size=32, num_examples=1000, total=2000) == steps
@@ -244,8 +228,7 @@ def test_ranges_of_steps():
 
 @pytest.mark.parametrize('value, known', [
     *((value, {}) for value in (
-        'soon', '', '-5', -5, 1.5, '1.5', '1.5 steps', True, None, '5 %s', '3 Epochs', 'epochs',
-        '%', '1 000', '1__0', '1_', '3 parsecs')),
+        'soon', '', '-5', -5, 1.5, '1.5 steps', True, None, 'epochs', '1 000', '3 parsecs')),
     ('10%', {'total': None}), ('3 epochs', {'num_examples': None}),
 ])
 def test_what_is_no_duration_here_is_refused_with_its_field(value, known):
@@ -277,9 +260,8 @@ def test_a_phase_takes_what_it_leaves_out_from_train_and_data():
                                                     'learning_rate': 0.5, 'warmup': '10%'}),
     })
     one, two = phases(config)
-    assert one == {'steps': 5, 'batch_size': 64, 'max_seq_length': 96,
-                   'max_predictions_per_seq': 14, 'packed_rows': 0, 'learning_rate': None,
-                   'warmup': None}
+    assert one == {'steps': 5, 'batch_size': 64, 'max_seq_length': 96, 'packed_rows': 0,
+                   'max_predictions_per_seq': 14, 'learning_rate': None, 'warmup': None}
     assert two == one | {'steps': 20, 'max_seq_length': 200, 'learning_rate': 0.5, 'warmup': 2}
 
 
@@ -302,7 +284,6 @@ def test_schedule_segments_follow_the_phases(parts, segments):
     ({'name': 'uncased_L-4_H-512_A-8'}, (4, 512, 8, 2048)),
     ({'name': 'L-6_H-768_A-3'}, (6, 768, 3, 3072)),  # of the paper's Table 6
     ({'name': 'tiny', 'hidden_size': 64, 'num_layers': 5}, (5, 64, 2, 256)),
-    ({'name': 'tiny', 'intermediate_size': 100}, (2, 128, 2, 100)),
 ])
 def test_models_by_name_whose_sizes_may_be_overridden(values, sizes):
     found = model_sizes(changed({f'model.{name}': value for name, value in values.items()}))
@@ -328,10 +309,10 @@ def test_one_field_may_be_set_where_a_checkpoint_gives_the_others(name):
         validate(changed({**values, 'model.hidden_act': 'relu'}))
 
 
-def parsed(name, *overrides):
-    """The config of `configs/NAME` after overrides, as a command has it."""
-    argv = ['program', f'--config={ROOT}/configs/{name}', *(f'--config.{o}' for o in overrides)]
-    return parse_command(argv, '')[0]
+def parsed(name, override):
+    """The config of `configs/NAME` after an override, as a command has it."""
+    return parse_command(
+        ['program', f'--config={ROOT}/configs/{name}', f'--config.{override}'], '')[0]
 
 
 @pytest.mark.parametrize('name, override, field, values', [
@@ -341,9 +322,7 @@ def parsed(name, *overrides):
     ('tiny_pretrain.py', 'data.max_seq_length=32', 'max_seq_length', [32]),
     ('base_pretrain.py', 'phases=({"steps": 3},)', 'max_seq_length', [128]),
 ])
-def test_an_override_reaches_every_phase_that_does_not_say_otherwise(
-    name, override, field, values
-):
+def test_an_override_reaches_phases_that_do_not_say_otherwise(name, override, field, values):
     assert [phase[field] for phase in phases(parsed(name, override))] == values
 
 
@@ -351,15 +330,12 @@ def test_an_override_reaches_every_phase_that_does_not_say_otherwise(
     ('large_pretrain.py:lamb', 'train.batch_size=8', r"=8 .*'--config.phases\[0\].batch_size="),
     ('base_pretrain.py', 'data.max_seq_length=64', r"'--config.phases\[0\].max_seq_length="),
     ('large_pretrain.py:lamb', 'optimizer.learning_rate=1.0', 'their own learning_rate'),
-    ('large_pretrain.py:lamb', 'optimizer.warmup=10', 'their own warmup'),
     ('base_pretrain.py', 'phases[0].batch_size=8', 'the phase does not say this'),
     ('tiny_pretrain.py', 'phases[0].batch_size=8', 'no such phase'),
     ('tiny_pretrain.py', 'train.batchsize=8', "did you mean 'train.batch_size'"),
     ('tiny_pretrain.py', 'train.batch_size=many', 'train.batch_size'),
     ('none.py', 'seed=1', 'configs/none.py'),
     ('efficient_pretrain.py:faster', 'seed=1', 'faster is unknown: choose paper, none, all, mask'),
-    ('ablations.py:mask_all', 'seed=1', 'mask_all is unknown: choose base, no_nsp, ltr, 3/768/12'),
-    ('large_pretrain.py:lamp', 'seed=1', 'lamp is unknown: choose paper or lamb'),
 ])
 def test_a_command_line_that_means_nothing_is_refused(name, override, message):
     with pytest.raises(InputError, match=message):

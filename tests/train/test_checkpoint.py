@@ -3,13 +3,14 @@
 import errno
 import re
 import shutil
+from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-import tensorstore
 from toy import Toy, mesh
 
 from bert_jax.runtime import files
@@ -139,17 +140,15 @@ def flip(file):
     file.write_bytes(bytes(content))
 
 
-def lose(file):
-    file.unlink()
-
-
-def copy_of(saved, tmp_path, steps):
-    for step in steps:
-        shutil.copytree(saved / str(step), tmp_path / str(step))
+@pytest.fixture
+def copied(saved, tmp_path):
+    """A folder of its own with checkpoints 2, 3."""
+    for step in '23':
+        shutil.copytree(saved / step, tmp_path / step)
     return tmp_path
 
 
-@pytest.mark.parametrize('damage', [cut, flip, lose])
+@pytest.mark.parametrize('damage', [cut, flip, Path.unlink])
 def test_damage_in_any_file_is_found_or_does_no_harm(tmp_path, damage):
     large = Toy(width=512)  # small arrays lie within OCDBT's own index, which has checksums
     state = numbered(large)
@@ -171,11 +170,8 @@ def test_damage_in_any_file_is_found_or_does_no_harm(tmp_path, damage):
     assert found >= {'default/_METADATA', 'default/manifest.ocdbt', arrays}
 
 
-def test_a_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(
-    saved, state, tmp_path, capsys
-):
-    copy_of(saved, tmp_path, [1, 2, 3])
-    shutil.rmtree(tmp_path / '3')
+def test_a_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(tmp_path, state, capsys):
+    save(tmp_path, state, [1, 2])
     (tmp_path / '3').mkdir()
     cut(tmp_path / '2' / 'default' / 'manifest.ocdbt')
     assert restore(tmp_path, abstract()).step == 1
@@ -185,44 +181,34 @@ def test_a_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(
     # The step can be saved anew, and is what is taken next; damaged again, both are kept.
     save(tmp_path, state, [3])
     assert restore(tmp_path, abstract()).step == 3
-    lose(tmp_path / '3' / 'default' / '_METADATA')
+    (tmp_path / '3' / 'default' / '_METADATA').unlink()
     assert restore(tmp_path, abstract()).step == 1
     assert (tmp_path / '3.unreadable-2').is_dir()
 
 
-def test_where_none_can_be_read_nothing_is_moved_and_no_run_begins(saved, tmp_path):
-    copy_of(saved, tmp_path, [2, 3])
+def test_where_none_can_be_read_nothing_is_moved_and_no_run_begins(copied):
     for step in '23':
-        cut(tmp_path / step / 'default' / '_METADATA')
+        cut(copied / step / 'default' / '_METADATA')
     with pytest.raises(InputError, match=r'no checkpoint that can be read \(step 3: .*--workdir'):
-        restore(tmp_path, abstract())
-    assert {path.name for path in tmp_path.iterdir()} == {'2', '3'}
+        restore(copied, abstract())
+    assert {path.name for path in copied.iterdir()} == {'2', '3'}
 
 
-FAULTS = [
+@pytest.mark.parametrize('fault', [
     MemoryError('no more'), PermissionError(13, 'Permission denied'), TimeoutError('slow'),
     RuntimeError('RESOURCE_EXHAUSTED'), ValueError('UNAVAILABLE: Error opening "zarr" driver'),
-]
-
-
-@pytest.mark.parametrize('fault', FAULTS, ids=str)
-@pytest.mark.parametrize('place', ['arrays', 'description'])
+], ids=str)
+@pytest.mark.parametrize('calls', [
+    ['tensorstore.open'], ['etils.epath.Path.read_text', 'etils.epath.gpath._GPath.open'],
+], ids=['arrays', 'description'])
 def test_a_fault_that_is_no_damage_is_raised_and_nothing_is_moved(
-    saved, tmp_path, monkeypatch, place, fault
+    copied, monkeypatch, calls, fault
 ):
-    copy_of(saved, tmp_path, [2, 3])
-
-    def fail(*args, **kwargs):
-        raise fault
-
-    if place == 'arrays':
-        monkeypatch.setattr(tensorstore, 'open', fail)
-    else:
-        monkeypatch.setattr('etils.epath.Path.read_text', fail)
-        monkeypatch.setattr('etils.epath.gpath._GPath.open', fail)
+    for call in calls:
+        monkeypatch.setattr(call, mock.Mock(side_effect=fault))
     with pytest.raises(type(fault), match=re.escape(str(fault))):
-        restore(tmp_path, abstract())
-    assert {path.name for path in tmp_path.iterdir()} == {'2', '3'}
+        restore(copied, abstract())
+    assert {path.name for path in copied.iterdir()} == {'2', '3'}
 
 
 def test_in_a_bucket_it_is_the_same(bucket, state):
@@ -237,17 +223,12 @@ def test_in_a_bucket_it_is_the_same(bucket, state):
     assert_equal(found.params, state.params)
 
 
-def test_a_save_that_fails_is_told_as_what_it_is(tmp_path, state, monkeypatch):
-    def fail(*args):
-        raise OSError(errno.ENOSPC, 'No space left on device')
-
+def test_a_save_that_fails_is_told_as_what_it_is(tmp_path, state):
     save(tmp_path, state, [1])
-    checkpoints = Checkpoints(tmp_path, 2)
-    monkeypatch.setattr('etils.epath.gpath._GPath.rename', fail)
-    checkpoints.save(2, state)
-    with pytest.raises(OSError, match='No space left on device'):
-        checkpoints.close()
-    monkeypatch.undo()
+    full = OSError(errno.ENOSPC, 'No space left on device')
+    with mock.patch('etils.epath.gpath._GPath.rename', side_effect=full), \
+            pytest.raises(OSError, match='No space left on device'):
+        save(tmp_path, state, [2])
     assert restore(tmp_path, abstract()).step == 1
 
 

@@ -74,16 +74,6 @@ def test_what_is_reported(measured, more, expected):
     assert said(measured, **more) == expected
 
 
-def test_a_rate_far_too_high():
-    """It leaps, and then learns nothing any more."""
-    def measured(step):
-        return good(step) if step < 50 else guessing(step) | {'grad_norm': 30.0, 'loss': 12.0}
-
-    alarms = said(measured)
-    assert [name for name, step in alarms if step < 60] == ['gradient_spike', 'loss_spike']
-    assert ('plateau', 200) in alarms
-
-
 def test_a_state_is_told_again_once_it_was_over():
     def measured(step):
         return guessing(step) if step <= 300 or 600 < step <= 700 else good(step)

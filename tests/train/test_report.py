@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import time
+from unittest import mock
 
 import google.auth
 import pytest
@@ -100,26 +101,6 @@ def test_a_bucket_that_refuses_records_costs_none_and_ends_nothing(
     shutil.rmtree(report.folder, ignore_errors=True)
 
 
-def test_events_that_grow_while_they_are_uploaded(bucket, monkeypatch):
-    workdir = files.as_path(bucket) / 'run'
-    report = Report(workdir, True, 0)
-    grown = report.folder / 'events.big'
-    grown.write_bytes(bytes(6 << 20))
-    file_system = type(files._file_system())
-    pipe = file_system.pipe_file
-
-    def grow(self, path, data, **how):
-        with open(grown, 'ab') as file:
-            file.write(bytes(1 << 20))
-        return pipe(self, path, data, **how)
-
-    monkeypatch.setattr(file_system, 'pipe_file', grow)
-    report.flush()
-    monkeypatch.undo()
-    assert (workdir / 'events.big').stat().length >= 6 << 20
-    report.close()
-
-
 def test_a_full_disk_costs_no_record(tmp_path, monkeypatch, capsys):
     report = Report(tmp_path, True, 0)
     report.write(1, {'train/loss': 1.0})
@@ -139,10 +120,8 @@ def test_a_full_disk_costs_no_record(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('write, number, text', [
-    *((duration, *row) for row in (
-        (-3, '0:00'), (59.6, '1:00'), (3599, '59:59'), (3723, '1:02:03'))),
-    *((count, *row) for row in (
-        (0.5, '0.5'), (950, '950'), (9999, '9999'), (12_345, '12.3k'), (2.5e9, '2.5G'))),
+    (duration, -3, '0:00'), (duration, 59.6, '1:00'), (duration, 3723, '1:02:03'),
+    (count, 0.5, '0.5'), (count, 950, '950'), (count, 12_345, '12.3k'),
 ])
 def test_numbers_of_a_line(write, number, text):
     assert write(number) == text
@@ -150,22 +129,18 @@ def test_numbers_of_a_line(write, number, text):
 
 @pytest.fixture
 def monitoring(monkeypatch):
-    """Requests that a stand-in for Cloud Monitoring received, and the status that it answers."""
-    received, status = [], [200]
+    """Requests that a stand-in for Cloud Monitoring received, and what it answers."""
+    received, response = [], requests.Response()
+    response.status_code = 200
 
-    class Session:
-        def __init__(self, credentials):
-            assert isinstance(credentials, AnonymousCredentials)
+    def post(url, *, json, timeout):
+        received.append((url, json['timeSeries']))
+        return response
 
-        def post(self, url, *, json, timeout):
-            received.append((url, json['timeSeries']))
-            response = requests.Response()
-            response.status_code = status[0]
-            return response
-
-    monkeypatch.setattr('google.auth.transport.requests.AuthorizedSession', Session)
+    monkeypatch.setattr('google.auth.transport.requests.AuthorizedSession',
+                        lambda credentials: mock.Mock(post=post))
     monkeypatch.setattr(google.auth, 'default', lambda scopes: (AnonymousCredentials(), 'project'))
-    return received, status
+    return received, response
 
 
 def test_cloud_monitoring_gets_goodput_and_step_time_of_the_host(tmp_path, monitoring):
@@ -184,9 +159,9 @@ def test_cloud_monitoring_gets_goodput_and_step_time_of_the_host(tmp_path, monit
 
 
 def test_a_logger_that_fails_is_a_warning(tmp_path, monitoring, monkeypatch, capsys):
-    received, status = monitoring
+    received, response = monitoring
     monkeypatch.setattr(module, '_MONITORING_SECONDS', 0.0)
-    status[0] = 503
+    response.status_code = 503
     report = Report(tmp_path, True, 0)
     report.open_loggers(['cloud_monitoring'], {})
     for step in (1, 2, 3):
@@ -223,23 +198,15 @@ def test_what_is_not_installed_or_not_known_is_said(tmp_path, monkeypatch):
         module.wandb(tmp_path, {})
 
 
-class Clock:
-    def __init__(self, now=0.0):
-        self.now = now
-
-    def __call__(self):
-        return self.now
-
-
 def spend(goodput, **seconds):
     for cause, amount in seconds.items():
         goodput.enter(cause)
-        goodput.clock.now += amount
+        goodput.clock.return_value += amount
     goodput.enter('step')
 
 
 def test_steps_that_a_kill_undid_are_lost_however_often(tmp_path):
-    clock = Clock(10.0)
+    clock = mock.Mock(return_value=10.0)
     first = Goodput(tmp_path, True, 0, 0.0, clock)  # start 10
     spend(first, step=100)
     first.mark(1000)
@@ -248,17 +215,17 @@ def test_steps_that_a_kill_undid_are_lost_however_often(tmp_path):
     spend(first, step=30)
     first.write()  # at 190; killed
 
-    clock.now = 250.0
+    clock.return_value = 250.0
     second = Goodput(tmp_path, True, 1500, 240.0, clock)  # start 10, after 50 away
     spend(second)
     assert second.now()['step'] == 150 and second.now()['lost'] == 30
     spend(second, step=7)
     second.write()  # at 257; killed before it saved
 
-    clock.now = 300.0
+    clock.return_value = 300.0
     third = Goodput(tmp_path, True, 1000, 300.0, clock)  # the newest checkpoint was damaged
-    assert third.now() == {'step': 100, 'start': 20, 'compile': 0, 'data': 0, 'evaluation': 0,
-                           'save': 0, 'profile': 0, 'lost': 87}
+    times = {cause: seconds for cause, seconds in third.now().items() if seconds}
+    assert times == {'step': 100, 'start': 20, 'lost': 87}
     assert third.metrics()['train/goodput'] == 100 / 207
     assert third.line() == 'goodput 48.3% of 3:27 (start 9.7%, lost 42.0%); 1:33 not running'
 
@@ -268,7 +235,7 @@ def test_steps_that_a_kill_undid_are_lost_however_often(tmp_path):
 ])
 def test_a_damaged_file_does_not_stop_a_run(tmp_path, content):
     (tmp_path / 'goodput.json').write_text(content)
-    goodput = Goodput(tmp_path, True, 10, 0.0, Clock(5.0))
+    goodput = Goodput(tmp_path, True, 10, 0.0, lambda: 5.0)
     assert sum(goodput.now().values()) == 5
     goodput.write()
     assert json.loads((tmp_path / 'goodput.json').read_text())['seconds']['start'] == 5
