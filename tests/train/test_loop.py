@@ -50,7 +50,7 @@ class Records(Report):
 @pytest.fixture(scope='module')
 def trainer():
     """(task, train step, the state to start from), made once."""
-    optimizer, step = sgd_step(Toy(), MESH)
+    optimizer, step = sgd_step(MESH)
     return Toy(), step, jax.device_get(make_init(Toy(), optimizer, MESH)(0))
 
 
@@ -211,19 +211,13 @@ def test_the_time_of_a_run_is_split_by_cause(trainer, tmp_path):
     goodput = Goodput(tmp_path, True, 0, 0.0, clock=lambda: float(next(ticks)))
     run = run_of(trainer, (2, 4, 5), steps=(6, 4), goodput=goodput)
     seconds = goodput.now()
-    unseen = {cause for cause, spent in seconds.items() if not spent}
-    assert unseen == {'profile', 'lost'}
+    assert [cause for cause, spent in seconds.items() if not spent] == ['lost']
     assert sum(seconds.values()) == next(ticks) - 1
     records = [run.records.written['log', step] for step in run.records.steps('log')]
     for record in records:
         total = sum(value for name, value in record.items() if name.startswith('time/'))
         assert record['train/goodput'] == pytest.approx(record['time/step'] / total)
     assert [r['time/save'] > 0 for r in records] == [False, False, True, True, True]
-
-    # It goes on from the checkpoint of step 5: steps 6 to 10 were for nothing.
-    again = Goodput(tmp_path, True, 5, 0.0)
-    assert again.seconds['lost'] > 0
-    assert again.seconds['lost'] + again.seconds['step'] == pytest.approx(seconds['step'], abs=9)
 
 
 @pytest.mark.parametrize(('folder', 'at', 'stop_at', 'traced'), [

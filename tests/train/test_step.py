@@ -21,7 +21,6 @@ from bert_jax.runtime.errors import Diverged
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import Layout, to_global
 from bert_jax.train.step import (
-    TrainState,
     abstract_state,
     make_eval_step,
     make_init,
@@ -49,8 +48,8 @@ def bert_batches():
         yield rows
 
 
-def run_of(axes, parts, params=None):
-    """Five steps of a small BERT with dropout on a mesh, from fresh or from given parameters."""
+def run_of(axes, parts):
+    """Five steps of a small BERT with dropout on a mesh."""
     on = mesh(*axes)
     # The limit makes 1, 2 or 3 parts of the logits, by how the batch is split.
     task = Pretraining(ModelConfig(
@@ -62,8 +61,7 @@ def run_of(axes, parts, params=None):
     step = fixed_step(
         task, optimizer, schedule, on, seed=3, clip_norm=1.0, accumulation_steps=parts)
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, optimizer, on))
-    state = make_init(task, optimizer, on)(0) if params is None else jax.device_put(
-        TrainState(jnp.int32(0), params, optimizer.init(params)), shardings)
+    state = make_init(task, optimizer, on)(0)
     run = types.SimpleNamespace(axes=axes, initial=jax.device_get(state.params), metrics=[])
     batches = [to_global(on, rows, BATCH, range(BATCH)) for rows in bert_batches()]
     with mock.patch('bert_jax.heads.pretraining.CHUNK_BYTES_ON_CPU', 60_000):
@@ -88,9 +86,8 @@ def alone():
 @pytest.fixture(scope='module', params=[
     ((8, 1, 1), 2), ((2, 2, 2), 2), ((2, 4, 1), 1), ((4, 1, 2), 4),
 ], ids=lambda p: '{}x{}x{} in {}'.format(*p[0], p[1]))
-def other(request, alone):
-    fresh = request.param[0] == (2, 2, 2)  # one is enough to see that it is born the same
-    return run_of(*request.param, None if fresh else alone.initial)
+def other(request):
+    return run_of(*request.param)
 
 
 def assert_close(found, expected, **tolerance):
@@ -159,7 +156,7 @@ def test_parameters_moved_and_padding_rows_stayed_zero(alone):
 
 def toy_run(batches=(0, 1, 2), **options):
     """(state, metrics by step) of the toy task on one device."""
-    optimizer, step = sgd_step(Toy(), mesh(), **options)
+    optimizer, step = sgd_step(mesh(), **options)
     state, all_metrics = make_init(Toy(), optimizer, mesh())(0), []
     for i in batches:
         state, metrics = step(state, batch(i))
@@ -202,7 +199,7 @@ def test_metrics_are_those_of_the_step_before_its_update():
 
 
 def test_the_state_is_donated_and_counts_its_steps():
-    optimizer, step = sgd_step(Toy(), mesh(8))
+    optimizer, step = sgd_step(mesh(8))
     state = make_init(Toy(), optimizer, mesh(8))(0)
     after, _ = step(state, to_global(mesh(8), batch(0), 8, range(8)))
     assert after.step == 1

@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
 from bert_jax.model.dropout import CLASSIFIER, dropout
 from bert_jax.model.layers import parameter
-from bert_jax.train.sharding import MESH_AXES
+from bert_jax.train.sharding import make_mesh
 from tests.tiny_models import fixed_step
 
 
@@ -45,8 +44,7 @@ class Toy:
 
 def mesh(data=1, fsdp=1, tensor=1):
     """A mesh of the first devices."""
-    devices = np.array(jax.devices()[: data * fsdp * tensor])
-    return Mesh(devices.reshape(data, fsdp, tensor), MESH_AXES)
+    return make_mesh(data, fsdp, tensor, jax.devices()[: data * fsdp * tensor])
 
 
 def batch(step, size=8, width=16):
@@ -61,11 +59,8 @@ def batch(step, size=8, width=16):
     }
 
 
-def sgd_step(task, on, *, rate=0.1, seed=0, clip_norm=0.0, accumulation_steps=1, optimizer=None):
+def sgd_step(on, *, rate=0.1, clip_norm=0.0, optimizer=None, **how):
     """(optimizer, train step)."""
     optimizer = optimizer or optax.sgd(rate, momentum=0.9)
-    step = fixed_step(
-        task, optimizer, lambda step: rate / (1.0 + step), on, seed=seed, clip_norm=clip_norm,
-        accumulation_steps=accumulation_steps,
-    )
-    return optimizer, step
+    return optimizer, fixed_step(Toy(), optimizer, lambda step: rate / (1.0 + step), on,
+                                 clip_norm=clip_norm, **how)
