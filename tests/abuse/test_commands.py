@@ -270,8 +270,10 @@ HAND_EDITED = [
            before=change('cache/stores/*/manifest.json', changed))
       for changed in (having(format_version=99), having(num_tokens=10**12), deep,
                       having(files={'../x': {'bytes': 3, 'md5': 'x'}}))),
-    Case(f'{_SWEEP} --restarts=1', r'sweep\.json|holds a sweep', before=lambda folder: (
-        (folder / 's').mkdir(), (folder / 's' / 'sweep.json').write_text('{"config": 3}'))),
+    Case(f'{_SWEEP} --restarts=1', 'holds a sweep', before=lambda folder: (
+        (begun := folder / 's' / 'runs' / 'seed=9').mkdir(parents=True),
+        (begun / 'config.json').write_text('{}'),
+        (folder / 's' / 'sweep.json').write_text('{"config": 3}'))),
     *(Case(f'{_SWEEP} --grid seed=1', r'sweep_result\.json', before=_sweep(content))
       for content in ('', '[]', '{"metric": "eval/f1", "eval/f1": NaN}')),
     *(Case('main @glue --config.init_checkpoint={things}/run --config.data.dir={things}/cache '
