@@ -88,13 +88,6 @@ def assert_same(batch, other):
         np.testing.assert_array_equal(batch[name], other[name], err_msg=name)
 
 
-class FailsThere:
-    """Cannot be loaded by a process that it is sent to."""
-
-    def __reduce__(self):
-        return open, ('/no such file',)
-
-
 def change_last_byte(path):
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

@@ -54,6 +54,10 @@ def _records(seed=5):
     return RecordExamples(_Records(), seed)
 
 
+def _pairs(seed=3):
+    return make_examples(random_store(60), seed=seed)
+
+
 def test_parts_go_on_through_their_own_rows():
     mixture = _mixture()
     ids = mixture.rows(np.arange(5000))['input_ids']
@@ -68,12 +72,16 @@ def test_parts_go_on_through_their_own_rows():
         assert set(range(size)) <= set(ids[:3000][ids[:3000, 0] == part, 1].tolist())
 
 
-@pytest.mark.parametrize('make', [_mixture, _records])
-def test_rows_depend_on_their_number_alone(make):
-    whole = make().rows(np.arange(3000))
-    check_batch(make().spec, whole)
+@pytest.mark.parametrize('frozen', [False, True])
+@pytest.mark.parametrize('make', [_mixture, _records, _pairs])
+def test_rows_depend_on_their_number_alone(make, frozen):
+    used = make()
+    n = used.num_frozen if frozen else 3000  # over the ends of epochs
+    whole = used.rows(np.arange(n), frozen)
+    check_batch(used.spec, whole)
     for some in (np.arange(990, 1010), np.array([2999]), np.array([5, 2100, 7, 1003])):
-        assert_same(make().rows(some), {name: x[some] for name, x in whole.items()})
+        for examples in (used, make()):  # a fresh start, in the middle
+            assert_same(examples.rows(some % n, frozen), {k: x[some % n] for k, x in whole.items()})
     other = make(seed=1).rows(np.arange(3000))
     assert not np.array_equal(other['input_ids'], whole['input_ids'])
 
@@ -114,13 +122,6 @@ def _global(make, examples, hosts, **more):
              for name, x in batch[0].items()} for batch in zip(*parts, strict=True)]
 
 
-def _check_steps(batches, examples, steps):
-    """The batches are the rows of these steps."""
-    for step, batch in zip(steps, batches, strict=True):
-        check_batch(examples.spec, batch)
-        assert_same(batch, examples.rows(step * 16 + np.arange(16)))
-
-
 @pytest.mark.parametrize(('hosts', 'first_step', 'num_steps', 'rows_a_call'), [
     (1, 3, 150, 2048), (2, 5, 131, 100), (8, 5, 131, 100), (1, 1234, 6, 2048),
     (2, 1239, 1, 2048), (2, 7, 0, 2048), (1, 2, 3, 10),  # fewer a call than a batch has
@@ -132,7 +133,10 @@ def test_batches_are_the_rows_of_their_steps(
     assert 20 * examples.num_examples < 1234 * 16  # many epochs in
     batches = _global(
         train_batches, examples, hosts, first_step=first_step, num_steps=num_steps)
-    _check_steps(batches, examples, range(first_step, first_step + num_steps))
+    assert len(batches) == num_steps
+    for step, batch in enumerate(batches, first_step):
+        check_batch(examples.spec, batch)
+        assert_same(batch, examples.rows(step * 16 + np.arange(16)))
 
 
 def test_bad_rows_stop_the_run(examples):

@@ -56,26 +56,24 @@ def check_batches(units, plan, steps):
     for step in steps:
         batch = packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
         for row, slot in zip(*np.nonzero(batch['unit_weights']), strict=True):
-            unit = int(batch['unit_index'][row, slot])
+            here = {name: x[row] for name, x in batch.items()}
+            unit = int(here['unit_index'][slot])
             seen.append(unit)
-            assert batch['labels'][row, slot] == units.labels['labels'][unit]
-            start_of_unit = batch['cls_positions'][row, slot * c]
-            assert (batch['start_positions'][row, slot] - start_of_unit
-                    == units.positions['start_positions'][unit])
+            assert here['labels'][slot] == units.labels['labels'][unit]
+            start = here['start_positions'][slot] - here['cls_positions'][slot * c]
+            assert start == units.positions['start_positions'][unit]
             for i in range(c):
                 sequence, number = unit * c + i, slot * c + i
-                begin, end = s.offsets[sequence:sequence + 2]
-                cls = batch['cls_positions'][row, number]
-                at = np.flatnonzero(batch['sequence_ids'][row] == number + 1)
-                position = np.arange(end - begin)
-                for found, expected in (
-                    (at, cls + position),
-                    (batch['input_ids'][row, at], s.ids[begin:end]),
-                    (batch['position_ids'][row, at], position),
-                    (batch['token_labels'][row, at], units.tokens['token_labels'][begin:end]),
-                    (batch['segment_ids'][row, at], position >= s.first_lengths[sequence]),
+                tokens, position = (
+                    slice(*s.offsets[sequence:sequence + 2]), np.arange(s.lengths[sequence]))
+                at = np.flatnonzero(here['sequence_ids'] == number + 1)
+                np.testing.assert_array_equal(at, here['cls_positions'][number] + position)
+                for name, expected in (
+                    ('input_ids', s.ids[tokens]), ('position_ids', position),
+                    ('token_labels', units.tokens['token_labels'][tokens]),
+                    ('segment_ids', position >= s.first_lengths[sequence]),
                 ):
-                    np.testing.assert_array_equal(found, expected)
+                    np.testing.assert_array_equal(here[name][at], expected)
         assert not batch['input_ids'][batch['sequence_ids'] == 0].any()
     return sorted(seen)
 
@@ -93,9 +91,8 @@ def test_batches_hold_exactly_their_units(lengths, choices, shards):
     for step, here in enumerate(order):
         assert check_batches(units, plan, [step]) == sorted(here)
         whole = packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
-        halves = [packed_batch(units, plan, step, np.arange(host, plan.num_rows[step], 2))
-                  for host in range(2)]
-        for host, half in enumerate(halves):
+        for host in range(2):
+            half = packed_batch(units, plan, step, np.arange(host, plan.num_rows[step], 2))
             assert_same(half, {name: x[host::2] for name, x in whole.items()})
 
 
@@ -192,7 +189,7 @@ def test_rows_that_are_too_few_are_refused_with_a_number_that_is_enough(examples
     assert 8 < enough < BATCH
     PackedExamples(examples, BATCH, enough)
     full = SyntheticExamples(vocab_size=50, max_seq_length=16, max_predictions_per_seq=2)
-    with pytest.raises(InputError, match='tokens. Set it to 0 for'):
+    with pytest.raises(InputError, match='Set it to 0 for'):
         PackedExamples(full, 8, 7)
 
 

@@ -10,8 +10,8 @@ pytest.importorskip('tensorflow')
 import tensorflow as tf
 
 from bert_jax.data.records import RecordFiles
-from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, upload
+from tests.refusals import refused
 
 S, P = 16, 4
 
@@ -24,10 +24,10 @@ def make_example(rng, seq_length=S, predictions=P, without=''):
         ('masked_lm_ids', 1000, predictions), ('masked_lm_weights', 2, predictions),
         ('next_sentence_labels', 2, 1),
     ):
-        values = rng.integers(0, below, size)
-        features[key] = tf.train.Feature(
-            float_list=tf.train.FloatList(value=values)) if key.endswith('weights') else (
-            tf.train.Feature(int64_list=tf.train.Int64List(value=values)))
+        values = {'value': rng.integers(0, below, size)}
+        features[key] = (
+            tf.train.Feature(float_list=tf.train.FloatList(**values)) if 'weights' in key else
+            tf.train.Feature(int64_list=tf.train.Int64List(**values)))
     features.pop(without, None)
     return tf.train.Example(features=tf.train.Features(feature=features))
 
@@ -92,10 +92,8 @@ def test_damage_is_named(tmp_path, examples, change, words):
     path = tmp_path / 'a.tfrecord'
     _write(path, examples[:1])
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(InputError) as error:
+    with refused('a.tfrecord', *words):
         RecordFiles.open(str(path), tmp_path)
-    message = str(error.value)
-    assert '\n' not in message and all(word in message for word in ['a.tfrecord', *words])
     assert not list(tmp_path.glob('records/*.tmp'))
 
 
@@ -105,12 +103,10 @@ def test_odd_records_are_named(tmp_path, examples):
     _write(path, [*examples[:2], make_example(rng, seq_length=S + 1), b'\xff\xff\xff'])
     files = RecordFiles.open(str(path), tmp_path)
     assert len(files.read(np.array([1, 0]))['input_ids']) == 2
-    with pytest.raises(InputError, match=rf'record 2 at byte .* max_seq_length .*\({S + 1}, {P}\)'):
+    with refused('record 2 at byte', 'max_seq_length', f'({S + 1}, {P})'):
         files.read(np.array([0, 2]))
-    with pytest.raises(InputError, match='not a tf.train.Example'):
+    with refused('not a tf.train.Example'):
         files.read(np.array([3]))
     _write(path, [make_example(rng, without='segment_ids')])
-    with pytest.raises(InputError, match="no feature 'segment_ids'"):
+    with refused("no feature 'segment_ids'"):
         RecordFiles.open(str(path), tmp_path)
-    with pytest.raises(InputError, match='no file matches'):
-        RecordFiles.open(str(tmp_path / 'none*'), tmp_path)

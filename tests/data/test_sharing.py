@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import threading
+import types
 from concurrent import futures
 
 import pytest
@@ -17,10 +18,10 @@ from bert_jax.data.corpus import open_source
 from bert_jax.data.sharing import Places, copy_store, open_texts, share_store, share_vocabulary
 from bert_jax.data.store import TokenStore
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.errors import InputError
 from bert_jax.text import training
 from tests.data.stores import change_last_byte
 from tests.data.test_store import TOKENIZER, _random_texts, build
+from tests.refusals import refused
 
 
 @pytest.fixture(scope='module')
@@ -49,22 +50,18 @@ def run_hosts(monkeypatch):
 
         def share(name, make):
             try:
-                value = None if here.index else make()
-            except Exception as error:
-                value = error
-            value = exchange(name, value)[0]
-            if isinstance(value, Exception):
-                raise value
-            return value
+                return exchange(name, None if here.index else make())[0]
+            except Exception:
+                barrier.abort()
+                raise
 
         def begin(index):
             here.index = index
             return work(index)
 
         with monkeypatch.context() as patch:
-            patch.setattr(hosts, 'count', lambda: count)
-            patch.setattr(hosts, 'index', lambda: here.index)
-            patch.setattr(hosts, 'first', lambda: here.index == 0)
+            patch.setattr(hosts, 'state', lambda: types.SimpleNamespace(
+                process_id=here.index, num_processes=count))
             patch.setattr(hosts, 'share', share)
             patch.setattr(hosts, 'exchange', exchange)
             patch.setattr(platform, 'node', lambda: f'{here.index if machines else 0}')
@@ -120,13 +117,12 @@ def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeyp
 
 def test_a_folder_that_is_not_shared(tmp_path, corpus, run_hosts, monkeypatch):
     monkeypatch.setattr(sharing, '_PATIENCE_SECONDS', 0.0)
-    with pytest.raises(InputError, match=r'data\.dir.*host 1 does not see.*gs://') as error:
+    with refused('data.dir', 'host 1 does not see', 'gs://'):
         run_hosts(2, lambda i: _open(corpus, tmp_path / f'shared-{i}', tmp_path / f'local-{i}'))
-    assert '\n' not in str(error.value)
 
 
 def test_a_local_folder_in_a_bucket_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r'data\.local_dir=gs://b is in a bucket'):
+    with refused('data.local_dir=gs://b is in a bucket'):
         Places.choose(str(tmp_path), 'gs://b')
 
 
@@ -141,7 +137,7 @@ def test_hosts_compare_their_text(tmp_path, run_hosts, monkeypatch, other, diffe
         corpus_module, 'open_source', lambda spec, _: open_source(
             f'{tmp_path}/{hosts.index()}/{spec}'))  # each host has a disk of its own
     message = 'the text must be the same on all hosts: a.txt'
-    with pytest.raises(InputError, match=message) if differs else contextlib.nullcontext():
+    with refused(message) if differs else contextlib.nullcontext():
         assert run_hosts(2, lambda i: open_texts(['a.txt'], ''))[0]['a.txt'] is not None
 
 
@@ -152,7 +148,7 @@ def test_a_cut_off_copy_goes_on(tmp_path, corpus):
     (target / 'manifest.json').unlink()
     (target / 'tokens-00000.bin').unlink()
     change_last_byte(target / 'documents-00000.bin')
-    with pytest.raises(InputError, match='not a finished token store'):
+    with refused('not a finished token store'):
         TokenStore.open(target)
     whole = (target / 'sentence_offsets-00000.bin').stat().mtime
     copy_store(store.path, target)
@@ -166,9 +162,8 @@ def test_a_damaged_publication_is_named(tmp_path, corpus, damage):
     shutil.copytree(corpus[1].path, published)
     damage(published / 'sentence_offsets-00000.bin')
     target = files.as_path(tmp_path / 'copy')
-    with pytest.raises(InputError, match='sentence_offsets-00000.bin is damaged') as error:
+    with refused('sentence_offsets-00000.bin is damaged', published):
         copy_store(published, target)
-    assert str(published) in str(error.value) and '\n' not in str(error.value)
     assert not (target / 'manifest.json').exists()
 
 
@@ -185,9 +180,8 @@ def test_vocabulary_is_trained_once(tmp_path, corpus, run_hosts, monkeypatch):
     monkeypatch.setattr(training, 'train_wordpiece', _fail)
     assert run_hosts(2, start) == paths
     published.write_text('\n'.join(published.read_text().split('\n')[:-7]) + '\n')
-    with pytest.raises(InputError, match='is damaged') as error:
+    with refused('is damaged', published):
         run_hosts(2, start)
-    assert str(published) in str(error.value)
 
 
 def test_a_restart_asks_a_bucket_for_its_listing_only(bucket, bucket_server, tmp_path):
@@ -200,15 +194,3 @@ def test_a_restart_asks_a_bucket_for_its_listing_only(bucket, bucket_server, tmp
         share_store(open_source(f'{bucket}/text/*.txt'), TOKENIZER, places)
         counts.append(len(bucket_server.requests))
     assert counts[1] < 10 < 40 < counts[0]
-
-
-@pytest.mark.parametrize('kind, noted', [('nfs4', True), ('ext4', False)])
-def test_a_local_folder_on_a_network_disk_is_named(monkeypatch, tmp_path, capsys, kind, noted):
-    mounts = tmp_path / 'mounts'
-    mounts.write_text(f'/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n')
-    real = open
-    monkeypatch.setattr('builtins.open', lambda path, *args, **kwargs: real(
-        mounts if path == '/proc/self/mounts' else path, *args, **kwargs))
-    monkeypatch.setattr(hosts, 'exchange', lambda name, value: [value, 'another machine'])
-    Places.choose(str(tmp_path / 'shared'), str(tmp_path / 'local'))
-    assert (f'is on a network disk ({kind})' in capsys.readouterr().out) == noted

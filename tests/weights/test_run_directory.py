@@ -11,7 +11,6 @@ from run_model import RECORDED, assert_same_params
 
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.runtime.errors import InputError
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.train.step import abstract_state
@@ -38,14 +37,14 @@ def state_of(axes, seed=0):
         abstract_state(Pretraining(config), optax.adam(1e-3), mesh))
 
 
-def run_of(folder, states, scan_layers=False):
+def run_of(folder, states):
     """A run directory as training writes it, with the checkpoints {step: state}."""
     checkpoints = Checkpoints(folder / 'checkpoints', 9)
     for step, state in states.items():
         checkpoints.save(step, state)
     checkpoints.close()
     (folder / 'config.json').write_text(json.dumps({
-        'task': 'pretrain', 'model': MODEL | {'name': 'tiny', 'scan_layers': scan_layers},
+        'task': 'pretrain', 'model': MODEL | {'name': 'tiny', 'scan_layers': False},
         'data': {'lowercase': False}}))
     shutil.copy(RECORDED / 'base' / 'vocab.txt', folder)
     return folder
@@ -99,9 +98,3 @@ def test_a_vocabulary_may_be_smaller_than_the_embedding(run):
     write_huggingface(run / 'hf', weights)
     assert load_weights(run / 'hf').vocab_file.read_text().splitlines() == [
         *tokens[:-3], '[unused row 37]', '[unused row 38]', '[unused row 39]']
-
-
-def test_layers_in_one_array_are_refused_by_name(tmp_path):
-    run = run_of(tmp_path, {}, scan_layers=True)
-    with pytest.raises(InputError, match='config.json: model.scan_layers=True is no longer read'):
-        load_weights(run)
