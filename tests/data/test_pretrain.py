@@ -50,10 +50,6 @@ def _epoch(examples, epoch=0):
     return examples.rows(np.arange(examples.num_examples) + epoch * examples.num_examples)
 
 
-def _epoch_pairs(store, epoch=0, documents=None, **recipe):
-    return _pairs(_epoch(make_examples(store, documents, **recipe), epoch))
-
-
 def _counted(batch):
     """The rows as a multiset."""
     return collections.Counter(
@@ -92,7 +88,7 @@ def test_pairs_tile_every_document_each_epoch():
     # Sentences of one token: pairs have exactly the target's length, and nothing is cut.
     rng = np.random.default_rng(1)
     store = make_store([np.ones(n, int) for n in rng.integers(1, 90, 60)])
-    pairs = _epoch_pairs(store, max_seq_length=16, short_seq_prob=0.3)
+    pairs = _pairs(_epoch(make_examples(store, max_seq_length=16, short_seq_prob=0.3)))
     used = [token for a, b, label in pairs for token in (*a, *(() if label else b))]
     assert sorted(used) == list(range(len(store.tokens)))
 

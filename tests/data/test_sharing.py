@@ -71,10 +71,6 @@ def run_hosts(monkeypatch):
     return run
 
 
-def _fail(*_, **__):
-    raise AssertionError('this should not be called')
-
-
 def _content(folder):
     return {path.name: path.read_bytes() for path in files.as_path(folder).iterdir()}
 
@@ -107,10 +103,10 @@ def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeyp
     published = files.as_path(shared) / 'stores' / stores[0].fingerprint
     assert _content(published) == _content(stores[0].path)
     # Nothing is made or copied a second time; a new host takes what is published.
-    monkeypatch.setattr(sharing, 'copy_store', _fail)
+    monkeypatch.setattr(sharing, 'copy_store', None)
     run_hosts(3, start)
     monkeypatch.undo()
-    monkeypatch.setattr(sharing.store, 'build_store', _fail)
+    monkeypatch.setattr(sharing.store, 'build_store', None)
     for store in run_hosts(2, lambda i: _open(corpus, shared, tmp_path / f'new-{i}')):
         assert _content(store.path) == _content(stores[0].path)
 
@@ -177,7 +173,7 @@ def test_vocabulary_is_trained_once(tmp_path, corpus, run_hosts, monkeypatch):
     [published] = (tmp_path / 'shared' / 'vocabularies').glob('*.txt')
     assert len({path.read_bytes() for path in [*paths, published]}) == 1
     assert len(published.read_text().splitlines()) == 120
-    monkeypatch.setattr(training, 'train_wordpiece', _fail)
+    monkeypatch.setattr(training, 'train_wordpiece', None)
     assert run_hosts(2, start) == paths
     published.write_text('\n'.join(published.read_text().split('\n')[:-7]) + '\n')
     with refused('is damaged', published):

@@ -1,6 +1,5 @@
 """Token store: what is in it, that it survives being killed, and that held-out text is held out."""
 
-import errno
 import fcntl
 import functools
 import itertools
@@ -192,18 +191,6 @@ def test_one_builds_and_the_other_waits(tmp_path):
         assert not building.done() and os.listdir(path.parent) == [path.name]
         fcntl.flock(file, fcntl.LOCK_UN)
         assert len(building.result().documents) == 2
-
-
-def test_full_disk(tmp_path, monkeypatch):
-    def fsync(_):
-        raise OSError(errno.ENOSPC, 'No space left on device')
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, 'fsync', fsync)
-        with pytest.raises(OSError, match='No space left') as error:
-            build(_random_texts(10), tmp_path)
-    assert str(tmp_path) in str(error.value)
-    build(_random_texts(10), tmp_path)
 
 
 def test_held_out_documents_share_no_text(tmp_path):

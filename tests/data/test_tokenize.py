@@ -1,5 +1,6 @@
 """The fast tokenizer in the graph equals the reference, on every text."""
 
+import functools
 import gzip
 import io
 import json
@@ -22,28 +23,22 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 LETTERS = [chr(c) for c in range(33, 0x250)] + list("…µﬁßςσΣΑαёй中国ア가각힣\u1112\u0301\u0323ก")
 
 
-def _tiny(lowercase):
-    pieces = list(dict.fromkeys(letter for letter in LETTERS if letter.strip()))
-    return WordPieceTokenizer(
-        Vocab.from_tokens([*SPECIAL_TOKENS, *pieces, *(f"##{p}" for p in pieces), "the", "##ing"]),
-        lowercase,
-    )
+PIECES = list(dict.fromkeys(letter for letter in LETTERS if letter.strip()))
+VOCAB = Vocab.from_tokens(
+    [*SPECIAL_TOKENS, *PIECES, *(f"##{piece}" for piece in PIECES), "the", "##ing"])
+TINY = {lowercase: WordPieceTokenizer(VOCAB, lowercase) for lowercase in (True, False)}
 
 
+@functools.cache
 def _graph(tokenizer):
     spec = tf.TensorSpec([None], tf.string)
     return tf.function(FastTokenizer(tokenizer), input_signature=[spec])
 
 
-TINY = {lowercase: _tiny(lowercase) for lowercase in (True, False)}
-TINY_GRAPHS = {lowercase: _graph(tokenizer) for lowercase, tokenizer in TINY.items()}
-
-
-def assert_same(lines, lowercase=True, graph=None, tokenizer=None):
+def assert_same(lines, tokenizer):
     """`lines`: str, or bytes, of which the reference sees the valid part."""
-    graph, tokenizer = graph or TINY_GRAPHS[lowercase], tokenizer or TINY[lowercase]
     lines = [line.encode() if isinstance(line, str) else line for line in lines]
-    ids, counts = graph(tf.constant(lines, tf.string))
+    ids, counts = _graph(tokenizer)(tf.constant(lines, tf.string))
     assert ids.dtype == counts.dtype == tf.int32
     rows = np.split(ids.numpy(), np.cumsum(counts.numpy()))
     assert rows.pop().size == 0
@@ -73,7 +68,7 @@ LINES = st.lists(st.lists(WORDS, max_size=6).map(" ".join), max_size=6)
 @settings(max_examples=300, deadline=None)
 @given(lines=LINES)
 def test_equals_reference_on_random_text(lowercase, lines):
-    assert_same(lines, lowercase)
+    assert_same(lines, TINY[lowercase])
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -84,7 +79,7 @@ def test_equals_reference_beside_every_safe_code_point(lowercase):
     lines = [
         f"{c} a{c}{c}b {c}a. E{c}\u0301 e\u0323{c}\u0307x A{c}" for c in map(chr, codes.tolist())
     ]
-    assert_same(lines, lowercase)
+    assert_same(lines, TINY[lowercase])
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -101,7 +96,7 @@ def test_cases(lowercase):
         ["中" * 300, "é" * 101, "e\u0301" * 101, "\u0301" * 300, "a\u200b" * 200],
         ["the" + "-the" * 300, "the " * 5000],
     ):
-        assert_same(lines, lowercase)
+        assert_same(lines, TINY[lowercase])
 
 
 @pytest.mark.parametrize(("name", "lowercase"), [
@@ -109,14 +104,13 @@ def test_cases(lowercase):
 def test_equals_the_reference_and_few_bytes_take_its_path(shared_data, name, lowercase):
     tokenizer = WordPieceTokenizer(
         Vocab.from_file(shared_data / "vocab" / f"bert-base-{name}-vocab.txt"), lowercase)
-    graph = _graph(tokenizer)
     # What `tests/text/test_wordpiece.py` compares with the original.
     with gzip.open(shared_data / "tokenizer_reference" / "tokens.jsonl.gz", "rt") as file:
         recorded = [json.loads(line)["text"] for line in file]
     with gzip.open(shared_data / "wikipedia_en_2015" / "wiki-03.txt.gz", "rt") as file:
         documents = file.read().split("</doc>\n")[::9]
-    assert_same(recorded, graph=graph, tokenizer=tokenizer)
-    assert_same("".join(documents).split("\n"), graph=graph, tokenizer=tokenizer)
+    assert_same(recorded, tokenizer)
+    assert_same("".join(documents).split("\n"), tokenizer)
 
     seen = []
     encode = tokenizer.encode
@@ -181,8 +175,8 @@ def test_sentencepiece_equals_reference(tmp_path):
         "", " ", "the quick fox", "[MASK] [CLS]", "ﬁ … é e\u0301 中国 \u3000 x\ty", "\U0001f600",
     ]  # fmt: skip
     decomposed = [unicodedata.normalize("NFD", line) for line in lines]
-    assert_same(lines + decomposed, graph=_graph(tokenizer), tokenizer=tokenizer)
-    assert_same([b"the \xff box", *lines], graph=_graph(tokenizer), tokenizer=tokenizer)
+    assert_same(lines + decomposed, tokenizer)
+    assert_same([b"the \xff box", *lines], tokenizer)
 
 
 @pytest.mark.parametrize("missing", ["[CLS]", "[SEP]", "[MASK]"])

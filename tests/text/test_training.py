@@ -138,13 +138,6 @@ def test_unused_slots_come_first_then_new_lines(files):
     ]  # fmt: skip
 
 
-def test_a_vocabulary_that_has_all_words_stays(files, tmp_path):
-    tokens, _ = added(files, ["Dada", "déda"], lowercase=False)
-    write_vocab(tmp_path / "vocab.txt", tokens)
-    again, notes = add_words(tmp_path / "vocab.txt", files[1], False)
-    assert again == tokens and len(notes) == 1 and "already: Dada, déda" in notes[0]
-
-
 @pytest.mark.parametrize("content, message", [
     ("dada\nnew york\n", "words.txt: line 2 is 'new york', which BERT splits into 2 words"),
     ("##bea", "splits into 3 words"),

@@ -70,9 +70,9 @@ def test_words_are_independent_and_the_cache_changes_nothing(left, right):
 
 
 def test_fingerprint_tells_case_and_vocabulary_apart():
-    other = Vocab.from_tokens([*SPECIAL_TOKENS, "a"])
-    found = {WordPieceTokenizer(v, low).fingerprint for v in (TINY, other) for low in (True, False)}
-    assert len(found) == 4 and WordPieceTokenizer(TINY).fingerprint in found
+    vocabs = [Vocab.from_tokens([*SPECIAL_TOKENS, *words]) for words in ("ab", "ba", ["ab"])]
+    found = {WordPieceTokenizer(v, low).fingerprint for v in vocabs for low in (True, False)}
+    assert len(found) == 6 and WordPieceTokenizer(vocabs[0]).fingerprint in found
 
 
 def test_load_tokenizer_chooses_by_name(tmp_path):

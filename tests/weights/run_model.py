@@ -27,7 +27,7 @@ def assert_same_params(a, b):
 def assert_same(a, b):
     """The same `Weights`, but for where they are from."""
     assert_same_params(a.params, b.params)
-    for field in ('model', 'head', 'labels', 'lowercase'):
+    for field in ('model', 'head', 'labels', 'lowercase', 'inference'):
         assert getattr(a, field) == getattr(b, field)
 
 

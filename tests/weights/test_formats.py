@@ -51,9 +51,7 @@ def test_heads_labels_and_how_predictions_are_made(form, tmp_path):
     weights = dataclasses.replace(
         load_weights(RECORDED / 'classification'), head='multi_label', inference=inference)
     FORMATS[form](tmp_path / 'out', weights)
-    again = load_weights(tmp_path / 'out')
-    assert (again.head, again.labels) == ('multi_label', weights.labels)
-    assert again.inference == inference
+    assert_same(weights, load_weights(tmp_path / 'out'))
 
 
 def copy(folder, name='pretraining', **files):

@@ -17,10 +17,6 @@ WORDS = 'bert/embeddings/word_embeddings'
 KERNEL, BIAS = 'classifier/kernel', 'classifier/bias'
 
 
-def weights_of(name):
-    return load_weights(RECORDED / name)
-
-
 def shapes_of(weights, changes=()):
     """Shapes of the target: those of `weights` with some changed, added or (None) left out."""
     shapes = {name: x.shape for name, x in weights.params.items()}
@@ -29,7 +25,7 @@ def shapes_of(weights, changes=()):
 
 
 def test_the_same_model_matches_whole():
-    weights = weights_of('pretraining')
+    weights = load_weights(RECORDED / 'pretraining')
     found = place(weights, shapes_of(weights), head='pretraining', model=weights.model)
     assert found.params == weights.params  # the very arrays
     assert (found.fresh, found.unused, found.notes) == ((), (), ())
@@ -37,7 +33,7 @@ def test_the_same_model_matches_whole():
 
 
 def test_a_new_head_on_a_pretrained_encoder():
-    weights = dataclasses.replace(weights_of('pretraining'), unused=('sop.weight',))
+    weights = dataclasses.replace(load_weights(RECORDED / 'pretraining'), unused=('sop.weight',))
     shapes = {name: x.shape for name, x in weights.params.items() if name.startswith('bert/')}
     shapes |= {KERNEL: (8, 3), BIAS: (3,)}
     found = place(weights, shapes, head='classification', labels=('a', 'b', 'c'))
@@ -53,7 +49,7 @@ def test_a_new_head_on_a_pretrained_encoder():
     ((), [0, 1, 2]), (('negative', 'neutral', 'positive'), [0, 1, 2]),
     (('neutral', 'positive', 'negative'), [1, 2, 0]), (('a', 'b', 'c'), None)])
 def test_labels_keep_their_meaning(labels, order):
-    weights = weights_of('classification')
+    weights = load_weights(RECORDED / 'classification')
     found = place(weights, shapes_of(weights), head='classification', labels=labels)
     if order is None:
         assert KERNEL in found.fresh and 'a, b, c here' in found.notes[0]
@@ -69,7 +65,7 @@ def test_labels_keep_their_meaning(labels, order):
     # Both have one output.
     ('multiple_choice', 'regression', 1, 'it is of multiple_choice there, of regression here')])
 def test_another_classifier_starts_fresh(name, head, num, note):
-    weights = weights_of(name)
+    weights = load_weights(RECORDED / name)
     found = place(weights, shapes_of(weights) | {KERNEL: (8, num), BIAS: (num,)}, head=head)
     assert found.fresh == (KERNEL, BIAS) == found.unused
     assert found.notes == (f'classifier: {note}; it starts fresh',)
@@ -77,7 +73,7 @@ def test_another_classifier_starts_fresh(name, head, num, note):
 
 @pytest.mark.parametrize('rows, kept', [(6, 6), (10, 10), (16, 10)])
 def test_position_tables_of_another_length(rows, kept):
-    weights = weights_of('base')
+    weights = load_weights(RECORDED / 'base')
     found = place(weights, shapes_of(weights) | {POSITIONS: (rows, 8)})
     np.testing.assert_array_equal(found.params[POSITIONS], weights.params[POSITIONS][:kept])
     assert found.fresh == () and len(found.notes) == (rows != 10)
@@ -95,7 +91,7 @@ LAYER = 'bert/encoder/layer_1/intermediate/dense/kernel'
     ({WORDS: (30, 8)}, '^vocabulary of 30 tokens, embedding of 40 rows in .*vocab_size=40'),
 ], ids=['width', 'more layers', 'fewer layers', 'larger vocabulary', 'smaller vocabulary'])
 def test_another_encoder_is_refused(change, words):
-    weights = weights_of('base')
+    weights = load_weights(RECORDED / 'base')
     with pytest.raises(InputError, match=words):
         place(weights, shapes_of(weights, change))
 
