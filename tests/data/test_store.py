@@ -170,9 +170,12 @@ def test_damaged_store_is_not_opened(tmp_path, name, damage, word):
             open_it()
 
 
-def test_source_without_text_or_that_changes_meanwhile(tmp_path):
+def test_source_without_text(tmp_path):
     with refused('holds no text'):
         build([' ', '\n'], tmp_path)
+
+
+def test_source_that_changes_meanwhile(tmp_path):
     source = _source(['a', 'b'])
     source.fingerprint = iter('xyz').__next__  # another one whenever it is asked for
     with refused('changed while'):
