@@ -202,15 +202,19 @@ def main() -> int:
             base.mkdir(exist_ok=True)
             train(checkout.absolute(), base, name, arguments)
             done = (base / f'{name}.done').exists()
-            results.append(numbers(base / name) if done else {'': 'did not end'})
+            results.append(numbers(base / name) if done else None)
+        if None in results:
+            print(f'{name:12} FAILED', flush=True)
+            status = 1
+            continue
         old, new = results
         differ = [key for key in old if old[key] != new.get(key)]
         added = sorted({key.split()[-1] for key in new} - {key.split()[-1] for key in old})
-        failed = '' in old or '' in new
-        print(f'{name:12} {"FAILED" if failed else "DIFFERS" if differ else "same"}  '
-              f'{len(old)} numbers' + ''.join(f', {key} is new' for key in added) + ''.join(
-                  f'\n  {key}: {old.get(key)} -> {new.get(key)}' for key in differ[:6]), flush=True)
-        status |= bool(differ or failed)
+        print(f'{name:12} {"DIFFERS" if differ else "same"}  {len(old)} numbers'
+              + ''.join(f', {key} is new' for key in added)
+              + ''.join(f'\n  {key}: {old.get(key)} -> {new.get(key)}' for key in differ[:6]),
+              flush=True)
+        status |= bool(differ)
     return status
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from bert_jax import convert
-from bert_jax.config import complete, default_config
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.validation import validate
 from bert_jax.evaluate import main as evaluate_main
@@ -23,7 +22,6 @@ from bert_jax.predict import load
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.files import as_path
-from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.squad import NEVER_ANSWER
 from bert_jax.train import experiment
 from bert_jax.weights import load_weights
@@ -192,7 +190,6 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(squad, tmp_path, r
     assert len(alike) > 10
     for key in alike:
         np.testing.assert_allclose(both[key], np.mean([one[key], other[key]], 0), atol=1e-4)
-    assert read_json(tmp_path / 'result.json')['task'] == 'squad_v2'
     one = edited(folder / '1', tmp_path / '1', lambda fields: fields['squad'].update(doc_stride=64))
     assert 'squad.doc_stride=16' in refused(folder / '0', one)
 
@@ -227,10 +224,13 @@ def test_conll_features(pretrained, tmp_path):
             text += ''.join(f'{word} NN O {rng.choice(["O", "I-PER", "I-LOC"])}\n'
                             for word in sentence(rng).split()) + '\n'
         (tmp_path / name).write_text(text)
+    (tmp_path / 'words.txt').write_text('catbird')
     folder = tmp_path / 'run'
     result, _ = run('conll.py:features', f'--config.init_checkpoint={pretrained}', *UNPACKED,
-                    f'--config.data.source={tmp_path}', '--config.train.steps=3', workdir=folder)
+                    f'--config.data.source={tmp_path}', '--config.train.steps=3',
+                    f'--config.data.add_tokens={tmp_path}/words.txt', workdir=folder)
     assert {'eval/f1', 'eval/PER/f1'} <= set(result)
+    assert 'catbird' in (folder / 'vocab.txt').read_text().split()
     again, _ = evaluated(folder, workdir=tmp_path / 'again')
     assert again['eval/f1'] == pytest.approx(result['eval/f1'], abs=1e-6)
     written = (folder / 'dev_predictions.txt').read_text()
@@ -289,56 +289,25 @@ def test_a_run_is_scored_on_the_rows_that_its_training_held_out(
 ADDED = ('catbird', 'thea', 'greenred')
 
 
-@pytest.fixture(scope='module')
-def continued(tmp_path_factory):
-    """(published weights, folder of a run that went on from them with words added)."""
-    folder = tmp_path_factory.mktemp('continued')
-    weights = pretraining_weights(folder)
-    write_run(folder / 'published', weights)
-    texts = random_texts(300)
-    (folder / 'text.txt').write_text('\n\n'.join(
+def test_a_run_goes_on_from_all_that_was_published_and_adds_words(tmp_path):
+    published, texts = pretraining_weights(tmp_path), random_texts(300)
+    write_run(tmp_path / 'published', published)
+    (tmp_path / 'text.txt').write_text('\n\n'.join(
         f'{a} {b}. {word} {c}.' for a, b, c, word in zip(
             texts[::3], texts[1::3], texts[2::3], ['cated', *ADDED] * 25)))
-    (folder / 'words.txt').write_text('\n'.join(['Cated', *ADDED]))
+    (tmp_path / 'words.txt').write_text('\n'.join(['Cated', *ADDED]))
     _, said = run(
-        'continue_pretrain.py', f'--config.init_checkpoint={folder}/published',
-        f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache',
-        f'--config.data.add_tokens={folder}/words.txt', *TINY[4:], '--config.train.steps=2',
+        'continue_pretrain.py', f'--config.init_checkpoint={tmp_path}/published',
+        f'--config.data.source={tmp_path}/text.txt', f'--config.data.dir={tmp_path}/cache',
+        f'--config.data.add_tokens={tmp_path}/words.txt', *TINY[4:], '--config.train.steps=2',
         # So small a rate that every parameter stays as it started.
-        '--config.optimizer.learning_rate=1e-30', workdir=folder / 'run',
+        '--config.optimizer.learning_rate=1e-30', workdir=tmp_path / 'run',
     )
     assert '4 tokens that the weights do not know start at the mean' in said
-    assert f'parameters from run directory {folder}/published' in said
     assert 'the loss is' not in said, 'a first loss from a checkpoint may be any'
-    return weights, folder / 'run'
-
-
-def test_it_starts_from_all_that_was_published(continued):
-    published, run = continued
-    found = load_weights(run)
+    found, old = load_weights(tmp_path / 'run'), len(VOCAB)
     assert found.vocab_file.read_text().split() == [*VOCAB, 'cated', *ADDED]
-    old = len(VOCAB)
     for name, x in published.params.items():  # the position table too, longer than the rows
         np.testing.assert_array_equal(found.params[name][:old] if len(x) == old else
                                       found.params[name], x, err_msg=name)
     assert len(found.params['cls/predictions/output_bias']) == old + 4
-
-
-def test_words_are_added_for_downstream_tasks_and_not_twice(continued, tmp_path):
-    _, run = continued
-    (tmp_path / 'CoLA').mkdir()
-    for split in ('train', 'dev'):
-        (tmp_path / 'CoLA' / f'{split}.tsv').write_text('x\t1\t\tthe dogbird sees cated\n' * 4)
-    (tmp_path / 'words.txt').write_text('dogbird\ncated\n')
-    config = default_config()
-    config.update_from_flattened_dict({
-        'task': 'cola', 'model.name': '', 'data.source': str(tmp_path), 'train.steps': 1,
-        'data.add_tokens': str(tmp_path / 'words.txt'), 'data.dir': str(tmp_path / 'cache')})
-    job = open_task(complete(config, load_weights(run)))
-    tokens = job.vocab_path.read_text().split()
-    assert tokens == [*VOCAB, 'cated', *ADDED, 'dogbird'] and job.vocab_size == len(tokens)
-    # What has its words in order from the run itself is not written anew.
-    config.data.vocab_file = str(job.vocab_path)
-    again = open_task(complete(config, load_weights(run)))
-    assert again.vocab_path == job.vocab_path
-    assert again.identity()['vocabulary'] == job.identity()['vocabulary']

@@ -44,18 +44,14 @@ def test_the_notebook_is_clean_and_defines_nothing(notebook):
 
 
 def test_requirements_leave_colabs_packages_alone():
-    metadata = subprocess.run(
+    metadata = subprocess.check_output(
         [sys.executable, '-c', 'import json, setuptools; from distutils.core import run_setup; '
          'setup = run_setup("setup.py", stop_after="init"); print(json.dumps('
-         '[setup.install_requires, setup.python_requires]))'],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout
+         '[setup.install_requires, setup.python_requires]))'], cwd=ROOT, text=True)
     from packaging.requirements import Requirement, SpecifierSet
 
     requires, python = json.loads(metadata.splitlines()[-1])
-    image = dict(
-        line.split('==') for line in IMAGE.read_text().split() if re.match(r'[\w-]+==', line)
-    )
+    image = dict(re.findall(r'(?m)^([\w-]+)==(\S+)$', IMAGE.read_text()))
     assert '3.13' in SpecifierSet(python)
     found = [r for r in map(Requirement, requires) if r.name in image]
     assert len(found) > 5
@@ -88,40 +84,31 @@ def clone(tmp_path):
 
 
 @pytest.fixture
-def kernel(tmp_path, monkeypatch):
-    """The name of a kernel in an environment of its own, on top of the interpreter's packages.
-
-    What the notebook installs stays in it, and is taken from no network.
-    """
+def packages(tmp_path, monkeypatch):
+    """Of the kernel's own environment, on top of the interpreter's packages: what the notebook
+    installs stays in it, and is taken from no network."""
     python = os.environ.get('BERT_JAX_COLAB_PYTHON', sys.executable)
-    below = subprocess.run(
-        [python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))'],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()
+    below = subprocess.check_output(
+        [python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))'], text=True)
     venv = tmp_path / 'venv'
     subprocess.run([python, '-m', 'venv', '--without-pip', venv], check=True)
     packages = next(venv.glob('lib/python3*/site-packages'))
-    (packages / 'below.pth').write_text(below + '\n')
-    spec = tmp_path / 'kernels' / 'colab'
-    spec.mkdir(parents=True)
-    (spec / 'kernel.json').write_text(json.dumps({
-        'argv': [str(venv / 'bin/python'), '-m', 'ipykernel_launcher', '-f', '{connection_file}'],
-        'display_name': 'colab', 'language': 'python',
-    }))
+    (packages / 'below.pth').write_text(below)
+    monkeypatch.setattr(sys, 'executable', str(venv / 'bin/python'))  # with which a kernel starts
     for name, value in {
-        'JUPYTER_PATH': str(tmp_path), 'HOME': str(tmp_path), 'XLA_FLAGS': '',
+        'HOME': str(tmp_path), 'XLA_FLAGS': '',
         'PATH': f"{venv / 'bin'}:{os.environ['PATH']}", 'PIP_NO_INDEX': '1',
         'PIP_NO_BUILD_ISOLATION': '0',  # pip's way to say no: nothing is fetched to build with
     }.items():
         monkeypatch.setenv(name, value)
-    return 'colab', packages
+    return packages
 
 
 def printed(cell):
     return ''.join(output.get('text', '') for output in cell.outputs)
 
 
-def test_the_notebook_runs_from_top_to_bottom(notebook, clone, kernel, tmp_path):
+def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_path):
     nbclient = pytest.importorskip('nbclient')
     pytest.importorskip('tensorflow_text')
     settings, = (i for i, cell in enumerate(notebook.cells)
@@ -130,10 +117,8 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, kernel, tmp_path)
         f'SOURCE, DATA = {str(tmp_path / "text.txt")!r}, {str(tmp_path)!r}\n'
         'PRETRAIN_STEPS, FINETUNE_STEPS = 16, 4'
     ))
-    name, packages = kernel
     nbclient.NotebookClient(
-        notebook, kernel_name=name, timeout=300, resources={'metadata': {'path': clone / 'launch'}},
-    ).execute()
+        notebook, timeout=300, resources={'metadata': {'path': clone / 'launch'}}).execute()
 
     cells = {cell.id: cell for cell in notebook.cells}
     if 'BERT_JAX_COLAB_PYTHON' in os.environ:

@@ -14,7 +14,6 @@ from bert_jax.predict import load
 from bert_jax.predict.__main__ import main as predict
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.choices import read_swag
 from bert_jax.tasks.glue import read_glue
 from bert_jax.tasks.squad import read_squad
 from bert_jax.tasks.table import find_file
@@ -22,8 +21,6 @@ from bert_jax.tasks.tagging import read_tagged
 from bert_jax.weights import load_weights
 
 RECORDED = Path(__file__).parent.parent / 'fixtures' / 'huggingface'
-SWAG = ('video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,'
-        'label\n')
 FILES = {
     'glue/CoLA/train.tsv': 'gj04\t1\t\tOur friends came.\ngj04\t0\t*\tThey drank dry it.\n',
     'conll/eng.train.gz': gzip.compress(b'EU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n'),
@@ -31,7 +28,6 @@ FILES = {
         'context': 'John was born.', 'qas': [{
             'id': 'a', 'question': 'Who?', 'answers': [{'text': 'John', 'answer_start': 0}]}],
     }]}]}),
-    'swag/train.csv': SWAG + 'v,1,She sits,She sits,down,gold,a,b,c,d,2\n',
     'wiki/A/a.txt': 'One. Two.\nThree.\n\nNew.\n',
     'wiki/A/b.txt.gz': gzip.compress(b'Zipped.\n\nAnother.\n' * 9),
     'wiki/c.jsonl': '{"text": "Rows."}\n',
@@ -65,7 +61,6 @@ def documents(spec):
     (functools.partial(read_glue, 'cola', split='train'), 'glue'),
     (lambda folder: read_tagged(find_file(folder, ['eng.train', 'train.txt'])), 'conll'),
     (functools.partial(read_squad, version='v1', training=True), 'squad/train.json'),
-    (functools.partial(read_swag, split='train'), 'swag'),
     (documents, 'wiki/A/a.txt'),
     (documents, 'wiki/**/*.txt*'),
     (documents, 'wiki/*.jsonl'),

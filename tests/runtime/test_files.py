@@ -1,6 +1,5 @@
 """Paths on a disk and in a bucket behave the same; what a bucket has not is said in one line."""
 
-import gzip
 import pathlib
 import sys
 import threading
@@ -31,13 +30,6 @@ def test_a_file_is_replaced_whole_or_stays_and_nothing_is_left_beside_it(folder)
         files.write_whole(folder / 'a.txt', 'after \ud800')
     assert (folder / 'a.txt').read_bytes() == b'before'
     assert [path.name for path in files.children(folder)] == ['a.txt']
-
-
-def test_streams_decompress(folder):
-    files.write_whole(folder / 'a.txt.gz', gzip.compress(b'line\n' * 1000))
-    with files.open_stream(folder / 'a.txt.gz') as file:
-        assert file.read(7) == b'line\nli'
-        assert len(file.read()) == 4993
 
 
 @pytest.mark.parametrize(('pattern', 'names'), [

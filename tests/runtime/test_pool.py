@@ -1,5 +1,6 @@
 """The processes of a pool end with the block, and with their parent however it ends."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -13,7 +14,6 @@ PARENT = """
 import os, sys, time
 from bert_jax.runtime.process import process_pool
 with process_pool(2) as pool:
-    print(pool.submit(os.getpid).result(), flush=True)
     pool.submit(time.sleep, 1000)
     pool.submit(time.sleep, 1000)
     time.sleep(1)
@@ -21,36 +21,21 @@ with process_pool(2) as pool:
 """
 
 
-def _runs(pid):
-    try:
-        with open(f'/proc/{pid}/stat') as file:
-            return file.read().rpartition(')')[2].split()[0] != 'Z'
-    except FileNotFoundError:
-        return False
-
-
-def _wait_for_the_end_of(pid):
-    deadline = time.monotonic() + 60
-    while _runs(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.mark.skipif(sys.platform != 'linux', reason='looks into /proc')
 def test_processes_end_with_a_killed_parent():
-    process = subprocess.run([sys.executable, '-c', PARENT], capture_output=True, text=True)
+    # Standard output ends with the last process that has it.
+    process = subprocess.run(
+        [sys.executable, '-c', PARENT], capture_output=True, text=True, timeout=120)
     assert process.returncode == -9, process.stderr
-    _wait_for_the_end_of(int(process.stdout))
 
 
 def test_what_is_going_on_at_the_end_of_the_block_is_given_up():
-    started = time.monotonic()
+    before, started = multiprocessing.active_children(), time.monotonic()
     with pytest.raises(KeyError), process_pool(1) as pool:
-        pid = pool.submit(os.getpid).result()
+        pool.submit(os.getpid).result()
         pool.submit(time.sleep, 1000)
         raise KeyError
     assert time.monotonic() - started < 60
-    _wait_for_the_end_of(pid)
+    assert set(multiprocessing.active_children()) <= set(before)
 
 
 def test_the_program_that_runs_is_not_loaded_again(tmp_path):

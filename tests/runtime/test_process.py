@@ -69,12 +69,6 @@ logger = tensorboard(Path(sys.argv[1]), 0)
 logger.write(1, {'train/loss': 1.0})
 logger.close()
 """, ''),
-    ('fsspec', """
-from bert_jax.runtime import files
-files.write_whole(sys.argv[1] + '/a', 'x')
-files.find(sys.argv[1] + '/*')
-files.children(files.local_copy(sys.argv[1] + '/a').parent)
-""", ''),
     # Whoever asks TensorFlow for Keras still gets it.
     ('keras', """
 from bert_jax.runtime.process import loading_tensorflow

@@ -1,6 +1,7 @@
 """The submission for the GLUE site: collected, ordered, checked against the required format."""
 
 import json
+import re
 import zipfile
 
 import pytest
@@ -23,9 +24,8 @@ FORMAT = {
     'AX.tsv': (1104, 'entailment', 'not_entailment'),
 }
 RUNS = {  # task -> its files
-    'cola': {'test': 'CoLA'}, 'sst2': {'test': 'SST-2'}, 'mrpc': {'test': 'MRPC'},
-    'stsb': {'test': 'STS-B'}, 'qqp': {'test': 'QQP'}, 'qnli': {'test': 'QNLI'},
-    'rte': {'test': 'RTE'}, 'wnli': {'test': 'WNLI'},
+    **{file.lower().replace('-', ''): {'test': file}
+       for file in ('CoLA', 'SST-2', 'MRPC', 'STS-B', 'QQP', 'QNLI', 'RTE', 'WNLI')},
     'mnli': {'test_matched': 'MNLI-m', 'test_mismatched': 'MNLI-mm', 'ax': 'AX'},
 }
 ROWS = dict(NUM_ROWS)
@@ -69,11 +69,9 @@ def runs(tmp_path):
     return {task: str(tmp_path / 'runs' / task) for task in RUNS}
 
 
-def test_runs_and_files_to_the_same_submission(tmp_path, runs, capsys):
+def test_runs_and_files_to_the_same_submission(tmp_path, runs):
     of_runs, of_files = tmp_path / 'runs.zip', tmp_path / 'files.zip'
     main([str(of_runs), *runs.values()])
-    out = capsys.readouterr().out.splitlines()
-    assert out[-1] == f'wrote {of_runs}' and len(out) == 12
     assert contents(of_runs) == {file: content(file) for file in FORMAT}
     for file in FORMAT:
         write(tmp_path / 'files' / file, content(file))
@@ -112,13 +110,10 @@ def test_missing_files_are_named_or_filled_as_asked(tmp_path, runs, capsys):
     with pytest.raises(SystemExit, match='2'):
         main([str(path), *kept])
     assert not path.exists()
-    assert capsys.readouterr().err.splitlines() == [
-        f'error: {file}.tsv is missing: name a run of configs/glue.py:{task}, or --fill-missing'
-        for file, task in (('MNLI-m', 'mnli'), ('MNLI-mm', 'mnli'), ('RTE', 'rte'), ('AX', 'mnli'))]
+    assert re.findall(r'error: (.*) is missing', capsys.readouterr().err) == [
+        'MNLI-m.tsv', 'MNLI-mm.tsv', 'RTE.tsv', 'AX.tsv']
     main([str(path), *kept, '--fill-missing', '--wnli-majority'])
-    ended = capsys.readouterr()
-    assert [line.split(':')[0] for line in ended.err.splitlines()] == ['WARNING'] * 4
-    assert 'WNLI.tsv: all 0: the majority' in ended.out
+    assert capsys.readouterr().err.count('WARNING') == 4
     filled = {'RTE.tsv': 'entailment', 'WNLI.tsv': '0', 'MNLI-m.tsv': 'contradiction',
               'MNLI-mm.tsv': 'contradiction', 'AX.tsv': 'contradiction'}
     assert contents(path) == {file: content(file, filled.get(file)) for file in FORMAT}
@@ -128,5 +123,4 @@ def test_predictions_of_a_task_come_from_one_place(tmp_path, runs, capsys):
     write(tmp_path / 'one' / 'WNLI.tsv', content('WNLI.tsv'))
     with pytest.raises(SystemExit, match='2'):
         main([str(tmp_path / 'a.zip'), str(tmp_path / 'one'), runs['wnli']])
-    assert capsys.readouterr().err.startswith(
-        f"error: {tmp_path}/one/WNLI.tsv and {runs['wnli']}/test_predictions.tsv are both WNLI.tsv")
+    assert 'are both WNLI.tsv' in capsys.readouterr().err
