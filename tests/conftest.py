@@ -2,6 +2,8 @@
 
 import os
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
@@ -22,6 +24,14 @@ import pytest
 from bert_jax.runtime import files  # noqa: F401  # before etils, for which it sets the environment
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:
+    """Returns when the condition holds; fails if it does not in so many seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, 'it did not happen'
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope='session')

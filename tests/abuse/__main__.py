@@ -21,7 +21,6 @@ import argparse
 import collections
 import contextlib
 import csv
-import dataclasses
 import functools
 import hashlib
 import io
@@ -46,6 +45,7 @@ from bert_jax.predict.__main__ import Texts
 from bert_jax.runtime import process
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
+from bert_jax.train.report import Report
 from tests.abuse.commands import Answer, contents, make, open_command
 from tests.conftest import ROOT
 from tests.tiny_runs import saved
@@ -78,7 +78,6 @@ TARGETS = {
 
 def convert_run(folder: Path) -> None:
     """`run` as other formats have it."""
-    shutil.rmtree(folder / 'cache' / 'compiled', ignore_errors=True)
     for target, form in (('hf', 'huggingface'), ('tf1', 'tf1'), ('own', 'bert_jax')):
         answer = open_command(f'convert {{folder}}/run {{folder}}/{target} --to {form}', folder)
         assert answer.status == 0, answer.err
@@ -146,26 +145,6 @@ def _damage(rng: random.Random, folder: Path) -> tuple[str, str]:
     return str(path.relative_to(folder)), how
 
 
-@contextlib.contextmanager
-def _shared_programs() -> Iterator[None]:
-    """What is compiled for one case serves all, and no curves are drawn."""
-    from bert_jax.train import experiment
-    from bert_jax.train.report import Report
-
-    programs: dict[str, Any] = {}
-    build = experiment.build_program
-
-    def shared(config: Any, mesh: Any, task: Any, published: Any) -> Any:
-        key = config.to_json_best_effort()
-        if key not in programs:
-            programs[key] = build(config, mesh, task, published)
-        return dataclasses.replace(programs[key], published=published)
-
-    with mock.patch.object(experiment, 'build_program', shared), \
-            mock.patch.object(Report, 'draw', lambda self: None):
-        yield
-
-
 def _judge(target: Target, name: str, answer: Answer, before: dict[str, str], expected: Any,
            folder: Path) -> str:
     if answer.harm:
@@ -174,7 +153,7 @@ def _judge(target: Target, name: str, answer: Answer, before: dict[str, str], ex
     damaged = '/'.join([target.folder, *name.split('/')[:2]])  # a checkpoint is as a whole
     for path, digest in before.items():
         kept = '/checkpoints/' in path and path in after and not path.startswith(damaged)
-        written = path.startswith((f'{target.made}/', 'cache/compiled/')) and not kept
+        written = path.startswith(f'{target.made}/') and not kept
         if after.get(path) != digest and not written:
             return f'HARM: changed {path}'
     if answer.status:
@@ -199,7 +178,7 @@ def fuzz(numbers: Iterable[int], seed: int, things: Path, folder: Path,
         assert answer.status == 0, answer.err
         return _result(answer, folder / target.made)
 
-    with _shared_programs():
+    with mock.patch.object(Report, 'draw'):
         for number in numbers:
             rng, group = random.Random(f'{seed} {number}'), names[number % len(names)]
             target = TARGETS[group]
@@ -214,9 +193,8 @@ def fuzz(numbers: Iterable[int], seed: int, things: Path, folder: Path,
 
 def _fuzz_all(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[Outcome]:
     (folder / 'case').mkdir()  # runs name paths: they are made where cases lie
-    with _shared_programs():
-        make(folder / 'case')
-        convert_run(folder / 'case')
+    make(folder / 'case')
+    convert_run(folder / 'case')
     (folder / 'case').rename(folder / 'things')
     yield from fuzz(numbers, seed, folder / 'things', folder / 'case')
 
@@ -338,17 +316,17 @@ def main() -> int:
     parser.add_argument('--only', type=int, help='the number of one case')
     options = parser.parse_args()
     numbers = range(options.cases) if options.only is None else [options.only]
-    table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
     run = {'fuzz': _fuzz_all, 'careless': careless}[options.what]
     with tempfile.TemporaryDirectory() as folder:
         for number, group, outcome, printed in run(numbers, options.seed, Path(folder)):
-            table[group][outcome.partition(':')[0]] += 1
+            counts[group, outcome.partition(':')[0]] += 1
             print(f'{number} {group}: {outcome}', flush=True)
             if options.only is not None or outcome.startswith('HARM'):
                 print(printed[-6000:], flush=True)
-    for group, counts in table.items():
-        print(group, dict(counts))
-    return any(counts['HARM'] for counts in table.values())
+    for (group, outcome), count in sorted(counts.items()):
+        print(f'{group}: {outcome}: {count}')
+    return any(outcome == 'HARM' for _, outcome in counts)
 
 
 if __name__ == '__main__':

@@ -265,9 +265,6 @@ HAND_EDITED = [
         'text.txt', lambda data: data.upper() + b'\n\nA text of more words.')),
     Case(_PREDICT, 'no checkpoint', before=lambda folder: (
         shutil.rmtree(folder / 'run' / 'checkpoints'), (folder / 'run' / 'checkpoints').mkdir())),
-    Case(_RUN, 'checkpoints', before=lambda folder: (
-        shutil.rmtree(folder / 'run' / 'checkpoints'),
-        os.symlink('nowhere', folder / 'run' / 'checkpoints'))),
 ]
 
 # Even root makes nothing in /proc/1. Nothing that somebody else wrote is written over.
@@ -280,8 +277,6 @@ OUTPUTS = [
         'predict @features --input {folder}/text.txt --output {folder}/small/x.npz')),
     Case('main @text --config.data.dir={folder}/small/x --config.data.local_dir={folder}/small/x',
          r'small/x.* is full', 1, around=small_disk),
-    Case('predict @features --output {folder}/v.npz a', r'v\.npz',
-         before=lambda folder: (folder / 'v.npz').mkdir()),
     Case('predict @features --output {folder}/v.npz "a b"', r'v\.npz.*is there already',
          before=write('v.npz', b'features')),
     Case('predict @export --output {folder}/v.stablehlo', r'v\.npz.*is there already',
@@ -295,7 +290,6 @@ OUTPUTS = [
         'main @synthetic --workdir={folder}/text.txt/run': r'--workdir=.*text\.txt',
         'main @text --config.data.dir=/proc/1/cache': r'config\.data\.dir',
         'convert {folder}/run /proc/1/new --to tf1': '/proc/1/new',
-        'convert {folder}/run {folder}/text.txt/new --to huggingface': r'text\.txt',
         'convert {folder}/run {folder}/cola --to huggingface': 'cola is there already',
         'predict @features --output {folder}/notes a': 'notes',
         f'predict @export --output {_HF}/model.safetensors':

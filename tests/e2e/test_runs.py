@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 
 from bert_jax.runtime import files
 from bert_jax.weights import load_weights
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_until
 from tests.tiny_runs import TINY, documents, saved
 
 pytestmark = pytest.mark.slow
@@ -124,11 +123,8 @@ def test_a_run_in_a_bucket_that_is_killed_in_the_middle_of_a_save(
     commit = 'name=runs/one/checkpoints/14/commit_success.txt'  # the last write of a save
     monkeypatch.setattr(bucket_server, 'faults', {commit: 503})
     process = subprocess.Popen(**program(args))
-    deadline = time.monotonic() + 300
-    while not any(commit in request for request in bucket_server.requests):
-        time.sleep(0.02)
-        if process.poll() is not None or time.monotonic() > deadline:
-            break
+    wait_until(lambda: process.poll() is not None or any(
+        commit in request for request in bucket_server.requests))
     process.kill()
     _, told = process.communicate()
     assert process.returncode == -signal.SIGKILL, told

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / 'launch' / 'local_hosts.sh'
+from tests.conftest import ROOT, wait_until
+
+SCRIPT = ROOT / 'launch' / 'local_hosts.sh'
 
 
 def _start(hosts, command, **environment):
@@ -20,12 +22,8 @@ def _start(hosts, command, **environment):
     )
 
 
-def _gone(pid):
-    """Whether a process ends within five seconds."""
-    end = time.monotonic() + 5
-    while time.monotonic() < end and Path(f'/proc/{pid}').exists():
-        time.sleep(0.02)
-    return not Path(f'/proc/{pid}').exists()
+def _wait_for_the_end_of(pids):
+    wait_until(lambda: not any(Path(f'/proc/{pid}').exists() for pid in pids), seconds=5)
 
 
 def test_hosts_are_told_of_each_other_and_standard_output_is_the_first_hosts():
@@ -62,7 +60,8 @@ def test_a_failure_ends_the_others_after_a_grace():
     assert 0.5 < time.monotonic() - started < 10
     *pids, said = sorted(errors.splitlines())
     assert said == 'local_hosts: host 0 was ended by signal 9'
-    assert len(pids) == 2 and all(_gone(int(pid)) for pid in pids)
+    assert len(pids) == 2
+    _wait_for_the_end_of(pids)
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
@@ -83,7 +82,7 @@ def test_hosts_end_with_a_script_that_is_killed():
     pids = [int(process.stderr.readline()) for _ in range(2)]
     process.kill()
     process.wait(timeout=20)
-    assert all(_gone(pid) for pid in pids)
+    _wait_for_the_end_of(pids)
 
 
 @pytest.mark.parametrize('arguments', [[], ['2'], ['0', 'true'], ['two', 'true']])

@@ -5,11 +5,10 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_until
 
 FLAGS = ['--', '--config=configs/tiny_pretrain.py', '--workdir=gs://bucket/a run']
 RUN = ' '.join(FLAGS[1:])
@@ -72,13 +71,6 @@ def cloud(tmp_path, checkout):
         cloud.run('delete', 'bert')
 
 
-def _wait(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, 'it did not happen'
-        time.sleep(0.02)
-
-
 SAVES = '--autocheckpoint-enabled'  # time to save before maintenance, where gcloud can ask for it
 
 
@@ -114,9 +106,9 @@ def test_steps_one_by_one(cloud):
 
     cloud.write('plan', ['wait', 'wait'])
     assert cloud.run('run', 'bert', *FLAGS).returncode == 0
-    _wait(lambda: cloud.lines('runs') == [RUN])
+    wait_until(lambda: cloud.lines('runs') == [RUN])
     cloud.run('run', 'bert', *FLAGS, '--config.seed=1')  # a new run stops the old one
-    _wait(lambda: len(cloud.lines('runs')) == 2)
+    wait_until(lambda: len(cloud.lines('runs')) == 2)
     assert 'saved' in cloud.lines('home/.bert_jax/log')
     assert cloud.run('status', 'bert').stdout == 'ACTIVE\nrunning\n'
     pid = int(*cloud.lines('home/.bert_jax/pid'))
@@ -172,7 +164,7 @@ def test_relaunch_tries_again_what_may_pass(cloud, wrong, lines, status, creates
 def test_relaunch_joins_a_run_that_is_going_on(cloud):
     cloud.write('plan', ['wait'])
     first = cloud.start('relaunch', 'bert', '--type=v4-8', *FLAGS)
-    _wait(lambda: cloud.lines('runs'))
+    wait_until(lambda: cloud.lines('runs'))
     first.send_signal(signal.SIGTERM)  # whoever watched is gone
     first.communicate(timeout=20)
     other = cloud.run('relaunch', 'bert', '--type=v4-8', *FLAGS, '--config.seed=1')
@@ -190,7 +182,7 @@ def test_relaunch_joins_a_run_that_is_going_on(cloud):
 def test_a_stop_beside_a_relaunch_ends_it(cloud):
     cloud.write('plan', ['wait'])
     relaunch = cloud.start('relaunch', 'bert', '--type=v4-8', *FLAGS)
-    _wait(lambda: cloud.lines('runs'))
+    wait_until(lambda: cloud.lines('runs'))
     assert cloud.run('stop', 'bert').returncode == 0
     _, errors = relaunch.communicate(timeout=20)
     assert relaunch.returncode == 143 and 'the run was stopped by tpu_vm.sh stop' in errors

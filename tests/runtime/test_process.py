@@ -39,7 +39,6 @@ def test_another_missing_module_is_a_fault_of_ours():
     (KeyboardInterrupt(), 130, 'stopped'),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), '/x'), 1, 'the disk of /x is full'),
     (PermissionError(errno.EACCES, 'Permission denied', '/x'), 2, '/x: Permission denied: check'),
-    (FileNotFoundError(errno.ENOENT, 'No such file', '/x'), 2, '/x: No such file: check the path'),
     (OSError(errno.EIO, 'Input/output error', '/x'), 1, 'the disk or network that it is on fails'),
     (MemoryError(), 1, 'out of memory (MemoryError)'),
     (RuntimeError('RESOURCE_EXHAUSTED: 9 GB\nof 8'), 1, 'out of memory (RESOURCE_EXHAUSTED: 9 GB)'),

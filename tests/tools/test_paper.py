@@ -160,17 +160,9 @@ def test_a_table_may_have_the_mean_of_its_columns(tmp_path, quick):
     assert flops['Muon, a quarter'] == pytest.approx(flops["the paper's recipe"] / 4, rel=0.01)
 
 
-def refused(sweep, member):
-    raise InputError('config.data.source is not there')
-
-
-def failing(sweep, member):
-    sweep.fail(member)
-    return True
-
-
 @pytest.mark.parametrize('fails, why', [
-    (refused, 'config.data.source is not there'), (failing, 'see log.txt in ')])
+    (mock.Mock(side_effect=InputError('config.data.source is not there')), 'source is not there'),
+    (lambda sweep, member: sweep.fail(member) or True, 'see log.txt in ')])
 def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys, fails, why):
     command = ['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']
     quick.before = lambda *run: fails(*run) if 'no_nsp' in run[0].config else None
@@ -178,7 +170,7 @@ def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys, fails, why
     out = capsys.readouterr().out
     assert re.search(r'\| No NSP \|.* – \(86.5\)', out)
     assert re.search(r'\| Base \|.* 40.00 n=1 \(86.7\)', out)
-    assert f'Failed: pre-training no_nsp: {why}' in out
+    assert re.search(f'Failed: pre-training no_nsp: .*{why}', out)
     assert 'Failed: mrpc from No NSP, seed 0: pre-training no_nsp failed' in out
     quick.before = lambda *_: None
     assert paper.main(command) == 0

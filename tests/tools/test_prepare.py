@@ -16,25 +16,21 @@ from tests.data.test_store import _random_texts
 TINY = f'--config={ROOT}/configs/tiny_pretrain.py'
 
 
-def _main(*arguments):
-    prepare.main(['prepare', *arguments])
-
-
 def test_a_run_finds_what_was_prepared(tmp_path, bucket, capsys, monkeypatch):
     for name, seed in (('a', 0), ('b', 1)):
         (tmp_path / f'{name}.txt').write_text('\n\n'.join(_random_texts(20, seed)))
     arguments = [
-        TINY, f'--config.data.source={tmp_path}/a.txt',
+        'prepare', TINY, f'--config.data.source={tmp_path}/a.txt',
         f'--config.data.eval_source={tmp_path}/b.txt', '--config.data.vocab_size=200',
         f'--config.data.dir={bucket}/data',
     ]
-    _main(*arguments, f'--config.data.local_dir={tmp_path}/here')
+    prepare.main([*arguments, f'--config.data.local_dir={tmp_path}/here'])
     out = capsys.readouterr().out
     stores = re.findall(r'(gs://\S+/stores/\w+)\n', out)
     assert len(stores) == 2
     # On another machine nothing is built or trained.
     monkeypatch.setattr(training, 'train_wordpiece', lambda *_: pytest.fail('trained again'))
-    _main(*arguments, f'--config.data.local_dir={tmp_path}/there')
+    prepare.main([*arguments, f'--config.data.local_dir={tmp_path}/there'])
     again = capsys.readouterr()
     assert re.findall(r'(gs://\S+/stores/\w+)\n', again.out) == stores
     assert 'copied' in again.err and 'sentences' not in again.err

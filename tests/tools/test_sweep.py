@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +22,7 @@ from bert_jax.tools import sweep
 from bert_jax.tools.sweep import Sweep, grid_members, member_config, read_sweep, worker_environment
 from bert_jax.train import experiment
 from bert_jax.train.report import Report
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_until
 from tests.tiny_runs import WORDS, one_device, write_cola
 
 pytestmark = pytest.mark.slow
@@ -230,16 +229,10 @@ def launch(path, config, *settings):
         env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=2'})
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 240
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
 def test_two_hosts_share_a_sweep_and_a_killed_worker_costs_a_start(tmp_path, overrides, own):
     first, second = (launch(tmp_path, CONFIG, '--restarts=2', *overrides) for _ in range(2))
     children = Path(f'/proc/{first.pid}/task/{first.pid}/children')
-    wait_for(lambda: len(list(tmp_path.glob('runs/*/.claim-*'))) == 4)
+    wait_until(lambda: len(list(tmp_path.glob('runs/*/.claim-*'))) == 4)
     workers = [int(pid) for pid in children.read_text().split()]
     cores = sorted(core for pid in workers for core in os.sched_getaffinity(pid))
     assert cores == sorted(os.sched_getaffinity(0)) or len(set(cores)) == 1, 'shared out'
@@ -259,7 +252,7 @@ def test_a_signal_stops_all_processes_of_a_sweep(tmp_path):
         'train.batch_size=4', 'train.steps=1000000', 'train.eval_every=0', 'train.log_every=1',
         'train.eval_batch_size=8')))
     runs = [tmp_path / 'runs' / f'optimizer.learning_rate={rate}' for rate in ('1e-3', '1e-2')]
-    wait_for(lambda: all((run / 'metrics.jsonl').exists() for run in runs))
+    wait_until(lambda: all((run / 'metrics.jsonl').exists() for run in runs))
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 143, err
