@@ -1,7 +1,5 @@
 """The engine: sets and streams of units, against what transformers recorded and one at a time."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -135,9 +133,8 @@ def lengths_of(params, batch):
     return {'lengths': own.sum(-1), 'ids': batch['input_ids']}
 
 
-@functools.cache
-def small_engine():
-    return Engine(make_mesh(1, 1, 1, jax.devices()[:1]), token_cost=lambda row_length: 1.0)
+def small_engine(token_cost=lambda row_length: 1.0):
+    return Engine(make_mesh(1, 1, 1, jax.devices()[:1]), token_cost=token_cost)
 
 
 def test_a_stream_keeps_chunks_in_order(units):
@@ -175,7 +172,7 @@ def test_what_fails_in_a_stream_is_raised_where_it_is_read(units):
 
 def plans(*lengths):
     """Plans of sets of these lengths, one after the other on one engine."""
-    runs = Engine(make_mesh(1, 1, 1, jax.devices()[:1]), token_cost=lambda s: 6 * 768 + s)
+    runs = small_engine(lambda s: 6 * 768 + s)
     return [runs._plan(lengths_of, units_of([np.ones(n) for n in x], x)) for x in lengths]
 
 
