@@ -22,13 +22,6 @@ main(sys.argv[1:])
 """
 
 
-def run(*args):
-    return subprocess.run(
-        [sys.executable, *map(str, args)], cwd=ROOT, capture_output=True, text=True, timeout=120,
-        env=os.environ | {'XLA_FLAGS': ''},
-    )
-
-
 @pytest.mark.parametrize('form', ['huggingface', 'tf1', 'bert_jax'])
 @pytest.mark.parametrize('place', ['disk', 'bucket'])
 def test_there_and_back(form, place, tmp_path, request, capsys):
@@ -42,16 +35,8 @@ def test_there_and_back(form, place, tmp_path, request, capsys):
         write_whole(source / path.name, path.read_bytes())
     main([str(source), target, '--to', form])
     printed = capsys.readouterr().out.splitlines()
-    size = sum(x.size for x in wanted.params.values())
-    assert printed[:5] == [
-        f'read Hugging Face folder {source} (BertForTokenClassification)',
-        '  2 layers, hidden size 8, 2 heads, vocabulary 40, gelu_erf',
-        f'  {len(wanted.params)} tensors, {size:,} parameters',
-        '  head: token_classification (O, B-PER, I-PER, B-LOC, I-LOC)',
-        f'wrote {form}: {target}',
-    ]
-    assert all(line.startswith('note: ') for line in printed[5:])
-    assert len(printed) == (6 if form == 'tf1' else 5)  # the form of its gelu
+    assert '  head: token_classification (O, B-PER, I-PER, B-LOC, I-LOC)' in printed
+    assert any(line.startswith('note: ') for line in printed) == (form == 'tf1')  # of its gelu
     found = load_weights(target)
     assert str(found.vocab_file).startswith(target) and found.labels == wanted.labels
     for name, x in wanted.params.items():
@@ -63,18 +48,20 @@ def test_there_and_back(form, place, tmp_path, request, capsys):
 
 def test_without_tensorflow(tmp_path):
     """Only TF1 checkpoints need it."""
-    source = RECORDED / 'pretraining'
-    process = run('-c', WITHOUT_TENSORFLOW, source, tmp_path / 'run', '--to', 'bert_jax')
-    assert process.returncode == 0, process.stderr
-    process = run('-c', WITHOUT_TENSORFLOW, tmp_path / 'run', tmp_path / 'hf', '--to',
-                  'huggingface')
-    assert process.returncode == 0, process.stderr
+    def convert(source, target, form):
+        return subprocess.run(
+            [sys.executable, '-c', WITHOUT_TENSORFLOW, source, target, '--to', form], cwd=ROOT,
+            capture_output=True, text=True, timeout=120, env=os.environ | {'XLA_FLAGS': ''})
+
+    published, ours = RECORDED / 'pretraining', tmp_path / 'run'
+    for source, target, form in ((published, ours, 'bert_jax'),
+                                 (ours, tmp_path / 'hf', 'huggingface')):
+        process = convert(source, target, form)
+        assert process.returncode == 0, process.stderr
     assert (tmp_path / 'hf' / 'model.safetensors').exists()
-    process = run('-c', WITHOUT_TENSORFLOW, source, tmp_path / 'tf1', '--to', 'tf1')
-    assert process.returncode == 2
-    assert process.stderr.startswith(
-        'error: writing a TF1 checkpoint needs tensorflow, which is not installed: python -m pip ')
-    assert process.stderr.count('\n') == 1
+    process = convert(published, tmp_path / 'tf1', 'tf1')
+    assert process.returncode == 2 and process.stderr.count('\n') == 1
+    assert process.stderr.startswith('error: writing a TF1 checkpoint needs tensorflow')
 
 
 @pytest.mark.parametrize('args, words', [

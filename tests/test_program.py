@@ -2,6 +2,7 @@
 
 import contextlib
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -26,24 +27,18 @@ from bert_jax.train.program import (
 )
 
 
-def small(**settings):
+@pytest.fixture(scope='module')
+def program():
     config = default_config()
     config.task = 'synthetic'
     config.update_from_flattened_dict({
         'model.num_layers': 1, 'model.hidden_size': 32, 'model.num_heads': 2,
-        'model.vocab_size': 200, 'train.eval_batch_size': 8, **settings,
-    })
+        'model.vocab_size': 200, 'train.eval_batch_size': 8})
     config.phases = (
         dict(steps=3, max_seq_length=16, max_predictions_per_seq=2, batch_size=8),
-        dict(steps=2, max_seq_length=64, max_predictions_per_seq=8, batch_size=16),
-    )
+        dict(steps=2, max_seq_length=64, max_predictions_per_seq=8, batch_size=16))
     config = complete(config)
     return build_program(config, open_mesh(config, jax.devices()[:2]), open_task(config))
-
-
-@pytest.fixture(scope='module')
-def program():
-    return small()
 
 
 def test_steps_of_a_phase_are_called_with_its_batches(program):
@@ -106,12 +101,14 @@ G = 1 << 30
 
 
 @pytest.fixture(scope='module')
-def mesh():
-    return jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
+def shardings():
+    """(Of rows over eight devices, of whole arrays.)"""
+    mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
+    return NamedSharding(mesh, PartitionSpec('data')), NamedSharding(mesh, PartitionSpec())
 
 
-def test_a_step_compiled_ahead_is_used_and_donates(mesh):
-    rows, whole = NamedSharding(mesh, PartitionSpec('data')), NamedSharding(mesh, PartitionSpec())
+def test_a_step_compiled_ahead_is_used_and_donates(shardings):
+    rows, whole = shardings
     traced = []
 
     def add(total, batch):
@@ -136,10 +133,8 @@ def test_a_step_compiled_ahead_is_used_and_donates(mesh):
 
 def compile_refused(message, *batch):
     """What is made of a compilation that ends with this message."""
-    def refuse(*arguments):
-        raise jax.errors.JaxRuntimeError(message)
-
-    return compile_step(types.SimpleNamespace(lower=refuse), *batch)
+    refuse = mock.Mock(side_effect=jax.errors.JaxRuntimeError(message))
+    return compile_step(mock.Mock(lower=refuse), *batch)
 
 
 @pytest.mark.parametrize('message, temporaries', [
@@ -149,9 +144,8 @@ def compile_refused(message, *batch):
      'Used 25.00G of 15.75G hbm. Exceeded hbm capacity by 9.25G.', 25 * G - 4096),
     ('RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3.5GiB.', 3.5 * G),
 ])
-def test_the_compiler_s_refusal_says_how_much_is_needed(mesh, message, temporaries):
-    whole = NamedSharding(mesh, PartitionSpec())
-    batch = {'x': jax.ShapeDtypeStruct((1024,), jnp.float32, sharding=whole)}
+def test_the_compiler_s_refusal_says_how_much_is_needed(shardings, message, temporaries):
+    batch = {'x': jax.ShapeDtypeStruct((1024,), jnp.float32, sharding=shardings[1])}
     assert compile_refused(message, batch) == (None, Memory(4096, 0, int(temporaries)))
 
 
@@ -160,21 +154,18 @@ def test_other_faults_of_the_compiler_are_raised():
         compile_refused('INTERNAL: oops', {})
 
 
-def test_bytes_of_a_device_are_those_of_its_shards(mesh):
-    rows, whole = NamedSharding(mesh, PartitionSpec('data')), NamedSharding(mesh, PartitionSpec())
+def test_bytes_of_a_device_are_those_of_its_shards(shardings):
+    rows, whole = shardings
     tree = [jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=rows),
             jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=whole)]
     assert device_bytes(tree) == 2 * 3 * 4 + 5 * 2
 
 
-def refuse():
-    raise jax.errors.JaxRuntimeError('INVALID_ARGUMENT: only for addressable devices')
-
-
 @pytest.mark.parametrize('kind, stats, found', [
     ('TPU v5 lite', lambda: {'bytes_limit': 123}, 123),  # it knows best
     ('TPU v5 lite', lambda: None, int(15.75 * G)),
-    ('TPU v4', refuse, int(30.75 * G)),  # known to the compiler alone
+    # Known to the compiler alone.
+    ('TPU v4', mock.Mock(side_effect=jax.errors.JaxRuntimeError), int(30.75 * G)),
     *((kind, lambda: None, None) for kind in ('cpu', 'NVIDIA H100')),  # a share of the machine's
 ])
 def test_memory_of_a_device(kind, stats, found):

@@ -35,11 +35,9 @@ def test_parameters_and_moments_are_split_as_the_rules_say():
         (*layer, 'attention', 'self', 'qkv', 'bias'): (None, 'tensor', None),
         # 4 heads: over two axes, and then their dims.
         (*layer, 'attention', 'output', 'dense', 'kernel'): (('fsdp', 'tensor'), 'data', None),
-        (*layer, 'attention', 'output', 'dense', 'bias'): (None,),
         (*layer, 'intermediate', 'dense', 'kernel'): (both, 'tensor'),
         (*layer, 'intermediate', 'dense', 'bias'): ('tensor',),
         (*layer, 'output', 'dense', 'kernel'): ((*both, 'tensor'), None),
-        (*layer, 'output', 'LayerNorm', 'bias'): (None,),
         ('pooler', 'dense', 'kernel'): (both, None)}
     for tree in (state.params, state.opt_state[0].mu, state.opt_state[0].nu):
         for path, axes in expected.items():
@@ -60,7 +58,7 @@ def test_a_layout_splits_batch_and_heads(layout, shape, shards):
 
 @pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8), (1, 1, 1)])
 def test_rows_become_a_global_batch_in_their_order(axes):
-    mesh = toy.mesh() if axes == (1, 1, 1) else make_mesh(*axes)
+    mesh = toy.mesh(*axes)
     rows = local_rows(mesh, 16)
     np.testing.assert_array_equal(rows, np.arange(16))  # one process needs them all
     batch = {'ids': np.arange(48).reshape(16, 3), 'labels': np.arange(16)}
@@ -146,7 +144,6 @@ def test_every_slice_takes_every_mesh_and_hosts_share_out_the_rows(kind, topolog
     ('TPU v4', '4x4x4', 1, (-1, -1, 1), (16, 4, 1)),
     # Or one, or none.
     ('TPU v4', '4x4x4', 1, (-1, 8, 2), (4, 8, 2)),
-    ('TPU v4', '4x4x4', 1, (2, -1, 2), (2, 16, 2)),
     ('TPU v4', '4x4x4', 1, (2, 32, 1), (2, 32, 1))])
 def test_axes_of_minus_one_take_what_is_left(kind, topology, num_slices, asked, sizes):
     assert sharding.mesh_sizes(*asked, slices_of(kind, topology, num_slices)) == sizes
@@ -165,9 +162,9 @@ def test_these_chips_are_in_the_order_of_the_compilers_own_topologies(monkeypatc
     real = topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices
     fake = slices_of(kind, name.partition(':')[2])
     for ours, theirs in zip(fake, real, strict=True):
-        assert (ours.id, ours.process_index, ours.coords, ours.device_kind, ours.core_on_chip) == (
-            theirs.id, theirs.process_index, tuple(theirs.coords), theirs.device_kind,
-            theirs.core_on_chip)
+        for name in ('id', 'process_index', 'device_kind', 'core_on_chip'):
+            assert getattr(ours, name) == getattr(theirs, name), name
+        assert ours.coords == tuple(theirs.coords)
 
 
 def test_rows_of_a_host_need_not_follow_one_another(monkeypatch):
