@@ -101,6 +101,26 @@ def test_a_bucket_that_refuses_records_costs_none_and_ends_nothing(
     shutil.rmtree(report.folder, ignore_errors=True)
 
 
+def test_events_that_grow_while_they_are_uploaded(bucket, monkeypatch):
+    workdir = files.as_path(bucket) / 'run'
+    report = Report(workdir, True, 0)
+    events = report.folder / 'events.big'
+    events.write_bytes(bytes(6 << 20))
+    file_system = type(files._file_system())
+    pipe_file = file_system.pipe_file
+
+    def grow(self, path, data, **how):
+        with open(events, 'ab') as file:
+            file.write(bytes(1 << 20))
+        return pipe_file(self, path, data, **how)
+
+    monkeypatch.setattr(file_system, 'pipe_file', grow)
+    report.flush()
+    monkeypatch.undo()
+    assert (workdir / 'events.big').stat().length >= 6 << 20
+    report.close()
+
+
 def test_a_full_disk_costs_no_record(tmp_path, monkeypatch, capsys):
     report = Report(tmp_path, True, 0)
     report.write(1, {'train/loss': 1.0})
