@@ -114,12 +114,12 @@ def main() -> int:
     while status != 0:
         launcher = subprocess.Popen(command(bucket, local, 'run', options.steps), cwd=ROOT,
                                     stdout=log, stderr=subprocess.STDOUT)
-        strike = time.monotonic() + options.pause * rng.uniform(0.5, 1.5)
+        due = time.monotonic() + options.pause * rng.uniform(0.5, 1.5)
         while (status := launcher.poll()) is None:
             time.sleep(0.1)
-            if time.monotonic() > strike:
+            if time.monotonic() > due:
                 faults[strike(launcher.pid, server, temporary, rng)] += 1
-                strike = time.monotonic() + options.pause * rng.uniform(0.5, 1.5)
+                due = time.monotonic() + options.pause * rng.uniform(0.5, 1.5)
         starts[status] += 1
         print(f'{time.strftime("%H:%M:%S")} the run ended with status {status}', flush=True)
         if status == 2:
