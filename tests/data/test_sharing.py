@@ -190,3 +190,15 @@ def test_a_restart_asks_a_bucket_for_its_listing_only(bucket, bucket_server, tmp
         share_store(open_source(f'{bucket}/text/*.txt'), TOKENIZER, places)
         counts.append(len(bucket_server.requests))
     assert counts[1] < 10 < 40 < counts[0]
+
+
+@pytest.mark.parametrize('kind, noted', [('nfs4', True), ('ext4', False)])
+def test_a_local_folder_on_a_network_disk_is_named(monkeypatch, tmp_path, capsys, kind, noted):
+    mounts = tmp_path / 'mounts'
+    mounts.write_text(f'/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n')
+    real = open
+    monkeypatch.setattr('builtins.open', lambda path, *args, **kwargs: real(
+        mounts if path == '/proc/self/mounts' else path, *args, **kwargs))
+    monkeypatch.setattr(hosts, 'exchange', lambda name, value: [value, 'another machine'])
+    Places.choose(str(tmp_path / 'shared'), str(tmp_path / 'local'))
+    assert (f'is on a network disk ({kind})' in capsys.readouterr().out) == noted
