@@ -105,7 +105,8 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
         if length >= _KERNEL_FROM and not refusal('kernel', config, length, drops):
             return 'kernel'
         return 'xla' if refusal('cudnn', config, length, drops) else 'cudnn'
-    if name != 'xla' and (why := refusal(name, config, length, drops)):  # no length of an export
+    # XLA's is not asked: the length of an export is symbolic and cannot be compared.
+    if name != 'xla' and (why := refusal(name, config, length, drops)):
         raise InputError(f"config.model.attention={name!r} cannot be: {why}; choose auto or xla")
     return name
 
