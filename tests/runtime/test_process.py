@@ -50,6 +50,12 @@ def test_an_error_is_one_line_and_a_status(tmp_path, fault, status, words):
     assert found == status and words in line and '\n' not in line
 
 
+def test_a_device_that_nobody_named_and_that_does_not_start_is_no_bad_input(monkeypatch):
+    monkeypatch.delenv('JAX_PLATFORMS', raising=False)
+    line, status = answer(RuntimeError("Unable to initialize backend 'tpu': UNAVAILABLE: busy"))
+    assert status == 1 and 'JAX_PLATFORMS' not in line
+
+
 @pytest.mark.parametrize('command', ['main', 'tools.preflight'])
 def test_a_command_without_its_requirements(command):
     code = (f'import runpy, sys; sys.modules["ml_collections"] = None; '
