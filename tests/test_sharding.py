@@ -56,21 +56,6 @@ def test_a_layout_splits_batch_and_heads(layout, shape, shards):
     assert layout.batch_shards == shards
 
 
-@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8), (1, 1, 1)])
-def test_rows_become_a_global_batch_in_their_order(axes):
-    mesh = toy.mesh(*axes)
-    rows = local_rows(mesh, 16)
-    np.testing.assert_array_equal(rows, np.arange(16))  # one process needs them all
-    batch = {'ids': np.arange(48).reshape(16, 3), 'labels': np.arange(16)}
-    on_mesh = to_global(mesh, batch, 16, rows)
-    for name, x in batch.items():
-        np.testing.assert_array_equal(on_mesh[name], x)
-        size = 16 // (axes[0] * axes[1])
-        for shard in on_mesh[name].addressable_shards:
-            assert shard.data.shape[0] == size
-            np.testing.assert_array_equal(shard.data, x[shard.index])
-
-
 # Slices of 8 to 1,024 chips, as Google Cloud offers them.
 SLICES = {
     ('TPU v4', 'TPU v5'): '2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16',

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,15 +33,20 @@ def documents(count: int, sentences: int = 7) -> str:
         for _ in range(count))
 
 
+def write_table(file: Path, *rows: Sequence[Any]) -> None:
+    """Writes a .tsv file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(''.join('\t'.join(map(str, row)) + '\n' for row in rows))
+
+
 def write_cola(folder: Path, train: int = 50, dev: int = 20, test: int = 7) -> Path:
     """Writes a GLUE folder with so many rows of CoLA in its splits; the folder."""
     rng = random.Random(1)
-    (folder / 'CoLA').mkdir(parents=True)
     for split, count in (('train', train), ('dev', dev)):
-        rows = [f'x\t{i % 2}\t\t{sentence(rng)}' for i in range(count)]
-        (folder / 'CoLA' / f'{split}.tsv').write_text('\n'.join(rows) + '\n')
-    rows = [f'{i}\t{sentence(rng)}' for i in range(test)]
-    (folder / 'CoLA' / 'test.tsv').write_text('\n'.join(['index\tsentence', *rows]) + '\n')
+        write_table(folder / 'CoLA' / f'{split}.tsv',
+                    *(('x', i % 2, '', sentence(rng)) for i in range(count)))
+    write_table(folder / 'CoLA' / 'test.tsv', ('index', 'sentence'),
+                *((i, sentence(rng)) for i in range(test)))
     return folder
 
 

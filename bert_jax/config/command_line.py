@@ -12,6 +12,7 @@ import glob
 import os
 import sys
 import traceback
+import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -138,13 +139,15 @@ def load_config(named: str) -> config_lib.ConfigDict:
         near = glob.glob(os.path.join(os.path.dirname(path), '*.py'))
         raise InputError(f'--config={path}: {error.strerror}'
                          + (f': {nearest(path, sorted(near))}' if near else '')) from None
-    defined: dict[str, Any] = {'__name__': 'config', '__file__': path}
+    module: Any = types.ModuleType('config_file')
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # where dataclasses look for the names in annotations
     try:
-        exec(code, defined)
-        if not callable(defined.get('get_config')):
+        exec(code, vars(module))
+        if not callable(getattr(module, 'get_config', None)):
             raise InputError('it defines no function get_config(): take a file of configs/ as an '
                              'example')
-        config = defined['get_config'](*([argument] if colon else []))
+        config = module.get_config(*([argument] if colon else []))
         given = flat_fields(config) if isinstance(config, config_lib.ConfigDict) else {}
         wanted = flat_fields(config_lib.default_config(given.get('task', 'pretrain')))
         if other := wanted.keys() ^ given.keys():

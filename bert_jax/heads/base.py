@@ -316,6 +316,16 @@ def inputs_of(
             batch.get('position_ids'))
 
 
+def mean_vectors(x_RxSxH: jax.Array, batch: Batch) -> jax.Array:
+    """Means [R, K, H] float32 over all tokens of each sequence, [CLS] and [SEP] among them."""
+    numbers_K = jnp.arange(1, batch['cls_positions'].shape[1] + 1)
+    inside_RxKxS = batch['sequence_ids'][:, None, :] == numbers_K[:, None]
+    sums_RxKxH = jnp.einsum(
+        'RKS,RSH->RKH', inside_RxKxS.astype(jnp.float32), x_RxSxH.astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST)
+    return sums_RxKxH / jnp.maximum(jnp.sum(inside_RxKxS, axis=2), 1)[..., None]
+
+
 def encode(bert: Bert, bilstm: BiLstm | None, batch: Batch, rows_Bx2: Keys) -> jax.Array:
     """Hidden states [B, S, H] of all tokens."""
     x_BxSxH = bert(*inputs_of(batch, rows_Bx2), batch.get('cls_positions'))['sequence_output']

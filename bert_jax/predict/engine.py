@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.data.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
-from bert_jax.heads.base import inputs_of
+from bert_jax.heads.base import inputs_of, mean_vectors
 from bert_jax.heads.pretraining import Predictions, Pretraining, masked_lm_logits
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
@@ -280,17 +280,10 @@ def vectors(
     x_RxSxH = hidden_states(config, (layer,), params, batch)['values'][:, :, 0]
     if pool == 'cls':
         return {'vectors': gather_positions(x_RxSxH, batch['cls_positions'])}
+    if pool == 'mean':
+        return {'vectors': mean_vectors(x_RxSxH, batch)}
     mask_RxS = batch['sequence_ids']
-    numbers_K = jnp.arange(1, batch['cls_positions'].shape[1] + 1)
-    if pool == 'max':  # one unit of each row at a time: [R, K, S, H] would be large
-        maxima_KxRxH = jax.lax.map(
-            lambda k: jnp.max(jnp.where((mask_RxS == k)[..., None], x_RxSxH, -jnp.inf), axis=1),
-            numbers_K,
-        )
-        return {'vectors': maxima_KxRxH.swapaxes(0, 1)}
-    inside_RxKxS = mask_RxS[:, None, :] == numbers_K[None, :, None]
-    sums = jnp.einsum(
-        'RKS,RSH->RKH', inside_RxKxS.astype(jnp.float32), x_RxSxH,
-        precision=jax.lax.Precision.HIGHEST,
-    )
-    return {'vectors': sums / jnp.maximum(jnp.sum(inside_RxKxS, axis=2), 1)[..., None]}
+    maxima_KxRxH = jax.lax.map(  # one unit of each row at a time: [R, K, S, H] would be large
+        lambda k: jnp.max(jnp.where((mask_RxS == k)[..., None], x_RxSxH, -jnp.inf), axis=1),
+        jnp.arange(1, batch['cls_positions'].shape[1] + 1))
+    return {'vectors': maxima_KxRxH.swapaxes(0, 1)}

@@ -114,6 +114,7 @@ class LabelledTask:
       labels: names of its outputs by id, where they have some.
       predicted: further sets, predicted at the end.
       arguments: of the head, beside the encoder's config.
+      trained_as: a subclass of the head with another loss; None: the head as it is.
       frozen: top-level part of the parameters that is not trained, or empty.
       inference: how predictions are made, for config.json.
       settled: names of metrics that belong to `inference` too.
@@ -130,6 +131,7 @@ class LabelledTask:
     labels: tuple[str, ...] = ()
     predicted: tuple[EvalSet, ...] = ()
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    trained_as: type[Head] | None = None
     frozen: str = ''
     inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settled: tuple[str, ...] = ()
@@ -171,7 +173,7 @@ class LabelledTask:
 
     def objective(self, bert: ModelConfig) -> Head:
         """The head that is trained on an encoder."""
-        return HEADS[self.head](bert, **self.arguments)
+        return (self.trained_as or HEADS[self.head])(bert, **self.arguments)
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
         """None: rows are packed into many shapes as they come."""

@@ -1,11 +1,15 @@
-"""All tasks by name, with the function that opens their data. Nothing else lists them."""
+"""All tasks by name, with the function that opens their data. Nothing else lists them.
+
+A config file can add one of its own, or put its own in place of one (CONTRIBUTING, "A task").
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.boolq import open_boolq
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
@@ -19,7 +23,7 @@ Task = PretrainTask | LabelledTask
 
 # Each reads the data of a completed config; for a model that is only scored, nothing that is
 # trained on.
-OPENERS: Mapping[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
+OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'pretrain': PretrainTask,
     'synthetic': PretrainTask,
     'classification': open_own_texts,
@@ -45,4 +49,7 @@ def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:
     Raises:
       InputError: bad data.
     """
+    if config.task not in OPENERS:
+        raise InputError(f'config.task={config.task!r} is unknown: name the config file that adds '
+                         'it, --config=FILE.py')
     return OPENERS[config.task](config, scored)

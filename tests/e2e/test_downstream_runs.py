@@ -10,9 +10,11 @@ import io
 import json
 import random
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from bert_jax import convert
 from bert_jax.config.command_line import parse_command
@@ -22,13 +24,22 @@ from bert_jax.predict import load
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.files import as_path
+from bert_jax.tasks.opening import OPENERS
 from bert_jax.tasks.squad import NEVER_ANSWER
 from bert_jax.train import experiment
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import write_run
 from tests.conftest import ROOT
 from tests.predict.tiny import VOCAB, pretraining_weights, random_texts
-from tests.tiny_runs import TINY, documents, one_device, sentence, write_cola
+from tests.tiny_runs import (
+    TINY,
+    WORDS,
+    documents,
+    one_device,
+    sentence,
+    write_cola,
+    write_table,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +49,11 @@ SHORT = ('--config.data.max_seq_length=48', '--config.train.batch_size=8',
 UNPACKED = (*SHORT, '--config.data.packing=False')
 
 
-def run(config, *args, workdir, stop_at=None):
+def run(config, *args, workdir, stop_at=None, devices=one_device):
     """(result, what it said) of a run; `stop_at` is a step at which it is told to stop."""
     config, _ = parse_command(['run', f'--config={ROOT}/configs/{config}', *args], '')
     said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), one_device():
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), devices():
         validate(config)
         program = experiment.open_run(config, [as_path(workdir)])
         result = experiment.train_run(program, as_path(workdir), lambda step: step == stop_at)
@@ -284,6 +295,66 @@ def test_a_run_is_scored_on_the_rows_that_its_training_held_out(
             (tmp_path / 'other.txt').write_text(content * 10)
             assert message in refused(
                 tmp_path / 'run', f'--config.data.eval_source={tmp_path}/other.txt')
+
+
+@pytest.fixture
+def own_tasks():
+    """Tasks that config files add are gone afterwards."""
+    with mock.patch.dict(OPENERS):
+        yield
+
+
+def test_vectors_of_sentences_by_a_head_of_ones_own(pretrained, tmp_path, own_tasks):
+    rng, half, pairs = random.Random(5), len(WORDS) // 2, {}
+    for split, count in (('train', 200), ('dev', 60)):
+        ids = [rng.choices(range(half), k=4) for _ in range(count)]
+        # The second text of a pair has another word for each word of the first.
+        pairs[split] = [(' '.join(WORDS[i] for i in ids[n]), ' '.join(
+            WORDS[half + i] for i in ids[n - n % 2]), 5 * (1 - n % 2)) for n in range(count)]
+        write_table(tmp_path / 'STS-B' / f'{split}.tsv', ('sentence1', 'sentence2', 'score'),
+                    *pairs[split])
+    args = ('../tests/tasks/contrastive.py', f'--config.init_checkpoint={pretrained}',
+            f'--config.data.source={tmp_path}', '--config.train.batch_size=32', *UNPACKED[2:],
+            '--config.optimizer.learning_rate=3e-3', '--config.train.log_every=1')
+    result, _ = run(*args, '--config.train.steps=60', workdir=tmp_path / 'run')
+    first, second, truth = zip(*pairs['dev'], strict=True)
+    spearman = []
+    for model in (pretrained, tmp_path / 'run'):
+        with one_device():
+            a, b = (load(model).vectors(texts, normalize=True) for texts in (first, second))
+        spearman.append(scipy.stats.spearmanr((a * b).sum(axis=1), truth).statistic)
+    assert spearman[1] > spearman[0] + 0.3
+    assert spearman[1] == pytest.approx(result['eval/spearman'], abs=1e-3)
+
+    losses = []
+    for name, devices in (('one', one_device), ('eight', contextlib.nullcontext)):
+        run(*args, '--config.train.steps=4', workdir=tmp_path / name, devices=devices)
+        records = (tmp_path / name / 'metrics.jsonl').read_text().splitlines()
+        losses.append([x['train/loss'] for x in map(json.loads, records) if 'train/loss' in x])
+    assert len(losses[0]) == 4
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def test_a_small_model_learns_from_the_probabilities_of_a_large_one(
+    pretrained, tmp_path, own_tasks
+):
+    rng = random.Random(6)
+    for folder, wrong in (('glue', 0), ('wrong', 1)):
+        for split, count in (('train', 200), ('dev', 40)):
+            write_table(tmp_path / folder / 'SST-2' / f'{split}.tsv', ('sentence', 'label'), *(
+                (f'{WORDS[-(i % 2)]} {sentence(rng)}', i % 2 ^ (wrong and split == 'train'))
+                for i in range(count)))
+    steps = (*UNPACKED, '--config.optimizer.learning_rate=3e-3', '--config.train.steps=60')
+    run('glue.py:sst2', f'--config.init_checkpoint={pretrained}', *steps,
+        f'--config.data.source={tmp_path}/glue', workdir=tmp_path / 'large')
+    # Its sentences have wrong labels: only the probabilities can teach it.
+    result, _ = run(
+        f'../tests/tasks/distillation.py:{tmp_path}/large', '--config.model.name=L-1_H-32_A-2',
+        f'--config.data.vocab_file={pretrained}/vocab.txt', *steps,
+        f'--config.data.source={tmp_path}/wrong', workdir=tmp_path / 'small')
+    assert result['eval/accuracy'] > 0.9
+    again, _ = evaluated(tmp_path / 'small', workdir=tmp_path / 'again')
+    assert again['eval/accuracy'] == result['eval/accuracy']
 
 
 ADDED = ('catbird', 'thea', 'greenred')

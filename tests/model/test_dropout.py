@@ -51,12 +51,6 @@ def test_dropped_values_are_zero_and_kept_ones_scaled(dtype):
         assert drop.dropout(x, rate, keys, drop.FFN_OUTPUT) is x
 
 
-def test_the_gradient_goes_through_kept_elements_only():
-    grad = jax.grad(lambda x: drop.dropout(x, 0.1, rows(), drop.CLASSIFIER).sum())
-    np.testing.assert_allclose(
-        grad(jnp.ones(SHAPE)), kept(0.1, site=drop.CLASSIFIER) / 0.9, rtol=1e-6)
-
-
 def test_masks_differ_by_site_layer_step_and_seed_without_correlation():
     places = [
         *({'site': site, 'layer': layer} for site in range(5) for layer in (0, 1, 2, 23)),
@@ -78,10 +72,3 @@ def test_rows_and_neighbours_in_each_dim_are_uncorrelated():
         assert abs(correlation(mask, np.roll(mask, shift, (0, 1, 2)))) < 5 / mask.size**0.5, shift
     for a, b in itertools.combinations(mask, 2):
         assert abs(correlation(a, b)) < 5 / a.size**0.5
-
-
-@pytest.mark.parametrize('first, count', [(0, 1), (3, 2), (4, 4), (7, 1)])
-def test_a_slice_of_the_batch_has_the_masks_of_its_global_rows(first, count):
-    whole = kept(0.3, site=drop.ATTENTION_OUTPUT, layer=5, step=7)
-    part = kept(0.3, (count, *SHAPE[1:]), drop.ATTENTION_OUTPUT, 5, step=7, first=first)
-    np.testing.assert_array_equal(part, whole[first : first + count])

@@ -17,7 +17,7 @@ from toy import Toy, mesh
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError
 from bert_jax.train.checkpoint import Best, Checkpoints, Damaged, read
-from bert_jax.train.step import abstract_state, make_init, num_params
+from bert_jax.train.step import abstract_state, make_init
 
 ADAM = optax.adam(1e-3)
 
@@ -231,17 +231,6 @@ def test_a_checkpoint_without_checksums_is_read(tmp_path, state):
     manager.save(5, args=ocp.args.StandardSave(state))
     manager.close()
     assert_equal(restore(tmp_path, abstract()), state)
-
-
-@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2)])
-def test_a_state_is_born_as_shards_and_does_not_depend_on_the_mesh(axes):
-    state, target = make_init(Toy(), ADAM, mesh(*axes))(7), abstract(axes)
-    assert jax.tree.structure(state) == jax.tree.structure(target)
-    assert_as(state, target)
-    alone, other = (make_init(Toy(), ADAM, mesh())(seed) for seed in (7, 8))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), state, alone)
-    assert not np.allclose(other.params['dense']['kernel'], alone.params['dense']['kernel'])
-    assert state.step == 0 and num_params(state) == 8 * 16 + 16
 
 
 def params_of(value):

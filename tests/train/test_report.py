@@ -16,7 +16,7 @@ from google.auth.credentials import AnonymousCredentials
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.train import report as module
-from bert_jax.train.report import Goodput, Report, count, duration
+from bert_jax.train.report import Goodput, Report
 
 
 def read(workdir):
@@ -139,14 +139,6 @@ def test_a_full_disk_costs_no_record(tmp_path, monkeypatch, capsys):
     assert steps_in(tmp_path) == [1, 2, 3]
 
 
-@pytest.mark.parametrize('write, number, text', [
-    (duration, -3, '0:00'), (duration, 59.6, '1:00'), (duration, 3723, '1:02:03'),
-    (count, 0.5, '0.5'), (count, 950, '950'), (count, 12_345, '12.3k'),
-])
-def test_numbers_of_a_line(write, number, text):
-    assert write(number) == text
-
-
 @pytest.fixture
 def monitoring(monkeypatch):
     """Requests that a stand-in for Cloud Monitoring received, and what it answers."""
@@ -192,21 +184,6 @@ def test_a_logger_that_fails_is_a_warning(tmp_path, monitoring, monkeypatch, cap
     report.close()
     assert len(received) == 3 and 'warning: a logger' in capsys.readouterr().err
     assert [record['step'] for record in report.records] == [1, 2, 3]
-
-
-def test_weights_and_biases_get_every_record(tmp_path, monkeypatch):
-    wandb = pytest.importorskip('wandb', reason='wandb is not installed')
-    monkeypatch.setenv('WANDB_MODE', 'offline')
-    monkeypatch.setenv('WANDB_DIR', str(tmp_path))
-    identities = []
-    for step in (10, 20):
-        logger = module.wandb(tmp_path / 'run', {'seed': 3})
-        logger.write(step, {'train/loss': 3.0})
-        logger.write(step + 1, {'train/loss': 2.0})  # which completes the step before it
-        assert wandb.run.summary['train/loss'] == 3.0 and wandb.run.config['seed'] == 3
-        identities.append(wandb.run.id)
-        logger.close()
-    assert identities[0] == identities[1]  # a resumed run goes on
 
 
 def test_what_is_not_installed_or_not_known_is_said(tmp_path, monkeypatch):
