@@ -53,7 +53,8 @@ setup(
         'cuda': ['jax[cuda13]'],
         # predict export --to onnx; later ones than 0.13 refuse today's orbax-checkpoint.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.24'],
-        'hub': ['huggingface_hub>=0.30'],  # models as hf:ORG/NAME
+        # Models as hf:ORG/NAME, data sets as hf:datasets/ORG/NAME/PATH.
+        'hub': ['huggingface_hub>=0.30', 'pyarrow>=14'],
         'wikidump': ['mwparserfromhell>=0.7.2'],  # the source `wikidump:`
         'test': [
             'gcp-storage-emulator>=2024.8', 'hypothesis>=6', 'ipykernel>=6.17',

@@ -103,12 +103,14 @@ FIELDS: Mapping[str, Field] = {
     # What is masked together (data.masking.MASKINGS).
     'data.masking': Field('pieces', ('pieces', 'words', 'ngrams', 'spans'), PRETRAINING),
     'data.next_sentence': Field(True, _SWITCH, PRETRAINING),  # False: one segment, no NSP loss
-    # Columns of your own file.
-    'data.text': Field('text', 'text', _OWN_FILES),
+    # Columns of your own file; of tables to pre-train on, the one with the text.
+    'data.text': Field('text', 'text', ('pretrain', *_OWN_FILES)),
     'data.text_pair': Field('', 'text', _TEXT_TASKS),
+    # Of several labels, a column, or one for each, of 0 and 1, between commas.
     'data.label': Field('label', 'text', _OWN_FILES),
-    # Of tags that are numbers: their names from 0, between commas, or a file with one a line.
-    'data.label_names': Field('', 'text', ('tagging',)),
+    # Of labels that are numbers: their names from 0, between commas, or a file with one a line.
+    # Empty: those that a Parquet file of Hugging Face's datasets holds.
+    'data.label_names': Field('', 'text', ('classification', 'tagging')),
     'data.choices': Field('', 'text', ('multiple_choice',)),  # of multiple choice, between commas
     'data.id': Field('', 'text', _WITH_ID),  # names rows in predictions; empty: counted from 0
     'data.packing': Field(True, _SWITCH, LABELLED),  # several examples a row: the same scores

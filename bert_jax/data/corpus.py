@@ -1,6 +1,7 @@
 """Sources of text: documents in units (files or shards), with a digest of their content.
 
-Text files have one of six formats, plain, .gz or .bz2. Errors name the file and the place in it.
+Text files have one of six formats, plain, .gz or .bz2; tables a document a row, in one column.
+Errors name the file and the place in it.
 """
 
 from __future__ import annotations
@@ -23,21 +24,25 @@ from typing import Any
 from bert_jax.data import python_docs, wikidump
 from bert_jax.data.store import Document, Source, Unit, digests, name_of, object_digest
 from bert_jax.runtime.errors import InputError, first_line
-from bert_jax.runtime.files import Found, as_path, find, in_bucket, open_stream, read_blocks
+from bert_jax.runtime.files import Found, as_path, find, in_bucket, read_blocks
+from bert_jax.runtime.hub import parquet_files
 from bert_jax.runtime.process import loading_tensorflow
+from bert_jax.tasks import table
 
 _BLOCK_BYTES = 1 << 20
 # A longer document is continued as a new one, so that memory stays bounded whatever the file.
 _MAX_DOCUMENT_BYTES = 16 << 20
 _MAX_LINE_BYTES = 64 << 20
+_LINES_OF_CELLS = re.compile(r'\.[ct]sv(\.gz|\.bz2)?$', re.IGNORECASE)
 
 
-def open_source(spec: str, data_dir: str = '') -> Source:
+def open_source(spec: str, data_dir: str = '', column: str = 'text') -> Source:
     """The source that a string names.
 
     Args:
-      spec: such as 'docs:python', 'tfds:NAME', or a pattern of files.
+      spec: such as 'docs:python', 'tfds:NAME', 'hf:datasets/ORG/NAME/PATH', or a pattern of files.
       data_dir: folder of prepared tensorflow-datasets; empty: the default one.
+      column: of tables and records, with the text.
 
     Raises:
       InputError: there is no such source.
@@ -48,13 +53,15 @@ def open_source(spec: str, data_dir: str = '') -> Source:
             raise InputError(f"data source '{spec}' is unknown: the one of its kind is docs:python")
         return _python_docs(spec)
     if rest and kind == 'tfds':
-        return _tfds(spec, rest, data_dir)
+        return _tfds(spec, rest, data_dir, column)
     if rest and kind == 'wikidump':
         if not importlib.util.find_spec('mwparserfromhell'):
             raise InputError(f"data source '{spec}' is read with mwparserfromhell, which is not "
                              'installed: pip install mwparserfromhell')
         kind = wikidump.FORMAT
-    return _files(spec, rest, kind) if rest and kind in FORMATS else _files(spec, spec, '')
+    if rest and kind in (*FORMATS, *TABLES):
+        return _files(spec, rest, kind, column)
+    return _files(spec, spec, '', column)
 
 
 def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
@@ -80,15 +87,16 @@ def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
             return
 
 
-def _files(spec: str, pattern: str, format_name: str) -> Source:
-    """Files on a disk or in a bucket, one unit each.
+def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
+    """Files on a disk or in a bucket or of the hub, one unit each.
 
     Args:
       spec: the user's name for them.
-      pattern: of their paths.
-      format_name: one of `FORMATS`, or '' to look at the name and content of each.
+      pattern: of their paths, or the name of a data set of the hub.
+      format_name: one of `FORMATS` or `TABLES`, or '' to look at the name and content of each.
+      column: of a table, with the text.
     """
-    found = find(pattern)
+    found = [file for path in parquet_files(pattern) for file in find(path)]
     if not found and as_path(pattern).is_dir():
         raise InputError(f"data source '{spec}' is a directory: name the files in it, as in "
                          f"'{pattern.rstrip('/')}/*'")
@@ -105,26 +113,30 @@ def _files(spec: str, pattern: str, format_name: str) -> Source:
         # Prose is compressed to a third; of a dump's XML in English a quarter is text.
         [Unit(file.path, file.size // (4 if is_dump else 1)
               * (3 if file.path.endswith(('.gz', '.bz2')) else 1)) for file in found],
-        functools.partial(_read_file, format_name),
-        functools.partial(_digest_of_files, format_name, found),
+        functools.partial(_read_file, format_name, column),
+        functools.partial(_digest_of_files, format_name, column, found),
         f'{len(sizes)} files of {sum(sizes):,} bytes, {name_of([format_name, sizes])}',
         takes_all_cores=is_dump,
     )
 
 
-def _digest_of_files(format_name: str, found: Sequence[Found]) -> str:
+def _digest_of_files(format_name: str, column: str, found: Sequence[Found]) -> str:
     paths = [file.path for file in found]
     # A file's ending may determine how it is read; its folder does not matter.
     names = [''.join(PurePath(path).suffixes) for path in paths]
     contents = map(object_digest, found) if in_bucket(paths[0]) else digests(paths)
-    return name_of([format_name, *zip(names, contents, strict=True)])
+    # Tables of lines were read as text once, and a column has not always had a name.
+    named = [column] if column != 'text' or any(map(_LINES_OF_CELLS.search, paths)) else []
+    return name_of([format_name, *zip(names, contents, strict=True), *named])
 
 
-def _read_file(format_name: str, unit: Unit) -> Iterator[Document]:
+def _read_file(format_name: str, column: str, unit: Unit) -> Iterator[Document]:
     path = unit.name
     blocks = _line_blocks(path)  # which formats that are no lines of text do not ask for
     if not format_name and path.endswith('.parquet'):
         format_name = 'parquet'
+    elif not format_name and _LINES_OF_CELLS.search(path):
+        format_name = 'csv'
     elif not format_name:
         first = next((block for block in blocks if block.strip()), b'')  # not blank lines
         blocks = itertools.chain([first], blocks)
@@ -136,6 +148,8 @@ def _read_file(format_name: str, unit: Unit) -> Iterator[Document]:
             format_name = 'wikitext'
         else:
             format_name = 'text'
+    if format_name in TABLES:
+        return TABLES[format_name](path, blocks, column)
     return FORMATS[format_name](path, blocks)
 
 
@@ -159,32 +173,33 @@ def _python_docs(spec: str) -> Source:
         lambda: digest, f'{len(found):,} files of Python, {digest}', takes_all_cores=True)
 
 
-def _tfds(spec: str, name: str, data_dir: str) -> Source:
+def _tfds(spec: str, name: str, data_dir: str, column: str) -> Source:
     """A data set of tensorflow-datasets, one unit for each shard."""
     name, _, split_name = name.partition(':')
     builder = _prepared_builder(spec, name, data_dir)
     info, split_name = builder.info, split_name or 'train'
-    if 'text' not in info.features or split_name not in info.splits:
-        raise InputError(f"data source '{spec}': no feature 'text' or no split '{split_name}', "
+    if column not in info.features or split_name not in info.splits:
+        raise InputError(f"data source '{spec}': no feature '{column}' or no split '{split_name}', "
                          f"only {', '.join(info.features)} in {', '.join(info.splits)}")
     split = info.splits[split_name]
     n, num_bytes = split.num_shards, split.num_bytes
     return Source(
         spec, [Unit(f'{split.name}[{i}shard:{i + 1}shard]', num_bytes // n) for i in range(n)],
-        functools.partial(_read_shard, builder), functools.partial(_digest_of_shards, split),
+        functools.partial(_read_shard, builder, column),
+        functools.partial(_digest_of_shards, split, column),
         f'{info.full_name}, {num_bytes:,} bytes')
 
 
-def _digest_of_shards(split: Any) -> str:
-    return name_of(digests(split.filepaths))
+def _digest_of_shards(split: Any, column: str) -> str:
+    return name_of(digests(split.filepaths) + [column] * (column != 'text'))
 
 
-def _read_shard(builder: Any, unit: Unit) -> Iterator[Document]:
+def _read_shard(builder: Any, column: str, unit: Unit) -> Iterator[Document]:
     import tensorflow_datasets as tfds
 
-    only_text = tfds.decode.PartialDecoding({'text': True})
+    only_text = tfds.decode.PartialDecoding({column: True})
     for record in _records(builder, unit.name, decoders=only_text):
-        yield Document(_normalise(record['text']), True)
+        yield Document(_normalise(record[column]), True)
 
 
 def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str, Any]]:
@@ -335,8 +350,8 @@ def _wikiextractor(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
             offset += len(document) + len(b'</doc>')
 
 
-def _json_lines(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
-    """An object a line, its `text` holding paragraphs in lines."""
+def _json_lines(path: str, blocks: Iterator[bytes], column: str) -> Iterator[Document]:
+    """An object a line, whose field `column` holds paragraphs in lines."""
     number = 0
     for block in blocks:
         for line in block.removesuffix(b'\n').split(b'\n'):
@@ -344,33 +359,25 @@ def _json_lines(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
             if not line.strip():
                 continue
             try:
-                text = _normalise(json.loads(line)['text'].encode('utf-8', 'ignore'))
+                text = _normalise(json.loads(line)[column].encode('utf-8', 'ignore'))
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                raise InputError(f'{path}, line {number} is not JSON as in {{"text": "..."}} '
-                                 f'({type(error).__name__}: {error})') from None
+                raise InputError(
+                    f'{path}, line {number} is not JSON as in {{"{column}": "..."}} '
+                    f'({type(error).__name__}: {error}); config.data.text names the field'
+                ) from None
             if text:
                 yield Document(text, True)
 
 
-def _parquet(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
-    """A document a row, its column `text` holding paragraphs in lines; `blocks` are not read."""
-    try:
-        from pyarrow import ArrowException, parquet
-    except ModuleNotFoundError:
-        raise InputError(f'{path}: Parquet needs pyarrow: python -m pip install pyarrow') from None
-    with open_stream(path) as file:
-        try:
-            table = parquet.ParquetFile(file)
-            if 'text' not in table.schema_arrow.names:
-                has = ', '.join(table.schema_arrow.names)
-                raise InputError(f"{path} has no column 'text' (it has: {has})")
-            for batch in table.iter_batches(1024, columns=['text']):
-                for text in batch.column(0).to_pylist():
-                    if encoded := _normalise(str(text or '').encode('utf-8', 'ignore')):
-                        yield Document(encoded, True)
-        except (ArrowException, OSError) as error:
-            raise InputError(f'{path} is not a sound Parquet file ({first_line(error)}); '
-                             'copy it again') from None
+def _rows(
+    read: Callable[..., Iterator[table.Row]], path: str, blocks: Iterator[bytes], column: str
+) -> Iterator[Document]:
+    """A document a row, whose `column` holds paragraphs in lines; `blocks` are not read."""
+    for row in read(path, [column]):
+        if row.fault:
+            raise InputError(f'{path}, line {row.line}: {row.fault}: mend it')
+        if text := _normalise(str(row.cells[0] or '').encode('utf-8', 'ignore')):
+            yield Document(text, True)
 
 
 def _articles(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
@@ -385,7 +392,11 @@ FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
     'lines': functools.partial(_separated, split=False),  # likewise, one sentence a line
     'wikiextractor': _wikiextractor,
     'wikitext': _wikitext,
-    'jsonl': _json_lines,
-    'parquet': _parquet,
     wikidump.FORMAT: _articles,
+}
+# Likewise, with the name of the column.
+TABLES: dict[str, Callable[[str, Iterator[bytes], str], Iterator[Document]]] = {
+    'jsonl': _json_lines,
+    'parquet': functools.partial(_rows, table.read_parquet),
+    'csv': functools.partial(_rows, table.read_rows),
 }

@@ -76,7 +76,7 @@ class Places(NamedTuple):
         return cls(place, files.as_path(local))
 
 
-def open_texts(specs: Sequence[str], tfds_dir: str) -> dict[str, Any]:
+def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, Any]:
     """The text sources by name. The first host's are read; other hosts compare theirs, if any.
 
     Raises:
@@ -87,10 +87,10 @@ def open_texts(specs: Sequence[str], tfds_dir: str) -> dict[str, Any]:
     texts: dict[str, Any] = dict.fromkeys(specs)
     for spec in specs:
         if hosts.first():
-            texts[spec] = open_source(spec, tfds_dir)
-        elif not spec.startswith('tfds:'):  # comparing could mean downloading a data set
+            texts[spec] = open_source(spec, tfds_dir, column)
+        elif not spec.startswith(('tfds:', 'hf:')):  # comparing could mean downloading a data set
             with contextlib.suppress(InputError):
-                texts[spec] = open_source(spec, tfds_dir)
+                texts[spec] = open_source(spec, tfds_dir, column)
     if hosts.count() > 1:
         ours = {spec: text.outline for spec, text in texts.items() if text}
         theirs = json.loads(hosts.share('outlines of the text', lambda: json.dumps(ours)))

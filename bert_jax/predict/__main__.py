@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 _NOTES = 20  # notes that are printed
 _PROGRESS = 10.0  # seconds between two lines of progress
-_TABLE = re.compile(r'.*\.(csv|tsv|jsonl?)(\.gz)?', re.IGNORECASE)  # names of files with columns
+# Names of files with columns.
+_TABLE = re.compile(r'hf:.*|.*\.((csv|tsv|jsonl?)(\.gz)?|parquet)', re.IGNORECASE)
 
 
 class Texts:
@@ -63,8 +64,8 @@ class Texts:
         Args:
           arguments: texts; empty: they come from the file.
           file: path; None: standard input, where there are no arguments.
-          columns: of a .csv, .tsv, .json or .jsonl file: of the texts, and of second texts if there
-            are.
+          columns: of a .csv, .tsv, .json, .jsonl or .parquet file: of the texts, and of second
+            texts if there are.
 
         Raises:
           InputError: both are given, the file cannot be read, or it has columns and none is named
@@ -75,7 +76,8 @@ class Texts:
         table = _TABLE.fullmatch(file or '')
         if columns and not table:
             raise InputError(f'--text={columns[0]} names a column: --input must be a file that has '
-                             'some, ending in .csv, .tsv, .json or .jsonl, plain or .gz')
+                             'some, ending in .csv, .tsv, .json or .jsonl, plain or .gz, or '
+                             '.parquet')
         if table and not columns:
             raise InputError(f'--input={file} has columns: name the one with the texts, '
                              '--text=COLUMN (a file with a text in each line is called .txt)')
@@ -84,7 +86,7 @@ class Texts:
         self._name = file or 'standard input'
         if columns and not sum(1 for _ in read_rows(self._name, columns)):
             raise InputError(f'{file} holds no rows: copy it again')
-        if file is not None and not as_path(file).exists():
+        if file is not None and not columns and not as_path(file).exists():
             raise InputError(f'--input={file}: No such file or directory')
         if not arguments and file is None and sys.stdin is None:
             raise InputError('standard input is closed: give texts, or --input=FILE')
@@ -172,7 +174,8 @@ _MODEL: dict[str, dict[str, Any]] = {
 }
 _TEXTS: dict[str, dict[str, Any]] = {
     'texts': {'nargs': '*', 'metavar': 'TEXT'},
-    '--input': {'metavar': 'FILE', 'help': 'of texts, one a line; or a .csv, .tsv or .jsonl'},
+    '--input': {'metavar': 'FILE',
+                'help': 'of texts, one a line; or a .csv, .tsv, .jsonl or .parquet'},
     '--text': {'metavar': 'COLUMN', 'help': 'of such a file that holds the texts (questions)'},
     '--text-pair': {'metavar': 'COLUMN', 'help': 'that holds the second texts (contexts)'},
 }

@@ -25,10 +25,11 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine, Function, Outputs
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, read_json
+from bert_jax.runtime.hub import model_folder
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.sharding import Layout, make_mesh
-from bert_jax.weights import from_hub, load_weights
+from bert_jax.weights import load_weights
 from bert_jax.weights.formats import Weights, check_order, check_vocabulary, to_tree
 
 POOLS = ('mean', 'cls', 'max')
@@ -50,7 +51,7 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
     Raises:
       InputError: there is no model, or something is wrong with it or with the vocabulary.
     """
-    modules = _modules(as_path(from_hub(path)))
+    modules = _modules(as_path(model_folder(path)))
     encoder = modules[0][1]  # an old modules.json has a folder for it
     settings = encoder / 'sentence_bert_config.json'
     limit = read_json(settings, '').get('max_seq_length') if settings.exists() else None

@@ -32,7 +32,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import loading_tensorflow
-from bert_jax.tasks.table import find_file
+from bert_jax.tasks import table
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep, Phase
@@ -291,7 +291,7 @@ def split_file(
         return str(as_path(config.data.eval_source))
     source = one_source(config, meaning)
     if not as_path(source).is_file():
-        return find_file(source, names, required=required)
+        return table.find_file(source, names, required=required)
     if scored:
         raise InputError('config.data.eval_source is empty: name the file to evaluate on')
     return source
@@ -299,7 +299,8 @@ def split_file(
 
 def own_files(
     config: ConfigDict, scored: ScoredModel | None, read: Callable[[str], Any],
-    contents: Callable[[Any], Sequence[str]], meaning: str = 'a .csv, .tsv or .jsonl file',
+    contents: Callable[[Any], Sequence[str]],
+    meaning: str = 'a .csv, .tsv, .jsonl or .parquet file',
 ) -> tuple[Any, Any]:
     """Training examples (None where a model is only scored) and scored ones, from your own files.
 
@@ -324,6 +325,23 @@ def own_files(
     say(f'scored: {len(dev):,} of {len(whole):,} examples of {source}, held out of training '
         f'(config.data.held_out={d.held_out}); for others, name a file as config.data.eval_source')
     return (None if scored else train), dev
+
+
+def label_names(config: ConfigDict, path: str) -> list[str]:
+    """The names of the labels that a file has by number: `data.label_names`, else the file's own.
+
+    Raises:
+      InputError: a name is there twice.
+    """
+    named = config.data.label_names
+    if not named:
+        return table.class_names(path, config.data.label)
+    file = as_path(named)
+    lines = file.read_text(encoding='utf-8').splitlines() if file.exists() else named.split(',')
+    names = [name.strip() for name in lines if name.strip()]
+    if len(set(names)) < len(names):
+        raise InputError(f'config.data.label_names={named} has a name twice')
+    return names
 
 
 def check_labels_known(source: str, there: Collection[str], known: Collection[str]) -> None:

@@ -103,7 +103,8 @@ class TextData:
         with loading_tensorflow('pre-training from text'):  # which synthetic rows do not need
             from bert_jax.data.records import RecordFiles
 
-        texts = sharing.open_texts([spec for spec in specs if spec not in records], d.tfds_dir)
+        texts = sharing.open_texts(
+            [spec for spec in specs if spec not in records], d.tfds_dir, d.text)
         self.places = sharing.Places.choose(d.dir, d.local_dir)
         path = as_path(d.vocab_file) if d.vocab_file else sharing.share_vocabulary(
             [texts[spec] for spec, _ in self._sources], d.vocab_size, d.lowercase, self.places)

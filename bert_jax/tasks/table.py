@@ -1,29 +1,35 @@
-"""The one reader of tables: CSV, TSV and JSON, plain or gzipped, for training and prediction.
+"""The one reader of tables: CSV, TSV, JSON and Parquet, for training and prediction.
 
 A file's ending tells its format, in upper or lower case: `.csv` has quoting, `.json` and `.jsonl`
-are an object a line or one list of objects, whatever else is TSV without quoting; each may end in
-`.gz`. What is wrong with a file is an `InputError`; what is wrong with a row is that row's fault:
-training leaves it out, up to a limit, and prediction gives an error in its place.
+are an object a line or one list of objects, `.parquet` and data sets of the Hugging Face hub
+(`runtime.hub`) are Parquet, whatever else is TSV without quoting; all but Parquet may end in `.gz`
+or `.bz2`.
+What is wrong with a file is an `InputError`; what is wrong with a row is that row's fault: training
+leaves it out, up to a limit, and prediction gives an error in its place.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import fnmatch
 import gzip
 import itertools
 import json
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.files import as_path, children, open_stream
+from bert_jax.runtime.hub import parquet_files
 
 _LISTED = 3  # malformed rows of a file that are shown one by one
+_BATCH_ROWS = 1024  # of Parquet, at once in memory
 _LONGEST_CELL = 1 << 30  # the csv module's own limit is 131,072 characters
 
 
@@ -35,7 +41,8 @@ class Row(NamedTuple):
     """A row of a table.
 
     Attributes:
-      line: of the file, from 1, where the row begins; of a JSON list, the place in it from 1.
+      line: of the file, from 1, where the row begins; of a JSON list or Parquet, the place in it
+        from 1.
       cells: of the wanted columns; None where the file lacks an optional one.
       fault: why the row cannot be used; '' where it can.
     """
@@ -61,9 +68,10 @@ class Rows(NamedTuple):
 
 
 def format_of(path: str) -> str:
-    """'csv', 'json' or 'tsv' (whatever else a file is called)."""
-    ending = os.path.splitext(path.lower().removesuffix('.gz'))[1]
-    return {'.csv': 'csv', '.json': 'json', '.jsonl': 'json'}.get(ending, 'tsv')
+    """'csv', 'json', 'parquet' or 'tsv' (whatever else a file is called)."""
+    ending = os.path.splitext(re.sub(r'\.(gz|bz2)$', '', path.lower()))[1]
+    return 'parquet' if path.startswith('hf:') else {
+        '.csv': 'csv', '.json': 'json', '.jsonl': 'json', '.parquet': 'parquet'}.get(ending, 'tsv')
 
 
 def read_rows(
@@ -74,7 +82,8 @@ def read_rows(
 
     Args:
       path: the file.
-      columns: names in the header (spaces around a name do not count), or fields of the objects.
+      columns: names in the header (spaces around a name do not count), or fields of the objects,
+        or columns of Parquet.
       optional: those of `columns` that the file may lack.
       headerless: names of all columns of a CSV or TSV file without a header, which is one whose
         first row holds none of `columns`; empty: there must be a header.
@@ -84,6 +93,8 @@ def read_rows(
     """
     if format_of(path) == 'json':
         return _objects(path, columns, optional)
+    if format_of(path) == 'parquet':
+        return read_parquet(path, columns, optional)
     return _table(path, columns, optional, headerless)
 
 
@@ -161,6 +172,50 @@ def _objects(path: str, columns: Sequence[str], optional: Sequence[str]) -> Iter
         if missing:
             fault = f"no field '{missing[0]}' (it has: {', '.join(record)[:200]})"
         yield Row(line, [] if fault else [record.get(name) for name in columns], fault)
+
+
+def read_parquet(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
+    """As `read_rows`, of Parquet whatever its name."""
+    places = itertools.count(1)
+    for name in parquet_files(path):
+        with _parquet(name) as content:
+            names = content.schema_arrow.names
+            for column in columns:
+                if column not in names and column not in optional:
+                    raise InputError(_no_column(path, column, names))
+            for batch in content.iter_batches(
+                    _BATCH_ROWS, columns=[column for column in columns if column in names]):
+                for record in batch.to_pylist():
+                    yield Row(next(places), [record.get(column) for column in columns])
+
+
+def class_names(path: str, column: str) -> list[str]:
+    """The names of labels that a column has by number; none where the file does not say.
+
+    Parquet files of Hugging Face's `datasets` do, for a `ClassLabel` or a list of them.
+    """
+    if format_of(path) != 'parquet':
+        return []
+    with _parquet(parquet_files(path)[0]) as content:
+        described = json.loads((content.schema_arrow.metadata or {}).get(b'huggingface', b'{}'))
+    feature = described.get('info', {}).get('features', {}).get(column) or {}
+    feature = feature[0] if isinstance(feature, list) else feature.get('feature') or feature
+    return feature['names'] if feature.get('_type') == 'ClassLabel' else []
+
+
+@contextlib.contextmanager
+def _parquet(path: str) -> Iterator[Any]:
+    """A Parquet file, open; what is wrong with it is an InputError."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ModuleNotFoundError:
+        raise InputError(f'{path}: Parquet needs pyarrow: python -m pip install pyarrow') from None
+    try:
+        with open_stream(path) as file:
+            yield parquet.ParquetFile(file)
+    except (ArrowException, OSError) as error:
+        raise InputError(f'{path} cannot be read as Parquet ({first_line(error)}); copy it '
+                         'again') from None
 
 
 def _parsed(text: str) -> tuple[Any, str]:
@@ -314,6 +369,20 @@ def label_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return '' if value is None else str(value).strip()
+
+
+def named(value: Any, names: Sequence[str]) -> str:
+    """A label as a string; a number becomes the name of this number, where there are names.
+
+    Raises:
+      Malformed: the number has no name.
+    """
+    text = label_text(value)
+    if not names or not text.removeprefix('-').isdigit():
+        return text
+    if not 0 <= int(text) < len(names):
+        raise Malformed(f'label {text} has no name in config.data.label_names')
+    return names[int(text)]
 
 
 def find_file(folder: str, names: Sequence[str], *, required: bool = True) -> str:

@@ -26,7 +26,6 @@ from bert_jax.config import model_sizes
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode, Sequences, make_sequences, tile
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import labelled, table
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
@@ -64,20 +63,14 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
     Tags may be of any set: entities are scored by their F1, other tags by the words that are right.
     """
     d = config.data
-    path = as_path(d.label_names)
-    names = path.read_text(encoding='utf-8').splitlines() if d.label_names and path.exists() \
-        else d.label_names.split(',')
-    names = [name.strip() for name in names if name.strip()]
-    if len(set(names)) < len(names):
-        raise InputError(f'config.data.label_names={d.label_names} has a name twice')
 
     def read(path: str) -> Tagged:
-        return read_tagged(
-            path, words=d.text, tags=d.label, names=names, max_malformed=d.max_malformed)
+        return read_tagged(path, words=d.text, tags=d.label, max_malformed=d.max_malformed,
+                           names=labelled.label_names(config, path))
 
     train, dev = labelled.own_files(
         config, scored, read, lambda examples: [' '.join(s.words) for s in examples.sentences],
-        'a file with a word and its tag in each line, or JSON lines')
+        'a file with a word and its tag in each line, JSON lines or Parquet')
     if train is not None:
         counts = sorted(Counter(train.tags).items(), key=lambda item: (-item[1], item[0]))
         say(f'{len(train):,} sentences, {len(train.tags):,} words; tags: '
@@ -220,9 +213,9 @@ def read_tagged(
     """All sentences of one file.
 
     Args:
-      path: `.jsonl`, an object a sentence with a list of words and one of tags, all of one
-        document; or a word first and its tag last in a line, in as many columns as the first line
-        has, separated by spaces or tabs, empty lines between sentences. Plain or `.gz`.
+      path: `.jsonl` or Parquet, an object a sentence with a list of words and one of tags, all of
+        one document; or a word first and its tag last in a line, in as many columns as the first
+        line has, separated by spaces or tabs, empty lines between sentences. Plain or `.gz`.
       words, tags: fields of the objects.
       names: of the objects' tags that are numbers.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
@@ -230,7 +223,7 @@ def read_tagged(
     Raises:
       InputError: what is wrong with the file.
     """
-    if table.format_of(path) == 'json':
+    if table.format_of(path) in ('json', 'parquet'):
         sentences = _json_sentences(path, words, tags, names, max_malformed)
     else:
         sentences = _column_sentences(path, max_malformed)
@@ -276,14 +269,7 @@ def _json_sentences(
             raise table.Malformed(f"'{words}' and '{tags}' are not two lists of one length")
         if not all(isinstance(word, str) and word.strip() for word in some):
             raise table.Malformed('a word is no string, or an empty one')
-        return Sentence(table.texts_of(some), [tag_of(tag) for tag in their])
-
-    def tag_of(tag: Any) -> str:
-        if not names or not isinstance(tag, int):
-            return table.label_text(tag)
-        if not 0 <= tag < len(names):
-            raise table.Malformed(f'tag {tag} has no name in config.data.label_names')
-        return names[tag]
+        return Sentence(table.texts_of(some), [table.named(tag, names) for tag in their])
 
     rows = table.read_table(path, [words, tags], parse, max_malformed=max_malformed)
     # A sentence without words is no malformed row, and nothing to learn from.

@@ -59,6 +59,7 @@ class Names:
       names: in the order of their ids. If there are none, those of the first file, the training
         file: numbers by size, else by the alphabet.
       only: whether others are refused.
+      numbered: names of the labels that the file has by number.
       separator: between the names of an example that has any number of labels, unless they are a
         list in JSON; empty: each example has one label.
       met: all names of the file that was read last.
@@ -68,6 +69,7 @@ class Names:
 
     def __init__(self, names: Sequence[str] = (), *, only: bool = False, separator: str = ''):
         self.names, self.only, self.separator = tuple(names), only, separator
+        self.numbered: Sequence[str] = ()
         self.met: set[str] = set()
         self.unseen: set[str] = set()
 
@@ -81,11 +83,11 @@ class Names:
                     raise InputError(f'{cell!r} is no list; mend it') from None
             parts = cell if isinstance(cell, list) else (
                 table.label_text(cell).split(self.separator))
-            return [name for part in parts if (name := table.label_text(part))]
+            return [name for part in parts if (name := table.named(part, self.numbered))]
         if isinstance(cell, list):
             raise InputError('a list of labels: set --config.classification.multi_label=True to '
                              'train on several at once')
-        name = table.label_of(cell)
+        name = table.named(table.label_of(cell), self.numbered)
         if self.only and name not in self.names:
             raise InputError(
                 f"unknown label '{name}'; known are {', '.join(self.names)}: mend it")
@@ -94,7 +96,7 @@ class Names:
     def array(self, labels: Sequence[list[str]]) -> np.ndarray:
         """[n] or [n, L] of the names of all examples of a file."""
         self.met = {name for names in labels for name in names}
-        self.names = self.names or _in_order(self.met)
+        self.names = self.names or tuple(self.numbered) or _in_order(self.met)
         unseen = self.met - set(self.names)
         self.unseen |= unseen
         ids = {name: i for i, name in enumerate([*self.names, *sorted(unseen)])}
@@ -146,7 +148,7 @@ class TextExamples:
 
 
 def read_texts(
-    path: str, texts: Sequence[str], label: str, labels: Numbers | Names | None, *,
+    path: str, texts: Sequence[str], label: str | list[str], labels: Numbers | Names | None, *,
     id_column: str = '', needs_ids: bool = False, headerless: Sequence[str] = (),
     max_malformed: float = 0.01,
 ) -> TextExamples:
@@ -155,7 +157,7 @@ def read_texts(
     Args:
       path: see `table.read_rows`.
       texts: column of the text, or of the two texts.
-      label: column of the label.
+      label: column of the label; a list of columns: one for each label, of 0 and 1.
       labels: what labels are; None: they are not read.
       id_column: of the examples' ids, or ''.
       needs_ids: whether this column must be there.
@@ -166,19 +168,29 @@ def read_texts(
       InputError: a missing column, what `labels` refuses, an id that occurs twice, too many
         malformed rows, a file that is empty or cannot be read.
     """
-    n = len(texts)
+    n, columns = len(texts), [label] if isinstance(label, str) else label
 
     def parse(cells: list[Any]) -> tuple[list[str], Any]:
-        return table.texts_of(cells[:n]), labels.parse(cells[n]) if labels else None
+        marks = cells[n:] if isinstance(label, str) else [
+            [name for name, cell in zip(columns, cells[n:]) if _marked(name, cell)]]
+        return table.texts_of(cells[:n]), labels.parse(*marks) if labels else None
 
     rows = table.read_table(
-        path, [*texts, label] if labels else texts, parse, id_column=id_column or None,
+        path, [*texts, *columns] if labels else texts, parse, id_column=id_column or None,
         optional=[] if needs_ids else [id_column], headerless=headerless if labels else (),
         max_malformed=max_malformed)
     return TextExamples(
         texts=[[cells[i] for cells, _ in rows.values] for i in range(n)],
         labels=labels.array([label for _, label in rows.values]) if labels else None,
         ids=rows.ids, source=path)
+
+
+def _marked(name: str, cell: Any) -> bool:
+    """Whether a label's column says that an example has it; raises Malformed."""
+    text = table.label_text(cell).lower()
+    if text not in ('', '0', '0.0', 'false', '1', '1.0', 'true'):
+        raise table.Malformed(f"'{name}' is {text!r}, where 0 or 1 is wanted")
+    return text in ('1', '1.0', 'true')
 
 
 def text_task(
@@ -267,11 +279,14 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
     c, d = config[config.task], config.data
     several = config.task == 'classification' and c.multi_label
     head = 'multi_label' if several else config.task
-    names = Names(scored.labels if scored else (), separator=c.separator or ',' if several else '')
+    marks = [name.strip() for name in d.label.split(',')] if several and ',' in d.label else []
+    names = Names((scored.labels if scored else ()) or marks,
+                  separator=c.separator or ',' if several else '')
 
     def read(path: str) -> TextExamples:
+        names.numbered = labelled.label_names(config, path)
         examples = read_texts(
-            path, [d.text, d.text_pair] if d.text_pair else [d.text], d.label,
+            path, [d.text, d.text_pair] if d.text_pair else [d.text], marks or d.label,
             Numbers() if head == 'regression' else names, id_column=d.id, needs_ids=True,
             max_malformed=d.max_malformed)
         if head != 'regression' and len(names.names) < 2 - several:

@@ -7,13 +7,13 @@ import re
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, children
+from bert_jax.runtime.hub import model_folder
 from bert_jax.weights.formats import Weights
 
 _LOOKS = (
     'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
     'model.safetensors, a TF1 checkpoint bert_model.ckpt.index, bert_model.ckpt.data-* and '
     'bert_config.json (name the folder, or the prefix FOLDER/bert_model.ckpt)')
-_HUB_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
 
 
 def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> Weights:
@@ -28,7 +28,7 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
     Raises:
       InputError: there is none of them, or something is wrong with it.
     """
-    path = as_path(from_hub(named))
+    path = as_path(model_folder(named))
     names = [child.name for child in children(path)]
     if (path.parent.name == 'checkpoints' and path.name.isdigit()) or 'checkpoints' in names:
         from bert_jax.weights.run_directory import read_run
@@ -56,40 +56,3 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
     hub = re.fullmatch(r'([\w.-]+/)?[\w.-]+', os.fspath(named))
     raise InputError(f'{path} does not exist: {_LOOKS}' + (
         f'; of the Hugging Face hub: hf:{"" if hub[1] else "ORG/"}{hub[0]}' if hub else ''))
-
-
-def from_hub(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Downloads a model named `hf:ORG/NAME[@REVISION]` into the hub's cache; its folder.
-
-    Another name is returned as it is. Cache, token and offline switch are those of
-    `huggingface_hub` (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
-
-    Raises:
-      InputError: the hub has no such model or revision, requires a login, or cannot be reached.
-    """
-    text = os.fspath(named)
-    if not text.startswith('hf:'):
-        return named
-    try:
-        from huggingface_hub import errors, snapshot_download
-    except ModuleNotFoundError:
-        raise InputError(f'{text} is on the Hugging Face hub, and huggingface_hub is not '
-                         "installed: python -m pip install 'huggingface_hub'") from None
-    name, _, revision = text.removeprefix('hf:').partition('@')
-    try:
-        return str(snapshot_download(
-            name, revision=revision or None, allow_patterns=_HUB_FILES, library_name='bert_jax'))
-    except errors.GatedRepoError:
-        fault = 'accept its terms on its page there, and log in (hf auth login, or HF_TOKEN)'
-    except errors.RepositoryNotFoundError:
-        fault = 'the hub has no such model; for a private one log in (hf auth login, or HF_TOKEN)'
-    except errors.RevisionNotFoundError:
-        fault = f'it has no revision {revision!r}: name a branch, a tag or a commit, or none'
-    except errors.LocalEntryNotFoundError:
-        fault = ('it is not in the cache, and the hub cannot be reached: check the network, or '
-                 'unset HF_HUB_OFFLINE')
-    except errors.HFValidationError:
-        fault = 'write hf:ORG/NAME, such as hf:google-bert/bert-base-uncased'
-    except (errors.HfHubHTTPError, OSError) as error:
-        fault = f"it cannot be downloaded ({' '.join(str(error).split())[:200]}): try again"
-    raise InputError(f'{text}: {fault}')

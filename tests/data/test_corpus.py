@@ -42,6 +42,9 @@ def _texts(spec, split=None, folder=''):
      '', ['One . \n Two . \n \n \n Three .', 'x'], True),
     ('rows.jsonl', '{"id": 1, "text": "One.\\nTwo."}\n\n{"text": ""}\n{"text": "\\u00c4"}', '',
      ['One.\nTwo.', 'Ä'], True),
+    ('rows.csv', 'id,text\n1,"One.\nTwo."\n2,\n3, Ä\n', '', ['One.\nTwo.', 'Ä'], True),
+    ('rows.TSV', 'text\tid\nOne.\t1\n', '', ['One.'], True),
+    ('rows.tsv', 'One.\tTwo.\n', 'text:', ['One.\tTwo.'], True),
 ])
 @pytest.mark.parametrize(('ending', 'compress', 'block_bytes'), [
     ('.gz', gzip.compress, 1 << 20), ('.bz2', bz2.compress, 1 << 20), ('', bytes, 1 << 20),
@@ -70,6 +73,9 @@ def test_formats(
     ('not.txt.gz', b'Some text.\n', '', ['not.txt.gz', 'gzip']),
     ('bad.jsonl', b'{"text": "a"}\n\n{"text": \n', '', ['bad.jsonl, line 3', 'not JSON']),
     ('type.jsonl', b'[1]\n', '', ['type.jsonl, line 1', 'list']),
+    ('other.jsonl', b'{"body": "a"}\n', '', ['line 1', "KeyError: 'text'", 'config.data.text']),
+    ('other.csv', b'body\na\n', '', ["no column 'text'", 'config.data.text']),
+    ('cells.csv', b'text,id\na\n', '', ['cells.csv, line 2: columns: 1']),
     ('open', b'<doc id="7" title="T">\nT\n\nText.\n', '', ['open', 'id="7"', '</doc>']),
     ('nested', b'<doc id="7">\nT\n\nText.\n<doc id="8">\nU\n</doc>\n', '', ['id="7"', '</doc>']),
     ('stray', b'<doc id="7">\nT\n\na\n</doc>\nStray.\n', '', ['byte 25', 'Stray.']),
@@ -94,9 +100,12 @@ def test_parquet_is_a_document_a_row(tmp_path):
     (tmp_path / 'b').write_bytes((tmp_path / 'a.parquet').read_bytes())
     assert _texts(f"parquet:{tmp_path / 'b'}") == wanted
     parquet.write_table(table.rename_columns(['id', 'body']), tmp_path / 'c.parquet')
+    body = open_source(str(tmp_path / 'c.parquet'), column='body')
+    assert [x.text.decode() for x in body.read(body.units[0])] == wanted
+    assert body.fingerprint() != open_source(str(tmp_path / 'c.parquet')).fingerprint()
     (tmp_path / 'd.parquet').write_bytes((tmp_path / 'b').read_bytes()[:-100])
-    for name, words in (('c', "no column 'text' (it has: id, body)"),
-                        ('d', 'is not a sound Parquet')):
+    for name, words in (('c', "no column 'text' in its header; it has: id, body"),
+                        ('d', 'cannot be read as Parquet')):
         with refused(words):
             _texts(tmp_path / f'{name}.parquet')
 

@@ -130,11 +130,11 @@ def test_hosts_compare_their_text(tmp_path, run_hosts, monkeypatch, other, diffe
         if content is not None:
             (tmp_path / str(i) / 'a.txt').write_text(content)
     monkeypatch.setattr(
-        corpus_module, 'open_source', lambda spec, _: open_source(
+        corpus_module, 'open_source', lambda spec, *_: open_source(
             f'{tmp_path}/{hosts.index()}/{spec}'))  # each host has a disk of its own
     message = 'the text must be the same on all hosts: a.txt'
     with refused(message) if differs else contextlib.nullcontext():
-        assert run_hosts(2, lambda i: open_texts(['a.txt'], ''))[0]['a.txt'] is not None
+        assert run_hosts(2, lambda i: open_texts(['a.txt'], '', 'text'))[0]['a.txt'] is not None
 
 
 def test_a_cut_off_copy_goes_on(tmp_path, corpus):

@@ -1,5 +1,6 @@
 """Opening a task's data: by name it is that of the original files, and faults are told at once."""
 
+import json
 from unittest import mock
 
 import numpy as np
@@ -237,6 +238,50 @@ def test_several_labels_an_example(label, none, tmp_path):
         {'dev_predictions.tsv': 'index\tprediction\n0\ta,b\n1\tb\n2\t\n'})
 
 
+def test_several_labels_in_columns_of_their_own(tmp_path):
+    source = put(tmp_path, 'own.csv', 'text,b,a\nthe leader,1,true\njohn,0.0,False\nsmith,,1.0\n')
+    own = {'own': {'multi_label': True}, 'eval_source': True, 'label': 'b, a'}
+    task = opened('classification', source, tmp_path, **own)
+    assert task.labels == ('b', 'a')
+    assert task.train.labels['labels'].tolist() == [[1, 1], [0, 0], [0, 1]]
+    source = put(tmp_path, 'own.csv', 'text,b,a\nthe leader,1,2\n')
+    with pytest.raises(InputError, match="line 2: 'a' is '2', where 0 or 1 is wanted"):
+        opened('classification', source, tmp_path, **own)
+
+
+def parquet(path, metadata=(), **columns):
+    pyarrow = pytest.importorskip('pyarrow', reason='Parquet needs it')
+    from pyarrow import parquet
+
+    info = {'info': {'features': dict(metadata)}}
+    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(
+        {'huggingface': json.dumps(info)}), path)
+    return str(path)
+
+
+def test_labels_that_are_numbers_get_their_names(tmp_path):
+    names = {'_type': 'ClassLabel', 'names': ['yes', 'maybe', 'no']}
+    own = {'eval_source': True, 'max_malformed': 0.5}
+    source = parquet(tmp_path / 'a.parquet', {'label': names}, text=WORDS[:4], label=[2, 0, 2, -1])
+    task = opened('classification', source, tmp_path, **own)
+    assert task.labels == ('yes', 'maybe', 'no')
+    assert task.train.labels['labels'].tolist() == [2, 0, 2]  # -1: unlabelled
+    source = put(tmp_path, 'a.csv', 'text,label\njohn,1\nleader,0\n')
+    task = opened('classification', source, tmp_path, label_names='x,y', **own)
+    assert task.labels == ('x', 'y') and task.train.labels['labels'].tolist() == [1, 0]
+    several = {'_type': 'List', 'feature': names}
+    columns = {'text': WORDS[:3], 'label': [[2, 0], [], [1]]}
+    source = parquet(tmp_path / 'b.parquet', {'label': several}, **columns)
+    task = opened('classification', source, tmp_path, own={'multi_label': True}, **own)
+    assert task.labels == ('yes', 'maybe', 'no')
+    assert task.train.labels['labels'].tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    tags = {'_type': 'Sequence', 'feature': names | {'names': ['O', 'B-PER', 'I-PER']}}
+    source = parquet(tmp_path / 'c.parquet', {'ner_tags': tags}, tokens=[['john', 'was']],
+                     ner_tags=[[1, 0]])
+    task = opened('tagging', source, tmp_path, text='tokens', label='ner_tags', **own)
+    assert task.metric == 'f1' and task.labels == ('O', 'B-PER', 'I-PER')
+
+
 def test_regression_on_pairs(tmp_path):
     source = put(tmp_path, 'own.tsv', [
         'a\tb\tgrade', *(f'the\t{word}\t{i / 4 - 1}' for i, word in enumerate(WORDS))])
@@ -259,7 +304,7 @@ def test_tags_that_are_numbers_get_their_names(as_file, tmp_path, capsys):
     assert 'no entities can be made: name them with' in capsys.readouterr().out
     task = opened('tagging', source, tmp_path, **own, label_names=names)
     assert task.metric == 'f1' and task.labels == ('O', 'B-PER', 'I-PER')
-    with pytest.raises(InputError, match='tag 1 has no name in config.data.label_names'):
+    with pytest.raises(InputError, match='label 1 has no name in config.data.label_names'):
         opened('tagging', source, tmp_path, **own, label_names='O', max_malformed=0.0)
 
 

@@ -1,16 +1,21 @@
-"""Models by name, from a stand-in of the Hugging Face hub on loopback: of whole programs."""
+"""Models and data sets by name, from a stand-in of the Hugging Face hub on loopback."""
 
 import hashlib
 import http.server
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+import urllib.parse
+from pathlib import Path
 
 import pytest
 from run_model import RECORDED, assert_same
 
+from bert_jax.runtime.errors import InputError
 from bert_jax.weights import load_weights
 from tests.conftest import ROOT
 
@@ -21,9 +26,13 @@ COMMIT = '0123456789abcdef0123456789abcdef01234567'
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """ORG/bert, public, and ORG/gated."""
+    """Repositories by name (`datasets/` before that of a data set), each a path's content.
+
+    ORG/gated is gated. A file called cut.parquet ends in its middle.
+    """
 
     protocol_version = 'HTTP/1.1'
+    repositories: dict[str, dict[str, bytes]] = {}
 
     def log_message(self, *_):
         pass
@@ -34,35 +43,35 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.send_header(name.replace('_', '-'), value)
         self.end_headers()
         if self.command != 'HEAD':
-            self.wfile.write(body)
+            cut = self.path.endswith('cut.parquet')
+            self.wfile.write(body[: len(body) // 2] if cut else body)
+            self.close_connection = cut
 
     def do_GET(self):
-        path, _, _ = self.path.partition('?')
-        parts = path.strip('/').split('/')
-        if parts[0] == 'api':
-            name, what, revision = '/'.join(parts[2:4]), parts[4:5], (parts[5:6] or ['main'])[0]
-        else:
-            name, what, revision = '/'.join(parts[:2]), parts[2:3], parts[3]
-        files = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
+        path = urllib.parse.unquote(self.path.partition('?')[0])
+        match = re.fullmatch(
+            r'/(?:api/models/|api/)?((?:datasets/)?[^/]+/[^/]+)(?:/(tree|resolve|revision)/'
+            r'(refs/convert/parquet|[^/]+)/?(.*))?', path)
+        name, what, revision, file = match.groups()
+        files = self.repositories.get(name, {})
         if name == 'ORG/gated':
             self._answer(403, X_Error_Code='GatedRepo')
-        elif name != 'ORG/bert':
+        elif not files:
             self._answer(404, X_Error_Code='RepoNotFound')
-        elif revision not in ('main', COMMIT):
+        elif revision not in (None, 'main', COMMIT, 'refs/convert/parquet'):
             self._answer(404, X_Error_Code='RevisionNotFound')
-        elif what == ['tree']:
+        elif what == 'tree':
             self._json([{'type': 'file', 'path': f, 'size': len(x), 'oid': etag(x)}
                         for f, x in files.items()])
-        elif parts[0] == 'api':
+        elif what != 'resolve':
             self._json({'id': name, 'sha': COMMIT, 'siblings': [{'rfilename': f} for f in files]})
-        elif revision == 'main':  # a redirect, as the hub has them
-            self._answer(307, Location=f'/{name}/resolve/{COMMIT}/{parts[-1]}')
-        elif parts[-1] not in files:
+        elif revision != COMMIT:  # a redirect, as the hub has them
+            self._answer(307, Location=f'/{name}/resolve/{COMMIT}/{file}')
+        elif file not in files:
             self._answer(404, X_Error_Code='EntryNotFound', X_Repo_Commit=COMMIT)
         else:
-            body = files[parts[-1]]
-            headers = {'ETag': f'"{etag(body)}"', 'X_Repo_Commit': COMMIT}
-            self._answer(200, body, **headers)
+            body = files[file]
+            self._answer(200, body, ETag=f'"{etag(body)}"', X_Repo_Commit=COMMIT)
 
     do_HEAD = do_GET
 
@@ -77,6 +86,11 @@ def etag(data):
 @pytest.fixture(scope='module')
 def hub(tmp_path_factory):
     """What makes huggingface_hub come to the stand-in; it reads this when it is imported."""
+    files = [*itertools.chain(*SPLITS.values()), 'sst2/cut.parquet', 'README.md']
+    Hub.repositories = {
+        'ORG/bert': {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())},
+        'datasets/ORG/glue': {file: file.encode() for file in files},
+        'datasets/ORG/csv': {'train.csv': b'text'}}
     server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     cache = tmp_path_factory.mktemp('cache')
@@ -85,30 +99,76 @@ def hub(tmp_path_factory):
     server.shutdown()
 
 
-def convert(hub, source, target, **environment):
-    return subprocess.run(
-        [sys.executable, '-m', 'bert_jax.convert', source, str(target), '--to', 'bert_jax'],
-        cwd=ROOT, env=os.environ | hub | environment, capture_output=True, text=True, timeout=120)
+def ask(hub, *names, **environment):
+    """The folder, the files or the fault of each name, of one program."""
+    process = subprocess.run(
+        [sys.executable, '-c', ASK, *names], cwd=ROOT, env=os.environ | hub | environment,
+        capture_output=True, text=True, timeout=120, check=True)
+    return list(map(json.loads, process.stdout.splitlines()))
 
 
-def test_a_model_by_name_is_the_folder_and_stays_in_the_cache(hub, tmp_path):
-    for i, (source, environment) in enumerate([
-            ('hf:ORG/bert', {}), (f'hf:ORG/bert@{COMMIT}', {}),
-            ('hf:ORG/bert', {'HF_HUB_OFFLINE': '1'})]):
-        process = convert(hub, source, tmp_path / str(i), **environment)
-        assert process.returncode == 0, process.stderr
-        assert_same(load_weights(tmp_path / str(i)), load_weights(FOLDER))
+ASK = """
+import json, sys
+from bert_jax.runtime import errors, hub
+for name in sys.argv[1:]:
+    try:
+        read = hub.parquet_files if 'datasets/' in name else hub.model_folder
+        print(json.dumps(read(name)))
+    except (errors.InputError, errors.Unavailable) as error:
+        print(json.dumps(f'{type(error).__name__}: {error}'))
+"""
 
 
-@pytest.mark.parametrize('source, environment, words', [
-    ('hf:ORG/bret', {}, 'the hub has no such model'),
-    ('hf:ORG/bert@v2', {}, "it has no revision 'v2'"),
-    ('hf:ORG/gated', {}, 'accept its terms on its page there, and log in'),
-    ('hf:ORG/other', {'HF_HUB_OFFLINE': '1'}, 'it is not in the cache, and the hub cannot be'),
-    ('hf:a/b/c', {}, 'write hf:ORG/NAME'),
-    ('bert-base-uncased', {}, 'of the Hugging Face hub: hf:ORG/bert-base-uncased'),
-])
-def test_what_is_wrong_is_one_line(hub, tmp_path, source, environment, words):
-    process = convert(hub, source, tmp_path / 'new', **environment)
+def test_a_model_by_name_is_the_folder_and_stays_in_the_cache(hub):
+    first, second = ask(hub, 'hf:ORG/bert', f'hf:ORG/bert@{COMMIT}')
+    assert [first] == [second] == ask(hub, 'hf:ORG/bert', HF_HUB_OFFLINE='1')
+    assert_same(load_weights(first), load_weights(FOLDER))
+
+
+SPLITS = {
+    'ORG/glue/mrpc/train': ['mrpc/train-00000-of-00002.parquet',
+                            'mrpc/train-00001-of-00002.parquet'],
+    'ORG/glue/mrpc/test': ['mrpc/test.parquet'],
+    'ORG/glue/mrpc/t*st.parquet': ['mrpc/test.parquet'],
+    'ORG/glue/rte': ['rte/train/0000.parquet'],
+    'ORG/glue@refs/convert/parquet/rte/train': ['rte/train/0000.parquet'],
+    f'ORG/glue@{COMMIT}/rte/train/': ['rte/train/0000.parquet'],
+}
+
+
+def test_a_split_of_a_data_set_is_its_files_and_stays_in_the_cache(hub):
+    names = [f'hf:datasets/{name}' for name in SPLITS]
+    for environment in ({}, {'HF_HUB_OFFLINE': '1'}):
+        for files, wanted in zip(ask(hub, *names, **environment), SPLITS.values(), strict=True):
+            assert [file.partition(f'{COMMIT}/')[2] for file in files] == wanted
+            assert [Path(x).read_bytes() for x in files] == [x.encode() for x in wanted]
+    # Of what is only partly there, nothing is read.
+    assert 'InputError: hf:datasets/ORG/glue/sst2: it is not in the cache, or not all' in ask(
+        hub, 'hf:datasets/ORG/glue/sst2', HF_HUB_OFFLINE='1')[0]
+
+
+FAULTS = {
+    'hf:ORG/bret': 'InputError: hf:ORG/bret: the hub has no such model (the cache has ORG/bert); '
+                   'for a private one log in',
+    'hf:ORG/bert@v2': 'it has no such revision',
+    'hf:ORG/gated': 'it is gated: accept its terms on its page, and log in',
+    'hf:a/b/c': 'write hf:ORG/NAME',
+    'hf:datasets/ORG/none/train': 'the hub has no such dataset',
+    'hf:datasets/glue': 'write hf:datasets/ORG/NAME/PATH',
+    'hf:datasets/ORG/glue': 'of this path, but mrpc/test, mrpc/train, rte/train, sst2/cut',
+    'hf:datasets/ORG/glue/mprc/train': 'it has no Parquet files of this path, but mrpc/test',
+    'hf:datasets/ORG/csv/train': 'datasets/ORG/csv@refs/convert/parquet/default/train',
+    'hf:datasets/ORG/glue/sst2': 'Unavailable: hf:datasets/ORG/glue/sst2: it cannot be downloaded',
+}
+
+
+def test_what_is_wrong_is_one_line(hub, tmp_path):
+    ask(hub, 'hf:ORG/bert')
+    for found, words in zip(ask(hub, *FAULTS), FAULTS.values(), strict=True):
+        assert words in found and '\n' not in found
+    process = subprocess.run(
+        [sys.executable, '-m', 'bert_jax.convert', 'hf:ORG/bret', str(tmp_path / 'new'), '--to',
+         'bert_jax'], cwd=ROOT, env=os.environ | hub, capture_output=True, text=True, timeout=120)
     assert process.returncode == 2 and process.stderr.count('\n') == 1, process.stderr
-    assert words in process.stderr
+    with pytest.raises(InputError, match='of the Hugging Face hub: hf:ORG/bert-base-uncased'):
+        load_weights('bert-base-uncased')

@@ -1,0 +1,125 @@
+"""Models and data sets of the Hugging Face hub, by name.
+
+Cache, token and offline switch are those of `huggingface_hub` (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from bert_jax.runtime.errors import InputError, Unavailable, first_line
+
+_MODEL_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
+# A revision holds slashes only where the hub keeps its own Parquet copy of a data set.
+_DATASET = re.compile(r'hf:datasets/([^/@]+/[^/@]+)(?:@(refs/convert/\w+|[^/]+))?/?(.*)')
+# What follows the name of a split in that of its file.
+_SHARD = re.compile(r'([-/]\d+(-of-\d+.*)?)?\.parquet$')
+
+
+def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Downloads a model named `hf:ORG/NAME[@REVISION]` into the hub's cache; its folder.
+
+    Another name is returned as it is.
+
+    Raises:
+      InputError: the hub has no such model or revision, or requires a login.
+      Unavailable: a download was cut off.
+    """
+    text = os.fspath(named)
+    if not text.startswith('hf:'):
+        return named
+    name, _, revision = text.removeprefix('hf:').partition('@')
+    with _hub(text, name) as hub:
+        return str(hub.snapshot_download(
+            name, revision=revision or None, allow_patterns=_MODEL_FILES, library_name='bert_jax'))
+
+
+def parquet_files(named: str) -> list[str]:
+    """The Parquet files of a data set, downloaded into the hub's cache; or the one that is named.
+
+    Args:
+      named: `hf:datasets/ORG/NAME[@REVISION]/PATH`; PATH is a folder of the repository, a split
+        (`mrpc/train` for `mrpc/train-00000-of-00001.parquet`), or a pattern that ends in .parquet.
+        Another name is returned as it is.
+
+    Raises:
+      InputError: as of `model_folder`, or there are none.
+      Unavailable: a download was cut off.
+    """
+    if not named.startswith('hf:'):
+        return [named]
+    match = _DATASET.fullmatch(named)
+    if not match:
+        raise InputError(f'{named}: write hf:datasets/ORG/NAME/PATH, such as '
+                         'hf:datasets/nyu-mll/glue/mrpc/train')
+    name, revision, path = match.groups()
+    path = path.rstrip('/')
+    ends = ('',) if path.endswith('.parquet') else ('.parquet', '-*.parquet', '/*.parquet')
+    patterns = [path + end for end in ends]
+    with _hub(named, name, 'dataset') as hub:
+        folder = hub.snapshot_download(name, repo_type='dataset', revision=revision,
+                                       allow_patterns=patterns, library_name='bert_jax')
+        found = sorted(file for file in glob.glob('**/*.parquet', root_dir=folder, recursive=True)
+                       if any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns))
+        there = [] if found else hub.HfApi().list_repo_files(
+            name, revision=revision, repo_type='dataset')
+    if not found:
+        parts = sorted({_SHARD.sub('', file) for file in there if file.endswith('.parquet')})
+        raise InputError(f'{named}: ' + (
+            f"it has no Parquet files of this path, but {', '.join(parts[:20])}" if parts else
+            'it has no Parquet files; the hub may have made some: '
+            f'hf:datasets/{name}@refs/convert/parquet/default/train'))
+    return [os.path.join(folder, file) for file in found]
+
+
+@contextlib.contextmanager
+def _hub(named: str, name: str, kind: str = 'model') -> Iterator[Any]:
+    """The package `huggingface_hub`, whose errors become one line.
+
+    Args:
+      named: what the user wrote.
+      name: of the repository, ORG/NAME.
+      kind: model | dataset.
+    """
+    try:
+        import huggingface_hub as hub
+        from huggingface_hub import errors, logging
+    except ModuleNotFoundError:
+        raise InputError(f'{named} is on the Hugging Face hub, and huggingface_hub is not '
+                         "installed: python -m pip install 'huggingface_hub'") from None
+    logging.set_verbosity_error()
+    try:
+        yield hub
+        return
+    except errors.GatedRepoError:
+        fault = 'it is gated: accept its terms on its page, and log in (hf auth login, or HF_TOKEN)'
+    except errors.RepositoryNotFoundError:
+        fault = (f'the hub has no such {kind}{_nearest(hub, name)}; for a private one log in '
+                 '(hf auth login, or HF_TOKEN)')
+    except errors.RevisionNotFoundError:
+        fault = 'it has no such revision (@...): name a branch, a tag or a commit, or none'
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        fault = (f'it is not in the cache, or not all of it{_nearest(hub, name)}, and the hub '
+                 'cannot be reached: check the network, or unset HF_HUB_OFFLINE')
+    except errors.HFValidationError:
+        fault = 'write hf:ORG/NAME, such as hf:google-bert/bert-base-uncased'
+    except Exception as error:  # of its HTTP client, too, whose package has changed
+        raise Unavailable(f'{named}: it cannot be downloaded ({first_line(error)}): the same '
+                          'command goes on with it') from None
+    raise InputError(f'{named}: {fault}')
+
+
+def _nearest(hub: Any, name: str) -> str:
+    """Names the most similar repository in the cache, if any."""
+    with contextlib.suppress(Exception):  # there is no cache, or it is damaged
+        names = {repo.repo_id for repo in hub.scan_cache_dir().repos} - {name}
+        if close := difflib.get_close_matches(name, names, 1, 0.8):
+            return f' (the cache has {close[0]})'
+    return ''
