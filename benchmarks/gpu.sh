@@ -46,7 +46,7 @@ for shape in $shapes; do
     name=$folder/$model-$seq-$batch-$program
     [ -s "$name.json" ] && continue
     case $program in
-      ours) command="python -m bert_jax.tools.bench --only=step --model=$model --repeats=3 --json=$name.part" ;;
+      ours) command="python -m bert_jax.tools.bench --model=$model --repeats=3 --json=$name.part" ;;
       flax) command="$folder/flax/bin/python benchmarks/huggingface_flax.py $sizes" ;;
       keras) command="$folder/keras/bin/python benchmarks/kerashub_pretrain.py $sizes" ;;
       *) command="$folder/torch/bin/python benchmarks/huggingface_pretrain.py $sizes --variant=$program" ;;

@@ -26,7 +26,7 @@ def measure_ours(flags: list[str]) -> tuple[float, list[str]]:
     """(Sequences/s of bert_jax, the flags with its sizes for the peer)."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'step.json'
-        subprocess.run([sys.executable, '-m', 'bert_jax.tools.bench', '--only=step', '--repeats=1',
+        subprocess.run([sys.executable, '-m', 'bert_jax.tools.bench', '--repeats=1',
                         f'--json={path}', *flags], check=True, stdout=subprocess.DEVNULL)
         (step,) = json.loads(path.read_text())['results']
     rate = next(f['median'] for f in step['figures'] if f['unit'] == 'sequences/s')

@@ -118,6 +118,7 @@ class LabelledTask:
       frozen: top-level part of the parameters that is not trained, or empty.
       inference: how predictions are made, for config.json.
       settled: names of metrics that belong to `inference` too.
+      guessing: metrics of the main set for the most frequent label of training as every answer.
       keeps_best: whether the parameters of the best evaluation are kept.
       num_examples: an epoch; None where nothing is trained.
     """
@@ -135,6 +136,7 @@ class LabelledTask:
     frozen: str = ''
     inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settled: tuple[str, ...] = ()
+    guessing: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     keeps_best = True
 

@@ -28,6 +28,7 @@ from bert_jax.data.examples import (
     pretrain_spec,
     train_batches,
 )
+from bert_jax.data.masking import MaskingRates
 from bert_jax.data.packing import PackedExamples, packed_spec
 from bert_jax.data.pretrain import PretrainExamples, Recipe, frequency_loss, repeated_share
 from bert_jax.data.store import TokenStore
@@ -55,6 +56,7 @@ class SyntheticData:
     """Random rows; needs neither files nor TensorFlow. Its methods are those of `TextData`."""
 
     vocab_path: Path | None = None
+    masks_held_out = False
 
     def __init__(self, vocab_size: int, seed: int):
         self.vocab_size = vocab_size
@@ -79,6 +81,7 @@ class TextData:
       vocab_size, vocab_path: of the vocabulary.
       places: folders of vocabularies and stores.
       stores: the token store of each source of text.
+      masks_held_out: whether the rows to evaluate on are masked here; records are already.
     """
 
     def __init__(self, config: ConfigDict):
@@ -115,6 +118,7 @@ class TextData:
             spec: RecordFiles.open(spec.removeprefix('tfrecord:'), self.places.local)
             for spec in records
         }
+        self.masks_held_out = d.eval_source not in self._records
         self.stores: dict[str, TokenStore] = {}
         for spec, text in texts.items():
             store = self.stores[spec] = sharing.share_store(text, self._tokenizer, self.places)
@@ -163,8 +167,13 @@ class TextData:
                   f'{examples.num_examples:,}')
         return examples
 
-    def held_out(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
-        """Rows to evaluate on: of `data.eval_source`, else of the documents held out."""
+    def held_out(
+        self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
+    ) -> Examples:
+        """Rows to evaluate on: of `data.eval_source`, else of the documents held out.
+
+        They are masked as in training, but for the fields of `MaskingRates` in `masking`.
+        """
         lengths, name = (max_seq_length, max_predictions_per_seq), self._config.data.eval_source
         if name in self._records:
             records, most = self._records[name], self._config.model.max_position_embeddings
@@ -175,7 +184,7 @@ class TextData:
                     f'(config.model.max_position_embeddings={most})')
             return RecordExamples(records, _EVAL_SEED)
         specs = [name] if name else [spec for spec, _ in self._sources if spec in self.stores]
-        parts = [self._examples(spec, lengths, _EVAL_SEED, held_out=True) for spec in specs]
+        parts = [self._examples(spec, lengths, _EVAL_SEED, True, **masking) for spec in specs]
         if not parts:
             raise InputError(
                 'records have no documents to hold out: set config.data.eval_source to other '
@@ -193,15 +202,16 @@ class TextData:
         return store.split_held_out(d.held_out, 2 if d.next_sentence else 1)[held_out]
 
     def _examples(
-        self, spec: str, lengths: tuple[int, int], seed: int, held_out: bool = False
+        self, spec: str, lengths: tuple[int, int], seed: int, held_out: bool = False,
+        **masking: Any,
     ) -> PretrainExamples:
         d, store = self._config.data, self.stores[spec]
         fields = {field.name: d[field.name] for field in dataclasses.fields(Recipe)}
         fields |= zip(('max_seq_length', 'max_predictions_per_seq'), lengths, strict=True)
         name = f'the held-out part of {spec}' if held_out and not d.eval_source else spec
         return PretrainExamples(
-            store, self._documents(store, held_out), Recipe(**fields), self._tokenizer.vocab, seed,
-            name)
+            store, self._documents(store, held_out), Recipe(**fields | masking),
+            self._tokenizer.vocab, seed, name)
 
 
 def _mixed(parts: Sequence[Examples], weights: Sequence[float], seed: int) -> Examples:
@@ -244,9 +254,16 @@ class PretrainTask:
                 'config.model.causal=True with config.data.next_sentence=True: [CLS] sees nothing '
                 'of a row that is read from the left, set config.data.next_sentence=False')
         self._config = config
-        self.metric = 'lm_accuracy' if config.model.causal else 'mlm_accuracy'
         self.data = TextData(config) if config.task == 'pretrain' else SyntheticData(
             config.model.vocab_size or config.data.vocab_size, config.seed)
+        # Runs that mask otherwise are measured with BERT's masking too: a harder masking has a
+        # higher loss, whatever the model is worth.
+        standard = {field.name: field.default for field in dataclasses.fields(MaskingRates)}
+        alike = all(config.data[name] == value for name, value in standard.items())
+        self._standard = {} if (
+            alike or config.model.causal or not self.data.masks_held_out) else standard
+        self.metric = 'lm_accuracy' if config.model.causal else (
+            f"{'standard_' if self._standard else ''}mlm_accuracy")
         self.vocab_size: int = self.data.vocab_size
         self.vocab_path: Path | None = self.data.vocab_path
         self._examples = functools.cache(self.data.training)  # by phases, for whoever asks first
@@ -268,6 +285,13 @@ class PretrainTask:
 
     def identity(self) -> dict[str, str]:
         return self.data.identity()
+
+    @functools.cached_property
+    def guessing(self) -> dict[str, float]:
+        """Metrics of guessing each word as often as it occurs, if that is known."""
+        loss, kind = self.data.frequency_loss(), 'lm' if self._config.model.causal else 'mlm'
+        return {} if loss is None else {
+            f'{kind}_loss': loss, f'{kind}_perplexity': math.exp(loss)}
 
     def objective(self, bert: ModelConfig) -> Pretraining:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
@@ -301,7 +325,7 @@ class PretrainTask:
 
         if packed_rows:
             examples()  # too few rows are refused before the first step of all
-        held_out = functools.cache(lambda: self.data.held_out(*lengths))
+        held_out = functools.cache(lambda **masking: self.data.held_out(*lengths, **masking))
 
         def batches(first_step: int) -> Iterator[Any]:
             local = local_rows(mesh, num_rows)
@@ -311,13 +335,21 @@ class PretrainTask:
                         num_steps=num_steps):
                     yield to_global(mesh, batch, num_rows, local)
 
-        def evaluate_phase(params: Any) -> dict[str, float]:
-            size, rows = train.eval_batch_size, held_out()
+        def scores(params: Any, rows: Examples) -> dict[str, float]:
+            size = train.eval_batch_size
             local = local_rows(mesh, size)
             num = min(rows.num_frozen, train.max_eval_examples or rows.num_frozen)
             return evaluate(objective, eval_step, params, (
                 to_global(mesh, batch, size, local)
                 for batch in eval_batches(rows, batch_size=size, local=local, num_examples=num)))
+
+        def evaluate_phase(params: Any) -> dict[str, float]:
+            result = scores(params, held_out())
+            if self._standard:
+                standard = scores(params, held_out(**self._standard))
+                result |= {f'standard_{name}': value for name, value in standard.items()
+                           if name.startswith('mlm_')}
+            return result
 
         start = sum(phase['steps'] for phase in phases[:number])
         return Phase(
@@ -353,7 +385,8 @@ class PretrainTask:
             return message + '; '
 
         return Gates(
-            chance=guessing if fresh else None, by_frequency=self.data.frequency_loss(),
+            chance=guessing if fresh else None,
+            by_frequency=next(iter(self.guessing.values()), None),
             settled=settled, curve=self._curve, phases=[end + 1 for end in ends], rows_of=rows_of,
             repeated=self.data.repeated_share() if fresh else 0.0)
 

@@ -145,13 +145,17 @@ def _task(
         return labelled.EvalSet('' if split == 'dev' else f'{split}_', units, results)
 
     features = {'features': section.features} if section.features else {}
+    guessing = {'f1': 0.0}  # of words that are all O
+    if metric == 'accuracy':
+        (most, _), = Counter((train or evaluated['dev']).tags).most_common(1)
+        guessing = {'accuracy': evaluated['dev'].tags.count(most) / len(evaluated['dev'].tags)}
     return LabelledTask(
         config, t, train=None if train is None else cut(train)[0],
         evaluated=tuple(eval_set(*item) for item in evaluated.items()),
         metric=metric, labels=labels,
         head='feature_tagger' if features else 'token_classification',
         frozen='bert' if features else '', arguments={'num_outputs': len(labels)} | features,
-        inference=features)
+        inference=features, guessing=guessing)
 
 
 class Sentence(NamedTuple):

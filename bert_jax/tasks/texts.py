@@ -248,11 +248,19 @@ def text_task(
         return EvalSet('' if first else f"{split.removeprefix('dev_')}_", units, results)
 
     there = [(split, examples) for split, examples in sets.items() if examples]
+    guessing, truth = {}, there[0][1].labels
+    if train is not None and train.labels is not None and truth is not None:
+        answer = np.zeros_like(truth)  # any constant correlates with nothing
+        if head == 'classification':
+            answer[:] = np.bincount(train.labels).argmax()
+        elif head == 'multi_label':
+            answer[:, : train.labels.shape[1]] = train.labels.mean(axis=0) > 0.5
+        guessing = {name: METRICS[name].compute(answer, truth) for name in metrics}
     return LabelledTask(
         config, t, train=None if train is None else cut(train, 'first')[1],
         evaluated=tuple(eval_set(*x) for x in there if x[1].labels is not None),
         predicted=tuple(eval_set(*x) for x in there if x[1].labels is None),
-        metric=metrics[0], head=head, labels=tuple(labels),
+        metric=metrics[0], head=head, labels=tuple(labels), guessing=guessing,
         arguments={'num_outputs': len(labels) or 1, **(loss or {})},
         inference={} if windows == 'first' else {'windows': windows})
 

@@ -1,15 +1,10 @@
-"""Measures how fast this program is on this machine.
+"""Measures how fast the train step of bert_jax.main is on this machine, on random rows.
 
     python -m bert_jax.tools.bench --model=base --batch_size=8 --json=step.json
-    python -m bert_jax.tools.bench --only=store,rows --text='wiki/*.txt.gz' --vocab_file=vocab.txt
 
-store  raw text -> token store with exact ids: MB/s, tokens/s, peak memory
-rows   token store -> masked, batched rows: rows/s
-step   the train step of bert_jax.main on random rows: sequences/s, tokens/s, FLOP/s, MFU where the
-       chip is known; needs no TensorFlow
-
-A figure is the median of --repeats measurements, shown with their spread. benchmarks/in_turn.py
-compares the step with another program's.
+Sequences/s, tokens/s, FLOP/s, MFU where the chip is known; needs no TensorFlow. A figure is the
+median of --repeats measurements, shown with their spread. benchmarks/in_turn.py compares the step
+with another program's, benchmarks/data.py measures the way from text to rows.
 Exit status: 0 done, 2 bad flags or input, 1 anything else.
 """
 
@@ -24,27 +19,23 @@ import datetime
 import json
 import math
 import platform
-import resource
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from bert_jax.config import complete, default_config
 from bert_jax.config.command_line import Parser
 from bert_jax.data.examples import train_batches
 from bert_jax.model.flops import train_flops
-from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary, find_chip, processor, versions
-from bert_jax.tasks.pretrain import PretrainTask, TextData
+from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tools.preflight import grid
 from bert_jax.train.program import build_program, numbers_of, open_mesh
 from bert_jax.train.sharding import local_rows, to_global
@@ -53,7 +44,6 @@ from bert_jax.train.step import num_params
 Result = dict[str, Any]
 _NUM_BATCHES = 4  # different ones, placed on the device beforehand and used in turn
 _STEPS_IN_FLIGHT = 2  # as in training: see train/experiment.py
-_WARM_UP_BATCHES = 64
 
 
 def figure(name: str, values: Sequence[float], unit: str) -> Result:
@@ -62,66 +52,12 @@ def figure(name: str, values: Sequence[float], unit: str) -> Result:
             'max': max(values), 'values': list(values)}
 
 
-def store(o: argparse.Namespace, folder: Path) -> Result:
-    """Builds the token store in `folder` again and again, and leaves the last one there.
-
-    Everything counts: the tokenizer, and comparing its characters with the exact one's.
-    """
-    from bert_jax.data.corpus import open_source
-    from bert_jax.data.store import build_store
-    from bert_jax.text import load_tokenizer
-
-    seconds = []
-    for _ in range(o.repeats):
-        shutil.rmtree(folder, ignore_errors=True)
-        started = time.perf_counter()
-        tokenizer = load_tokenizer(o.vocab_file, o.lowercase)
-        manifest = build_store(open_source(o.text), tokenizer, folder, False).manifest
-        seconds.append(time.perf_counter() - started)
-        say(f"store: {manifest['text_bytes'] / 1e6:.1f} MB in {seconds[-1]:.1f} s")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak *= 1 if sys.platform == 'darwin' else 1024
-    counts = {name: manifest[name] for name in ('text_bytes', 'num_tokens', 'num_documents')}
-    return {'settings': {'text': o.text} | counts, 'figures': [
-        figure('raw text', [counts['text_bytes'] / 1e6 / x for x in seconds], 'MB/s'),
-        figure('tokens', [counts['num_tokens'] / x for x in seconds], 'tokens/s'),
-        figure('peak memory', [peak / 1e9], 'GB'),
-    ]}
-
-
-def rows(o: argparse.Namespace, folder: Path) -> Result:
-    """Masked batches out of the pipeline, from the token store in `folder`."""
-    say(f'rows: {o.repeats} windows of {o.rows_seconds:g} s, after warm-up')
-    config = default_config()
-    config.seed = o.seed
-    config.data.update(source=o.text, vocab_file=o.vocab_file, lowercase=o.lowercase,
-                       dir=str(folder), held_out=0.0)
-    examples = TextData(complete(config)).training(o.seq, o.predictions)
-    size = o.rows_batch_size
-    batches = train_batches(
-        examples, batch_size=size, local=np.arange(size), first_step=0, num_steps=10**9)
-    for _ in range(_WARM_UP_BATCHES):
-        next(batches)
-    rates = []
-    for _ in range(o.repeats):
-        started, made = time.perf_counter(), 0
-        while (elapsed := time.perf_counter() - started) < o.rows_seconds:
-            next(batches)
-            made += size
-        rates.append(made / elapsed)
-    settings = {'text': o.text, 'batch_size': size, 'seq': o.seq, 'predictions': o.predictions,
-                'rows_an_epoch': examples.num_examples, 'window_seconds': o.rows_seconds}
-    return {'settings': settings, 'figures': [
-        figure(f'masked rows of {o.seq}, batch {size}', rates, 'rows/s')]}
-
-
-def step(o: argparse.Namespace, folder: Path) -> Result:
+def step(o: argparse.Namespace) -> Result:
     """Times the train step of bert_jax.main on random full rows.
 
     Raises:
       InputError: options that cannot work.
     """
-    del folder
     config = default_config('synthetic')
     config.seed = o.seed
     config.model.update(name=o.model, dtype=o.dtype, vocab_size=o.vocab_size,
@@ -191,9 +127,6 @@ def step(o: argparse.Namespace, folder: Path) -> Result:
     }}
 
 
-BENCHMARKS = {'store': store, 'rows': rows, 'step': step}  # `rows` reads what `store` leaves
-
-
 def table(results: Sequence[Result]) -> str:
     """Benchmark, figure, median, spread and unit in columns."""
     def number(value: float) -> str:
@@ -211,14 +144,12 @@ def table(results: Sequence[Result]) -> str:
 _NUMBERS = (  # flag, default, least, what
     ('repeats', 4, 1, 'measurements of each'),
     ('seed', 0, 0, 'of everything random'),
-    ('rows_batch_size', 256, 1, 'rows: rows of a batch'),
-    ('rows_seconds', 3.0, 0.01, 'rows: length of a measurement'),
-    ('batch_size', 8, 1, 'step: sequences a step, over all devices'),
-    ('seq', 128, 8, 'step, rows: tokens a sequence'),
-    ('predictions', 20, 1, 'step, rows: masked positions a sequence'),
-    ('vocab_size', 30522, 104, 'step: pieces in the vocabulary'),
-    ('warmup', 2, 0, 'step: steps before the first measurement'),
-    ('steps', 10, 1, 'step: steps a measurement'),
+    ('batch_size', 8, 1, 'sequences a step, over all devices'),
+    ('seq', 128, 8, 'tokens a sequence'),
+    ('predictions', 20, 1, 'masked positions a sequence'),
+    ('vocab_size', 30522, 104, 'pieces in the vocabulary'),
+    ('warmup', 2, 0, 'steps before the first measurement'),
+    ('steps', 10, 1, 'steps a measurement'),
 )
 
 
@@ -229,15 +160,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
       InputError: flags that cannot work.
     """
     p = Parser('bert_jax.tools.bench', __doc__)
-    p.add_argument('--only', default='', metavar='A,B', help='which to run (step; with --text all)')
     p.add_argument('--json', default='', help='also write everything to this file')
-    p.add_argument('--text', default='', help='store, rows: a source as in config.data.source')
-    p.add_argument('--vocab_file', default='', help='store, rows: its vocabulary')
-    p.add_argument('--nolowercase', dest='lowercase', action='store_false',
-                   help='store, rows: the vocabulary is cased')
-    p.add_argument('--model', default='base', help='step: size, as config.model.name (base)')
+    p.add_argument('--model', default='base', help='size, as config.model.name (base)')
     p.add_argument('--dtype', default='auto', choices=['auto', 'float32', 'bfloat16'],
-                   help='step: of the computation; auto is float32 on CPUs, else bfloat16')
+                   help='of the computation; auto is float32 on CPUs, else bfloat16')
     for name, default, _, what in _NUMBERS:
         p.add_argument(f'--{name}', type=type(default), default=default, metavar='N',
                        help=f'{what} ({default})')
@@ -245,39 +171,34 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name, _, least, _ in _NUMBERS:
         if getattr(o, name) < least:
             raise InputError(f'--{name}={getattr(o, name)} is less than {least}')
-    o.only = o.only.split(',') if o.only else [*BENCHMARKS] if o.text else ['step']
-    for name in o.only:
-        if name not in BENCHMARKS:
-            raise InputError(f'--only={name} is not a benchmark: {nearest(name, [*BENCHMARKS])}')
-        if name != 'step' and not (o.text and o.vocab_file):
-            raise InputError(f'--only={name} needs --text, a source as in config.data.source, and '
-                             '--vocab_file')
     if o.predictions > o.seq - 2:
         raise InputError(f'--predictions={o.predictions} must be at most --seq - 2 = {o.seq - 2}')
     return o
 
 
+def report(results: Sequence[Result], path: str, command: Sequence[str]) -> None:
+    """Prints the table and, if a path is given, writes the JSON."""
+    hardware = {
+        'cpu': processor(), 'cores': len(os.sched_getaffinity(0)),
+        'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
+    }
+    if path:
+        write_whole(path, json.dumps({
+            'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+            'command': list(command), 'hardware': hardware,
+            'versions': {'python': platform.python_version(), **versions()}, 'results': results,
+        }, indent=2) + '\n')
+    print(f"\n{hardware['cpu']}, {hardware['cores']} cores; {hardware['num_devices']} x "
+          f"{hardware['device_kind']}; jax {jax.__version__}\n\n{table(results)}")
+
+
 def main(argv: Sequence[str]) -> None:
-    """Parses flags, runs, prints the table and writes the JSON."""
+    """Parses flags, measures, prints the table and writes the JSON."""
     with error_boundary():
         o = parse(argv[1:])
         if o.json:
             check_new_file(o.json, '--json', unless='hardware')
-        with tempfile.TemporaryDirectory(prefix='bert_jax_bench_') as named:
-            results = [{'benchmark': name} | measure(o, as_path(named) / 'data')
-                       for name, measure in BENCHMARKS.items() if name in o.only]
-        hardware = {
-            'cpu': processor(), 'cores': len(os.sched_getaffinity(0)),
-            'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
-        }
-        if o.json:
-            write_whole(o.json, json.dumps({
-                'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-                'seed': o.seed, 'command': list(argv[1:]), 'hardware': hardware,
-                'versions': {'python': platform.python_version(), **versions()}, 'results': results,
-            }, indent=2) + '\n')
-        print(f"\n{hardware['cpu']}, {hardware['cores']} cores; {hardware['num_devices']} x "
-              f"{hardware['device_kind']}; jax {jax.__version__}\n\n{table(results)}")
+        report([{'benchmark': 'step'} | step(o)], o.json, argv[1:])
 
 
 if __name__ == '__main__':

@@ -4,11 +4,15 @@
     python -m bert_jax.tools.paper 1 --scale=paper --data=DATA --weights base=bert-base-uncased \\
         --weights 24/1024/16=bert-large-uncased
     python -m bert_jax.tools.paper 8 --scale=tiny --list
+    python -m bert_jax.tools.paper mine --rows=mine.py:one,mine.py:two --data=DATA --seeds=3
 
 TABLE is 1 (GLUE), 2 and 3 (SQuAD 1.1 and 2.0), 4 (SWAG), 5 to 8, c1 (figure 5, appendix C.1), or
 efficient (not in the paper: recipes with half the FLOPs). DATA is the folder of glue/, squad/,
 swag/ and conll2003/, laid out as the files of configs/ describe. Pre-training is
 configs/ablations.py:NAME; at the tiny scale the model and text are small enough for two cores.
+
+--rows=FILE:NAME,FILE:NAME makes a table of your own, of configs of pre-training as they are written
+(ablations.py:base,tiny too), against the first of them; TABLE is then a name for its files.
 
 --pretrain FIELD=VALUE sets a field of every pre-training, --finetune [TASK:]FIELD=VALUE one of
 every fine-tuning or of one task's:
@@ -42,6 +46,8 @@ import datetime
 import functools
 import itertools
 import json
+import math
+import re
 import shlex
 import statistics
 import sys
@@ -53,7 +59,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from bert_jax.config import ConfigDict, complete, model_sizes
-from bert_jax.config.command_line import Parser, config_file
+from bert_jax.config.command_line import Parser, config_file, load_config
 from bert_jax.config.fields import flat_fields
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError, nearest
@@ -63,7 +69,8 @@ from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.preflight import without_data
-from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config, summary
+from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config
+from bert_jax.train.workdirs import read_run_fields
 from bert_jax.weights import load_weights
 
 Cell = dict[str, Any]
@@ -139,6 +146,7 @@ class Table(NamedTuple):
       restarts: the paper's seeds of each fine-tuning.
       mean: whether it also has the mean of its columns.
       note: a paragraph below the table.
+      own: whether its rows are configs that the user names, not the paper's.
     """
 
     name: str
@@ -149,6 +157,7 @@ class Table(NamedTuple):
     restarts: int = 1
     mean: bool = False
     note: str = ''
+    own: bool = False
 
 
 with open(os.path.join(os.path.dirname(__file__), 'paper.toml'), 'rb') as _file:
@@ -163,6 +172,11 @@ TABLES = {
 # The grid of every task that has one, at the tiny scale. 3e-4 is the highest rate that
 # google-research/bert names for its miniatures. Taggers do better at 1e-3, and far worse at 1e-4.
 _TINY_GRID = ('optimizer.learning_rate=1e-3,3e-4',)
+# The columns of a table of the user's own, at both scales.
+_OWN_COLUMNS = ('ppl', 'mrpc', 'sst2', 'ner')
+_OWN_NOTE = (
+    "Perplexity is of held-out text with BERT's masks (15 %, 80/10/10, single pieces) in all rows. "
+    'Rows that differ in text, vocabulary, length or data.next_sentence are not comparable in it.')
 # Fields that do not change the result of a run.
 _BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.log_every',
            'train.keep_checkpoints', 'train.profile', 'train.reference', 'train.loggers',
@@ -251,9 +265,10 @@ class Plan:
         return [] if has_none else [self.pretraining(row.pretraining)]
 
     def pretraining(self, name: str) -> Part:
-        """The pre-training NAME of configs/ablations.py, or FILE.py:NAME."""
+        """The pre-training NAME of configs/ablations.py, or FILE.py:NAME; a user's own as it is."""
         settings = *self.pretrain, f'train.keep_checkpoints={10 if name in _KEEPS_STEPS else 2}'
-        config = ('' if '.py:' in name else 'ablations.py:') + name + (',tiny' if self.tiny else '')
+        config = name if self.table.own else (
+            ('' if '.py:' in name else 'ablations.py:') + name + (',tiny' if self.tiny else ''))
         return self._part(
             f'pre-training {name}', config, settings, grid_members([], self.seeds), sys.maxsize)
 
@@ -317,27 +332,34 @@ class Plan:
             return None
         cell: Cell = {'paper': row.figures.get(column), 'dev': row.dev.get(column),
                       'parts': [part.sweep.path.name for part in parts]}
+        # Perplexity is no share, and SQuAD's scores are per cent already.
+        scale = 1 if not what.task or what.task.startswith('squad') else 100
+        guessing = f"guessing.{what.metric.removeprefix('eval/')}"
         groups: dict[Any, list[tuple[float, float, int]]] = {}
         for number, part in enumerate(parts):
             for member in part.sweep.members:
                 # The last evaluation and not the best: all runs are compared after as many epochs.
                 result = part.sweep.result(member) or {'metric': ''}
-                first, ours = (result.get(name.replace('eval/', 'last/'), result.get(name))
-                               for name in (result['metric'], what.metric))
+                # Of pre-training that masks otherwise, what BERT's masking gives.
+                first, ours = (next((result[key] for key in (
+                    name.replace('eval/', 'last/'), name.replace('eval/', 'eval/standard_'), name
+                ) if key in result), None) for name in (result['metric'], what.metric))
                 if first is not None and ours is not None:
                     of_the_run = row.scratch or not what.task
                     seed = int(dict(member.settings)['seed']) if of_the_run else number
                     groups.setdefault(member.without('seed'), []).append((first, ours, seed))
+                    run = part.sweep.run(member)
+                    if 'guessing' not in cell and (run / 'config.json').exists():
+                        known = read_run_fields(run).get(guessing)
+                        cell['guessing'] = None if known is None else scale * known
         if not groups:
             return cell
         most = max(map(len, groups.values()))
         settings, runs = max(
             ((settings, runs) for settings, runs in groups.items() if len(runs) == most),
             key=lambda item: statistics.fmean(first for first, *_ in item[1]))
-        # Perplexity is no share, and SQuAD's scores are per cent already.
-        scale = 1 if not what.task or what.task.startswith('squad') else 100
         values = [scale * ours for _, ours, _ in runs]
-        return cell | summary(values) | {
+        return cell | sweeps.summary(values) | {
             'values': values, 'seeds': [seed for *_, seed in runs], 'settings': dict(settings)}
 
     def flops(self, row: Row) -> float | None:
@@ -400,51 +422,53 @@ def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
     columns = list(columns)
     for row in dict.fromkeys(itertools.chain(*columns)):
         by_seed = [_by_seed(column.get(row, {})) for column in columns]
-        values = [statistics.fmean(means[seed] for means in by_seed)
-                  for seed in sorted(set.intersection(*map(set, by_seed)))]
+        seeds = sorted(set.intersection(*map(set, by_seed)))
+        values = [statistics.fmean(means[seed] for means in by_seed) for seed in seeds]
         result[row] = {'paper': None, 'dev': None}
         if values:
-            result[row] |= summary(values) | {'values': values}
+            result[row] |= sweeps.summary(values) | {'values': values, 'seeds': seeds}
     return result
 
 
-def order_of_rows(cells: Mapping[str, Cell]) -> dict[str, Any] | None:
-    """Counts the pairs of rows that are in the paper's order, beyond chance.
+def differences(cells: Mapping[str, Cell]) -> dict[str, list[float]]:
+    """Each row's difference to the first, and the ends of its interval.
 
-    A run is a seed of pre-training. Rows are compared by Tukey's honestly significant difference at
-    5 % over all pairs of the column: it pools the deviation, which two seeds of one row estimate
-    too badly. Rows with a single run are left out.
-
-    Returns:
-      Counts `same`, `opposite`, `undecided`, and `pairs_opposite`; None where no two rows have
-      different figures in the paper.
+    A run is a seed of pre-training. The intervals, of Tukey's honestly significant difference, hold
+    for all rows together at 95 %. They pool the deviation, which two seeds of one row estimate too
+    badly. Rows with a single run are left out; there are none if the first is one of them.
     """
     from scipy import stats
 
-    ours = {row: runs for row, cell in cells.items()
-            if cell['paper'] is not None and len(runs := list(_by_seed(cell).values())) > 1}
-    rows, kinds = list(ours), dict[str, str]()
-    pairs = [(i, j) for i, j in itertools.combinations(range(len(rows)), 2)
-             if cells[rows[i]]['paper'] != cells[rows[j]]['paper']]
-    if not pairs:
-        return None
-    test = stats.tukey_hsd(*ours.values())  # statistic: differences of means
-    for i, j in pairs:
-        published = cells[rows[i]]['paper'] - cells[rows[j]]['paper']
-        differs = test.pvalue[i, j] <= 0.05  # or no number: of rows without any deviation
-        kinds[f'{rows[i]} / {rows[j]}'] = 'undecided' if not differs else (
-            'same' if test.statistic[i, j] * published > 0 else 'opposite')
-    return {kind: list(kinds.values()).count(kind) for kind in ('same', 'opposite', 'undecided')
-            } | {'pairs_opposite': [pair for pair, kind in kinds.items() if kind == 'opposite']}
+    runs = {row: values for row, cell in cells.items()
+            if len(values := list(_by_seed(cell).values())) > 1}
+    if len(runs) < 2 or (rows := list(runs))[0] != next(iter(cells)):
+        return {}
+    test = stats.tukey_hsd(*runs.values())  # statistic: differences of means
+    bounds = test.confidence_interval()
+    found = {row: [float(x[i, 0]) for x in (test.statistic, bounds.low, bounds.high)]
+             for i, row in enumerate(rows) if i}
+    return {row: ours for row, ours in found.items() if all(map(math.isfinite, ours))}
 
 
-def write_table(plan: Plan, failed: Mapping[str, str], draw: bool) -> tuple[str, bool]:
+def is_guessing(column: Column, cells: Iterable[Cell]) -> bool:
+    """Whether no row is better than guessing by three standard errors, with the deviation of all
+    rows; of single seeds, whether none is better."""
+    ours = [cell for cell in cells if cell.get('guessing') is not None]
+    squares = [cell['deviation'] ** 2 for cell in ours if cell['deviation'] is not None]
+    margin = 1e-6 + 3 * (statistics.fmean(squares) if squares else 0.0) ** 0.5
+    sign = -1 if column.metric.endswith('perplexity') else 1
+    return bool(ours) and all(
+        sign * (cell['mean'] - cell['guessing']) <= margin / len(_by_seed(cell)) ** 0.5
+        for cell in ours)
+
+
+def write_table(plan: Plan, failed: Mapping[str, str], whole: bool) -> tuple[str, bool]:
     """Writes a table's files into the directory of the parts, from the runs so far.
 
     Args:
       plan: of the table.
       failed: by the titles of parts that could not be run, why.
-      draw: whether to draw the picture too.
+      whole: whether to compute differences and draw the picture too.
 
     Returns:
       (The Markdown, whether every cell has a figure of ours).
@@ -461,7 +485,7 @@ def write_table(plan: Plan, failed: Mapping[str, str], draw: bool) -> tuple[str,
     finished = [(sweep, member) for sweep, member in runs if sweep.result(member)]
     record = {
         'table': table.name, 'title': table.title, 'scale': 'tiny' if plan.tiny else 'paper',
-        'source': 'Devlin et al. (2018), arXiv 1810.04805v2',
+        'source': '' if table.own else 'Devlin et al. (2018), arXiv 1810.04805v2',
         'date': datetime.date.today().isoformat(), 'hardware': hardware(),
         'versions': versions(), 'seeds': plan.seeds, 'restarts': plan.restarts or table.restarts,
         'hours': sum(sweep.seconds(member) for sweep, member in finished) / 3600,
@@ -470,14 +494,20 @@ def write_table(plan: Plan, failed: Mapping[str, str], draw: bool) -> tuple[str,
         'runs': {'finished': len(finished), 'all': len(runs)},
         'columns': titles, 'rows': [row.title for row in rows], 'cells': cells,
         'flops': {row.title: plan.flops(row) for row in rows},
-        'order': {column: order for column in columns
-                  if (order := order_of_rows(cells[column])) is not None},
+        # At the end: of sixteen rows they take seconds.
+        'differences': {column: differences(of_rows) if whole else {}
+                        for column, of_rows in cells.items()},
+        'guessing': {column: guesses[0] for column in cells
+                     if (guesses := [guess for cell in cells[column].values()
+                                     if (guess := cell.get('guessing')) is not None])},
+        'is_guessing': [one for one in columns if is_guessing(COLUMNS[one], cells[one].values())],
+        'parts': {part.sweep.path.name: part.title for part in parts},
         'failed': dict(failed), 'note': table.note,
     }
     text = _markdown(record)
     write_whole(f'{_stem(plan)}.json', json.dumps(record, indent=1) + '\n')
     write_whole(f'{_stem(plan)}.md', text)
-    if draw:
+    if whole:
         with open_whole(f'{_stem(plan)}.png') as file:
             _draw(file, record)
     return text, all('mean' in cell for result in cells.values() for cell in result.values())
@@ -486,32 +516,38 @@ def write_table(plan: Plan, failed: Mapping[str, str], draw: bool) -> tuple[str,
 def _stem(plan: Plan) -> str:
     """The path of a table's files, without their ending."""
     name = plan.table.name
-    return f"{plan.root}/{'table' if name.isdigit() else 'figure_'}{name}"
+    kind = 'table_' if plan.table.own else 'table' if name.isdigit() else 'figure_'
+    return f'{plan.root}/{kind}{name}'
 
 
 def _markdown(record: dict[str, Any]) -> str:
-    columns = record['columns']
+    columns, published = record['columns'], record['source']
+    headings = [column['title'] for column in columns.values()]
     lines = [
         f"# {record['title']}, {record['scale']} scale", '',
-        '| | FLOPs | ' + ' | '.join(column['title'] for column in columns.values()) + ' |',
-        '|---' * (len(columns) + 2) + '|',
-    ]
-    for row in record['rows']:
-        flops = record['flops'][row]
-        texts = [row, f'{flops:.1e}' if flops else '',
-                 *(_text(record['cells'][column].get(row)) for column in columns)]
-        lines.append(f"| {' | '.join(texts)} |")
-    lines += ['', 'FLOPs: of one pre-training. Ours: mean and standard deviation over n runs, at '
-                  'the last evaluation, with the settings of the row and task whose first metric '
-                  "is best on the dev set; in brackets the paper's."]
-    if record['scale'] == 'tiny':
+        *sweeps.markdown(['', 'FLOPs', *headings], [
+            *([row, f'{flops:.1e}' if flops else '',
+               *(_text(record['cells'][name].get(row)) for name in columns)]
+              for row, flops in record['flops'].items()),
+            ['by guessing', '', *(f"{record['guessing'][name]:.2f}" if name in record['guessing']
+                                  else '' for name in columns)]]),
+        '', 'FLOPs: of one pre-training. Ours: mean and standard deviation over n runs, at the '
+            'last evaluation, with the settings of the row and task whose first metric is best on '
+            'the dev set' + ("; in brackets the paper's." if published else '.')]
+    if published and record['scale'] == 'tiny':
         lines.append("A tiny model does not reach the paper's figures; compare the order of rows.")
-    for column, order in record['order'].items():
-        opposite = '; '.join(order['pairs_opposite'])
-        lines.append(
-            f"- {columns[column]['title']}: {order['same']} pairs of rows are in the paper's "
-            f"order, {order['opposite']} in the opposite one, {order['undecided']} undecided "
-            "(Tukey's HSD, 5 % over all pairs)" + (f' (opposite: {opposite})' if opposite else ''))
+    if guessed := [columns[name]['title'] for name in record['is_guessing']]:
+        whole = guessed == [title for title in headings if title != 'mean']
+        what = 'This table' if whole else ', '.join(guessed)
+        lines += ['', f'**{what} says nothing of the rows: none is better than guessing (the most '
+                      'frequent label, words by frequency) beyond chance.**']
+    if any(record['differences'].values()):
+        lines += [
+            '', f"Differences to {record['rows'][0]}, with intervals that hold together for a "
+                "column at 95 % (Tukey's HSD over seeds); bold: beyond chance.", '',
+            *sweeps.markdown(['', *headings], [
+                [row, *(_difference(record, name, row) for name in columns)]
+                for row in record['rows'][1:]]), '']
     lines += ['', record['note']] if record['note'] else []
     runs, settings = record['runs'], record['settings']
     known = ', '.join(map(' '.join, record['versions'].items()))
@@ -537,28 +573,42 @@ def _text(cell: Cell | None) -> str:
     return f"{cell['mean']:.2f}{deviation} n={cell['runs']}{paper}"
 
 
+def _difference(record: dict[str, Any], column: str, row: str) -> str:
+    """A row's to the first, with its interval and the paper's."""
+    if row not in record['differences'][column]:
+        return ''
+    value, low, high = record['differences'][column][row]
+    paper, first = (record['cells'][column][one]['paper'] for one in (row, record['rows'][0]))
+    published = '' if None in (paper, first) else f'; paper {paper - first:+.2f}'
+    bold = '**' if low > 0 or high < 0 else ''
+    return f'{bold}{value:+.2f} ({low:+.2f} to {high:+.2f}{published}){bold}'
+
+
 def _draw(file: Any, record: dict[str, Any]) -> None:
-    """A panel for each column: our runs with their deviation, the paper's figures beside them."""
+    """A panel for each column: differences to the first row, ours with intervals, the paper's."""
     from matplotlib.figure import Figure
 
     columns, rows = record['columns'], record['rows']
     figure = Figure(figsize=(2.5 + 2.6 * len(columns), 1.2 + 0.35 * len(rows)))
     axes = figure.subplots(1, len(columns), squeeze=False, sharey=True)
     for axis, (name, column) in zip(axes.flat, columns.items(), strict=True):
-        # A tiny model's figures lie elsewhere: only the order can be compared.
-        other = axis.twiny() if record['scale'] == 'tiny' else axis
+        first = record['cells'][name].get(rows[0], {})
         for row, cell in record['cells'][name].items():
             place = -rows.index(row)
-            if 'mean' in cell:
-                axis.errorbar(cell['mean'], place, xerr=cell['deviation'] or 0.0, fmt='o',
-                              color='C0', capsize=3, markersize=5)
-                axis.plot(cell['values'], [place] * cell['runs'], '.', color='C0', alpha=0.4)
-            if cell['paper'] is not None:
-                other.plot(cell['paper'], place, 'D', color='C1', markersize=5, alpha=0.8)
+            for figures, style in (('paper', 'C1D'), ('mean', 'C0o')):
+                if None not in (value := cell.get(figures), base := first.get(figures)):
+                    axis.plot(value - base, place, style, markersize=5)
+            _, *interval = record['differences'][name].get(row, [0])
+            axis.plot(interval, [place] * len(interval), 'C0|-')
+        if name in record['guessing'] and 'mean' in first:
+            axis.axvline(record['guessing'][name] - first['mean'], color='gray', linestyle=':')
+        axis.axvline(0, color='gray', linewidth=0.8)
         axis.set_title(column['title'], fontsize=10)
         axis.grid(alpha=0.3)
     axes[0, 0].set_yticks([-i for i in range(len(rows))], rows, fontsize=8)
-    figure.suptitle(f"{record['title']}: ours (blue), the paper's (orange)", fontsize=10)
+    figure.suptitle(f"{record['title']}: differences to {rows[0]}, ours (blue) with intervals"
+                    + (", the paper's (orange)" if record['source'] else '')
+                    + '; dotted: guessing', fontsize=10)
     figure.tight_layout()
     figure.savefig(file, dpi=110, format='png')
 
@@ -598,7 +648,7 @@ def run_parts(
                 continue
             waiting |= bool(sweep.unfinished())
             if len(sweep.unfinished()) < left:
-                write_table(plan, failed, draw=False)
+                write_table(plan, failed, whole=False)
         if not waiting:
             return True
         if should_stop(0):
@@ -608,7 +658,10 @@ def run_parts(
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
     parser = Parser('bert_jax.tools.paper', __doc__)
-    parser.add_argument('table', choices=list(TABLES), metavar='TABLE')
+    parser.add_argument('table', metavar='TABLE', nargs='?', default='own',
+                        help=f"one of {', '.join(TABLES)}; with --rows a name for your own")
+    parser.add_argument('--rows', default='', metavar='FILE:NAME,FILE:NAME',
+                        help='configs of pre-training, the rows of your own table')
     parser.add_argument('--scale', choices=('tiny', 'paper'), default='tiny')
     parser.add_argument('--data', default='.', help='folder of glue/, squad/, swag/, conll2003/')
     parser.add_argument('--workdir', help='default: runs/paper-SCALE')
@@ -630,8 +683,12 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
             if '=' not in text:
                 raise InputError(f'--{flag} {text}: write NAME=VALUE')
     tiny = given.scale == 'tiny'
+    if not given.rows and given.table not in TABLES:
+        raise InputError(f'TABLE {given.table!r}: {nearest(given.table, TABLES)}; or give your own '
+                         'rows, --rows=FILE:NAME,FILE:NAME')
+    table = _own_table(given.table, given.rows) if given.rows else TABLES[given.table]
     plan = Plan(
-        TABLES[given.table], tiny, as_path(given.workdir or f'runs/paper-{given.scale}'),
+        table, tiny, as_path(given.workdir or f'runs/paper-{given.scale}'),
         str(as_path(given.data)), given.pretrain, given.finetune,
         dict(text.split('=', 1) for text in given.weights),
         seeds=1 + tiny if given.seeds is None else given.seeds,
@@ -644,12 +701,25 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
     for what, asked, known in (
         ('--columns', plan.only, list(COLUMNS)),
         ('--finetune', {_split(text)[0] for text in given.finetune} - {''}, list(TASKS)),
-        (f'table {given.table} at the scale {given.scale}: --weights', plan.weights, names),
+        (f'table {table.name} at the scale {given.scale}: --weights', plan.weights, names),
     ):
         for name in asked:
             if name not in known:
                 raise InputError(f'{what}={name} is unknown: {nearest(name, known)}')
+    for name in names if table.own else ():
+        if (task := load_config(config_file(name)).task) != 'pretrain':
+            raise InputError(f'--rows={name} is a config of {task}: a row is a pre-training')
     return given, plan
+
+
+def _own_table(name: str, rows: str) -> Table:
+    """The table of --rows: a config a row, and the first one's model without its pre-training."""
+    # What has neither .py nor : belongs to the argument before it, as in ablations.py:base,tiny.
+    configs = re.split(r',(?=[^,]*(?:\.py|:))', rows)
+    return Table(
+        name, f'Table {name}', _OWN_COLUMNS, _OWN_COLUMNS, own=True, note=_OWN_NOTE, rows=[
+            *(Row(config, config) for config in configs),
+            Row('not pre-trained', configs[0], scratch=True)])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -684,9 +754,9 @@ def main(argv: Sequence[str]) -> int:
         for part in parts:  # here or on another machine
             if any(map(part.sweep.failed, part.sweep.members)):
                 failed.setdefault(part.title, f'see log.txt in {part.sweep.path}/runs')
-        text, whole = write_table(plan, failed, draw=True)
+        text, is_whole = write_table(plan, failed, whole=True)
         print(f'{text}\nwritten: {_stem(plan)}.md, .json and .png', flush=True)
-        return 0 if whole and not failed else 1
+        return 0 if is_whole and not failed else 1
 
 
 if __name__ == '__main__':

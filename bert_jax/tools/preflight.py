@@ -1,16 +1,19 @@
 """Predicts whether a pre-training run fits a TPU slice, how long it takes and where time goes.
 
-    python -m bert_jax.tools.preflight --config=configs/base_pretrain.py --topology=v5e:4x4
+    python -m bert_jax.tools.preflight --config=configs/base_pretrain.py \\
+        --topology=v5e:2x2,v5e:4x4,v4:2x2x4 --price=v5e=1.2,v4=3.22
     python -m bert_jax.tools.preflight --config=configs/large_pretrain.py:lamb \\
         --topology=v5e:16x16 --json=after.json --config.train.accumulation_steps=16
 
+For each slice it prints a line, the verdict first, and below it what to change where a phase does
+not fit or is far from the chips' peak. --verbose also prints memory, cycles and messages by kind.
 It needs no TPU and no data: the TPU compiler (libtpu, of the extra [tpu]) compiles the train and
 evaluation steps of bert_jax.main from shapes, in some minutes a phase. Topologies are counted in
 chips: v4 and v5p (three dims, v4:4x4x4), v5e and v6e (two dims, v6e:16x16). The vocabulary's size
 is that of config.data.vocab_file, or model.vocab_size, or data.vocab_size.
 
 Cycles are the compiler's estimates, not measured on a chip: use them to compare programs.
-Exit status: 0 all phases fit, 1 one does not, 2 bad flags or configuration.
+Exit status: 0 all phases fit on all slices, 1 one does not, 2 bad flags or configuration.
 """
 
 from __future__ import annotations
@@ -43,9 +46,14 @@ from bert_jax.text.training import add_words
 from bert_jax.tools import preflight_hlo as hlo
 from bert_jax.train import program as programs
 from bert_jax.train.program import Program, device_bytes
+from bert_jax.train.sharding import Mesh
 from bert_jax.weights import load_weights
 
 Record = dict[str, Any]
+_HOW_FAR_OFF = (
+    "Bytes are the compiler's own. Hours are by its estimates, which no chip has confirmed: the "
+    'lower hide all messages behind computation, the higher none. Evaluation, saving and waiting '
+    'for data come on top.')
 
 
 def measure_phase(program: Program, number: int, chip: Chip) -> Record:
@@ -167,20 +175,14 @@ def _gb(size: float) -> str:
 
 def _summary(p: Record) -> dict[str, str]:
     """A phase's column of the first table, by the title of the row."""
-    sizes = p['bytes']
     result = {
         'steps': f"{p['steps']:,}",
         'batch x length': f"{p['batch_size']:,} x {p['max_seq_length']}",
         'rows a chip, in parts': f"{p['rows_per_chip']:g}, {p['accumulation_steps']}",
-        'GB a chip: parameters': _gb(sizes['parameters']),
-        '  optimizer': _gb(sizes['optimizer']),
-        '  batch': _gb(sizes['batch']),
-        '  temporaries': _gb(sizes['temporaries']),
-        '  results and code': _gb(sizes['results'] + sizes['code']),
+        **{f'GB a chip: {kind}': _gb(size) for kind, size in p['bytes'].items()},
         '  all': _gb(p['bytes_per_chip']),
         '  in evaluation': _gb(p['evaluation_bytes_per_chip']),
         '  there are': _gb(p['bytes_limit']),
-        'fits': 'yes' if p['fits'] else 'NO',
         'rows at once, and at most about': f"{p['rows_at_once']:g}, {p['largest_rows_at_once']}",
     }
     if p['cycles_per_sequence'] is None:
@@ -219,7 +221,7 @@ def tables(record: Record) -> str:
             parts += [f"{phase['name']}, thousands of cycles a sequence\n" + _scopes(phase),
                       f"{phase['name']}, messages a step and chip\n" + grid(
                           [['what', 'largest array', 'count', 'MB', 'of'], *messages])]
-    return '\n\n'.join([*parts, verdict(record)])
+    return '\n\n'.join(parts)
 
 
 def _scopes(phase: Record) -> str:
@@ -248,18 +250,58 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 
 
 def verdict(record: Record) -> str:
-    """Whether it fits and what it takes, or what to change."""
-    lines = [f"fits; {record['hours']:,.1f} hours ({record['hours'] / 24:.2f} days), "
-             f"{record['chip_hours']:,.0f} chip-hours, without evaluation, saving and waiting"
-             ] if record['fits'] else []
-    for phase in record['phases']:
+    """Whether it fits and what it takes, in a line; then what to change, a line each."""
+    name, phases = f"{record['topology']}: ", record['phases']
+    lines = []
+    if record['fits']:
+        least = sum(phase['steps'] * phase['seconds']['compute'] for phase in phases) / 3600
+        lines.append(
+            f"{name}fits, {_gb(max(map(_needed, phases)))} GB of a chip's "
+            f"{_gb(phases[0]['bytes_limit'])}; {least:,.1f} to {record['hours']:,.1f} hours, "
+            f"{record['chip_hours']:,.0f} chip-hours"
+            + (f", ${record['dollars']:,.0f}" if 'dollars' in record else '')
+            + f"; {', '.join(format(phase['mfu'], '.0%') for phase in phases)} of the peak")
+    for phase in phases:
         if not phase['fits']:
-            needed = max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'])
-            lines.append(f"{phase['name']} does not fit: it takes {_gb(needed)} GB of a chip's "
-                         f"{_gb(phase['bytes_limit'])}; {_remedy(phase)}")
+            lines.append(
+                f"{name}{phase['name']} does not fit: it takes {_gb(_needed(phase))} GB of a "
+                f"chip's {_gb(phase['bytes_limit'])}; {_remedy(phase)}")
+        elif 'mfu' in phase and (advice := _advice(phase, record)):
+            lines.append(f"  {phase['name']}: {advice}")
     if every := record['verify_every']:  # two gradients each time
-        lines.append(f'comparing the chips every {every:,} steps takes {200 / every:.1f} % more')
+        lines.append(f'  comparing the chips every {every:,} steps takes {200 / every:.1f} % more')
     return '\n'.join(lines)
+
+
+def _needed(phase: Record) -> int:
+    return max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'])
+
+
+def _advice(phase: Record, record: Record) -> str:
+    """What may bring a phase nearer to the chips' peak; empty where nothing is known to."""
+    parts, rows, most = (
+        phase[name] for name in ('accumulation_steps', 'rows_at_once', 'largest_rows_at_once'))
+    if parts > 1 and most >= 2 * rows:
+        return f'fewer parts fit: try --config.train.accumulation_steps={parts // 2}'
+    if phase['flops_ratio'] > 1.15:
+        return 'layers are computed twice: try --config.model.remat=none'
+    update = sum(x['cycles_per_sequence'] for x in phase['scopes'] if x['pass'] == 'update')
+    step, seconds = phase['step_seconds'], phase['seconds']
+    fixed = seconds['collectives'] + (
+        seconds['compute'] * update / max(phase['cycles_per_sequence'], 1))
+    # So many times the rows a chip, if they fit, that this is a fifth of the rest or less.
+    wanted = min(8 * fixed / max(step - fixed, 1e-9), most / max(rows, 1), record['chips'])
+    times = 2 ** int(math.log2(max(wanted, 1)))
+    if fixed < step / 5 or times == 1:
+        return ''
+    longer, chips = (fixed + times * (step - fixed)) / step, record['chips'] // times
+    return (
+        f'{fixed / step:.0%} of a step is messages and updates, the same for any rows; '
+        f"{times * phase['rows_per_chip']:g} rows a chip fit, for about "
+        f"{phase['mfu'] * times / longer:.0%} of the peak: on {chips} chips, about "
+        f"{phase['hours'] * longer:,.1f} hours and {phase['hours'] * longer * chips:,.0f} "
+        f"chip-hours, or with --config.train.batch_size={times * phase['batch_size']}"
+        + (', or try --config.mesh.tensor=1' if record['mesh']['tensor'] > 1 else ''))
 
 
 def _remedy(phase: Record) -> str:
@@ -313,36 +355,63 @@ def main(argv: Sequence[str]) -> None:
                         ('TF_CPP_MIN_LOG_LEVEL', '3')):
         os.environ.setdefault(name, value)
     f: Any = flags.FlagValues()
-    flags.DEFINE_string('topology', '', 'Slice, such as v5e:16x16.', flag_values=f)
+    flags.DEFINE_string('topology', '', 'Slices, such as v5e:4x4,v5e:16x16.', flag_values=f)
     flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=f)
+    flags.DEFINE_string('price', '', 'Dollars a chip-hour: 1.2, or v5e=1.2,v4=3.2.', flag_values=f)
+    flags.DEFINE_boolean('verbose', False, 'Also print the tables.', flag_values=f)
     with error_boundary():
         config, file = parse_command(argv, __doc__ or '', f)
         logging.set_verbosity(logging.ERROR)
         if f.json:
-            check_new_file(f.json, '--json', unless='phases')
+            check_new_file(f.json, '--json', unless='topology')
         validate(config)
         config = without_data(config)
-        devices = hlo.open_topology(f.topology)
-        program = programs.build_program(
-            config, programs.open_mesh(config, devices), PretrainTask(config))
-        chip = find_chip(devices[0].device_kind)
-        phases = [measure_phase(program, number, chip) for number in range(len(program.phases))]
-        total = sum(phase.get('hours', math.nan) for phase in phases)
-        hours = None if math.isnan(total) else total
-        record = {
-            'config': file, 'arguments': list(argv[1:]), 'topology': f.topology,
-            'chips': len(devices), 'chip': chip.name, 'mesh': dict(program.mesh.shape),
-            'versions': versions(), 'date': datetime.date.today().isoformat(),
-            'phases': phases, 'fits': all(phase['fits'] for phase in phases),
-            'verify_every': parse_duration(
-                config.train.verify_every, 'train.verify_every', num_examples=None,
-                batch_size=phases[0]['batch_size'], total=sum(phase['steps'] for phase in phases)),
-            'hours': hours, 'chip_hours': hours and hours * len(devices),
-        }
+        slices = f.topology.split(',')
+        prices = [_price(f.price, name.partition(':')[0]) for name in slices]
+        meshes = [programs.open_mesh(config, hlo.open_topology(name)) for name in slices]
+        records = []
+        for name, price, mesh in zip(slices, prices, meshes, strict=True):
+            records.append({'config': file, 'arguments': list(argv[1:]), 'topology': name}
+                           | _measure(config, mesh))
+            if price is not None and records[-1]['chip_hours']:
+                records[-1]['dollars'] = records[-1]['chip_hours'] * price
+        (whole,) = records if len(records) == 1 else [{
+            'topology': f.topology, 'fits': all(r['fits'] for r in records), 'slices': records}]
         if f.json:
-            write_whole(f.json, json.dumps(record, indent=1) + '\n')
-        say('\n' + tables(record))
-    sys.exit(0 if record['fits'] else 1)
+            write_whole(f.json, json.dumps(whole, indent=1) + '\n')
+        if f.verbose:
+            say(''.join(f'\n{tables(record)}\n' for record in records))
+        say('\n' + '\n'.join([*map(verdict, records), _HOW_FAR_OFF]))
+    sys.exit(0 if whole['fits'] else 1)
+
+
+def _measure(config: ConfigDict, mesh: Mesh) -> Record:
+    """All of a record but what names the run."""
+    program = programs.build_program(config, mesh, PretrainTask(config))
+    chip = find_chip(mesh.devices.flat[0].device_kind)
+    phases = [measure_phase(program, number, chip) for number in range(len(program.phases))]
+    total = sum(phase.get('hours', math.nan) for phase in phases)
+    hours = None if math.isnan(total) else total
+    return {
+        'chips': mesh.size, 'chip': chip.name, 'mesh': dict(mesh.shape),
+        'versions': versions(), 'date': datetime.date.today().isoformat(),
+        'phases': phases, 'fits': all(phase['fits'] for phase in phases),
+        'verify_every': parse_duration(
+            config.train.verify_every, 'train.verify_every', num_examples=None,
+            batch_size=phases[0]['batch_size'], total=sum(phase['steps'] for phase in phases)),
+        'hours': hours, 'chip_hours': hours and hours * mesh.size,
+    }
+
+
+def _price(prices: str, chip: str) -> float | None:
+    """Of a chip-hour of a kind of chip, from --price; None: none is given."""
+    by_chip = dict(part.rpartition('=')[::2] for part in prices.split(','))
+    given = by_chip.get(chip, by_chip.get('', ''))
+    try:
+        return float(given) if given else None
+    except ValueError:
+        raise InputError(f'--price={prices}: write dollars a chip-hour, such as 1.2 or '
+                         f'{chip}=1.2') from None
 
 
 if __name__ == '__main__':

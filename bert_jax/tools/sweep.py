@@ -45,7 +45,7 @@ import sys
 import time
 import traceback
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 from absl import logging
@@ -250,7 +250,7 @@ class Sweep:
     def results(self) -> dict[Member, dict[str, Any]]:
         """The results of the finished members, best first."""
         found = {m: r for m in self.members if (r := self.result(m)) is not None}
-        return dict(sorted(found.items(), key=lambda item: -item[1][item[1]['metric']]))
+        return dict(sorted(found.items(), key=lambda item: -_score(item[1])))
 
     def seconds(self, member: Member) -> float:
         """Seconds that a run took, over all its starts."""
@@ -283,21 +283,21 @@ class Sweep:
         groups: dict[Settings, list[float]] = {}
         for member in self.members:
             if member in results:
-                groups.setdefault(member.without('seed'), []).append(results[member][metric])
+                groups.setdefault(member.without('seed'), []).append(_score(results[member]))
         rows = [{'settings': dict(group), **summary(values), 'best': max(values)}
                 for group, values in groups.items()]
-        lines = [f'| settings | runs | mean {metric} | deviation | best |',
-                 '| --- | --- | --- | --- | --- |']
-        for row in rows:
-            settings = ', '.join(map(' '.join, row['settings'].items())) or 'as configured'
-            deviation = '' if row['deviation'] is None else f"{row['deviation']:.4f}"
-            lines.append(f"| {settings} | {row['runs']} | {row['mean']:.4f} | {deviation} | "
-                         f"{row['best']:.4f} |")
+        lines = markdown(['settings', 'runs', f'mean {metric}', 'deviation', 'best'], [[
+            ', '.join(map(' '.join, row['settings'].items())) or 'as configured', str(row['runs']),
+            *('' if row[name] is None else f'{row[name]:.4f}'
+              for name in ('mean', 'deviation', 'best'))] for row in rows])
         hours = sum(map(self.seconds, results)) / 3600
         places = sorted({result.get('host', '') for result in results.values()} - {''})
         lines += [f'\nbest: {winner.name} ({metric} {best[metric]:.4f})',
                   f"{len(results)} runs, {hours:.2f} hours of a process in all, on "
                   f"{', '.join(places)}"]
+        if (deleted := len(results) - self.keep) > 0:
+            lines.append(f'the checkpoints of {deleted} runs are deleted; kept: '
+                         + '; '.join(m.name for m in list(results)[: self.keep]))
         failed = sorted(member.name for member in self.members if member not in results)
         if failed:
             lines.append(f"failed: {', '.join(failed)}")
@@ -311,10 +311,21 @@ class Sweep:
         return 1 if failed else 0
 
 
+def _score(result: dict[str, Any]) -> float:
+    """By its own metric: pre-training with other masks than BERT's has another than the rest."""
+    score: float = result[result['metric']]
+    return score
+
+
 def summary(values: Sequence[float]) -> dict[str, Any]:
     """Number of runs, their mean, and their standard deviation, None of one run."""
     return {'runs': len(values), 'mean': statistics.fmean(values),
             'deviation': statistics.stdev(values) if len(values) > 1 else None}
+
+
+def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    return [f"| {' | '.join(cells)} |" for cells in (heading, ['---'] * len(heading), *rows)]
 
 
 def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:

@@ -108,6 +108,7 @@ def train_run(
         name: value for name, value in fields.items() if name not in _PLACES})
     workdirs.check_resumable(workdir, resolved, task.vocab_path, comparable=task.keeps_best)
     workdirs.check_shared(workdir)
+    resolved['guessing'] = dict(task.guessing)  # for whoever shows the results
 
     # Compile while the state is restored or initialised, which takes about as long.
     compiler = concurrent.futures.ThreadPoolExecutor(1)

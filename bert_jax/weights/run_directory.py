@@ -80,7 +80,10 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     if step is None:
         steps = whole_steps(workdir / 'best') or whole_steps(workdir / 'checkpoints')
         if not steps:
-            raise InputError(f'{workdir} has no checkpoint to read: checkpoints/ holds none')
+            raise InputError(f'{workdir} has no checkpoint to read: ' + (
+                'its sweep deleted them, as other runs are better: the best is WORKDIR/winner, and '
+                '--keep=all keeps those of all' if (workdir / 'sweep_result.json').exists() else
+                'checkpoints/ holds none'))
         step = max(steps, key=lambda path: int(path.name))
     params = formats.from_tree(_restore(step / 'default'), described.model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}

@@ -1,5 +1,6 @@
 """From sources to rows: a tiny corpus end to end, and what is refused."""
 
+import dataclasses
 import subprocess
 import sys
 import types
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from bert_jax.config import default_config
 from bert_jax.data.examples import pretrain_spec
+from bert_jax.data.masking import MaskingRates
 from bert_jax.tasks.pretrain import SyntheticData, TextData
 from bert_jax.text import load_tokenizer
 from tests.data.stores import assert_same, check_batch, restored
@@ -201,3 +203,16 @@ next(train_batches(rows, batch_size=2, local=np.arange(2), first_step=0, num_ste
 assert "tensorflow" not in sys.modules
 '''
     subprocess.run([sys.executable, '-c', code], check=True)
+
+
+def test_held_out_rows_of_other_masks_can_be_masked_as_bert_does(folder):
+    """So that losses of runs with different masks can be compared."""
+    standard = {field.name: field.default for field in dataclasses.fields(MaskingRates)}
+    theirs = _open(folder, 'a.txt', masking='words', masked_lm_prob=0.3, mask_rate=1.0)
+    alike, usual = theirs.held_out(S, 2 * P, **standard), _open(folder, 'a.txt').held_out(S, P)
+    ids = np.arange(usual.num_frozen)
+    ours, bert = alike.rows(ids, frozen=True), usual.rows(ids, frozen=True)
+    for name, rows in bert.items():
+        np.testing.assert_array_equal(ours[name][:, : rows.shape[1]] if rows.ndim > 1 else
+                                      ours[name], rows)
+    assert (theirs.held_out(S, 2 * P).rows(ids, True)['input_ids'] != bert['input_ids']).any()

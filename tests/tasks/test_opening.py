@@ -175,6 +175,13 @@ def test_your_own_labels_are_learnt_and_a_share_is_held_out(tmp_path, capsys):
     assert 'labels: bad' in said and 'held out of training' in said and 'are cut at' in said
 
 
+def test_guessing_has_the_published_scores_of_the_majority(shared_data, tmp_path):
+    """68.4 % of MRPC's dev set are paraphrases: Dolan and Brockett (2005); 81.2 is that F1."""
+    found = opened('mrpc', shared_data / 'glue', tmp_path, vocab_file=str(
+        shared_data / 'vocab' / 'bert-base-uncased-vocab.txt')).guessing
+    assert {name: round(100 * x, 1) for name, x in found.items()} == {'f1': 81.2, 'accuracy': 68.4}
+
+
 @pytest.mark.parametrize('given, weights', [
     ('', ()), ('balanced', (2 / 3, 2.0)), ('bad=3, good=0.5', (3.0, 0.5)), ('good=2', (1.0, 2.0)),
     ('best=2', 'labels are bad, good'), ('good', 'LABEL=NUMBER'), ('good=-1', 'LABEL=NUMBER'),
@@ -230,6 +237,7 @@ def test_several_labels_an_example(label, none, tmp_path):
     task = opened('classification', source, tmp_path, own={'multi_label': True},
                   eval_source=True, text='body', label='kinds')
     assert task.head == 'multi_label' and task.labels == ('a', 'b')
+    assert task.guessing['micro_f1'] == pytest.approx(2 / 3)  # b, b, b
     marks = np.array([[1, 1], [0, 1], [0, 0]], np.float32)
     np.testing.assert_array_equal(task.train.labels['labels'], marks)
     assert task.evaluated[0].results({'logits': marks - 0.5}) == (
@@ -288,6 +296,7 @@ def test_regression_on_pairs(tmp_path):
     task = opened('regression', source, tmp_path, eval_source=True, text='a', text_pair='b',
                   label='grade')
     assert task.head == 'regression' and task.metric == 'spearman'
+    assert task.guessing == {'spearman': 0, 'pearson': 0}
     labels = task.train.labels['labels']
     assert labels.tolist() == [i / 4 - 1 for i in range(10)]
     assert task.results([{'logits': labels[:, None]}])[0]['pearson'] > 0.999
@@ -320,6 +329,7 @@ def test_your_own_tags(text, labels, metric, tmp_path):
     source = put(tmp_path, 'own.txt', text)
     task = opened('tagging', source, tmp_path, eval_source=True)
     assert task.labels == labels and task.metric == metric
+    assert task.guessing == {metric: 0.5 if metric == 'accuracy' else 0.0}
     (dev,) = task.evaluated
     right = np.eye(len(labels), dtype=np.float32)[dev.units.tokens['token_labels']]
     assert dev.results({'logits': right})[0][metric] == 1

@@ -3,19 +3,21 @@
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+from scipy import stats
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.stopping import Guard
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import paper, sweep
-from bert_jax.tools.paper import COLUMNS, TABLES, TASKS, Plan, mean_of_columns, order_of_rows
+from bert_jax.tools.paper import COLUMNS, TABLES, TASKS, Plan, mean_of_columns
 from tests.conftest import ROOT
 from tests.tiny_runs import WORDS, documents, write_cola
 
@@ -103,7 +105,7 @@ def quick(monkeypatch, tmp_path_factory):
     for name in ('glue/MRPC', 'squad', 'conll2003'):
         (data / name).mkdir(parents=True)
     monkeypatch.chdir(data)  # the default of --data
-    state = SimpleNamespace(trained=[], before=lambda sweep, member: None)
+    state = SimpleNamespace(trained=[], guessing=0.5, before=lambda sweep, member: None)
 
     def work(sweep, should_stop):
         for member in sweep.unfinished():
@@ -112,6 +114,8 @@ def quick(monkeypatch, tmp_path_factory):
                 return ended
             state.trained.append((sweep.path.name, member.name))
             (sweep.run(member) / 'goodput.json').write_text('{"seconds": {"step": 3600.0}}')
+            (sweep.run(member) / 'config.json').write_text(json.dumps(
+                {'guessing': {'accuracy': state.guessing, 'mlm_perplexity': 9.0}}))
             score = 0.6 if 'ltr' in sweep.config or 'bilstm' in ' '.join(sweep.overrides) else 0.7
             score += 0.1 * ('3e-4' in member.name) + 0.02 * ('seed=1' in member.name)
             finish(sweep, member, eval_f1=score, eval_accuracy=score / 2, eval_mlm_perplexity=9.0)
@@ -158,6 +162,35 @@ def test_a_table_may_have_the_mean_of_its_columns(tmp_path, quick):
     assert mean == pytest.approx([(a + f) / 2 for a, f in zip(accuracy, f1, strict=True)])
     flops = record['flops']
     assert flops['Muon, a quarter'] == pytest.approx(flops["the paper's recipe"] / 4, rel=0.01)
+
+
+def test_rows_of_ones_own_are_compared_with_the_first(tmp_path, quick, capsys):
+    rows = 'ablations.py:base,tiny,efficient_pretrain.py:paper,tiny'
+    command = ['mine', f'--rows={rows}', f'--workdir={tmp_path}', '--columns=mrpc,ppl', '--seeds=3']
+    assert paper.main(command) == 0
+    record = json.loads((tmp_path / 'table_mine.json').read_text())
+    assert record['rows'] == ['ablations.py:base,tiny', 'efficient_pretrain.py:paper,tiny',
+                              'not pre-trained']
+    assert set(record['parts'].values()) >= {f'pre-training {row}' for row in record['rows'][:2]}
+    assert record['guessing'] == {'mrpc': 50, 'ppl': 9} and record['is_guessing'] == ['mrpc', 'ppl']
+    assert 'This table says nothing of the rows' in (tmp_path / 'table_mine.md').read_text()
+    trained = len(quick.trained)
+    assert paper.main(['5', *command[2:4], '--seeds=3']) == 0  # it has the first row
+    assert len(quick.trained) == trained + 2 * 3 + (2 * 3 + 1 * 3) * 2
+    for rows, why in (('glue.py:mrpc', 'is a config of mrpc'), ('x.py', 'x.py: No such file')):
+        with pytest.raises(SystemExit, match='2'):
+            paper.main(['mine', f'--rows={rows}'])
+        assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('runs, says', [
+    ([(69.5, 70.6, 68.4), (68.4, 68.4, 68.4)], True),  # within the deviation of the seeds
+    ([(69.5, 70.6, 68.4), (75.0, 74.0, 76.0)], False), ([(68.4,), (60.0,)], True),
+    ([(68.4,), (68.5,)], False)])
+def test_rows_on_the_line_of_guessing_say_nothing(runs, says):
+    cells = [cell | sweep.summary(cell['values']) | {'guessing': 68.4}
+             for cell in cells_of([None] * 2, runs).values()]
+    assert paper.is_guessing(COLUMNS['mrpc'], [*cells, {'paper': None}]) == says
 
 
 @pytest.mark.parametrize('fails, why', [
@@ -254,19 +287,18 @@ def cells_of(paper, runs):
             for i, values in enumerate(runs)}
 
 
-def test_pairs_of_rows_are_in_the_papers_order_or_not():
-    cells = cells_of([80, 70, 60, 60, 75, None],
-                     [(49, 51), (39, 41), (60, 61), (60, 60.5), (42,), (1, 3)])
-    cells['no run'] = {'paper': 90}
-    assert order_of_rows(cells) == {
-        'same': 1, 'opposite': 4, 'undecided': 0,
-        'pairs_opposite': ['0 / 2', '0 / 3', '1 / 2', '1 / 3']}
-    assert order_of_rows(cells_of([80], [(49, 51)])) is None
-    assert order_of_rows(cells_of([80, 70], [(50,), (40,)])) is None, 'no deviation is known'
-    # Five restarts of each of two models are two runs, not ten.
-    cells = cells_of([80, 70], [(43, 41.5), (39, 41)])
-    several = {'0': cells['0'] | {'values': [43.0] * 5 + [41.5] * 5, 'seeds': [0] * 5 + [1] * 5}}
-    assert order_of_rows(cells | several) == order_of_rows(cells)
+def test_differences_to_the_first_row_have_intervals():
+    """Of two rows: Student's t."""
+    runs = [(49, 51, 50.5), (39, 41, 40)]
+    cells = cells_of([None] * 2, runs)
+    found = paper.differences(cells | {'one run': {'values': [9], 'seeds': [0]}, 'no run': {}})
+    interval = stats.ttest_ind(*runs[::-1]).confidence_interval()
+    assert found == {'1': pytest.approx((statistics.fmean(runs[1]) - statistics.fmean(runs[0]),
+                                         interval.low, interval.high), rel=1e-3)}
+    assert not paper.differences(cells_of([None] * 2, [(49,), (39, 41)])), 'no deviation is known'
+    # Five restarts of each of three models are three runs, not fifteen.
+    several = {'values': [x for x in runs[0] for _ in range(5)], 'seeds': sorted([0, 1, 2] * 5)}
+    assert paper.differences(cells | {'0': cells['0'] | several}) == found
 
 
 def test_weights_that_are_given_have_rows_without_pre_training(tmp_path):

@@ -3,8 +3,10 @@ compiled programs against XLA's own counts and a program in the TPUs' form."""
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -31,21 +33,26 @@ SMALL = [
 ]
 
 
-def run(monkeypatch, path, memory_bytes, status):
+def run(monkeypatch, path, memory_bytes, status, *flags, topology='v5e:1x2'):
     """The record of a preflight of SMALL that ends with this status, on this machine's devices in
     place of a slice, of chips with so many bytes."""
     chip = dataclasses.replace(
         process.find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes)
-    monkeypatch.setattr(preflight.hlo, 'open_topology', lambda name: jax.devices()[:2])
+    monkeypatch.setattr(preflight.hlo, 'open_topology', lambda name: jax.devices()[: int(name[-1])])
     monkeypatch.setattr(preflight, 'find_chip', lambda kind: chip)
     with pytest.raises(SystemExit, match=str(status)):
-        preflight.main(['preflight', *SMALL, '--topology=v5e:1x2', f'--json={path}/record.json'])
+        preflight.main(['preflight', *SMALL, f'--topology={topology}', *flags,
+                        f'--json={path}/record.json'])
     return json.loads((path / 'record.json').read_text())
 
 
 @pytest.mark.slow
 def test_a_record_says_all_that_scripts_rely_on(monkeypatch, tmp_path, capsys):
+    kept, real = [], preflight.programs.compile_step
+    monkeypatch.setattr(preflight.programs, 'compile_step',
+                        lambda *step: kept.append(real(*step)) or kept[-1])
     record = run(monkeypatch, tmp_path, 1 << 30, 0)
+    compiled = itertools.cycle(kept)
     assert record['chips'] == 2 and record['fits'] and record['mesh'] == {
         'data': 1, 'fsdp': 2, 'tensor': 1}
     (phase,) = record['phases']
@@ -59,6 +66,27 @@ def test_a_record_says_all_that_scripts_rely_on(monkeypatch, tmp_path, capsys):
     assert phase['collective_bytes'] == pytest.approx(sizes['parameters'], rel=0.05)
     assert record['verify_every'] == 1000
     assert 'every 1,000 steps takes 0.2 % more' in capsys.readouterr().out
+    monkeypatch.setattr(preflight.programs, 'compile_step', lambda *_: next(compiled))
+    several = run(monkeypatch, tmp_path, 1 << 30, 0, '--price=v4=9,v5e=2', '--verbose',
+                  topology='v5e:1x2,v5e:2x2')
+    first, second = several['slices']
+    assert first == record | {
+        'arguments': first['arguments'], 'dollars': pytest.approx(2 * record['chip_hours'])}
+    out = capsys.readouterr().out
+    assert 'MB of messages a step' in out and second['dollars'] == first['dollars']
+    assert len(re.findall(r'^v5e:[12]x2: fits, .* chip-hours, \$', out, re.M)) == 2
+
+
+def test_advice_comes_to_what_is_compiled():
+    """BERT-Base on v5e 4x4, 16 rows of 128 a chip; with 64 on four chips 60.1 % were compiled."""
+    record = json.loads((ROOT / 'tests' / 'fixtures' / 'preflight_base.json').read_text())
+    line, advice = preflight.verdict(record).splitlines()
+    assert line.startswith("v5e:4x4: fits, 2.56 GB of a chip's 16.91; 3.2 to 4.5 hours, 72 chip-")
+    rows, share, chips = map(int, re.search(
+        r'(\d+) rows a chip fit, for about (\d+)% of the peak: on (\d+) chips', advice).groups())
+    assert (rows, chips) == (64, 4) and share == pytest.approx(60, abs=4)
+    record['phases'][0]['accumulation_steps'] = 4
+    assert '--config.train.accumulation_steps=2' in preflight.verdict(record)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from bert_jax.tools import sweep
 from bert_jax.tools.sweep import Sweep, grid_members, member_config, read_sweep, worker_environment
 from bert_jax.train import experiment
 from bert_jax.train.report import Report
+from bert_jax.weights.run_directory import read_run
 from tests.conftest import ROOT, wait_until
 from tests.tiny_runs import WORDS, one_device, write_cola
 
@@ -174,6 +175,10 @@ def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone
     assert results['winner'] in (tmp_path / 'table.md').read_text() + capsys.readouterr().out
     assert (tmp_path / 'winner').resolve().name == results['winner']
     assert len(list(tmp_path.glob('runs/*/best/*'))) == 2, 'beaten runs keep their logs only'
+    assert (f"checkpoints of 2 runs are deleted; kept: {results['winner']}"
+            in (tmp_path / 'table.md').read_text())
+    with pytest.raises(InputError, match='its sweep deleted them.*winner'):
+        read_run(ours.run(min(ours.results(), key=lambda member: values[member.name])))
     with pytest.raises(InputError, match=r'holds a sweep of --config=.*glue\.py:cola'):
         work(tmp_path, [*overrides, '--config.optimizer.weight_decay=0.1'])
 
