@@ -64,7 +64,7 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
     name = f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})"
     started, results = time.monotonic(), {}
     for step_name, (step, arguments) in programs.phase_calls(program, phase).items():
-        say(f'compiling {step_name} of {name} for {mesh.size} chips ...')
+        say(f'compiling {step_name} of {name} for {mesh.size} {chip.name} chips ...')
         results[step_name] = programs.compile_step(step, *arguments)
         say(f'  done, {time.monotonic() - started:.0f} s')
     (compiled, memory), (_, evaluation) = results['train'], results['evaluation']
@@ -298,7 +298,7 @@ def _advice(phase: Record, record: Record) -> str:
     return (
         f'{fixed / step:.0%} of a step is messages and updates, the same for any rows; '
         f"{times * phase['rows_per_chip']:g} rows a chip fit, for about "
-        f"{phase['mfu'] * times / longer:.0%} of the peak: on {chips} chips, about "
+        f"{phase['mfu'] * times / longer:.0%} of the peak: {chips} of the chips take about "
         f"{phase['hours'] * longer:,.1f} hours and {phase['hours'] * longer * chips:,.0f} "
         f"chip-hours, or with --config.train.batch_size={times * phase['batch_size']}"
         + (', or try --config.mesh.tensor=1' if record['mesh']['tensor'] > 1 else ''))

@@ -83,7 +83,7 @@ def test_advice_comes_to_what_is_compiled():
     line, advice = preflight.verdict(record).splitlines()
     assert line.startswith("v5e:4x4: fits, 2.56 GB of a chip's 16.91; 3.2 to 4.5 hours, 72 chip-")
     rows, share, chips = map(int, re.search(
-        r'(\d+) rows a chip fit, for about (\d+)% of the peak: on (\d+) chips', advice).groups())
+        r'(\d+) rows a chip fit, for about (\d+)% of the peak: (\d+) of', advice).groups())
     assert (rows, chips) == (64, 4) and share == pytest.approx(60, abs=4)
     record['phases'][0]['accumulation_steps'] = 4
     assert '--config.train.accumulation_steps=2' in preflight.verdict(record)
