@@ -49,7 +49,8 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     """
     task, section = config.task, section_of(config.task)
     _refuse((
-        (task not in OPENERS, f'task={task!r} is unknown: {nearest(task, OPENERS)}'),
+        (task not in OPENERS, f'task={task!r} is unknown: {nearest(task, OPENERS)}; '
+         'one of your own is known where --config names its file'),
         (config.phases and task not in PRETRAINING,
          f'phases is for pre-training: config.task={task!r} has one phase'),
         (section and section not in config, f'task={task!r} needs a config file that starts from '

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.boolq import open_boolq
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
@@ -49,7 +48,4 @@ def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:
     Raises:
       InputError: bad data.
     """
-    if config.task not in OPENERS:
-        raise InputError(f'config.task={config.task!r} is unknown: name the config file that adds '
-                         'it, --config=FILE.py')
     return OPENERS[config.task](config, scored)

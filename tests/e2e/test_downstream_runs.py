@@ -31,15 +31,7 @@ from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import write_run
 from tests.conftest import ROOT
 from tests.predict.tiny import VOCAB, pretraining_weights, random_texts
-from tests.tiny_runs import (
-    TINY,
-    WORDS,
-    documents,
-    one_device,
-    sentence,
-    write_cola,
-    write_table,
-)
+from tests.tiny_runs import TINY, WORDS, documents, one_device, sentence, write_cola, write_table
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
     python -m bert_jax.main --config=tests/tasks/contrastive.py --config.init_checkpoint=DIR \\
         --config.data.source=glue --workdir=runs/vectors
-    python -m bert_jax.predict vectors --model runs/vectors "A man is eating."
+    python -m bert_jax.predict features --model runs/vectors --pool=mean "A man is eating."
 
 On the pairs of STS-B's training set with a score of 4 or more, after Gao et al. (2021), SimCSE. The
 score is Spearman's correlation of the cosines on the dev set; `python -m bert_jax.evaluate DIR
@@ -21,7 +21,6 @@ from bert_jax.config import finetuning_config
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import make_sequences
 from bert_jax.heads import base
-from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.tasks.glue import read_glue
@@ -36,7 +35,7 @@ class Vectors(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
+    def __call__(self, batch: base.Batch, rows_Bx2: base.Keys = None) -> jax.Array:
         bert = Bert(self.config, pooled=False, name='bert')
         x = base.mean_vectors(base.encode(bert, None, batch, rows_Bx2), batch)
         x *= jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-12)  # empty places are 0
@@ -44,7 +43,7 @@ class Vectors(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Contrastive(Head):
+class Contrastive(base.Head):
     """Cross-entropy of the cosines of a first text with all second ones (van den Oord, 2018)."""
 
     compares = True
@@ -56,7 +55,7 @@ class Contrastive(Head):
     def module(self) -> nn.Module:
         return Vectors(self.config)
 
-    def losses(self, outputs: Outputs, batch: Batch) -> Losses:
+    def losses(self, outputs: base.Outputs, batch: base.Batch) -> base.Losses:
         first_NxH, second_NxH = outputs['logits'][:, 0], outputs['logits'][:, 1]
         scores_NxN = first_NxH @ second_NxH.T / self.temperature
         return base.cross_entropy(
