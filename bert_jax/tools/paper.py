@@ -46,7 +46,6 @@ import datetime
 import functools
 import itertools
 import json
-import math
 import re
 import shlex
 import statistics
@@ -56,6 +55,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from absl import logging
 
 from bert_jax.config import ConfigDict, complete, model_sizes
@@ -443,11 +443,12 @@ def differences(cells: Mapping[str, Cell]) -> dict[str, list[float]]:
             if len(values := list(_by_seed(cell).values())) > 1}
     if len(runs) < 2 or (rows := list(runs))[0] != next(iter(cells)):
         return {}
-    test = stats.tukey_hsd(*runs.values())  # statistic: differences of means
-    bounds = test.confidence_interval()
+    with np.errstate(all='ignore'):  # where no row has a deviation, there is no interval
+        test = stats.tukey_hsd(*runs.values())  # statistic: differences of means
+        bounds = test.confidence_interval()
     found = {row: [float(x[i, 0]) for x in (test.statistic, bounds.low, bounds.high)]
              for i, row in enumerate(rows) if i}
-    return {row: ours for row, ours in found.items() if all(map(math.isfinite, ours))}
+    return {row: ours for row, ours in found.items() if ours[1] < ours[2]}
 
 
 def is_guessing(column: Column, cells: Iterable[Cell]) -> bool:
@@ -495,8 +496,9 @@ def write_table(plan: Plan, failed: Mapping[str, str], whole: bool) -> tuple[str
         'columns': titles, 'rows': [row.title for row in rows], 'cells': cells,
         'flops': {row.title: plan.flops(row) for row in rows},
         # At the end: of sixteen rows they take seconds.
-        'differences': {column: differences(of_rows) if whole else {}
-                        for column, of_rows in cells.items()},
+        'differences': {
+            column: differences(of_rows) if whole and rows[0].title in of_rows else {}
+            for column, of_rows in cells.items()},
         'guessing': {column: guesses[0] for column in cells
                      if (guesses := [guess for cell in cells[column].values()
                                      if (guess := cell.get('guessing')) is not None])},
@@ -547,7 +549,7 @@ def _markdown(record: dict[str, Any]) -> str:
                 "column at 95 % (Tukey's HSD over seeds); bold: beyond chance.", '',
             *sweeps.markdown(['', *headings], [
                 [row, *(_difference(record, name, row) for name in columns)]
-                for row in record['rows'][1:]]), '']
+                for row in record['rows'][1:]])]
     lines += ['', record['note']] if record['note'] else []
     runs, settings = record['runs'], record['settings']
     known = ', '.join(map(' '.join, record['versions'].items()))

@@ -195,10 +195,8 @@ def _summary(p: Record) -> dict[str, str]:
         'MB of messages a step': f"{p['collective_bytes'] / 1e6:,.0f}",
         'ms a step: compute': f"{1e3 * p['seconds']['compute']:,.1f}",
         '  messages': f"{1e3 * p['seconds']['collectives']:,.1f}",
-        'sequences/s': f"{p['sequences_per_second']:,.0f}",
         'MFU': f"{100 * p['mfu']:.1f} %",
         'hours': f"{p['hours']:,.1f}",
-        'chip-hours': f"{p['chip_hours']:,.0f}",
     }
 
 
