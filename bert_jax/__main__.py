@@ -1,26 +1,46 @@
-"""The commands by one name: `bert-jax train ...`, or `python -m bert_jax train ...`."""
+"""bert-jax COMMAND ...: the commands by one name, also as `python -m bert_jax COMMAND ...`.
+
+  train      pre-trains or fine-tunes, as a config says
+  predict    fills gaps, classifies, answers, tags, makes vectors, exports
+  evaluate   scores a run, or an ensemble, on labelled data
+  convert    carries weights from and to Hugging Face and TensorFlow 1
+  sweep      runs a grid of settings and picks the best on the dev set
+  prepare    makes a run's vocabulary and token store before the run
+  preflight  tells whether a run fits a TPU slice, and how long it takes
+  report     shows runs beside each other on one HTML page
+  paper      reproduces a table of the paper
+  bench      measures training steps and the way of the text
+
+`bert-jax COMMAND --help` says more.
+"""
 
 from __future__ import annotations
 
 import runpy
 import sys
 
+from bert_jax.runtime.errors import nearest
+
 COMMANDS = {
     'train': 'bert_jax.main', 'predict': 'bert_jax.predict', 'evaluate': 'bert_jax.evaluate',
     'convert': 'bert_jax.convert', 'sweep': 'bert_jax.tools.sweep',
     'prepare': 'bert_jax.tools.prepare', 'preflight': 'bert_jax.tools.preflight',
     'report': 'bert_jax.tools.report', 'paper': 'bert_jax.tools.paper',
+    'bench': 'bert_jax.tools.bench',
 }
 
 
 def main() -> None:
-    command = sys.argv[1] if len(sys.argv) > 1 else ''
-    if command not in COMMANDS:
-        asked = command in ('', '-h', '--help')
-        print(f"usage: bert-jax {{{','.join(COMMANDS)}}} ..., each with --help", flush=True)
-        sys.exit(0 if asked else 2)
-    sys.argv[:2] = [f'bert-jax {command}']
-    runpy.run_module(COMMANDS[command], run_name='__main__', alter_sys=True)
+    command = sys.argv[1] if len(sys.argv) > 1 else '--help'
+    if command in ('-h', '--help'):
+        print(__doc__, end='', flush=True)
+    elif command not in COMMANDS:
+        print(f'error: bert-jax has no command {command!r}: {nearest(command, COMMANDS)}',
+              file=sys.stderr)
+        sys.exit(2)
+    else:
+        sys.argv[:2] = [f'bert-jax {command}']
+        runpy.run_module(COMMANDS[command], run_name='__main__', alter_sys=True)
 
 
 if __name__ == '__main__':

@@ -177,7 +177,7 @@ def main(argv: list[str]) -> None:
             if not fields.get('task'):
                 raise InputError(
                     f'{first} does not say its task ('
-                    + ('it was converted' if fields else 'it is no run of this project')
+                    + ('it was converted' if fields else 'there is no run of this project')
                     + '), so --config has to, such as --config=configs/glue.py:mrpc')
             config = data_config_of(fields)
             config.data.vocab_file, config.data.add_tokens = '', ''  # its own

@@ -105,19 +105,22 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f'{message}; see --help')
 
 
+def _own_configs() -> str:
+    """The folder of the project's configs: in the installed package, or beside it in a checkout."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    installed = os.path.join(package, 'configs')
+    return installed if os.path.isdir(installed) else os.path.join(package, '..', 'configs')
+
+
 def config_file(named: str) -> str:
-    """FILE.py[:ARG]; if there is no such file, the package's config of that name.
+    """FILE.py[:ARG]; if there is no such file, the project's config of that name.
 
     Both `glue:mrpc` and `configs/glue.py:mrpc` work.
     """
     path, colon, argument = named.partition(':')
-    if not os.path.exists(path):
-        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        name = path.removeprefix('configs/').removesuffix('.py') + '.py'
-        for folder in (package, os.path.dirname(package)):  # installed, or a checkout
-            if os.path.isfile(file := os.path.join(folder, 'configs', name)):
-                return file + colon + argument
-    return named
+    name = path.removeprefix('configs/').removesuffix('.py') + '.py'
+    own = os.path.normpath(os.path.join(_own_configs(), name))
+    return own + colon + argument if not os.path.isfile(path) and os.path.isfile(own) else named
 
 
 def load_config(named: str) -> config_lib.ConfigDict:
@@ -136,9 +139,12 @@ def load_config(named: str) -> config_lib.ConfigDict:
     except (SyntaxError, ValueError) as error:
         raise InputError(f'--config={path} is no Python: {error}') from None
     except OSError as error:
-        near = glob.glob(os.path.join(os.path.dirname(path), '*.py'))
-        raise InputError(f'--config={path}: {error.strerror}'
-                         + (f': {nearest(path, sorted(near))}' if near else '')) from None
+        folder = os.path.dirname(path)
+        near = glob.glob(os.path.join(folder, '*.py'))
+        if not folder or not near:
+            near += map(os.path.basename, glob.glob(os.path.join(_own_configs(), '*.py')))
+        raise InputError(
+            f'--config={path}: {error.strerror}: {nearest(path, sorted(near))}') from None
     module: Any = types.ModuleType('config_file')
     module.__file__ = path
     sys.modules[module.__name__] = module  # where dataclasses look for the names in annotations

@@ -106,8 +106,8 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_pat
         f'SOURCE, DATA = {str(tmp_path / "text.txt")!r}, {str(tmp_path)!r}\n'
         'PRETRAIN_STEPS, FINETUNE_STEPS = 16, 4'
     ))
-    nbclient.NotebookClient(
-        notebook, timeout=300, resources={'metadata': {'path': clone / 'launch'}}).execute()
+    where = {'timeout': 300, 'resources': {'metadata': {'path': clone / 'launch'}}}
+    nbclient.NotebookClient(notebook, **where).execute()
 
     cells = {cell.id: cell for cell in notebook.cells}
     if 'BERT_JAX_COLAB_PYTHON' in os.environ:
@@ -120,6 +120,11 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_pat
         result = json.loads(lines[-1].removeprefix('result '))
         assert result['step'] <= step and 0 <= result[metric] <= 1
         assert 'image/png' in cells[f'{run}-curves'].outputs[0]['data']
-    assert all(len(line.split(' -> ')[1].split(', ')) == 5
-               for line in printed(cells['fill-mask']).splitlines())
-    assert re.fullmatch(r'(.* -> [01] \(\d+%\)\n){2}', printed(cells['classify']))
+    assert re.fullmatch(r'(.* -> (\S+ \(0\.\d\d\)(, |\n)){3}){5}', printed(cells['fill-mask']))
+    assert re.fullmatch(r'(.* -> [01] \([01]\.\d\d\)\n){4}', printed(cells['classify']))
+
+    pretrain = cells['pretrain-run']  # and another run in the folder of the first
+    pretrain.source = pretrain.source.replace('.py ', '.py --config.model.num_layers=1 ')
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match='It did not finish'):
+        nbclient.NotebookClient(notebook, **where).execute()
+    assert 'holds a run with model.num_layers=2, the config says 1' in printed(pretrain)

@@ -48,6 +48,7 @@ def machine(tmp_path):
     (tmp_path / 'requirements.txt').write_text('jax==1\n')
     (tmp_path / 'dev').mkdir()
     _write(tmp_path / 'bin' / 'nvidia-smi', 'exit 9\n')
+    _write(tmp_path / 'bin' / 'uv', 'exit 9\n')
     _write(tmp_path / 'python', f'''
         echo "$*" >> {tmp_path}/calls
         if [ "$1 $2" = '-m venv' ]; then
@@ -95,6 +96,25 @@ def test_venv_installs_jax_for_what_the_machine_has(machine, prepare, environmen
     assert _source(machine, **environment).stdout.startswith('installing requirements')
     assert _source(machine, BERT_JAX_PLATFORM='cuda').stdout.startswith('installing') == (
         platform != 'cuda')
+
+
+def test_venv_is_installed_by_uv_where_there_is_one(machine):
+    _write(machine / 'bin' / 'uv', f'echo "uv $*" >> {machine}/calls\n')
+    assert _source(machine, BERT_JAX_PLATFORM='cuda').returncode == 0
+    assert (machine / 'calls').read_text().splitlines()[2:] == [
+        'uv pip install --quiet --python=.venv/bin/python -r requirements.txt -e .[cuda]']
+
+
+def test_the_image_s_requirements_install_before_the_code_is_there(tmp_path):
+    steps = (ROOT / 'launch' / 'Dockerfile').read_text().partition('COPY . .')[0]
+    for sources, target in re.findall(r'(?m)^COPY (.*) (\S+)$', steps):
+        (tmp_path / target).mkdir(exist_ok=True)
+        for source in sources.split():
+            shutil.copy(ROOT / source, tmp_path / target)
+    command, = re.findall(r'(?m)^RUN (.*)$', steps)
+    build = _run(['bash', '-ec', command.replace(
+        'bash launch/venv.sh', f'{sys.executable} setup.py egg_info')], cwd=tmp_path)
+    assert build.returncode == 0, build.stderr
 
 
 @pytest.mark.parametrize(('environment', 'message'), [
