@@ -21,7 +21,7 @@ const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 function short(x) {
   if (x === 0) return '0';
   const size = Math.abs(x);
-  if (size >= 1e15 || size < 1e-4) return x.toExponential(1).replace('e+', 'e');
+  if (size >= 1e15 || size < 1e-3) return x.toExponential(1).replace('.0', '').replace('e+', 'e');
   for (const [unit, name] of [[1e12, 'T'], [1e9, 'G'], [1e6, 'M'], [1e4, 'k']])
     if (size >= unit) return +(x / (name === 'k' ? 1e3 : unit)).toPrecision(3) + name;
   return String(+x.toPrecision(4));
@@ -47,12 +47,39 @@ function radios(parent, name, choices, chosen, change) {
   });
 }
 
-// One metric: its series are {run, held_out, points: [[step, tokens, FLOPs, value], ...]}.
-function chart(parent, {title, series}, axis) {
-  const W = 360, H = 210, L = 46, R = 10, T = 8, B = 24;
-  const all = series.flatMap(s => s.points);
-  const xs = all.map(p => p[axis]), ys = all.map(p => p[3]);
+// The value of points at a place on an axis, from the two beside it.
+function between(points, axis, place) {
+  const next = points.findIndex(p => p[axis] >= place);
+  if (next < 0 || (next === 0 && points[0][axis] > place)) return NaN;
+  const [a, b] = [points[Math.max(next - 1, 0)], points[next]];
+  return b[axis] === a[axis] ? b[3] : a[3] + (b[3] - a[3]) * (place - a[axis]) / (b[axis] - a[axis]);
+}
+
+// The series of all runs but the first, less the first run's.
+function differences(series, axis) {
+  return series.filter(s => s.run).flatMap(s => {
+    const first = series.find(other => !other.run && other.held_out === s.held_out);
+    const points = first ? s.points.map(p => {
+      const less = between(first.points, axis, p[axis]);
+      return p.map((v, i) => i < 3 ? v : v - less);
+    }).filter(p => !isNaN(p[3])) : [];
+    return points.length ? [{...s, points}] : [];
+  });
+}
+
+// One metric: its series are {run, held_out, points: [[step, tokens, FLOPs, value], ...]}, the
+// value followed by the lowest and the highest of the runs that it is the mean of.
+function chart(parent, {title, series}, axis, minus) {
+  const W = 360, H = 210, L = 46, R = 10, T = 16, B = 24;
+  if (minus) series = differences(series, axis);
+  if (!series.length) return;
+  const guess = minus ? 0 : data.guessing[title];
+  const xs = series.flatMap(s => s.points.map(p => p[axis]));
   const xHigh = Math.max(...xs) || 1;
+  // A steep beginning would leave the rest no room.
+  const later = series.flatMap(s => s.points.filter(p => p[axis] >= xHigh / 10));
+  const ys = (later.length ? later : series.flatMap(s => s.points)).flatMap(p => p.slice(3));
+  if (guess !== undefined) ys.push(guess);
   let [low, high] = [Math.min(...ys), Math.max(...ys)];
   if (low === high) [low, high] = [low - (Math.abs(low) || 1) / 10, high + (Math.abs(high) || 1) / 10];
   const x = v => L + v / xHigh * (W - L - R), y = v => T + (high - v) / (high - low) * (H - T - B);
@@ -69,13 +96,29 @@ function chart(parent, {title, series}, axis) {
   }
   for (const v of ticks(0, xHigh))
     make(svg, 'text', {x: Math.min(x(v), W - 14), y: H - 8, 'text-anchor': 'middle'}, short(v));
+  const begins = new Map(series.flatMap(s => data.phases[s.run])
+    .filter(p => p[axis] < xHigh).map(p => [`${p[axis]} ${p[3]}`, p]));
+  for (const p of begins.values()) {
+    make(svg, 'line', {class: 'cursor', x1: x(p[axis]), x2: x(p[axis]), y1: T, y2: H - B});
+    make(svg, 'text', {x: x(p[axis]), y: T - 4, 'text-anchor': 'middle'}, p[3]);
+  }
+  if (guess !== undefined) {
+    make(svg, 'line', {class: 'guessing', x1: L, x2: W - R, y1: y(guess), y2: y(guess)});
+    make(svg, 'text', {x: L + 4, y: y(guess) + (y(guess) < H / 2 ? 12 : -4)},
+      minus ? data.runs[0] : 'guessing');
+  }
+  const plot = make(svg, 'svg', {y: T - 3, height: H - T - B + 6,
+    viewBox: `0 ${T - 3} ${W} ${H - T - B + 6}`});
   for (const s of series) {
-    const style = {stroke: colour(s.run), fill: 'none', 'stroke-width': s.held_out ? 2 : 1.2,
-      'stroke-dasharray': dash(s.run)};
-    make(svg, 'polyline', {...style, points: s.points.map(p => `${x(p[axis])},${y(p[3])}`).join(' ')});
+    const ends = i => s.points.map(p => `${x(p[axis])},${y(p[i])}`);
+    make(plot, 'polygon', {fill: colour(s.run), 'fill-opacity': .15,
+      points: [...ends(4), ...ends(5).reverse()].join(' ')});
+    make(plot, 'polyline', {stroke: colour(s.run), fill: 'none',
+      'stroke-width': s.held_out ? 2 : 1.2, 'stroke-dasharray': dash(s.run),
+      points: ends(3).join(' ')});
     if (s.held_out || s.points.length === 1)
       for (const p of s.points)
-        make(svg, 'circle', {cx: x(p[axis]), cy: y(p[3]), r: 2.6, fill: colour(s.run)});
+        make(plot, 'circle', {cx: x(p[axis]), cy: y(p[3]), r: 2.6, fill: colour(s.run)});
   }
 
   const places = [...new Set(xs)].sort((a, b) => a - b);
@@ -109,17 +152,20 @@ function chart(parent, {title, series}, axis) {
 
 function curves(section) {
   const grids = make(section, 'div');
-  function draw(axis) {
+  let axis = 0, minus = 0;
+  function draw() {
     grids.replaceChildren();
     for (const [name, charts] of Object.entries(data.charts)) {
       if (name) make(grids, 'h3', {}, name);
       const grid = make(grids, 'div', {class: 'grid'});
-      for (const one of charts) chart(grid, one, axis);
+      for (const one of charts) chart(grid, one, axis, minus);
     }
   }
-  radios(section, 'against', data.axes, 0, draw);
+  radios(section, 'against', data.axes, 0, i => { axis = i; draw(); });
+  if (data.runs.length > 1)
+    radios(section, 'show', ['values', `minus ${data.runs[0]}`], 0, i => { minus = i; draw(); });
   section.append(grids);
-  draw(0);
+  draw();
 }
 
 function attention(section) {
@@ -136,6 +182,7 @@ function attention(section) {
       (sum, h) => sum + bytes[((layer * heads + h) * n + i) * n + j], 0) / wanted.length / 255;
     const C = 22, L = 8 + 7 * Math.max(...tokens.map(t => t.length)), S = L + n * C + 4;
     picture.replaceChildren();
+    const most = Math.max(...tokens.flatMap((_, i) => tokens.map((_, j) => of(i, j))));
     const svg = make(picture, 'svg', {viewBox: `0 0 ${S} ${S}`, tabindex: 0, role: 'img',
       'aria-label': `attention, layer ${layer + 1}, ${head ? `head ${head}` : 'mean of all heads'}`
         + ': a row a token, a column each that it sees. Arrow keys read it.'});
@@ -147,12 +194,13 @@ function attention(section) {
     for (let i = 0; i < n; i++)
       for (let j = 0; j < n; j++)
         make(svg, 'rect', {x: L + j * C, y: L + i * C, width: C - 1, height: C - 1,
-          fill: 'var(--heat)', 'fill-opacity': Math.max(of(i, j), .03).toFixed(3)});
+          fill: 'var(--heat)', 'fill-opacity': Math.max(of(i, j) / most, .03).toFixed(3)});
     const mark = make(svg, 'rect', {width: C - 1, height: C - 1, fill: 'none',
       stroke: 'var(--run1)', 'stroke-width': 2, visibility: 'hidden'});
     const said = make(picture, 'output', {'aria-live': 'polite'});
     const where = `layer ${layer + 1}, ${head ? `head ${head}` : 'mean of all heads'}`;
-    make(picture, 'figcaption', {}, `${data.runs[run]}, ${where}. Each row adds up to 1.`);
+    make(picture, 'figcaption', {}, `${data.runs[run]}, ${where}. Each row adds up to 1. `).append(
+      '0 ', make(document.createElement('p'), 'span', {class: 'scale'}), ` ${most.toFixed(2)}`);
     let [row, column] = [0, 0];
     function read(i, j) {
       [row, column] = [clamp(i, 0, n - 1), clamp(j, 0, n - 1)];

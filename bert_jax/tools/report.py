@@ -2,10 +2,12 @@
 
     python -m bert_jax.tools.report RUN [RUN ...] --output=report.html
 
-The page has curves over steps, tokens and FLOPs, speed and where the time went, results, settings
-that differ and warnings; and from each run's weights masked words, attention and nearest words of a
-sentence. A run that is going on, was killed or has no checkpoint is shown as far as it got, and the
-page lists what is missing.
+The page first says how far each run is from the first, and whether chance does as much or why the
+two cannot be compared. Runs that differ only in their seed are a group: one column, one curve.
+Then come settings that differ, warnings, results, curves over steps, tokens and FLOPs, speed and
+where the time went; and, with the weights of the first run of each group, masked words and
+attention of a sentence. A run that is going on, was killed or has no checkpoint is shown as far as
+it got, and the page lists what is missing.
 
 Exit status: 0 done, 2 bad input.
 """
@@ -22,13 +24,15 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import re
 import statistics
 import string
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,24 +48,37 @@ from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
 from bert_jax.runtime.lease import holder
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.pretrain import step_flops
-from bert_jax.text.vocab import CONTINUATION, MASK
+from bert_jax.text.vocab import MASK
 from bert_jax.train.gates import MEANINGS
 from bert_jax.train.report import count, duration, read_records
 from bert_jax.train.sharding import Layout
 from bert_jax.train.workdirs import read_run_fields
 from bert_jax.weights.run_directory import read_description, whole_steps
 
-Words = list[tuple[str, list[tuple[str, float]]]]  # words, each with others and their numbers
-Examples = dict[str, Any]  # `nearest words`, `masked words`, `attention`: what the weights can make
+Words = list[tuple[str, list[tuple[str, float]]]]  # words, each with guesses and probabilities
+Examples = dict[str, Any]  # `masked words`, `attention`: what the weights can make
 _TEXT = 'The old town lies on the river, and the king lived in the castle for many years.'
-_TOP = 5
+_TOP = 4
 _MOST_WORDS = 30  # attention over more is illegible, and a large model would make a large page
 _WORD = re.compile(r'\w+')
 _AXES = ('steps', 'tokens', 'FLOPs')
 _NUM_COLOURS, _DASHES = 8, ('', '7 3', '2 3', '9 3 2 3')  # as in report.css and report.js
-_OF_SPEED = ('sequences_per_second', 'tokens_per_second', 'data_wait', 'mfu', 'goodput',
-             'step_seconds', 'step_seconds_deviation')
-_NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity')  # functions of the loss
+_OF_SPEED = ('tokens_per_second', 'data_wait', 'mfu', 'goodput')
+_NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity', 'sequences_per_second', 'step_seconds',
+              'step_seconds_deviation')  # functions of others
+# Fields without a say in the result, and those that follow from others.
+_BESIDE = ('inference.', 'labels', 'head', 'metric', 'guessing.', 'data.dir', 'data.local_dir',
+           'data.tfds_dir', 'train.keep_checkpoints', 'train.log_every', 'train.loggers',
+           'train.profile', 'train.reference', 'train.save_every', 'train.verify_every',
+           'train.eval_every', 'train.eval_batch_size')
+# Digests, and what `phases` says.
+_NOT_SHOWN = (*_BESIDE, 'identity.', 'vocabulary', 'train.steps', 'train.batch_size',
+              'train.packed_rows', 'data.max_seq_length', 'data.max_predictions_per_seq')
+# What scores of pre-training depend on, beside the model and the text.
+_HELD_OUT_ROWS = (
+    'vocabulary', 'length of the last rows', 'train.max_eval_examples', 'data.masking',
+    'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate', 'data.next_sentence',
+    'data.random_next_prob', 'data.short_seq_prob')
 
 
 class RunRecords:
@@ -69,51 +86,37 @@ class RunRecords:
 
     Attributes:
       name: its name on the page.
-      label: the same in HTML, with its line as in the curves.
       folder: its directory.
-      fields: of its config.json, by dotted name; empty without one.
+      fields: of its config.json, by dotted name.
       records: of its metrics.jsonl, in order.
       evaluations: those of them that have metrics of held-out data.
+      finished: whether it did all its steps.
       state: how far it is, in words.
       missing: what the page cannot show of it, and why.
       seconds: by cause.
+      num_params: of its weights; 0 where they were not read.
     """
 
-    def __init__(self, folder: Path, name: str, number: int = 0):
-        """Reads the directory of the run with a number on the page.
+    def __init__(self, folder: Path, name: str):
+        """Reads the directory of a run.
 
         Raises:
           InputError: it is no run directory, or a file in it is damaged.
         """
-        has_config = (folder / 'config.json').exists()
-        if not has_config and not (folder / 'metrics.jsonl').exists():
-            raise InputError(
-                f'{folder} is no run directory: it has neither config.json nor metrics.jsonl')
-        self.name, self.folder = name, folder
-        self.label = (
-            '<svg class="key" viewBox="0 0 24 10" aria-hidden="true"><line x1="0" x2="24" y1="5" '
-            f'y2="5" stroke="var(--run{number % _NUM_COLOURS})" '
-            f'stroke-dasharray="{_DASHES[number // 2 % 4]}"/></svg>{escape(name)}')
+        self.name, self.folder, self.num_params = name, folder, 0
         self.records = read_records(folder / 'metrics.jsonl')
-        self.fields: dict[str, Any] = read_run_fields(folder) if has_config else {}
+        self.fields: dict[str, Any] = read_run_fields(folder)
         self.evaluations = [
             r for r in self.records if any(name.startswith('eval/') for name in r)]
-        self.missing = []
-        if not has_config:
-            self.missing.append('no config.json: no settings, tokens, FLOPs or weights')
-        if not self.records:
-            self.missing.append('no records in metrics.jsonl: no curves, speed or results')
-        elif not self.evaluations:
-            self.missing.append('no evaluation so far: no results')
-        elif has_config and not self.fields.get('phases'):
-            self.missing.append('config.json has no phases: no tokens or FLOPs')
+        self.missing = [] if self.evaluations else ['no evaluation so far: no results']
         timed = [record for record in self.records if 'time/step' in record]
         self.seconds = {name.removeprefix('time/'): value for name, value in timed[-1].items()
                         if name.startswith('time/') and value > 0} if timed else {}
         step = max((r['step'] for r in self.records), default=0)
         total, seconds = self.fields.get('train.steps'), sum(self.seconds.values())
         took = f' in {duration(seconds)}' if seconds else ''
-        if total and step >= total:
+        self.finished = bool(total) and step >= total
+        if self.finished:
             self.state = f'finished: {step:,} steps{took}'
         else:
             who = holder(folder)
@@ -165,76 +168,197 @@ class RunRecords:
             result.append((step, tokens + steps * rows * length * share, flops + steps * a_step))
         return result
 
-    def results(self) -> dict[str, str]:
-        """The scores of the best evaluation if the run keeps its weights, else of the last; and the
-        work up to it."""
-        if not (evaluations := self.evaluations):
-            return {}
-        chosen, what = evaluations[-1], 'last'
+    @functools.cached_property
+    def scores(self) -> dict[str, float]:
+        """The best evaluation if the run keeps its weights, else the last; with its `step`."""
         metric = f"eval/{self.fields.get('metric')}"
-        if whole_steps(self.folder / 'best') and all(metric in r for r in evaluations):
-            chosen, what = max(evaluations, key=lambda r: r[metric]), 'best'
-        tokens, flops = self.work_at(chosen['step'])
-        return {
-            'evaluation': f"{what}, step {chosen['step']:,}",
-            'tokens': count(tokens), 'FLOPs': f'{flops:.2e}',
-            **{name.removeprefix('eval/'): f'{value:.4f}' for name, value in chosen.items()
-               if name.startswith('eval/')},
-        }
+        self.keeps_best = bool(whole_steps(self.folder / 'best')) and all(
+            metric in record for record in self.evaluations)
+        chosen = (max(self.evaluations, key=lambda r: r[metric]) if self.keeps_best
+                  else self.evaluations[-1] if self.evaluations else {})
+        return {name.removeprefix('eval/'): value for name, value in chosen.items()}
 
-    def speed(self) -> dict[str, str]:
-        """Medians over the log lines, and the goodput of the whole run."""
-        share = '{:.1%}'.format
-        result = {}
-        for title, name, form, summary in (
-            ('sequences/s', 'sequences_per_second', count, statistics.median),
-            ('tokens/s', 'tokens_per_second', count, statistics.median),
-            ('waiting for data', 'data_wait', share, statistics.median),
-            ('MFU', 'mfu', share, statistics.median),
-            ('goodput', 'goodput', share, lambda values: values[-1]),
-        ):
-            if values := [r[f'train/{name}'] for r in self.records if f'train/{name}' in r]:
-                result[title] = form(summary(values))
+
+class Group(NamedTuple):
+    """Runs that differ only in their seed.
+
+    Attributes:
+      name: what the runs' names have in common.
+      label: the same in HTML, with its line as in the curves.
+      runs: at least one.
+    """
+
+    name: str
+    label: str
+    runs: Sequence[RunRecords]
+
+    def scores(self, name: str) -> list[float]:
+        return [run.scores[name] for run in self.runs if name in run.scores]
+
+    def curves(self) -> dict[str, list[list[float]]]:
+        """Points (step, tokens, FLOPs so far, mean, lowest and highest value) of every `train/...`
+        and `eval/...`, at the steps that all runs have."""
+        result: dict[str, list[list[float]]] = {}
+        first, *others = ({(name, point[0]): point for name, points in run.curves().items()
+                           for point in points} for run in self.runs)
+        for key in first:
+            if all(key in other for other in others):
+                *place, values = zip(*(of_run[key] for of_run in (first, *others)), strict=True)
+                result.setdefault(key[0], []).append([
+                    *map(statistics.fmean, (*place, values)), min(values), max(values)])
         return result
 
+    def phases(self) -> list[tuple[float, float, float, int]]:
+        """(Steps, tokens, FLOPs, length of rows) where each phase but the first begins."""
+        run, phases = self.runs[0], self.runs[0].fields.get('phases') or ()
+        ends = itertools.accumulate(phase['steps'] for phase in phases)
+        return [(end, *run.work_at(end), phase['max_seq_length'])
+                for end, phase in zip(ends, phases[1:], strict=False)]
 
-def page(runs: Sequence[RunRecords], examples: Sequence[Examples], text: str) -> str:
-    """The whole page, of runs with their examples of a text."""
-    curves = [run.curves() for run in runs]
-    times = [{cause: f'{duration(value)} ({value / sum(run.seconds.values()):.1%})'
-              for cause, value in sorted(run.seconds.items(), key=lambda item: -item[1])}
-             for run in runs]
+    def results(self) -> dict[str, str]:
+        """What was trained, and the scores, with their deviation over the seeds."""
+        run, result = self.runs[0], {}
+        if 'model.num_layers' in run.fields:
+            result['model'] = '{} layers of {}, {} heads'.format(*(
+                run.fields[f'model.{name}'] for name in ('num_layers', 'hidden_size', 'num_heads')))
+        if run.num_params:
+            result['parameters'] = count(run.num_params)
+        if run.scores:
+            tokens, flops = run.work_at(run.scores['step'])
+            steps = ' or '.join(f'{step:,.0f}' for step in sorted({*self.scores('step')}))
+            result |= {'evaluation': f"{'best' if run.keeps_best else 'last'}, step {steps}",
+                       'tokens': count(tokens), 'FLOPs': f'{flops:.2e}'}
+        result |= {name: _spread(self.scores(name)) for name in run.scores if name != 'step'}
+        for name, form in (('tokens_per_second', count), ('mfu', '{:.1%}'.format)):
+            if values := [r[f'train/{name}'] for one in self.runs for r in one.records
+                          if f'train/{name}' in r]:
+                result[name] = form(statistics.median(values))
+        return result
+
+    def times(self) -> dict[str, str]:
+        """Time by cause, of a run."""
+        seconds = Counter()
+        for run in self.runs:
+            seconds.update(run.seconds)
+        return {cause: f'{duration(value / len(self.runs))} ({value / seconds.total():.1%})'
+                for cause, value in seconds.most_common() if value >= seconds.total() / 1000}
+
+    def settings(self) -> dict[str, str]:
+        """The settings that the page compares, as text."""
+        values = [run.fields | {'phases': ', '.join(
+            f"{p['steps']:,} steps of {p['batch_size']} rows of {p['max_seq_length']}"
+            for p in run.fields.get('phases') or ())} for run in self.runs]
+        return {name: ', '.join(dict.fromkeys(escape(str(x[name])) for x in values))
+                for name in values[0] if not name.startswith(_NOT_SHOWN)}
+
+
+def grouped(runs: Iterable[RunRecords]) -> list[Group]:
+    """Runs by all that their result depends on but the seed, and by whether they are finished."""
+    found: dict[str, list[RunRecords]] = {}
+    for run in runs:
+        fields = {name: value for name, value in run.fields.items()
+                  if name != 'seed' and not name.startswith(_BESIDE)}
+        unfinished = '' if run.finished else run.name
+        found.setdefault(f'{sorted(fields.items())} {unfinished}', []).append(run)
+    result: list[Group] = []
+    for i, of_group in enumerate(found.values()):
+        names = [run.name for run in of_group]
+        name = re.sub(r'[\W_]*(seed)?[\W_]*$', '', os.path.commonprefix(names))
+        if len(names) == 1 or not name or name in {group.name for group in result}:
+            name = ', '.join(names)
+        result.append(Group(name, (
+            '<svg class="key" viewBox="0 0 24 10" aria-hidden="true"><line x1="0" x2="24" y1="5" '
+            f'y2="5" stroke="var(--run{i % _NUM_COLOURS})" '
+            f'stroke-dasharray="{_DASHES[i // 2 % 4]}"/></svg>\u2060{escape(name)}'), of_group))
+    return result
+
+
+def intervals(samples: Sequence[Sequence[float]]) -> list[float]:
+    """Half the 95 % interval of each sample's mean minus the first one's; no numbers without seeds.
+
+    Student's t with the deviation of all samples together, as two seeds of one estimate it badly,
+    and Bonferroni's correction for the number of differences.
+    """
+    from scipy import stats
+
+    freedom = sum(map(len, samples)) - len(samples)
+    if not freedom or len(samples) < 2:
+        return [math.nan] * len(samples)
+    squares = sum((len(x) - 1) * statistics.variance(x) for x in samples if len(x) > 1)
+    width = stats.t.ppf(1 - 0.025 / (len(samples) - 1), freedom) * math.sqrt(squares / freedom)
+    return [float(width) * math.sqrt(1 / len(x) + 1 / len(samples[0])) for x in samples]
+
+
+def incomparable(run: RunRecords, first: RunRecords) -> str:
+    """Why the scores of two runs cannot be compared; empty where they can."""
+    if not (run.finished and run.scores):
+        return run.state
+    a, b = ({**r.fields, 'length of the last rows': (r.fields.get('phases') or [{}])[-1].get(
+        'max_seq_length')} for r in (run, first))
+    for what, names in (('another ', ('task', 'metric')), ('its held-out rows have another ',
+                        _HELD_OUT_ROWS if a.get('task') == 'pretrain' else ())):
+        if others := [name for name in names if a.get(name) != b.get(name)]:
+            return what + ', '.join(others)
+    # Digests differ with the vocabulary too.
+    source = 'data.eval_source' if b.get('data.eval_source') else 'data.source'
+    return '' if a.get(source) == b.get(source) else (
+        'other held-out data' if any(a.get(name) != b[name] for name in b if name.startswith((
+            'identity.content', 'identity.held-out', 'identity.examples'))) else '')
+
+
+def _spread(values: Sequence[float]) -> str:
+    deviation = f' ± {statistics.stdev(values):.4f}' if len(values) > 1 else ''
+    return f'{statistics.fmean(values):.4f}{deviation}' if values else ''
+
+
+def _is_loss(name: str) -> bool:
+    """Whether a lower value of a metric is the better one."""
+    return name.endswith(('loss', 'perplexity'))
+
+
+def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> str:
+    """The whole page, of groups of runs with the examples of each group's first run."""
+    curves = [group.curves() for group in groups]
+    guessing: dict[str, float] = {}
+    for run in (run for group in reversed(groups) for run in group.runs):
+        if run.fields.get('data.random_next_prob') == 0.5:
+            guessing |= {'nsp_accuracy': 0.5, 'nsp_loss': math.log(2)}
+        guessing |= {name.removeprefix('guessing.'): value for name, value in run.fields.items()
+                     if name.startswith('guessing.')}
     sections = [
-        ('runs', 'Runs', _runs(runs)),
-        ('gates', 'Warnings', _gates(runs)),
-        ('results', 'Results', _table(runs, [run.results() for run in runs])),
-        ('curves', 'Curves', '<p>' + ' '.join(run.label for run in runs) + '</p>\n'
-         '<p class="note">Thin lines: training; thick ones with dots: held out. Tokens do not '
-         'count padding; FLOPs are of training, by the formula of bert_jax/model/flops.py.</p>'
-         if any(curves) else ''),
-        ('speed', 'Speed and time', _table(runs, [run.speed() for run in runs])
-         + _table(runs, times, 'Time by cause; lost: steps that a kill undid.')),
-        ('settings', 'Settings that differ', _settings(runs)),
-        ('masked', 'Masked words', _words(
-            runs, [e.get('masked words') for e in examples], ['word', 'guesses'], '{:.1%}',
-            'Each word masked in turn, with the five likeliest pieces in its place.')),
+        ('short', 'In short', _in_short(groups, guessing)),
+        ('settings', 'Settings that differ', _table(
+            groups, [group.settings() for group in groups], differ=True)),
+        ('gates', 'Warnings', _gates(groups)),
+        ('results', 'Results', _table(groups, [group.results() for group in groups], best=True)),
+        ('curves', 'Curves', '<p>' + ' '.join(group.label for group in groups) + '</p>\n'
+         '<p class="note">Thin lines: training; thick ones with dots: held out; of several seeds '
+         'their mean, shaded from the lowest to the highest. Where a vertical line stands, rows of '
+         'that length begin. Steep beginnings are cut off. Tokens do not count padding; FLOPs are '
+         'of training, by the formula of bert_jax/model/flops.py.</p>' if any(curves) else ''),
+        ('time', 'Time', _table(groups, [group.times() for group in groups],
+                                'By cause, of a run; lost: steps that a kill undid.')),
+        ('masked', 'Masked words', _words(groups, [e.get('masked words') for e in examples])),
         ('attention', 'Attention', f'<p class="note">{escape(text)} Each token is a row; darker '
          'columns are tokens that it attends to more.</p>'
          if any(e.get('attention') for e in examples) else ''),
-        ('nearest', 'Nearest words', _words(
-            runs, [e.get('nearest words') for e in examples], ['piece', 'nearest'], '{:.2f}',
-            'Pieces with the most similar rows of the word table, by cosine.')),
+        ('runs', 'Runs', '<ul>' + ''.join(
+            f"<li>{escape(run.name)}: {escape('; '.join([run.state, *run.missing]))}<br>"
+            f'<span class="note">{escape(str(run.folder))}</span></li>'
+            for group in groups for run in group.runs) + '</ul>'),
     ]
     sections = [section for section in sections if section[2]]
     data = {
-        'runs': [run.name for run in runs], 'axes': _AXES, 'charts': _charts(curves),
+        'runs': [group.name for group in groups], 'axes': _AXES, 'charts': _charts(curves),
+        'phases': [group.phases() for group in groups],
+        'guessing': {name.replace('_', ' '): value for name, value in guessing.items()},
         'attention': [e.get('attention') for e in examples],
     }
     html, style, script = (
         (as_path(__file__).parent / f'report.{ending}').read_text(encoding='utf-8')
         for ending in ('html', 'css', 'js'))
     return string.Template(html).substitute(
-        title=escape(', '.join(run.name for run in runs)), style=style, script=script,
+        title=escape(', '.join(group.name for group in groups)), style=style, script=script,
         links='\n'.join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections),
         sections='\n'.join(f'<section id="{name}">\n<h2>{title}</h2>\n{content}\n</section>'
                            for name, title, content in sections),
@@ -254,39 +378,71 @@ def _grid(heading: Sequence[str], rows: Iterable[Sequence[str]], caption: str = 
             f'<tbody>{body}</tbody></table></div>')
 
 
-def _table(runs: Sequence[RunRecords], values: Sequence[Mapping[str, str]], note: str = '') -> str:
-    """A row for each name, a column for each run; '' where there is nothing to show."""
-    names = dict.fromkeys(itertools.chain(*values))
-    rows = [[escape(name), *(escape(of_run.get(name, '')) for of_run in values)] for name in names]
-    return _grid(['', *(run.label for run in runs)], rows, escape(note)) if rows else ''
+def _table(
+    groups: Sequence[Group], values: Sequence[Mapping[str, str]], note: str = '', *,
+    differ: bool = False, best: bool = False,
+) -> str:
+    """A row for each name, a column for each group; '' where there is nothing to show.
+
+    Args:
+      groups: the columns.
+      values: HTML by name, of each group.
+      note: the caption.
+      differ: whether to leave out rows of equal cells.
+      best: whether to make the best score of a row bold.
+    """
+    rows = []
+    for name in dict.fromkeys(itertools.chain(*values)):
+        cells = [of_group.get(name, '') for of_group in values]
+        if differ and len(set(cells)) == 1:
+            continue
+        if best and len(scores := {statistics.fmean(x) for group in groups
+                                   if (x := group.scores(name))}) > 1:
+            top = (min if _is_loss(name) else max)(scores)
+            cells = [f'<b>{cell}</b>' if (x := group.scores(name)) and statistics.fmean(x) == top
+                     else cell for cell, group in zip(cells, groups, strict=True)]
+        rows.append([escape(name).replace('_', ' ' if best else '_<wbr>'), *cells])
+    return _grid(['', *(group.label for group in groups)], rows, note) if rows else ''
 
 
-def _runs(runs: Sequence[RunRecords]) -> str:
-    parts = []
-    for run in runs:
-        f = run.fields
-        model = (f"{f['model.num_layers']} layers of {f['model.hidden_size']}, "
-                 f"{f['model.num_heads']} heads" if 'model.num_layers' in f else '')
-        what = ', '.join(filter(None, (str(f.get('task', '')), model)))
-        parts.append(f'<h3>{run.label}</h3>\n<p>{escape(str(run.folder))}<br>'
-                     f"{escape('; '.join(filter(None, (what, run.state))))}</p>")
-        if run.missing:
-            lines = ''.join(f'<li>{escape(line)}</li>' for line in run.missing)
-            parts.append(f'<ul class="note">{lines}</ul>')
-    return '\n'.join(parts)
+def _in_short(groups: Sequence[Group], guessing: Mapping[str, float]) -> str:
+    """Each group's score, and how far it is from the first group's."""
+    first, metric = groups[0], str(groups[0].runs[0].fields.get('metric', ''))
+    whys = [next(filter(None, (incomparable(run, first.runs[0]) for run in group.runs)), '')
+            for group in groups]
+    if whys[0]:
+        return f'<p>{first.label}: {escape(whys[0])}; nothing is compared with it.</p>'
+    alike = [group.scores(metric) for group, why in zip(groups, whys, strict=True) if not why]
+    widths, rows = iter(intervals(alike)), []
+    for group, why in zip(groups, whys, strict=True):
+        values, text = group.scores(metric), f'<b>not comparable</b>: {escape(why)}'
+        if not why:
+            width, gain = next(widths), statistics.fmean(values) - statistics.fmean(alike[0])
+            verdict = 'within noise' if abs(gain) <= width else (
+                'worse' if (gain < 0) != _is_loss(metric) else 'better')
+            text = '' if group is first else f'{gain:+.4f}' if math.isnan(width) else (
+                f'<b>{gain:+.4f}, {verdict}</b> ({gain - width:+.4f} to {gain + width:+.4f})')
+        rows.append([group.label, str(len(group.runs)), _spread(values), text])
+    if metric in guessing:
+        rows.append(['guessing', '', f'{guessing[metric]:.4f}', ''])
+    note = 'In brackets: where the difference lies, 95 % sure, by the deviation of all seeds.' if (
+        any(len(values) > 1 for values in alike)) else (
+        'What another seed alone changes is unknown: add runs with --config.seed=1, 2, ...')
+    return _grid(['', 'seeds', escape(metric.replace('_', ' ')), f'minus {escape(first.name)}'],
+                 rows) + f'<p class="note">{note}</p>'
 
 
-def _gates(runs: Sequence[RunRecords]) -> str:
+def _gates(groups: Sequence[Group]) -> str:
     """The steps at which each gate warned."""
     rows = []
-    for run in runs:
+    for label, run in ((group.label, run) for group in groups for run in group.runs):
         names = dict.fromkeys(n for r in run.records for n in r if n.startswith('gate/'))
         for name in names:
             first, *more = (r['step'] for r in run.records if name in r)
             times = f'step {first:,}' + (
                 f' and {len(more)} more, the last at {more[-1]:,}' if more else '')
             gate = name.removeprefix('gate/')
-            rows.append(f'<li>{run.label}, {times}: <b>{escape(gate)}</b>, '
+            rows.append(f'<li>{label}, {escape(run.name)}, {times}: <b>{escape(gate)}</b>, '
                         f"{escape(MEANINGS.get(gate, ''))}</li>")
     return f"<ul class=\"spoken\">{''.join(rows)}</ul>" if rows else ''
 
@@ -305,35 +461,16 @@ def _charts(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any
     return {title: charts for title, charts in groups.items() if charts}
 
 
-def _settings(runs: Sequence[RunRecords]) -> str:
-    if len(runs) == 1:
-        return ''
-    values = [{name: repr(value) for name, value in run.fields.items()} for run in runs]
-    names = [name for name in dict.fromkeys(itertools.chain(*values))
-             if len({of_run.get(name) for of_run in values}) > 1]
-    return _table(runs, [{name: of_run.get(name, '') for name in names} for of_run in values]) or (
-        '<p>None.</p>')
-
-
-def _words(
-    runs: Sequence[RunRecords], words: Sequence[Words | None], heading: Sequence[str], form: str,
-    note: str,
-) -> str:
-    """A table for each run: words, each with others and their numbers."""
-    tables = []
-    for run, of_run in zip(runs, words, strict=True):
-        rows = []
-        for word, others in of_run or ():
-            guesses = []
-            for token, number in others:
-                right = ' true' if token.lower() == word.lower() else ''
-                guesses.append(f'<span class="guess{right}"><bdi>{escape(token)}</bdi>&nbsp;'
-                               f'{form.format(number)}</span>')
-            rows.append([escape(word), ' '.join(guesses)])
-        if rows:
-            tables.append(_grid(heading, rows, run.label))
-    return f'<p class="note">{note}</p>\n<div class="grid words">' + '\n'.join(
-        tables) + '</div>' if tables else ''
+def _words(groups: Sequence[Group], words: Sequence[Words | None]) -> str:
+    """A row for each word, a column with the guesses of each group."""
+    known = [(group.label, of_group) for group, of_group in zip(groups, words, strict=True)
+             if of_group]
+    rows = [[escape(of_word[0][0]), *(' '.join(
+        f'<span class="guess{" true" * (token.lower() == word.lower())}"><bdi>{escape(token)}</bdi>'
+        f'&nbsp;{share:.1%}</span>' for token, share in guesses) for word, guesses in of_word)]
+        for of_word in zip(*(of_group for _, of_group in known), strict=True)]
+    return _grid(['', *(label for label, _ in known)], rows, 'Each word masked in turn, with the '
+                 'likeliest pieces in its place.') if rows else ''
 
 
 def masked_words(model: Model, text: str) -> Words:
@@ -375,34 +512,17 @@ def heads(model: Model, text: str) -> dict[str, Any]:
             'values': base64.b64encode(values.tobytes()).decode()}
 
 
-def neighbours(model: Model, text: str) -> Words:
-    """The pieces of a text with the nearest rows of the word table and their cosines."""
-    vocab = model.vocab
-    known = np.array([re.fullmatch(r'\[.+\]', token) is None for token in vocab.tokens])
-    table = model.weights.params['bert/embeddings/word_embeddings'][: len(vocab)].astype(np.float32)
-    table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
-    result = []
-    for i in dict.fromkeys(model.tokenizer.encode(text)):
-        if known[i] and _WORD.search(vocab.tokens[i].removeprefix(CONTINUATION)):
-            cosines = np.where(known, table @ table[i], -np.inf)
-            cosines[i] = -np.inf
-            best = np.argsort(-cosines, kind='stable')[: min(_TOP, int(known.sum()) - 1)]
-            result.append((vocab.tokens[i], [(vocab.tokens[j], float(cosines[j])) for j in best]))
-    return result
-
-
 def _examples(run: RunRecords, text: str) -> Examples:
     """The examples of a run; those that its weights cannot make are listed as missing."""
     result: Examples = {}
     try:
         model = load(run.folder)
     except InputError as error:
-        run.missing.append(f'no masked words, attention or nearest words: {error}')
+        run.missing.append(f'no masked words or attention: {error}')
         return result
     model.note = run.missing.append
-    for key, make in (
-        ('masked words', masked_words), ('attention', heads), ('nearest words', neighbours),
-    ):
+    run.num_params = sum(x.size for x in model.weights.params.values())
+    for key, make in (('masked words', masked_words), ('attention', heads)):
         try:
             result[key] = make(model, text)
         except InputError as error:
@@ -429,9 +549,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if twice := [folder for i, folder in enumerate(folders) if paths[i] in paths[:i]]:
             raise InputError(f'{twice[0]} is named twice: name each run once')
         above = os.path.commonpath([os.path.dirname(path) for path in paths])
-        runs = [RunRecords(as_path(folder), os.path.relpath(paths[i], above), i)
+        runs = [RunRecords(as_path(folder), os.path.relpath(paths[i], above))
                 for i, folder in enumerate(folders)]
-        write_whole(options.output, page(runs, [_examples(run, text) for run in runs], text))
+        groups = grouped(runs)
+        examples = [_examples(group.runs[0], text) for group in groups]
+        write_whole(options.output, page(groups, examples, text))
         for run in runs:
             print(f'{run.name}: {run.state}' + ''.join(f'; {line}' for line in run.missing))
         print(f'written: {options.output}')

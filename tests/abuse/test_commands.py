@@ -296,7 +296,7 @@ OUTPUTS = [
             r'model\.safetensors.*is there already',
         'report {folder}/run --output {folder}/notes/important.txt':
             r'important\.txt is there already',
-        'report {folder}/notes --output {folder}/new.html': 'notes is no run directory',
+        'report {folder}/notes --output {folder}/new.html': 'notes.*run directory',
         'evaluate {folder}/cola --workdir=/proc/1/e': '--workdir=/proc/1/e',
         'evaluate {folder}/cola {folder}/notes': 'notes',
         'evaluate {folder}/cola --workdir={folder}/run': 'is a run',

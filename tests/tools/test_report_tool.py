@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from bert_jax.tools import report
 from bert_jax.tools.report import RunRecords
@@ -68,10 +69,12 @@ def test_the_page(runs, capsys):
     accuracy = data['charts'][''][1]
     assert [(s['run'], s['held_out']) for s in accuracy['series']] == [
         (0, False), (0, True), (1, False), (1, True)]
+    assert data['phases'][0] == [[4, 48, pytest.approx(data['phases'][0][0][2]), 16]]
     section = {name: page.split(f'id="{name}"')[1].split('</section>')[0]
-               for name in ('gates', 'settings')}
+               for name in ('gates', 'settings', 'short')}
     assert section['gates'].count('<li>') == 2 and MEANINGS['loss_spike'] in section['gates']
     assert re.findall(r'<th scope="row">(.*?)</th>', section['settings']) == ['seed']
+    assert '<b>not comparable</b>: step 5 of 8' in section['short']
     # The sentence, by the weights of the runs that have some.
     heads = data['attention'][0]
     assert (heads['layers'], heads['heads']) == (3, 4) and data['attention'][2] is None
@@ -96,5 +99,28 @@ def test_the_work_so_far(runs):
     forward += s * 6 * h * h + (p + 1) * (2 * h * h + 4 * h * i + 4 * s * h)
     forward += p * (2 * h * h + 2 * h * v) + 2 * h * h + 4 * h
     assert a_step[0] == pytest.approx(2 * 3 * forward)
-    assert run.results()['evaluation'] == 'last, step 8'
-    assert run.results()['mlm_accuracy'] == '0.4000'
+    assert run.scores == {'step': 8, 'mlm_accuracy': 0.4}
+
+
+def test_groups_of_seeds_and_how_far_they_are_apart(runs, tmp_path):
+    scores = {'base-0': 0.31, 'base-1': 0.35, 'wide-0': 0.42, 'wide-1': 0.41, 'wide-2': 0.46}
+    for name, score in scores.items():
+        fields = {'task': 'pretrain', 'metric': 'mlm_accuracy', 'seed': int(name[-1]),
+                  'train': {'steps': 8}, 'data': {'masking': 'pieces'},
+                  'model': {'hidden_size': len(name.rstrip('-012')) + 60 * name.startswith('w')}}
+        (tmp_path / name).mkdir()
+        describe_run(tmp_path / name, fields, None)
+        (tmp_path / name / 'metrics.jsonl').write_text(
+            json.dumps({'step': 8, 'eval/mlm_accuracy': score}) + '\n')
+    groups = report.grouped(RunRecords(tmp_path / name, name) for name in scores)
+    assert [(group.name, len(group.runs)) for group in groups] == [('base', 2), ('wide', 3)]
+    ours, theirs = (group.scores('mlm_accuracy') for group in reversed(groups))
+    low, high = stats.ttest_ind(ours, theirs).confidence_interval()
+    assert report.intervals([theirs, ours])[1] == pytest.approx((high - low) / 2)
+    (text,) = re.findall(r'<b>(.*?)</td>', report._in_short(groups, {}).split('base')[-1])
+    assert text == f'+0.1000, better</b> ({low:+.4f} to {high:+.4f})'
+    assert groups[0].curves()['eval/mlm_accuracy'] == [[8, 0, 0, pytest.approx(0.33), 0.31, 0.35]]
+    other, first = groups[1].runs[0], groups[0].runs[0]
+    assert report.incomparable(other, first) == ''
+    other.fields['data.masking'] = 'spans'
+    assert report.incomparable(other, first) == 'its held-out rows have another data.masking'
