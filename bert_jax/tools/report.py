@@ -90,6 +90,8 @@ class RunRecords:
       fields: of its config.json, by dotted name.
       records: of its metrics.jsonl, in order.
       evaluations: those of them that have metrics of held-out data.
+      keeps_best: whether it keeps the weights of the best evaluation.
+      scores: of the best evaluation then, else of the last, with its `step`.
       finished: whether it did all its steps.
       state: how far it is, in words.
       missing: what the page cannot show of it, and why.
@@ -108,14 +110,20 @@ class RunRecords:
         self.fields: dict[str, Any] = read_run_fields(folder)
         self.evaluations = [
             r for r in self.records if any(name.startswith('eval/') for name in r)]
+        metric = f"eval/{self.fields.get('metric')}"
+        self.keeps_best = bool(whole_steps(folder / 'best')) and all(
+            metric in record for record in self.evaluations)
+        chosen = (max(self.evaluations, key=lambda r: r[metric]) if self.keeps_best
+                  else self.evaluations[-1] if self.evaluations else {})
+        self.scores = {name.removeprefix('eval/'): value for name, value in chosen.items()}
         self.missing = [] if self.evaluations else ['no evaluation so far: no results']
         timed = [record for record in self.records if 'time/step' in record]
         self.seconds = {name.removeprefix('time/'): value for name, value in timed[-1].items()
                         if name.startswith('time/') and value > 0} if timed else {}
         step = max((r['step'] for r in self.records), default=0)
-        total, seconds = self.fields.get('train.steps'), sum(self.seconds.values())
+        total, seconds = self.fields.get('train.steps', 0), sum(self.seconds.values())
         took = f' in {duration(seconds)}' if seconds else ''
-        self.finished = bool(total) and step >= total
+        self.finished = 0 < total <= step
         if self.finished:
             self.state = f'finished: {step:,} steps{took}'
         else:
@@ -133,7 +141,7 @@ class RunRecords:
                     result.setdefault(name, []).append((*place, value))
         return result
 
-    def work_at(self, step: int) -> tuple[float, float]:
+    def work_at(self, step: float) -> tuple[float, float]:
         """Tokens without padding, and training FLOPs, up to a step."""
         steps, tokens, flops = zip(*self._work)
         return float(np.interp(step, steps, tokens)), float(np.interp(step, steps, flops))
@@ -167,16 +175,6 @@ class RunRecords:
             steps = step - result[-1][0]
             result.append((step, tokens + steps * rows * length * share, flops + steps * a_step))
         return result
-
-    @functools.cached_property
-    def scores(self) -> dict[str, float]:
-        """The best evaluation if the run keeps its weights, else the last; with its `step`."""
-        metric = f"eval/{self.fields.get('metric')}"
-        self.keeps_best = bool(whole_steps(self.folder / 'best')) and all(
-            metric in record for record in self.evaluations)
-        chosen = (max(self.evaluations, key=lambda r: r[metric]) if self.keeps_best
-                  else self.evaluations[-1] if self.evaluations else {})
-        return {name.removeprefix('eval/'): value for name, value in chosen.items()}
 
 
 class Group(NamedTuple):
@@ -237,7 +235,7 @@ class Group(NamedTuple):
 
     def times(self) -> dict[str, str]:
         """Time by cause, of a run."""
-        seconds = Counter()
+        seconds: Counter[str] = Counter()
         for run in self.runs:
             seconds.update(run.seconds)
         return {cause: f'{duration(value / len(self.runs))} ({value / seconds.total():.1%})'

@@ -88,7 +88,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 # Shown in other panels, or not useful as a curve.
 _NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity', 'tokens_per_second',
-              'data_wait', 'step_seconds', 'step_seconds_deviation')
+              'data_wait', 'goodput', 'step_seconds', 'step_seconds_deviation')
 
 
 class Logger(NamedTuple):
@@ -197,6 +197,7 @@ class Report:
     Attributes:
       records: all of the run, up to now.
       loggers: what else receives them.
+      phases: the last steps of phases, for `curves.png`.
       folder: where files are written; the run directory, or a folder that is uploaded there. Files
         whose names begin with a dot are not uploaded.
     """
@@ -214,6 +215,7 @@ class Report:
         """
         self.records: list[dict[str, Any]] = []
         self.loggers: list[Logger] = []
+        self.phases: Sequence[int] = ()
         self.folder = self._workdir = workdir
         self._active, self._start, self._drawn, self._unwritten = active, start_step, 0, b''
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
@@ -302,31 +304,48 @@ class Report:
                 print(f'warning: {alarm.line}', file=sys.stderr, flush=True)
 
     def draw(self) -> None:
-        """Draws `curves.png` if there are new records: a panel for each metric."""
-        recorded = [key.partition('/')[2] for record in self.records for key in record
-                    if key.startswith(('train/', 'eval/'))]
-        names = [name for name in dict.fromkeys(recorded) if name not in _NOT_DRAWN]
+        """Draws `curves.png` if there are new records.
+
+        The metrics of evaluations have the room, the others a row below. Steep first tenths are cut
+        off; a dotted line is where a phase begins.
+        """
+        recorded = [key for record in self.records for key in record]
+        names = [name for key in dict.fromkeys(recorded) if (name := key.partition('/')[2])
+                 and key.startswith(('train/', 'eval/')) and name not in _NOT_DRAWN]
         if not names or self._drawn == len(self.records):
             return
         from matplotlib.figure import Figure
 
-        self._drawn = len(self.records)
-        columns = min(4, len(names))
-        rows = -(-len(names) // columns)
-        figure = Figure(figsize=(4 * columns, 3 * rows))
-        for place, name in enumerate(names, 1):
-            axis = figure.add_subplot(rows, columns, place)
-            for kind, style in (('train', '-'), ('eval', 'o-')):
+        self._drawn, last = len(self.records), self.records[-1]['step']
+        main = [name for name in dict.fromkeys(names) if f'eval/{name}' in recorded] or names[:1]
+        rest = [name for name in dict.fromkeys(names) if name not in main]
+        rows = -(-len(main) // 3)
+        columns = -(-len(main) // rows)
+        figure = Figure(figsize=(12, 3 * rows + 1.8), layout='constrained')
+        parts: Any = figure.subfigures(2, 1, height_ratios=(3 * rows, 1.8))
+        above, below = parts
+        axes = [*above.subplots(rows, columns, squeeze=False).flat]
+        for axis in axes[len(main):]:
+            axis.remove()
+        axes[len(main):] = below.subplots(1, len(rest), squeeze=False).flat if rest else ()
+        for name, axis in zip((*main, *rest), axes, strict=True):
+            late: list[float] = []
+            for kind, style in (('train', 'C0-'), ('eval', 'C1o-')):
                 points = [(r['step'], r[f'{kind}/{name}']) for r in self.records
                           if f'{kind}/{name}' in r]
                 if points:
                     axis.plot(*zip(*points, strict=True), style, label=kind, markersize=3,
                               linewidth=1)
+                    late += [value for step, value in points if step >= last / 10]
+            for step in self.phases:
+                if step < last:
+                    axis.axvline(step, color='gray', linestyle=':', linewidth=1)
+            if late and (margin := 0.05 * (max(late) - min(late))):
+                axis.set_ylim(min(late) - margin, max(late) + margin)
             axis.set_title(name.replace('_', ' '), fontsize=10)
-            axis.set_xlabel('step', fontsize=8)
             axis.grid(alpha=0.3)
-            axis.legend(fontsize=8)
-        figure.tight_layout()
+            axis.tick_params(labelsize=8)
+        axes[0].legend(fontsize=8)
         with only_warning(self.folder), files.open_whole(self.folder / 'curves.png') as file:
             figure.savefig(file, dpi=100, format='png')
         self._start_upload()
