@@ -73,14 +73,15 @@ function chart(parent, {title, series}, axis, minus) {
   const W = 360, H = 210, L = 46, R = 10, T = 16, B = 24;
   if (minus) series = differences(series, axis);
   if (!series.length) return;
-  const guess = minus ? 0 : data.guessing[title];
+  let guess = minus ? 0 : data.guessing[title];
   const xs = series.flatMap(s => s.points.map(p => p[axis]));
   const xHigh = Math.max(...xs) || 1;
   // A steep beginning would leave the rest no room.
   const later = series.flatMap(s => s.points.filter(p => p[axis] >= xHigh / 10));
   const ys = (later.length ? later : series.flatMap(s => s.points)).flatMap(p => p.slice(3));
-  if (guess !== undefined) ys.push(guess);
   let [low, high] = [Math.min(...ys), Math.max(...ys)];
+  if (guess > 2 * high - low || guess < 2 * low - high) guess = undefined;  // too far away
+  if (guess !== undefined) [low, high] = [Math.min(low, guess), Math.max(high, guess)];
   if (low === high) [low, high] = [low - (Math.abs(low) || 1) / 10, high + (Math.abs(high) || 1) / 10];
   const x = v => L + v / xHigh * (W - L - R), y = v => T + (high - v) / (high - low) * (H - T - B);
 
@@ -96,12 +97,12 @@ function chart(parent, {title, series}, axis, minus) {
   }
   for (const v of ticks(0, xHigh))
     make(svg, 'text', {x: Math.min(x(v), W - 14), y: H - 8, 'text-anchor': 'middle'}, short(v));
-  const begins = new Map(series.flatMap(s => data.phases[s.run])
-    .filter(p => p[axis] < xHigh).map(p => [`${p[axis]} ${p[3]}`, p]));
-  for (const p of begins.values()) {
+  const begins = series.flatMap(s => data.phases[s.run]).filter(p => p[axis] < xHigh);
+  begins.sort((a, b) => a[axis] - b[axis]).forEach((p, i) => {
     make(svg, 'line', {class: 'cursor', x1: x(p[axis]), x2: x(p[axis]), y1: T, y2: H - B});
-    make(svg, 'text', {x: x(p[axis]), y: T - 4, 'text-anchor': 'middle'}, p[3]);
-  }
+    if (!i || x(p[axis]) - x(begins[i - 1][axis]) > 20)
+      make(svg, 'text', {x: x(p[axis]), y: T - 4, 'text-anchor': 'middle'}, p[3]);
+  });
   if (guess !== undefined) {
     make(svg, 'line', {class: 'guessing', x1: L, x2: W - R, y1: y(guess), y2: y(guess)});
     make(svg, 'text', {x: L + 4, y: y(guess) + (y(guess) < H / 2 ? 12 : -4)},

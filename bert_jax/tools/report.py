@@ -64,8 +64,8 @@ _WORD = re.compile(r'\w+')
 _AXES = ('steps', 'tokens', 'FLOPs')
 _NUM_COLOURS, _DASHES = 8, ('', '7 3', '2 3', '9 3 2 3')  # as in report.css and report.js
 _OF_SPEED = ('tokens_per_second', 'data_wait', 'mfu', 'goodput')
-_NOT_DRAWN = ('mlm_perplexity', 'lm_perplexity', 'sequences_per_second', 'step_seconds',
-              'step_seconds_deviation')  # functions of others
+_NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity',  # functions of others
+              'sequences_per_second', 'step_seconds', 'step_seconds_deviation')
 # Fields without a say in the result, and those that follow from others.
 _BESIDE = ('inference.', 'labels', 'head', 'metric', 'guessing.', 'data.dir', 'data.local_dir',
            'data.tfds_dir', 'train.keep_checkpoints', 'train.log_every', 'train.loggers',
@@ -75,10 +75,10 @@ _BESIDE = ('inference.', 'labels', 'head', 'metric', 'guessing.', 'data.dir', 'd
 _NOT_SHOWN = (*_BESIDE, 'identity.', 'vocabulary', 'train.steps', 'train.batch_size',
               'train.packed_rows', 'data.max_seq_length', 'data.max_predictions_per_seq')
 # What scores of pre-training depend on, beside the model and the text.
-_HELD_OUT_ROWS = (
-    'vocabulary', 'length of the last rows', 'train.max_eval_examples', 'data.masking',
-    'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate', 'data.next_sentence',
-    'data.random_next_prob', 'data.short_seq_prob')
+_HELD_OUT_ROWS = ('vocabulary', 'length of the last rows', 'train.max_eval_examples',
+                  'data.next_sentence', 'data.random_next_prob', 'data.short_seq_prob')
+_MASKING = ('data.masking', 'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate')
+_STANDARD = 'standard_'  # before metrics under masking as usual, of runs that mask otherwise
 
 
 class RunRecords:
@@ -90,6 +90,7 @@ class RunRecords:
       fields: of its config.json, by dotted name.
       records: of its metrics.jsonl, in order.
       evaluations: those of them that have metrics of held-out data.
+      metric: the one that a best evaluation is chosen by.
       keeps_best: whether it keeps the weights of the best evaluation.
       scores: of the best evaluation then, else of the last, with its `step`.
       finished: whether it did all its steps.
@@ -110,7 +111,8 @@ class RunRecords:
         self.fields: dict[str, Any] = read_run_fields(folder)
         self.evaluations = [
             r for r in self.records if any(name.startswith('eval/') for name in r)]
-        metric = f"eval/{self.fields.get('metric')}"
+        self.metric = str(self.fields.get('metric', ''))
+        metric = f'eval/{self.metric}'
         self.keeps_best = bool(whole_steps(folder / 'best')) and all(
             metric in record for record in self.evaluations)
         chosen = (max(self.evaluations, key=lambda r: r[metric]) if self.keeps_best
@@ -291,10 +293,12 @@ def incomparable(run: RunRecords, first: RunRecords) -> str:
     """Why the scores of two runs cannot be compared; empty where they can."""
     if not (run.finished and run.scores):
         return run.state
-    a, b = ({**r.fields, 'length of the last rows': (r.fields.get('phases') or [{}])[-1].get(
-        'max_seq_length')} for r in (run, first))
-    for what, names in (('another ', ('task', 'metric')), ('its held-out rows have another ',
-                        _HELD_OUT_ROWS if a.get('task') == 'pretrain' else ())):
+    a, b = ({**r.fields, 'metric': r.metric.removeprefix(_STANDARD), 'length of the last rows':
+            (r.fields.get('phases') or [{}])[-1].get('max_seq_length')} for r in (run, first))
+    rows = () if a.get('task') != 'pretrain' else _HELD_OUT_ROWS if any(
+        r.metric.startswith(_STANDARD) for r in (run, first)) else (*_HELD_OUT_ROWS, *_MASKING)
+    for what, names in (('another ', ('task', 'metric')),
+                        ('its held-out rows have another ', rows)):
         if others := [name for name in names if a.get(name) != b.get(name)]:
             return what + ', '.join(others)
     # Digests differ with the vocabulary too.
@@ -405,15 +409,16 @@ def _table(
 
 def _in_short(groups: Sequence[Group], guessing: Mapping[str, float]) -> str:
     """Each group's score, and how far it is from the first group's."""
-    first, metric = groups[0], str(groups[0].runs[0].fields.get('metric', ''))
+    first, metric = groups[0], groups[0].runs[0].metric
     whys = [next(filter(None, (incomparable(run, first.runs[0]) for run in group.runs)), '')
             for group in groups]
     if whys[0]:
         return f'<p>{first.label}: {escape(whys[0])}; nothing is compared with it.</p>'
-    alike = [group.scores(metric) for group, why in zip(groups, whys, strict=True) if not why]
+    scores = [group.scores(group.runs[0].metric) for group in groups]
+    alike = [values for values, why in zip(scores, whys, strict=True) if not why]
     widths, rows = iter(intervals(alike)), []
-    for group, why in zip(groups, whys, strict=True):
-        values, text = group.scores(metric), f'<b>not comparable</b>: {escape(why)}'
+    for group, values, why in zip(groups, scores, whys, strict=True):
+        text = f'<b>not comparable</b>: {escape(why)}'
         if not why:
             width, gain = next(widths), statistics.fmean(values) - statistics.fmean(alike[0])
             verdict = 'within noise' if abs(gain) <= width else (

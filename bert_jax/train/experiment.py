@@ -129,6 +129,7 @@ def train_run(
     published = None  # frees its memory, unless the caller keeps it for the next run
     start = int(state.step)
     report = Report(workdir, hosts.first(), start)
+    report.guessing = task.guessing
     report.phases = [*itertools.accumulate(phase['steps'] for phase in phases)]
     report.open_loggers(config.train.loggers.split(','), fields)
     goodput = Goodput(workdir, hosts.first(), start, began, folder=report.folder)

@@ -197,7 +197,7 @@ class Report:
     Attributes:
       records: all of the run, up to now.
       loggers: what else receives them.
-      phases: the last steps of phases, for `curves.png`.
+      phases, guessing: the last steps of phases and metrics of guessing, for `curves.png`.
       folder: where files are written; the run directory, or a folder that is uploaded there. Files
         whose names begin with a dot are not uploaded.
     """
@@ -216,6 +216,7 @@ class Report:
         self.records: list[dict[str, Any]] = []
         self.loggers: list[Logger] = []
         self.phases: Sequence[int] = ()
+        self.guessing: Mapping[str, float] = {}
         self.folder = self._workdir = workdir
         self._active, self._start, self._drawn, self._unwritten = active, start_step, 0, b''
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
@@ -307,7 +308,7 @@ class Report:
         """Draws `curves.png` if there are new records.
 
         The metrics of evaluations have the room, the others a row below. Steep first tenths are cut
-        off; a dotted line is where a phase begins.
+        off; a phase begins at a dotted line; guessing is dashed.
         """
         recorded = [key for record in self.records for key in record]
         names = [name for key in dict.fromkeys(recorded) if (name := key.partition('/')[2])
@@ -340,6 +341,8 @@ class Report:
             for step in self.phases:
                 if step < last:
                     axis.axvline(step, color='gray', linestyle=':', linewidth=1)
+            if name in self.guessing:
+                axis.axhline(self.guessing[name], color='gray', linestyle='--', linewidth=1)
             if late and (margin := 0.05 * (max(late) - min(late))):
                 axis.set_ylim(min(late) - margin, max(late) + margin)
             axis.set_title(name.replace('_', ' '), fontsize=10)

@@ -122,5 +122,7 @@ def test_groups_of_seeds_and_how_far_they_are_apart(runs, tmp_path):
     assert groups[0].curves()['eval/mlm_accuracy'] == [[8, 0, 0, pytest.approx(0.33), 0.31, 0.35]]
     other, first = groups[1].runs[0], groups[0].runs[0]
     assert report.incomparable(other, first) == ''
-    other.fields['data.masking'] = 'spans'
+    other.fields['data.masking'] = 'spans'  # whose scores are of its own masks alone
     assert report.incomparable(other, first) == 'its held-out rows have another data.masking'
+    other.metric = 'standard_mlm_accuracy'
+    assert report.incomparable(other, first) == ''
