@@ -258,7 +258,7 @@ class PretrainTask:
             config.model.vocab_size or config.data.vocab_size, config.seed)
         # Runs that mask otherwise are measured with BERT's masking too: a harder masking has a
         # higher loss, whatever the model is worth.
-        standard = {field.name: field.default for field in dataclasses.fields(MaskingRates)}
+        standard = dataclasses.asdict(MaskingRates())
         alike = all(config.data[name] == value for name, value in standard.items())
         self._standard = {} if (
             alike or config.model.causal or not self.data.masks_held_out) else standard

@@ -216,27 +216,18 @@ def tables(record: Record) -> str:
             messages = [
                 [c['kind'], c['largest'], f"{c['count']:,}", f"{c['bytes'] / 1e6:,.1f}", c['scope']]
                 for c in phase['collectives']]
-            parts += [f"{phase['name']}, thousands of cycles a sequence\n" + _scopes(phase),
-                      f"{phase['name']}, messages a step and chip\n" + grid(
-                          [['what', 'largest array', 'count', 'MB', 'of'], *messages])]
+            scopes = [
+                [e['scope'], e['pass'], f"{e['cycles_per_sequence'] / 1e3:,.1f}",
+                 f"{100 * e['cycles_per_sequence'] / max(phase['cycles_per_sequence'], 1):.1f}"]
+                for e in phase['scopes']]
+            guessed = [[kernel['of'], kernel['by'], f"{kernel['count']:,}", f"{kernel['cycles']:,}"]
+                       for kernel in phase['without_estimate']]
+            parts += [f"{phase['name']}, {what}\n" + grid([heading, *rows])
+                      for what, heading, rows in (
+                ('by part', ['', 'pass', 'kcycles a sequence', '%'], scopes),
+                ('without estimate', ['', 'counted by', 'count', 'cycles'], guessed),
+                ('messages a step and chip', ['', 'largest array', 'count', 'MB', 'of'], messages))]
     return '\n\n'.join(parts)
-
-
-def _scopes(phase: Record) -> str:
-    """A row for each part of the model, a column for each pass."""
-    table: dict[str, dict[str, float]] = collections.defaultdict(dict)
-    for entry in phase['scopes']:
-        table[entry['scope']][entry['pass']] = entry['cycles_per_sequence'] / 1e3
-    used = [name for name in ('forward', 'forward again', 'backward', 'update')
-            if any(name in row for row in table.values())]
-    rows = [['', *used, 'all', '%']]
-    for scope, row in sorted(table.items(), key=lambda item: -sum(item[1].values())):
-        total = sum(row.values())
-        rows.append([scope, *(f'{row.get(name, 0):,.1f}' for name in used), f'{total:,.1f}',
-                     f"{100e3 * total / phase['cycles_per_sequence']:.1f}"])
-    return '\n'.join([grid(rows), *(
-        f"without estimate: {kernel['of']}, {kernel['count']} times {kernel['cycles']:,} cycles by "
-        f"its {kernel['by']}" for kernel in phase['without_estimate'])])
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:
