@@ -660,7 +660,7 @@ def run_parts(
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
     parser = Parser('bert_jax.tools.paper', __doc__)
-    parser.add_argument('table', metavar='TABLE', nargs='?', default='own',
+    parser.add_argument('table', metavar='TABLE', nargs='?', default='',
                         help=f"one of {', '.join(TABLES)}; with --rows a name for your own")
     parser.add_argument('--rows', default='', metavar='FILE:NAME,FILE:NAME',
                         help='configs of pre-training, the rows of your own table')
@@ -688,7 +688,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
     if not given.rows and given.table not in TABLES:
         raise InputError(f'TABLE {given.table!r}: {nearest(given.table, TABLES)}; or give your own '
                          'rows, --rows=FILE:NAME,FILE:NAME')
-    table = _own_table(given.table, given.rows) if given.rows else TABLES[given.table]
+    table = _own_table(given.table or 'own', given.rows) if given.rows else TABLES[given.table]
     plan = Plan(
         table, tiny, as_path(given.workdir or f'runs/paper-{given.scale}'),
         str(as_path(given.data)), given.pretrain, given.finetune,

@@ -393,11 +393,10 @@ def _measure(config: ConfigDict, mesh: Mesh) -> Record:
 
 
 def _price(prices: str, chip: str) -> float | None:
-    """Of a chip-hour of a kind of chip, from --price; None: none is given."""
+    """Of a chip-hour of a kind of chip, from --price; None: no price is given."""
     by_chip = dict(part.rpartition('=')[::2] for part in prices.split(','))
-    given = by_chip.get(chip, by_chip.get('', ''))
     try:
-        return float(given) if given else None
+        return float(by_chip.get(chip, by_chip.get('', 'missing'))) if prices else None
     except ValueError:
         raise InputError(f'--price={prices}: write dollars a chip-hour, such as 1.2 or '
                          f'{chip}=1.2') from None
