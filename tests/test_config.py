@@ -324,7 +324,10 @@ def test_an_override_reaches_phases_that_do_not_say_otherwise(name, override, fi
     ('large_pretrain.py:lamb', 'optimizer.learning_rate=1.0', 'their own learning_rate'),
     ('base_pretrain.py', 'phases[0].batch_size=8', 'the phase does not say this'),
     ('tiny_pretrain.py', 'phases[0].batch_size=8', 'no such phase'),
-    ('tiny_pretrain.py', 'train.batchsize=8', "did you mean 'train.batch_size'"),
+    *(('tiny_pretrain.py', f'{wrong}=8', meant) for wrong, meant in {
+        'train.batchsize': "did you mean 'train.batch_size'", 'train.frobnicate': '--help',
+        'learning_rate': "'optimizer.learning_rate'", 'data.txt': "did you mean 'data.text'",
+        'train.num_train_epochs': "--config.train.steps='3 epochs'"}.items()),
     ('tiny_pretrain.py', 'train.batch_size=many', 'train.batch_size'),
     ('none.py', 'seed=1', 'configs/none.py'),
     ('efficient_pretrain.py:faster', 'seed=1', 'faster is unknown: choose paper, none, all, mask'),
@@ -332,3 +335,11 @@ def test_an_override_reaches_phases_that_do_not_say_otherwise(name, override, fi
 def test_a_command_line_that_means_nothing_is_refused(name, override, message):
     with pytest.raises(InputError, match=message):
         parsed(name, override)
+
+
+def test_help_shows_a_config_and_its_fields(capsys):
+    with pytest.raises(SystemExit):
+        parse_command(['program', '--config=classification', '--help'], 'What it does.')
+    shown = capsys.readouterr().out
+    assert shown.startswith('What it does.\nYour own texts with labels')
+    assert '  --config.data.held_out=0.1\n' in shown

@@ -8,6 +8,7 @@ The project's own configs are known by name from any folder: --config=glue:mrpc.
 from __future__ import annotations
 
 import argparse
+import ast
 import glob
 import os
 import sys
@@ -22,7 +23,8 @@ from bert_jax import config as config_lib  # first: it reports a missing ml_coll
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.config.fields import FIELDS, flat_fields
+from bert_jax.config import fields
+from bert_jax.config.fields import FIELDS, flat_fields, meant
 from bert_jax.config.phases import PHASE_FIELDS, check_phases
 from bert_jax.runtime.errors import InputError, nearest
 
@@ -35,7 +37,7 @@ def parse_command(
 
     Args:
       argv: name and arguments of the program.
-      description: printed for --help.
+      description: printed for --help, with the docstring and the fields of --config.
       flag_values: has the command's own flags defined, which are parsed too.
       config: takes the place of --config.
 
@@ -43,9 +45,6 @@ def parse_command(
       InputError: an unknown flag or field, an invalid value, or no config.
       SystemExit: after --help.
     """
-    if {'--help', '-help', '-h'} & set(argv):
-        print(description)
-        sys.exit(0)
     values = flags.FlagValues() if flag_values is None else flag_values
     file, rest, arguments = '', [], iter(argv)
     for argument in arguments:
@@ -56,6 +55,9 @@ def parse_command(
             rest.append(argument)
     if file:
         config = load_config(file)
+    if {'--help', '-help', '-h'} & set(argv):
+        _print_help(description, file, config)
+        sys.exit(0)
     if config is None:
         raise InputError(
             '--config is missing: name a config file, such as --config=configs/tiny_pretrain.py')
@@ -68,7 +70,9 @@ def parse_command(
             name = argument.lstrip('-').partition('=')[0]
             path = name.removeprefix('config.').partition('[')[0]
             if name.startswith('config.') and path not in FIELDS:
-                message = f'--{name} is not a field: {nearest(path, FIELDS)}'
+                message = f'--{name} is not a field: {meant(path)}'
+            elif isinstance(error, flags.UnrecognizedFlagError) and name == error.flagname:
+                message += f' Fields are set with --config.FIELD=VALUE: {meant(name)}'
             elif name.startswith('config.phases[') and isinstance(error, LookupError):
                 message = (
                     f'--{name}: the config has no such phase, or the phase does not say this: set '
@@ -78,6 +82,9 @@ def parse_command(
         raise InputError(
             f'unexpected argument {unexpected[0]!r}: fields are set with --config.FIELD=VALUE')
     flag: Any = values['config']
+    if 'data.held_out' in flag.override_values and flag.value.data.eval_source:
+        raise InputError('--config.data.held_out would change nothing, because what is scored is '
+                         f'config.data.eval_source={flag.value.data.eval_source}: leave one out')
     check_phases(flag.value.phases)
     parts = [dict(phase) for phase in flag.value.phases]
     # A rate and its warm-up carry over to the next phases until one has its own rate.
@@ -91,6 +98,20 @@ def parse_command(
                 f"phases of this config say their own {field}: set '--config.phases[0].{field}="
                 "...' and so on")
     return flag.value, file
+
+
+def _print_help(description: str, file: str, config: config_lib.ConfigDict | None) -> None:
+    """What a command does, and of its config the docstring and the fields with their values."""
+    print(description)
+    if config is None:
+        print('With --config=FILE, --help lists the fields.')
+        return
+    if file:
+        with open(file.partition(':')[0], encoding='utf-8') as code:
+            print(ast.get_docstring(ast.parse(code.read())) or '', end='\n\n')
+    print(f'Its fields (what they mean: {fields.__file__}):')
+    for path, value in flat_fields(config).items():
+        print(f'  --config.{path}={value!r}')
 
 
 class Parser(argparse.ArgumentParser):

@@ -5,6 +5,7 @@ The model's fields are those of `bert_config.py`.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -183,6 +184,36 @@ FIELDS: Mapping[str, Field] = {
     'squad.doc_stride': Field(128, count(2**16)),  # pieces from one window of a text to the next
     'squad.max_query_length': Field(64, count(2**16)),  # pieces of a question
 }
+
+# Arguments of Hugging Face's Trainer and its scripts whose fields have another name here
+# (docs/from_trainer.md has all of them).
+_OF_THE_TRAINER: Mapping[str, str] = {
+    'init_checkpoint': 'model_name_or_path model_name', 'optimizer.learning_rate': 'lr',
+    'data.source': 'train_file dataset_name', 'data.eval_source': 'validation_file',
+    "train.steps='3 epochs'": 'num_train_epochs max_steps', 'train.log_every': 'logging_steps',
+    "train.eval_every='1 epoch'": 'eval_strategy eval_steps', 'train.loggers': 'report_to',
+    "train.save_every='1 epoch'": 'save_strategy save_steps', 'model.dtype': 'bf16 fp16',
+    'train.batch_size': 'per_device_train_batch_size', 'model.remat': 'gradient_checkpointing',
+    'train.accumulation_steps': 'gradient_accumulation_steps', 'optimizer.name': 'optim',
+    'train.keep_checkpoints': 'save_total_limit', 'train.patience': 'early_stopping_patience',
+    "optimizer.warmup='10%'": 'warmup_steps warmup_ratio', 'optimizer.decay': 'lr_scheduler_type',
+    'optimizer.b1': 'adam_beta1', 'optimizer.b2': 'adam_beta2', 'optimizer.eps': 'adam_epsilon',
+    'optimizer.clip_norm': 'max_grad_norm', 'data.label': 'label_names',
+    'classification.label_smoothing': 'label_smoothing_factor',
+    'classification.metrics': 'metric_for_best_model compute_metrics',
+}
+
+
+def meant(path: str) -> str:
+    """What to say of a field that does not exist: which one may be meant."""
+    name = path.rpartition('.')[2]
+    for field, theirs in _OF_THE_TRAINER.items():
+        if name in theirs.split():
+            return f'here that is --config.{field}'
+    names = {path.rpartition('.')[2]: path for path in FIELDS}
+    close = difflib.get_close_matches(path, FIELDS, 1, 0.8) or [
+        names[close] for close in difflib.get_close_matches(name, names, 1, 0.75)]
+    return f'did you mean {close[0]!r}?' if close else 'with --help, all fields are listed'
 
 
 def section_of(task: str) -> str:

@@ -46,5 +46,5 @@ def first_line(error: BaseException) -> str:
 def nearest(word: str, choices: Iterable[Any]) -> str:
     """"did you mean 'x'?" for the most similar choice; where none is similar, all of them."""
     known = [str(choice) for choice in choices]
-    close = difflib.get_close_matches(str(word), known, 1, 0.5)
+    close = difflib.get_close_matches(str(word), known, 1, 0.6)
     return f'did you mean {close[0]!r}?' if close else 'choose from ' + ', '.join(known)

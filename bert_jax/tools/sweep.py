@@ -52,10 +52,10 @@ from absl import logging
 
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import Parser, config_file, parse_command
-from bert_jax.config.fields import FIELDS, flat_fields
+from bert_jax.config.fields import FIELDS, flat_fields, meant
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.errors import Diverged, InputError, Stopped, nearest
+from bert_jax.runtime.errors import Diverged, InputError, Stopped
 from bert_jax.runtime.files import Path, read_json
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.process import error_boundary
@@ -102,7 +102,7 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
         if not all(values):
             raise InputError(f'--grid {entry}: write FIELD=VALUE,VALUE')
         if field not in FIELDS:
-            raise InputError(f'--grid {field} is not a field: {nearest(field, list(FIELDS))}')
+            raise InputError(f'--grid {field} is not a field: {meant(field)}')
         if field in axes or len(set(values)) < len(values):
             raise InputError(f'--grid {entry} has a field or value twice')
         axes[field] = values

@@ -133,6 +133,7 @@ CONFIGS = [
         ('phases=({"steps": [2]},)', r'phases\[0\]\.steps'),
         ('phases=({"steps": 2, "learning_rate": 1e400},)', r'phases\[0\]\.learning_rate'))),
     Case('main @glue --config.data.held_out=0.5', 'held_out.*means nothing'),
+    Case('main @csv --config.data.held_out=0.5 --config.data.eval_source=x', 'would change'),
     Case(('main', '@glue', '--config.phases=({"steps": 1},)'), 'phases'),
     *(Case(f'main --config={file}', says) for file, says in (
         ('configs/tiny_pretrian.py', r'tiny_pretrian\.py: No such .*tiny_pretrain'),
