@@ -2,6 +2,7 @@
 
     python -m bert_jax.evaluate runs/mine
     python -m bert_jax.evaluate runs/mine --config.data.eval_source=new.csv
+    python -m bert_jax.evaluate runs/mine/checkpoints/300  # of this step, not of the best
     python -m bert_jax.evaluate DIR --config=configs/glue.py:mrpc --config.data.source=glue
     python -m bert_jax.evaluate RUN RUN RUN --workdir=runs/ensemble
 
@@ -173,7 +174,8 @@ def main(argv: list[str]) -> None:
         named = any(a.split('=')[0] in ('--config', '-config') for a in options)
         if models and not named:
             first = as_path(models[0])
-            fields = read_run_fields(first) if (first / 'checkpoints').is_dir() else {}
+            is_run = (first / 'checkpoints').is_dir() or first.parent.name == 'checkpoints'
+            fields = read_run_fields(first) if is_run else {}
             if not fields.get('task'):
                 raise InputError(
                     f'{first} does not say its task ('

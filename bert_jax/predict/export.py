@@ -8,6 +8,7 @@ Each file is compared with the model before it is kept.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -61,7 +62,8 @@ def _stablehlo(
 
 
 def _onnx(
-    forward: Any, params: Rows, inputs: Mapping[str, Any], output: Path, compare: Compare
+    forward: Any, params: Rows, inputs: Mapping[str, Any], output: Path, compare: Compare,
+    opset: int,
 ) -> dict[str, Any]:
     """A file with the parameters in it, for ONNX Runtime and its like."""
     for name in ('jax2onnx', 'onnx_ir'):  # of parts that are not used here
@@ -75,7 +77,7 @@ def _onnx(
         lambda *rows: tuple(forward(constants, *rows)[name] for name in names),
         [jax.ShapeDtypeStruct(tuple(map(str, x.shape)), x.dtype)  # type: ignore[arg-type]
          for x in inputs.values()],
-        input_names=list(inputs), output_names=names)
+        opset=opset, input_names=list(inputs), output_names=names)
     for value, x in zip(model.graph.output, outputs.values(), strict=True):
         for dim, size in zip(value.type.tensor_type.shape.dim, x.shape, strict=True):
             if not isinstance(size, int):
@@ -93,10 +95,13 @@ def _onnx(
 _ROUNDING, _COARSE = 1e-3, 0.1
 
 
-def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dict[str, Any]:
+def export_model(
+    model: LoadedModel, output: Path, to: str = 'stablehlo', opset: int = 23
+) -> dict[str, Any]:
     """Writes the computation, runs the file and compares its outputs with the model's.
 
-    It takes input_ids, input_mask, segment_ids and, where there is a masked-LM head,
+    It takes input_ids, input_mask, segment_ids (of ONNX input_ids, attention_mask, token_type_ids,
+    Hugging Face's names) and, where there is a masked-LM head,
     masked_lm_positions; all int32 [b, s], the last [b, p], with any b, p and any s that the model
     has positions for. It gives by name `sequence_output` [b, s, H], `pooled_output` [b, H] where
     there is a pooler, and what the head gives, in float32: `logits` [b, L] a row or [b, s, L] a
@@ -107,6 +112,7 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
       model: of any head.
       output: the file.
       to: 'stablehlo' or 'onnx'.
+      opset: version of ONNX's operators.
 
     Returns:
       {'output', 'inputs', 'outputs', 'largest_difference'} and what the format adds.
@@ -118,7 +124,8 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
     model.need('export')
     if to == 'onnx' and model.config.dtype != 'float32':
         raise InputError(f'--to onnx is in float32: leave out --dtype={model.config.dtype}')
-    dims = dict.fromkeys(('input_ids', 'input_mask', 'segment_ids'), 'b, s')
+    names = ('attention_mask', 'token_type_ids') if to == 'onnx' else ('input_mask', 'segment_ids')
+    dims = dict.fromkeys(('input_ids', *names), 'b, s')
     if model.weights.has('cls/predictions'):
         dims['masked_lm_positions'] = 'b, p'
     symbols = export.SymbolicScope([f's <= {model.max_length}'])
@@ -129,12 +136,8 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
     places = np.arange(lengths.max())
     mask = places < lengths
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, mask.shape, np.int32)
-    made = {
-        'input_ids': np.where(mask, ids, 0), 'input_mask': mask,
-        'segment_ids': mask & (places > lengths // 2),
-        'masked_lm_positions': np.ones((len(lengths), 1)),
-    }
-    rows = {name: made[name].astype(np.int32) for name in inputs}
+    made = (np.where(mask, ids, 0), mask, mask & (places > lengths // 2), np.ones((len(mask), 1)))
+    rows = {name: x.astype(np.int32) for name, x in zip(inputs, made)}
     forward, params = _forward(model), flatten_dict(model.params, sep='/')
     expected = jax.device_get(jax.jit(forward)(params, *rows.values()))
     is_exact = model.config.dtype == 'float32' and model.config.layout.on_cpu
@@ -151,8 +154,8 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
             largest.append(difference)
 
     try:
-        described = (_stablehlo if to == 'stablehlo' else _onnx)(
-            forward, params, inputs, output, compare)
+        write = _stablehlo if to == 'stablehlo' else functools.partial(_onnx, opset=opset)
+        described = write(forward, params, inputs, output, compare)
     except ModuleNotFoundError as error:
         raise InputError(f'export --to {to} needs {error.name}, which is not installed: python -m '
                          f'pip install {error.name}') from None

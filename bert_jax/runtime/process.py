@@ -117,8 +117,8 @@ _ANSWERS: tuple[tuple[Any, str, str, int], ...] = (
     (OSError, _errors_of_a_file(errno.EIO, errno.ESTALE, errno.EFBIG),
      '{file}: the disk or network that it is on fails', 1),
     (Exception, 'MemoryError: |RESOURCE_EXHAUSTED',
-     'out of memory ({line}): lower the batch size, config.train.eval_batch_size or the sequence '
-     'length', 1),
+     'out of memory ({line}): raise config.train.accumulation_steps (the result stays the same), '
+     "set config.model.remat='full', or lower the batch size or the sequence length", 1),
     (Exception, 'Unable to initialize backend',
      'jax finds no device of JAX_PLATFORMS ({line}): set JAX_PLATFORMS=cpu to use the CPU, or '
      'install jax for the device of this machine', 2),

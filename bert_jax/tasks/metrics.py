@@ -9,7 +9,7 @@ example, or numbers [n].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +50,23 @@ def _by_class(predictions: np.ndarray, labels: np.ndarray) -> list[tuple[np.ndar
 def _f1(predicted: np.ndarray, true: np.ndarray) -> float:
     both, total = np.sum(predicted & true), np.sum(predicted) + np.sum(true)
     return float(2 * both / total) if total else 0.0
+
+
+def of_each_class(
+    predictions: np.ndarray, labels: np.ndarray, probabilities_nxL: np.ndarray
+) -> list[list[float]]:
+    """[count, precision, recall, F1, area under the ROC curve] of each class against the others.
+
+    What is undefined is 0, such as the area of a class that no example or every one has.
+    """
+    rows = []
+    for c, p in enumerate(probabilities_nxL.T):
+        x, y = (ids[:, c] > 0 if ids.ndim == 2 else ids == c for ids in (predictions, labels))
+        both, count, others = np.sum(x & y), int(y.sum()), int((~y).sum())
+        pairs = _average_ranks(p)[y].sum() - count * (count + 1) / 2  # in order
+        rows.append([count, float(both / max(x.sum(), 1)), float(both / max(count, 1)), _f1(x, y),
+                     float(pairs / max(count * others, 1))])
+    return rows
 
 
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -110,7 +127,7 @@ class Metric(NamedTuple):
 
 
 _IDS = ('classification', 'multiple_choice', 'token_classification', 'feature_tagger')
-METRICS: Mapping[str, Metric] = {
+METRICS: dict[str, Metric] = {  # a config file may add to it
     'accuracy': Metric(accuracy, (*_IDS, 'multi_label')),
     'f1': Metric(f1, ('classification',), labels=2),
     'macro_f1': Metric(macro_f1, (*_IDS, 'multi_label')),

@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 from bert_jax.config import model_sizes
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode, Sequences, make_sequences, tile
+from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import labelled, table
@@ -125,6 +126,7 @@ def _task(
     def eval_set(split: str, examples: Tagged) -> labelled.EvalSet:
         units, word_T = cut(examples)
         scored, gold = word_T >= 0, [s.tags for s in examples.sentences]
+        known_W = np.array([ids.get(tag, len(labels)) for tag in examples.tags])
 
         def results(outputs: labelled.Outputs) -> labelled.Results:
             best = np.zeros(len(examples.tags), np.int64)
@@ -140,6 +142,8 @@ def _task(
             lines = [
                 ''.join(f'{word} {tag} {predicted}\n' for word, tag, predicted in zip(*columns))
                 for columns in zip((s.words for s in examples.sentences), gold, tags)]
+            scores['loss'] = Classification.mean_loss(
+                outputs['logits'][scored], known_W[word_T[scored]])
             return scores, {f'{split}_predictions.txt': ''.join(x + '\n' for x in lines)}
 
         return labelled.EvalSet('' if split == 'dev' else f'{split}_', units, results)

@@ -23,11 +23,12 @@ from ml_collections import ConfigDict
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import TextWindows, text_windows
 from bert_jax.heads import HEADS
+from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import labelled, table
 from bert_jax.tasks.labelled import EvalSet, LabelledTask, ScoredModel
-from bert_jax.tasks.metrics import METRICS, check_metrics
+from bert_jax.tasks.metrics import METRICS, check_metrics, of_each_class
 
 
 class Numbers(NamedTuple):
@@ -236,6 +237,7 @@ def text_task(
                 id_column, examples.ids, decoding.texts(predictions, labels))}
             if truth is None:
                 return {}, files
+            files |= _tables(split, id_column, examples, labels, decoding, logits)
             if truth.ndim == 1 and labels and len(set(predictions)) == 1 < len(set(truth)):
                 say(f'warning: all predictions are {labels[predictions[0]]!r}')
             if truth.ndim == 2:  # labels that the model does not have are never predicted
@@ -271,11 +273,41 @@ def predictions_table(id_column: str, ids: Sequence[str], values: Iterable[str])
     `index` is the row of the example in its file, from 0. A value that holds a TAB or a line end is
     quoted. `tools.glue_submission` reads such files.
     """
+    return _table([id_column or 'index', 'prediction'], zip(ids, values, strict=True), '\t')
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]], delimiter: str = ',') -> str:
     content = io.StringIO()
-    writer = csv.writer(content, delimiter='\t', lineterminator='\n')
-    writer.writerow([id_column or 'index', 'prediction'])
-    writer.writerows(zip(ids, values, strict=True))
+    writer = csv.writer(content, delimiter=delimiter, lineterminator='\n')
+    writer.writerow(header)
+    writer.writerows([f'{x:.6g}' if type(x) is float else x for x in row] for row in rows)
     return content.getvalue()
+
+
+def _tables(
+    split: str, id_column: str, examples: TextExamples, labels: Sequence[str],
+    decoding: type[Classification], logits: np.ndarray,
+) -> dict[str, str]:
+    """`SPLIT_examples.csv`: texts, label, prediction, probabilities. `SPLIT_classes.csv`: a row of
+    scores for each label and, of one label an example, how often each label was predicted."""
+    truth, predictions = examples.labels, decoding.predictions(logits)
+    probabilities = [list(x.get('probabilities', {}).values())
+                     for x in decoding.described(logits, labels)]
+    names = [*labels, *['(not in training)'] * truth.size]
+    files = {f'{split}_examples.csv': _table(
+        [id_column or 'index', *('text', 'text_pair')[: len(examples.texts)], 'label', 'prediction',
+         *(f'probability of {name}' for name in labels)],
+        zip(examples.ids, *examples.texts, decoding.texts(truth, names),
+            decoding.texts(predictions, labels), *zip(*probabilities), strict=True))}
+    if labels:
+        scores = of_each_class(predictions, truth, np.array(probabilities))
+        counts = [np.bincount(predictions[truth == i], minlength=len(labels)).tolist()
+                  for i in range(len(labels))] if truth.ndim == 1 else [[]] * len(labels)
+        files[f'{split}_classes.csv'] = _table(
+            ['label', 'count', 'precision', 'recall', 'f1', 'roc_auc',
+             *(f'predicted {name}' for name in labels[: len(counts[0])])],
+            [[name, *of, *row] for name, of, row in zip(labels, scores, counts, strict=True)])
+    return files
 
 
 _USUAL_METRICS = {'classification': 'accuracy,macro_f1', 'regression': 'spearman,pearson',
@@ -319,6 +351,10 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
                   else np.bincount(labels, minlength=len(names.names)))
         say('labels: ' + ', '.join(
             f'{name} {n:,} ({n / len(shown):.0%})' for name, n in zip(names.names, counts)))
+        if not several and sum(re.fullmatch(r'-?[0-9]+\.[0-9]+', x) is not None
+                               for x in names.names) > 2:
+            say('warning: the labels are numbers such as scores, and each is a class of its own '
+                'here: configs/regression.py predicts numbers')
         loss = {'class_weights': _class_weights(c.class_weights, names.names, counts),
                 'label_smoothing': c.label_smoothing}
         loss = {name: value for name, value in loss.items() if value}

@@ -102,6 +102,9 @@ def train_run(
         'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
         'inference': dict(task.inference), 'identity': task.identity(),
     }
+    if config.init_checkpoint:  # of a run that may go on
+        steps = whole_steps(files.as_path(config.init_checkpoint) / 'checkpoints')
+        resolved['init_step'] = max((int(path.name) for path in steps), default=0)
     resolved['model']['attention'] = objective.config.attention  # must be the same on all hosts
     fields = flat_fields(resolved)
     hosts.agree('the run', {f'version of {name}': x for name, x in versions().items()} | {

@@ -127,6 +127,16 @@ def check_resumable(
                   'which stays as it was: to train on other rows there, move the checkpoints from '
                   f"there on out of {workdir / 'checkpoints'}")
             resolved['train']['skip_steps'] = [step for step in now if step not in late]
+        elif name == 'init_step':
+            if before is not None:
+                print(f'warning: init_checkpoint was at step {before:,} when this run started from '
+                      f'it, and is at {now or 0:,} now, which is not used: to start from it, give '
+                      'another --workdir')
+                resolved[name] = before
+        elif name in ('train.steps', 'phases') and name in old:
+            print(f'warning: {name} was {before!r} in this run so far, now {now!r}: the learning '
+                  f'rate goes on from step {newest:,} of the new schedule: to have it from '
+                  'the start, give another --workdir')
         elif name in old:
             print(f'note: {name} was {before!r} in this run so far, now {now!r}')
     if vocab_path is not None:
@@ -138,7 +148,9 @@ def check_resumable(
 
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:
-    """The fields of `config.json`, by dotted name."""
+    """The fields of `config.json`, by dotted name, of a run or of the run of a checkpoint."""
+    if workdir.parent.name == 'checkpoints':
+        workdir = workdir.parent.parent
     return flat_fields(read_config(workdir))
 
 

@@ -294,7 +294,8 @@ def _model_card(weights: Weights, architecture: str) -> str:
         rows['vocabulary'] = f"{algorithm}, {'lower-cased' if weights.lowercase else 'cased'} text"
     rows |= {name: str(value) for name, value in weights.inference.items()}
     table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
-    return _CARD.format(title=HEADS[weights.head].title(), source=weights.source,
+    source = re.sub(r'\S*/(.*/)?', '', weights.source)  # no folders of this machine
+    return _CARD.format(title=HEADS[weights.head].title(), source=source,
                         architecture=architecture, table=table)
 
 

@@ -6,7 +6,7 @@ import pytest
 from bert_jax.heads.classification import Classification
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.metrics import METRICS, check_metrics
+from bert_jax.tasks.metrics import METRICS, check_metrics, of_each_class
 
 
 @pytest.mark.parametrize('metric, predictions, labels', [
@@ -64,6 +64,23 @@ def test_200_random_cases_as_scikit_learn(name, head, num_classes):
         predictions, labels = random_case(rng, head, num_classes)
         ours = METRICS[name].compute(predictions, labels)
         assert ours == pytest.approx(theirs(labels, predictions), abs=1e-9), case
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize(('head', 'num_classes'), [('classification', 4), ('multi_label', 3)])
+def test_scores_of_each_class_are_scikit_learn_s(head, num_classes):
+    sklearn, rng = pytest.importorskip('sklearn.metrics'), np.random.default_rng(0)
+    for _ in range(50):
+        predictions, labels = random_case(rng, head, num_classes)
+        scores = rng.integers(0, 5, (len(labels), num_classes)) / 4  # with ties
+        rows = np.array(of_each_class(predictions, labels, scores))
+        wanted = sklearn.precision_recall_fscore_support(
+            labels, predictions, labels=range(num_classes), zero_division=0)
+        np.testing.assert_allclose(rows[:, [1, 2, 3, 0]].T, wanted)
+        for row, score, true in zip(rows, scores.T, (
+                labels if labels.ndim == 2 else labels[:, None] == range(num_classes)).T):
+            area = sklearn.roc_auc_score(true, score)
+            assert row[4] == pytest.approx(np.nan_to_num(area))
 
 
 def test_matthews_of_many_examples():

@@ -208,14 +208,22 @@ def test_long_texts_are_scored_by_their_windows(tmp_path):
     logits = np.array([[0, 1], [0, 1], [5, 0], [0, 1]], np.float32)  # one is sure of 'bad'
     scores, files = dev.results({'logits': logits})
     assert task.labels == ('bad', 'good') and scores['accuracy'] == 1
-    assert files == {'dev_predictions.tsv': 'index\tprediction\n0\tgood\n1\tbad\n'}
+    assert files['dev_predictions.tsv'] == 'index\tprediction\n0\tgood\n1\tbad\n'
 
 
 def test_a_label_met_in_evaluation_alone_is_an_error_that_stops_nothing(tmp_path, capsys):
     source = put(tmp_path, 'train.csv', CSV)
     dev = put(tmp_path, 'dev.csv', 'text,label\nthe leader,good\njohn,awful\n')
     (dev,) = opened('classification', source, tmp_path, eval_source=dev).evaluated
-    assert dev.results({'logits': np.eye(3, dtype=np.float32)[[1, 0]]})[0]['accuracy'] == 0.5
+    scores, files = dev.results({'logits': np.float32([[0, 1, 0], [0, 0, -9999]])})
+    assert scores['accuracy'] == 0.5
+    assert files['dev_examples.csv'] == (
+        'index,text,label,prediction,probability of bad,probability of good,probability of so so\n'
+        '0,the leader,good,good,0.211942,0.576117,0.211942\n'
+        '1,john,(not in training),bad,0.5,0.5,0\n')
+    assert files['dev_classes.csv'] == (
+        'label,count,precision,recall,f1,roc_auc,predicted bad,predicted good,predicted so so\n'
+        'bad,0,0,0,0,0,0,0,0\ngood,1,1,1,1,1,0,1,0\nso so,0,0,0,0,0,0,0,0\n')
     assert 'awful occur only in evaluation' in capsys.readouterr().out
     # Several labels an example.
     source = put(tmp_path, 'train.csv', 'text,label\nthe leader,a\njohn,b\n')
@@ -240,10 +248,11 @@ def test_several_labels_an_example(label, none, tmp_path):
     assert task.guessing['micro_f1'] == pytest.approx(2 / 3)  # b, b, b
     marks = np.array([[1, 1], [0, 1], [0, 0]], np.float32)
     np.testing.assert_array_equal(task.train.labels['labels'], marks)
-    assert task.evaluated[0].results({'logits': marks - 0.5}) == (
-        {'micro_f1': 1.0, 'macro_f1': 1.0, 'accuracy': 1.0,
-         'loss': pytest.approx(np.log1p(np.exp(-0.5)))},
-        {'dev_predictions.tsv': 'index\tprediction\n0\ta,b\n1\tb\n2\t\n'})
+    scores, files = task.evaluated[0].results({'logits': marks - 0.5})
+    assert scores == {'micro_f1': 1.0, 'macro_f1': 1.0, 'accuracy': 1.0,
+                      'loss': pytest.approx(np.log1p(np.exp(-0.5)))}
+    assert files['dev_predictions.tsv'] == 'index\tprediction\n0\ta,b\n1\tb\n2\t\n'
+    assert files['dev_classes.csv'].endswith('\na,1,1,1,1,1\nb,2,1,1,1,1\n')
 
 
 def test_several_labels_in_columns_of_their_own(tmp_path):
