@@ -13,9 +13,10 @@
 #     launch/slurm.sh delete NAME                 at once
 #
 # --gpus is a node's; --partition=..., --time=..., --account=... and the like go to sbatch as they
-# are. --tool=sweep runs bert_jax.tools.sweep instead; --dry-run, before the --, prints the commands and runs none. One task a node drives all its
-# GPUs. Ten minutes before the time limit the run is told to save; exit status 143 (it did) queues
-# it again, 0 is the end, 2 bad input, anything else a fault, and ends it too.
+# are. --tool=sweep runs bert_jax.tools.sweep instead; --dry-run, before the --, prints the commands
+# and runs none. One task a node drives all its GPUs. Ten minutes before the time limit the run is
+# told to save; exit status 143 (it did) queues it again, 0 is the end, 2 bad input, anything else a
+# fault, and ends it too.
 
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive

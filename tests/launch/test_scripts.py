@@ -100,7 +100,7 @@ def test_venv_installs_jax_for_what_the_machine_has(machine, prepare, environmen
 
 def test_venv_is_installed_by_uv_where_there_is_one(machine):
     _write(machine / 'bin' / 'uv', f'echo "uv $*" >> {machine}/calls\n')
-    assert _source(machine, BERT_JAX_PLATFORM='cuda').returncode == 0
+    _source(machine, BERT_JAX_PLATFORM='cuda')
     assert (machine / 'calls').read_text().splitlines()[2:] == [
         'uv pip install --quiet --python=.venv/bin/python -r requirements.txt -e .[cuda]']
 
@@ -111,10 +111,9 @@ def test_the_image_s_requirements_install_before_the_code_is_there(tmp_path):
         (tmp_path / target).mkdir(exist_ok=True)
         for source in sources.split():
             shutil.copy(ROOT / source, tmp_path / target)
-    command, = re.findall(r'(?m)^RUN (.*)$', steps)
-    build = _run(['bash', '-ec', command.replace(
-        'bash launch/venv.sh', f'{sys.executable} setup.py egg_info')], cwd=tmp_path)
-    assert build.returncode == 0, build.stderr
+    command = steps.partition('RUN ')[2].replace(
+        'bash launch/venv.sh', f'{sys.executable} setup.py egg_info')
+    assert 'egg_info' in command and not _run(['bash', '-ec', command], cwd=tmp_path).returncode
 
 
 @pytest.mark.parametrize(('environment', 'message'), [
