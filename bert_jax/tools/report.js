@@ -156,11 +156,8 @@ function curves(section) {
   let axis = 0, minus = 0;
   function draw() {
     grids.replaceChildren();
-    for (const [name, charts] of Object.entries(data.charts)) {
-      if (name) make(grids, 'h3', {}, name);
-      const grid = make(grids, 'div', {class: 'grid'});
-      for (const one of charts) chart(grid, one, axis, minus);
-    }
+    const grid = make(grids, 'div', {class: 'grid'});
+    for (const one of data.charts) chart(grid, one, axis, minus);
   }
   radios(section, 'against', data.axes, 0, i => { axis = i; draw(); });
   if (data.runs.length > 1)

@@ -4,10 +4,10 @@
 
 The page first says how far each run is from the first, and whether chance does as much or why the
 two cannot be compared. Runs that differ only in their seed are a group: one column, one curve.
-Then come settings that differ, warnings, results, curves over steps, tokens and FLOPs, speed and
-where the time went; and, with the weights of the first run of each group, masked words and
-attention of a sentence. A run that is going on, was killed or has no checkpoint is shown as far as
-it got, and the page lists what is missing.
+Then come settings that differ, warnings, results, curves over steps, tokens and FLOPs, and, with
+the weights of the first run of each group, masked words and attention of a sentence. A run that is
+going on, was killed or has no checkpoint is shown as far as it got, and the page lists what is
+missing.
 
 Exit status: 0 done, 2 bad input.
 """
@@ -29,7 +29,6 @@ import re
 import statistics
 import string
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -63,7 +62,6 @@ _MOST_WORDS = 30  # attention over more is illegible, and a large model would ma
 _WORD = re.compile(r'\w+')
 _AXES = ('steps', 'tokens', 'FLOPs')
 _NUM_COLOURS, _DASHES = 8, ('', '7 3', '2 3', '9 3 2 3')  # as in report.css and report.js
-_OF_SPEED = ('tokens_per_second', 'data_wait', 'mfu', 'goodput')
 _NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity',  # functions of others
               'sequences_per_second', 'step_seconds', 'step_seconds_deviation')
 # Fields without a say in the result, and those that follow from others.
@@ -218,9 +216,6 @@ class Group(NamedTuple):
     def results(self) -> dict[str, str]:
         """What was trained, and the scores, with their deviation over the seeds."""
         run, result = self.runs[0], {}
-        if 'model.num_layers' in run.fields:
-            result['model'] = '{} layers of {}, {} heads'.format(*(
-                run.fields[f'model.{name}'] for name in ('num_layers', 'hidden_size', 'num_heads')))
         if run.num_params:
             result['parameters'] = count(run.num_params)
         if run.scores:
@@ -234,14 +229,6 @@ class Group(NamedTuple):
                           if f'train/{name}' in r]:
                 result[name] = form(statistics.median(values))
         return result
-
-    def times(self) -> dict[str, str]:
-        """Time by cause, of a run."""
-        seconds: Counter[str] = Counter()
-        for run in self.runs:
-            seconds.update(run.seconds)
-        return {cause: f'{duration(value / len(self.runs))} ({value / seconds.total():.1%})'
-                for cause, value in seconds.most_common() if value >= seconds.total() / 1000}
 
     def settings(self) -> dict[str, str]:
         """The settings that the page compares, as text."""
@@ -338,8 +325,6 @@ def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> st
          'their mean, shaded from the lowest to the highest. Where a vertical line stands, rows of '
          'that length begin. Steep beginnings are cut off. Tokens do not count padding; FLOPs are '
          'of training, by the formula of bert_jax/model/flops.py.</p>' if any(curves) else ''),
-        ('time', 'Time', _table(groups, [group.times() for group in groups],
-                                'By cause, of a run; lost: steps that a kill undid.')),
         ('masked', 'Masked words', _words(groups, [e.get('masked words') for e in examples])),
         ('attention', 'Attention', f'<p class="note">{escape(text)} Each token is a row; darker '
          'columns are tokens that it attends to more.</p>'
@@ -437,31 +422,26 @@ def _in_short(groups: Sequence[Group], guessing: Mapping[str, float]) -> str:
 
 def _gates(groups: Sequence[Group]) -> str:
     """The steps at which each gate warned."""
-    rows = []
-    for label, run in ((group.label, run) for group in groups for run in group.runs):
-        names = dict.fromkeys(n for r in run.records for n in r if n.startswith('gate/'))
-        for name in names:
-            first, *more = (r['step'] for r in run.records if name in r)
-            times = f'step {first:,}' + (
-                f' and {len(more)} more, the last at {more[-1]:,}' if more else '')
-            gate = name.removeprefix('gate/')
-            rows.append(f'<li>{label}, {escape(run.name)}, {times}: <b>{escape(gate)}</b>, '
-                        f"{escape(MEANINGS.get(gate, ''))}</li>")
-    return f"<ul class=\"spoken\">{''.join(rows)}</ul>" if rows else ''
+    rows: dict[tuple[str, str], list[int]] = {}
+    for run in (run for group in groups for run in group.runs):
+        for record in run.records:
+            for name in record:
+                if name.startswith('gate/'):
+                    rows.setdefault((run.name, name[5:]), []).append(record['step'])
+    return '<ul class="spoken">' + ''.join(
+        f'<li>{escape(run)}, step {steps[0]:,}'
+        f'{f" and {len(steps) - 1} more, to {steps[-1]:,}" * (len(steps) > 1)}: '
+        f"<b>{escape(gate)}</b>, {escape(MEANINGS.get(gate, ''))}</li>"
+        for (run, gate), steps in rows.items()) + '</ul>' if rows else ''
 
 
-def _charts(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """{title of a group: charts}; a metric's training and held-out points in one chart."""
-    groups: dict[str, list[dict[str, Any]]] = {'': [], 'How it ran': []}
-    for name in dict.fromkeys(name.partition('/')[2] for of_run in curves for name in of_run):
-        if name not in _NOT_DRAWN:
-            groups['How it ran' if name in _OF_SPEED else ''].append({
-                'title': name.replace('_', ' '), 'series': [
-                    {'run': i, 'held_out': split == 'eval', 'points': of_run[f'{split}/{name}']}
-                    for i, of_run in enumerate(curves) for split in ('train', 'eval')
-                    if f'{split}/{name}' in of_run
-                ]})
-    return {title: charts for title, charts in groups.items() if charts}
+def _charts(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Charts; a metric's training and held-out points in one."""
+    names = dict.fromkeys(name.partition('/')[2] for of_run in curves for name in of_run)
+    return [{'title': name.replace('_', ' '), 'series': [
+        {'run': i, 'held_out': split == 'eval', 'points': of_run[f'{split}/{name}']}
+        for i, of_run in enumerate(curves) for split in ('train', 'eval')
+        if f'{split}/{name}' in of_run]} for name in names if name not in _NOT_DRAWN]
 
 
 def _words(groups: Sequence[Group], words: Sequence[Words | None]) -> str:
@@ -516,20 +496,16 @@ def heads(model: Model, text: str) -> dict[str, Any]:
 
 
 def _examples(run: RunRecords, text: str) -> Examples:
-    """The examples of a run; those that its weights cannot make are listed as missing."""
+    """The examples of a run; what its weights cannot make is listed as missing."""
     result: Examples = {}
     try:
         model = load(run.folder)
+        model.note = run.missing.append
+        run.num_params = sum(x.size for x in model.weights.params.values())
+        result['attention'] = heads(model, text)
+        result['masked words'] = masked_words(model, text)
     except InputError as error:
-        run.missing.append(f'no masked words or attention: {error}')
-        return result
-    model.note = run.missing.append
-    run.num_params = sum(x.size for x in model.weights.params.values())
-    for key, make in (('masked words', masked_words), ('attention', heads)):
-        try:
-            result[key] = make(model, text)
-        except InputError as error:
-            run.missing.append(f'no {key}: {error}')
+        run.missing.append(f"no {'masked words' if result else 'examples'}: {error}")
     return result
 
 

@@ -310,45 +310,43 @@ class Report:
         The metrics of evaluations have the room, the others a row below. Steep first tenths are cut
         off; a phase begins at a dotted line; guessing is dashed.
         """
-        recorded = [key for record in self.records for key in record]
-        names = [name for key in dict.fromkeys(recorded) if (name := key.partition('/')[2])
-                 and key.startswith(('train/', 'eval/')) and name not in _NOT_DRAWN]
-        if not names or self._drawn == len(self.records):
+        series: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        for record in self.records:
+            for kind, _, name in (key.partition('/') for key in record):
+                if kind in ('train', 'eval') and name not in _NOT_DRAWN:
+                    series.setdefault(name, {}).setdefault(kind, []).append(
+                        (record['step'], record[f'{kind}/{name}']))
+        if not series or self._drawn == len(self.records):
             return
         from matplotlib.figure import Figure
 
         self._drawn, last = len(self.records), self.records[-1]['step']
-        main = [name for name in dict.fromkeys(names) if f'eval/{name}' in recorded] or names[:1]
-        rest = [name for name in dict.fromkeys(names) if name not in main]
+        main = [name for name in series if 'eval' in series[name]] or [*series][:1]
+        rest = [name for name in series if name not in main]
         rows = -(-len(main) // 3)
         columns = -(-len(main) // rows)
         figure = Figure(figsize=(12, 3 * rows + 1.8), layout='constrained')
         parts: Any = figure.subfigures(2, 1, height_ratios=(3 * rows, 1.8))
-        above, below = parts
-        axes = [*above.subplots(rows, columns, squeeze=False).flat]
-        for axis in axes[len(main):]:
-            axis.remove()
-        axes[len(main):] = below.subplots(1, len(rest), squeeze=False).flat if rest else ()
-        for name, axis in zip((*main, *rest), axes, strict=True):
-            late: list[float] = []
-            for kind, style in (('train', 'C0-'), ('eval', 'C1o-')):
-                points = [(r['step'], r[f'{kind}/{name}']) for r in self.records
-                          if f'{kind}/{name}' in r]
-                if points:
-                    axis.plot(*zip(*points, strict=True), style, label=kind, markersize=3,
-                              linewidth=1)
-                    late += [value for step, value in points if step >= last / 10]
-            for step in self.phases:
-                if step < last:
-                    axis.axvline(step, color='gray', linestyle=':', linewidth=1)
-            if name in self.guessing:
-                axis.axhline(self.guessing[name], color='gray', linestyle='--', linewidth=1)
-            if late and (margin := 0.05 * (max(late) - min(late))):
-                axis.set_ylim(min(late) - margin, max(late) + margin)
-            axis.set_title(name.replace('_', ' '), fontsize=10)
-            axis.grid(alpha=0.3)
-            axis.tick_params(labelsize=8)
-        axes[0].legend(fontsize=8)
+        for names, part, shape in ((main, parts[0], (rows, columns)),
+                                   (rest, parts[1], (1, len(rest)))):
+            for place, name in enumerate(names, 1):
+                axis = part.add_subplot(*shape, place)
+                for kind, points in series[name].items():
+                    axis.plot(*zip(*points, strict=True), 'C0-' if kind == 'train' else 'C1o-',
+                              label=kind, markersize=3, linewidth=1)
+                for step in self.phases:
+                    if step < last:
+                        axis.axvline(step, color='gray', linestyle=':', linewidth=1)
+                if name in self.guessing:
+                    axis.axhline(self.guessing[name], color='gray', linestyle='--', linewidth=1)
+                late = [value for points in series[name].values() for step, value in points
+                        if step >= last / 10]
+                if late and (margin := 0.05 * (max(late) - min(late))):
+                    axis.set_ylim(min(late) - margin, max(late) + margin)
+                axis.set_title(name.replace('_', ' '), fontsize=10)
+                axis.grid(alpha=0.3)
+                axis.tick_params(labelsize=8)
+        parts[0].axes[0].legend(fontsize=8)
         with only_warning(self.folder), files.open_whole(self.folder / 'curves.png') as file:
             figure.savefig(file, dpi=100, format='png')
         self._start_upload()
