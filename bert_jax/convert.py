@@ -3,8 +3,9 @@
     python -m bert_jax.convert SOURCE TARGET --to huggingface|tf1|bert_jax
 
 SOURCE is what `--config.init_checkpoint` and `bert_jax.predict` take as well: a run directory, a
-Hugging Face folder, or a TF1 checkpoint. TARGET is a new folder; nothing is written over. Exit
-status: 0 done, 2 bad input (one line on standard error), 1 anything else.
+Hugging Face folder, or a TF1 checkpoint. TARGET is a new folder, and nothing is written over, or
+hf:ORG/NAME, a model to publish on the Hugging Face hub. Exit status: 0 done, 2 bad input (one line
+on standard error), 1 anything else.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SOURCE is one of
   a Hugging Face folder                config.json, model.safetensors (or shards), vocab.txt
   a model of the Hugging Face hub      hf:ORG/NAME, hf:ORG/NAME@REVISION
   a TensorFlow 1 checkpoint            FOLDER or FOLDER/bert_model.ckpt, with bert_config.json
+  a .zip of google-research/bert       gs://bert_models/2018_10_18/uncased_L-12_H-768_A-12.zip
 
 what is written, for --to
   huggingface   config.json, model.safetensors (shards where it is over 5 GB), vocab.txt,
@@ -35,6 +37,7 @@ examples
   python -m bert_jax.convert runs/base base_hf --to huggingface
   python -m bert_jax.convert uncased_L-12_H-768_A-12/bert_model.ckpt bert_base --to bert_jax
   python -m bert_jax.convert my_hf_model my_tf1_model --to tf1
+  python -m bert_jax.convert runs/base hf:ORG/NAME --to huggingface
 
 Every parameter is carried bit for bit (16-bit floats become float32). Optimizer moments are not
 carried.
@@ -47,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=(__doc__ or '').splitlines()[0], epilog=_EXAMPLES,
     )
     parser.add_argument('source', metavar='SOURCE', help='the model to read')
-    parser.add_argument('target', metavar='TARGET', help='the folder to write; new or empty')
+    parser.add_argument('target', metavar='TARGET',
+                        help='the folder to write, new or empty; or hf:ORG/NAME')
     parser.add_argument('--to', required=True, choices=('huggingface', 'tf1', 'bert_jax'),
                         help='what to write')
     args = parser.parse_args(argv)

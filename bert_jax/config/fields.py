@@ -57,8 +57,8 @@ _TAGGING = {
 FIELDS: Mapping[str, Field] = {
     'task': Field('pretrain', 'elsewhere'),  # one of tasks.opening.OPENERS
     'seed': Field(0, count(2**31 - 1, least=0)),  # of parameters, data order, masks and dropout
-    # Parameters to start from: a run directory, a TF1 checkpoint prefix, a Hugging Face folder, or
-    # hf:ORG/NAME[@REVISION] of its hub.
+    # Parameters to start from: a run directory, a TF1 checkpoint prefix, a .zip of one's folder, a
+    # Hugging Face folder, or hf:ORG/NAME[@REVISION] of its hub.
     'init_checkpoint': Field('', 'path'),
 
     # One of MODEL_SIZES, or empty: the size of init_checkpoint. The four sizes override it.
@@ -74,6 +74,9 @@ FIELDS: Mapping[str, Field] = {
     **{f'model.{name}': Field(choices[0], choices) for name, choices in COMPUTATION.items()},
 
     'data.source': Field('docs:python', 'elsewhere'),  # or a list of (source, weight)
+    # The weights of a list are multiplied by the sources' tokens to this power: 0.7 is multilingual
+    # BERT's, 1 takes all text alike.
+    'data.mix_power': Field(0.0, _SHARE, PRETRAINING),
     # The held-out text, or the file that is scored; empty: `held_out` of `source`, the folder's.
     'data.eval_source': Field('', 'path'),
     # Share of the text or file that is held out for evaluation.

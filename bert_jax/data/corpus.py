@@ -10,7 +10,6 @@ import contextlib
 import functools
 import importlib.util
 import itertools
-import json
 import logging
 import os
 import platform
@@ -33,7 +32,7 @@ _BLOCK_BYTES = 1 << 20
 # A longer document is continued as a new one, so that memory stays bounded whatever the file.
 _MAX_DOCUMENT_BYTES = 16 << 20
 _MAX_LINE_BYTES = 64 << 20
-_LINES_OF_CELLS = re.compile(r'\.[ct]sv(\.gz|\.bz2)?$', re.IGNORECASE)
+_TABLE = re.compile(r'\.([ct]sv|jsonl?)(\.gz|\.bz2)?$|\.parquet$')
 
 
 def open_source(spec: str, data_dir: str = '', column: str = 'text') -> Source:
@@ -125,31 +124,27 @@ def _digest_of_files(format_name: str, column: str, found: Sequence[Found]) -> s
     # A file's ending may determine how it is read; its folder does not matter.
     names = [''.join(PurePath(path).suffixes) for path in paths]
     contents = map(object_digest, found) if in_bucket(paths[0]) else digests(paths)
-    # Tables of lines were read as text once, and a column has not always had a name.
-    named = [column] if column != 'text' or any(map(_LINES_OF_CELLS.search, paths)) else []
-    return name_of([format_name, *zip(names, contents, strict=True), *named])
+    # CSV and TSV were read as text once, and a column has not always had a name.
+    is_new = column != 'text' or any(name.startswith(('.csv', '.tsv')) for name in names)
+    return name_of([format_name, *zip(names, contents, strict=True), *[column] * is_new])
 
 
 def _read_file(format_name: str, column: str, unit: Unit) -> Iterator[Document]:
     path = unit.name
-    blocks = _line_blocks(path)  # which formats that are no lines of text do not ask for
-    if not format_name and path.endswith('.parquet'):
-        format_name = 'parquet'
-    elif not format_name and _LINES_OF_CELLS.search(path):
-        format_name = 'csv'
-    elif not format_name:
+    if not format_name and _TABLE.search(path):
+        format_name = 'table'
+    if format_name in TABLES:
+        return _rows(TABLES[format_name], path, column)
+    blocks = _line_blocks(path)  # which dumps do not ask for
+    if not format_name:
         first = next((block for block in blocks if block.strip()), b'')  # not blank lines
         blocks = itertools.chain([first], blocks)
-        if path.removesuffix('.gz').removesuffix('.bz2').endswith(('.jsonl', '.json')):
-            format_name = 'jsonl'
-        elif first.lstrip().startswith(b'<doc '):
+        if first.lstrip().startswith(b'<doc '):
             format_name = 'wikiextractor'
         elif _TITLE.match(b'\n ' + first.lstrip()):
             format_name = 'wikitext'
         else:
             format_name = 'text'
-    if format_name in TABLES:
-        return TABLES[format_name](path, blocks, column)
     return FORMATS[format_name](path, blocks)
 
 
@@ -350,32 +345,14 @@ def _wikiextractor(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
             offset += len(document) + len(b'</doc>')
 
 
-def _json_lines(path: str, blocks: Iterator[bytes], column: str) -> Iterator[Document]:
-    """An object a line, whose field `column` holds paragraphs in lines."""
-    number = 0
-    for block in blocks:
-        for line in block.removesuffix(b'\n').split(b'\n'):
-            number += 1
-            if not line.strip():
-                continue
-            try:
-                text = _normalise(json.loads(line)[column].encode('utf-8', 'ignore'))
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                raise InputError(
-                    f'{path}, line {number} is not JSON as in {{"{column}": "..."}} '
-                    f'({type(error).__name__}: {error}); config.data.text names the field'
-                ) from None
-            if text:
-                yield Document(text, True)
-
-
 def _rows(
-    read: Callable[..., Iterator[table.Row]], path: str, blocks: Iterator[bytes], column: str
+    read: Callable[..., Iterator[table.Row]], path: str, column: str
 ) -> Iterator[Document]:
-    """A document a row, whose `column` holds paragraphs in lines; `blocks` are not read."""
+    """A document a row, whose `column` holds paragraphs in lines."""
     for row in read(path, [column]):
         if row.fault:
-            raise InputError(f'{path}, line {row.line}: {row.fault}: mend it')
+            raise InputError(f'{path}, line {row.line}: {row.fault}: mend it; config.data.text '
+                             'names the column')
         if text := _normalise(str(row.cells[0] or '').encode('utf-8', 'ignore')):
             yield Document(text, True)
 
@@ -394,9 +371,8 @@ FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
     'wikitext': _wikitext,
     wikidump.FORMAT: _articles,
 }
-# Likewise, with the name of the column.
-TABLES: dict[str, Callable[[str, Iterator[bytes], str], Iterator[Document]]] = {
-    'jsonl': _json_lines,
-    'parquet': functools.partial(_rows, table.read_parquet),
-    'csv': functools.partial(_rows, table.read_rows),
+TABLES: dict[str, Callable[..., Iterator[table.Row]]] = {
+    'table': table.read_rows,  # as its ending says
+    'jsonl': table.read_objects,
+    'parquet': table.read_parquet,
 }

@@ -20,6 +20,7 @@ import re
 import sys
 import tempfile
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
@@ -214,6 +215,22 @@ def local_copy(path: str | os.PathLike[str]) -> Path:
     copy.parent.mkdir(parents=True, exist_ok=True)
     _file_system().get_file(os.fspath(as_path(path)), os.fspath(copy))
     return copy
+
+
+def unpacked(path: str | os.PathLike[str]) -> Path:
+    """The content of a .zip, or its only folder, on this machine's disk; kept as by `local_copy`.
+
+    Raises:
+      InputError: it is damaged.
+    """
+    folder = as_path(_local_folder().name) / digest(os.fspath(path).encode())
+    try:
+        with zipfile.ZipFile(local_copy(path)) as content:
+            content.extractall(folder)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise InputError(f'{path} is not a sound .zip file ({error}); copy it again') from None
+    first, *others = children(folder)
+    return folder if others else first
 
 
 def upload(local: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:

@@ -72,11 +72,24 @@ def parquet_files(named: str) -> list[str]:
             name, revision=revision, repo_type='dataset')
     if not found:
         parts = sorted({_SHARD.sub('', file) for file in there if file.endswith('.parquet')})
-        raise InputError(f'{named}: ' + (
-            f"it has no Parquet files of this path, but {', '.join(parts[:20])}" if parts else
-            'it has no Parquet files; the hub may have made some: '
-            f'hf:datasets/{name}@refs/convert/parquet/default/train'))
+        raise InputError(
+            f'{named}: no Parquet file has this path; there are: '
+            f"{', '.join(parts[:20]) or 'none'}; what the hub made of other formats is in "
+            f'hf:datasets/{name}@refs/convert/parquet/CONFIG/SPLIT')
     return [os.path.join(folder, file) for file in found]
+
+
+def publish(folder: str | os.PathLike[str], named: str) -> None:
+    """Uploads a folder as the model `hf:ORG/NAME`, which is made if it is not there.
+
+    Raises:
+      InputError: the login may not write there.
+      Unavailable: the upload was cut off.
+    """
+    name = named.removeprefix('hf:')
+    with _hub(named, name) as hub:
+        hub.create_repo(name, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=folder)
 
 
 @contextlib.contextmanager
@@ -111,8 +124,10 @@ def _hub(named: str, name: str, kind: str = 'model') -> Iterator[Any]:
     except errors.HFValidationError:
         fault = 'write hf:ORG/NAME, such as hf:google-bert/bert-base-uncased'
     except Exception as error:  # of its HTTP client, too, whose package has changed
-        raise Unavailable(f'{named}: it cannot be downloaded ({first_line(error)}): the same '
-                          'command goes on with it') from None
+        if getattr(getattr(error, 'response', None), 'status_code', 0) not in (401, 403):
+            raise Unavailable(f'{named}: the transfer failed ({first_line(error)}): the same '
+                              'command goes on with it') from None
+        fault = 'log in with a token that may do this (hf auth login, or HF_TOKEN)'
     raise InputError(f'{named}: {fault}')
 
 

@@ -124,6 +124,16 @@ class TextData:
             store = self.stores[spec] = sharing.share_store(text, self._tokenizer, self.places)
             check_known(
                 store.tokens[:_LOOKED_AT], self._tokenizer.vocab, spec, self.vocab_path)
+        if d.mix_power:
+            self._sources = [(spec, weight * self._num_tokens(spec) ** d.mix_power)
+                             for spec, weight in self._sources]
+            total = sum(weight for _, weight in self._sources)
+            hosts.say('mixed: ' + ', '.join(
+                f'{spec} {weight / total:.1%}' for spec, weight in self._sources))
+
+    def _num_tokens(self, spec: str) -> int:
+        records = self._records.get(spec)
+        return len(records) * records.max_seq_length if records else len(self.stores[spec].tokens)
 
     def identity(self) -> dict[str, str]:
         """Digests and counts by name, which must be equal on all hosts."""

@@ -92,7 +92,7 @@ def read_rows(
       InputError: the file cannot be read as what it is called, or lacks a column.
     """
     if format_of(path) == 'json':
-        return _objects(path, columns, optional)
+        return read_objects(path, columns, optional)
     if format_of(path) == 'parquet':
         return read_parquet(path, columns, optional)
     return _table(path, columns, optional, headerless)
@@ -151,8 +151,8 @@ def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
                          'not be closed') from None
 
 
-def _objects(path: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
-    """The objects of a JSON file: one in each line, or all in one list."""
+def read_objects(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
+    """As `read_rows`, of JSON whatever its name: an object in each line, or all in one list."""
     rows = ((line, text) for line, text in lines(path) if text.strip())
     first = next(rows, None)
     if first is None:

@@ -6,7 +6,7 @@ import os
 import re
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path, children
+from bert_jax.runtime.files import as_path, children, unpacked
 from bert_jax.runtime.hub import model_folder
 from bert_jax.weights.formats import Weights
 
@@ -22,13 +22,15 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
     Args:
       named: a run directory of this project, or one of its `checkpoints/STEP`; a Hugging Face
         folder or `hf:ORG/NAME[@REVISION]` of the hub; a TF1 checkpoint's prefix, or a folder that
-        holds `bert_model.ckpt.index`.
+        holds `bert_model.ckpt.index`; or a .zip of such a folder.
       any_head: whether it may be one that stays in its run: to be used as it is, not carried on.
 
     Raises:
       InputError: there is none of them, or something is wrong with it.
     """
     path = as_path(model_folder(named))
+    if path.suffix == '.zip' and path.exists():
+        path = unpacked(path)
     names = [child.name for child in children(path)]
     if (path.parent.name == 'checkpoints' and path.name.isdigit()) or 'checkpoints' in names:
         from bert_jax.weights.run_directory import read_run

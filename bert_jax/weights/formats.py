@@ -26,6 +26,7 @@ from bert_jax.heads.base import POOLER, Tensor
 from bert_jax.runtime.checksum import is_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
+from bert_jax.runtime.hub import publish
 from bert_jax.runtime.process import FULL
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import is_unused, write_vocab
@@ -409,8 +410,9 @@ _ASKED_FIRST = ('config.json', 'bert_config.json')
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder on this machine to write into, which becomes `target` when the block ends well.
 
-    On a disk it is renamed. In a bucket its files are uploaded, and last the one that readers ask
-    for first, `config.json` or `bert_config.json`: what has none of them is no whole model.
+    On a disk it is renamed. One called hf:ORG/NAME is published on the hub. In a bucket its files
+    are uploaded, and last the one that readers ask for first, `config.json` or `bert_config.json`:
+    what has none of them is no whole model.
 
     Raises:
       InputError: `target` holds something already, or cannot be written.
@@ -418,9 +420,13 @@ def new_folder(target: Path) -> Iterator[Path]:
     """
     check_free(target)
     try:
-        if in_bucket(target):
+        on_hub = os.fspath(target).startswith('hf:')
+        if in_bucket(target) or on_hub:
             with tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
                 yield as_path(folder)
+                if on_hub:
+                    publish(folder, os.fspath(target))
+                    return
                 paths = [as_path(root) / name for root, _, names in os.walk(folder)
                          for name in names]
                 for path in sorted(paths, key=lambda path: path.name in _ASKED_FIRST):

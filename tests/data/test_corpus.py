@@ -43,7 +43,7 @@ def _texts(spec, split=None, folder=''):
     ('rows.jsonl', '{"id": 1, "text": "One.\\nTwo."}\n\n{"text": ""}\n{"text": "\\u00c4"}', '',
      ['One.\nTwo.', 'Ä'], True),
     ('rows.csv', 'id,text\n1,"One.\nTwo."\n2,\n3, Ä\n', '', ['One.\nTwo.', 'Ä'], True),
-    ('rows.TSV', 'text\tid\nOne.\t1\n', '', ['One.'], True),
+    ('cells.tsv', 'text\tid\nOne.\t1\n', '', ['One.'], True),
     ('rows.tsv', 'One.\tTwo.\n', 'text:', ['One.\tTwo.'], True),
 ])
 @pytest.mark.parametrize(('ending', 'compress', 'block_bytes'), [
@@ -72,8 +72,8 @@ def test_formats(
      ['cut.txt.gz', 'cut short']),
     ('not.txt.gz', b'Some text.\n', '', ['not.txt.gz', 'gzip']),
     ('bad.jsonl', b'{"text": "a"}\n\n{"text": \n', '', ['bad.jsonl, line 3', 'not JSON']),
-    ('type.jsonl', b'[1]\n', '', ['type.jsonl, line 1', 'list']),
-    ('other.jsonl', b'{"body": "a"}\n', '', ['line 1', "KeyError: 'text'", 'config.data.text']),
+    ('type.jsonl', b'[1]\n', '', ['type.jsonl, line 1', 'not a JSON object']),
+    ('other.jsonl', b'{"body": "a"}\n', '', ['line 1', "no field 'text'", 'config.data.text']),
     ('other.csv', b'body\na\n', '', ["no column 'text'", 'config.data.text']),
     ('cells.csv', b'text,id\na\n', '', ['cells.csv, line 2: columns: 1']),
     ('open', b'<doc id="7" title="T">\nT\n\nText.\n', '', ['open', 'id="7"', '</doc>']),

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import upload
 from bert_jax.text import load_tokenizer, read_switches, switches_of
 from bert_jax.weights import load_weights, tf1
 from bert_jax.weights.formats import Weights, sizes_of, tensors
@@ -204,10 +205,13 @@ def test_moments_and_counters_are_not_parameters(tmp_path):
     assert_same(again, weights)
 
 
-def test_where_a_checkpoint_and_its_config_lie(tmp_path):
-    """The config may lie one folder up, and the checkpoint have another name."""
+def test_where_a_checkpoint_and_its_config_lie(tmp_path, bucket):
+    """In a .zip; the config one folder up, and the checkpoint by another name."""
     weights = load_weights(RECORDED / 'classification')
     write_tf1(tmp_path / 'model' / 'init', weights)
+    upload(shutil.make_archive(tmp_path / 'a', 'zip', tmp_path / 'model'), f'{bucket}/a.zip')
+    for archive in (tmp_path / 'a.zip', f'{bucket}/a.zip'):
+        assert_same(weights, load_weights(archive))
     folder = tmp_path / 'model' / 'init'
     for path in list(folder.iterdir()):
         if path.name.startswith('bert_model.ckpt'):

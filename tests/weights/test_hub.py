@@ -1,5 +1,6 @@
 """Models and data sets by name, from a stand-in of the Hugging Face hub on loopback."""
 
+import base64
 import hashlib
 import http.server
 import itertools
@@ -74,6 +75,25 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self._answer(200, body, ETag=f'"{etag(body)}"', X_Repo_Commit=COMMIT)
 
     do_HEAD = do_GET
+
+    def do_POST(self):
+        """Makes a repository (where HF_TOKEN is `may write`), and takes files into it."""
+        body = self.rfile.read(int(self.headers['Content-Length'])).decode()
+        name, what = re.match(
+            '/api/(?:models/)?(.*?)(?:/(preupload|commit)/.*)?$', self.path).groups()
+        if self.headers['Authorization'] != 'Bearer may write':
+            self._answer(401)
+        elif what == 'preupload':
+            self._json({'files': [{'path': file['path'], 'uploadMode': 'regular',
+                                   'shouldIgnore': False} for file in json.loads(body)['files']]})
+        else:
+            for line in map(json.loads, body.splitlines() if what == 'commit' else ()):
+                if line['key'] == 'file':
+                    content = base64.b64decode(line['value']['content'])
+                    self.repositories.setdefault(name, {})[line['value']['path']] = content
+            url = f'http://{self.headers["Host"]}/ORG/new'
+            self._json({'url': url, 'name': 'ORG/new', 'commitUrl': f'{url}/commit/{COMMIT}',
+                        'commitOid': COMMIT, 'errors': [], 'warnings': []})
 
     def _json(self, content):
         self._answer(200, json.dumps(content).encode(), Content_Type='application/json')
@@ -155,20 +175,34 @@ FAULTS = {
     'hf:a/b/c': 'write hf:ORG/NAME',
     'hf:datasets/ORG/none/train': 'the hub has no such dataset',
     'hf:datasets/glue': 'write hf:datasets/ORG/NAME/PATH',
-    'hf:datasets/ORG/glue': 'of this path, but mrpc/test, mrpc/train, rte/train, sst2/cut',
-    'hf:datasets/ORG/glue/mprc/train': 'it has no Parquet files of this path, but mrpc/test',
-    'hf:datasets/ORG/csv/train': 'datasets/ORG/csv@refs/convert/parquet/default/train',
-    'hf:datasets/ORG/glue/sst2': 'Unavailable: hf:datasets/ORG/glue/sst2: it cannot be downloaded',
+    'hf:datasets/ORG/glue': 'this path; there are: mrpc/test, mrpc/train, rte/train, sst2/cut',
+    'hf:datasets/ORG/glue/mprc/train': 'no Parquet file has this path; there are',
+    'hf:datasets/ORG/csv/train': 'there are: none; what the hub made',
+    'hf:datasets/ORG/glue/sst2': 'Unavailable: hf:datasets/ORG/glue/sst2: the transfer failed',
 }
 
 
-def test_what_is_wrong_is_one_line(hub, tmp_path):
+def test_what_is_wrong_is_one_line(hub):
     ask(hub, 'hf:ORG/bert')
     for found, words in zip(ask(hub, *FAULTS), FAULTS.values(), strict=True):
         assert words in found and '\n' not in found
-    process = subprocess.run(
-        [sys.executable, '-m', 'bert_jax.convert', 'hf:ORG/bret', str(tmp_path / 'new'), '--to',
-         'bert_jax'], cwd=ROOT, env=os.environ | hub, capture_output=True, text=True, timeout=120)
-    assert process.returncode == 2 and process.stderr.count('\n') == 1, process.stderr
     with pytest.raises(InputError, match='of the Hugging Face hub: hf:ORG/bert-base-uncased'):
         load_weights('bert-base-uncased')
+
+
+def convert(hub, source, target, **environment):
+    return subprocess.run(
+        [sys.executable, '-m', 'bert_jax.convert', source, str(target), '--to', 'huggingface'],
+        cwd=ROOT, env=os.environ | hub | environment, capture_output=True, text=True, timeout=120)
+
+
+def test_a_model_is_published_with_its_card(hub, tmp_path):
+    refused = convert(hub, 'hf:ORG/bert', 'hf:ORG/new')
+    assert refused.returncode == 2 and 'log in with a token that may' in refused.stderr
+    published = convert(hub, 'hf:ORG/bert', 'hf:ORG/new', HF_TOKEN='may write')
+    assert published.returncode == 0, published.stderr
+    for name, content in Hub.repositories['ORG/new'].items():
+        (tmp_path / name).write_bytes(content)
+    assert_same(load_weights(tmp_path), load_weights(FOLDER))
+    card = (tmp_path / 'README.md').read_text()
+    assert 'Written by bert_jax' in card and hub['HF_HOME'] not in card

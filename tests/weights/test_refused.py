@@ -182,3 +182,6 @@ def test_paths_that_hold_no_model(tmp_path):
     for path in (tmp_path, tmp_path / 'nowhere', tmp_path / 'a file'):
         with refused(f'{path} '):
             load_weights(path)
+    (tmp_path / 'a.zip').write_bytes(b'PK')
+    with refused('a.zip is not a sound .zip file'):
+        load_weights(tmp_path / 'a.zip')
