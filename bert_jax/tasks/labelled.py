@@ -118,7 +118,8 @@ class LabelledTask:
       frozen: top-level part of the parameters that is not trained, or empty.
       inference: how predictions are made, for config.json.
       settled: names of metrics that belong to `inference` too.
-      guessing: metrics of the main set for the most frequent label of training as every answer.
+      guessing: metrics of the main set where every answer is the most frequent label of training,
+        or none of several.
       keeps_best: whether the parameters of the best evaluation are kept.
       num_examples: an epoch; None where nothing is trained.
     """

@@ -252,11 +252,9 @@ def text_task(
     there = [(split, examples) for split, examples in sets.items() if examples]
     guessing, truth = {}, there[0][1].labels
     if train is not None and train.labels is not None and truth is not None:
-        answer = np.zeros_like(truth)  # any constant correlates with nothing
+        answer = np.zeros_like(truth)  # no label of several; of numbers any constant does as well
         if head == 'classification':
             answer[:] = np.bincount(train.labels).argmax()
-        elif head == 'multi_label':
-            answer[:, : train.labels.shape[1]] = train.labels.mean(axis=0) > 0.5
         guessing = {name: METRICS[name].compute(answer, truth) for name in metrics}
     return LabelledTask(
         config, t, train=None if train is None else cut(train, 'first')[1],

@@ -479,9 +479,10 @@ def write_table(plan: Plan, failed: Mapping[str, str], whole: bool) -> tuple[str
                       if (cell := plan.cell(row, column)) is not None} for column in columns}
     titles = {column: {'title': COLUMNS[column].title, 'metric': COLUMNS[column].metric}
               for column in columns}
-    if table.mean:
+    downstream = [cells[one] for one in columns if COLUMNS[one].task]
+    if table.mean and len(downstream) > 1:
         titles['mean'] = {'title': 'mean'}
-        cells['mean'] = mean_of_columns(cells[one] for one in columns if COLUMNS[one].task)
+        cells['mean'] = mean_of_columns(downstream)
     runs = [(part.sweep, member) for part in parts for member in part.sweep.members]
     finished = [(sweep, member) for sweep, member in runs if sweep.result(member)]
     record = {
@@ -540,8 +541,8 @@ def _markdown(record: dict[str, Any]) -> str:
         lines.append("A tiny model does not reach the paper's figures; compare the order of rows.")
     if guessed := [columns[name]['title'] for name in record['is_guessing']]:
         whole = guessed == [title for title in headings if title != 'mean']
-        what = 'This table' if whole else ', '.join(guessed)
-        lines += ['', f'**{what} says nothing of the rows: none is better than guessing (the most '
+        what = 'this table' if whole else ', '.join(guessed)
+        lines += ['', f'**Says nothing of the rows: {what}. None is better than guessing (the most '
                       'frequent label, words by frequency) beyond chance.**']
     if any(record['differences'].values()):
         lines += [
@@ -719,9 +720,9 @@ def _own_table(name: str, rows: str) -> Table:
     # What has neither .py nor : belongs to the argument before it, as in ablations.py:base,tiny.
     configs = re.split(r',(?=[^,]*(?:\.py|:))', rows)
     return Table(
-        name, f'Table {name}', _OWN_COLUMNS, _OWN_COLUMNS, own=True, note=_OWN_NOTE, rows=[
+        name, f'Table {name}', _OWN_COLUMNS, _OWN_COLUMNS, [
             *(Row(config, config) for config in configs),
-            Row('not pre-trained', configs[0], scratch=True)])
+            Row('not pre-trained', configs[0], scratch=True)], mean=True, note=_OWN_NOTE, own=True)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -195,7 +195,6 @@ def _summary(p: Record) -> dict[str, str]:
         'MB of messages a step': f"{p['collective_bytes'] / 1e6:,.0f}",
         'ms a step: compute': f"{1e3 * p['seconds']['compute']:,.1f}",
         '  messages': f"{1e3 * p['seconds']['collectives']:,.1f}",
-        'MFU': f"{100 * p['mfu']:.1f} %",
         'hours': f"{p['hours']:,.1f}",
     }
 

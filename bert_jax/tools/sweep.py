@@ -250,7 +250,8 @@ class Sweep:
     def results(self) -> dict[Member, dict[str, Any]]:
         """The results of the finished members, best first."""
         found = {m: r for m in self.members if (r := self.result(m)) is not None}
-        return dict(sorted(found.items(), key=lambda item: -_score(item[1])))
+        # Pre-training with other masks than BERT's has another metric than the rest.
+        return dict(sorted(found.items(), key=lambda item: -item[1][item[1]['metric']]))
 
     def seconds(self, member: Member) -> float:
         """Seconds that a run took, over all its starts."""
@@ -283,7 +284,8 @@ class Sweep:
         groups: dict[Settings, list[float]] = {}
         for member in self.members:
             if member in results:
-                groups.setdefault(member.without('seed'), []).append(_score(results[member]))
+                score = results[member][results[member]['metric']]
+                groups.setdefault(member.without('seed'), []).append(score)
         rows = [{'settings': dict(group), **summary(values), 'best': max(values)}
                 for group, values in groups.items()]
         lines = markdown(['settings', 'runs', f'mean {metric}', 'deviation', 'best'], [[
@@ -309,12 +311,6 @@ class Sweep:
             'runs': {m.name: results.get(m) for m in self.members},
         }, indent=1))
         return 1 if failed else 0
-
-
-def _score(result: dict[str, Any]) -> float:
-    """By its own metric: pre-training with other masks than BERT's has another than the rest."""
-    score: float = result[result['metric']]
-    return score
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:

@@ -245,7 +245,6 @@ def test_several_labels_an_example(label, none, tmp_path):
     task = opened('classification', source, tmp_path, own={'multi_label': True},
                   eval_source=True, text='body', label='kinds')
     assert task.head == 'multi_label' and task.labels == ('a', 'b')
-    assert task.guessing['micro_f1'] == pytest.approx(2 / 3)  # b, b, b
     marks = np.array([[1, 1], [0, 1], [0, 0]], np.float32)
     np.testing.assert_array_equal(task.train.labels['labels'], marks)
     scores, files = task.evaluated[0].results({'logits': marks - 0.5})
