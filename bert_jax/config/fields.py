@@ -137,9 +137,6 @@ FIELDS: Mapping[str, Field] = {
     'train.log_every': Field(100, 'duration'),
     # Steps that train on other rows than planned, which no other step of that length uses.
     'train.skip_steps': Field((), 'elsewhere', PRETRAINING),
-    # An earlier run of this recipe (directory or metrics.jsonl); accuracies far from its accuracies
-    # at the same step give a warning.
-    'train.reference': Field('', 'path', PRETRAINING),
     # '100..110': a trace of these steps, for TensorBoard; '100..110@0,3': on these hosts.
     'train.profile': Field('', 'elsewhere'),
     # Beside metrics.jsonl, between commas: tensorboard, wandb, cloud_monitoring (of every host).

@@ -42,7 +42,6 @@ from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.text import check_known, load_tokenizer
 from bert_jax.train.gates import Gates
-from bert_jax.train.report import read_records
 from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep, Phase, evaluate
 
@@ -277,7 +276,6 @@ class PretrainTask:
         self.vocab_size: int = self.data.vocab_size
         self.vocab_path: Path | None = self.data.vocab_path
         self._examples = functools.cache(self.data.training)  # by phases, for whoever asks first
-        self._curve = read_curve(config.train.reference) if config.train.reference else []
 
     @property
     def num_examples(self) -> int | None:
@@ -397,7 +395,7 @@ class PretrainTask:
         return Gates(
             chance=guessing if fresh else None,
             by_frequency=next(iter(self.guessing.values()), None),
-            settled=settled, curve=self._curve, phases=[end + 1 for end in ends], rows_of=rows_of,
+            settled=settled, phases=[end + 1 for end in ends], rows_of=rows_of,
             repeated=self.data.repeated_share() if fresh else 0.0)
 
     def with_seed(self, seed: int) -> PretrainTask:
@@ -410,21 +408,6 @@ class PretrainTask:
 
     def finish(self, *_: Any) -> dict[str, Any]:
         return {}  # the checkpoints are all there is
-
-
-def read_curve(named: str) -> list[dict[str, Any]]:
-    """The records of `train.reference`.
-
-    Raises:
-      InputError: there are none with an accuracy.
-    """
-    path = as_path(named)
-    path = path / 'metrics.jsonl' if path.is_dir() else path
-    records = read_records(path)
-    if not any(name.endswith('accuracy') for record in records for name in record):
-        raise InputError(f'config.train.reference={named}: {path} has no accuracies to compare '
-                         'with: name a run directory, or the metrics.jsonl of one')
-    return records
 
 
 def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = '') -> float:

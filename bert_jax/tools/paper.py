@@ -179,7 +179,7 @@ _OWN_NOTE = (
     'Rows that differ in text, vocabulary, length or data.next_sentence are not comparable in it.')
 # Fields that do not change the result of a run.
 _BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.log_every',
-           'train.keep_checkpoints', 'train.profile', 'train.reference', 'train.loggers',
+           'train.keep_checkpoints', 'train.profile', 'train.loggers',
            'data.dir', 'data.local_dir', 'data.tfds_dir', 'mesh.')
 # Figure 5 fine-tunes checkpoints of Base, which has several names, and of LTR.
 _KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')

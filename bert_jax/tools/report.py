@@ -67,7 +67,7 @@ _NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity',  # f
 # Fields without a say in the result, and those that follow from others.
 _BESIDE = ('inference.', 'labels', 'head', 'metric', 'guessing.', 'data.dir', 'data.local_dir',
            'data.tfds_dir', 'train.keep_checkpoints', 'train.log_every', 'train.loggers',
-           'train.profile', 'train.reference', 'train.save_every', 'train.verify_every',
+           'train.profile', 'train.save_every', 'train.verify_every',
            'train.eval_every', 'train.eval_batch_size')
 # Digests, and what `phases` says.
 _NOT_SHOWN = (*_BESIDE, 'identity.', 'vocabulary', 'train.steps', 'train.batch_size',

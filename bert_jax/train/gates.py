@@ -11,14 +11,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 MEANINGS: Mapping[str, str] = {
     'first_loss': 'the loss of the first step is not that of guessing',
     'plateau': 'the language-model loss stays where guessing by frequency has it',
     'leak': 'words are guessed better than words can be',
-    'below_curve': 'an accuracy is below that of the run which this one is compared with',
-    'above_curve': 'an accuracy is above that of the run which this one is compared with',
     'loss_spike': 'the loss of a step is far above those before it',
     'gradient_spike': 'the gradient of a step is far above those before it',
     'repeats': 'much of the text is there more than once',
@@ -31,9 +27,6 @@ _FIRST_LOSS = 0.5  # from chance; fresh parameters of Large are 0.2 off
 _PLATEAU = 0.1  # below the loss of guessing by frequency
 # Accuracy: of masked words BERT-Large ends near 0.7, and none is at 0.5 in its first tenth.
 _TOO_GOOD, _TOO_GOOD_EARLY = 0.85, 0.5
-# An accuracy is outside the band by this share of the expected one, and by at least so much.
-_BELOW, _ABOVE, _LEAST_OFF = 0.2, 0.3, 0.03
-_IN_A_ROW = 2  # log lines, each of a few batches only
 _REPEATED = 0.2  # of the sentences
 
 
@@ -58,8 +51,8 @@ class Gates:
 
     def __init__(
         self, *, chance: float | None = None, by_frequency: float | None = None, settled: int = 0,
-        curve: Sequence[Mapping[str, Any]] = (), repeated: float = 0.0,
-        phases: Sequence[int] = (), rows_of: Callable[[int], str] = lambda step: '',
+        repeated: float = 0.0, phases: Sequence[int] = (),
+        rows_of: Callable[[int], str] = lambda step: '',
     ):
         """Arms the gates.
 
@@ -68,22 +61,15 @@ class Gates:
             or the first step is done.
           by_frequency: language-model loss of guessing by frequency, if known.
           settled: the step at which the plateau gate arms.
-          curve: records of a run to compare with.
           repeated: share of the sentences that occur more than once.
           phases: first steps of the later phases; spikes are measured within a phase.
           rows_of: from a step to the names of its rows.
         """
         self._chance, self._by_frequency, self._settled = chance, by_frequency, settled
         self._fresh = chance is not None
-        self._curve = {
-            name: np.array([(r['step'], r[name]) for r in curve if name in r]).T
-            for name in {name for record in curve for name in record}
-            if name.endswith('accuracy') and not name.startswith('gate/')
-        }
         self._repeated, self._phases, self._rows_of = repeated, phases, rows_of
         self._histories: dict[str, deque[float]] = {
             name: deque(maxlen=_HISTORY) for name in ('gradient', 'loss')}
-        self._out: dict[str, int] = {}  # records in a row that were out of the curve's band
         self._raised: set[str] = set()  # alarms that stay as long as what they are about
 
     def trained(
@@ -142,30 +128,15 @@ class Gates:
 
     def measured(self, kind: str, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Warnings about metrics of training steps ('train') or of an evaluation ('eval')."""
-        result: list[Alarm] = []
-        if (accuracy := _language_model(metrics, 'accuracy')) is not None:
-            early = self._fresh and step < self._settled
-            result += self._lasting(
-                'leak', accuracy > (_TOO_GOOD_EARLY if early else _TOO_GOOD), step, accuracy,
-                f'language-model accuracy ({kind}) {accuracy:.1%}: no words are as easy to guess; '
-                'do the rows still hold what is asked, or held-out documents stand in the training '
-                'text?', kind)
-        for metric, value in metrics.items():
-            name = f'{kind}/{metric}'
-            if name not in self._curve:
-                continue
-            steps, values = self._curve[name]
-            if steps[0] <= step <= steps[-1]:
-                expected = float(np.interp(step, steps, values))
-                below = value < expected - max(_BELOW * expected, _LEAST_OFF)
-                above = value > expected + max(_ABOVE * expected, _LEAST_OFF)
-                row = self._out[name] = self._out.get(name, 0) + 1 if below or above else 0
-                enough = row >= (_IN_A_ROW if kind == 'train' else 1)
-                line = (f'{name} {value:.3f}, and the run that it is compared with had '
-                        f'{expected:.3f} here')
-                result += self._lasting('below_curve', below and enough, step, value, line, name)
-                result += self._lasting('above_curve', above and enough, step, value, line, name)
-        return result
+        accuracy = _language_model(metrics, 'accuracy')
+        if accuracy is None:
+            return []
+        early = self._fresh and step < self._settled
+        return self._lasting(
+            'leak', accuracy > (_TOO_GOOD_EARLY if early else _TOO_GOOD), step, accuracy,
+            f'language-model accuracy ({kind}) {accuracy:.1%}: no words are as easy to guess; do '
+            'the rows still hold what is asked, or held-out documents stand in the training text?',
+            kind)
 
     def _lasting(
         self, name: str, speaks: bool, step: int, value: float, line: str, about: str = ''

@@ -21,7 +21,7 @@ from bert_jax.weights.run_directory import read_config, whole_steps
 
 # Fields that may change at a resume without a word. The vocabulary itself is compared.
 _FREE_TO_CHANGE = (
-    'train.eval_every', 'train.save_every', 'train.log_every', 'train.profile', 'train.reference',
+    'train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
     'train.verify_every', 'train.loggers', 'train.keep_checkpoints', 'train.max_eval_examples',
     'data.dir', 'data.local_dir', 'data.tfds_dir', 'data.vocab_file', 'data.add_tokens',
     'vocabulary', 'identity.vocabulary', 'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'inference.')

@@ -7,8 +7,7 @@ import pytest
 
 from bert_jax.config import complete, default_config
 from bert_jax.config.phases import batches_of
-from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.pretrain import PretrainTask, read_curve
+from bert_jax.tasks.pretrain import PretrainTask
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device
 
 PHASES = [{'steps': steps, 'batch_size': 4, 'max_seq_length': 16, 'max_predictions_per_seq': 3,
@@ -75,17 +74,6 @@ def test_a_spike_names_the_rows_of_its_step(step, skipped, named):
     usual = [{'loss': 2.0, 'grad_norm': 1.0}] * 200
     (alarm,) = gates.trained(step, [*usual, {'loss': 9.0, 'grad_norm': 1.0}], {})
     assert f': {named}config.train.skip_steps=({step},)' in alarm.line
-
-
-@pytest.mark.parametrize(('content', 'words'), [
-    (None, 'no accuracies'), ('{"step": 1, "train/loss": 2}\n', 'no accuracies'),
-    ('[]\n{"step": 1}\n', 'line 1'),
-])
-def test_a_reference_without_a_curve_is_refused(content, words, tmp_path):
-    if content is not None:
-        (tmp_path / 'metrics.jsonl').write_text(content)
-    with pytest.raises(InputError, match=words):
-        read_curve(str(tmp_path))
 
 
 @pytest.mark.parametrize(('fresh', 'above', 'names'), [

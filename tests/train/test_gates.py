@@ -19,13 +19,9 @@ def good(step):
             'mlm_accuracy': 0.4 * (1 - math.exp(-step / 300)), 'nsp_accuracy': 0.7 + noise}
 
 
-CURVE = [{'step': step, **{f'{kind}/{name}': value for name, value in good(step).items()}}
-         for step in range(20, 1001, 20) for kind in ('train', 'eval')]
-
-
 def said(measured, last=1000, chance=CHANCE, **more):
     """[(name, step)] of what the gates say; a log line every 20 steps, an evaluation every 100."""
-    gates = Gates(chance=chance, by_frequency=BY_FREQUENCY, settled=200, curve=CURVE, **more)
+    gates = Gates(chance=chance, by_frequency=BY_FREQUENCY, settled=200, **more)
     alarms = []
     for end in range(20, last + 1, 20):
         steps = [measured(step) for step in range(end - 19, end + 1)]
@@ -56,12 +52,9 @@ def constant(loss, accuracy):
     (good, {}, []),
     (at(1, loss=CHANCE + 3), {}, [('first_loss', 1)]),
     (at(1, loss=1.0), {'chance': None}, []),  # it does not begin here
-    # Labels that are not their rows': it cannot leave guessing, and falls behind the curve.
-    (guessing, {}, [('below_curve', 100), ('below_curve', 100), ('plateau', 200)]),
+    (guessing, {}, [('plateau', 200)]),  # labels that are not their rows'
     # Rows that say what is masked.
-    (at(-41, mlm_accuracy=0.97), {}, [
-        ('leak', 60), ('above_curve', 80), ('leak', 100), ('above_curve', 100)]),
-    (at(-41, nsp_accuracy=0.5), {}, [('below_curve', 80), ('below_curve', 100)]),
+    (at(-41, mlm_accuracy=0.97), {}, [('leak', 60), ('leak', 100)]),
     (at(333, grad_norm=40.0), {}, [('gradient_spike', 333)]),
     (at(333, loss=9.0), {}, [('loss_spike', 333)]),
     (at(10, grad_norm=40.0, loss=20.0), {}, []),  # a run begins as it likes
