@@ -284,15 +284,12 @@ def incomparable(run: RunRecords, first: RunRecords) -> str:
             (r.fields.get('phases') or [{}])[-1].get('max_seq_length')} for r in (run, first))
     rows = () if a.get('task') != 'pretrain' else _HELD_OUT_ROWS if any(
         r.metric.startswith(_STANDARD) for r in (run, first)) else (*_HELD_OUT_ROWS, *_MASKING)
-    for what, names in (('another ', ('task', 'metric')),
+    source = 'data.eval_source' if b.get('data.eval_source') else 'data.source'
+    for what, names in (('another ', ('task', 'metric', source)),
                         ('its held-out rows have another ', rows)):
         if others := [name for name in names if a.get(name) != b.get(name)]:
             return what + ', '.join(others)
-    # Digests differ with the vocabulary too.
-    source = 'data.eval_source' if b.get('data.eval_source') else 'data.source'
-    return '' if a.get(source) == b.get(source) else (
-        'other held-out data' if any(a.get(name) != b[name] for name in b if name.startswith((
-            'identity.content', 'identity.held-out', 'identity.examples'))) else '')
+    return ''
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -422,17 +419,13 @@ def _in_short(groups: Sequence[Group], guessing: Mapping[str, float]) -> str:
 
 def _gates(groups: Sequence[Group]) -> str:
     """The steps at which each gate warned."""
-    rows: dict[tuple[str, str], list[int]] = {}
-    for run in (run for group in groups for run in group.runs):
-        for record in run.records:
-            for name in record:
-                if name.startswith('gate/'):
-                    rows.setdefault((run.name, name[5:]), []).append(record['step'])
+    found = [(run.name, gate, steps) for group in groups for run in group.runs for gate in MEANINGS
+             if (steps := [r['step'] for r in run.records if f'gate/{gate}' in r])]
     return '<ul class="spoken">' + ''.join(
         f'<li>{escape(run)}, step {steps[0]:,}'
         f'{f" and {len(steps) - 1} more, to {steps[-1]:,}" * (len(steps) > 1)}: '
-        f"<b>{escape(gate)}</b>, {escape(MEANINGS.get(gate, ''))}</li>"
-        for (run, gate), steps in rows.items()) + '</ul>' if rows else ''
+        f'<b>{gate}</b>, {escape(MEANINGS[gate])}</li>' for run, gate, steps in found
+    ) + '</ul>' if found else ''
 
 
 def _charts(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """tools.report: one page of runs in every state, and what is refused."""
 
-import base64
 import json
 import re
 
@@ -80,9 +79,6 @@ def test_the_page(runs, capsys):
     assert (heads['layers'], heads['heads']) == (3, 4) and data['attention'][2] is None
     tokens = heads['tokens']
     assert tokens[0] == '[CLS]' and tokens[-2:] == ['.', '[SEP]']
-    values = np.frombuffer(base64.b64decode(heads['values']), np.uint8)
-    sums = values.reshape(3, 4, len(tokens), len(tokens)).sum(-1)
-    assert np.abs(sums.astype(int) - 255).max() <= len(tokens)
     assert page.count('<span class="guess') > 10 and 'class="guess true"' in page
 
 
@@ -107,7 +103,7 @@ def test_groups_of_seeds_and_how_far_they_are_apart(runs, tmp_path):
     for name, score in scores.items():
         fields = {'task': 'pretrain', 'metric': 'mlm_accuracy', 'seed': int(name[-1]),
                   'train': {'steps': 8}, 'data': {'masking': 'pieces'},
-                  'model': {'hidden_size': len(name.rstrip('-012')) + 60 * name.startswith('w')}}
+                  'model': {'hidden_size': 64 if name.startswith('wide') else 32}}
         (tmp_path / name).mkdir()
         describe_run(tmp_path / name, fields, None)
         (tmp_path / name / 'metrics.jsonl').write_text(
