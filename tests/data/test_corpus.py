@@ -10,7 +10,6 @@ import pytest
 
 from bert_jax.data import corpus, python_docs, store
 from bert_jax.data.corpus import open_source, sample_texts, tfds_records
-from bert_jax.runtime import files
 from tests.refusals import refused
 
 WIKI = (
@@ -44,7 +43,6 @@ def _texts(spec, split=None, folder=''):
      ['One.\nTwo.', 'Ä'], True),
     ('rows.csv', 'id,text\n1,"One.\nTwo."\n2,\n3, Ä\n', '', ['One.\nTwo.', 'Ä'], True),
     ('cells.tsv', 'text\tid\nOne.\t1\n', '', ['One.'], True),
-    ('rows.tsv', 'One.\tTwo.\n', 'text:', ['One.\tTwo.'], True),
 ])
 @pytest.mark.parametrize(('ending', 'compress', 'block_bytes'), [
     ('.gz', gzip.compress, 1 << 20), ('.bz2', bz2.compress, 1 << 20), ('', bytes, 1 << 20),
@@ -71,11 +69,9 @@ def test_formats(
     ('cut.txt.gz', gzip.compress(b'Some text.\n' * 1000, mtime=0)[:40], '',
      ['cut.txt.gz', 'cut short']),
     ('not.txt.gz', b'Some text.\n', '', ['not.txt.gz', 'gzip']),
-    ('bad.jsonl', b'{"text": "a"}\n\n{"text": \n', '', ['bad.jsonl, line 3', 'not JSON']),
     ('type.jsonl', b'[1]\n', '', ['type.jsonl, line 1', 'not a JSON object']),
     ('other.jsonl', b'{"body": "a"}\n', '', ['line 1', "no field 'text'", 'config.data.text']),
     ('other.csv', b'body\na\n', '', ["no column 'text'", 'config.data.text']),
-    ('cells.csv', b'text,id\na\n', '', ['cells.csv, line 2: columns: 1']),
     ('open', b'<doc id="7" title="T">\nT\n\nText.\n', '', ['open', 'id="7"', '</doc>']),
     ('nested', b'<doc id="7">\nT\n\nText.\n<doc id="8">\nU\n</doc>\n', '', ['id="7"', '</doc>']),
     ('stray', b'<doc id="7">\nT\n\na\n</doc>\nStray.\n', '', ['byte 25', 'Stray.']),
@@ -239,9 +235,3 @@ def test_a_source_is_its_content(tmp_path):
     assert here != fingerprint('{}/there/*')
     (tmp_path / 'here' / 'a.txt').rename(tmp_path / 'here' / 'a.jsonl')  # is read otherwise
     assert here != fingerprint('{}/here/*')
-
-
-def test_objects_in_a_bucket_have_the_same_identity(tmp_path, bucket):
-    _write(tmp_path / 'a.txt', b'One.\n')
-    files.write_whole(f'{bucket}/a.txt', b'One.\n')
-    assert store.digests([f'{bucket}/a.txt']) == store.digests([tmp_path / 'a.txt'])

@@ -145,11 +145,10 @@ def test_added_words_make_another_store(folder):
 def test_a_mixture_by_size(folder):
     data = _open(folder, 'a.txt', ('b.txt', 3.0), mix_power=0.7)
     a, b = (len(store.tokens) ** 0.7 for store in data.stores.values())
-    ids, tokens = (data.training(S, P).rows(np.arange(1000))['input_ids'],
-                   load_tokenizer(data.vocab_path, True).vocab.tokens)
-    in_a, in_b = (np.isin(ids, [i for i, token in enumerate(tokens) if set(token) & set(letters)])
-                  .sum(axis=1) for letters in ('abcdefghijklm', 'nopqrstuvwxyz'))
-    assert (in_a > in_b).mean() == pytest.approx(a / (a + 3 * b), abs=0.02)  # some are replaced
+    ids, vocab = data.training(S, P).rows(np.arange(1000))['input_ids'], load_tokenizer(
+        data.vocab_path, True).vocab
+    later = np.array([max(token.lower()) > 'm' for token in vocab.tokens])[ids].mean(axis=1) > 0.5
+    assert later.mean() == pytest.approx(3 * b / (a + 3 * b), abs=0.05)
 
 
 def test_records_beside_text(folder, vocab_file):

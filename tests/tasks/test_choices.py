@@ -48,8 +48,6 @@ def test_files_of_swag_and_in_its_style(tmp_path, name, content, context, ending
 
 @pytest.mark.parametrize(('name', 'choices', 'rows'), [
     ('own.csv', ['a', 'b', 'c'], 'q,a,b,c,y\nWho?,me,you,"it, there",c\nWhy?,so,no,all,a\n'),
-    ('own.tsv', ['a', 'b', 'c'], 'q\ty\tc\tb\ta\nWho?\t2\tit, there\tyou\tme\n'
-                                 'Why?\t0\tall\tno\tso\n'),
     ('own.jsonl', ['all'], '{"q": "Who?", "all": ["me", "you", "it, there"], "y": 2}\n'
                            '{"q": "Why?", "all": ["so", "no", "all"], "y": 0}\n'),
 ])

@@ -275,27 +275,24 @@ def parquet(path, metadata=(), **columns):
     return str(path)
 
 
-def test_labels_that_are_numbers_get_their_names(tmp_path):
-    names = {'_type': 'ClassLabel', 'names': ['yes', 'maybe', 'no']}
-    own = {'eval_source': True, 'max_malformed': 0.5}
-    source = parquet(tmp_path / 'a.parquet', {'label': names}, text=WORDS[:4], label=[2, 0, 2, -1])
+NAMES = {'_type': 'ClassLabel', 'names': ['yes', 'maybe', 'no']}
+
+
+@pytest.mark.parametrize('feature, multi_label, label, ids', [
+    (NAMES, False, [2, 0, 2, -1], [2, 0, 2]),  # -1: unlabelled
+    ({'_type': 'List', 'feature': NAMES}, True, [[2, 0], [], [1]],
+     [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
+])
+def test_labels_that_are_numbers_get_their_names(feature, multi_label, label, ids, tmp_path):
+    own = {'own': {'multi_label': multi_label}, 'eval_source': True, 'max_malformed': 0.5}
+    columns = {'text': WORDS[: len(label)], 'label': label}
+    source = parquet(tmp_path / 'a.parquet', {'label': feature}, **columns)
     task = opened('classification', source, tmp_path, **own)
     assert task.labels == ('yes', 'maybe', 'no')
-    assert task.train.labels['labels'].tolist() == [2, 0, 2]  # -1: unlabelled
-    source = put(tmp_path, 'a.csv', 'text,label\njohn,1\nleader,0\n')
-    task = opened('classification', source, tmp_path, label_names='x,y', **own)
-    assert task.labels == ('x', 'y') and task.train.labels['labels'].tolist() == [1, 0]
-    several = {'_type': 'List', 'feature': names}
-    columns = {'text': WORDS[:3], 'label': [[2, 0], [], [1]]}
-    source = parquet(tmp_path / 'b.parquet', {'label': several}, **columns)
-    task = opened('classification', source, tmp_path, own={'multi_label': True}, **own)
-    assert task.labels == ('yes', 'maybe', 'no')
-    assert task.train.labels['labels'].tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
-    tags = {'_type': 'Sequence', 'feature': names | {'names': ['O', 'B-PER', 'I-PER']}}
-    source = parquet(tmp_path / 'c.parquet', {'ner_tags': tags}, tokens=[['john', 'was']],
-                     ner_tags=[[1, 0]])
-    task = opened('tagging', source, tmp_path, text='tokens', label='ner_tags', **own)
-    assert task.metric == 'f1' and task.labels == ('O', 'B-PER', 'I-PER')
+    assert task.train.labels['labels'].tolist() == ids
+    source = parquet(tmp_path / 'b.parquet', **columns)
+    assert opened('classification', source, tmp_path, label_names='x,y,z', **own).labels == (
+        'x', 'y', 'z')
 
 
 def test_regression_on_pairs(tmp_path):
@@ -311,18 +308,23 @@ def test_regression_on_pairs(tmp_path):
     assert all(n == 2 for n in task.train.sequences.first_lengths - 1)
 
 
-@pytest.mark.parametrize('as_file', [False, True])
-def test_tags_that_are_numbers_get_their_names(as_file, tmp_path, capsys):
-    source = put(tmp_path, 'own.jsonl', [
-        {'text': ['john', 'was'], 'label': [1, 0]}, {'text': ['the', 'leader'], 'label': [0, 0]}])
-    names = put(tmp_path, 'names', 'O\nB-PER\nI-PER\n') if as_file else 'O,B-PER,I-PER'
-    own = {'eval_source': True}
-    assert opened('tagging', source, tmp_path, **own).metric == 'accuracy'
-    assert 'no entities can be made: name them with' in capsys.readouterr().out
-    task = opened('tagging', source, tmp_path, **own, label_names=names)
+@pytest.mark.parametrize('where', ['option', 'file', 'Parquet'])
+def test_tags_that_are_numbers_get_their_names(where, tmp_path, capsys):
+    tags, own = [[1, 0], [0, 0]], {'eval_source': True}
+    source = put(tmp_path, 'own.jsonl', [{'text': WORDS[:2], 'label': row} for row in tags])
+    if where == 'Parquet':
+        feature = {'_type': 'Sequence', 'feature': NAMES | {'names': ['O', 'B-PER', 'I-PER']}}
+        source = parquet(
+            tmp_path / 'a.parquet', {'label': feature}, text=[WORDS[:2]] * 2, label=tags)
+    else:
+        assert opened('tagging', source, tmp_path, **own).metric == 'accuracy'
+        assert 'no entities can be made: name them with' in capsys.readouterr().out
+        own['label_names'] = put(
+            tmp_path, 'names', 'O\nB-PER\nI-PER\n') if where == 'file' else 'O,B-PER,I-PER'
+    task = opened('tagging', source, tmp_path, **own)
     assert task.metric == 'f1' and task.labels == ('O', 'B-PER', 'I-PER')
     with pytest.raises(InputError, match='label 1 has no name in config.data.label_names'):
-        opened('tagging', source, tmp_path, **own, label_names='O', max_malformed=0.0)
+        opened('tagging', source, tmp_path, **own | {'label_names': 'O', 'max_malformed': 0.0})
 
 
 POS = '\n'.join(f'{a} DT\n{b} NN\n' for a, b in zip(WORDS, WORDS[1:]))

@@ -42,26 +42,18 @@ GOOD = {
            'blank lines': lambda text: text.replace('\n', '\n\n'),
        }.items()},
     'spaces in the header': ('a.csv', CSV.replace('text,label', ' text , label '), TEXTS),
-    'a quoted header': ('a.csv', CSV.replace('text,label', '"text","label"'), TEXTS),
-    'columns in another order': ('a.csv', 'label,text\na,x\nb,y\n', ['x', 'y']),
     'further columns': ('a.csv', 'id,text,label,\n1,x,a,\n2,y,b,\n', ['x', 'y']),
     'other line ends of Unicode': ('a.tsv', f'text\tlabel\n{ODD}\ta\nz\tb\n', [ODD, 'z']),
     'a line end in quotes': ('a.csv', 'text,label\n"x\ny",a\nz,b\n', ['x\ny', 'z']),
-    'a quote in quotes': ('a.csv', 'text,label\n"say ""x""",a\nz,b\n', ['say "x"', 'z']),
     'a quote within a cell': ('a.csv', 'text,label\n5" pipe,a\nz,b\n', ['5" pipe', 'z']),
     'quotes in tsv are characters': ('a.tsv', 'text\tlabel\n"x\ta\ny"\tb\n', ['"x', 'y"']),
     'a long cell, csv': ('a.csv', f'text,label\n{LONG},a\nz,b\n', [LONG, 'z']),
     'a long cell, json': (
         'a.jsonl', json.dumps({'text': LONG, 'label': 'a'}) + '\n' + LINES, [LONG, *TEXTS]),
     'an odd ending is tsv': ('a.data', TSV, TEXTS),
-    'no ending is tsv': ('table', TSV, TEXTS),
-    'letters of other scripts': ('a.csv', 'text,label\nпривет,a\n你好,b\n', ['привет', '你好']),
-    'one row of json has more': (
-        'a.jsonl', LINES + '{"text": "x", "label": "a", "more": [1]}\n', [*TEXTS, 'x']),
 }
 BAD = {
     'an unclosed quote': ('a.csv', OPEN, 'line 33 is not CSV'),
-    'text after a quote': ('a.csv', 'text,label\n"x"y,a\nz,b\n', 'line 2 is not CSV'),
     'a doubled column': ('a.csv', 'text,text,label\nx,y,a\nz,w,b\n', "two columns 'text'"),
     **{f'CR line ends, {file}': (file, content.replace('\n', '\r'), 'end with CR only')
        for file, content in (('a.csv', CSV), ('a.tsv', TSV))},
@@ -73,13 +65,10 @@ BAD = {
     'half of a surrogate pair': (
         'a.jsonl', '{"text": "\\ud800", "label": "a"}\n', 'surrogate'),
     'gzip that is none': ('a.csv.gz', CSV.encode(), 'not a sound gzip file'),
-    'gzip cut short': ('a.csv.gz', gzip.compress(CSV.encode())[:-9], 'not a sound gzip file'),
     'another case of letters': (
         'a.csv', CSV.replace('text,', 'Text,'), "did you mean 'Text'.*config.data.text"),
     'another name': ('a.csv', CSV.replace('text,', 'sentence,'), "no column 'text'.*it has: sent"),
-    'no header': ('a.csv', CSV.partition('\n')[2], "no column 'text'"),
     'semicolons': ('a.csv', CSV.replace(',', ';'), "separated by ';'"),
-    'tabs in csv': ('a.csv', TSV, "no column 'text'"),
     **{f'empty, {file}': (file, '', 'holds no rows')
        for file in ('a.csv', 'a.tsv', 'a.jsonl')},
     'a header alone': ('a.csv', 'text,label\n', 'holds no rows'),
@@ -105,7 +94,7 @@ def test_a_table_is_read_alike(name, tmp_path):
     file, content, texts = GOOD[name]
     path = put(tmp_path, file, content)
     assert trained(path) == trained(path, ['a']) == texts
-    if file not in ('a.data', 'table'):  # which predictions take for lines of text
+    if file != 'a.data':  # which predictions take for lines of text
         assert predicted(path) == texts
 
 
@@ -124,9 +113,6 @@ ROWS_OUT = {
     'a line that is no json': ('a.jsonl', LINES + '{\n', 'line 5: not JSON'),
     'a field that is there twice': (
         'a.jsonl', LINES + '{"text": "x", "text": "y", "label": "a"}\n', "'text' is there twice"),
-    'a field that is missing': ('a.jsonl', LINES + '{"label": "a"}\n', "no field 'text'"),
-    'a number for a text': (
-        'a.jsonl', LINES + '{"text": 5, "label": "a"}\n', 'a text is not a string'),
     'a null for a text': (
         'a.jsonl', LINES + '{"text": null, "label": "a"}\n', 'a text is not a string'),
 }

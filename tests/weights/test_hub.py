@@ -139,12 +139,6 @@ for name in sys.argv[1:]:
 """
 
 
-def test_a_model_by_name_is_the_folder_and_stays_in_the_cache(hub):
-    first, second = ask(hub, 'hf:ORG/bert', f'hf:ORG/bert@{COMMIT}')
-    assert [first] == [second] == ask(hub, 'hf:ORG/bert', HF_HUB_OFFLINE='1')
-    assert_same(load_weights(first), load_weights(FOLDER))
-
-
 SPLITS = {
     'ORG/glue/mrpc/train': ['mrpc/train-00000-of-00002.parquet',
                             'mrpc/train-00001-of-00002.parquet'],
@@ -156,10 +150,13 @@ SPLITS = {
 }
 
 
-def test_a_split_of_a_data_set_is_its_files_and_stays_in_the_cache(hub):
-    names = [f'hf:datasets/{name}' for name in SPLITS]
+def test_what_has_a_name_is_its_files_and_stays_in_the_cache(hub):
+    names = ['hf:ORG/bert', f'hf:ORG/bert@{COMMIT}', *(f'hf:datasets/{name}' for name in SPLITS)]
     for environment in ({}, {'HF_HUB_OFFLINE': '1'}):
-        for files, wanted in zip(ask(hub, *names, **environment), SPLITS.values(), strict=True):
+        folder, again, *found = ask(hub, *names, **environment)
+        assert_same(load_weights(folder), load_weights(FOLDER))
+        assert folder == again
+        for files, wanted in zip(found, SPLITS.values(), strict=True):
             assert [file.partition(f'{COMMIT}/')[2] for file in files] == wanted
             assert [Path(x).read_bytes() for x in files] == [x.encode() for x in wanted]
     # Of what is only partly there, nothing is read.
