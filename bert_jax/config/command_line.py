@@ -103,14 +103,11 @@ def parse_command(
 def _print_help(description: str, file: str, config: config_lib.ConfigDict | None) -> None:
     """What a command does, and of its config the docstring and the fields with their values."""
     print(description)
-    if config is None:
-        print('With --config=FILE, --help lists the fields.')
-        return
     if file:
         with open(file.partition(':')[0], encoding='utf-8') as code:
             print(ast.get_docstring(ast.parse(code.read())) or '', end='\n\n')
-    print(f'Its fields (what they mean: {fields.__file__}):')
-    for path, value in flat_fields(config).items():
+    print(f'Fields, with --config=FILE (what they mean: {fields.__file__}):')
+    for path, value in flat_fields(config or {}).items():
         print(f'  --config.{path}={value!r}')
 
 

@@ -188,19 +188,15 @@ FIELDS: Mapping[str, Field] = {
 # Arguments of Hugging Face's Trainer and its scripts whose fields have another name here
 # (docs/from_trainer.md has all of them).
 _OF_THE_TRAINER: Mapping[str, str] = {
-    'init_checkpoint': 'model_name_or_path model_name', 'optimizer.learning_rate': 'lr',
-    'data.source': 'train_file dataset_name', 'data.eval_source': 'validation_file',
-    "train.steps='3 epochs'": 'num_train_epochs max_steps', 'train.log_every': 'logging_steps',
-    "train.eval_every='1 epoch'": 'eval_strategy eval_steps', 'train.loggers': 'report_to',
-    "train.save_every='1 epoch'": 'save_strategy save_steps', 'model.dtype': 'bf16 fp16',
+    'init_checkpoint': 'model_name_or_path', 'train.loggers': 'report_to',
+    "train.steps='3 epochs'": 'num_train_epochs max_steps', 'model.dtype': 'bf16 fp16',
+    "train.eval_every='1 epoch'": 'eval_strategy eval_steps', 'optimizer.learning_rate': 'lr',
+    "train.save_every='1 epoch'": 'save_strategy save_steps', 'train.log_every': 'logging_steps',
     'train.batch_size': 'per_device_train_batch_size', 'model.remat': 'gradient_checkpointing',
     'train.accumulation_steps': 'gradient_accumulation_steps', 'optimizer.name': 'optim',
     'train.keep_checkpoints': 'save_total_limit', 'train.patience': 'early_stopping_patience',
     "optimizer.warmup='10%'": 'warmup_steps warmup_ratio', 'optimizer.decay': 'lr_scheduler_type',
-    'optimizer.b1': 'adam_beta1', 'optimizer.b2': 'adam_beta2', 'optimizer.eps': 'adam_epsilon',
-    'optimizer.clip_norm': 'max_grad_norm', 'data.label': 'label_names',
-    'classification.label_smoothing': 'label_smoothing_factor',
-    'classification.metrics': 'metric_for_best_model compute_metrics',
+    'optimizer.clip_norm': 'max_grad_norm', 'classification.metrics': 'metric_for_best_model',
 }
 
 

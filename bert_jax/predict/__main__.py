@@ -97,7 +97,7 @@ class Texts:
         """The texts, or those that go together; an error in place of what cannot be read.
 
         Args:
-          form: 'text': each argument, line or row is one; 'words': likewise, or a list of words.
+          form: 'text': each argument, line or row is one, or a list of its words in JSON.
             'parts': likewise, with TABs between those that go together; 'features': with ' ||| '
             as well. 'pair': two arguments, or a line with a TAB, or two columns; 'question': a
             line may be JSON, too. 'choices': all arguments together, a line with TABs, or columns,
@@ -107,8 +107,8 @@ class Texts:
           InputError: there are no texts, or arguments or columns are no pairs, or are pairs where
             single texts are read.
         """
-        is_pair, is_single = form in ('pair', 'question'), form in ('text', 'words')
-        if is_single and len(self._columns) > 1:
+        is_pair = form in ('pair', 'question')
+        if form == 'text' and len(self._columns) > 1:
             raise InputError('single texts are wanted: leave out --text-pair')
         if is_pair and len(self._columns) == 1:
             raise InputError('two texts are wanted: name the second column with --text-pair')
@@ -119,15 +119,14 @@ class Texts:
                 cells = row.cells
                 if form == 'choices':
                     cells = [x for cell in cells for x in (cell if type(cell) is list else [cell])]
-                if form == 'words' and isinstance(cells[0], list):
-                    yield texts_of(cells[0])
-                    continue
-                if not is_single and len(cells) == 1 and not self._columns:
+                if form == 'text' and isinstance(cells[0], list):  # words, as taggers have them
+                    cells = [' '.join(texts_of(cells[0]))]
+                if form != 'text' and len(cells) == 1 and not self._columns:
                     cells = _split(cells[0], form)
                 if is_pair and len(cells) != 2:
                     raise Malformed('it has no two texts with a TAB between them')
                 cells = texts_of(cells)
-                yield cells[0] if is_single else tuple(cells)
+                yield cells[0] if form == 'text' else tuple(cells)
             except Malformed as error:
                 yield InputError(f'{self._name}, line {row.line}: {error}')
 
@@ -255,7 +254,7 @@ def _tag(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     "entities": [{"text", "label", "start", "end", "probability"}, ...]}, start and end in
     characters. Long texts are read in overlapping windows; no word is left out.
     """
-    return model.iter_tag(texts.read('words'))
+    return model.iter_tag(texts.read())
 
 
 def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
@@ -386,7 +385,7 @@ def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any
     """
     from bert_jax.predict.export import export_model
 
-    yield export_model(model, as_path(args.output), args.to, args.opset)
+    yield export_model(model, as_path(args.output), args.to)
 
 
 def layers(text: str) -> list[int]:
@@ -426,9 +425,7 @@ _COMMANDS: dict[str, tuple[Callable[[Model, Any, Any], Iterator[Any]], dict[str,
     'export': (_export, {
         '--output': {'required': True, 'metavar': 'FILE', 'help': 'such as bert.stablehlo'},
         '--to': {'choices': ['stablehlo', 'onnx'], 'default': 'stablehlo',
-                 'help': 'the format (stablehlo)'},
-        '--opset': {'type': int, 'choices': [20, 21, 22, 23], 'default': 23,
-                    'help': "version of ONNX's operators (23)"}}),
+                 'help': 'the format (stablehlo)'}}),
 }
 
 

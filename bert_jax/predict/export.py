@@ -8,7 +8,6 @@ Each file is compared with the model before it is kept.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -62,8 +61,7 @@ def _stablehlo(
 
 
 def _onnx(
-    forward: Any, params: Rows, inputs: Mapping[str, Any], output: Path, compare: Compare,
-    opset: int,
+    forward: Any, params: Rows, inputs: Mapping[str, Any], output: Path, compare: Compare
 ) -> dict[str, Any]:
     """A file with the parameters in it, for ONNX Runtime and its like."""
     for name in ('jax2onnx', 'onnx_ir'):  # of parts that are not used here
@@ -77,7 +75,7 @@ def _onnx(
         lambda *rows: tuple(forward(constants, *rows)[name] for name in names),
         [jax.ShapeDtypeStruct(tuple(map(str, x.shape)), x.dtype)  # type: ignore[arg-type]
          for x in inputs.values()],
-        opset=opset, input_names=list(inputs), output_names=names)
+        input_names=list(inputs), output_names=names)
     for value, x in zip(model.graph.output, outputs.values(), strict=True):
         for dim, size in zip(value.type.tensor_type.shape.dim, x.shape, strict=True):
             if not isinstance(size, int):
@@ -95,9 +93,7 @@ def _onnx(
 _ROUNDING, _COARSE = 1e-3, 0.1
 
 
-def export_model(
-    model: LoadedModel, output: Path, to: str = 'stablehlo', opset: int = 23
-) -> dict[str, Any]:
+def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dict[str, Any]:
     """Writes the computation, runs the file and compares its outputs with the model's.
 
     It takes input_ids, input_mask, segment_ids (of ONNX input_ids, attention_mask, token_type_ids,
@@ -112,7 +108,6 @@ def export_model(
       model: of any head.
       output: the file.
       to: 'stablehlo' or 'onnx'.
-      opset: version of ONNX's operators.
 
     Returns:
       {'output', 'inputs', 'outputs', 'largest_difference'} and what the format adds.
@@ -154,8 +149,8 @@ def export_model(
             largest.append(difference)
 
     try:
-        write = _stablehlo if to == 'stablehlo' else functools.partial(_onnx, opset=opset)
-        described = write(forward, params, inputs, output, compare)
+        described = (_stablehlo if to == 'stablehlo' else _onnx)(
+            forward, params, inputs, output, compare)
     except ModuleNotFoundError as error:
         raise InputError(f'export --to {to} needs {error.name}, which is not installed: python -m '
                          f'pip install {error.name}') from None

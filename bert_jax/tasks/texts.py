@@ -349,10 +349,8 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
                   else np.bincount(labels, minlength=len(names.names)))
         say('labels: ' + ', '.join(
             f'{name} {n:,} ({n / len(shown):.0%})' for name, n in zip(names.names, counts)))
-        if not several and sum(re.fullmatch(r'-?[0-9]+\.[0-9]+', x) is not None
-                               for x in names.names) > 2:
-            say('warning: the labels are numbers such as scores, and each is a class of its own '
-                'here: configs/regression.py predicts numbers')
+        if sum(bool(re.fullmatch(r'-?[0-9]+\.[0-9]+', name)) for name in names.names) > 2:
+            say('warning: each number is a class here: configs/regression.py predicts numbers')
         loss = {'class_weights': _class_weights(c.class_weights, names.names, counts),
                 'label_smoothing': c.label_smoothing}
         loss = {name: value for name, value in loss.items() if value}

@@ -129,16 +129,13 @@ def check_resumable(
             resolved['train']['skip_steps'] = [step for step in now if step not in late]
         elif name == 'init_step':
             if before is not None:
-                print(f'warning: init_checkpoint was at step {before:,} when this run started from '
-                      f'it, and is at {now or 0:,} now, which is not used: to start from it, give '
-                      'another --workdir')
+                print(f'warning: the run started from step {before:,} of init_checkpoint, which '
+                      f'is at {now or 0:,} now: to start from that, give another --workdir')
                 resolved[name] = before
-        elif name in ('train.steps', 'phases') and name in old:
-            print(f'warning: {name} was {before!r} in this run so far, now {now!r}: the learning '
-                  f'rate goes on from step {newest:,} of the new schedule: to have it from '
-                  'the start, give another --workdir')
         elif name in old:
-            print(f'note: {name} was {before!r} in this run so far, now {now!r}')
+            print(f'note: {name} was {before!r} in this run so far, now {now!r}' + (
+                f'; warning: the learning rate goes on from step {newest:,} of the new schedule: '
+                'to have it from the start, give another --workdir') * (name == 'train.steps'))
     if vocab_path is not None:
         kept = find_vocabulary(workdir)
         if kept is None or kept.read_bytes() != vocab_path.read_bytes():

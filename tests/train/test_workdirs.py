@@ -37,8 +37,8 @@ OTHER_TEXT = {'identity.content of x': 'bb', 'identity.vocabulary': 'w'}
     ('rte', {}, {'train.log_every': 2, 'squad.stride': 128}, ''),  # and a field that is new
     ('rte', {}, {'data.source': 'y'}, "note: data.source was 'x' in this run so far, now 'y'"),
     ('rte', {}, {'model.dtype': 'bfloat16'}, 'note: model.dtype'),
-    ('rte', {'init_step': 300}, {'init_step': 2500}, 'warning: .* at step 300 .* at 2,500 now'),
-    ('pretrain', {'train.steps': 300}, {'train.steps': 2500}, 'warning: .*the new schedule'),
+    ('rte', {'init_step': 300}, {'init_step': 2500}, 'warning: .* step 300 .* at 2,500 now'),
+    ('pretrain', {'train.steps': 300}, {'train.steps': 2500}, 'note: .*the new schedule'),
     ('rte', {}, SEED, refused('seed=0')), ('rte', {}, RATE, refused('optimizer.learning_rate=')),
     ('rte', {}, {'init_checkpoint': 'b'}, refused("init_checkpoint='a'")),
     ('rte', {}, {'task': 'mrpc'}, refused("task='rte'")),
