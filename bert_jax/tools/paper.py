@@ -607,7 +607,7 @@ def _draw(file: Any, record: dict[str, Any]) -> None:
             axis.axvline(record['guessing'][name] - first['mean'], color='gray', linestyle=':')
         axis.axvline(0, color='gray', linewidth=0.8)
         axis.set_title(column['title'], fontsize=10)
-        axis.locator_params(axis='x', nbins=4)  # more labels run into each other
+        axis.tick_params(labelsize=7)  # larger labels run into each other
         axis.grid(alpha=0.3)
     axes[0, 0].set_yticks([-i for i in range(len(rows))], rows, fontsize=8)
     figure.suptitle(f"{record['title']}: differences to {rows[0]}, ours (blue) with intervals"
