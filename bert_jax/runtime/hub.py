@@ -19,8 +19,6 @@ from bert_jax.runtime.errors import InputError, Unavailable, first_line
 _MODEL_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
 # A revision holds slashes only where the hub keeps its own Parquet copy of a data set.
 _DATASET = re.compile(r'hf:datasets/([^/@]+/[^/@]+)(?:@(refs/convert/\w+|[^/]+))?/?(.*)')
-# What follows the name of a split in that of its file.
-_SHARD = re.compile(r'([-/]\d+(-of-\d+.*)?)?\.parquet$')
 
 
 def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -45,9 +43,9 @@ def parquet_files(named: str) -> list[str]:
     """The Parquet files of a data set, downloaded into the hub's cache; or the one that is named.
 
     Args:
-      named: `hf:datasets/ORG/NAME[@REVISION]/PATH`; PATH is a folder of the repository, a split
-        (`mrpc/train` for `mrpc/train-00000-of-00001.parquet`), or a pattern that ends in .parquet.
-        Another name is returned as it is.
+      named: `hf:datasets/ORG/NAME[@REVISION]/PATH`; PATH is a split (`mrpc/train` for
+        `mrpc/train-00000-of-00001.parquet`), a folder with the parts of one, or a pattern that ends
+        in .parquet. Another name is returned as it is.
 
     Raises:
       InputError: as of `model_folder`, or there are none.
@@ -68,13 +66,15 @@ def parquet_files(named: str) -> list[str]:
                                        allow_patterns=patterns, library_name='bert_jax')
         found = sorted(file for file in glob.glob('**/*.parquet', root_dir=folder, recursive=True)
                        if any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns))
-        there = [] if found else hub.HfApi().list_repo_files(
+        # A folder with several splits is not one of them: test rows would be trained on.
+        is_one = found and (path.endswith('.parquet') or len(set(map(_split, found))) == 1)
+        there = found or hub.HfApi().list_repo_files(
             name, revision=revision, repo_type='dataset')
-    if not found:
-        parts = sorted({_SHARD.sub('', file) for file in there if file.endswith('.parquet')})
+    if not is_one:
+        parts = sorted({_split(file) for file in there if file.endswith('.parquet')})
         raise InputError(
-            f'{named}: no Parquet file has this path; there are: '
-            f"{', '.join(parts[:20]) or 'none'}; what the hub made of other formats is in "
+            f"{named}: {'several splits have' if found else 'no Parquet file has'} this path; name "
+            f"one of {', '.join(parts[:20]) or 'none'}; what the hub made of other formats is in "
             f'hf:datasets/{name}@refs/convert/parquet/CONFIG/SPLIT')
     return [os.path.join(folder, file) for file in found]
 
@@ -90,6 +90,11 @@ def publish(folder: str | os.PathLike[str], named: str) -> None:
     with _hub(named, name) as hub:
         hub.create_repo(name, exist_ok=True)
         hub.upload_folder(repo_id=name, folder_path=folder)
+
+
+def _split(file: str) -> str:
+    """The path of a file of Parquet without the number of the part."""
+    return re.sub(r'([-/][\d_]+(-of-\d+.*)?)?\.parquet$', '', file)
 
 
 @contextlib.contextmanager

@@ -172,9 +172,10 @@ FAULTS = {
     'hf:a/b/c': 'write hf:ORG/NAME',
     'hf:datasets/ORG/none/train': 'the hub has no such dataset',
     'hf:datasets/glue': 'write hf:datasets/ORG/NAME/PATH',
-    'hf:datasets/ORG/glue': 'this path; there are: mrpc/test, mrpc/train, rte/train, sst2/cut',
-    'hf:datasets/ORG/glue/mprc/train': 'no Parquet file has this path; there are',
-    'hf:datasets/ORG/csv/train': 'there are: none; what the hub made',
+    'hf:datasets/ORG/glue': 'name one of mrpc/test, mrpc/train, rte/train, sst2/cut',
+    'hf:datasets/ORG/glue/mprc/train': 'no Parquet file has this path; name one of',
+    'hf:datasets/ORG/glue/mrpc': 'several splits have this path',
+    'hf:datasets/ORG/csv/train': 'name one of none; what the hub made',
     'hf:datasets/ORG/glue/sst2': 'Unavailable: hf:datasets/ORG/glue/sst2: the transfer failed',
 }
 
