@@ -5,10 +5,14 @@ It reads queries, keys and values where their projection left them, `[B, S, 3H]`
 again. Two heads of 64 share the 128 lanes of a tile. Dropout draws the masks of `model.dropout`
 bit for bit, whatever the blocks and the mesh are.
 
-Scores lie as [keys, queries]: then the maximum, the sum and the gradient's row sums of
-softmax are rows of lanes, found by additions of whole registers and not by the slow unit that
-moves data between lanes. Context and gradients come out as [head_dim, S], at half the matrix
-unit's work, and are turned once for two heads.
+Scores lie as [keys, queries]: then the sum of softmax is a row of lanes, found by additions of
+whole registers and not by the slow unit that moves data between lanes. Context and gradients come
+out as [head_dim, S], at half the matrix unit's work, and are turned once for two heads.
+
+The product of queries and keys of one head uses half of the lanes. The other half, the spare lanes,
+carries the mask, which so is added to the scores at no cost. The forward pass does not subtract the
+maximum: exponents of float32 reach from -126 to 127. Where a sum is outside of 2^-100 to 2^100,
+they did not suffice, and the step of the grid is done again with the maximum.
 
 The projection's bias is added here, so that its gradient is summed where the gradient of what it
 was added to is at hand: to sum that array once more costs as much as the projection.
@@ -46,6 +50,7 @@ MAX_HEADS = 20
 MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
 # Scores of a head that a step of the grid holds, about.
 _FORWARD_SCORES, _BACKWARD_SCORES = 1 << 18, 1 << 17
+_QUERIES = 256  # that are worked on at once, at most
 
 
 def kernel_attention(
@@ -122,10 +127,12 @@ def _attention(
 
 def _forward(qkv_BxSx3H, bias_3H, marks, lines, rate, interpret):  # type: ignore[no-untyped-def]
     """Context [B, S, H]; for the gradient log2 of the softmax's denominators [B, P, 2, S] too."""
-    qkv = qkv_BxSx3H + bias_3H.astype(qkv_BxSx3H.dtype)
-    batch, length, hidden3 = qkv.shape
+    batch, length, hidden3 = qkv_BxSx3H.shape
     hidden = hidden3 // 3
-    shapes = _Shapes(batch, length, hidden, _FORWARD_SCORES)
+    # In float32: the queries are rounded once.
+    scale_3H = jnp.where(jnp.arange(hidden3) < hidden, _SCALE, 1.0)
+    qkv = ((qkv_BxSx3H.astype(jnp.float32) + bias_3H) * scale_3H).astype(qkv_BxSx3H.dtype)
+    shapes = _Shapes(qkv, _FORWARD_SCORES, arrays=1)
     of_lines = [] if lines is None else [lines]
     context_BxSxH, lse_BxPx2xS = pl.pallas_call(
         functools.partial(_forward_kernel, rate=rate),
@@ -138,7 +145,7 @@ def _forward(qkv_BxSx3H, bias_3H, marks, lines, rate, interpret):  # type: ignor
         ],
         **shapes.of_call, interpret=interpret,
     )(*[qkv] * 3, marks, *of_lines)
-    return context_BxSxH, (qkv, marks, lines, lse_BxPx2xS)
+    return context_BxSxH, (qkv, marks, lines, lse_BxPx2xS, context_BxSxH)
 
 
 def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-untyped-def]
@@ -146,16 +153,17 @@ def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-u
 
     The latter from its parts [G, 8, 3H]: one is of every eighth token of the rows of a grid step.
     """
-    qkv, marks, lines, lse = residuals
-    batch, length, hidden3 = qkv.shape
-    shapes = _Shapes(batch, length, hidden3 // 3, _BACKWARD_SCORES)
+    qkv, marks, lines, lse, context = residuals
+    _, length, hidden3 = qkv.shape
+    shapes = _Shapes(qkv, _BACKWARD_SCORES, arrays=2)
     of_lines = [] if lines is None else [lines]
+    of_context = [context] if length > LANES else []  # short rows wait for memory as it is
     d_qkv, d_bias_Gx8x3H = pl.pallas_call(
         functools.partial(_backward_kernel, rate=rate),
         name='attention_backward',
         in_specs=[
             *shapes.qkv, shapes.lanes(0), shapes.of_pair, shapes.marks(marks),
-            *[shapes.of_pair] * len(of_lines),
+            *[shapes.of_pair] * len(of_lines), *[shapes.lanes(0)] * len(of_context),
         ],
         # Whole rows, that stay until the last pair of heads is written.
         out_specs=[
@@ -167,7 +175,7 @@ def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-u
             jax.ShapeDtypeStruct((shapes.of_call['grid'][0], SUBLANES, hidden3), jnp.float32),
         ],
         **shapes.of_call, interpret=interpret,
-    )(*[qkv] * 3, d_context_BxSxH, lse, marks, *of_lines)
+    )(*[qkv] * 3, d_context_BxSxH, lse, marks, *of_lines, *of_context)
     return d_qkv, jnp.sum(d_bias_Gx8x3H, axis=(0, 1)), None, None
 
 
@@ -177,30 +185,33 @@ _attention.defvjp(_forward, _backward)
 class _Unit(NamedTuple):
     """A head's worth of work: within a grid step, row, pair of heads, queries, head of the pair."""
 
-    row: int
-    pair: int
-    queries: slice
+    row: Any  # a number, which may be traced, as may `pair`
+    pair: Any
+    queries: Any  # a slice
     head: int
 
     @property
-    def lanes(self) -> slice:
-        return slice(self.pair * LANES, (self.pair + 1) * LANES)
+    def lanes(self) -> Any:
+        return pl.ds(pl.multiple_of(self.pair * LANES, LANES), LANES)
 
     @property
     def line(self) -> tuple[Any, ...]:
         """This head's queries in a [.., pairs, 2, S] array, as [1, Q]."""
-        return self.row, self.pair, slice(self.head, self.head + 1), self.queries
+        return self.row, self.pair, pl.ds(self.head, 1), self.queries
 
 
 class _Shapes:
     """The grid (groups of rows, groups of pairs of heads) and the blocks of a step of it."""
 
-    def __init__(self, batch: int, length: int, hidden: int, scores: int) -> None:
+    def __init__(self, qkv_BxSx3H: Any, scores: int, arrays: int) -> None:
         """The largest numbers of rows and pairs that have about so many `scores` a head.
 
-        More of them give the scheduler more independent work, and take more of the memory.
+        More of them give the scheduler more independent work, and take more of the memory. `arrays`
+        of the size of a unit's probabilities wait for its next stage.
         """
-        all_pairs = hidden // LANES
+        batch, length, hidden3 = qkv_BxSx3H.shape
+        dtype = qkv_BxSx3H.dtype
+        all_pairs = hidden3 // (3 * LANES)
         # Long rows of more than 16 heads leave no room for two pairs in 16 MB.
         self.pairs = math.gcd(all_pairs, 2 if length <= 256 or all_pairs <= 8 else 1)
         self.rows = math.gcd(batch, max(1, scores // (self.pairs * length**2)))
@@ -208,11 +219,14 @@ class _Shapes:
         steps = all_pairs // self.pairs
         self.qkv = [self.lanes(part * steps) for part in range(3)]
         self.of_pair = pl.BlockSpec((self.rows, self.pairs, 2, length), lambda i, j: (i, j, 0, 0))
+        units = _units((self.rows, length, self.pairs * LANES))
         self.of_call: dict[str, Any] = {
             'grid': (batch // self.rows, steps),
             'scratch_shapes': [
-                pltpu.VMEM((self.rows, length, length), jnp.float32),  # bias
+                pltpu.VMEM((self.rows, length, LANES), dtype),  # spare lanes of queries
+                pltpu.VMEM((self.rows, length, LANES), dtype),  # and of keys
                 pltpu.VMEM((self.rows, length, LANES), jnp.int32),  # places of the keys
+                pltpu.VMEM((arrays, _lag(units) + 1, length, units[0].queries.stop), dtype),
             ],
             'compiler_params': pltpu.CompilerParams(
                 dimension_semantics=('parallel', 'arbitrary')),
@@ -230,21 +244,27 @@ class _Shapes:
 
 def grids(batch: int, length: int, hidden: int) -> dict[str, tuple[int, int]]:
     """The grids of both kernels, by name, for a device's queries [B, S, H]."""
-    scores = {'attention_forward': _FORWARD_SCORES, 'attention_backward': _BACKWARD_SCORES}
-    return {name: _Shapes(batch, length + -length % LANES, hidden, most).of_call['grid']
-            for name, most in scores.items()}
+    qkv = jax.ShapeDtypeStruct((batch, length + -length % LANES, 3 * hidden), jnp.bfloat16)
+    return {name: _Shapes(qkv, scores, arrays=1).of_call['grid'] for name, scores in (
+        ('attention_forward', _FORWARD_SCORES), ('attention_backward', _BACKWARD_SCORES))}
 
 
-def _prepare(marks_ref: Any, bias: Any, places: Any) -> None:
-    """The mask and the keys' positions as columns, which all heads of a row share."""
+def _prepare(marks_ref: Any, of_queries: Any, of_keys: Any, places: Any) -> None:
+    """What all heads of a row share: the spare lanes, and the keys' places for dropout as columns.
+
+    For each digit of its segment's number, to base 16, a key has 1 in the lane of the digit's
+    value, and 0 in others. A query has 0 where a key of its segment has 1, and -2^20 elsewhere. So
+    their product is 0 within a segment.
+    """
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
-        for r in range(bias.shape[0]):
+        lane_1xL = lax.broadcasted_iota(jnp.int32, (1, LANES), 1) & HEAD_DIM - 1
+        shift_1xL = lane_1xL >> 4 << 2  # of the digit, four bits, that 16 lanes are for
+        for r in range(places.shape[0]):
             marks = marks_ref[r]
-            segments_KxL = _column(marks[:1])
-            for start in range(0, bias.shape[1], LANES):
-                part = slice(start, start + LANES)
-                bias[r, :, part] = jnp.where(segments_KxL == marks[:1, part], 0.0, MASKED_SCORE)
+            same_SxL = _column(marks[:1]) >> shift_1xL & 15 == lane_1xL & 15
+            of_keys[r] = jnp.where(same_SxL, 1.0, 0.0).astype(of_keys.dtype)
+            of_queries[r] = jnp.where(same_SxL, 0.0, -(2.0**20)).astype(of_queries.dtype)
             if marks.shape[0] > 1:
                 places[r] = _column(marks[1:2])
 
@@ -252,81 +272,129 @@ def _prepare(marks_ref: Any, bias: Any, places: Any) -> None:
 def _forward_kernel(
     q_ref: Any, k_ref: Any, v_ref: Any, marks_ref: Any, *refs: Any, rate: float
 ) -> None:
-    *lines_ref, o_ref, lse_ref, bias, places = refs
-    _prepare(marks_ref, bias, places)
-    dtype = q_ref.dtype
-    turned: dict[Any, jax.Array] = {}
+    *lines_ref, o_ref, lse_ref, of_queries, of_keys, places, held = refs
+    _prepare(marks_ref, of_queries, of_keys, places)
+    dtype, length = q_ref.dtype, q_ref.shape[1]
+    units = _units(q_ref.shape)
+    ready: dict[Any, jax.Array] = {}
     context: dict[int, jax.Array] = {}
 
-    def scores(u: _Unit) -> jax.Array:
-        if (u.row, u.pair) not in turned:
-            turned[u.row, u.pair] = v_ref[u.row, :, u.lanes].T
-        return _dot(k_ref[u.row, :, u.lanes], _half(q_ref[u.row, u.queries, u.lanes], u.head), 1, 1)
+    def operands(u: _Unit) -> tuple[jax.Array, jax.Array]:
+        return (_joined(k_ref[u.row, :, u.lanes], of_keys[u.row], u.head),
+                _joined(q_ref[u.row, u.queries, u.lanes], of_queries[u.row, u.queries], u.head))
 
-    def softmax(u: _Unit, s_KxQ: jax.Array) -> tuple[jax.Array, jax.Array]:
-        s_KxQ = s_KxQ * _SCALE + bias[u.row, :, u.queries]
-        highest_1xQ = jnp.max(s_KxQ, axis=0, keepdims=True)
-        p_KxQ = jnp.exp2(s_KxQ - highest_1xQ)
+    def turned(u: _Unit) -> jax.Array:
+        return v_ref[u.row, :, u.lanes].T
+
+    def prepare(u: _Unit) -> tuple[jax.Array, jax.Array]:
+        if u.head == 0 and u.queries.start == 0:
+            ready[u.row, u.pair] = turned(u)
+        return operands(u)
+
+    def scores(u: _Unit, both: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return _dot(*both, 1, 1)
+
+    def softmax(u: _Unit, s_KxQ: jax.Array) -> tuple[int, jax.Array]:
+        place, p_KxQ = units.index(u) % held.shape[1], jnp.exp2(s_KxQ)
         sum_1xQ = jnp.sum(p_KxQ, axis=0, keepdims=True)
-        lse_ref[u.line] = highest_1xQ + jnp.log2(sum_1xQ)
-        if rate:
-            p_KxQ = jnp.where(_kept(lines_ref[0], places, u, rate), p_KxQ, 0.0)
-        return p_KxQ.astype(dtype), 1.0 / (sum_1xQ * (1.0 - rate))
+        lse_ref[u.line] = jnp.log2(sum_1xQ)
+        held[0, place] = dropped(u, p_KxQ).astype(dtype)
+        return place, 1.0 / (sum_1xQ * (1.0 - rate))
+
+    def dropped(u: _Unit, p_KxQ: jax.Array) -> jax.Array:
+        return jnp.where(_kept(lines_ref[0], places, u, rate), p_KxQ, 0.0) if rate else p_KxQ
 
     def output(u: _Unit, found: Any) -> None:
-        p_KxQ, inverse_1xQ = found
-        context[u.head] = _dot(turned[u.row, u.pair][_head(u.head)], p_KxQ, 1, 0) * inverse_1xQ
+        place, inverse_1xQ = found
+        context[u.head] = _dot(
+            ready[u.row, u.pair][_head(u.head)], held[0, place], 1, 0) * inverse_1xQ
         if u.head == 1:
             o_LxQ = jnp.concatenate([context[0], context[1]])
             o_ref[u.row, u.queries, u.lanes] = o_LxQ.astype(dtype).T
 
-    _overlap(_units(q_ref.shape, 512), [scores, softmax, output])
+    _overlap(units, [prepare, scores, softmax, output])
+
+    @pl.when(jnp.logical_not(jnp.max(jnp.abs(lse_ref[...])) < 100.0))
+    def _() -> None:
+        """The same with the maximum subtracted, in a loop, because it is rare."""
+        pairs, blocks = q_ref.shape[2] // LANES, length // LANES
+
+        def pair_of_heads(i: jax.Array, _: None) -> None:
+            row, rest = lax.div(i, pairs * blocks), lax.rem(i, pairs * blocks)
+            queries = pl.ds(pl.multiple_of(lax.rem(rest, blocks) * LANES, LANES), LANES)
+            parts = []
+            for head in range(2):
+                u = _Unit(row, lax.div(rest, blocks), queries, head)
+                s_KxQ = _dot(*operands(u), 1, 1)
+                highest_1xQ = jnp.max(s_KxQ, axis=0, keepdims=True)
+                p_KxQ = jnp.exp2(s_KxQ - highest_1xQ)
+                sum_1xQ = jnp.sum(p_KxQ, axis=0, keepdims=True)
+                lse_ref[u.line] = highest_1xQ + jnp.log2(sum_1xQ)
+                parts.append(_dot(turned(u)[_head(head)], dropped(u, p_KxQ).astype(dtype), 1, 0)
+                             / (sum_1xQ * (1.0 - rate)))
+            o_ref[row, queries, u.lanes] = jnp.concatenate(parts).astype(dtype).T
+
+        lax.fori_loop(0, q_ref.shape[0] * pairs * blocks, pair_of_heads, None)
 
 
 def _backward_kernel(
-    q_ref: Any, k_ref: Any, v_ref: Any, do_ref: Any, lse_ref: Any, marks_ref: Any,
-    *refs: Any, rate: float,
+    q_ref: Any, k_ref: Any, v_ref: Any, do_ref: Any, lse_ref: Any, marks_ref: Any, *refs: Any,
+    rate: float,
 ) -> None:
-    *lines_ref, d_ref, sums_ref, bias, places = refs
-    _prepare(marks_ref, bias, places)
-    dtype = q_ref.dtype
-    length = q_ref.shape[1]
-    turned: dict[Any, tuple[jax.Array, ...]] = {}
+    *more_refs, d_ref, sums_ref, of_queries, of_keys, places, held = refs
+    _prepare(marks_ref, of_queries, of_keys, places)
+    dtype, length = q_ref.dtype, q_ref.shape[1]
+    units = _units(q_ref.shape)
+    means: dict[Any, jax.Array] = {}
+    ready: dict[Any, tuple[jax.Array, ...]] = {}
     result: dict[Any, jax.Array] = {}  # of the last pair
 
-    def products(u: _Unit) -> tuple[jax.Array, jax.Array]:
-        if (u.row, u.pair) not in turned:
-            turned[u.row, u.pair] = tuple(
-                ref[u.row, :, u.lanes].T for ref in (q_ref, k_ref, do_ref)
-            )
-        return (
-            _dot(k_ref[u.row, :, u.lanes], _half(q_ref[u.row, u.queries, u.lanes], u.head), 1, 1),
-            _dot(v_ref[u.row, :, u.lanes], _half(do_ref[u.row, u.queries, u.lanes], u.head), 1, 1),
-        )
+    def prepare(u: _Unit) -> tuple[jax.Array, ...]:
+        q, k, do = (ref[u.row, :, u.lanes] for ref in (q_ref, k_ref, do_ref))
+        if u.head == 0 and u.queries.start == 0:
+            ready[u.row, u.pair] = q.T, k.T, do.T
+            if length > LANES:
+                # What softmax takes off the gradients of a query's scores is the product of its
+                # context with the context's gradient, summed over a head by the matrix unit. Then
+                # no score waits for all others.
+                product_SxL = (do.astype(jnp.float32)
+                               * more_refs[-1][u.row, :, u.lanes].astype(jnp.float32))
+                line, lane = (lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), d) for d in (0, 1))
+                of_head_8xL = jnp.where(lax.div(lane, HEAD_DIM) == line, 1.0 - rate, 0.0)
+                means[u.row, u.pair] = _dot(of_head_8xL, product_SxL, 1, 1)
+        return (_joined(k, of_keys[u.row], u.head),
+                _joined(q[u.queries], of_queries[u.row, u.queries], u.head),
+                _joined(do[u.queries], jnp.zeros_like(do[u.queries]), u.head))
 
-    def softmax(u: _Unit, both: Any) -> tuple[jax.Array, jax.Array]:
+    def products(u: _Unit, three: Any) -> tuple[jax.Array, jax.Array]:
+        k, q, do = three
+        return _dot(k, q, 1, 1), _dot(v_ref[u.row, :, u.lanes], do, 1, 1)
+
+    def softmax(u: _Unit, both: Any) -> int:
         s_KxQ, dp_KxQ = both
-        p_KxQ = jnp.exp2(s_KxQ * _SCALE + bias[u.row, :, u.queries] - lse_ref[u.line])
-        kept_KxQ = p_KxQ
+        place = units.index(u) % held.shape[1]
+        p_KxQ = kept_KxQ = jnp.exp2(s_KxQ - lse_ref[u.line])
         if rate:
-            kept_KxQ = jnp.where(_kept(lines_ref[0], places, u, rate), p_KxQ, 0.0)
+            kept_KxQ = jnp.where(_kept(more_refs[0], places, u, rate), p_KxQ, 0.0)
         # Without 1 / (1 - rate), which the gradients have at the end.
         ds_KxQ = kept_KxQ * dp_KxQ
-        ds_KxQ -= p_KxQ * jnp.sum(ds_KxQ, axis=0, keepdims=True)
-        return kept_KxQ.astype(dtype), ds_KxQ.astype(dtype)
+        mean_1xQ = (means[u.row, u.pair][u.head : u.head + 1, u.queries] if length > LANES
+                    else jnp.sum(ds_KxQ, axis=0, keepdims=True))
+        held[0, place] = kept_KxQ.astype(dtype)
+        held[1, place] = (ds_KxQ - p_KxQ * mean_1xQ).astype(dtype)
+        return place
 
-    def gradients(u: _Unit, both: Any) -> None:
-        p_KxQ, ds_KxQ = both
+    def gradients(u: _Unit, place: int) -> None:
         h = u.head
-        q_LxS, k_LxS, do_LxS = (x[_head(h)] for x in turned[u.row, u.pair])
-        dk_DxK = _dot(q_LxS[:, u.queries], ds_KxQ, 1, 1)
-        dv_DxK = _dot(do_LxS[:, u.queries], p_KxQ, 1, 1)
+        q_LxS, k_LxS, do_LxS = (x[_head(h)] for x in ready[u.row, u.pair])
+        dk_DxK = _dot(q_LxS[:, u.queries], held[1, place], 1, 1)
+        dv_DxK = _dot(do_LxS[:, u.queries], held[0, place], 1, 1)
         if u.queries.start:
             dk_DxK += result['k', h]
             dv_DxK += result['v', h]
         result['k', h] = dk_DxK
         result['v', h] = dv_DxK
-        result['q', h] = _dot(k_LxS, ds_KxQ, 1, 0)
+        result['q', h] = _dot(k_LxS, held[1, place], 1, 0)
         if h == 1:
             write(u, u.queries, 0, 'q')
             if u.queries.stop == length:
@@ -334,7 +402,7 @@ def _backward_kernel(
                 write(u, slice(0, length), 2, 'v')
 
     def write(u: _Unit, part: slice, which: int, name: str) -> None:
-        scale = (1.0 if name == 'v' else HEAD_DIM**-0.5) / (1.0 - rate)
+        scale = {'q': HEAD_DIM**-0.5, 'k': math.log(2), 'v': 1.0}[name] / (1.0 - rate)
         x_LxS = jnp.concatenate([result[name, 0], result[name, 1]]) * scale
         pairs = d_ref.shape[2] // (3 * LANES)
         pair = which * pairs + pl.program_id(1) * (q_ref.shape[2] // LANES) + u.pair
@@ -346,16 +414,16 @@ def _backward_kernel(
             sum_8xL += sums_ref[0, :, lanes]
         sums_ref[0, :, lanes] = sum_8xL
 
-    _overlap(_units(q_ref.shape, 256), [products, softmax, gradients])
+    _overlap(units, [prepare, products, softmax, gradients])
 
 
-_SCALE = HEAD_DIM**-0.5 * math.log2(math.e)  # exponents are of two
+_SCALE = HEAD_DIM**-0.5 * math.log2(math.e)  # of queries: exponents are of two
 
 
-def _units(shape: tuple[int, ...], most: int) -> list[_Unit]:
-    """The work of a grid step on blocks of a shape [rows, S, L], at most `most` queries in one."""
+def _units(shape: tuple[int, ...]) -> list[_Unit]:
+    """The work of a grid step on blocks of a shape [rows, S, L]."""
     rows, length, lanes = shape
-    step = next(size for size in (512, 384, 256, 128) if size <= most and length % size == 0)
+    step = math.gcd(length, _QUERIES)
     return [
         _Unit(row, pair, slice(start, start + step), head)
         for row in range(rows) for pair in range(lanes // LANES)
@@ -368,13 +436,18 @@ def _overlap(units: Sequence[_Unit], stages: Sequence[Callable[..., Any]]) -> No
 
     The compiler's scheduler looks for independent work nearby: this puts it there.
     """
-    lag = max(1, len(units) // 8)
+    lag = _lag(units)
     result: dict[int, Any] = {}
     for t in range(len(units) + lag * (len(stages) - 1)):
         for n, stage in enumerate(stages):
             i = t - n * lag
             if 0 <= i < len(units):
                 result[i] = stage(units[i], result.pop(i)) if n else stage(units[i])
+
+
+def _lag(units: Sequence[_Unit]) -> int:
+    """How many units a stage is behind the one before it."""
+    return max(1, len(units) // 8)
 
 
 def _kept(lines_ref: Any, places: Any, u: _Unit, rate: float) -> jax.Array:
@@ -395,14 +468,15 @@ def _head(h: int) -> slice:
     return slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
 
 
-def _half(x_SxL: jax.Array, h: int) -> jax.Array:
-    """Head `h` of the two in the lanes; the other one is zero."""
+def _joined(x_SxL: jax.Array, spare_SxL: jax.Array, h: int) -> jax.Array:
+    """Of head `h` of the two in the lanes of `x`, with the other lanes of `spare`."""
     lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
     mine = lane < HEAD_DIM if h == 0 else lane >= HEAD_DIM
     if x_SxL.dtype == jnp.float32:
-        return jnp.where(mine, x_SxL, 0.0)
+        return jnp.where(mine, x_SxL, spare_SxL)
     # As words of two bfloat16: the vector unit would unpack them for a selection.
-    return pltpu.bitcast(pltpu.bitcast(x_SxL, jnp.int32) & jnp.where(mine, -1, 0), x_SxL.dtype)
+    x, spare = (pltpu.bitcast(y, jnp.int32) for y in (x_SxL, spare_SxL))
+    return pltpu.bitcast(jnp.where(mine, x, spare), x_SxL.dtype)
 
 
 def _column(row_1xS: jax.Array) -> jax.Array:
