@@ -1,17 +1,18 @@
-"""BoolQ of SuperGLUE: yes/no questions about a passage.
+"""BoolQ (Clark et al., 2019) of SuperGLUE: does a passage answer a question with yes?
 
     python -m bert_jax.main --config=configs/boolq.py --config.init_checkpoint=DIR \\
-        --config.data.source=BoolQ
+        --config.data.source=BoolQ/train.jsonl --config.data.eval_source=BoolQ/val.jsonl
 
-`BoolQ` is the folder of train.jsonl, val.jsonl and, where predictions are wanted, test.jsonl.
+`python -m bert_jax.predict classify --model RUN --input BoolQ/test.jsonl --text question
+--text-pair passage` predicts the rest.
 """
 
 from bert_jax.config import finetuning_config
 
 
 def get_config():
-    c = finetuning_config('boolq')
-    c.data.source = 'BoolQ'
-    c.data.max_seq_length = 256
+    c = finetuning_config('classification')
+    c.data.update(source='BoolQ/train.jsonl', eval_source='BoolQ/val.jsonl', text='question',
+                  text_pair='passage', label='label', max_seq_length=256)
     c.optimizer.learning_rate = 2e-5
     return c

@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -125,24 +125,12 @@ class PretrainExamples:
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [n] of these rows, and how many prediction slots they use at most."""
         lengths = np.empty(len(row_ids), np.int64)
-        for here, (_, a_length, _, b_length, _) in self._segments_of(row_ids):
+        epochs, places = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
+        for epoch, here in grouped(epochs):
+            _, a_length, _, b_length, _ = self._segments(*self._chunks(epoch, places[here]))
             lengths[here] = a_length + b_length + self._recipe.num_special
         slots = self._recipe.max_predictions_per_seq
         return lengths, num_to_predict(lengths, self._recipe.masked_lm_prob, slots)
-
-    def documents(self, row_ids: np.ndarray) -> np.ndarray:
-        """The documents [n] of the store that the rows (their segments A) are from."""
-        result = np.empty(len(row_ids), np.int64)
-        for here, (a_begin, *_) in self._segments_of(row_ids):
-            sentence = np.searchsorted(self._offsets, a_begin, 'right') - 1
-            result[here] = np.searchsorted(self._store.document_offsets, sentence, 'right') - 1
-        return result
-
-    def _segments_of(self, row_ids: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[Any, ...]]]:
-        """By epoch: indices of the rows that belong to it, and their `_segments`."""
-        epochs, places = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
-        for epoch, here in grouped(epochs):
-            yield here, self._segments(*self._chunks(epoch, places[here]))
 
     def _chunks(self, epoch: int, place: np.ndarray) -> tuple[int, np.ndarray]:
         """The epoch whose chunks an epoch has, and those [n] at these places of the epoch."""

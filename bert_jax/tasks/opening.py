@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from bert_jax.tasks.boolq import open_boolq
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
@@ -33,7 +32,6 @@ OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'squad_v2': open_squad,
     'conll': open_conll,
     'swag': open_swag,
-    'boolq': open_boolq,
     **dict.fromkeys((name for name in GLUE_TASKS if name != 'ax'), open_glue),  # no training set
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import itertools
@@ -45,7 +44,6 @@ from bert_jax.train.gates import Gates
 from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep, Phase, evaluate
 
-_NAMED = 8  # documents of a step
 _LOOKED_AT = 1_000_000  # pieces of a text to check for [UNK]
 # A fixed seed for evaluation rows, so that all runs are evaluated on the same rows.
 _EVAL_SEED = 0x5EED
@@ -373,29 +371,11 @@ class PretrainTask:
         guessing = math.log(objective.config.vocab_size)
         if self._config.data.next_sentence:
             guessing += math.log(2)
-        ends = list(itertools.accumulate(phase['steps'] for phase in phases))
-
-        def rows_of(step: int) -> str:
-            """Names what a step was trained on."""
-            number = bisect.bisect_left(ends, step)
-            phase = phases[number]
-            first_step = step - 1 - (ends[number] - phase['steps'])
-            batch, _ = next(batches_of(phases, number, self._config.train.skip_steps, first_step))
-            rows = np.arange(batch * phase['batch_size'], (batch + 1) * phase['batch_size'])
-            examples = self._examples(phase['max_seq_length'], phase['max_predictions_per_seq'])
-            (first, begin), (last, end) = (
-                divmod(int(row), examples.num_examples) for row in rows[[0, -1]])
-            message = f'row {begin:,} of epoch {first} to row {end:,} of epoch {last}'
-            if isinstance(examples, PretrainExamples):
-                documents = np.unique(examples.documents(rows)).tolist()
-                message += f", of documents {', '.join(map(str, documents[:_NAMED]))}" + (
-                    ', ...' if len(documents) > _NAMED else '')
-            return message + '; '
-
+        ends = itertools.accumulate(phase['steps'] for phase in phases)
         return Gates(
             chance=guessing if fresh else None,
             by_frequency=next(iter(self.guessing.values()), None),
-            settled=settled, phases=[end + 1 for end in ends], rows_of=rows_of,
+            settled=settled, phases=[end + 1 for end in ends],
             repeated=self.data.repeated_share() if fresh else 0.0)
 
     def with_seed(self, seed: int) -> PretrainTask:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 MEANINGS: Mapping[str, str] = {
@@ -52,7 +52,6 @@ class Gates:
     def __init__(
         self, *, chance: float | None = None, by_frequency: float | None = None, settled: int = 0,
         repeated: float = 0.0, phases: Sequence[int] = (),
-        rows_of: Callable[[int], str] = lambda step: '',
     ):
         """Arms the gates.
 
@@ -63,11 +62,10 @@ class Gates:
           settled: the step at which the plateau gate arms.
           repeated: share of the sentences that occur more than once.
           phases: first steps of the later phases; spikes are measured within a phase.
-          rows_of: from a step to the names of its rows.
         """
         self._chance, self._by_frequency, self._settled = chance, by_frequency, settled
         self._fresh = chance is not None
-        self._repeated, self._phases, self._rows_of = repeated, phases, rows_of
+        self._repeated, self._phases = repeated, phases
         self._histories: dict[str, deque[float]] = {
             name: deque(maxlen=_HISTORY) for name in ('gradient', 'loss')}
         self._raised: set[str] = set()  # alarms that stay as long as what they are about
@@ -121,7 +119,7 @@ class Gates:
                     worst, result = excess, [Alarm(
                         f'{name}_spike', step, value,
                         f'{name} {value:.3g} at step {step:,}, usually {usual:.3g}: '
-                        f'{self._rows_of(step)}config.train.skip_steps=({step},) trains on others '
+                        f'config.train.skip_steps=({step},) trains on others '
                         'in their place, from a checkpoint before it')]
             history.append(value)
         return result

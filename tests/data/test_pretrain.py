@@ -133,13 +133,6 @@ def test_fixed_maskings_come_again(corpus):
     assert not np.array_equal(epochs[0]['input_ids'], epochs[3]['input_ids'])  # in another order
 
 
-def test_rows_know_the_document_that_they_are_from(corpus):
-    examples = make_examples(corpus)
-    ids = np.arange(3 * examples.num_examples // 2)[::-7]  # of two epochs
-    starts = [pair.a[0] for pair in _pairs(examples.rows(ids))]
-    assert examples.documents(ids).tolist() == corpus.document_of[starts].tolist()
-
-
 def test_without_next_sentence(corpus):
     examples = make_examples(corpus, next_sentence=False)
     batch = _epoch(examples)

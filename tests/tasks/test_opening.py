@@ -143,24 +143,6 @@ def test_glue_scores_both_dev_sets_of_mnli_and_needs_the_matched_one(tmp_path):
         {}, {'test_matched_predictions.tsv': 'index\tprediction\n7\tneutral\n'})
 
 
-def test_boolq_and_any_file_scored_in_its_place(tmp_path):
-    rows = [{'question': 'was the leader john', 'passage': 'john smith.', 'idx': i, 'label': i > 0}
-            for i in range(2)]
-    for split in ('train', 'val'):
-        put(tmp_path, f'{split}.jsonl', rows)
-    put(tmp_path, 'test.jsonl', [{**rows[0], 'label': None}])
-    task = opened('boolq', tmp_path, tmp_path)
-    assert task.train.labels['labels'].tolist() == [0, 1] and task.labels == ('false', 'true')
-    assert [len(s.units) for s in task.sets] == [2, 1]
-    assert task.predicted[0].results({'logits': np.array([[0.0, 1.0]])}) == (
-        {}, {'test_predictions.tsv': 'index\tprediction\n0\ttrue\n'})
-    mine = put(tmp_path, 'mine.jsonl', [*rows, {**rows[0], 'idx': 2}])
-    trained = opened('boolq', tmp_path, tmp_path, eval_source=mine)
-    scored = open_task(config_of('boolq', '', tmp_path, eval_source=mine), ScoredModel())
-    assert len(trained.train) == 2 and scored.train is None
-    assert [len(s.units) for s in (*trained.sets, *scored.sets)] == [3, 3]
-
-
 CSV = ['text,label', *(f'"{WORDS[i % 10]}, {WORDS[i % 7]}",{("good", "bad", "so so")[i % 3]}'
                        for i in range(60))]
 
@@ -381,7 +363,7 @@ def test_what_cannot_be_learnt_from_is_refused(text, data, said, tmp_path):
         opened('classification', put(tmp_path, 'own.csv', text), tmp_path, **data)
 
 
-@pytest.mark.parametrize('task', ['rte', 'boolq', 'conll', 'squad_v1'])
+@pytest.mark.parametrize('task', ['rte', 'conll', 'squad_v1'])
 def test_a_file_to_train_on_is_not_scored_itself(task, tmp_path):
     source = put(tmp_path, 'train.tsv', TAGGED)
     with pytest.raises(InputError, match='config.data.eval_source is empty'):

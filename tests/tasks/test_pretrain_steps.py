@@ -62,20 +62,6 @@ def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():
             np.testing.assert_array_equal(skipped[begun:], rows(skipping, number, begun))
 
 
-@pytest.mark.parametrize(('step', 'skipped', 'named'), [
-    (250, (), 'row 996 of epoch 0 to row 999 of epoch 0; '),
-    (250, (250,), 'row 2,400 of epoch 0 to row 2,403 of epoch 0; '),  # in its place
-    (550, (), 'row 2,196 of epoch 0 to row 2,199 of epoch 0; '),  # the next phase has other rows
-])
-def test_a_spike_names_the_rows_of_its_step(step, skipped, named):
-    task = open_task(skip_steps=skipped)
-    phases = [{**phase, 'steps': 300} for phase in PHASES]
-    gates = task.gates(task.objective(CONFIG), phases, fresh=False, settled=10**6)
-    usual = [{'loss': 2.0, 'grad_norm': 1.0}] * 200
-    (alarm,) = gates.trained(step, [*usual, {'loss': 9.0, 'grad_norm': 1.0}], {})
-    assert f': {named}config.train.skip_steps=({step},)' in alarm.line
-
-
 @pytest.mark.parametrize(('fresh', 'above', 'names'), [
     (True, 0.4, []), (True, 0.6, ['first_loss']), (False, 0.6, [])])
 def test_the_first_loss_of_fresh_parameters_is_that_of_guessing(fresh, above, names):
