@@ -102,7 +102,7 @@ def _times(
     text: hlo.CompiledText, phase: Record, chips: int, chip: Chip, formula: float,
     attention_dropout: float,
 ) -> Record:
-    """Cycles, FLOPs, messages and time of a compiled train step.
+    """Cycles, messages and time of a compiled train step.
 
     Args:
       text: of the step.
@@ -112,15 +112,14 @@ def _times(
       formula: FLOPs of a sequence, by the formula.
       attention_dropout: its rate.
     """
-    batch, cycles, flops = phase['batch_size'], 0.0, text.product_flops()
+    batch, cycles = phase['batch_size'], 0.0
     scopes: collections.Counter[tuple[str, str]] = collections.Counter()
     unknown: collections.Counter[tuple[str, str, int]] = collections.Counter()
     for instruction, estimate in text.timed():
         scope = hlo.scope_of(instruction.op_name)
         if estimate is None:
-            estimate, how, kernel_flops = kernel_cycles(text, instruction, chip, attention_dropout)
+            estimate, how = kernel_cycles(text, instruction, chip, attention_dropout)
             unknown[' '.join(scope), how, estimate] += instruction.times
-            flops += instruction.times * kernel_flops
         cycles += instruction.times * estimate
         scopes[scope] += instruction.times * estimate
     collectives = text.collectives()
@@ -139,7 +138,6 @@ def _times(
             {'of': of, 'by': how, 'count': count, 'cycles': each}
             for (of, how, each), count in unknown.items()
         ],
-        'flops_ratio': flops * chips / batch / formula,
         'collectives': collectives,
         'collective_bytes': sum(c['bytes'] for c in collectives),
         'seconds': seconds, 'step_seconds': step,
@@ -151,22 +149,21 @@ def _times(
 
 def kernel_cycles(
     text: hlo.CompiledText, instruction: hlo.Instruction, chip: Chip, rate: float
-) -> tuple[int, str, int]:
-    """(Cycles, method, FLOPs of products) of an instruction without the compiler's estimate.
+) -> tuple[int, str]:
+    """(Cycles, method) of an instruction without the compiler's estimate.
 
     The bytes that it moves over the memory's bandwidth bound the cycles from below. The attention
     kernel counts by its schedule where that is more.
     """
     moved = round(text.bytes_moved(instruction) / chip.bandwidth * chip.clock)
-    for name, marks_at, products in (('attention_forward', 3, 2), ('attention_backward', 5, 5)):
+    for name, marks_at in (('attention_forward', 3), ('attention_backward', 5)):
         if name in instruction.name or name in instruction.op_name:
             rows, length, width = text.operand(instruction, 0).shape
             has_dropout = text.operand(instruction, marks_at).shape[1] > 1
             result = hlo.attention_cycles(
                 chip.name, rows, length, width // 3, rate if has_dropout else 0.0)
-            flops = products * 2 * rows * length**2 * width // 3
-            return *max((moved, 'bytes'), (result[name], 'schedule')), flops
-    return moved, 'bytes', 0
+            return max((moved, 'bytes'), (result[name], 'schedule'))
+    return moved, 'bytes'
 
 
 def _gb(size: float) -> str:
@@ -188,7 +185,6 @@ def _summary(p: Record) -> dict[str, str]:
     if p['cycles_per_sequence'] is None:
         return result
     return result | {
-        'FLOPs compiled / formula': f"{p['flops_ratio']:.3f}",
         'kcycles a sequence': f"{p['cycles_per_sequence'] / 1e3:,.0f}",
         '  at the peak': f"{p['floor_cycles_per_sequence'] / 1e3:,.0f}",
         '  without estimate': str(sum(k['count'] for k in p['without_estimate'])),
@@ -271,7 +267,7 @@ def _advice(phase: Record, record: Record) -> str:
         phase[name] for name in ('accumulation_steps', 'rows_at_once', 'largest_rows_at_once'))
     if parts > 1 and most >= 2 * rows:
         return f'fewer parts fit: try --config.train.accumulation_steps={parts // 2}'
-    if phase['flops_ratio'] > 1.15:
+    if any(x['pass'] == 'forward again' for x in phase['scopes']):
         return 'layers are computed twice: try --config.model.remat=none'
     update = sum(x['cycles_per_sequence'] for x in phase['scopes'] if x['pass'] == 'update')
     step, seconds = phase['step_seconds'], phase['seconds']

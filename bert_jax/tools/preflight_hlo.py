@@ -14,8 +14,6 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import quiet_stderr
 
@@ -154,14 +152,6 @@ class CompiledText:
                     if name in self._by_name]
         return sum(array.bytes for i in (instruction, *operands) for array in i.arrays)
 
-    def product_flops(self) -> int:
-        """FLOPs of all matrix products, which TPUs run as convolutions, without multiplications by
-        padding and holes."""
-        return sum(
-            i.times * _convolution_flops(
-                i.attributes, self.operand(i, 0).shape, self.operand(i, 1).shape, i.arrays[0].shape)
-            for i in self.instructions if i.opcode == 'convolution')
-
     def collectives(self) -> list[dict[str, Any]]:
         """Messages between chips: kind, scope, largest array, count a step and total bytes a chip.
 
@@ -238,29 +228,6 @@ def _trips(bodies: dict[str, list[str]], loop: Instruction) -> int:
     condition = bodies[dict(_called(loop.attributes))['condition']]
     constants = re.findall(r' constant\((\d+)\)', '\n'.join(condition))
     return int(constants[0]) if len(constants) == 1 else 1
-
-
-def _convolution_flops(
-    attributes: str, left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]
-) -> int:
-    labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', attributes)
-    assert labels, attributes
-    flops = 2 * right[labels[2].index('i')]
-    for label, size in zip(labels[3], out, strict=True):
-        flops *= size if label in 'bf' else 1
-    window = re.search(r'window=\{([^}]*)\}', attributes)
-    fields = dict(field.split('=') for field in window[1].split()) if window else {}
-    for d in range(len(labels[1]) - 2):
-        stride, low, dilate, kernel_dilate = (
-            int(fields[field].split('x')[d].split('_')[0]) if field in fields else default
-            for field, default in (
-                ('stride', 1), ('pad', 0), ('lhs_dilate', 1), ('rhs_dilate', 1)))
-        size, kernel, num_places = (
-            shape[label.index(str(d))]
-            for shape, label in zip((left, right, out), labels.groups(), strict=True))
-        places = np.arange(num_places)[:, None] * stride + np.arange(kernel) * kernel_dilate - low
-        flops *= int(np.sum((places % dilate == 0) & (places >= 0) & (places < size * dilate)))
-    return flops
 
 
 def scope_of(op_name: str) -> tuple[str, str]:

@@ -10,9 +10,7 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import pytest
-from jax import lax
 
 from bert_jax.config import default_config
 from bert_jax.runtime import process
@@ -115,7 +113,6 @@ def test_the_tpus_compiler_compiles_the_run_s_steps(tmp_path):
     (phase,) = record['phases']
     assert record['chip'] == 'v5e' and phase['bytes_limit'] == int(15.75 * 2**30)
     assert phase['cycles_per_sequence'] > phase['floor_cycles_per_sequence'] > 0
-    assert phase['flops_ratio'] == pytest.approx(1, abs=0.1)
     scopes = {entry['scope'] for entry in phase['scopes']}
     assert {'qkv', 'attention', 'intermediate', 'output', 'head', 'optimizer'} <= scopes
     assert sum(e['cycles_per_sequence'] for e in phase['scopes']) == pytest.approx(
@@ -161,21 +158,6 @@ def test_messages_are_counted_once_whatever_they_are_spread_over():
     permute = found['collective-permute', 'optimizer']
     assert (permute['count'], permute['bytes']) == (1, 512)
     assert found['reduce-scatter', 'optimizer']['bytes'] == 16 * 8 * 4  # a sum scattered at once
-
-
-@pytest.mark.parametrize('strides, padding, left, right', [
-    ((1, 1), [(0, 0), (0, 0)], (1, 1), (1, 1)),
-    ((3, 1), [(2, 1), (0, 3)], (2, 1), (1, 2)),
-    ((7, 2), [(0, 0), (1, 1)], (8, 3), (1, 1)),  # a batch of products, in the TPUs' way
-])
-def test_flops_of_convolutions_are_xla_s(strides, padding, left, right):
-    def convolve(x, w):
-        return lax.conv_general_dilated(
-            x, w, strides, padding, left, right, ('NHWC', 'HWIO', 'NHWC'))
-
-    lowered = jax.jit(convolve).lower(jnp.ones((2, 8, 9, 4)), jnp.ones((3, 4, 4, 6)))
-    found = CompiledText(lowered.as_text(dialect='hlo')).product_flops()
-    assert found == lowered.cost_analysis()['flops']
 
 
 @pytest.mark.parametrize('op_name, scope', [
