@@ -283,16 +283,10 @@ def _forward_kernel(
         return (_joined(k_ref[u.row, :, u.lanes], of_keys[u.row], u.head),
                 _joined(q_ref[u.row, u.queries, u.lanes], of_queries[u.row, u.queries], u.head))
 
-    def turned(u: _Unit) -> jax.Array:
-        return v_ref[u.row, :, u.lanes].T
-
     def prepare(u: _Unit) -> tuple[jax.Array, jax.Array]:
         if u.head == 0 and u.queries.start == 0:
-            ready[u.row, u.pair] = turned(u)
+            ready[u.row, u.pair] = v_ref[u.row, :, u.lanes].T
         return operands(u)
-
-    def scores(u: _Unit, both: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return _dot(*both, 1, 1)
 
     def softmax(u: _Unit, s_KxQ: jax.Array) -> tuple[int, jax.Array]:
         place, p_KxQ = units.index(u) % held.shape[1], jnp.exp2(s_KxQ)
@@ -312,7 +306,7 @@ def _forward_kernel(
             o_LxQ = jnp.concatenate([context[0], context[1]])
             o_ref[u.row, u.queries, u.lanes] = o_LxQ.astype(dtype).T
 
-    _overlap(units, [prepare, scores, softmax, output])
+    _overlap(units, [prepare, lambda u, x: _dot(x[0], x[1], 1, 1), softmax, output])
 
     @pl.when(jnp.logical_not(jnp.max(jnp.abs(lse_ref[...])) < 100.0))
     def _() -> None:
@@ -330,7 +324,8 @@ def _forward_kernel(
                 p_KxQ = jnp.exp2(s_KxQ - highest_1xQ)
                 sum_1xQ = jnp.sum(p_KxQ, axis=0, keepdims=True)
                 lse_ref[u.line] = highest_1xQ + jnp.log2(sum_1xQ)
-                parts.append(_dot(turned(u)[_head(head)], dropped(u, p_KxQ).astype(dtype), 1, 0)
+                v_DxK = v_ref[u.row, :, u.lanes].T[_head(head)]
+                parts.append(_dot(v_DxK, dropped(u, p_KxQ).astype(dtype), 1, 0)
                              / (sum_1xQ * (1.0 - rate)))
             o_ref[row, queries, u.lanes] = jnp.concatenate(parts).astype(dtype).T
 

@@ -557,28 +557,3 @@ class Model(LoadedModel):
         """
         vectors = list(self.iter_vectors(texts, pool, layer, normalize, windows))
         return np.stack(vectors) if vectors else np.zeros((0, self.config.hidden_size), np.float32)
-
-    def warm_up(self, command: str | None = None, texts: Iterable[Any] | None = None) -> None:
-        """Compiles what the first calls would wait for: a short text, and as many as fill a step.
-
-        Args:
-          command: such as 'classify' or 'vectors'; default: the first that the model serves.
-          texts: like those that will come; default: made up.
-
-        Raises:
-          InputError: there is no such command.
-        """
-        command = self.commands()[0] if command is None else command
-        run = getattr(self, f"iter_{str(command).replace('-', '_')}", None)
-        if run is None:
-            raise InputError(f'there is no command {command!r} to warm up')
-        text: Any = '[MASK] a'
-        if command in ('next-sentence', 'next_sentence', 'answer'):
-            text = ('a', 'a')
-        elif self.weights.head == 'multiple_choice':
-            text = ('a', 'a', 'a')
-        made = list(texts or ()) or [text]
-        many = itertools.islice(itertools.cycle(made), self.engine.tokens_a_step // 8)
-        for some in (made[:1], many):
-            for _ in run(some):
-                pass

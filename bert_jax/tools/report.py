@@ -449,18 +449,6 @@ def _words(groups: Sequence[Group], words: Sequence[Words | None]) -> str:
                  'likeliest pieces in its place.') if rows else ''
 
 
-def masked_words(model: Model, text: str) -> Words:
-    """Each word of a text masked in turn, with the likeliest pieces and their probabilities.
-
-    One [MASK] replaces a word, so a word of several pieces cannot be guessed.
-    """
-    words = list(_WORD.finditer(text))
-    answers = model.fill_mask(
-        [text[: word.start()] + MASK + text[word.end() :] for word in words], _TOP)
-    return [(word.group(), [(p['token'], p['probability']) for p in answer['predictions']])
-            for word, answer in zip(words, answers, strict=True)]
-
-
 def attention(model: Model, text: str) -> tuple[list[str], np.ndarray]:
     """The tokens of a text, and attention probabilities [layers, heads, n (queries), n (keys)]."""
     vocab = model.vocab
@@ -496,7 +484,13 @@ def _examples(run: RunRecords, text: str) -> Examples:
         model.note = run.missing.append
         run.num_params = sum(x.size for x in model.weights.params.values())
         result['attention'] = heads(model, text)
-        result['masked words'] = masked_words(model, text)
+        # One [MASK] replaces a word, so a word of several pieces cannot be guessed.
+        words = list(_WORD.finditer(text))
+        answers = model.fill_mask(
+            [text[: word.start()] + MASK + text[word.end() :] for word in words], _TOP)
+        result['masked words'] = [
+            (word.group(), [(p['token'], p['probability']) for p in answer['predictions']])
+            for word, answer in zip(words, answers, strict=True)]
     except InputError as error:
         run.missing.append(f"no {'masked words' if result else 'examples'}: {error}")
     return result

@@ -155,15 +155,6 @@ def test_results_come_while_texts_are_still_being_read(model):
     assert some[0] == some[2] and len(taken) < 20_000
 
 
-def test_warm_up_compiles_what_the_first_calls_need(model, caplog):
-    jax.clear_caches()  # of other tests
-    model.warm_up('vectors')
-    with jax.log_compiles(), caplog.at_level('WARNING'):
-        model.vectors(['a cat'])
-        model.vectors(['the dog likes a cat .'] * 400)
-    assert not [record for record in caplog.messages if 'compil' in record.lower()]
-
-
 @pytest.mark.parametrize(('modules', 'pooling', 'pool'), [
     (['Pooling', 'Normalize'],
      {'pooling_mode_mean_tokens': True, 'pooling_mode_cls_token': False}, 'mean'),
@@ -243,12 +234,12 @@ def test_a_vocabulary_beside_or_named(tmp_path):
     ('fill_mask', 'top_k', ['5', 0, -1, 2.5, None, [3]]),
     ('features', 'layers', [(), '-1', None, (0,), (-99,), ('a',), (1.5,), {'a': 1}, 3]),
     ('vectors', 'layer', ['1', 0, 7, None, (-1,)]), ('vectors', 'pool', ['sum', '', 5, ['mean']]),
-    ('vectors', 'windows', ['last', '', 5, ('mean',)]), ('warm_up', 'command', ['sing', '', 5]),
+    ('vectors', 'windows', ['last', '', 5, ('mean',)]),
     ('answer', 'max_answer_length', ['5', 0]), ('answer', 'null_threshold', [math.nan, '0', [0.0]]),
 ])
 def test_what_cannot_be_meant_is_refused(name, argument, values, model):
     model = tiny.recorded('question_answering')[0] if name == 'answer' else model
-    given = {'answer': {'questions': [('a', 'cat')]}, 'warm_up': {}}.get(name, {'texts': ['a']})
+    given = {'answer': {'questions': [('a', 'cat')]}}.get(name, {'texts': ['a']})
     for value in values:
         with pytest.raises(InputError) as error:
             getattr(model, name)(**given | {argument: value})

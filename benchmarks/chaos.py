@@ -1,6 +1,6 @@
 """A run of two hosts with everything in a bucket, while at random one thing after another fails.
 
-    python -m tests.chaos FOLDER [--steps=2000] [--seed=0] [--pause=25]
+    python -m benchmarks.chaos FOLDER [--steps=2000] [--seed=0] [--pause=25]
 
 A host is killed or stands still; the bucket refuses, stalls, cuts connections or loses answers; the
 disk for temporary files is full. The run is started again whenever it ends, as a launcher does, and
