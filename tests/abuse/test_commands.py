@@ -189,7 +189,8 @@ INPUTS = [
       for name in ('gone', '*')),
     Case('main @text --config.data.source=3', 'source'),
     Case('main @text --config.data.source=~nosuchuser/x.txt', '~nosuchuser'),
-    Case('main @text --config.data.source=jsonl:{folder}/bad.jsonl', r'bad\.jsonl, line 1',
+    Case('main @text --config.data.source=jsonl:{folder}/bad.jsonl',
+         r'bad\.jsonl begins with \[ and is no list',
          before=write('bad.jsonl', '[' * 100000 + '\n')),
     *(Case('main @text --config.data.vocab_file={folder}/v.txt', says, before=write('v.txt', vocab))
       for vocab, says in (
