@@ -9,7 +9,7 @@
   preflight  tells whether a run fits a TPU slice, and how long it takes
   report     shows runs beside each other on one HTML page
   paper      reproduces a table of the paper
-  bench      measures training steps and the way of the text
+  bench      measures training steps on this machine
 
 `bert-jax COMMAND --help` says more.
 """

@@ -20,17 +20,12 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.model import dropout as drop
-from bert_jax.model.attention_kernel import (
-    HEAD_DIM,
-    MASKED_SCORE,
-    MAX_HEADS,
-    MAX_LENGTH,
-    kernel_attention,
-)
+from bert_jax.model.attention_kernel import HEAD_DIM, MAX_HEADS, MAX_LENGTH, kernel_attention
 from bert_jax.model.layers import Dense, ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 
+_MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
 _KERNEL_FROM = 128  # 'auto' takes the TPU kernel for rows of at least so many tokens
 
 
@@ -81,7 +76,7 @@ def attend(
         places_S = jnp.arange(segments_BxS.shape[1])
         places_BxQ = places_S[None] if wanted_BxP is None else wanted_BxP
         seen_BxQxK &= places_BxQ[:, :, None] >= places_S
-    mask_Bx1xQxK = jnp.where(seen_BxQxK, 0.0, MASKED_SCORE)[:, None]
+    mask_Bx1xQxK = jnp.where(seen_BxQxK, 0.0, _MASKED_SCORE)[:, None]
     scores_BxNxQxK = jnp.einsum(
         'BQND,BKND->BNQK', q_BxQxNxD, k_BxKxNxD, preferred_element_type=jnp.float32)
     probs_BxNxQxK = jax.nn.softmax(

@@ -7,7 +7,7 @@ bit for bit, whatever the blocks and the mesh are.
 
 Scores lie as [keys, queries]: then the sum of softmax is a row of lanes, found by additions of
 whole registers and not by the slow unit that moves data between lanes. Context and gradients come
-out as [head_dim, S], at half the matrix unit's work, and are turned once for two heads.
+out as [head_dim, S], at half the matrix unit's work, and are transposed once for two heads.
 
 The product of queries and keys of one head uses half of the lanes. The other half, the spare lanes,
 carries the mask, which so is added to the scores at no cost. The forward pass does not subtract the
@@ -47,7 +47,6 @@ HEAD_DIM = 64
 # Whole rows stay on the chip; all TPUs have 16 MB.
 MAX_LENGTH = 512
 MAX_HEADS = 20
-MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
 # Scores of a head that a step of the grid holds, about.
 _FORWARD_SCORES, _BACKWARD_SCORES = 1 << 18, 1 << 17
 _QUERIES = 256  # that are worked on at once, at most
@@ -272,11 +271,11 @@ def _prepare(marks_ref: Any, of_queries: Any, of_keys: Any, places: Any) -> None
 def _forward_kernel(
     q_ref: Any, k_ref: Any, v_ref: Any, marks_ref: Any, *refs: Any, rate: float
 ) -> None:
-    *lines_ref, o_ref, lse_ref, of_queries, of_keys, places, held = refs
+    *lines_ref, o_ref, lse_ref, of_queries, of_keys, places, buffer = refs
     _prepare(marks_ref, of_queries, of_keys, places)
     dtype, length = q_ref.dtype, q_ref.shape[1]
     units = _units(q_ref.shape)
-    ready: dict[Any, jax.Array] = {}
+    transposed: dict[Any, jax.Array] = {}
     context: dict[int, jax.Array] = {}
 
     def operands(u: _Unit) -> tuple[jax.Array, jax.Array]:
@@ -285,23 +284,23 @@ def _forward_kernel(
 
     def prepare(u: _Unit) -> tuple[jax.Array, jax.Array]:
         if u.head == 0 and u.queries.start == 0:
-            ready[u.row, u.pair] = v_ref[u.row, :, u.lanes].T
+            transposed[u.row, u.pair] = v_ref[u.row, :, u.lanes].T
         return operands(u)
 
     def softmax(u: _Unit, s_KxQ: jax.Array) -> tuple[int, jax.Array]:
-        place, p_KxQ = units.index(u) % held.shape[1], jnp.exp2(s_KxQ)
+        slot, p_KxQ = units.index(u) % buffer.shape[1], jnp.exp2(s_KxQ)
         sum_1xQ = jnp.sum(p_KxQ, axis=0, keepdims=True)
         lse_ref[u.line] = jnp.log2(sum_1xQ)
-        held[0, place] = dropped(u, p_KxQ).astype(dtype)
-        return place, 1.0 / (sum_1xQ * (1.0 - rate))
+        buffer[0, slot] = dropped(u, p_KxQ).astype(dtype)
+        return slot, 1.0 / (sum_1xQ * (1.0 - rate))
 
     def dropped(u: _Unit, p_KxQ: jax.Array) -> jax.Array:
         return jnp.where(_kept(lines_ref[0], places, u, rate), p_KxQ, 0.0) if rate else p_KxQ
 
     def output(u: _Unit, found: Any) -> None:
-        place, inverse_1xQ = found
+        slot, inverse_1xQ = found
         context[u.head] = _dot(
-            ready[u.row, u.pair][_head(u.head)], held[0, place], 1, 0) * inverse_1xQ
+            transposed[u.row, u.pair][_head(u.head)], buffer[0, slot], 1, 0) * inverse_1xQ
         if u.head == 1:
             o_LxQ = jnp.concatenate([context[0], context[1]])
             o_ref[u.row, u.queries, u.lanes] = o_LxQ.astype(dtype).T
@@ -336,18 +335,18 @@ def _backward_kernel(
     q_ref: Any, k_ref: Any, v_ref: Any, do_ref: Any, lse_ref: Any, marks_ref: Any, *refs: Any,
     rate: float,
 ) -> None:
-    *more_refs, d_ref, sums_ref, of_queries, of_keys, places, held = refs
+    *more_refs, d_ref, sums_ref, of_queries, of_keys, places, buffer = refs
     _prepare(marks_ref, of_queries, of_keys, places)
     dtype, length = q_ref.dtype, q_ref.shape[1]
     units = _units(q_ref.shape)
     means: dict[Any, jax.Array] = {}
-    ready: dict[Any, tuple[jax.Array, ...]] = {}
+    transposed: dict[Any, tuple[jax.Array, ...]] = {}
     result: dict[Any, jax.Array] = {}  # of the last pair
 
     def prepare(u: _Unit) -> tuple[jax.Array, ...]:
         q, k, do = (ref[u.row, :, u.lanes] for ref in (q_ref, k_ref, do_ref))
         if u.head == 0 and u.queries.start == 0:
-            ready[u.row, u.pair] = q.T, k.T, do.T
+            transposed[u.row, u.pair] = q.T, k.T, do.T
             if length > LANES:
                 # What softmax takes off the gradients of a query's scores is the product of its
                 # context with the context's gradient, summed over a head by the matrix unit. Then
@@ -367,7 +366,7 @@ def _backward_kernel(
 
     def softmax(u: _Unit, both: Any) -> int:
         s_KxQ, dp_KxQ = both
-        place = units.index(u) % held.shape[1]
+        slot = units.index(u) % buffer.shape[1]
         p_KxQ = kept_KxQ = jnp.exp2(s_KxQ - lse_ref[u.line])
         if rate:
             kept_KxQ = jnp.where(_kept(more_refs[0], places, u, rate), p_KxQ, 0.0)
@@ -375,21 +374,21 @@ def _backward_kernel(
         ds_KxQ = kept_KxQ * dp_KxQ
         mean_1xQ = (means[u.row, u.pair][u.head : u.head + 1, u.queries] if length > LANES
                     else jnp.sum(ds_KxQ, axis=0, keepdims=True))
-        held[0, place] = kept_KxQ.astype(dtype)
-        held[1, place] = (ds_KxQ - p_KxQ * mean_1xQ).astype(dtype)
-        return place
+        buffer[0, slot] = kept_KxQ.astype(dtype)
+        buffer[1, slot] = (ds_KxQ - p_KxQ * mean_1xQ).astype(dtype)
+        return slot
 
-    def gradients(u: _Unit, place: int) -> None:
+    def gradients(u: _Unit, slot: int) -> None:
         h = u.head
-        q_LxS, k_LxS, do_LxS = (x[_head(h)] for x in ready[u.row, u.pair])
-        dk_DxK = _dot(q_LxS[:, u.queries], held[1, place], 1, 1)
-        dv_DxK = _dot(do_LxS[:, u.queries], held[0, place], 1, 1)
+        q_LxS, k_LxS, do_LxS = (x[_head(h)] for x in transposed[u.row, u.pair])
+        dk_DxK = _dot(q_LxS[:, u.queries], buffer[1, slot], 1, 1)
+        dv_DxK = _dot(do_LxS[:, u.queries], buffer[0, slot], 1, 1)
         if u.queries.start:
             dk_DxK += result['k', h]
             dv_DxK += result['v', h]
         result['k', h] = dk_DxK
         result['v', h] = dv_DxK
-        result['q', h] = _dot(k_LxS, held[1, place], 1, 0)
+        result['q', h] = _dot(k_LxS, buffer[1, slot], 1, 0)
         if h == 1:
             write(u, u.queries, 0, 'q')
             if u.queries.stop == length:

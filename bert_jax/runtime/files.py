@@ -226,6 +226,8 @@ def unpacked(path: str | os.PathLike[str]) -> Path:
     folder = as_path(_local_folder().name) / digest(os.fspath(path).encode())
     try:
         with zipfile.ZipFile(local_copy(path)) as content:
+            if not content.namelist():
+                raise zipfile.BadZipFile('it is empty')
             content.extractall(folder)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InputError(f'{path} is not a sound .zip file ({error}); copy it again') from None
