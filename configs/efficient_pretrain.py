@@ -5,8 +5,11 @@
 
 Every NAME has half the FLOPs of `paper`, which is the recipe of `configs/ablations.py:base`, and
 NAME/4 a quarter.
-`NAME,tiny` is the same for two CPU cores: `none,tiny` has the model, rows and steps of `base,tiny`
+`NAME,tiny`, `NAME,between` and `NAME,mini` are the same for two CPU cores, with 2 layers of 128, 3
+of 192 and 4 of 256 (google's BERT-Mini). `none,tiny` has the model, rows and steps of `base,tiny`
 there, which is trained with Muon, but the paper's Adam and dropout, at the rate of such a model.
+The other two have as many steps, of batches that grow with the width, so that Muon's share of a
+step stays; and its vocabulary of 8,000 pieces, so that losses can be compared.
 
 | NAME | beside `none`, which is the paper's recipe for half as many steps |
 |---|---|
@@ -19,7 +22,11 @@ there, which is trained with Muon, but the paper's Adam and dropout, at the rate
 | `clipping` | the gradient's norm clipped at 0.5 (Geiping and Goldstein, 2022) |
 | `no_nsp` | no next sentence (Liu et al., 2019); it has hurt small models |
 | `all` | all of these but `no_nsp` |
-| `muon+rate` | these two; so with any |
+| `five` | `masking+dropout+rate+muon+clipping` |
+| `muon+rate`, `five-muon` | these two, the five without this one; so with any |
+
+`NAME@RATE` has another learning rate, to tune all recipes alike: `paper@1e-3,mini`,
+`five/4@4e-3,mini`.
 
 What packing saves depends on the text: set `packed_rows` of a phase (docs/sources.md). Published
 figures are hints for models and budgets of their own; which ingredients hold here, the table has to
@@ -29,55 +36,69 @@ show.
 from bert_jax.config import default_config
 
 INGREDIENTS = ('masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping')
-# FLOPs of a sequence by (length, predictions), in those of the paper's phase 1: model/flops.py.
-COSTS = {
-    '': {(64, 10): 0.494, (64, 20): 0.521, (128, 20): 1.0, (128, 39): 1.051,
-         (512, 80): 4.303, (512, 154): 4.504},
-    'tiny': {(16, 3): 0.542, (16, 5): 0.709, (32, 5): 1.0, (32, 10): 1.419, (64, 10): 2.031,
-             (64, 20): 2.874, (128, 20): 4.22, (128, 39): 5.844},
+FIVE = ('masking', 'dropout', 'rate', 'muon', 'clipping')
+# Model, layers, hidden size, sequences a step, learning rate, and the higher one of `rate`.
+SCALES = {
+    '': ('base', 12, 768, 256, 1e-4, 4e-4), 'tiny': ('tiny', 2, 128, 32, 2e-3, 3e-3),
+    'between': ('L-3_H-192_A-3', 3, 192, 48, 1.5e-3, 2e-3),
+    'mini': ('mini', 4, 256, 64, 1e-3, 1.5e-3),
 }
-# FLOPs of Muon at a step, in the same.
-MUON_COSTS = {'': 24.6, 'tiny': 14.7}
 _SLOTS = {  # of 15 % and of 30 %
     False: {16: 3, 32: 5, 64: 10, 128: 20, 512: 80},
     True: {16: 5, 32: 10, 64: 20, 128: 39, 512: 154}}
 _EARLY = 0.3
 
 
+def _flops(layers: int, hidden: int, vocab_size: int, length: int, slots: int) -> float:
+    """FLOPs of a sequence, as bert_jax/model/flops.py has them."""
+    h, attention = hidden, 4 * length * hidden
+    before = (layers - 1) * length * (24 * h**2 + attention)
+    last = 6 * length * h**2 + (slots + 1) * (18 * h**2 + attention)
+    return 3 * (before + last + slots * (2 * h**2 + 2 * h * vocab_size) + 2 * h**2 + 4 * h)
+
+
 def get_config(named: str = 'all'):
     name, _, scale = named.partition(',')
+    name, _, rate = name.partition('@')
     name, _, share = name.partition('/')
-    used = INGREDIENTS if name == 'all' else name.split('+')
-    known = name in ('paper', 'none') or set(used) <= {*INGREDIENTS, 'no_nsp'}
-    if not known or scale not in COSTS or share not in ('', '1', '2', '4', '8'):
+    plus, *minus = name.split('-')
+    used = {'all': INGREDIENTS, 'five': FIVE}.get(plus, plus.split('+'))
+    known = name in ('paper', 'none') or (
+        {*used} <= {*INGREDIENTS, 'no_nsp'} and {*minus} <= {*used})
+    if not known or scale not in SCALES or share not in ('', '1', '2', '4', '8'):
         raise ValueError(
-            f'configs/efficient_pretrain.py:{named} is unknown: choose paper, none, all, '
-            + ', '.join(INGREDIENTS + ('no_nsp',)) + ' or several with + between them, perhaps '
-            'with /1, /2, /4 or /8 for a part of the FLOPs, and after a comma perhaps tiny'
+            f'configs/efficient_pretrain.py:{named} is unknown: choose paper, none, all, five, '
+            + ', '.join(INGREDIENTS + ('no_nsp',)) + ' or several with + between them, or '
+            'five-muon without one, perhaps with /1, /2, /4 or /8 for a part of the FLOPs and '
+            '@1e-3 for a learning rate, and after a comma perhaps tiny, between or mini'
         )
+    used = {*used} - {*minus}
     c = default_config()
-    if scale == 'tiny':
-        c.model.name = 'tiny'
+    c.model.name, layers, hidden, batch, *rates = SCALES[scale]
+    c.train.batch_size = batch
+    c.optimizer.learning_rate = float(rate or rates['rate' in used])
+    c.data.vocab_size = 8000 if scale else 30522
+    model = (layers, hidden, c.data.vocab_size)
+    unit = _flops(*model, 32, 5) if scale else _flops(*model, 128, 20)  # a row of phase 1
+    muon_cost = round(300 * layers * hidden**3 / unit, 1)  # of a step
+
+    def cost(length: int, slots: int) -> float:
+        return round(_flops(*model, length, slots) / unit, 3)
+
+    if scale:
         c.data.held_out = 0.02
-        c.train.batch_size = 32
         c.train.max_eval_examples = 1024
-        c.optimizer.learning_rate = 3e-3 if 'rate' in used else 2e-3
         c.optimizer.warmup = '10%'
-        c.model.initializer_range = 0.05  # as configs/ablations.py has it for this width
-        parts = [(4000, 32), (500 * COSTS['tiny'][64, 10], 64), (400 * COSTS['tiny'][128, 20], 128)]
+        c.model.initializer_range = round(0.05 * (128 / hidden) ** 0.5, 3)  # as in ablations.py
+        parts = [(4000, 32), (500 * cost(64, 10), 64), (400 * cost(128, 20), 128)]
     else:
-        c.model.name = 'base'
         c.data.source = 'tfds:wikipedia/20230601.en'
         c.data.held_out = 0.001
-        c.data.vocab_size = 30522
-        c.train.batch_size = 256
         c.train.max_eval_examples = 10_240
-        c.optimizer.learning_rate = 4e-4 if 'rate' in used else 1e-4
         c.optimizer.warmup = '1%'
-        parts = [(450_000, 128), (50_000 * COSTS[''][512, 80], 512)]
+        parts = [(450_000, 128), (50_000 * cost(512, 80), 512)]
     whole = int(share or (1 if name == 'paper' else 2))
-    parts = [(2 / whole * flops, length) for flops, length in parts]  # FLOPs as in COSTS
-    batch = c.train.batch_size
+    parts = [(2 / whole * flops, length) for flops, length in parts]  # FLOPs as in `cost`
     first, length = parts[0]
     if 'lengths' in used or 'ramp' in used:
         early = length // 2 if 'lengths' in used else length
@@ -86,12 +107,12 @@ def get_config(named: str = 'all'):
     for i, (flops, length) in enumerate(parts):
         slots = _SLOTS['masking' in used][length]
         small = 4 if 'ramp' in used and i == 0 else 1
-        a_step = COSTS[scale][length, slots] / small
+        a_step = cost(length, slots) / small
         if 'muon' in used:
-            a_step += MUON_COSTS[scale] / batch
+            a_step += muon_cost / batch
         phases.append(dict(steps=round(flops / a_step), max_seq_length=length,
                            max_predictions_per_seq=slots, batch_size=batch // small))
-        if scale == 'tiny' and length > 32:  # as in configs/ablations.py
+        if scale and length > 32:  # as in configs/ablations.py
             phases[-1] |= dict(learning_rate=c.optimizer.learning_rate / 2, warmup='10%')
     c.phases = tuple(phases)
     c.train.eval_every = c.train.save_every = '10%'

@@ -117,7 +117,7 @@ def test_an_ablation_is_base_but_for_one_thing(name, expected, scale):
     validate(config)
 
 
-@pytest.mark.parametrize('scale', ['', ',tiny'])
+@pytest.mark.parametrize('scale', ['', ',tiny', ',between', ',mini'])
 def test_an_efficient_recipe_has_half_the_flops(scale):
     def flops(name):
         config = load(name + scale)
@@ -127,10 +127,15 @@ def test_an_efficient_recipe_has_half_the_flops(scale):
     whole = flops('efficient_pretrain:paper')
     assert scale or whole == flops('ablations:base')
     for name in ('none', 'masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping',
-                 'no_nsp', 'all', 'masking+dropout+rate+muon+clipping', 'muon+rate/4', 'all/4'):
-        share = 4 if name.endswith('/4') else 2
+                 'no_nsp', 'all', 'five', 'five-muon', 'muon+rate/4', 'five/4@1e-3'):
+        share = 4 if '/4' in name else 2
         assert flops(f'efficient_pretrain:{name}') == pytest.approx(whole / share, rel=0.01), name
     assert flops('efficient_pretrain:none/1') == whole
+    five, four = (flat_fields(load(f'efficient_pretrain:{name}@1e-3{scale}'))
+                  for name in ('five', 'five-dropout'))
+    assert {name for name in five if five[name] != four[name]} == {
+        'model.hidden_dropout', 'model.attention_dropout'}
+    assert five['optimizer.learning_rate'] == four['optimizer.learning_rate'] == 1e-3
 
 
 @pytest.mark.parametrize('path', FIELDS)
@@ -330,7 +335,8 @@ def test_an_override_reaches_phases_that_do_not_say_otherwise(name, override, fi
         'train.num_train_epochs': "--config.train.steps='3 epochs'"}.items()),
     ('tiny_pretrain.py', 'train.batch_size=many', 'train.batch_size'),
     ('none.py', 'seed=1', 'configs/none.py'),
-    ('efficient_pretrain.py:faster', 'seed=1', 'faster is unknown: choose paper, none, all, mask'),
+    ('efficient_pretrain.py:faster', 'seed=1', 'faster is unknown: choose paper, none, all, five'),
+    ('efficient_pretrain.py:five-ramp', 'seed=1', 'five-ramp is unknown: choose paper, none'),
 ])
 def test_a_command_line_that_means_nothing_is_refused(name, override, message):
     with pytest.raises(InputError, match=message):

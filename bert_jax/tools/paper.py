@@ -6,10 +6,11 @@
     python -m bert_jax.tools.paper 8 --scale=tiny --list
     python -m bert_jax.tools.paper mine --rows=mine.py:one,mine.py:two --data=DATA --seeds=3
 
-TABLE is 1 (GLUE), 2 and 3 (SQuAD 1.1 and 2.0), 4 (SWAG), 5 to 8, c1 (figure 5, appendix C.1), or
-efficient (not in the paper: recipes with half the FLOPs). DATA is the folder of glue/, squad/,
-swag/ and conll2003/, laid out as the files of configs/ describe. Pre-training is
-configs/ablations.py:NAME; at the tiny scale the model and text are small enough for two cores.
+TABLE is 1 (GLUE), 2 and 3 (SQuAD 1.1 and 2.0), 4 (SWAG), 5 to 8, c1 (figure 5, appendix C.1); or,
+not of the paper, efficient (recipes with half the FLOPs) or loo (one of five ingredients left out).
+DATA is the folder of glue/, squad/, swag/ and conll2003/, laid out as the files of configs/
+describe. Pre-training is configs/ablations.py:NAME; at the tiny scale the model and text are small
+enough for two cores, and so are efficient and loo at the larger scales between and mini.
 
 --rows=FILE:NAME,FILE:NAME makes a table of your own, of configs of pre-training as they are written
 (ablations.py:base,tiny too), against the first of them; TABLE is then a name for its files.
@@ -19,7 +20,7 @@ every fine-tuning or of one task's:
 
     ... --pretrain data.source='wiki/*.txt.gz' --pretrain data.vocab_file=vocab.txt \\
         --pretrain model.name=mini --pretrain train.steps=50000 \\
-        --finetune sst2:train.steps='3 epochs'
+        --finetune sst2:train.steps='3 epochs' --finetune sst2:optimizer.learning_rate=3e-4,1e-4
 
 Every part is a sweep (tools.sweep) in DIRECTORY/parts, named after its resolved config, so that
 tables share parts, and more --seeds or another table add to them. The same command resumes where it
@@ -169,9 +170,11 @@ TABLES = {
         'rows': [Row(title, **row) for title, row in fields['rows'].items()]})
     for name, fields in _DATA['tables'].items()
 }
-# The grid of every task that has one, at the tiny scale. 3e-4 is the highest rate that
-# google-research/bert names for its miniatures. Taggers do better at 1e-3, and far worse at 1e-4.
-_TINY_GRID = ('optimizer.learning_rate=1e-3,3e-4',)
+_RATE = 'optimizer.learning_rate='
+# The grid of every task that has one, at the small scales. 3e-4 is the highest rate that
+# google-research/bert names for its miniatures. The smallest model's taggers do better at 1e-3, and
+# far worse at 1e-4.
+_GRIDS = {'tiny': '1e-3,3e-4', 'between': '1e-3,3e-4,1e-4', 'mini': '3e-4,1e-4'}
 # The columns of a table of the user's own, at both scales.
 _OWN_COLUMNS = ('ppl', 'mrpc', 'sst2', 'ner')
 _OWN_NOTE = (
@@ -207,7 +210,7 @@ class Plan:
 
     Attributes:
       table: of TABLES.
-      tiny: the scale; else the paper's.
+      scale: 'paper', or one of _GRIDS.
       root: the directory of all parts.
       data: folder of the downstream tasks' folders.
       pretrain, finetune: settings 'FIELD=VALUE'; for fine-tuning also 'TASK:FIELD=VALUE'.
@@ -218,7 +221,7 @@ class Plan:
     """
 
     table: Table
-    tiny: bool
+    scale: str
     root: Path
     data: str
     pretrain: Sequence[str] = ()
@@ -227,6 +230,10 @@ class Plan:
     seeds: int = 1
     restarts: int = 0
     only: Sequence[str] = ()
+
+    @property
+    def tiny(self) -> bool:
+        return self.scale != 'paper'
 
     @property
     def columns(self) -> Sequence[str]:
@@ -267,8 +274,9 @@ class Plan:
     def pretraining(self, name: str) -> Part:
         """The pre-training NAME of configs/ablations.py, or FILE.py:NAME; a user's own as it is."""
         settings = *self.pretrain, f'train.keep_checkpoints={10 if name in _KEEPS_STEPS else 2}'
+        scale = f',{self.scale}' if self.tiny else ''
         config = name if self.table.own else (
-            ('' if '.py:' in name else 'ablations.py:') + name + (',tiny' if self.tiny else ''))
+            ('' if '.py:' in name else 'ablations.py:') + name + scale)
         return self._part(
             f'pre-training {name}', config, settings, grid_members([], self.seeds), sys.maxsize)
 
@@ -296,8 +304,11 @@ class Plan:
             steps = sum(phase['steps'] for phase in phases(pretrained.resolved))
             settings.append(f'init_checkpoint={start}/checkpoints/{round(steps * row.share)}')
         settings += [*(what.tiny if self.tiny else ()), *row.finetuning]
-        settings += [setting for of, setting in map(_split, self.finetune) if of in ('', task)]
-        grid = (_TINY_GRID if self.tiny else what.grid) if what.grid else ()
+        given_here = [setting for of, setting in map(_split, self.finetune) if of in ('', task)]
+        rates = [setting for setting in given_here if setting.startswith(_RATE)]
+        settings += [setting for setting in given_here if setting not in rates]
+        grid = rates[-1:] or (
+            [_RATE + _GRIDS[self.scale]] if self.tiny and what.grid else what.grid)
         restarts = self.restarts or self.table.restarts
         if row.scratch:
             restarts *= self.seeds  # in place of pre-training seeds
@@ -486,7 +497,7 @@ def write_table(plan: Plan, failed: Mapping[str, str], whole: bool) -> tuple[str
     runs = [(part.sweep, member) for part in parts for member in part.sweep.members]
     finished = [(sweep, member) for sweep, member in runs if sweep.result(member)]
     record = {
-        'table': table.name, 'title': table.title, 'scale': 'tiny' if plan.tiny else 'paper',
+        'table': table.name, 'title': table.title, 'scale': plan.scale,
         'source': '' if table.own else 'Devlin et al. (2018), arXiv 1810.04805v2',
         'date': datetime.date.today().isoformat(), 'hardware': hardware(),
         'versions': versions(), 'seeds': plan.seeds, 'restarts': plan.restarts or table.restarts,
@@ -537,7 +548,7 @@ def _markdown(record: dict[str, Any]) -> str:
         '', 'FLOPs: of one pre-training. Ours: mean and standard deviation over n runs, at the '
             'last evaluation, with the settings of the row and task whose first metric is best on '
             'the dev set' + ("; in brackets the paper's." if published else '.')]
-    if published and record['scale'] == 'tiny':
+    if published and record['scale'] != 'paper':
         lines.append("A tiny model does not reach the paper's figures; compare the order of rows.")
     if guessed := [columns[name]['title'] for name in record['is_guessing']]:
         whole = guessed == [title for title in headings if title != 'mean']
@@ -666,16 +677,16 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
                         help=f"one of {', '.join(TABLES)}; with --rows a name for your own")
     parser.add_argument('--rows', default='', metavar='FILE:NAME,FILE:NAME',
                         help='configs of pre-training, the rows of your own table')
-    parser.add_argument('--scale', choices=('tiny', 'paper'), default='tiny')
+    parser.add_argument('--scale', choices=(*_GRIDS, 'paper'), default='tiny')
     parser.add_argument('--data', default='.', help='folder of glue/, squad/, swag/, conll2003/')
     parser.add_argument('--workdir', help='default: runs/paper-SCALE')
     parser.add_argument('--pretrain', action='append', default=[], metavar='FIELD=VALUE')
     parser.add_argument('--finetune', action='append', default=[], metavar='[TASK:]FIELD=VALUE')
     parser.add_argument('--weights', action='append', default=[], metavar='NAME=PATH',
                         help='weights that replace pre-training NAME')
-    parser.add_argument('--seeds', type=int, help='of pre-training; default: 2 tiny, 1 paper')
+    parser.add_argument('--seeds', type=int, help='of pre-training; default: 2, 1 paper')
     parser.add_argument('--restarts', type=int, default=0,
-                        help="seeds of fine-tuning; default: 1 tiny, else the paper's")
+                        help="seeds of fine-tuning; default: 1, at the paper's scale its own")
     parser.add_argument('--columns', default='', help=f'some of {",".join(COLUMNS)}')
     parser.add_argument('--chips', type=int, default=0,
                         help='chips of each process on this machine (all: one process)')
@@ -686,13 +697,13 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
         for text in getattr(given, flag):
             if '=' not in text:
                 raise InputError(f'--{flag} {text}: write NAME=VALUE')
-    tiny = given.scale == 'tiny'
+    tiny = given.scale != 'paper'
     if not given.rows and given.table not in TABLES:
         raise InputError(f'TABLE {given.table!r}: {nearest(given.table, TABLES)}; or give your own '
                          'rows, --rows=FILE:NAME,FILE:NAME')
     table = _own_table(given.table or 'own', given.rows) if given.rows else TABLES[given.table]
     plan = Plan(
-        table, tiny, as_path(given.workdir or f'runs/paper-{given.scale}'),
+        table, given.scale, as_path(given.workdir or f'runs/paper-{given.scale}'),
         str(as_path(given.data)), given.pretrain, given.finetune,
         dict(text.split('=', 1) for text in given.weights),
         seeds=1 + tiny if given.seeds is None else given.seeds,

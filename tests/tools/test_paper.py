@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 
 
 def plan(name, root, *columns, **more):
-    return Plan(TABLES[name], **{'tiny': True, 'root': as_path(root), 'data': 'data', 'restarts': 1,
-                                 'only': columns} | more)
+    return Plan(TABLES[name], **{'scale': 'tiny', 'root': as_path(root), 'data': 'data',
+                                 'restarts': 1, 'only': columns} | more)
 
 
 def titles(parts):
@@ -44,8 +44,8 @@ def test_a_table_is_made_of_what_there_is(name):
         assert COLUMNS[column].task in ('', *TASKS)
     for row in table.rows:
         assert {*row.figures, *row.dev, *row.only} <= set(table.columns)
-    for tiny in (True, False):
-        assert plan(name, 'runs', tiny=tiny).rows and plan(name, 'runs', tiny=tiny).columns
+    for scale in ('tiny', 'paper'):
+        assert plan(name, 'runs', scale=scale).rows and plan(name, 'runs', scale=scale).columns
 
 
 def test_equal_parts_are_shared_and_others_are_not(tmp_path):
@@ -81,6 +81,11 @@ def test_what_settings_reach(tmp_path):
                  for task in ('mrpc', 'ner'))
     assert (mrpc.train.batch_size, mrpc.train.steps) == (8, '2 epochs')
     assert mrpc.data.source == 'there/glue' and ner.data.source == 'there/conll2003'
+    _, tuned = plan('loo', tmp_path, 'stsb', scale='between', finetune=(
+        'stsb:optimizer.learning_rate=1e-4,3e-5', 'ner:optimizer.learning_rate=1')).parts()[:2]
+    assert [dict(member.settings) for member in tuned.sweep.members] == [
+        {'optimizer.learning_rate': rate, 'seed': '0'} for rate in ('1e-4', '3e-5')]
+    assert tuned.before[0].sweep.config.endswith('efficient_pretrain.py:five,between')
     steps = plan('c1', tmp_path, 'mrpc').parts()
     assert steps[1].resolved.init_checkpoint.endswith('/runs/seed=0/checkpoints/490')
     given = {'weights': {'base': 'bert'}, 'seeds': 3}
