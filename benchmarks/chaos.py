@@ -7,8 +7,6 @@ disk for temporary files is full. The run is started again whenever it ends, as 
 in the end its parameters must be those of a run that nothing happened to, bit for bit.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

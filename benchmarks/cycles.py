@@ -7,8 +7,6 @@ no step takes over 2 % more cycles a sequence than stored, 1 otherwise. --update
 figures, with date and versions.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -6,8 +6,6 @@ store  raw text -> token store with exact ids: MB/s, tokens/s, peak memory
 rows   token store -> masked, batched rows: rows/s
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')

@@ -8,8 +8,6 @@ newest checkpoint and the predictions. Numbers depend on the machine, so none ar
 checkouts run on the same one. What has run already in --work is not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -14,8 +14,6 @@
 `bert-jax COMMAND --help` says more.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 

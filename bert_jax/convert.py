@@ -8,8 +8,6 @@ hf:ORG/NAME, a model to publish on the Hugging Face hub. Exit status: 0 done, 2 
 on standard error), 1 anything else.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

@@ -21,8 +21,6 @@ runs/evaluate-NAME), the last line on standard output is `result {json}`.
 Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

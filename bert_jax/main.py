@@ -10,8 +10,6 @@ events and curves.png; starting again in it resumes. Exit status: 0 done, 2 bad 
 configuration, 143 stopped by SIGTERM with the state saved, 1 anything else.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

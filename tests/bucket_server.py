@@ -4,8 +4,6 @@ It answers one request at a time and forgets what it holds when the process ends
 `environment()`, in this process and in those that tests start.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -9,8 +9,6 @@ Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.verify_
 a unit: `'10%'` (of all steps), `'3 epochs'` or `'100000 examples'`.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

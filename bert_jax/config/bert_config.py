@@ -1,7 +1,5 @@
 """The fields of a model, with their ranges and their names in other formats."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType

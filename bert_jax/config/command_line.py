@@ -5,8 +5,6 @@
 The project's own configs are known by name from any folder: --config=glue:mrpc.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import glob

@@ -3,8 +3,6 @@
 The model's fields are those of `bert_config.py`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Checks a config before anything is built: each field by its row, then what concerns several."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

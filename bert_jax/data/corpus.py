@@ -4,8 +4,6 @@ Text files have one of six formats, plain, .gz or .bz2; tables a document a row,
 Errors name the file and the place in it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

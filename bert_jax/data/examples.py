@@ -4,8 +4,6 @@ A set's rows are a function of their index, so nothing here has state: the batch
 rows s * batch_size + local.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol

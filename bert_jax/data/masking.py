@@ -3,8 +3,6 @@
     n: rows, S: sequence, P: prediction slots
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

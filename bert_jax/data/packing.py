@@ -9,8 +9,6 @@ pre-training; here fine-tuning and evaluation do too).
     row, T: tokens of all units
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

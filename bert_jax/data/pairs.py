@@ -3,8 +3,6 @@
     n: texts or sequences, T: tokens of all of them, W: windows, L: labels
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The plan of an epoch is the first sentence of each of its chunks: runs of senten
 each of which becomes a pair (see `PretrainExamples`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

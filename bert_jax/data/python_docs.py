@@ -6,8 +6,6 @@ missing is just absent). A document is one file's docstrings in order. The file 
 processes that start quickly.
 """
 
-from __future__ import annotations
-
 import ast
 import gc
 import importlib.machinery

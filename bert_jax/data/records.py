@@ -5,12 +5,11 @@ that example i is read without those before it, as from a token store. S = max_s
 max_predictions_per_seq, n = examples read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import mmap
 import os
 import struct
+from typing import Self
 
 import numpy as np
 import tensorflow as tf
@@ -44,7 +43,7 @@ class RecordFiles:
     max_predictions_per_seq: int
 
     @classmethod
-    def open(cls, glob: str, cache_dir: str | os.PathLike[str]) -> RecordFiles:
+    def open(cls, glob: str, cache_dir: str | os.PathLike[str]) -> Self:
         """Finds all records, once: the offsets are kept in `cache_dir/records`.
 
         Args:

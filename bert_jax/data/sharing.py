@@ -1,7 +1,5 @@
 """What hosts share of a run's text: vocabulary and token store, made once, copied to each host."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -12,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from bert_jax.data import store
 from bert_jax.runtime import files, hosts
@@ -41,7 +39,7 @@ class Places(NamedTuple):
     local: Path
 
     @classmethod
-    def choose(cls, shared: str, local: str) -> Places:
+    def choose(cls, shared: str, local: str) -> Self:
         """The folders of this run.
 
         Args:

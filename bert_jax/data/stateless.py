@@ -4,8 +4,6 @@ No generator state: the same (seed, epoch, index) gives the same draw on every h
 restart, in any order of evaluation.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 _U64 = np.uint64

@@ -6,8 +6,6 @@ checks and hashes about as much text as eight processors tokenize; more processo
 more processes, each of which builds parts of the store, to be joined in order.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import ctypes
@@ -24,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -189,7 +187,7 @@ class TokenStore:
     documents: np.ndarray
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> TokenStore:
+    def open(cls, path: str | os.PathLike[str]) -> Self:
         """Maps a finished store whose files are what its manifest says, to the last byte.
 
         Raises:

@@ -13,8 +13,6 @@ go through the reference in `bert_jax.text`, and all others through TF-Text:
 Shapes: n lines, N tokens in all lines together.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import sys

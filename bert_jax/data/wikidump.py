@@ -5,8 +5,6 @@ with mwparserfromhell, and return the text of the articles: namespace 0, no redi
 Results are taken in the order of the parts, so documents come as the dump has them.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import gc

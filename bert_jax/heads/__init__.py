@@ -4,8 +4,6 @@ A class has the head's parameters and their names in files, its module, its loss
 its outputs. A new head is a class and its name in `HEADS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

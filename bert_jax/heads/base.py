@@ -5,13 +5,11 @@
     N: heads, D: head_dim, U: half of hidden_size; 2, 3 and 4 are themselves
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +50,7 @@ class Tensor(NamedTuple):
     dims: str
 
     @classmethod
-    def of(cls, name: str, dims: str, **exceptions: str) -> Tensor:
+    def of(cls, name: str, dims: str, **exceptions: str) -> Self:
         """A parameter whose names in files follow from ours by rules, but for `exceptions`."""
         folder, _, leaf = name.replace('/qkv/', '/{part}/').rpartition('/')
         tf1 = {'scale': 'gamma', 'bias': 'beta'}[leaf] if folder.endswith('LayerNorm') else leaf
@@ -163,7 +161,7 @@ class Head:
         return bool(cls.parts()) and all(POOLER in parts for parts in cls.classes.values())
 
     @classmethod
-    def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
+    def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Self:
         """The head of a trained model, for inference: each sequence is an example.
 
         Args:

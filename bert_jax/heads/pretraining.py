@@ -4,8 +4,6 @@
     V: padded vocabulary
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -6,11 +6,9 @@ Sections 4.2, 4 and 5.3 of the paper.
     K: examples (windows) a row
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -194,7 +192,7 @@ class FeatureTagging(Tagging):
     features: str = 'concat_last_four'
 
     @classmethod
-    def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Head:
+    def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Self:
         return cls(config, num_labels, inference['features'])
 
     @property

@@ -7,8 +7,6 @@ made outside. New implementations, and other rules of which token attends to whi
     D: head_dim
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -7,8 +7,6 @@ padding, so the backward direction starts at a sequence's last token.
     G: gates (4), T: time, which runs backwards in direction 1
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -6,8 +6,6 @@ query, key and value are fused into `attention/self/qkv`.
     B: batch rows, S: sequence, P: wanted positions, H: hidden_size, V: padded vocabulary
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

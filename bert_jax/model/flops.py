@@ -3,8 +3,6 @@
 A layer's matrices come from the declarations of its parameters, so changed layers count correctly.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

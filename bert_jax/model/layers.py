@@ -3,8 +3,6 @@
     B: batch rows, S: sequence, H: hidden_size
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

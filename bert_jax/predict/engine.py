@@ -10,8 +10,6 @@ is its `outputs`.
     R: rows, S: row length, K: units a row, H: hidden_size, V: padded vocabulary
 """
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import datetime

@@ -5,8 +5,6 @@ Each file is compared with the model before it is kept.
     b: rows, s: tokens a row, p: masked positions a row, H: hidden_size, L: labels, V: vocabulary
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping

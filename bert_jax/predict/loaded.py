@@ -1,7 +1,5 @@
 """A loaded model: the commands that it serves, its tokenizer, pooling and stream of results."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

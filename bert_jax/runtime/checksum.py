@@ -4,8 +4,6 @@ File formats check at most what they wrote. Checksums of arrays also cover the w
 and back: they are integer sums, so they do not depend on the mesh or the order of summation.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

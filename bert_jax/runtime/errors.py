@@ -1,7 +1,5 @@
 """Exceptions whose messages are for users."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Files and folders on a disk or in a bucket: paths, atomic writes, listings, output checks."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault('EPATH_USE_TF', 'false')

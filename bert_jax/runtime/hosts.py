@@ -6,8 +6,6 @@ call these functions in the same order; with a single process they return at onc
 makes hosts stop and fail together.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import importlib.util

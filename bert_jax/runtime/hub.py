@@ -3,8 +3,6 @@
 Cache, token and offline switch are those of `huggingface_hub` (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import fnmatch

@@ -13,8 +13,6 @@ So a preempted run continues elsewhere after at most `SECONDS`, and an orderly s
 claim is deleted, at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

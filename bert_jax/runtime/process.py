@@ -1,7 +1,5 @@
 """Processes: error boundary, TensorFlow's import, chips, the compilation cache, a pool of more."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -9,8 +9,6 @@ host 0 reads all states and posts a verdict, which all read. jax's `reached_pree
 also agrees on a step, but does not name the host that failed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

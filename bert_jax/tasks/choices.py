@@ -8,8 +8,6 @@ SWAG (Zellers et al., 2018) and its like, a file's ending tells its format:
 Where context and beginning come in one string, it is the context.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ read without quoting. Also read are JSON lines and the records of tensorflow-dat
 the field names of the latter; only they have integer labels, in another order for MNLI.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple

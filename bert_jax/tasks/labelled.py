@@ -4,15 +4,13 @@ Every example is tokenized once at the start. A step holds exactly `batch_size` 
 into as few rows as they need; the planner picks the row length and at most four numbers of rows.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -155,7 +153,7 @@ class LabelledTask:
         self._engine = functools.cache(
             lambda mesh, bert: Engine(mesh, token_cost=functools.partial(token_flops, bert)))
 
-    def with_seed(self, seed: int) -> LabelledTask:
+    def with_seed(self, seed: int) -> Self:
         """The task of a run that differs in its seed (and rate) only, on the same data."""
         task = copy.copy(self)
         task._seed = seed

@@ -7,8 +7,6 @@ example, or numbers [n].
     n: examples, L: labels
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 A config file can add one of its own, or put its own in place of one (CONTRIBUTING, "A task").
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ml_collections import ConfigDict

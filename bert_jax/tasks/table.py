@@ -8,8 +8,6 @@ What is wrong with a file is an `InputError`; what is wrong with a row is that r
 leaves it out, up to a limit, and prediction gives an error in its place.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import csv

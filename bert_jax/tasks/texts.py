@@ -6,8 +6,6 @@ GLUE and tasks like it are `text_task` over `read_texts`. The tasks on the user'
     n: examples, L: labels, W: windows, T: tokens of all windows
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io
@@ -15,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -140,7 +138,7 @@ class TextExamples:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, rows: np.ndarray) -> TextExamples:
+    def take(self, rows: np.ndarray) -> Self:
         """Some of the examples."""
         return dataclasses.replace(
             self, texts=[[column[i] for i in rows] for column in self.texts],

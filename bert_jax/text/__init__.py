@@ -1,7 +1,5 @@
 """Text to ids: the tokenizer of a vocabulary file, and its switches."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

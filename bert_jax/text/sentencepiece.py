@@ -1,7 +1,5 @@
 """A SentencePiece model as a BERT tokenizer, for vocabularies trained elsewhere."""
 
-from __future__ import annotations
-
 import functools
 
 import sentencepiece

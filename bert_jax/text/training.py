@@ -14,8 +14,6 @@ Adding: words replace `[unused...]` tokens first, then get new lines. The result
 all other words keep their pieces.
 """
 
-from __future__ import annotations
-
 import collections
 import io
 import itertools

@@ -3,13 +3,12 @@
 The file format is Google BERT's: one token a line, the line number (from 0) is the id.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
 import re
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -60,7 +59,7 @@ class Vocab:
         return digest(content)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Vocab:
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """Read a vocabulary file.
 
         Lines are stripped of all Unicode white space, as Google's `load_vocab` does. Tokens made
@@ -84,7 +83,7 @@ class Vocab:
     def from_tokens(
         cls, tokens: Iterable[str], *, specials: Sequence[str] = SPECIAL_TOKENS,
         is_continuation: Sequence[bool] | np.ndarray | None = None, source: str = "vocabulary",
-    ) -> Vocab:
+    ) -> Self:
         """Make a vocabulary of `tokens`, in the order of their ids.
 
         Args:

@@ -8,8 +8,6 @@ up to 200 characters are matched (not 100), and special tokens in the text are o
 Unicode properties come from `unicodedata`, so that they belong to the fingerprint.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
@@ -17,6 +15,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable
+from typing import Self
 
 from bert_jax.runtime.files import digest
 from bert_jax.text.vocab import CONTINUATION, Vocab
@@ -165,7 +164,7 @@ class WordPieceTokenizer:
     @classmethod
     def from_file(
         cls, vocab_file: str | os.PathLike[str], lowercase: bool = True,
-    ) -> WordPieceTokenizer:
+    ) -> Self:
         """A tokenizer of a vocabulary file; InputError where `Vocab.from_file` raises it."""
         return cls(Vocab.from_file(vocab_file), lowercase)
 

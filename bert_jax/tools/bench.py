@@ -8,8 +8,6 @@ with another program's, benchmarks/data.py measures the way from text to rows.
 Exit status: 0 done, 2 bad flags or input, 1 anything else.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')

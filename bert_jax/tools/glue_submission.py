@@ -11,8 +11,6 @@ The zip has all eleven files, or the site refuses it.
 Exit status: 0 done, 2 something is missing or wrong (a line each on standard error).
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -16,8 +16,6 @@ Cycles are the compiler's estimates, not measured on a chip: use them to compare
 Exit status: 0 all phases fit on all slices, 1 one does not, 2 bad flags or configuration.
 """
 
-from __future__ import annotations
-
 import collections
 import datetime
 import json

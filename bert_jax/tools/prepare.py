@@ -13,8 +13,6 @@ Killed and started again, the command resumes.
 Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -22,8 +22,6 @@ deleted once they are beaten; --keep=K keeps those of the K best, as an ensemble
 --keep=all those of all.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow

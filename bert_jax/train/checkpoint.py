@@ -1,7 +1,5 @@
 """Checkpoints: saved asynchronously, restored onto any mesh."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -4,8 +4,6 @@
 loop: steps, log lines, evaluations, checkpoints.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import itertools

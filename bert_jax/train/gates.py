@@ -4,8 +4,6 @@ They check metrics that the loop fetches anyway and do not stop the run: a warni
 standard error and a record `gate/NAME` in metrics.jsonl with the metric's value.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Optimizers treat parameters by their declarations (`model.layers.Parameter`).
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

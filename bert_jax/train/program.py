@@ -4,8 +4,6 @@ Building it runs and allocates nothing. `experiment.train_run` trains with it; `
 compiles it for machines that need not exist.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -5,8 +5,6 @@ axes. Everything is `jax.jit` with shardings: the compiler inserts the communica
 the sums of gradients, which `train.step` places.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
     B: batch rows, A: accumulation steps
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 `weights.run_directory` reads and writes what it holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Models as they are on disk: Hugging Face folders, TF1 checkpoints, run directories."""
 
-from __future__ import annotations
-
 import os
 import re
 

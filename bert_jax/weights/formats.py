@@ -5,8 +5,6 @@ vocabulary; `to_tree` and `from_tree` convert between them and the nested dicts 
 takes, with a padded vocabulary. The letters of dims are those of `heads.base`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Run directories of this project: `config.json`, the vocabulary, `checkpoints/` and `best/`."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

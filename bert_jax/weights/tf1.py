@@ -3,8 +3,6 @@
 TensorFlow reads and writes them; it is imported only when files exist.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Warm start: initialises parameters from other weights where they fit."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

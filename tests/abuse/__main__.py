@@ -15,8 +15,6 @@ model there is counted by itself, as nobody could tell.
 A case is a function of the seed and its number; `--only=N` runs one again and shows its output.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

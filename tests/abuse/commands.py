@@ -1,7 +1,5 @@
 """Every command in this process, as a careless hand opens it, and what it finds on a disk."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -7,8 +7,6 @@ What the readers refuse has tests of its own: tests/test_config.py, tests/data/t
 tests/tasks/test_tables.py, tests/weights/test_refused.py, tests/predict/test_cli.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

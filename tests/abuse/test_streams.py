@@ -1,7 +1,5 @@
 """Standard streams that are closed or full: of whole processes."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
