@@ -6,17 +6,7 @@ SOURCE is what `--config.init_checkpoint` and `bert_jax.predict` take as well: a
 Hugging Face folder, or a TF1 checkpoint. TARGET is a new folder, and nothing is written over, or
 hf:ORG/NAME, a model to publish on the Hugging Face hub. Exit status: 0 done, 2 bad input (one line
 on standard error), 1 anything else.
-"""
 
-import argparse
-from collections.abc import Sequence
-
-from bert_jax.runtime.files import as_path
-from bert_jax.runtime.process import error_boundary
-from bert_jax.weights import load_weights
-from bert_jax.weights.formats import check_free
-
-_EXAMPLES = """\
 SOURCE is one of
   a run directory of this project      runs/base (its newest checkpoint)
   a Hugging Face folder                config.json, model.safetensors (or shards), vocab.txt
@@ -41,18 +31,24 @@ Every parameter is carried bit for bit (16-bit floats become float32). Optimizer
 carried.
 """
 
+from collections.abc import Sequence
+
+from bert_jax.config.command_line import Parser
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.process import error_boundary
+from bert_jax.weights import load_weights
+from bert_jax.weights.formats import check_free
+
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog='python -m bert_jax.convert', formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=(__doc__ or '').splitlines()[0], epilog=_EXAMPLES,
-    )
+    parser = Parser('bert_jax.convert', __doc__)
     parser.add_argument('source', metavar='SOURCE', help='the model to read')
     parser.add_argument('target', metavar='TARGET',
                         help='the folder to write, new or empty; or hf:ORG/NAME')
     parser.add_argument('--to', required=True, choices=('huggingface', 'tf1', 'bert_jax'),
                         help='what to write')
-    args = parser.parse_args(argv)
+    with error_boundary():
+        args = parser.parse_args(argv)
     with error_boundary(writing=args.target):
         # Not above: `--help` does not wait for orbax.
         from bert_jax.weights.huggingface import write_huggingface

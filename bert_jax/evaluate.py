@@ -23,12 +23,9 @@ Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
-
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
 
 import numpy as np
 from absl import flags

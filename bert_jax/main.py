@@ -15,8 +15,6 @@ import os
 import sys
 from typing import Any
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
-
 from absl import flags, logging
 
 from bert_jax.config.command_line import parse_command

@@ -23,7 +23,6 @@ from bert_jax.config.validation import check_vocabulary, validate
 from bert_jax.data.masking import MASKINGS
 from bert_jax.data.pairs import WINDOWS
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.heads.tokens import FEATURES
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import run_flops
@@ -163,7 +162,6 @@ def test_a_field_takes_its_default_and_nothing_out_of_its_range(path):
 
 @pytest.mark.parametrize('field, known', [
     ('data.masking', MASKINGS), ('classification.windows', ('', *WINDOWS)),
-    ('conll.features', ('', *FEATURES)),
 ])
 def test_the_choices_of_a_field_are_those_that_the_code_knows(field, known):
     """They are written twice: the config imports nothing that is above it."""

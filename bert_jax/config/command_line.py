@@ -26,6 +26,8 @@ from bert_jax.config.fields import FIELDS, flat_fields, meant
 from bert_jax.config.phases import PHASE_FIELDS, check_phases
 from bert_jax.runtime.errors import InputError, nearest
 
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # commands load TensorFlow and jax after this
+
 
 def parse_command(
     argv: Sequence[str], description: str, flag_values: flags.FlagValues | None = None,

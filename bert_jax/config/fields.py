@@ -35,7 +35,7 @@ _SHARE, _BELOW_1 = Range(0, 1), Range(0, 1, without=(1,))
 _SWITCH = (False, True)
 _WINDOWS = ('', 'first', 'mean', 'max')  # data.pairs.WINDOWS
 _FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four',
-             'concat_last_four', 'weighted_sum_all')  # heads.tokens.FEATURES
+             'concat_last_four', 'weighted_sum_all')  # heads.tokens.FeatureCombination
 
 LOGGERS = ('tensorboard', 'wandb', 'cloud_monitoring')
 

@@ -30,7 +30,6 @@ _BLOCK_BYTES = 1 << 20
 # A longer document is continued as a new one, so that memory stays bounded whatever the file.
 _MAX_DOCUMENT_BYTES = 16 << 20
 _MAX_LINE_BYTES = 64 << 20
-_TABLE = re.compile(r'\.([ct]sv|jsonl?)(\.gz|\.bz2)?$|\.parquet$')
 
 
 def open_source(spec: str, data_dir: str = '', column: str = 'text') -> Source:
@@ -129,7 +128,7 @@ def _digest_of_files(format_name: str, column: str, found: Sequence[Found]) -> s
 
 def _read_file(format_name: str, column: str, unit: Unit) -> Iterator[Document]:
     path = unit.name
-    if not format_name and _TABLE.search(path):
+    if not format_name and table.format_of(path):
         format_name = 'table'
     if format_name in TABLES:
         return _rows(TABLES[format_name], path, column)

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
 
-from bert_jax.data import store
+from bert_jax.data import corpus, store
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, open_folder
 from bert_jax.text import read_switches, write_switches
-from bert_jax.text.training import add_words
+from bert_jax.text.training import add_words, train_wordpiece
 
 _THREADS = 16
 _BLOCK_BYTES = 8 << 20
@@ -53,20 +53,17 @@ class Places(NamedTuple):
             raise InputError(f'config.data.local_dir={local} is in a bucket: name a folder on a '
                              'disk of each host, such as ~/.cache/bert_jax')
         place = open_folder(shared, 'config.data.dir', lambda _: True)
-        boot = ''
-        with contextlib.suppress(OSError), open('/proc/sys/kernel/random/boot_id') as file:
-            boot = file.read()
+        boot = files.read_system('/proc/sys/kernel/random/boot_id')
         machines = set(hosts.exchange('machine', f'{platform.node()} {boot}'))
         if files.in_bucket(shared):
             open_folder(local, 'config.data.local_dir', lambda _: True)
         elif len(machines) == 1:
             return cls(place, place)
         mounts: list[tuple[int, str]] = []  # that hold the folder: length of their place, type
-        with contextlib.suppress(OSError), open('/proc/self/mounts') as file:
-            for line in file:
-                where, kind = line.split()[1:3]
-                if f'{files.absolute(local)}/'.startswith(where.rstrip('/') + '/'):
-                    mounts.append((len(where), kind))
+        for line in files.read_system('/proc/self/mounts').splitlines():
+            where, kind = line.split()[1:3]
+            if f'{files.absolute(local)}/'.startswith(where.rstrip('/') + '/'):
+                mounts.append((len(where), kind))
         kind = max(mounts, default=(0, ''))[1]
         if re.match('nfs|cifs|lustre|gpfs|beegfs|ceph|fuse|afs|9p', kind):
             hosts.say(f'note: config.data.local_dir={local} is on a network disk ({kind}), where '
@@ -80,15 +77,13 @@ def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, An
     Raises:
       InputError: the first host lacks the text, or another host has a different one.
     """
-    from bert_jax.data.corpus import open_source
-
     texts: dict[str, Any] = dict.fromkeys(specs)
     for spec in specs:
         if hosts.first():
-            texts[spec] = open_source(spec, tfds_dir, column)
+            texts[spec] = corpus.open_source(spec, tfds_dir, column)
         elif not spec.startswith(('tfds:', 'hf:')):  # comparing could mean downloading a data set
             with contextlib.suppress(InputError):
-                texts[spec] = open_source(spec, tfds_dir, column)
+                texts[spec] = corpus.open_source(spec, tfds_dir, column)
     if hosts.count() > 1:
         ours = {spec: text.outline for spec, text in texts.items() if text}
         theirs = json.loads(hosts.share('outlines of the text', lambda: json.dumps(ours)))
@@ -200,9 +195,6 @@ def share_vocabulary(
       InputError: a source cannot be read, or a kept vocabulary is damaged.
     """
     def make() -> str:
-        from bert_jax.data.corpus import sample_texts
-        from bert_jax.text.training import train_wordpiece
-
         settings = [*(source.fingerprint() for source in sources), vocab_size, lowercase,
                     _VOCABULARY_VERSION]
         name = store.name_of(settings)
@@ -217,7 +209,7 @@ def share_vocabulary(
                   + ', '.join(source.spec for source in sources))
         share = _VOCABULARY_SAMPLE_BYTES // len(sources)
         lines = ''.join(f'{token}\n' for token in train_wordpiece(
-            (text for source in sources for text in sample_texts(source, share)), vocab_size,
+            (text for source in sources for text in corpus.sample_texts(source, share)), vocab_size,
             lowercase))
         _keep(places.shared, f'{_named(name, lines)}.txt', lines)
         return json.dumps([name, lines])

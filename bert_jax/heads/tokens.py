@@ -24,8 +24,6 @@ from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops
 from bert_jax.model.layers import Dense, ModelConfig, parameter
 
-FEATURES = ('embeddings', 'second_to_last', 'last', 'weighted_sum_last_four', 'concat_last_four',
-            'weighted_sum_all')
 SPAN = Part('cls/squad/', (
     Tensor('cls/squad/kernel', 'cls/squad/output_weights', 'qa_outputs.weight', 'H,2'),
     Tensor('cls/squad/bias', 'cls/squad/output_bias', 'qa_outputs.bias', '2')))

@@ -27,7 +27,6 @@ import contextlib
 import inspect
 import itertools
 import json
-import re
 import sys
 import tempfile
 import time
@@ -40,15 +39,13 @@ from bert_jax.predict import load
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, check_new_file, in_bucket, open_stream, open_whole
 from bert_jax.runtime.process import error_boundary
-from bert_jax.tasks.table import Malformed, Row, read_rows, texts_of
+from bert_jax.tasks.table import Malformed, Row, format_of, read_rows, texts_of
 
 if TYPE_CHECKING:
     from bert_jax.predict.commands import Model
 
 _NOTES = 20  # notes that are printed
 _PROGRESS = 10.0  # seconds between two lines of progress
-# Names of files with columns.
-_TABLE = re.compile(r'hf:.*|.*\.((csv|tsv|jsonl?)(\.gz)?|parquet)', re.IGNORECASE)
 
 
 class Texts:
@@ -73,7 +70,7 @@ class Texts:
         """
         if arguments and file is not None:
             raise InputError(f'give texts or --input={file}, not both')
-        table = _TABLE.fullmatch(file or '')
+        table = format_of(file or '')
         if columns and not table:
             raise InputError(f'--text={columns[0]} names a column: --input must be a file that has '
                              'some, ending in .csv, .tsv, .json or .jsonl, plain or .gz, or '
@@ -478,7 +475,7 @@ def _texts(args: argparse.Namespace) -> Texts:
     if args.text_pair and not args.text:
         raise InputError('--text-pair names the second column: name the first with --text')
     columns = [column for column in (args.text, args.text_pair, *choices) if column]
-    if args.command == 'answer' and not columns and _TABLE.fullmatch(args.input or ''):
+    if args.command == 'answer' and not columns and format_of(args.input or ''):
         columns = ['question', 'context']
     return Texts(args.texts, args.input, columns)
 

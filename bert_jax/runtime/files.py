@@ -155,6 +155,13 @@ def read_blocks(path: str | os.PathLike[str], num_bytes: int) -> Iterator[bytes]
         raise InputError(f'{path} cannot be read ({reason}); copy it again') from error
 
 
+def read_system(path: str) -> str:
+    """A small file of the system, as in /proc, without white space around; '' if unreadable."""
+    with contextlib.suppress(OSError), open(path, encoding='utf-8', errors='replace') as file:
+        return file.read().strip()
+    return ''
+
+
 def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
     """A JSON object.
 

@@ -6,7 +6,6 @@ call these functions in the same order; with a single process they return at onc
 makes hosts stop and fail together.
 """
 
-import contextlib
 import glob
 import importlib.util
 import itertools
@@ -20,6 +19,7 @@ from typing import Any
 import jax
 
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import read_system
 
 _CLUSTER = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
 # Variables by which launchers number processes: (how many, which one).
@@ -134,7 +134,8 @@ def chips() -> tuple[str, list[str]]:
 
     Only those that the environment leaves visible; of a CPU the virtual devices of XLA_FLAGS.
     """
-    tpus = sum(_read(f'{path}/vendor') == '0x1ae0' and _read(f'{path}/device') in _TPU_DEVICES
+    tpus = sum(read_system(f'{path}/vendor') == '0x1ae0'
+               and read_system(f'{path}/device') in _TPU_DEVICES
                for path in glob.glob('/sys/bus/pci/devices/*'))
     gpus = len(glob.glob('/dev/nvidia[0-9]*'))
     kind, number, variable = ('tpu', tpus, 'TPU_VISIBLE_CHIPS') if tpus else (
@@ -144,12 +145,6 @@ def chips() -> tuple[str, list[str]]:
         kind, number, variable = 'cpu', int(virtual[1]) if virtual else 1, ''
     visible = os.environ.get(variable, '')
     return kind, visible.split(',') if visible else [str(i) for i in range(number)]
-
-
-def _read(path: str) -> str:
-    with contextlib.suppress(OSError), open(path) as file:
-        return file.read().strip()
-    return ''
 
 
 # Looking for a TPU, jax would load an installed libtpu, which prints errors where there is none.

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, children, write_new, write_whole
+from bert_jax.runtime.files import Path, as_path, children, read_system, write_new, write_whole
 
 SECONDS = 30.0  # a claim that has not changed for this long is dead
 _BEAT_SECONDS = 5.0
@@ -175,18 +175,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _machine() -> str | None:
     """Identifies this boot of the machine and PID namespace, in which process ids are unique."""
-    try:
-        with open('/proc/sys/kernel/random/boot_id') as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return None
+    boot = read_system('/proc/sys/kernel/random/boot_id')
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}" if boot else None
 
 
 def _started(pid: Any) -> str | None:
     """The start time of a process of this machine; None where no process has the number."""
-    try:
-        with open(f'/proc/{pid}/stat') as file:
-            fields = file.read().rpartition(')')[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == 'Z' else fields[19]
+    fields = read_system(f'/proc/{pid}/stat').rpartition(')')[2].split()
+    return None if not fields or fields[0] == 'Z' else fields[19]

@@ -281,16 +281,10 @@ def find_chip(device_kind: str) -> Chip:
     return next((chip for chip in CHIPS if any(part in kind for part in chip.kinds)), UNKNOWN)
 
 
-def _cpuinfo() -> list[str]:
-    with contextlib.suppress(OSError), open('/proc/cpuinfo', encoding='utf-8') as file:
-        return file.readlines()
-    return []
-
-
 def processor() -> str:
     """The processor's model, or at least its architecture."""
-    models = [line for line in _cpuinfo() if line.startswith('model name')]
-    return models[0].partition(':')[2].strip() if models else platform.machine()
+    model = re.search(r'^model name\s*:(.*)', files.read_system('/proc/cpuinfo'), re.MULTILINE)
+    return model[1].strip() if model else platform.machine()
 
 
 def versions() -> dict[str, str]:
@@ -326,8 +320,9 @@ def keep_compiled(folder: Any) -> None:
     backend = jax.default_backend()
     if backend == 'cpu':
         # jax's cache key lacks the instruction set, and a program with missing ones crashes.
-        lines = {x for x in _cpuinfo() if x.startswith(('model name', 'flags', 'Features'))}
-        known = ''.join(sorted(lines)) or platform.processor()
+        lines = set(files.read_system('/proc/cpuinfo').splitlines(keepends=True))
+        wanted = [x for x in lines if x.startswith(('model name', 'flags', 'Features'))]
+        known = ''.join(sorted(wanted)) or platform.processor()
         backend += f'-{files.digest(known.encode())[:12]}'
     folder = files.absolute(folder) / backend
     if files.in_bucket(folder):

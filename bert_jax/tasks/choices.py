@@ -67,7 +67,8 @@ def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> TextEx
 
 def read_swag_file(path: str, max_malformed: float = 0.01) -> TextExamples:
     """All questions of a file of SWAG or in its style; raises what `read_choices` raises."""
-    return read_choices(path, **_SWAG[table.format_of(path)], max_malformed=max_malformed)
+    arguments = _SWAG.get(table.format_of(path), _SWAG['tsv'])
+    return read_choices(path, **arguments, max_malformed=max_malformed)
 
 
 def read_choices(

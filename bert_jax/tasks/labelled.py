@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.data import corpus
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Encode
 from bert_jax.data.sharing import Places, share_added_words
@@ -366,10 +367,7 @@ def check_labels_known(source: str, there: Collection[str], known: Collection[st
 
 def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str, Any]]:
     """Records of a split of tensorflow-datasets."""
-    with loading_tensorflow(f'tfds:{name}'):
-        from bert_jax.data.corpus import tfds_records
-
-    return tfds_records(name, split, config.data.tfds_dir)
+    return corpus.tfds_records(name, split, config.data.tfds_dir)
 
 
 def held_out(contents: Sequence[str], share: float, source: str) -> np.ndarray:

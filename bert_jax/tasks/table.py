@@ -66,10 +66,11 @@ class Rows(NamedTuple):
 
 
 def format_of(path: str) -> str:
-    """'csv', 'json', 'parquet' or 'tsv' (whatever else a file is called)."""
-    ending = os.path.splitext(re.sub(r'\.(gz|bz2)$', '', path.lower()))[1]
-    return 'parquet' if path.startswith('hf:') else {
-        '.csv': 'csv', '.json': 'json', '.jsonl': 'json', '.parquet': 'parquet'}.get(ending, 'tsv')
+    """'csv', 'tsv', 'json' or 'parquet'; '' where a file is called otherwise."""
+    if path.startswith('hf:'):
+        return 'parquet'
+    ending = re.search(r'\.(csv|tsv|jsonl?|parquet)(\.gz|\.bz2)?$', path.lower())
+    return ending[1].removesuffix('l') if ending else ''
 
 
 def read_rows(

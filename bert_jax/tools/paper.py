@@ -37,16 +37,13 @@ Exit status: 0 the table is whole, 1 a part failed, 2 bad input, 143 stopped.
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
-
 import argparse
 import dataclasses
 import datetime
 import functools
 import itertools
 import json
+import os
 import re
 import shlex
 import statistics

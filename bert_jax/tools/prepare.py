@@ -17,8 +17,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
-
 from absl import logging
 
 from bert_jax.config import complete

@@ -22,10 +22,6 @@ deleted once they are beaten; --keep=K keeps those of the K best, as an ensemble
 --keep=all those of all.
 """
 
-import os
-
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # before anything loads TensorFlow
-
 import argparse
 import contextlib
 import ctypes
@@ -34,6 +30,7 @@ import io
 import itertools
 import json
 import math
+import os
 import platform
 import runpy
 import signal

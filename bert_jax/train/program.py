@@ -29,6 +29,7 @@ from bert_jax.heads.base import Head
 from bert_jax.model.attention import settled
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import read_system
 from bert_jax.runtime.process import find_chip
 from bert_jax.tasks.opening import Task
 from bert_jax.train import optimizers, step
@@ -99,8 +100,9 @@ def device_memory(device: jax.Device, num_local: int) -> int:
     if memory := find_chip(device.device_kind).memory_bytes:
         return memory
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    with contextlib.suppress(OSError, ValueError), open('/sys/fs/cgroup/memory.max') as file:
-        memory = min(memory, int(file.read()))  # 'max': no limit
+    of_container = read_system('/sys/fs/cgroup/memory.max')
+    if of_container.isdigit():  # else 'max', or there is none
+        memory = min(memory, int(of_container))
     return memory // num_local
 
 

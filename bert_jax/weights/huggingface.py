@@ -263,25 +263,6 @@ def _save(path: Path, tensors: dict[str, np.ndarray]) -> None:
             file.write(np.ascontiguousarray(x, '<f4').data)
 
 
-_CARD = """\
----
-library_name: transformers
-tags:
-- bert
----
-
-# BERT with {title}
-
-Written by bert_jax from: {source}. Load it with
-`transformers.{architecture}.from_pretrained('FOLDER')` or `bert_jax.predict.load('FOLDER')`.
-
-| | |
-|---|---|
-{table}
-
-Training data, scores, intended use and license are not known here: add them before others use it.
-"""
-
 
 def _model_card(weights: Weights, architecture: str) -> str:
     """Markdown, with the front matter that model hubs read."""
@@ -295,8 +276,9 @@ def _model_card(weights: Weights, architecture: str) -> str:
     rows |= {name: str(value) for name, value in weights.inference.items()}
     table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
     source = re.sub(r'\S*/(.*/)?', '', weights.source)  # no folders of this machine
-    return _CARD.format(title=HEADS[weights.head].title(), source=source,
-                        architecture=architecture, table=table)
+    card = (as_path(__file__).parent / 'model_card.md').read_text(encoding='utf-8')
+    return card.format(title=HEADS[weights.head].title(), source=source,
+                       architecture=architecture, table=table)
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:

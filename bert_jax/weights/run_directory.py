@@ -12,7 +12,7 @@ from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.heads import HEADS
 from bert_jax.runtime import checksum, files
 from bert_jax.runtime.checksum import CHECKSUMS
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket
 from bert_jax.text import load_tokenizer, read_switches, write_switches
 from bert_jax.train.sharding import VOCAB_MULTIPLE
@@ -172,9 +172,8 @@ def _restore(path: Path) -> dict[str, Any]:
                     raise ValueError(f'{name} is not what was saved')
         return dict(restored['params'])
     except Exception as error:  # of many types; what is there stays as it is
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f'{path.parent} cannot be read ({lines[0][:200]}): move it away, and the '
-                         'checkpoint before it is taken') from error
+        raise InputError(f'{path.parent} cannot be read ({first_line(error)}): move it away, and '
+                         'the checkpoint before it is taken') from error
     finally:
         reader.close()
 

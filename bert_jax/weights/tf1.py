@@ -3,7 +3,6 @@
 TensorFlow reads and writes them; it is imported only when files exist.
 """
 
-import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -82,9 +81,6 @@ def _tensorflow(purpose: str) -> Any:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     with loading_tensorflow(purpose):
         import tensorflow as tf
-
-        with contextlib.suppress(RuntimeError):  # raised where TensorFlow has been in use already
-            tf.config.set_visible_devices([], 'GPU')
     return tf
 
 

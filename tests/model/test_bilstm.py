@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from bert_jax.heads.tokens import FEATURES, BertFeatureTagger, FeatureCombination
+from bert_jax.config.fields import FIELDS
+from bert_jax.heads.tokens import BertFeatureTagger, FeatureCombination
 from bert_jax.model import dropout as drop
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.layers import ModelConfig, path_names
@@ -90,7 +91,7 @@ def test_initial_values():
         assert np.abs(sizes[1] - limit / 2).max() < 0.03
 
 
-@pytest.mark.parametrize('kind', FEATURES)
+@pytest.mark.parametrize('kind', FIELDS['tagging.features'].allowed[1:])
 def test_choices_of_features(kind):
     rng = np.random.default_rng(0)
     embeddings, *layers = rng.normal(size=(6, 2, 3, 4)).astype(np.float32)
