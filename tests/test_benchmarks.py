@@ -71,7 +71,7 @@ def test_the_quickstart_s_figures_are_those_of_its_stored_runs():
 
 @pytest.mark.slow
 def test_the_road_from_a_csv_to_predictions_is_counted():
-    process = subprocess.run([sys.executable, '-m', 'tests.road', 'predict'], cwd=ROOT,
+    process = subprocess.run([sys.executable, '-m', 'benchmarks.road', 'predict'], cwd=ROOT,
                              capture_output=True, text=True, timeout=600)
     assert process.returncode == 0, process.stderr
     counts = re.search(r'predict: (\d+) files, (\d+) functions, (\d+) classes', process.stdout)

@@ -19,21 +19,14 @@ from bert_jax.model.encoder import layer_of
 from bert_jax.model.flops import muon_flops, token_flops
 from bert_jax.model.layers import ModelConfig, Parameter, declared_parameters, path_names
 from bert_jax.runtime.errors import InputError
-from bert_jax.train.optimizers import (
-    OWN_OPTIMIZERS,
-    ScheduleSegment,
-    make_optimizer,
-    make_schedule,
-    optax_optimizers,
-    optimizer_arguments,
-    scale_by_depth,
-)
+from bert_jax.train import optimizers
 from bert_jax.train.sharding import make_mesh
 from bert_jax.train.step import abstract_state, parameters_of
 from tests.tiny_models import jit, random_like
 
 pytestmark = pytest.mark.slow
 
+ScheduleSegment = optimizers.ScheduleSegment
 ADAM = {'weight_decay': 0.01, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
 ONE = [ScheduleSegment(0, 100, 1.0, 10)]
 
@@ -51,7 +44,7 @@ ONE = [ScheduleSegment(0, 100, 1.0, 10)]
      {0: 0, 10: 0.9, 99: 0.01, 100: 0, 102: 1, 104: 1.8, 120: 1, 140: 0}),
 ], ids=['linear', 'root', 'triangle', 'constant', 'cosine', 'two'])
 def test_schedules_follow_their_formulas(segments, options, rates):
-    schedule = make_schedule(segments, **options)
+    schedule = optimizers.make_schedule(segments, **options)
     for step, rate in rates.items():
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-6), step
         assert float(jax.jit(schedule)(jnp.int32(step))) == pytest.approx(rate, abs=1e-6), step
@@ -82,7 +75,7 @@ def leaf(tree, names):
 
 def updated(name, params, gradients, parameters=None, rate=1e-2):
     """Parameters after one update with each of the gradients, at rates rate, 2 rate, ..."""
-    return updated_by(make_optimizer(
+    return updated_by(optimizers.make_optimizer(
         name, lambda step: rate * (step + 1.0), parameters or declared(params), **ADAM),
         params, gradients)
 
@@ -165,8 +158,8 @@ def test_lamb_with_a_zero_norm_stays_finite(start, gradient):
 ])
 def test_an_optimizer_of_optax_is_optaxs_with_bert_s_weight_decay(name, arguments):
     params = random_like({'kernel': np.zeros((4, 3)), 'LayerNorm': {'scale': np.zeros(3)}}, 0)
-    schedule = make_schedule([ScheduleSegment(0, 10, 1e-2, 2)])
-    ours = make_optimizer(name, schedule, declared(params), arguments=arguments, **ADAM)
+    schedule = optimizers.make_schedule([ScheduleSegment(0, 10, 1e-2, 2)])
+    ours = optimizers.make_optimizer(name, schedule, declared(params), arguments=arguments, **ADAM)
     mask = {'kernel': True, 'LayerNorm': {'scale': False}}
     theirs = getattr(optax, name)(schedule, weight_decay=0.01, mask=mask, **arguments)
     gradients = [random_like(params, seed) for seed in (1, 2, 3)]
@@ -175,12 +168,12 @@ def test_an_optimizer_of_optax_is_optaxs_with_bert_s_weight_decay(name, argument
     assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), after[0], params)))
 
 
-@pytest.mark.parametrize('name', optax_optimizers())
+@pytest.mark.parametrize('name', optimizers.optax_optimizers())
 def test_every_optimizer_of_optax_fits_a_mesh_and_is_proportional_to_its_rate(name):
     config = ModelConfig(vocab_size=64, num_layers=2, hidden_size=256, num_heads=2,
                          intermediate_size=256, max_position_embeddings=8)
     objective, mesh = Pretraining(config), make_mesh(2, 2, 2)
-    optimizer = make_optimizer(name, lambda step: 1.0, parameters_of(objective), **ADAM)
+    optimizer = optimizers.make_optimizer(name, lambda step: 1.0, parameters_of(objective), **ADAM)
     state = abstract_state(objective, optimizer, mesh)
     for x in jax.tree.leaves(state):
         x.sharding.shard_shape(x.shape)  # raises where a dim cannot be split so
@@ -190,7 +183,8 @@ def test_every_optimizer_of_optax_fits_a_mesh_and_is_proportional_to_its_rate(na
     params = {'kernel': jnp.linspace(0.1, 1, 12).reshape(3, 4), 'bias': jnp.ones(3)}
     moved = []
     for rate in (0.5, 1.0):
-        optimizer = make_optimizer(name, optax.constant_schedule(rate), declared(params), **ADAM)
+        optimizer = optimizers.make_optimizer(
+            name, optax.constant_schedule(rate), declared(params), **ADAM)
         moments = optimizer.init(params)
         for step in (1, 2, 3):
             grads = jax.tree.map(lambda x: jnp.sin(x * step), params)  # noqa: B023
@@ -208,14 +202,14 @@ def test_every_optimizer_of_optax_fits_a_mesh_and_is_proportional_to_its_rate(na
 ])
 def test_arguments_that_an_optimizer_does_not_have_are_refused(name, text, words):
     with pytest.raises(InputError, match=re.escape(words)):
-        optimizer_arguments(name, text)
-    assert optimizer_arguments('lion', ' b1=0.95,mu_dtype="bfloat16", ') == {
+        optimizers.optimizer_arguments(name, text)
+    assert optimizers.optimizer_arguments('lion', ' b1=0.95,mu_dtype="bfloat16", ') == {
         'b1': 0.95, 'mu_dtype': 'bfloat16'}
 
 
 def test_a_frozen_part_stays_and_has_no_moments():
     params = {'bert': {'kernel': jnp.ones((3, 2))}, 'classifier': {'kernel': jnp.ones((2,))}}
-    optimizer = make_optimizer(
+    optimizer = optimizers.make_optimizer(
         'bert_adamw', lambda step: 0.1, declared(params), frozen='bert', **ADAM)
     state = optimizer.init(params)
     assert {x.shape for x in jax.tree.leaves(state) if x.ndim} == {(2,)}
@@ -284,7 +278,7 @@ def test_rates_fall_with_the_distance_from_the_head():
     grads = random_like(params, 1)
 
     def move(layer_decay):
-        optimizer = make_optimizer(
+        optimizer = optimizers.make_optimizer(
             'adamw', lambda step: 1.0, parameters, layer_decay=layer_decay, **ADAM)
         return jit(optimizer.update)(grads, optimizer.init(params), params)[0]
 
@@ -300,7 +294,7 @@ def test_rates_fall_with_the_distance_from_the_head():
 def test_weights_of_layers_that_a_tagger_adds_up_are_of_no_layer():
     params = {'bert': {'encoder': {'layer_0': {'bias': jnp.ones(2)}}},
               'features': {'layer_weights': jnp.ones(2)}}
-    moved, _ = scale_by_depth(0.5).update(params, None)
+    moved, _ = optimizers.scale_by_depth(0.5).update(params, None)
     assert moved['features']['layer_weights'].tolist() == [1, 1]
     assert moved['bert']['encoder']['layer_0']['bias'].tolist() == [0.5, 0.5]
 
@@ -312,9 +306,10 @@ def test_muon_deals_its_matrices_out_to_the_devices(axes):
     on = make_mesh(*axes, jax.devices()[:math.prod(axes)])
 
     def of(mesh):
-        schedule = make_schedule([ScheduleSegment(0, 10, 1.0, 0)])
+        schedule = optimizers.make_schedule([ScheduleSegment(0, 10, 1.0, 0)])
         task = Pretraining(config)
-        optimizer = make_optimizer('muon', schedule, parameters_of(task), mesh=mesh, **ADAM)
+        optimizer = optimizers.make_optimizer(
+            'muon', schedule, parameters_of(task), mesh=mesh, **ADAM)
         return optimizer, abstract_state(task, optimizer, on)
 
     optimizer, state = of(on)
@@ -357,7 +352,7 @@ def test_every_model_option_declares_its_parameters_and_fits_every_optimizer(opt
     assert token_flops(config, 0) == 2 * matrices  # a multiply-add a weight and token
     params = random_like(shapes, 0)
     grads = random_like(params, 1)
-    for name in (*OWN_OPTIMIZERS, 'lion'):
-        optimizer = make_optimizer(name, lambda step: 0.1, parameters, **ADAM)
+    for name in (*optimizers.OWN_OPTIMIZERS, 'lion'):
+        optimizer = optimizers.make_optimizer(name, lambda step: 0.1, parameters, **ADAM)
         updates, _ = jit(optimizer.update)(grads, optimizer.init(params), params)
         assert all(jnp.isfinite(x).all() and x.any() for x in jax.tree.leaves(updates)), name

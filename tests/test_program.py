@@ -15,16 +15,6 @@ from bert_jax.model import attention as attention_module
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.opening import open_task
 from bert_jax.train import program as program_lib
-from bert_jax.train.program import (
-    Memory,
-    build_program,
-    check_memory,
-    compile_step,
-    device_bytes,
-    device_memory,
-    open_mesh,
-    phase_calls,
-)
 
 
 @pytest.fixture(scope='module')
@@ -38,11 +28,12 @@ def program():
         dict(steps=3, max_seq_length=16, max_predictions_per_seq=2, batch_size=8),
         dict(steps=2, max_seq_length=64, max_predictions_per_seq=8, batch_size=16))
     config = complete(config)
-    return build_program(config, open_mesh(config, jax.devices()[:2]), open_task(config))
+    mesh = program_lib.open_mesh(config, jax.devices()[:2])
+    return program_lib.build_program(config, mesh, open_task(config))
 
 
 def test_steps_of_a_phase_are_called_with_its_batches(program):
-    calls = phase_calls(program, program.phases[1])
+    calls = program_lib.phase_calls(program, program.phases[1])
     (state, _, batch), (params, held_out) = calls['train'][1], calls['evaluation'][1]
     assert state is program.state and params is program.state.params
     assert batch['input_ids'].shape == (16, 64) and held_out['input_ids'].shape == (8, 64)
@@ -65,9 +56,10 @@ def test_a_phase_that_does_not_fit_is_refused_by_name(program, monkeypatch, ther
     monkeypatch.setattr(program_lib, 'device_bytes', lambda tree: 100)
     monkeypatch.setattr(program_lib, 'phase_calls', lambda program, phase: {
         name: (size, ()) for name, size in sizes[phase['max_seq_length']].items()})
-    monkeypatch.setattr(program_lib, 'compile_step', lambda size: (None, Memory(size, 0, 0)))
+    monkeypatch.setattr(program_lib, 'compile_step',
+                        lambda size: (None, program_lib.Memory(size, 0, 0)))
     with pytest.raises(InputError, match=told) if told else contextlib.nullcontext():
-        check_memory(program, range(2))
+        program_lib.check_memory(program, range(2))
 
 
 @pytest.mark.parametrize('platform, module, name', [
@@ -117,7 +109,7 @@ def test_a_step_compiled_ahead_is_used_and_donates(shardings):
 
     step = jax.jit(add, donate_argnums=0, out_shardings=whole)
     total = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=whole)
-    program, memory = compile_step(
+    program, memory = program_lib.compile_step(
         step, total, {'x': jax.ShapeDtypeStruct((16, 2), jnp.float32, sharding=rows)})
     assert program is not None
     assert memory.arguments == 3 * 4 + 2 * 2 * 4  # the total, and an eighth of the rows
@@ -134,7 +126,7 @@ def test_a_step_compiled_ahead_is_used_and_donates(shardings):
 def compile_refused(message, *batch):
     """What is made of a compilation that ends with this message."""
     refuse = mock.Mock(side_effect=jax.errors.JaxRuntimeError(message))
-    return compile_step(mock.Mock(lower=refuse), *batch)
+    return program_lib.compile_step(mock.Mock(lower=refuse), *batch)
 
 
 @pytest.mark.parametrize('message, temporaries', [
@@ -146,7 +138,7 @@ def compile_refused(message, *batch):
 ])
 def test_the_compiler_s_refusal_says_how_much_is_needed(shardings, message, temporaries):
     batch = {'x': jax.ShapeDtypeStruct((1024,), jnp.float32, sharding=shardings[1])}
-    assert compile_refused(message, batch) == (None, Memory(4096, 0, int(temporaries)))
+    assert compile_refused(message, batch) == (None, program_lib.Memory(4096, 0, int(temporaries)))
 
 
 def test_other_faults_of_the_compiler_are_raised():
@@ -158,7 +150,7 @@ def test_bytes_of_a_device_are_those_of_its_shards(shardings):
     rows, whole = shardings
     tree = [jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=rows),
             jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=whole)]
-    assert device_bytes(tree) == 2 * 3 * 4 + 5 * 2
+    assert program_lib.device_bytes(tree) == 2 * 3 * 4 + 5 * 2
 
 
 @pytest.mark.parametrize('kind, stats, found', [
@@ -170,5 +162,5 @@ def test_bytes_of_a_device_are_those_of_its_shards(shardings):
 ])
 def test_memory_of_a_device(kind, stats, found):
     device = types.SimpleNamespace(device_kind=kind, memory_stats=stats)
-    whole, half = (device_memory(device, num_local) for num_local in (1, 2))
+    whole, half = (program_lib.device_memory(device, num_local) for num_local in (1, 2))
     assert (whole, half) == (found, found) if found else half == whole // 2 > 1 << 24

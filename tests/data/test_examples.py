@@ -6,14 +6,6 @@ import pytest
 pytest.importorskip('tensorflow')  # makes the batches
 
 from bert_jax.data import examples as examples_lib
-from bert_jax.data.examples import (
-    Mixture,
-    RecordExamples,
-    empty_rows,
-    eval_batches,
-    pretrain_spec,
-    train_batches,
-)
 from tests.data.stores import assert_same, check_batch, make_examples, random_store
 
 
@@ -21,11 +13,11 @@ class _Part:
     """Rows that say which part they are of and which number was asked for."""
 
     def __init__(self, name, num_examples, num_frozen=7):
-        self.spec = pretrain_spec(2, 1)
+        self.spec = examples_lib.pretrain_spec(2, 1)
         self.name, self.num_examples, self.num_frozen = name, num_examples, num_frozen
 
     def rows(self, row_ids, frozen=False):
-        batch = empty_rows(self.spec, len(row_ids))
+        batch = examples_lib.empty_rows(self.spec, len(row_ids))
         batch['input_ids'][:] = np.stack([np.full(len(row_ids), self.name), row_ids], axis=1)
         batch['next_sentence_labels'][:] = frozen
         return batch
@@ -38,7 +30,7 @@ class _Records:
         return 101
 
     def read(self, indices):
-        batch = empty_rows(pretrain_spec(8, 3), len(indices))
+        batch = examples_lib.empty_rows(examples_lib.pretrain_spec(8, 3), len(indices))
         del batch['example_weights']
         batch['input_ids'] += indices[:, None].astype(np.int32)
         for name in ('masked_lm_positions', 'masked_lm_ids', 'masked_lm_weights'):
@@ -47,11 +39,11 @@ class _Records:
 
 
 def _mixture(seed=0):
-    return Mixture([_Part(0, 500), _Part(1, 900), _Part(2, 200)], (3, 2, 1), seed)
+    return examples_lib.Mixture([_Part(0, 500), _Part(1, 900), _Part(2, 200)], (3, 2, 1), seed)
 
 
 def _records(seed=5):
-    return RecordExamples(_Records(), seed)
+    return examples_lib.RecordExamples(_Records(), seed)
 
 
 def _pairs(seed=3):
@@ -88,7 +80,7 @@ def test_rows_depend_on_their_number_alone(make, frozen):
 
 def test_frozen_rows_are_those_of_all_parts_in_a_fixed_shuffle():
     parts = [_Part(0, 50, 7), _Part(1, 60, 1), _Part(2, 9, 4)]
-    mixture = Mixture(parts, [1.0] * 3, 0)
+    mixture = examples_lib.Mixture(parts, [1.0] * 3, 0)
     assert mixture.num_frozen == 12
     batch = mixture.rows(np.arange(12), frozen=True)
     expected = [[p.name, i] for p in parts for i in range(p.num_frozen)]
@@ -132,7 +124,7 @@ def test_batches_are_the_rows_of_their_steps(
     monkeypatch.setattr(examples_lib, '_ROWS_A_CALL', rows_a_call)
     assert 20 * examples.num_examples < 1234 * 16  # many epochs in
     batches = _global(
-        train_batches, examples, hosts, first_step=first_step, num_steps=num_steps)
+        examples_lib.train_batches, examples, hosts, first_step=first_step, num_steps=num_steps)
     assert len(batches) == num_steps
     for step, batch in enumerate(batches, first_step):
         check_batch(examples.spec, batch)
@@ -149,7 +141,7 @@ def test_bad_rows_stop_the_run(examples):
             return examples.rows(row_ids)
 
     with pytest.raises(KeyError, match='damaged'):
-        list(train_batches(
+        list(examples_lib.train_batches(
             Broken(), batch_size=16, local=np.arange(16), first_step=0, num_steps=1000))
 
 
@@ -157,7 +149,7 @@ def test_bad_rows_stop_the_run(examples):
     (1, 133), (2, 133), (8, 133), (8, 5), (2, 64), (1, 0),
 ])
 def test_evaluation_sees_every_example_once(examples, hosts, num_examples):
-    batches = _global(eval_batches, examples, hosts, num_examples=num_examples)
+    batches = _global(examples_lib.eval_batches, examples, hosts, num_examples=num_examples)
     assert len(batches) == -(-num_examples // 16)
     expected = examples.rows(np.arange(num_examples), frozen=True)
     for i, batch in enumerate(batches):

@@ -5,17 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bert_jax.data import packing
 from bert_jax.data.examples import Mixture, SyntheticExamples
-from bert_jax.data.packing import (
-    PackedExamples,
-    Units,
-    pack,
-    pack_whole,
-    packed_batch,
-    plan_once,
-    plan_steps,
-    unpack,
-)
 from bert_jax.data.pairs import Sequences, joined, make_sequences
 from bert_jax.runtime.errors import InputError
 from tests.data.stores import assert_same, check_batch, make_examples, random_store, truncated
@@ -26,7 +17,7 @@ def made_units(lengths, choices=1):
     rng = np.random.default_rng(0)
     lengths = np.asarray(lengths, np.int64)
     n, total = len(lengths) // choices, int(lengths.sum())
-    return Units(
+    return packing.Units(
         Sequences(
             rng.integers(1, 1000, total).astype(np.int32), np.cumsum([0, *lengths]),
             np.maximum(lengths // 2, 1)),
@@ -38,15 +29,15 @@ def made_units(lengths, choices=1):
 
 
 def steps_of(lengths, units, row_lengths=(64, 128), shards=1, token_cost=lambda s: 1.0):
-    return plan_steps(
+    return packing.plan_steps(
         lengths, units, row_lengths=row_lengths, shards=shards, token_cost=token_cost)
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=80))
 def test_a_whole_set_is_packed_as_one_group(lengths):
-    rows = pack_whole(np.array(lengths), 64)
-    np.testing.assert_array_equal(rows, pack(np.array([lengths]), 64)[0])
+    rows = packing.pack_whole(np.array(lengths), 64)
+    np.testing.assert_array_equal(rows, packing.pack(np.array([lengths]), 64)[0])
     assert set(rows) == set(range(rows.max() + 1))
 
 
@@ -54,7 +45,7 @@ def check_batches(units, plan, steps):
     """Every unit of the plan appears once, with all that belongs to it."""
     seen, s, c = [], units.sequences, units.choices
     for step in steps:
-        batch = packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
+        batch = packing.packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
         for row, slot in zip(*np.nonzero(batch['unit_weights']), strict=True):
             here = {name: x[row] for name, x in batch.items()}
             unit = int(here['unit_index'][slot])
@@ -90,9 +81,9 @@ def test_batches_hold_exactly_their_units(lengths, choices, shards):
     assert (plan.num_rows % shards == 0).all()
     for step, here in enumerate(order):
         assert check_batches(units, plan, [step]) == sorted(here)
-        whole = packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
+        whole = packing.packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
         for host in range(2):
-            half = packed_batch(units, plan, step, np.arange(host, plan.num_rows[step], 2))
+            half = packing.packed_batch(units, plan, step, np.arange(host, plan.num_rows[step], 2))
             assert_same(half, {name: x[host::2] for name, x in whole.items()})
 
 
@@ -101,8 +92,8 @@ def test_batches_hold_exactly_their_units(lengths, choices, shards):
        st.sampled_from([1, 2]))
 def test_one_pass_holds_every_unit_once(lengths, rows_a_step, more, choices):
     units = made_units([length for length in lengths for _ in range(choices)], choices)
-    rows = pack_whole(units.lengths, 128)
-    plan = plan_once(
+    rows = packing.pack_whole(units.lengths, 128)
+    plan = packing.plan_once(
         units.lengths, rows, row_length=128, rows_a_step=rows_a_step,
         units_a_row=int(np.bincount(rows).max()) + more)
     assert plan.shapes == [(rows_a_step, 128)]
@@ -111,8 +102,8 @@ def test_one_pass_holds_every_unit_once(lengths, rows_a_step, more, choices):
     assert check_batches(units, plan, steps) == list(range(len(units)))
     collected = {}
     for step in steps:  # outputs come back in the order of the units
-        batch = packed_batch(units, plan, step, np.arange(rows_a_step))
-        unpack(units, plan, step, {
+        batch = packing.packed_batch(units, plan, step, np.arange(rows_a_step))
+        packing.unpack(units, plan, step, {
             'ids': batch['input_ids'], 'labels': batch['labels']}, collected)
     np.testing.assert_array_equal(collected['ids'], units.sequences.ids)
     np.testing.assert_array_equal(collected['labels'], units.labels['labels'])
@@ -128,7 +119,7 @@ def test_padding_stays_low_over_four_shapes(mean, deviation):
         token_cost=lambda s: 24 * 384 + 4 * s)
     assert len(plan.shapes) <= 4
     assert plan.padding < 0.12
-    assert lengths.sum() > 0.98 * 256 * (pack_whole(lengths, 256).max() + 1)  # in any order
+    assert lengths.sum() > 0.98 * 256 * (packing.pack_whole(lengths, 256).max() + 1)  # in any order
 
 
 BATCH = 48
@@ -173,7 +164,7 @@ def test_a_step_has_the_pairs_that_it_has_unpacked(examples, batch_size, num_row
     if mixed:
         other = make_examples(random_store(40, seed=1), seed=9)
         examples = Mixture([examples, other], [2.0, 1.0], 0)
-    packed = PackedExamples(examples, batch_size, num_rows)
+    packed = packing.PackedExamples(examples, batch_size, num_rows)
     batch = packed.rows(step * num_rows + np.arange(num_rows))
     check_batch(packed.spec, batch)
     assert pairs_of(batch) == pairs_of(examples.rows(step * batch_size + np.arange(batch_size)))
@@ -184,13 +175,13 @@ def test_a_step_has_the_pairs_that_it_has_unpacked(examples, batch_size, num_row
 
 def test_rows_that_are_too_few_are_refused_with_a_number_that_is_enough(examples):
     with pytest.raises(InputError, match='packed_rows=8 are too few: the 48 sequences') as error:
-        PackedExamples(examples, BATCH, 8)
+        packing.PackedExamples(examples, BATCH, 8)
     enough = int(str(error.value).split('Set it to ')[1].split()[0])
     assert 8 < enough < BATCH
-    PackedExamples(examples, BATCH, enough)
+    packing.PackedExamples(examples, BATCH, enough)
     full = SyntheticExamples(vocab_size=50, max_seq_length=16, max_predictions_per_seq=2)
     with pytest.raises(InputError, match='Set it to 0 for'):
-        PackedExamples(full, 8, 7)
+        packing.PackedExamples(full, 8, 7)
 
 
 CLS, SEP = 101, 102

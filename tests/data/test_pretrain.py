@@ -13,20 +13,6 @@ import pytest
 from bert_jax.data import pretrain
 from bert_jax.data.pretrain import PretrainExamples, Recipe, frequency_loss, repeated_share
 from tests.data import stores
-from tests.data.stores import (
-    CLS,
-    FIRST,
-    SEP,
-    Store,
-    assert_same,
-    check_batch,
-    make_examples,
-    make_store,
-    random_store,
-    restored,
-    truncated,
-    vocab,
-)
 from tests.refusals import refused
 
 Pair = collections.namedtuple('Pair', 'a b label')  # ranges of places in the store
@@ -34,14 +20,15 @@ Pair = collections.namedtuple('Pair', 'a b label')  # ranges of places in the st
 
 def _span(ids):
     """Asserts that ids stand in the store one after the other."""
-    assert (np.diff(ids) == 1).all() and ids[0] >= FIRST
-    return range(int(ids[0]) - FIRST, int(ids[-1]) - FIRST + 1)
+    assert (np.diff(ids) == 1).all() and ids[0] >= stores.FIRST
+    return range(int(ids[0]) - stores.FIRST, int(ids[-1]) - stores.FIRST + 1)
 
 
 def _pairs(batch):
     pairs = []
-    for ids, label in zip(restored(batch), batch['next_sentence_labels'].tolist(), strict=True):
-        first, last = np.flatnonzero(ids == SEP)
+    labels = batch['next_sentence_labels'].tolist()
+    for ids, label in zip(stores.restored(batch), labels, strict=True):
+        first, last = np.flatnonzero(ids == stores.SEP)
         pairs.append(Pair(_span(ids[1:first]), _span(ids[first + 1:last]), label))
     return pairs
 
@@ -60,16 +47,16 @@ def _counted(batch):
 
 @pytest.fixture(scope='module')
 def corpus():
-    return random_store(120)
+    return stores.random_store(120)
 
 
 def test_rows_are_cls_a_sep_b_sep_and_labels_tell_what_b_is(corpus):
-    examples = make_examples(corpus)
+    examples = stores.make_examples(corpus)
     batch = _epoch(examples)
-    check_batch(examples.spec, batch)
+    stores.check_batch(examples.spec, batch)
     for i, (a, b, label) in enumerate(_pairs(batch)):
         ids, rest = batch['input_ids'][i], 61 - len(a) - len(b)
-        special = [CLS, *[0] * len(a), SEP, *[0] * len(b), SEP, *[0] * rest]
+        special = [stores.CLS, *[0] * len(a), stores.SEP, *[0] * len(b), stores.SEP, *[0] * rest]
         assert [t * (t == s) for t, s in zip(ids.tolist(), special, strict=True)] == special
         assert batch['sequence_ids'][i].tolist() == [1] * (64 - rest) + [0] * rest
         assert batch['segment_ids'][i].tolist() == (
@@ -87,15 +74,15 @@ def test_rows_are_cls_a_sep_b_sep_and_labels_tell_what_b_is(corpus):
 def test_pairs_tile_every_document_each_epoch():
     # Sentences of one token: pairs have exactly the target's length, and nothing is cut.
     rng = np.random.default_rng(1)
-    store = make_store([np.ones(n, int) for n in rng.integers(1, 90, 60)])
-    pairs = _pairs(_epoch(make_examples(store, max_seq_length=16, short_seq_prob=0.3)))
+    store = stores.make_store([np.ones(n, int) for n in rng.integers(1, 90, 60)])
+    pairs = _pairs(_epoch(stores.make_examples(store, max_seq_length=16, short_seq_prob=0.3)))
     used = [token for a, b, label in pairs for token in (*a, *(() if label else b))]
     assert sorted(used) == list(range(len(store.tokens)))
 
 
 def test_random_next_comes_from_anywhere_else():
-    store = make_store([np.ones(40, int)] * 5)
-    examples = make_examples(store, max_seq_length=13)
+    store = stores.make_store([np.ones(40, int)] * 5)
+    examples = stores.make_examples(store, max_seq_length=13)
     pairs = [p for e in range(160) for p in _pairs(_epoch(examples, e)) if p.label]
     own, other = (store.document_of[[p[i].start for p in pairs]] for i in (0, 1))
     counts = np.bincount(own * 5 + other, minlength=25).reshape(5, 5)
@@ -106,7 +93,7 @@ def test_random_next_comes_from_anywhere_else():
 
 
 def test_an_epoch_is_a_shuffle_of_its_chunks(corpus):
-    examples = make_examples(corpus)
+    examples = stores.make_examples(corpus)
     epoch, frozen = _epoch(examples), examples.rows(np.arange(examples.num_frozen), frozen=True)
     assert _counted(epoch) == _counted(frozen) and max(_counted(epoch).values()) == 1
     assert not np.array_equal(epoch['input_ids'], frozen['input_ids'])
@@ -116,16 +103,17 @@ def test_an_epoch_is_a_shuffle_of_its_chunks(corpus):
         times = _counted(_epoch(examples, e)).values()
         assert max(times) <= 2 and sum(t - 1 for t in times) < 0.06 * examples.num_examples
     # Each has pairs and masks of its own, and so has another seed.
-    for other in (_epoch(examples, 1), _epoch(make_examples(corpus, seed=4))):
+    for other in (_epoch(examples, 1), _epoch(stores.make_examples(corpus, seed=4))):
         assert not _counted(epoch).keys() & _counted(other).keys()
         pairs = [set(map(str, _pairs(batch))) for batch in (epoch, other)]
         assert len(pairs[0] & pairs[1]) < 0.2 * len(pairs[0])
 
 
 def test_fixed_maskings_come_again(corpus):
-    examples = make_examples(corpus, num_maskings=3)
+    examples = stores.make_examples(corpus, num_maskings=3)
     epochs = [_epoch(examples, e) for e in range(7)]
-    assert_same(epochs[1], _epoch(make_examples(corpus), 1))  # within the first k nothing differs
+    # Within the first k nothing differs.
+    stores.assert_same(epochs[1], _epoch(stores.make_examples(corpus), 1))
     for a, b in itertools.combinations(range(7), 2):
         common = (_counted(epochs[a]) & _counted(epochs[b])).total() / examples.num_examples
         assert common > 0.9 if (b - a) % 3 == 0 else common == 0
@@ -134,13 +122,13 @@ def test_fixed_maskings_come_again(corpus):
 
 
 def test_without_next_sentence(corpus):
-    examples = make_examples(corpus, next_sentence=False)
+    examples = stores.make_examples(corpus, next_sentence=False)
     batch = _epoch(examples)
-    check_batch(examples.spec, batch)
+    stores.check_batch(examples.spec, batch)
     assert not batch['segment_ids'].any() and not batch['next_sentence_labels'].any()
-    for ids, mask in zip(restored(batch), batch['sequence_ids'], strict=True):
-        [end] = np.flatnonzero(ids == SEP)
-        assert ids[0] == CLS and mask.sum() == end + 1 and not ids[end + 1:].any()
+    for ids, mask in zip(stores.restored(batch), batch['sequence_ids'], strict=True):
+        [end] = np.flatnonzero(ids == stores.SEP)
+        assert ids[0] == stores.CLS and mask.sum() == end + 1 and not ids[end + 1:].any()
         assert len({*corpus.document_of[list(_span(ids[1:end]))].tolist()}) == 1
     assert batch['sequence_ids'].sum(axis=1).max() == 64
 
@@ -152,7 +140,7 @@ def test_without_next_sentence(corpus):
 ])
 def test_too_few_documents(documents, recipe, words):
     with refused(*words):
-        make_examples(make_store(documents), **recipe)
+        stores.make_examples(stores.make_store(documents), **recipe)
 
 
 def _original_instances(documents, width, rng):
@@ -180,7 +168,7 @@ def _original_instances(documents, width, rng):
                     i -= len(chunk) - a_end
                 else:
                     b = sum(chunk[a_end:])
-                yield (*truncated(a, b, room), is_random)
+                yield (*stores.truncated(a, b, room), is_random)
                 chunk = []
             i += 1
 
@@ -191,7 +179,7 @@ def test_statistics_are_those_of_the_original(corpus):
     documents = [lengths[first:last].tolist() for first, last in bounds]
     epochs, rng = 20, random.Random(0)
     theirs = np.array([x for _ in range(epochs) for x in _original_instances(documents, 64, rng)])
-    examples = [make_examples(corpus, seed=seed) for seed in range(epochs)]
+    examples = [stores.make_examples(corpus, seed=seed) for seed in range(epochs)]
     batches = [each.rows(np.arange(each.num_frozen), frozen=True) for each in examples]
     ours = np.array([
         (len(a), len(b), label) for batch in batches for a, b, label in _pairs(batch)])
@@ -212,7 +200,7 @@ def test_statistics_are_those_of_the_original(corpus):
 def _text(documents):
     """A token store of lists of sentences."""
     sentences = [sentence for document in documents for sentence in document]
-    return Store(
+    return stores.Store(
         np.concatenate(sentences).astype(np.uint16), np.cumsum([0, *map(len, sentences)]),
         np.cumsum([0, *map(len, documents)]))
 
@@ -262,11 +250,11 @@ def test_rows_are_those_of_the_first_version(monkeypatch, few, rest, block, reci
     rng = np.random.default_rng(0)  # documents of one to a few hundred short sentences
     sizes = np.maximum(1, rng.lognormal(2.5, 1.5, 90)).astype(int)
     lengths = rng.integers(1, 30, sizes.sum())
-    store = Store(np.arange(lengths.sum(), dtype=np.uint32) % 4000 + 200,
+    store = stores.Store(np.arange(lengths.sum(), dtype=np.uint32) % 4000 + 200,
                   np.cumsum([0, *lengths]), np.cumsum([0, *sizes]))
     recipe = Recipe(**{'max_seq_length': 64, 'max_predictions_per_seq': 10, **recipe})
     examples = PretrainExamples(  # every third document is not used
-        store, np.flatnonzero(np.arange(90) % 3), recipe, vocab(5000, 101, 102, 103), 3)
+        store, np.flatnonzero(np.arange(90) % 3), recipe, stores.vocab(5000, 101, 102, 103), 3)
     assert digest == stores.digest(
         examples.rows(np.arange(2 * examples.num_examples + 9)),
         examples.rows(np.arange(examples.num_frozen), frozen=True))

@@ -6,19 +6,14 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.runtime.checksum import (
-    checksum_on_device,
-    checksums,
-    is_finite_on_device,
-    not_finite,
-)
+from bert_jax.runtime import checksum
 from bert_jax.train.sharding import make_mesh
 
 X = np.random.default_rng(0).standard_normal((16, 24)).astype(np.float32)
 
 
 def one(x):
-    return int(checksums({'x': jnp.asarray(x)})[0])
+    return int(checksum.checksums({'x': jnp.asarray(x)})[0])
 
 
 @pytest.mark.parametrize('x', [
@@ -27,7 +22,7 @@ def one(x):
     jax.device_put(X, NamedSharding(make_mesh(2, 2, 2), PartitionSpec('fsdp', 'tensor'))),
 ])
 def test_host_and_device_and_every_layout_agree(x):
-    assert one(x) == int(checksum_on_device(x))
+    assert one(x) == int(checksum.checksum_on_device(x))
     assert x.shape != X.shape or one(x) == one(X)
 
 
@@ -53,7 +48,7 @@ def test_every_change_is_noticed():
     swapped[0, :2] = X[0, 1::-1]
     assert one(swapped) != whole
     assert one(-np.zeros(3, np.float32)) != one(np.zeros(3, np.float32))
-    first, second = checksums({'b': X, 'a': swapped})
+    first, second = checksum.checksums({'b': X, 'a': swapped})
     assert (first, second) == (one(swapped), whole)
 
 
@@ -62,9 +57,9 @@ def test_every_change_is_noticed():
 def test_one_number_that_is_not_finite_is_found(dtype, value):
     large = np.full(9, np.finfo(np.float32).max if dtype is np.float32 else 6e4, dtype)
     good = {'a': X.astype(dtype), 'count': jnp.zeros(2, jnp.int32), 'its sum is not': large}
-    assert not_finite(good) is None
+    assert checksum.not_finite(good) is None
     bad = X.astype(dtype)
     bad[3, 5] = value
     for whole in (bad, jnp.asarray(bad)):
-        assert not_finite({**good, 'b': whole}) == 'b'
-    assert not bool(is_finite_on_device(jnp.asarray(bad)))
+        assert checksum.not_finite({**good, 'b': whole}) == 'b'
+    assert not bool(checksum.is_finite_on_device(jnp.asarray(bad)))

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.pairs import joined
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.tagging import (
-    Sentence,
-    conll_scores,
-    read_tagged,
-    to_iob2,
-    word_windows,
-)
+from bert_jax.tasks import tagging
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.tasks.files import put
@@ -45,10 +39,10 @@ EU NNP I-NP I-ORG
 
 
 SENTENCES = [
-    Sentence(['EU', 'rejects', 'German', 'British', 'lamb'],
+    tagging.Sentence(['EU', 'rejects', 'German', 'British', 'lamb'],
              ['B-ORG', 'O', 'B-MISC', 'B-MISC', 'O'], 1),
-    Sentence(['Peter', 'Blackburn'], ['B-PER', 'I-PER'], 1),
-    Sentence(['Blackburn'], ['B-LOC'], 3), Sentence(['EU'], ['B-ORG'], 3)]
+    tagging.Sentence(['Peter', 'Blackburn'], ['B-PER', 'I-PER'], 1),
+    tagging.Sentence(['Blackburn'], ['B-LOC'], 3), tagging.Sentence(['EU'], ['B-ORG'], 3)]
 
 
 @pytest.mark.parametrize(('name', 'content'), [
@@ -58,16 +52,16 @@ SENTENCES = [
     ('a.jsonl', [{'words': s.words, 'tags': s.tags} for s in SENTENCES]),
 ], ids=lambda x: x if len(x) < 20 else '')
 def test_editions_of_a_file_are_read_alike(tmp_path, name, content):
-    examples = read_tagged(put(tmp_path, name, content), words='words', tags='tags')
+    examples = tagging.read_tagged(put(tmp_path, name, content), words='words', tags='tags')
     assert examples.sentences == (  # JSON lines know no documents
         [s._replace(document=0) for s in SENTENCES] if name == 'a.jsonl' else SENTENCES)
     assert examples.labels == CONLL_LABELS and len(examples) == 4
 
 
 def test_a_file_without_documents_is_one_and_odd_spaces_are_words(tmp_path):
-    examples = read_tagged(put(tmp_path, 'eng.train', '\u00a0 O\na\u2003b I-X\n\nc O\n'))
+    examples = tagging.read_tagged(put(tmp_path, 'eng.train', '\u00a0 O\na\u2003b I-X\n\nc O\n'))
     assert examples.sentences == [
-        Sentence(['\u00a0', 'a\u2003b'], ['O', 'B-X'], 0), Sentence(['c'], ['O'], 0)]
+        tagging.Sentence(['\u00a0', 'a\u2003b'], ['O', 'B-X']), tagging.Sentence(['c'], ['O'])]
     assert examples.labels == ('O', 'B-X', 'I-X')
 
 
@@ -82,13 +76,13 @@ def test_a_file_without_documents_is_one_and_odd_spaces_are_words(tmp_path):
 def test_bad_files_are_refused_in_one_line(tmp_path, text, message):
     path = put(tmp_path, 'eng.train', text)
     with pytest.raises(InputError, match=message) as caught:
-        read_tagged(path)
+        tagging.read_tagged(path)
     assert str(caught.value).startswith(path) and '\n' not in str(caught.value)
 
 
 def test_the_original_files_and_their_iob2_edition_are_the_same(shared_data):
     folder = shared_data / 'conll2003'
-    train, other = (read_tagged(str(path)) for path in (
+    train, other = (tagging.read_tagged(str(path)) for path in (
         folder / 'eng.train.gz', folder / 'bio' / 'train.txt.gz'))
     assert (len(train), len(train.tags)) == (14041, 203621)
     assert len({s.document for s in train.sentences}) == 946
@@ -111,7 +105,7 @@ PIECES_OF_WORDS = st.lists(st.sampled_from([1, 1, 1, 2, 3, 0, 9]), min_size=1, m
 def test_every_word_is_scored_once_in_windows_of_its_own_text(texts, max_length):
     counts = np.concatenate(texts)
     place = iter(range(len(counts)))
-    sequences, word_T = word_windows(
+    sequences, word_T = tagging.word_windows(
         [[f'{next(place)}:{count}' for count in text] for text in texts], encode,
         max_length=max_length, cls_id=CLS, sep_id=SEP, unk_id=UNK)
     np.testing.assert_array_equal(sequences.first_lengths, sequences.lengths)
@@ -139,13 +133,13 @@ def test_every_word_is_scored_once_in_windows_of_its_own_text(texts, max_length)
 
 
 def test_no_word_of_a_real_file_is_lost(shared_data):
-    sentences = read_tagged(str(shared_data / 'conll2003' / 'eng.testa.gz')).sentences
+    sentences = tagging.read_tagged(str(shared_data / 'conll2003' / 'eng.testa.gz')).sentences
     texts = [[word for s in some for word in s.words] for _, some in itertools.groupby(
         sentences, key=lambda s: s.document)]
     tokenizer = WordPieceTokenizer(
         Vocab.from_file(shared_data / 'vocab/bert-base-cased-vocab.txt'), lowercase=False)
     ids = [tokenizer.encode(word) for text in texts for word in text]
-    sequences, word_T = word_windows(
+    sequences, word_T = tagging.word_windows(
         texts, lambda words: joined(ids), max_length=512, **tokenizer.vocab.ends,
         unk_id=tokenizer.vocab.unk_id)
     assert word_T[word_T >= 0].tolist() == list(range(51362))
@@ -165,7 +159,7 @@ def test_scores_are_those_of_seqeval_whatever_the_tags(sentences):
     seqeval = pytest.importorskip('seqeval.metrics', reason='seqeval is not installed')
     gold = [[tag for tag, _, _ in sentence] for sentence in sentences]
     predicted = [[tag if right else other for tag, other, right in s] for s in sentences]
-    ours = conll_scores(predicted, gold)
+    ours = tagging.conll_scores(predicted, gold)
     theirs = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0) \
         if {tag for sentence in gold + predicted for tag in sentence} - {'O'} else {}
     types = {name for name in theirs if not name.endswith(' avg')}
@@ -192,7 +186,7 @@ def test_scores_are_those_of_seqeval_whatever_the_tags(sentences):
     ('', ''),
 ])
 def test_tags_in_iob2(tags, expected):
-    assert to_iob2(tags.split()) == expected.split()
+    assert tagging.to_iob2(tags.split()) == expected.split()
 
 
 @pytest.mark.parametrize(('gold', 'predicted', 'correct', 'found', 'wanted'), [
@@ -205,7 +199,7 @@ def test_tags_in_iob2(tags, expected):
     ('O O', 'O O', 0, 0, 0),
 ])
 def test_scores_by_hand(gold, predicted, correct, found, wanted):
-    scores = conll_scores(*(
+    scores = tagging.conll_scores(*(
         [part.split() for part in tags.split('|')] for tags in (predicted, gold)))
     assert scores['precision'] == (correct / found if found else 0)
     assert scores['recall'] == (correct / wanted if wanted else 0)

@@ -18,15 +18,9 @@ from bert_jax.data.examples import SyntheticExamples
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import Diverged
+from bert_jax.train import step as steps
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.sharding import Layout, to_global
-from bert_jax.train.step import (
-    abstract_state,
-    make_eval_step,
-    make_init,
-    make_verify,
-    parameters_of,
-)
 from tests.tiny_models import fixed_step
 
 pytestmark = pytest.mark.slow
@@ -56,12 +50,12 @@ def run_of(axes, parts):
         vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
         max_position_embeddings=16, hidden_dropout=0.2, attention_dropout=0.2, layout=Layout(on)))
     schedule = make_schedule([ScheduleSegment(0, 20, 1e-3, 2)])
-    optimizer = make_optimizer('bert_adamw', schedule, parameters_of(task), weight_decay=0.01,
+    optimizer = make_optimizer('bert_adamw', schedule, steps.parameters_of(task), weight_decay=0.01,
                                b1=0.9, b2=0.999, eps=1e-6)
     step = fixed_step(
         task, optimizer, schedule, on, seed=3, clip_norm=1.0, accumulation_steps=parts)
-    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, optimizer, on))
-    state = make_init(task, optimizer, on)(0)
+    shardings = jax.tree.map(lambda x: x.sharding, steps.abstract_state(task, optimizer, on))
+    state = steps.make_init(task, optimizer, on)(0)
     run = types.SimpleNamespace(axes=axes, initial=jax.device_get(state.params), metrics=[])
     batches = [to_global(on, rows, BATCH, range(BATCH)) for rows in bert_batches()]
     with mock.patch('bert_jax.heads.pretraining.CHUNK_BYTES_ON_CPU', 60_000):
@@ -149,7 +143,7 @@ def test_a_step_reduces_each_gradient_once_however_often_a_parameter_is_used(oth
 def toy_run(batches=(0, 1, 2), **options):
     """(state, metrics by step) of the toy task on one device."""
     optimizer, step = sgd_step(mesh(), **options)
-    state, all_metrics = make_init(Toy(), optimizer, mesh())(0), []
+    state, all_metrics = steps.make_init(Toy(), optimizer, mesh())(0), []
     for i in batches:
         state, metrics = step(state, batch(i))
         all_metrics.append(jax.device_get(metrics))
@@ -177,7 +171,7 @@ def test_dropout_follows_the_seed_and_the_step():
 
 def test_the_state_is_donated_and_counts_its_steps():
     optimizer, step = sgd_step(mesh(8))
-    state = make_init(Toy(), optimizer, mesh(8))(0)
+    state = steps.make_init(Toy(), optimizer, mesh(8))(0)
     after, _ = step(state, to_global(mesh(8), batch(0), 8, range(8)))
     assert after.step == 1
     assert all(x.is_deleted() for x in jax.tree.leaves((state.params, state.opt_state)))
@@ -185,7 +179,7 @@ def test_the_state_is_donated_and_counts_its_steps():
 
 def test_evaluation_uses_no_dropout_and_gives_sums():
     rows, params = batch(0), toy_run([])[0].params
-    sums = make_eval_step(Toy(), mesh(8))(params, to_global(mesh(8), rows, 8, range(8)))
+    sums = steps.make_eval_step(Toy(), mesh(8))(params, to_global(mesh(8), rows, 8, range(8)))
     error = rows['x'] @ params['dense']['kernel'] + params['dense']['bias'] - rows['y']
     expected = ((error**2).mean(-1) * rows['weights']).sum()
     np.testing.assert_allclose(sums['squares'], expected, rtol=1e-5)
@@ -205,16 +199,16 @@ class Broken(Toy):
 @pytest.mark.parametrize('parts', [1, 2])
 def test_devices_agree_with_their_neighbours_to_the_bit(axes, parts):
     on = mesh(*axes)
-    state = make_init(Toy(), optax.sgd(0.1), on)(0)
+    state = steps.make_init(Toy(), optax.sgd(0.1), on)(0)
     rows = to_global(on, batch(0, size=32), 32, range(32))
-    checksums = make_verify(Toy(), on, seed=0, accumulation_steps=parts)(state, rows)
+    checksums = steps.make_verify(Toy(), on, seed=0, accumulation_steps=parts)(state, rows)
     assert len(set(checksums[0].tolist())) == axes[0] * axes[1], 'each has its own rows'
 
 
 @pytest.mark.parametrize('axes', [(8, 1, 1), (4, 2, 1)])
 def test_a_device_that_computes_wrongly_is_named(axes):
     on = mesh(*axes)
-    state = make_init(Toy(), optax.sgd(0.1), on)(0)
+    state = steps.make_init(Toy(), optax.sgd(0.1), on)(0)
     rows, broken = to_global(on, batch(0, size=32), 32, range(32)), on.devices.flatten()[5]
     with pytest.raises(Diverged, match=f'step 1: gradients .* neighbours: {broken} of host 0 comp'):
-        make_verify(Broken(), on, seed=0)(state, rows)
+        steps.make_verify(Broken(), on, seed=0)(state, rows)

@@ -1,6 +1,6 @@
 """How much of the package a run passes: its files, functions and classes.
 
-    python -m tests.road text|csv|predict
+    python -m benchmarks.road text|csv|predict
 
 text: from a text file to two pre-training steps. csv: from a CSV to one fine-tuning step. predict:
 from a CSV to predictions with a tiny trained run. A function is passed when it is called
