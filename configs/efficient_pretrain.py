@@ -20,10 +20,14 @@ step stays; and its vocabulary of 8,000 pieces, so that losses can be compared.
 | `lengths` | the first 30 % of phase 1's FLOPs on rows of half the length |
 | `ramp` | the first 30 % of phase 1's FLOPs in batches of a quarter |
 | `clipping` | the gradient's norm clipped at 0.5 (Geiping and Goldstein, 2022) |
+| `falling` | 30 % masked in the first phase, 5 in the last, 15 between (mmBERT, 2025) |
+| `stable` | the rate is constant until it falls in the last fifth of the steps |
+| `cosine` | it falls as half a cosine |
+| `average` | the run ends with the mean of the weights of its last tenth |
 | `no_nsp` | no next sentence (Liu et al., 2019); it has hurt small models |
-| `all` | all of these but `no_nsp` |
+| `all` | all of the first seven |
 | `five` | `masking+dropout+rate+muon+clipping` |
-| `muon+rate`, `five-muon` | these two, the five without this one; so with any |
+| `muon+rate`, `five+stable`, `five-muon` | these together, the five without one; so with any |
 
 `NAME@RATE` has another learning rate, to tune all recipes alike: `paper@1e-3,mini`,
 `five/4@4e-3,mini`.
@@ -36,6 +40,7 @@ show.
 from bert_jax.config import default_config
 
 INGREDIENTS = ('masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping')
+OTHERS = ('falling', 'stable', 'cosine', 'average', 'no_nsp')
 FIVE = ('masking', 'dropout', 'rate', 'muon', 'clipping')
 # Model, layers, hidden size, sequences a step, learning rate, and the higher one of `rate`.
 SCALES = {
@@ -43,9 +48,10 @@ SCALES = {
     'between': ('L-3_H-192_A-3', 3, 192, 48, 1.5e-3, 2e-3),
     'mini': ('mini', 4, 256, 64, 1e-3, 1.5e-3),
 }
-_SLOTS = {  # of 15 % and of 30 %
-    False: {16: 3, 32: 5, 64: 10, 128: 20, 512: 80},
-    True: {16: 5, 32: 10, 64: 20, 128: 39, 512: 154}}
+_SLOTS = {  # by the share that is masked
+    0.05: {16: 1, 32: 2, 64: 4, 128: 7, 512: 26},
+    0.15: {16: 3, 32: 5, 64: 10, 128: 20, 512: 80},
+    0.3: {16: 5, 32: 10, 64: 20, 128: 39, 512: 154}}
 _EARLY = 0.3
 
 
@@ -62,13 +68,14 @@ def get_config(named: str = 'all'):
     name, _, rate = name.partition('@')
     name, _, share = name.partition('/')
     plus, *minus = name.split('-')
-    used = {'all': INGREDIENTS, 'five': FIVE}.get(plus, plus.split('+'))
+    sets = {'all': INGREDIENTS, 'five': FIVE}
+    used = [one for part in plus.split('+') for one in sets.get(part, (part,))]
     known = name in ('paper', 'none') or (
-        {*used} <= {*INGREDIENTS, 'no_nsp'} and {*minus} <= {*used})
+        {*used} <= {*INGREDIENTS, *OTHERS} and {*minus} <= {*used})
     if not known or scale not in SCALES or share not in ('', '1', '2', '4', '8'):
         raise ValueError(
             f'configs/efficient_pretrain.py:{named} is unknown: choose paper, none, all, five, '
-            + ', '.join(INGREDIENTS + ('no_nsp',)) + ' or several with + between them, or '
+            + ', '.join(INGREDIENTS + OTHERS) + ' or several with + between them, or '
             'five-muon without one, perhaps with /1, /2, /4 or /8 for a part of the FLOPs and '
             '@1e-3 for a learning rate, and after a comma perhaps tiny, between or mini'
         )
@@ -105,13 +112,18 @@ def get_config(named: str = 'all'):
         parts[:1] = [(_EARLY * first, early), ((1 - _EARLY) * first, length)]
     phases = []
     for i, (flops, length) in enumerate(parts):
-        slots = _SLOTS['masking' in used][length]
+        masked = 0.3 if 'masking' in used else 0.15
+        if 'falling' in used:
+            masked = {0: 0.3, len(parts) - 1: 0.05}.get(i, 0.15)
+        slots = _SLOTS[masked][length]
         small = 4 if 'ramp' in used and i == 0 else 1
         a_step = cost(length, slots) / small
         if 'muon' in used:
             a_step += muon_cost / batch
         phases.append(dict(steps=round(flops / a_step), max_seq_length=length,
                            max_predictions_per_seq=slots, batch_size=batch // small))
+        if 'falling' in used:
+            phases[-1]['masked_lm_prob'] = masked
         if scale and length > 32:  # as in configs/ablations.py
             phases[-1] |= dict(learning_rate=c.optimizer.learning_rate / 2, warmup='10%')
     c.phases = tuple(phases)
@@ -122,6 +134,12 @@ def get_config(named: str = 'all'):
         c.model.hidden_dropout = c.model.attention_dropout = 0.0
     if 'rate' in used:
         c.optimizer.warmup, c.optimizer.decay_from = '50%', 'peak'
+    if 'stable' in used:
+        c.optimizer.decay_from = '80%'
+    if 'cosine' in used:
+        c.optimizer.decay = 'cosine'
+    if 'average' in used:
+        c.optimizer.average = '10%'
     if 'muon' in used:
         c.optimizer.name = 'muon'
     if 'clipping' in used:

@@ -191,6 +191,8 @@ def test_the_choices_of_a_field_are_those_that_the_code_knows(field, known):
     ({'phases': ({'steps': 5, 'learning_rate': 1.0, 'warmup': '2 feet'},)}, 'is not a duration'),
     ({'train.skip_steps': (3, 3)}, 'config.train.skip_steps=(3, 3) must be a tuple of different'),
     ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),
+    ({'optimizer.decay_from': 'end'}, "config.optimizer.decay_from='end' is not a duration"),
+    ({'phases': ({'steps': 5, 'masked_lm_prob': 2},)}, 'config.phases[0].masked_lm_prob=2 '),
 ], ids=str)
 def test_a_value_that_cannot_work_is_refused_in_one_line_with_its_field(values, message):
     with pytest.raises(InputError) as error:
@@ -272,6 +274,9 @@ def test_schedule_segments_follow_the_phases(parts, segments):
                       'optimizer.warmup': '20%'})
     found = schedule_segments(config, phases(config))
     assert [(s.start, s.steps, s.learning_rate, s.warmup) for s in found] == segments
+    config.optimizer.decay_from = '75%'
+    found = schedule_segments(config, phases(config))
+    assert [s.decay_from for s in found] == [round(0.75 * steps) for _, steps, *_ in segments]
 
 
 @pytest.mark.parametrize('values, sizes', [

@@ -35,14 +35,15 @@ ONE = [ScheduleSegment(0, 100, 1.0, 10)]
     # At the end of warm-up it jumps: 1 - 10 / 100, not 1. Past the end it stays.
     (ONE, {}, {0: 0, 1: 0.1, 5: 0.5, 9: 0.9, 10: 0.9, 11: 0.89, 50: 0.5, 99: 0.01, 100: 0, 150: 0}),
     ([ScheduleSegment(0, 100, 2.0, 20)], {'power': 0.5}, {0: 0, 19: 1.9, 20: 2 * 0.8**0.5, 75: 1}),
-    ([ScheduleSegment(0, 100, 1.0, 50)], {'decay_from': 'peak'},
-     {0: 0, 25: 0.5, 50: 1, 75: 0.5, 100: 0}),
+    ([ScheduleSegment(0, 100, 1.0, 50, 50)], {}, {0: 0, 25: 0.5, 50: 1, 75: 0.5, 100: 0}),
+    ([ScheduleSegment(0, 100, 1.0, 10, 80)], {},
+     {5: 0.5, 10: 1, 79: 1, 80: 1, 90: 0.5, 100: 0, 150: 0}),
     (ONE, {'power': 0.0}, {0: 0, 5: 0.5, 10: 1, 99: 1}),
     ([ScheduleSegment(0, 100, 1.0, 0)], {'decay': 'cosine'},
      {0: 1, 25: 0.5 + 0.5 * 2**-0.5, 50: 0.5, 100: 0}),
     ([*ONE, ScheduleSegment(100, 40, 2.0, 4)], {},  # with its own warm-up and decay
      {0: 0, 10: 0.9, 99: 0.01, 100: 0, 102: 1, 104: 1.8, 120: 1, 140: 0}),
-], ids=['linear', 'root', 'triangle', 'constant', 'cosine', 'two'])
+], ids=['linear', 'root', 'triangle', 'stable', 'constant', 'cosine', 'two'])
 def test_schedules_follow_their_formulas(segments, options, rates):
     schedule = optimizers.make_schedule(segments, **options)
     for step, rate in rates.items():
@@ -144,6 +145,22 @@ def test_query_key_and_value_have_trust_ratios_of_their_own():
         np.testing.assert_allclose(after['kernel'][:, i], expected, rtol=2e-5, atol=2e-6)
     expected = numpy_updated('lamb', before['bias'], [g['bias'] for g in gradients], 0.0, False)
     np.testing.assert_allclose(after['bias'], expected, rtol=2e-5, atol=2e-6)
+
+
+def test_the_last_step_leads_to_the_mean_of_the_last_weights():
+    params = random_like({'kernel': np.zeros((4, 3))}, 0)
+    gradients = [random_like(params, seed) for seed in range(10)]
+
+    def after(steps, **options):
+        return updated_by(optimizers.make_optimizer(
+            'adamw', lambda step: 0.1, declared(params), **ADAM, **options),
+            params, gradients[:steps])['kernel']
+
+    usual = [after(steps) for steps in range(11)]
+    np.testing.assert_array_equal(after(9, mean_of=(4, 10)), usual[9])
+    for steps, last in ((4, 10), (3, 3), (1, 5)):
+        np.testing.assert_allclose(after(last, mean_of=(steps, last)), np.mean(
+            usual[last - steps + 1:last + 1], axis=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize('start, gradient', [(0.0, 1.0), (1.0, 0.0)], ids=['zero w', 'zero g'])

@@ -89,7 +89,7 @@ def parse_command(
     parts = [dict(phase) for phase in flag.value.phases]
     # A rate and its warm-up carry over to the next phases until one has its own rate.
     schedules = [part for i, part in enumerate(parts) if i == 0 or 'learning_rate' in part]
-    users = {'steps': [], 'learning_rate': parts[:1], 'warmup': schedules}
+    users = {'steps': [], 'source': [], 'learning_rate': parts[:1], 'warmup': schedules}
     for field, path in PHASE_FIELDS.items():
         asked = users.get(field, parts)
         if path in flag.override_values and asked and all(field in part for part in asked):

@@ -147,8 +147,11 @@ FIELDS: Mapping[str, Field] = {
     'optimizer.warmup': Field('1%', 'duration'),
     'optimizer.decay': Field('polynomial', ('polynomial', 'cosine')),  # of the rate, to 0
     'optimizer.decay_power': Field(1.0, Range(0, 100)),  # 1: linear, or half a cosine; 0: constant
-    # start: as if there were no warm-up, the original's | peak: after it.
-    'optimizer.decay_from': Field('start', ('start', 'peak')),
+    # start: as if there were no warm-up, the original's | peak: after it | '90%': constant until
+    # then (warm-up, stable, decay).
+    'optimizer.decay_from': Field('start', 'elsewhere'),
+    # Of these last steps the weights are averaged, and the run ends with their mean.
+    'optimizer.average': Field(0, 'duration'),
     # The last layer has this share of the rate, the one before its square, ...
     'optimizer.layer_decay': Field(1.0, Range(0, 1, without=(0,))),
     'optimizer.weight_decay': Field(0.01, Range(0, 1000)),  # not on biases and LayerNorm
@@ -166,7 +169,8 @@ FIELDS: Mapping[str, Field] = {
     # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; fields that a
     # phase lacks come from `train` and `data`. The optimizer's moments carry over from phase to
     # phase, and one learning-rate schedule spans them all; a phase with a `learning_rate` (and
-    # `warmup`) starts its own schedule.
+    # `warmup`) starts its own schedule. `masked_lm_prob`, `masking` and `source` (weights of what
+    # data.source lists) are of the phase's rows; the other fields of a phase are in PHASE_FIELDS.
     'phases': Field((), 'elsewhere'),
 
     # Sections that only some tasks have.

@@ -15,6 +15,8 @@ from bert_jax.runtime.errors import InputError, nearest
 _MOST = 1e12  # of any unit; float64 counts exactly up to there
 _MAX_TRACED = 100  # viewers cannot open much longer traces
 
+# What a phase may change of its rows; a run's record has it only of phases that state it.
+PHASE_ROWS = ('masked_lm_prob', 'masking', 'source')
 # Fields of a phase, and the config field that each defaults to.
 PHASE_FIELDS = {
     'steps': 'train.steps', 'batch_size': 'train.batch_size',
@@ -22,6 +24,7 @@ PHASE_FIELDS = {
     'max_predictions_per_seq': 'data.max_predictions_per_seq',
     'packed_rows': 'train.packed_rows',
     'learning_rate': 'optimizer.learning_rate', 'warmup': 'optimizer.warmup',
+    **{name: f'data.{name}' for name in PHASE_ROWS},
 }
 
 
@@ -114,7 +117,8 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
       num_examples: examples an epoch (of the first phase), for durations in epochs.
     """
     values = flat_fields(config)
-    defaults = {field: values[path] for field, path in PHASE_FIELDS.items()}
+    defaults = {field: values[path] for field, path in PHASE_FIELDS.items()
+                if field not in PHASE_ROWS}
     defaults |= {'steps': 0, 'learning_rate': None, 'warmup': None}
     filled = [defaults | dict(phase) for phase in config.phases or [{}]]
 

@@ -70,6 +70,8 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
         _check_value('train.loggers', logger, (*LOGGERS, ''))
     _check_value('optimizer.name', name, (*OWN_OPTIMIZERS, *optax_optimizers()))
     optimizer_arguments(name, optimizer.arguments)
+    if optimizer.decay_from not in ('start', 'peak'):
+        _check_value('optimizer.decay_from', optimizer.decay_from, 'duration')
     _refuse((
         *((name not in OWN_OPTIMIZERS and optimizer[key] != FIELDS[f'optimizer.{key}'].default,
            f'optimizer.{key}={optimizer[key]} means nothing to config.optimizer.name={name!r}: set '

@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import model_fields
-from bert_jax.config.phases import batches_of
+from bert_jax.config.phases import PHASE_ROWS, batches_of
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.data import sharing
 from bert_jax.data.examples import (
@@ -45,6 +45,7 @@ from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep, Phase, evaluate
 
 _LOOKED_AT = 1_000_000  # pieces of a text to check for [UNK]
+_A_PHASE = 7919  # between the seeds of phases with a mixture of their own
 # A fixed seed for evaluation rows, so that all runs are evaluated on the same rows.
 _EVAL_SEED = 0x5EED
 
@@ -56,10 +57,14 @@ class SyntheticData:
     masks_held_out = False
 
     def __init__(self, vocab_size: int, seed: int):
-        self.vocab_size = vocab_size
-        self.training = functools.partial(SyntheticExamples, vocab_size, seed=seed)
-        self.held_out = functools.partial(
-            SyntheticExamples, vocab_size, num_examples=256, seed=seed + 1)
+        self.vocab_size, self._seed = vocab_size, seed
+
+    def training(self, *lengths: int, **_: Any) -> Examples:
+        return SyntheticExamples(self.vocab_size, *lengths, seed=self._seed)
+
+    def held_out(self, *lengths: int, **_: Any) -> Examples:
+        return SyntheticExamples(
+            self.vocab_size, *lengths, num_examples=256, seed=self._seed + 1)
 
     def identity(self) -> dict[str, str]:
         return {}
@@ -89,6 +94,11 @@ class TextData:
         """
         self._config, d = config, config.data
         self._sources = weighted_sources(d.source)
+        for i, phase in enumerate(config.phases):
+            for spec, _ in weighted_sources(phase.get('source', d.source)):
+                if spec not in dict(self._sources):
+                    raise InputError(f'config.phases[{i}].source has {spec}, which '
+                                     'config.data.source does not list: add it there')
         specs = [spec for spec, _ in self._sources] + ([d.eval_source] if d.eval_source else [])
         records = [spec for spec in specs if spec.startswith('tfrecord:')
                    or spec.endswith(('.tfrecord', '.tfrecords'))]
@@ -156,12 +166,28 @@ class TextData:
         return max((repeated_share(self.stores[spec], self._documents(self.stores[spec]))
                     for spec, _ in self._sources if spec in self.stores), default=0.0)
 
-    def training(self, max_seq_length: int, max_predictions_per_seq: int) -> Examples:
-        """Rows of all sources, of a phase's length and prediction slots."""
+    def training(
+        self, max_seq_length: int, max_predictions_per_seq: int,
+        source: Sequence[tuple[str, float]] = (), phase: int = 0, **masking: Any,
+    ) -> Examples:
+        """Rows of a phase's length and prediction slots, of all sources or as the phase mixes them.
+
+        They are masked as the config says, but for the fields of `MaskingRates` in `masking`.
+
+        Args:
+          max_seq_length, max_predictions_per_seq: of the phase.
+          source: sources of the config with weights of the phase's own.
+          phase: its number then, so that it draws other rows of a source than those before it.
+        """
         lengths, parts = (max_seq_length, max_predictions_per_seq), list[Examples]()
-        for seed, (spec, _) in enumerate(self._sources, self._config.seed):
+        first_seed, weights = self._config.seed + _A_PHASE * phase, list[float]()
+        for seed, (spec, of_run) in enumerate(self._sources, first_seed):
+            weight = dict(source).get(spec) if source else of_run
+            if weight is None:
+                continue
+            weights.append(weight)
             if spec in self.stores:
-                parts.append(self._examples(spec, lengths, seed))
+                parts.append(self._examples(spec, lengths, seed, **masking))
                 continue
             records = self._records[spec]
             if records.max_seq_length != max_seq_length:
@@ -169,7 +195,7 @@ class TextData:
                     f'{spec} has records of {records.max_seq_length} tokens, the phase has '
                     f'max_seq_length={max_seq_length}: set that to {records.max_seq_length}')
             parts.append(RecordExamples(records, seed, max_predictions_per_seq, name=spec))
-        examples = _mixed(parts, [weight for _, weight in self._sources], self._config.seed)
+        examples = _mixed(parts, weights, first_seed)
         hosts.say(f'training examples an epoch at length {max_seq_length}: '
                   f'{examples.num_examples:,}')
         return examples
@@ -266,7 +292,8 @@ class PretrainTask:
         # Runs that mask otherwise are measured with BERT's masking too: a harder masking has a
         # higher loss, whatever the model is worth.
         standard = dataclasses.asdict(MaskingRates())
-        alike = all(config.data[name] == value for name, value in standard.items())
+        alike = all(phase.get(name, config.data[name]) == value
+                    for phase in config.phases or [{}] for name, value in standard.items())
         self._standard = {} if (
             alike or config.model.causal or not self.data.masks_held_out) else standard
         self.metric = 'lm_accuracy' if config.model.causal else (
@@ -287,7 +314,7 @@ class PretrainTask:
         return self._examples(
             first.get('max_seq_length', c.data.max_seq_length),
             first.get('max_predictions_per_seq', c.data.max_predictions_per_seq),
-        ).num_examples
+            **_rows_of(first, 0)).num_examples
 
     def identity(self) -> dict[str, str]:
         return self.data.identity()
@@ -321,17 +348,22 @@ class PretrainTask:
         train, phase = self._config.train, phases[number]
         batch_size, packed_rows = phase['batch_size'], phase['packed_rows']
         lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
-        num_rows = packed_rows or batch_size
+        num_rows, rows_of = packed_rows or batch_size, _rows_of(phase, number)
 
         # Made when first asked for: planning the epochs of a phase that is over would be wasted.
         @functools.cache
         def examples() -> Rows:
-            unpacked = self._examples(*lengths)
+            unpacked = self._examples(*lengths, **rows_of)
             return PackedExamples(unpacked, batch_size, num_rows) if packed_rows else unpacked
 
         if packed_rows:
             examples()  # too few rows are refused before the first step of all
-        held_out = functools.cache(lambda **masking: self.data.held_out(*lengths, **masking))
+        masking = {name: x for name, x in rows_of.items() if name in ('masked_lm_prob', 'masking')}
+        # A phase that masks less has fewer slots than BERT's masking needs.
+        slots = max(lengths[1], math.ceil(MaskingRates.masked_lm_prob * lengths[0]))
+        held_out = functools.cache(lambda: self.data.held_out(*lengths, **masking))
+        standard_rows = functools.cache(
+            lambda: self.data.held_out(lengths[0], slots, **self._standard))
 
         def batches(first_step: int) -> Iterator[Any]:
             local = local_rows(mesh, num_rows)
@@ -352,7 +384,7 @@ class PretrainTask:
         def evaluate_phase(params: Any) -> dict[str, float]:
             result = scores(params, held_out())
             if self._standard:
-                standard = scores(params, held_out(**self._standard))
+                standard = scores(params, standard_rows())
                 result |= {f'standard_{name}': value for name, value in standard.items()
                            if name.startswith('mlm_')}
             return result
@@ -363,7 +395,8 @@ class PretrainTask:
             evaluate=evaluate_phase,
             flops_per_row=step_flops(objective.config, phase) / batch_size,
             name=f'length {lengths[0]}, batch {batch_size}'
-            + (f' in {num_rows} rows' if packed_rows else ''))
+            + (f' in {num_rows} rows' if packed_rows else '')
+            + ''.join(f', {name} {phase[name]}' for name in PHASE_ROWS if name in phase))
 
     def gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
@@ -388,6 +421,14 @@ class PretrainTask:
 
     def finish(self, *_: Any) -> dict[str, Any]:
         return {}  # the checkpoints are all there is
+
+
+def _rows_of(phase: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """What a phase states of its rows, as arguments of `TextData.training`."""
+    stated = {name: phase[name] for name in PHASE_ROWS if name in phase}
+    if 'source' in stated:
+        stated |= {'source': tuple(weighted_sources(stated['source'])), 'phase': number}
+    return stated
 
 
 def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = '') -> float:

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.config.command_line import Parser
+from bert_jax.config.phases import PHASE_ROWS
 from bert_jax.heads import HEADS
 from bert_jax.heads.tokens import Tagging
 from bert_jax.model.encoder import Bert
@@ -234,6 +235,7 @@ class Group(NamedTuple):
         """The settings that the page compares, as text."""
         values = [run.fields | {'phases': ', '.join(
             f"{p['steps']:,} steps of {p['batch_size']} rows of {p['max_seq_length']}"
+            + ''.join(f', {name} {p[name]}' for name in PHASE_ROWS if name in p)
             for p in run.fields.get('phases') or ())} for run in self.runs]
         return {name: ', '.join(dict.fromkeys(escape(str(x[name])) for x in values))
                 for name in values[0] if not name.startswith(_NOT_SHOWN)}

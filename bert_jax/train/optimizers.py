@@ -25,30 +25,29 @@ Schedule = Callable[[jax.Array], jax.Array]
 
 
 class ScheduleSegment(NamedTuple):
-    """Linear warm-up and decay to 0 over `steps` steps, beginning at step `start`."""
+    """Linear warm-up and decay to 0 over `steps` steps, beginning at step `start`.
+
+    `decay_from` is the step of the segment from which the decay counts. As in google-research/bert
+    that is 0 and not the end of the warm-up, where the rate then jumps from `learning_rate` to
+    `learning_rate * (1 - warmup / steps) ** power`. Later than the warm-up, it is constant between.
+    """
 
     start: int
     steps: int
     learning_rate: Any  # a number, or a traced one
     warmup: int
+    decay_from: int = 0
 
 
 def make_schedule(
-    segments: Sequence[ScheduleSegment], power: float = 1.0, decay_from: str = 'start',
-    decay: str = 'polynomial',
+    segments: Sequence[ScheduleSegment], power: float = 1.0, decay: str = 'polynomial',
 ) -> Schedule:
-    """The learning rate at a step.
-
-    As in google-research/bert: within a segment the decay counts from its first step, not from
-    the end of the warm-up, so the rate jumps from `learning_rate` to
-    `learning_rate * (1 - warmup / steps) ** power` where the warm-up ends. The first step has
-    rate 0.
+    """The learning rate at a step. The first step has rate 0, if there is a warm-up.
 
     Args:
       segments: in order; each holds from its start to the next one's start.
       power: of the polynomial; 1 is linear, 0.5 is NVIDIA's for LAMB.
       decay: 'polynomial', or 'cosine': half a cosine wave, to this power.
-      decay_from: 'start', or 'peak': from the end of the warm-up, without a jump (a triangle).
 
     Returns:
       From a step (a scalar int32, from 0) to its rate, a scalar float32.
@@ -56,8 +55,8 @@ def make_schedule(
 
     def segment_rate(segment: ScheduleSegment, step: jax.Array) -> jax.Array:
         t = step.astype(jnp.float32) - segment.start
-        first = segment.warmup if decay_from == 'peak' else 0
-        left = jnp.clip(1.0 - (t - first) / max(segment.steps - first, 1), 0.0, 1.0)
+        first, steps = segment.decay_from, segment.steps
+        left = jnp.clip(1.0 - (t - first) / max(steps - first, 1), 0.0, 1.0)
         if decay == 'cosine':
             left = 0.5 - 0.5 * jnp.cos(jnp.pi * left)
         decayed = segment.learning_rate * left**power
@@ -215,6 +214,38 @@ def scale_by_depth(decay: float) -> optax.GradientTransformation:
     return optax.stateless(update)
 
 
+class MeanState(NamedTuple):
+    """Steps done (a scalar int32), and the mean of the weights, a tree like the parameters."""
+
+    step: jax.Array
+    mean: Any
+
+
+def end_with_mean(steps: int, last: int) -> optax.GradientTransformation:
+    """The last update leads to the mean of the weights after each of the last `steps` steps.
+
+    So the run's last checkpoint, its evaluation and what starts from it have the averaged weights
+    (Izmailov et al., 2018, and LAWA of Kaddour, 2022, average at the end likewise).
+
+    Args:
+      steps: at least 1.
+      last: steps of the whole run.
+    """
+
+    def init(params: Any) -> MeanState:
+        return MeanState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates: Any, state: MeanState, params: Any):
+        step = state.step + 1
+        count = jnp.maximum(step - (last - steps), 1)
+        mean = jax.tree.map(lambda m, p, u: m + (p + u - m) / count, state.mean, params, updates)
+        updates = jax.tree.map(
+            lambda m, p, u: jnp.where(step == last, m - p, u), mean, params, updates)
+        return updates, MeanState(step, mean)
+
+    return optax.GradientTransformation(init, update)
+
+
 OWN_OPTIMIZERS = ('bert_adamw', 'adamw', 'lamb', 'muon')
 # Optimizers of optax whose updates are not proportional to the rate or need more than gradients.
 _NOT_PROPORTIONAL = ('fromage', 'lbfgs', 'noisy_sgd')
@@ -280,7 +311,7 @@ def make_optimizer(
     name: str, schedule: Schedule, parameters: Parameters, *, weight_decay: float, b1: float,
     b2: float, eps: float,
     layer_decay: float = 1.0, frozen: str = '', mesh: Mesh | None = None,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None, mean_of: tuple[int, int] = (0, 0),
 ) -> optax.GradientTransformation:
     """The optimizer, without clipping: the train step clips, as it reports the norm.
 
@@ -295,6 +326,7 @@ def make_optimizer(
       frozen: top-level part of the parameters that is not trained and has no moments.
       mesh: for Muon's distribution of work.
       arguments: of an optimizer of optax.
+      mean_of: arguments of `end_with_mean`; without steps, no mean.
     """
     def where(holds: Callable[[Names], bool]) -> Callable[[Any], Any]:
         """From parameters to a tree of booleans, by their names."""
@@ -324,7 +356,10 @@ def make_optimizer(
         parts.append(scale_by_layer_trust_ratio(parameters))
     if layer_decay != 1.0:
         parts.append(scale_by_depth(layer_decay))
-    optimizer = optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+    parts.append(optax.scale_by_learning_rate(schedule))
+    if mean_of[0]:
+        parts.append(end_with_mean(*mean_of))
+    optimizer = optax.chain(*parts)
     if not frozen:
         return optimizer
     return optax.partition(

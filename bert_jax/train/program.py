@@ -153,16 +153,19 @@ def build_program(
     phases = phases_of(config, task.num_examples)
     objective = task.objective(model_config(config, task.vocab_size, mesh))
     segments = schedule_segments(config, phases)
-    o = config.optimizer
+    o, total = config.optimizer, sum(phase['steps'] for phase in phases)
+    averaged = parse_duration(o.average, 'optimizer.average', num_examples=task.num_examples,
+                              total=total, batch_size=phases[0]['batch_size'])
 
     def optimizer_of(rates: Any) -> tuple[optax.GradientTransformation, optimizers.Schedule]:
         schedule = optimizers.make_schedule([
             segment._replace(learning_rate=rates[i]) for i, segment in enumerate(segments)
-        ], o.decay_power, o.decay_from, o.decay)
+        ], o.decay_power, o.decay)
         return optimizers.make_optimizer(
             o.name, schedule, step.parameters_of(objective), weight_decay=o.weight_decay,
             b1=o.b1, b2=o.b2, eps=o.eps, layer_decay=o.layer_decay, frozen=task.frozen, mesh=mesh,
-            arguments=optimizers.optimizer_arguments(o.name, o.arguments)), schedule
+            arguments=optimizers.optimizer_arguments(o.name, o.arguments),
+            mean_of=(min(averaged, total), total)), schedule
 
     optimizer, _ = optimizer_of([segment.learning_rate for segment in segments])
     state = step.abstract_state(objective, optimizer, mesh)
@@ -250,7 +253,12 @@ def schedule_segments(
             warmup = parse_duration(
                 config.optimizer.warmup, 'optimizer.warmup', num_examples=None, total=steps,
                 batch_size=phases[begin]['batch_size'])
-        segments.append(optimizers.ScheduleSegment(start, steps, rate, warmup))
+        decay_from = {'start': 0, 'peak': warmup}.get(config.optimizer.decay_from)
+        if decay_from is None:
+            decay_from = max(warmup, parse_duration(
+                config.optimizer.decay_from, 'optimizer.decay_from', num_examples=None,
+                total=steps, batch_size=phases[begin]['batch_size']))
+        segments.append(optimizers.ScheduleSegment(start, steps, rate, warmup, decay_from))
         start += steps
     return segments
 

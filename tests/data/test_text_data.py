@@ -224,3 +224,15 @@ def test_held_out_rows_of_other_masks_can_be_masked_as_bert_does(folder):
     for name in ('input_ids', 'next_sentence_labels'):
         np.testing.assert_array_equal(ours[name], bert[name])
     assert (theirs.held_out(S, 2 * P).rows(ids, True)['input_ids'] != bert['input_ids']).any()
+
+
+def test_a_phase_masks_and_mixes_as_it_states(folder):
+    a, b = f'{folder}/a.txt', f'{folder}/b.txt'
+    data, ids = _open(folder, 'a.txt', 'b.txt'), np.arange(1000)
+    usual, more, mixed = (data.training(S, 2 * P, **of_phase).rows(ids) for of_phase in (
+        {}, {'masked_lm_prob': 0.3}, {'source': ((b, 1.0), (a, 3.0)), 'phase': 2}))
+    np.testing.assert_array_equal(restored(more), restored(usual))  # of the same pairs
+    masked, usually = (batch['masked_lm_weights'].sum() for batch in (more, usual))
+    assert masked / usually == pytest.approx(2, abs=0.1)
+    of_a, of_b = (restored(data.training(S, P, source=((spec, 1.0),)).rows(ids)) for spec in (a, b))
+    assert np.isin(restored(mixed), np.setdiff1d(of_b, of_a)).any(1).mean() == 0.25

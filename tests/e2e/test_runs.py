@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 PHASES = (
     "({'steps': 15},"  # what a phase does not say is the run's
-    " {'steps': 10, 'max_seq_length': 128, 'max_predictions_per_seq': 20, 'packed_rows': 12})"
+    " {'steps': 10, 'max_seq_length': 128, 'max_predictions_per_seq': 20, 'packed_rows': 12,"
+    "  'masked_lm_prob': 0.1})"
 )
 LAST = 25
 
@@ -65,7 +66,8 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp('whole')
     (folder / 'text.txt').write_text(documents(60))
     args = (*TINY, f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache',
-            f'--config.phases={PHASES}', '--config.train.steps=0')
+            f'--config.phases={PHASES}', '--config.train.steps=0',
+            '--config.optimizer.average=60%', '--config.optimizer.decay_from=80%')
     process = run_main(*args, '--config.train.save_every=0', f'--workdir={folder}/run')
     return args, folder / 'run', process
 
@@ -73,10 +75,11 @@ def whole(tmp_path_factory):
 def test_a_run_from_text_to_result(whole):
     args, workdir, process = whole
     assert 'phase length 32, batch 16: steps 0 to 15' in process.stdout
-    assert 'phase length 128, batch 16 in 12 rows: steps 15 to 25' in process.stdout
+    assert 'batch 16 in 12 rows, masked_lm_prob 0.1: steps 15 to 25' in process.stdout
     metrics = result(process)
     assert metrics['step'] == LAST
     assert metrics['eval/mlm_perplexity'] == pytest.approx(np.exp(metrics['eval/mlm_loss']))
+    assert metrics['eval/standard_mlm_loss'] > 0  # of BERT's masks, whatever the phase has
     assert 0 <= metrics['eval/mlm_accuracy'] <= 1 and 0 <= metrics['eval/nsp_accuracy'] <= 1
     assert not records(workdir, 'gate/')
     assert [r['step'] for r in records(workdir, 'train/')] == list(range(5, LAST + 1, 5))

@@ -128,7 +128,7 @@ def test_fine_tuning_is_that_of_torch(tmp_path):
     weights = load_weights(tmp_path)
     off = dict.fromkeys(('hidden_dropout', 'attention_dropout', 'classifier_dropout'), 0.0)
     head = Classification(ModelConfig(**weights.model | off), model.config.num_labels)
-    schedule = make_schedule([ScheduleSegment(0, 12, 2e-3, 4)], decay_from='peak')
+    schedule = make_schedule([ScheduleSegment(0, 12, 2e-3, 4, 4)])
     optimizer = make_optimizer('adamw', schedule, parameters_of(head), weight_decay=0.1,
                                b1=0.9, b2=0.999, eps=1e-8)
     step = fixed_step(head, optimizer, schedule, mesh(), clip_norm=1.0)
