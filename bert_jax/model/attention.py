@@ -20,7 +20,7 @@ from flax import linen as nn
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention_kernel import HEAD_DIM, MAX_HEADS, MAX_LENGTH, kernel_attention
 from bert_jax.model.layers import Dense, ModelConfig
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.hosts import say
 
 _MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
@@ -187,7 +187,7 @@ def fault() -> str:
     try:
         result = disagreement(*_FUSED[jax.default_backend()])
     except Exception as error:  # of the compiler, of many types
-        return str(error).strip().partition('\n')[0][:200] or type(error).__name__
+        return first_line(error)
     if result <= TOLERANCE:
         return ''
     return f'it differs from XLA by {result:.1%} of the largest element'

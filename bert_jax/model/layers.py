@@ -102,16 +102,13 @@ def declared_parameters(boxed: Any) -> dict[Names, Parameter]:
     return {path_names(path): x for path, x in leaves}
 
 
-def gelu(x: jax.Array, form: str | Callable[[jax.Array], jax.Array]) -> jax.Array:
+def gelu(x: jax.Array, form: str) -> jax.Array:
     """Gaussian error linear unit.
 
     Args:
       x: any shape.
-      form: 'gelu_tanh', the approximation of google-research/bert, or 'gelu_erf', exact; or a
-        function that computes it (exports need one).
+      form: 'gelu_tanh', the approximation of google-research/bert, or 'gelu_erf', exact.
     """
-    if callable(form):
-        return form(x)
     y = x.astype(jnp.float32)
     if form == 'gelu_erf':
         y = y * 0.5 * (1.0 + lax.erf(y * math.sqrt(0.5)))

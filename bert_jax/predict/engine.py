@@ -24,15 +24,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.data.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
-from bert_jax.heads.base import inputs_of, mean_vectors
+from bert_jax.heads.base import Batch, Params, inputs_of, mean_vectors
 from bert_jax.heads.pretraining import Predictions, Pretraining, masked_lm_logits
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 
-Params = Any
-Batch = dict[str, jax.Array]
 Outputs = dict[str, np.ndarray]
 # From parameters and a packed batch to arrays [R, K, ...] by unit or [R, S, ...] by token. Each
 # function is compiled once, so callers pass the same (or an equal) object each time.

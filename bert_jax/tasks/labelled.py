@@ -25,7 +25,7 @@ from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.engine import Engine
+from bert_jax.predict.engine import Engine, Outputs
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
@@ -36,7 +36,6 @@ from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 from bert_jax.train.step import Batch, EvalStep, Phase
 
-Outputs = dict[str, np.ndarray]
 Results = tuple[dict[str, float], dict[str, str]]  # metrics, contents of files, by name
 # Row lengths to choose from. A row holds at least the longest unit.
 _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)

@@ -16,17 +16,9 @@ from ml_collections import ConfigDict
 from bert_jax.config import model_fields
 from bert_jax.config.phases import PHASE_ROWS, batches_of
 from bert_jax.config.phases import phases as phases_of
+from bert_jax.data import examples as examples_lib
 from bert_jax.data import sharing
-from bert_jax.data.examples import (
-    Examples,
-    Mixture,
-    RecordExamples,
-    Rows,
-    SyntheticExamples,
-    eval_batches,
-    pretrain_spec,
-    train_batches,
-)
+from bert_jax.data.examples import Examples, Mixture, RecordExamples, Rows, SyntheticExamples
 from bert_jax.data.masking import MaskingRates
 from bert_jax.data.packing import PackedExamples, packed_spec
 from bert_jax.data.pretrain import PretrainExamples, Recipe, frequency_loss, repeated_share
@@ -331,7 +323,7 @@ class PretrainTask:
 
     def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
         lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
-        plain, packed_rows = pretrain_spec(*lengths), phase['packed_rows']
+        plain, packed_rows = examples_lib.pretrain_spec(*lengths), phase['packed_rows']
         shape: Any = functools.partial(jax.ShapeDtypeStruct, sharding=batch_sharding(mesh))
         return {
             name: {key: shape((rows, *feature.shape), feature.dtype)
@@ -368,7 +360,7 @@ class PretrainTask:
         def batches(first_step: int) -> Iterator[Any]:
             local = local_rows(mesh, num_rows)
             for begin, num_steps in batches_of(phases, number, train.skip_steps, first_step):
-                for batch in train_batches(
+                for batch in examples_lib.train_batches(
                         examples(), batch_size=num_rows, local=local, first_step=begin,
                         num_steps=num_steps):
                     yield to_global(mesh, batch, num_rows, local)
@@ -377,9 +369,10 @@ class PretrainTask:
             size = train.eval_batch_size
             local = local_rows(mesh, size)
             num = min(rows.num_frozen, train.max_eval_examples or rows.num_frozen)
+            batches = examples_lib.eval_batches(
+                rows, batch_size=size, local=local, num_examples=num)
             return evaluate(objective, eval_step, params, (
-                to_global(mesh, batch, size, local)
-                for batch in eval_batches(rows, batch_size=size, local=local, num_examples=num)))
+                to_global(mesh, batch, size, local) for batch in batches))
 
         def evaluate_phase(params: Any) -> dict[str, float]:
             result = scores(params, held_out())

@@ -172,11 +172,6 @@ _RATE = 'optimizer.learning_rate='
 # google-research/bert names for its miniatures. The smallest model's taggers do better at 1e-3, and
 # far worse at 1e-4.
 _GRIDS = {'tiny': '1e-3,3e-4', 'between': '1e-3,3e-4,1e-4', 'mini': '3e-4,1e-4'}
-# The columns of a table of the user's own, at both scales.
-_OWN_COLUMNS = ('ppl', 'mrpc', 'sst2', 'ner')
-_OWN_NOTE = (
-    "Perplexity is of held-out text with BERT's masks (15 %, 80/10/10, single pieces) in all rows. "
-    'Rows that differ in text, vocabulary, length or data.next_sentence are not comparable in it.')
 # Fields that do not change the result of a run.
 _BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.log_every',
            'train.keep_checkpoints', 'train.profile', 'train.loggers',
@@ -729,9 +724,9 @@ def _own_table(name: str, rows: str) -> Table:
     # What has neither .py nor : belongs to the argument before it, as in ablations.py:base,tiny.
     configs = re.split(r',(?=[^,]*(?:\.py|:))', rows)
     return Table(
-        name, f'Table {name}', _OWN_COLUMNS, _OWN_COLUMNS, [
+        name, f'Table {name}', **_DATA['own'], rows=[
             *(Row(config, config) for config in configs),
-            Row('not pre-trained', configs[0], scratch=True)], mean=True, note=_OWN_NOTE, own=True)
+            Row('not pre-trained', configs[0], scratch=True)])
 
 
 def main(argv: Sequence[str]) -> int:

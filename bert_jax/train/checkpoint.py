@@ -194,6 +194,12 @@ def _check_same(saved: Shapes, wanted: Shapes, where: Any) -> None:
                 'the config; give another --workdir, or the config that it was made with')
 
 
+def _manager(directory: Any, **options: Any) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
+        directory, item_handlers=ocp.StandardCheckpointHandler(),
+        options=ocp.CheckpointManagerOptions(**options))
+
+
 class Checkpoints:
     """The checkpoints of a run, `DIRECTORY/STEP/`.
 
@@ -210,11 +216,9 @@ class Checkpoints:
         """`keep`: number of the newest checkpoints that are kept; None: all."""
         self._directory = files.absolute(directory)
         self._keep = keep
-        self._manager = ocp.CheckpointManager(
-            self._directory, item_handlers=ocp.StandardCheckpointHandler(),
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=None if keep is None else max(keep, 2),
-                cleanup_tmp_directories=True))  # of killed saves; no other process writes here
+        self._manager = _manager(
+            self._directory, max_to_keep=None if keep is None else max(keep, 2),
+            cleanup_tmp_directories=True)  # of killed saves; no other process writes here
 
     def latest_step(self) -> int | None:
         """Step of the newest checkpoint, or None."""
@@ -323,10 +327,8 @@ class Best:
         self._metric = metric
         self._directory = files.absolute(directory)
         try:
-            self._manager = ocp.CheckpointManager(
-                self._directory, item_handlers=ocp.StandardCheckpointHandler(),
-                options=ocp.CheckpointManagerOptions(
-                    max_to_keep=1, best_fn=lambda metrics: metrics[metric], best_mode='max'))
+            self._manager = _manager(
+                self._directory, max_to_keep=1, best_fn=lambda metrics: metrics[metric])
             metrics = self.metrics() or {metric: 0.0}
             if not all(map(math.isfinite, (metrics[metric], *metrics.values()))):
                 raise ValueError('not finite')

@@ -5,7 +5,7 @@
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -16,7 +16,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.heads.base import Head, Params, Sums
+from bert_jax.heads.base import Batch, Head, Params, Sums
 from bert_jax.model.dropout import dropout_rows
 from bert_jax.model.layers import Names, Parameter, declared_parameters
 from bert_jax.runtime.errors import Diverged
@@ -33,7 +33,6 @@ class TrainState:
     opt_state: Any
 
 
-Batch = Mapping[str, jax.Array]
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
 EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
 
