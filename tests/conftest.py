@@ -24,6 +24,8 @@ import pytest
 from bert_jax.runtime import files  # noqa: F401  # before etils, for which it sets the environment
 
 ROOT = Path(__file__).resolve().parent.parent
+# Folders of transformers' models with what they gave.
+RECORDED = ROOT / 'tests' / 'fixtures' / 'huggingface'
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:

@@ -8,7 +8,6 @@ import functools
 import importlib.util
 import math
 import os
-from pathlib import Path
 
 import jax
 import pytest
@@ -29,8 +28,8 @@ from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.preflight import without_data
 from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 # Config files, and arguments that they take, after a colon.
 NAMES = [
     *(path.stem for path in sorted((ROOT / 'configs').glob('*.py'))), 'large_pretrain:lamb',

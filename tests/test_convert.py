@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +10,8 @@ import pytest
 from bert_jax.convert import main
 from bert_jax.runtime.files import as_path, write_whole
 from bert_jax.weights import load_weights
-from tests.conftest import ROOT
+from tests.conftest import RECORDED, ROOT
 
-RECORDED = Path(__file__).parent / 'fixtures' / 'huggingface'
 WITHOUT_TENSORFLOW = """
 import sys
 sys.modules['tensorflow'] = None  # importing it fails

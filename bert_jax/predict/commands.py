@@ -7,8 +7,6 @@ jitted function over packed batches, and what makes results of its outputs.
     N: heads, H: hidden_size, n: tokens of a text
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

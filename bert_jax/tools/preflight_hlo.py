@@ -1,7 +1,5 @@
 """Reads compiled TPU programs: topologies, cycles by scope, messages, kernel schedules."""
 
-from __future__ import annotations
-
 import functools
 import glob
 import importlib.util

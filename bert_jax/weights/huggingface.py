@@ -1,7 +1,5 @@
 """Hugging Face folders: `config.json`, safetensors in one file or shards, tokenizer, model card."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -38,6 +36,14 @@ _TIED = {
 _INDEX = 'model.safetensors.index.json'
 _CHECKSUM = 'bert_jax.checksum '  # and the name of a tensor: of the metadata of what we wrote
 SHARD_BYTES = 5_000_000_000  # as transformers' `save_pretrained` has had it for long
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in an open safetensors file."""
+
+    file: Any
+    path: Path
+    name: str
 
 
 def read_huggingface(named: str | os.PathLike[str]) -> Weights:
@@ -160,14 +166,6 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
         (beside / 'README.md').write_text(_model_card(weights, architecture), encoding='utf-8')
         notes += _write_tokenizer(beside, weights)
     return notes
-
-
-class StoredTensor(NamedTuple):
-    """A tensor in an open safetensors file."""
-
-    file: Any
-    path: Path
-    name: str
 
 
 def _read(tensor: StoredTensor) -> np.ndarray:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.conftest import ROOT
+
 FLAGS = ['--', '--config=configs/tiny_pretrain.py', '--workdir=gs://bucket/run',
          """--config.data.source=it's a "text" *.txt"""]
 

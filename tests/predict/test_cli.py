@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,10 +12,9 @@ import pytest
 import tiny
 
 from bert_jax.predict.__main__ import main
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture

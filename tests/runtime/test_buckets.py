@@ -3,7 +3,6 @@
 import functools
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +18,8 @@ from bert_jax.tasks.squad import read_squad
 from bert_jax.tasks.table import find_file
 from bert_jax.tasks.tagging import read_tagged
 from bert_jax.weights import load_weights
+from tests.conftest import RECORDED
 
-RECORDED = Path(__file__).parent.parent / 'fixtures' / 'huggingface'
 FILES = {
     'glue/CoLA/train.tsv': 'gj04\t1\t\tOur friends came.\ngj04\t0\t*\tThey drank dry it.\n',
     'conll/eng.train.gz': gzip.compress(b'EU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n'),
