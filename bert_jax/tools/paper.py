@@ -58,7 +58,7 @@ from absl import logging
 
 from bert_jax.config import ConfigDict, complete, model_sizes
 from bert_jax.config.command_line import Parser, config_file, load_config
-from bert_jax.config.fields import flat_fields
+from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, as_path, digest, open_folder, open_whole, write_whole
@@ -176,6 +176,8 @@ _GRIDS = {'tiny': '1e-3,3e-4', 'between': '1e-3,3e-4,1e-4', 'mini': '3e-4,1e-4'}
 _BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.log_every',
            'train.keep_checkpoints', 'train.profile', 'train.loggers',
            'data.dir', 'data.local_dir', 'data.tfds_dir', 'mesh.')
+# Fields that parts may be older than: left out at their default, so that these are found again.
+_LATER = ('optimizer.average',)
 # Figure 5 fine-tunes checkpoints of Base, which has several names, and of LTR.
 _KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')
 
@@ -405,7 +407,8 @@ def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[Config
         whole = complete(resolved)
         values |= {f'model.{name}': whole.model[name] for name in whole.model}
         values |= {f'model.{name}': x for name, x in model_sizes(whole).items()}
-    values = {name: x for name, x in values.items() if not name.startswith(_BESIDE)}
+    values = {name: x for name, x in values.items() if not name.startswith(_BESIDE)
+              and not (name in _LATER and x == FIELDS[name].default)}
     for name in ('init_checkpoint', 'data.vocab_file'):
         values[name] = str(values[name]).removeprefix(f'{root}/')
     known = json.dumps(values, sort_keys=True)

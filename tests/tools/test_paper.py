@@ -69,6 +69,8 @@ def test_equal_parts_are_shared_and_others_are_not(tmp_path):
     assert paths(five) < paths(more) and len(more[0].sweep.members) == 2
     (untrained,) = (part for part in more if 'not pre-trained' in part.title)
     assert len(set(untrained.sweep.members)) == 2 * 2 * 2, 'none twice'
+    # A later version finds the parts of this one: a new field of the config goes into _LATER.
+    assert plan('loo', tmp_path, 'ppl').parts()[0].sweep.path.name == 'pretrain-ed5b285de762'
     moved = plan('5', tmp_path / 'x', 'mrpc').parts()
     assert [part.sweep.path.name for part in moved] == [part.sweep.path.name for part in five]
 
