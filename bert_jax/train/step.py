@@ -36,6 +36,8 @@ class TrainState:
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
 EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
 
+_LANES = 128  # columns of a tile, in which a TPU lays out the last two dims of an array
+
 
 class Numbers(NamedTuple):
     """Arguments of the train step in which runs with one compiled step may differ."""
@@ -126,34 +128,44 @@ def _gradients(
     if Layout(mesh).batch_shards == 1:
         return _in_parts(objective, params, batch, rows_Bx2, totals, parts, Layout(mesh))
 
-    def axes_by_dim(sharding: NamedSharding, batch_axes: bool) -> list[tuple[str, ...]]:
-        """The mesh axes that split each dim of a parameter: the batch axes, or the others."""
+    def batch_axes(sharding: NamedSharding) -> list[tuple[str, ...]]:
+        """The batch axes that split each dim of a parameter."""
         dims = [(axes,) if isinstance(axes, str) else axes or () for axes in sharding.spec]
-        return [
-            tuple(axis for axis in axes
-                  if (axis in BATCH_AXES) == batch_axes and mesh.shape[axis] > 1)
-            for axes in dims
-        ]
+        return [tuple(axis for axis in axes if axis in BATCH_AXES and mesh.shape[axis] > 1)
+                for axes in dims]
 
+    def splits(sharding: NamedSharding) -> list[tuple[str, int]]:
+        """Pairs of axis and dim: the dims of a parameter are split in this order."""
+        return [(axis, dim) for axis in UPDATE_AXES
+                for dim, axes in enumerate(batch_axes(sharding)) if axis in axes]
+
+    def flat(x: jax.Array) -> jax.Array:
+        """The dims after the first as one, where the last does not fill the lanes of a TPU."""
+        kept = x.shape[-1] % _LANES == 0 or mesh.shape['tensor'] > 1
+        return x if kept else x.reshape(len(x), -1)
+
+    # One axis at a time. Over two axes of a torus at once TPUs would reduce whole arrays, and their
+    # tiles would not fit the smaller pieces, which they then gather as a sum of padded arrays.
     def gather(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-        spec = PartitionSpec(*axes_by_dim(sharding, batch_axes=False))
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+        for axis, dim in reversed(splits(sharding)):
+            whole = jax.lax.all_gather(flat(x) if dim == 0 else x, axis, axis=dim)
+            x = whole.reshape(*x.shape[:dim], -1, *x.shape[dim + 1:])
+        return x
 
     def reduce(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-        scattered: tuple[str, ...] = ()
-        split = axes_by_dim(sharding, batch_axes=True)
-        # One axis at a time: over two torus axes at once, TPUs would all-reduce whole arrays.
-        for axis in UPDATE_AXES:
-            for dim, axes in enumerate(split):
-                if axis in axes:
-                    x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
-                    scattered += (axis,)
-        rest = (name for name in BATCH_AXES if name not in scattered and mesh.shape[name] > 1)
-        return jax.lax.psum(x, tuple(rest))
+        for axis, dim in splits(sharding):
+            wide = dim == 0 and len(x) >= _LANES * mesh.shape[axis]
+            part = jax.lax.psum_scatter(
+                flat(x) if wide else x, axis, scatter_dimension=dim, tiled=True)
+            x = part.reshape(*x.shape[:dim], -1, *x.shape[dim + 1:])
+        scattered = {axis for axis, _ in splits(sharding)}
+        return jax.lax.psum(x, tuple(
+            axis for axis in BATCH_AXES if axis not in scattered and mesh.shape[axis] > 1))
 
     def of_own_rows(
         params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums
     ) -> tuple[Any, jax.Array, Sums]:
+        params = jax.tree.map(gather, params, shardings)
         grads, loss, sums = _in_parts(
             objective, params, batch, rows_Bx2, totals, parts, Layout(mesh)
         )
@@ -161,13 +173,13 @@ def _gradients(
         return grads, *jax.lax.psum((loss, sums), BATCH_AXES)
 
     rows, replicated = PartitionSpec(BATCH_AXES), PartitionSpec()
-    split = jax.tree.map(lambda x: PartitionSpec(*axes_by_dim(x, batch_axes=True)), shardings)
+    split = jax.tree.map(lambda x: PartitionSpec(*batch_axes(x)), shardings)
     return jax.shard_map(
-        of_own_rows, mesh=mesh, in_specs=(replicated, rows, rows, replicated),
+        of_own_rows, mesh=mesh, in_specs=(split, rows, rows, replicated),
         out_specs=(split, replicated, replicated), check_vma=False,
         # Axes of size 1 too: with no automatic axis left, the compiler has least to do.
         axis_names={name for name, size in mesh.shape.items() if name in BATCH_AXES or size == 1},
-    )(jax.tree.map(gather, params, shardings), batch, rows_Bx2, totals)
+    )(params, batch, rows_Bx2, totals)
 
 
 def _in_parts(
