@@ -333,9 +333,8 @@ def main(argv: Sequence[str]) -> None:
     # Nothing is computed: leave a TPU of this machine free.
     if not os.environ.get('JAX_PLATFORMS'):
         jax.config.update('jax_platforms', 'cpu')
-    for name, value in (('TPU_SKIP_MDS_QUERY', '1'), ('ALLOW_MULTIPLE_LIBTPU_LOAD', '1'),
-                        ('TF_CPP_MIN_LOG_LEVEL', '3')):
-        os.environ.setdefault(name, value)
+    for name in ('TPU_SKIP_MDS_QUERY', 'ALLOW_MULTIPLE_LIBTPU_LOAD'):
+        os.environ.setdefault(name, '1')
     f: Any = flags.FlagValues()
     flags.DEFINE_string('topology', '', 'Slices, such as v5e:4x4,v5e:16x16.', flag_values=f)
     flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=f)

@@ -78,7 +78,6 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
 
 
 def _tensorflow(purpose: str) -> Any:
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     with loading_tensorflow(purpose):
         import tensorflow as tf
     return tf
