@@ -10,7 +10,10 @@ import multiprocessing
 import os
 import platform
 import re
+import shlex
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -294,6 +297,18 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             known[name] = importlib.metadata.version(name)
     return known
+
+
+def made_by() -> dict[str, str]:
+    """The commit of this package, where it lies in its repository, and the command that runs."""
+    root, commit = os.path.dirname(os.path.dirname(os.path.dirname(__file__))), ''
+    if os.path.exists(os.path.join(root, '.git')) and shutil.which('git'):
+        commit = subprocess.run(
+            ['git', '-C', root, 'describe', '--always', '--dirty', '--exclude=*'],
+            capture_output=True, text=True).stdout.strip()
+    module = getattr(sys.modules['__main__'].__spec__, 'name', '')
+    run = ['python', '-m', module] if module else sys.argv[:1]
+    return {'commit': commit, 'command': shlex.join([*run, *sys.argv[1:]])}
 
 
 def hardware() -> str:

@@ -226,17 +226,13 @@ class Plan:
     only: Sequence[str] = ()
 
     @property
-    def tiny(self) -> bool:
-        return self.scale != 'paper'
-
-    @property
     def columns(self) -> Sequence[str]:
-        return self.only or (self.table.tiny if self.tiny else self.table.columns)
+        return self.only or (self.table.tiny if self.scale in _GRIDS else self.table.columns)
 
     @property
     def rows(self) -> list[Row]:
         """At the chosen scale; the title names the model where it is not the paper's."""
-        if not self.tiny:
+        if self.scale not in _GRIDS:
             return list(self.table.rows)
         return [row._replace(title=f'{row.title} (here {row.tiny})', pretraining=row.tiny)
                 if row.tiny else row for row in self.table.rows if row.tiny != 'none']
@@ -268,7 +264,7 @@ class Plan:
     def pretraining(self, name: str) -> Part:
         """The pre-training NAME of configs/ablations.py, or FILE.py:NAME; a user's own as it is."""
         settings = *self.pretrain, f'train.keep_checkpoints={10 if name in _KEEPS_STEPS else 2}'
-        scale = f',{self.scale}' if self.tiny else ''
+        scale = f',{self.scale}' if self.scale in _GRIDS else ''
         config = name if self.table.own else (
             ('' if '.py:' in name else 'ablations.py:') + name + scale)
         return self._part(
@@ -297,12 +293,12 @@ class Plan:
         else:
             steps = sum(phase['steps'] for phase in phases(pretrained.resolved))
             settings.append(f'init_checkpoint={start}/checkpoints/{round(steps * row.share)}')
-        settings += [*(what.tiny if self.tiny else ()), *row.finetuning]
+        settings += [*(what.tiny if self.scale in _GRIDS else ()), *row.finetuning]
         given_here = [setting for of, setting in map(_split, self.finetune) if of in ('', task)]
         rates = [setting for setting in given_here if setting.startswith(_RATE)]
         settings += [setting for setting in given_here if setting not in rates]
         grid = rates[-1:] or (
-            [_RATE + _GRIDS[self.scale]] if self.tiny and what.grid else what.grid)
+            [_RATE + _GRIDS[self.scale]] if what.grid and self.scale in _GRIDS else what.grid)
         restarts = self.restarts or self.table.restarts
         if row.scratch:
             restarts *= self.seeds  # in place of pre-training seeds

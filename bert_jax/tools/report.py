@@ -1,6 +1,7 @@
 """Shows runs beside each other on one HTML page that needs no other file.
 
     python -m bert_jax.tools.report RUN [RUN ...] --output=report.html
+    python -m bert_jax.tools.report --board RUN [RUN ...] --output=board.md
 
 The page first says how far each run is from the first, and whether chance does as much or why the
 two cannot be compared. Runs that differ only in their seed are a group: one column, one curve.
@@ -8,6 +9,9 @@ Then come settings that differ, warnings, results, curves over steps, tokens and
 the weights of the first run of each group, masked words and attention of a sentence. A run that is
 going on, was killed or has no checkpoint is shown as far as it got, and the page lists what is
 missing.
+
+With --board: a Markdown table with a row for each recipe of pre-training, with what it took and
+what those of the runs reached that started from it; the table says how rows are made.
 
 Exit status: 0 done, 2 bad input.
 """
@@ -29,6 +33,7 @@ import re
 import statistics
 import string
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -38,20 +43,23 @@ import numpy as np
 from bert_jax.config.command_line import Parser
 from bert_jax.config.phases import PHASE_ROWS
 from bert_jax.heads import HEADS
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.tokens import Tagging
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import load
 from bert_jax.predict.commands import Model
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
+from bert_jax.runtime.files import Path, as_path, check_new_file, read_json, write_whole
 from bert_jax.runtime.lease import holder
-from bert_jax.runtime.process import error_boundary
+from bert_jax.runtime.process import error_boundary, find_chip
 from bert_jax.tasks.pretrain import step_flops
 from bert_jax.text.vocab import MASK
+from bert_jax.tools.sweep import markdown
 from bert_jax.train.gates import MEANINGS
 from bert_jax.train.report import count, duration, read_records
 from bert_jax.train.sharding import Layout
+from bert_jax.train.step import parameters_of
 from bert_jax.train.workdirs import read_run_fields
 from bert_jax.weights.run_directory import read_description, whole_steps
 
@@ -66,9 +74,9 @@ _NUM_COLOURS, _DASHES = 8, ('', '7 3', '2 3', '9 3 2 3')  # as in report.css and
 _NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity',  # functions of others
               'sequences_per_second', 'step_seconds', 'step_seconds_deviation')
 # Fields without a say in the result, and those that follow from others.
-_BESIDE = ('inference.', 'labels', 'head', 'metric', 'guessing.', 'data.dir', 'data.local_dir',
-           'data.tfds_dir', 'train.keep_checkpoints', 'train.log_every', 'train.loggers',
-           'train.profile', 'train.save_every', 'train.verify_every',
+_BESIDE = ('made.', 'inference.', 'labels', 'head', 'metric', 'guessing.', 'data.dir',
+           'data.local_dir', 'data.tfds_dir', 'train.keep_checkpoints', 'train.log_every',
+           'train.loggers', 'train.profile', 'train.save_every', 'train.verify_every',
            'train.eval_every', 'train.eval_batch_size')
 # Digests, and what `phases` says.
 _NOT_SHOWN = (*_BESIDE, 'identity.', 'vocabulary', 'train.steps', 'train.batch_size',
@@ -498,10 +506,94 @@ def _examples(run: RunRecords, text: str) -> Examples:
     return result
 
 
+def _made(run: RunRecords) -> tuple[str, str]:
+    """The recipe of a run, by its config or as its table names it, and the command that made it."""
+    command = str(run.fields.get('made.command', ''))
+    part, named = run.folder.parent.parent, re.search(r'--config[= ](\S+)', command)
+    for path in part.parent.parent.glob('*.json') if part.parent.name == 'parts' else ():
+        table = read_json(path, 'delete it, it is written again')
+        if title := table.get('parts', {}).get(part.name):
+            scale = f",{table['scale']}" * bool(table['source'])  # in the names of own rows
+            return title.removeprefix('pre-training ') + scale, command or (
+                f"python -m bert_jax.tools.paper {table['table']} --scale={table['scale']}")
+    return named[1].rpartition('/')[2] if named else '', command
+
+
+def _downstream(
+    pretrained: Sequence[RunRecords], runs: Iterable[RunRecords]
+) -> dict[str, dict[int, float]]:
+    """By task and number of the pre-training: the score with the settings that are best for all."""
+    numbers = {os.path.abspath(run.folder): number for number, run in enumerate(pretrained)}
+    found: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for run in (run for run in runs if run.fields.get('task') != 'pretrain'):
+        number = numbers.get(os.path.abspath(run.fields.get('init_checkpoint') or '/'))
+        if number is not None and run.finished and run.evaluations:
+            settings = str(sorted(item for item in run.fields.items() if not item[0].startswith(
+                ('seed', 'init_checkpoint', 'init_step', 'data.vocab_file', *_BESIDE))))
+            score, task = run.evaluations[-1][f'eval/{run.metric}'], str(run.fields['task'])
+            found.setdefault(task, {}).setdefault(settings, {}).setdefault(number, []).append(
+                score if task.startswith('squad') else 100 * score)
+    best = {task: max(of_task.values(), key=lambda of: (
+        sum(map(len, of.values())), statistics.fmean(itertools.chain(*of.values()))))
+        for task, of_task in found.items()}
+    return {task: {number: statistics.fmean(scores) for number, scores in of.items()}
+            for task, of in best.items()}
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    """Their mean, and half of Student's 95 % interval."""
+    from scipy import stats
+
+    if len(values) < 2:
+        return ''.join(f'{value:.2f}' for value in values)
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    return f'{statistics.fmean(values):.2f} ± {half:.2f}'
+
+
+def board(runs: Sequence[RunRecords]) -> str:
+    """The Markdown of a board of recipes, from runs of pre-training and of fine-tuning.
+
+    Raises:
+      InputError: no pre-training among them is finished.
+    """
+    text = tomllib.loads((as_path(__file__).parent / 'board.toml').read_text(encoding='utf-8'))
+    groups = grouped(run for run in runs if run.finished and run.scores
+                     and run.fields.get('task') == 'pretrain')
+    if not groups:
+        raise InputError('--board: none of the runs is a finished pre-training')
+    found = [_downstream(group.runs, runs) for group in groups]
+    tasks, rows = sorted(set(itertools.chain(*found))), []
+    for group, scores in zip(groups, found, strict=True):
+        run, (name, command) = group.runs[0], _made(group.runs[0])
+        model = ModelConfig(**read_description(run.folder).model)
+        size = sum(p.value.size for p in parameters_of(Pretraining(model)).values())
+        size -= (model.padded_vocab_size - model.vocab_size) * (model.hidden_size + 1)
+        flops, counted = run.work_at(run.fields['train.steps'])[1], run.folder / 'preflight.json'
+        hours = (f"{read_json(counted, 'delete it')['chip_hours']:.3g}" if counted.exists() else
+                 f"≈ {flops / text['share_of_peak'] / find_chip('v5e').peak_flops / 3600:.2g}")
+        means = [statistics.fmean(scores[t][n] for t in tasks) for n in range(len(group.runs))
+                 if tasks and all(n in scores.get(t, ()) for t in tasks)]
+        rows.append((size, flops, [
+            name or group.name, f'{model.num_layers}/{model.hidden_size}', count(size),
+            f'{flops:.2g}', hours, *map(_with_interval, (
+                group.scores('standard_mlm_loss') or group.scores('mlm_loss'), means,
+                *([*scores.get(task, {}).values()] for task in tasks))),
+            str(len(group.runs)), str(run.fields.get('made.commit', '')),
+            f'`{command}`' * bool(command)]))
+    published = [[name, row['model'], row['parameters'], *[''] * 4, *(
+        str(row['scores'].get(task, '')) for task in tasks), '', '', row['source']]
+        for name, row in text['published'].items()]
+    return '\n'.join([text['text'], *markdown(
+        [*text['columns'], *tasks, 'seeds', 'commit', 'repeated by'],
+        [*(row for *_, row in sorted(rows)), *published]), ''])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser('bert_jax.tools.report', __doc__)
     parser.add_argument('runs', metavar='RUN', nargs='+', help='run directories')
     parser.add_argument('--output', required=True, help='the page, a new file')
+    parser.add_argument('--board', action='store_true',
+                        help='a Markdown table of recipes instead of the page')
     parser.add_argument('--text', default=_TEXT, help='the sentence of the examples')
     with error_boundary():
         options = parser.parse_args(arguments)
@@ -520,8 +612,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [RunRecords(as_path(folder), os.path.relpath(paths[i], above))
                 for i, folder in enumerate(folders)]
         groups = grouped(runs)
-        examples = [_examples(group.runs[0], text) for group in groups]
-        write_whole(options.output, page(groups, examples, text))
+        write_whole(options.output, board(runs) if options.board else page(
+            groups, [_examples(group.runs[0], text) for group in groups], text))
         for run in runs:
             print(f'{run.name}: {run.state}' + ''.join(f'; {line}' for line in run.missing))
         print(f'written: {options.output}')

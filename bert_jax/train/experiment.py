@@ -25,7 +25,7 @@ from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import STARTED, find_chip, keep_compiled, versions
+from bert_jax.runtime.process import STARTED, find_chip, keep_compiled, made_by, versions
 from bert_jax.tasks.opening import open_task
 from bert_jax.train import workdirs
 from bert_jax.train.checkpoint import Best, Checkpoints
@@ -110,6 +110,7 @@ def train_run(
     workdirs.check_resumable(workdir, resolved, task.vocab_path, comparable=task.keeps_best)
     workdirs.check_shared(workdir)
     resolved['guessing'] = dict(task.guessing)  # for whoever shows the results
+    resolved['made'] = made_by()
 
     # Compile while the state is restored or initialised, which takes about as long.
     compiler = concurrent.futures.ThreadPoolExecutor(1)

@@ -6,6 +6,7 @@ compiles it for machines that need not exist.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -248,16 +249,15 @@ def schedule_segments(
     for begin, end in itertools.pairwise([*begins, len(phases)]):
         steps = sum(phase['steps'] for phase in phases[begin:end])
         rate, warmup = phases[begin]['learning_rate'], phases[begin]['warmup']
+        steps_of = functools.partial(parse_duration, num_examples=None, total=steps,
+                                     batch_size=phases[begin]['batch_size'])
         if rate is None:
             rate = config.optimizer.learning_rate
-            warmup = parse_duration(
-                config.optimizer.warmup, 'optimizer.warmup', num_examples=None, total=steps,
-                batch_size=phases[begin]['batch_size'])
+            warmup = steps_of(config.optimizer.warmup, 'optimizer.warmup')
         decay_from = {'start': 0, 'peak': warmup}.get(config.optimizer.decay_from)
         if decay_from is None:
-            decay_from = max(warmup, parse_duration(
-                config.optimizer.decay_from, 'optimizer.decay_from', num_examples=None,
-                total=steps, batch_size=phases[begin]['batch_size']))
+            decay_from = max(
+                warmup, steps_of(config.optimizer.decay_from, 'optimizer.decay_from'))
         segments.append(optimizers.ScheduleSegment(start, steps, rate, warmup, decay_from))
         start += steps
     return segments

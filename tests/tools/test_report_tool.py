@@ -50,6 +50,39 @@ def runs(tmp_path_factory):
     return folder
 
 
+def test_the_board(runs, tmp_path):
+    """Its means and Student's intervals, by the settings with most runs; beside published rows."""
+    model, lines = read_config(runs / 'whole')['model'], list(map(json.dumps, records(8)))
+
+    def write(name, lines, **fields):
+        (tmp_path / name).mkdir()
+        describe_run(tmp_path / name, fields, None)
+        (tmp_path / name / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
+        return str(tmp_path / name)
+
+    made = {'command': 'python -m bert_jax.main --config=configs/mine.py:five', 'commit': 'abc'}
+    starts = [write(f'seed={seed}', lines, task='pretrain', seed=seed, phases=PHASES, made=made,
+                    train={'steps': 8}, metric='mlm_accuracy', model=model,
+                    head='pretraining') for seed in (0, 1)]
+    tuned = [write(f'{seed} {rate}', ['{"step": 2, "eval/accuracy": 0.99}',
+                                      f'{{"step": 4, "eval/accuracy": {score}}}'],
+                   task='sst2', metric='accuracy', train={'steps': 4}, init_checkpoint=starts[seed],
+                   optimizer={'learning_rate': rate})
+             for seed, rate, score in ((0, 1e-3, 0.8), (1, 1e-3, 0.9), (1, 1e-4, 0.95))]
+    report.main(['--board', *starts, *tuned, f'--output={tmp_path}/board.md'])
+    head, _, ours, tiny_, _ = ([cell.strip() for cell in line.split('|')[1:-1]] for line in (
+        tmp_path / 'board.md').read_text().splitlines() if line.startswith('|'))
+    row = dict(zip(head, ours, strict=True))
+    half = stats.t.interval(0.95, 1, 85, 5)[1] - 85  # a standard error of 10 / sqrt(2) / sqrt(2)
+    assert row['sst2'] == row['mean'] == f'85.00 ± {half:.2f}'
+    assert (row['recipe'], row['seeds'], row['commit']) == ('mine.py:five', '2', 'abc')
+    assert row['repeated by'] == f"`{made['command']}`"
+    flops = RunRecords(runs / 'whole', 'x').work_at(8)[1]
+    assert float(row['FLOPs']) == pytest.approx(flops, rel=0.05)
+    assert float(row['v5e chip-hours'][2:]) == pytest.approx(flops / 0.4 / 197e12 / 3600, rel=0.05)
+    assert dict(zip(head, tiny_, strict=True))['sst2'] == '83.2'
+
+
 def test_the_page(runs, capsys):
     names = ['whole', 'killed', 'bare']
     report.main([*(str(runs / name) for name in names), f'--output={runs}/page.html',
