@@ -307,8 +307,8 @@ def made_by() -> dict[str, str]:
             ['git', '-C', root, 'describe', '--always', '--dirty', '--exclude=*'],
             capture_output=True, text=True).stdout.strip()
     module = getattr(sys.modules['__main__'].__spec__, 'name', '')
-    run = ['python', '-m', module] if module else sys.argv[:1]
-    return {'commit': commit, 'command': shlex.join([*run, *sys.argv[1:]])}
+    return {'commit': commit, 'command': shlex.join(
+        ['python', '-m', module, *sys.argv[1:]] if module else sys.argv)}
 
 
 def hardware() -> str:

@@ -256,8 +256,7 @@ def schedule_segments(
             warmup = steps_of(config.optimizer.warmup, 'optimizer.warmup')
         decay_from = {'start': 0, 'peak': warmup}.get(config.optimizer.decay_from)
         if decay_from is None:
-            decay_from = max(
-                warmup, steps_of(config.optimizer.decay_from, 'optimizer.decay_from'))
+            decay_from = max(warmup, steps_of(config.optimizer.decay_from, 'optimizer.decay_from'))
         segments.append(optimizers.ScheduleSegment(start, steps, rate, warmup, decay_from))
         start += steps
     return segments
