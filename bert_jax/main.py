@@ -36,6 +36,7 @@ def main(argv: list[str]) -> None:
             logging.set_verbosity(logging.FATAL)  # what ends the run is printed in one line
         if not f.workdir:
             f.workdir = 'runs/' + os.path.basename(file).replace('.py:', '-').removesuffix('.py')
+            f.workdir += '-debug' * config.debug
             print(f'run directory: {f.workdir}', flush=True)
         validate(config)
         check_used(config)

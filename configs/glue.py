@@ -8,8 +8,8 @@ set where the folder has `diagnostic/` (ax_predictions.tsv); a finished run star
 what has been added.
 
 DIR is a Hugging Face folder, a TF1 checkpoint or a run of this project; `glue` is the folder of the
-benchmark's files, or `tfds:glue`. The paper takes the best of the learning rates 5e-5, 4e-5, 3e-5
-and 2e-5 on the dev set.
+benchmark's files; or `hf:datasets/nyu-mll/glue`, or `tfds:glue`. The paper takes the best of the
+learning rates 5e-5, 4e-5, 3e-5 and 2e-5 on the dev set.
 """
 
 from bert_jax.config import finetuning_config

@@ -63,6 +63,10 @@ def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
             validate(config)
         config.model.name = 'base'
     validate(config)
+    config.debug = True
+    debug = phases(complete(config), num_examples=100)
+    assert sum(part['steps'] for part in debug) == max(3, len(config.phases))
+    config.debug = False
     config = complete(config)
     validate(config, num_devices=8)
     parts = phases(config, num_examples=100_000)

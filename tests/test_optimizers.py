@@ -224,14 +224,24 @@ def test_arguments_that_an_optimizer_does_not_have_are_refused(name, text, words
         'b1': 0.95, 'mu_dtype': 'bfloat16'}
 
 
-def test_a_frozen_part_stays_and_has_no_moments():
-    params = {'bert': {'kernel': jnp.ones((3, 2))}, 'classifier': {'kernel': jnp.ones((2,))}}
+@pytest.mark.parametrize('name', [*optimizers.OWN_OPTIMIZERS, 'lion'])
+def test_frozen_parameters_stay_bit_for_bit_and_have_no_moments(name):
+    shapes, parameters = of_model()
+    params = random_like(shapes, 0)
+    frozen = optimizers.frozen_parameters('embeddings|layer_0/', parameters)
     optimizer = optimizers.make_optimizer(
-        'bert_adamw', lambda step: 0.1, declared(params), frozen='bert', **ADAM)
-    state = optimizer.init(params)
-    assert {x.shape for x in jax.tree.leaves(state) if x.ndim} == {(2,)}
-    updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
-    assert not updates['bert']['kernel'].any() and updates['classifier']['kernel'].all()
+        name, lambda step: 0.1, parameters, frozen=frozen, layer_decay=0.9, **ADAM)
+    after = updated_by(optimizer, params, [random_like(params, seed) for seed in (1, 2, 3)])
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        names = path_names(path)
+        stays = bool({'embeddings', 'layer_0'} & set(names))
+        assert stays == (names in frozen) == (leaf(after, names) == x).all(), names
+    moments = jax.tree_util.tree_leaves_with_path(jax.eval_shape(optimizer.init, params))
+    trained = {path_names(path)[-len(names):] for path, _ in moments for names in parameters}
+    assert trained & set(parameters) == set(parameters) - frozen
+    for pattern, words in (('layer_[', 'no regular'), ('layer_7', 'in no '), ('.', 'in every ')):
+        with pytest.raises(InputError, match=words):
+            optimizers.frozen_parameters(pattern, parameters)
 
 
 def orthogonalized(x):

@@ -55,6 +55,8 @@ _TAGGING = {
 FIELDS: Mapping[str, Field] = {
     'task': Field('pretrain', 'elsewhere'),  # one of tasks.opening.OPENERS
     'seed': Field(0, count(2**31 - 1, least=0)),  # of parameters, data order, masks and dropout
+    # Three steps, a short evaluation and a save, to see that a run works; in a folder of its own.
+    'debug': Field(False, _SWITCH),
     # Parameters to start from: a run directory, a TF1 checkpoint prefix, a .zip of one's folder, a
     # Hugging Face folder, or hf:ORG/NAME[@REVISION] of its hub.
     'init_checkpoint': Field('', 'path'),
@@ -154,6 +156,9 @@ FIELDS: Mapping[str, Field] = {
     'optimizer.average': Field(0, 'duration'),
     # The last layer has this share of the rate, the one before its square, ...
     'optimizer.layer_decay': Field(1.0, Range(0, 1, without=(0,))),
+    # A regular expression: parameters with it in their names, 'bert/encoder/layer_0/...', stay as
+    # they are: 'embeddings|layer_[0-3]/'.
+    'optimizer.frozen': Field('', 'text'),
     'optimizer.weight_decay': Field(0.01, Range(0, 1000)),  # not on biases and LayerNorm
     'optimizer.b1': Field(0.9, _BELOW_1),  # b1, b2 and eps are of the first four optimizers
     'optimizer.b2': Field(0.999, _BELOW_1),

@@ -12,6 +12,7 @@ is its `outputs`.
 
 import collections
 import concurrent.futures
+import dataclasses
 import datetime
 import functools
 import time
@@ -74,14 +75,15 @@ class Engine:
     In a run of several processes, all call it with the same units, and all get all outputs.
     """
 
-    def __init__(self, mesh: Mesh, *, token_cost: TokenCost):
+    def __init__(self, mesh: Mesh, *, token_cost: TokenCost, max_steps: int | None = None):
         """Creates an engine; nothing is compiled yet.
 
         Args:
           mesh: its data and fsdp axes split the rows.
           token_cost: to choose row lengths by (`model.flops.token_flops`).
+          max_steps: of a set, whose other outputs are 0; None: all.
         """
-        self._mesh, self._token_cost = mesh, token_cost
+        self._mesh, self._token_cost, self._max_steps = mesh, token_cost, max_steps
         layout = Layout(mesh)
         self._shards = layout.batch_shards
         # The most tokens of a step, padding included; but a row a device there always is.
@@ -192,10 +194,11 @@ class Engine:
                 result.append((cost, shape, rows_n))
         _, shape, rows_n = min(result, key=lambda candidate: candidate[:2])
         self._used[function].add(shape)
-        return plan_once(
+        plan = plan_once(
             lengths, rows_n, row_length=shape.row_length, rows_a_step=shape.rows,
             units_a_row=shape.units_a_row,
         )
+        return dataclasses.replace(plan, units=plan.units[: self._max_steps])
 
 
 # A function with its first arguments: the same object for the same ones.

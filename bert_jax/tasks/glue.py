@@ -1,8 +1,9 @@
 """GLUE (Wang et al., 2018; BERT paper section 4.1): its tasks, and their examples from its files.
 
 Files lie in the folders of the official download (`CoLA/train.tsv`, ...), plain or gzipped, and are
-read without quoting. Also read are JSON lines and the records of tensorflow-datasets, both with
-the field names of the latter; only they have integer labels, in another order for MNLI.
+read without quoting. Also read are JSON lines, the Hugging Face hub's data set nyu-mll/glue and the
+records of tensorflow-datasets, all with the field names of the latter; only they have integer
+labels, in another order for MNLI.
 """
 
 import os
@@ -91,7 +92,7 @@ def read_glue(
 
     Args:
       name: of the task.
-      source: holds `CoLA/`, `MRPC/` and so on; or the file.
+      source: holds `CoLA/`, `MRPC/` and so on; or `hf:datasets/nyu-mll/glue`; or the file.
       split: train, dev, test; of mnli dev_matched and so on.
       required: whether its file has to be there; else None where it is not.
       max_malformed: as for `read_texts`.
@@ -104,17 +105,21 @@ def read_glue(
     if name == 'ax':  # in one edition of the download; AX/AX.tsv in another
         stems = ['diagnostic', 'AX']
         folder = folder if as_path(folder).is_dir() else os.path.join(source, 'AX')
-    if not as_path(source).is_file():
+    if source.startswith('hf:'):
+        path = f"{source}/{name}/{split.replace('dev', 'validation')}"
+    elif not as_path(source).is_file():
         names = [f'{stem}.{ending}' for stem in stems for ending in ('tsv', 'jsonl')]
         path = table.find_file(folder, names, required=required)
     if not path:
         return None
-    is_json = table.format_of(path) == 'json'
-    labels = Names(task.labels, only=True) if task.labels else Numbers(0, 5)
+    has_fields = table.format_of(path) in ('json', 'parquet')
+    named = Names(task.labels, only=True)
+    named.numbered = task.tfds_labels or task.labels if has_fields else ()
+    labels = named if task.labels else Numbers(0, 5)
     return read_texts(
-        path, task.fields or task.texts if is_json else task.texts,
-        'label' if is_json else task.label, labels if labelled else None,
-        id_column='idx' if is_json else task.id, needs_ids=not (labelled or is_json),
+        path, task.fields or task.texts if has_fields else task.texts,
+        'label' if has_fields else task.label, labels if labelled else None,
+        id_column='idx' if has_fields else task.id, needs_ids=not (labelled or has_fields),
         headerless=task.headerless, max_malformed=max_malformed)
 
 

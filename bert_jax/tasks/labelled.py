@@ -33,8 +33,8 @@ from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.tasks import table
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
-from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
-from bert_jax.train.step import Batch, EvalStep, Phase
+from bert_jax.train.sharding import Layout, Mesh, batch_sharding, local_rows, to_global
+from bert_jax.train.step import EvalStep, Phase
 
 Results = tuple[dict[str, float], dict[str, str]]  # metrics, contents of files, by name
 # Row lengths to choose from. A row holds at least the longest unit.
@@ -113,7 +113,7 @@ class LabelledTask:
       predicted: further sets, predicted at the end.
       arguments: of the head, beside the encoder's config.
       trained_as: a subclass of the head with another loss; None: the head as it is.
-      frozen: top-level part of the parameters that is not trained, or empty.
+      frozen: as `optimizer.frozen`: parameters that are not trained whatever it says.
       inference: how predictions are made, for config.json.
       settled: names of metrics that belong to `inference` too.
       guessing: metrics of the main set where every answer is the most frequent label of training,
@@ -151,7 +151,8 @@ class LabelledTask:
         self._seed = self.config.seed
         # One for all runs of a sweep: it is compiled once.
         self._engine = functools.cache(
-            lambda mesh, bert: Engine(mesh, token_cost=functools.partial(token_flops, bert)))
+            lambda mesh, bert: Engine(mesh, token_cost=functools.partial(token_flops, bert),
+                                      max_steps=1 if self.config.debug else None))
 
     def with_seed(self, seed: int) -> Self:
         """The task of a run that differs in its seed (and rate) only, on the same data."""
@@ -176,9 +177,14 @@ class LabelledTask:
         """The head that is trained on an encoder."""
         return (self.trained_as or HEADS[self.head])(bert, **self.arguments)
 
-    def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
-        """None: rows are packed into many shapes as they come."""
-        return {}
+    def batch_shapes(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+        """The largest batch to train on. What is predicted has a size of its own (`Engine`)."""
+        assert self.train is not None
+        plan = self._plan(bert, phase, mesh)
+        return {'train': {
+            name: jax.ShapeDtypeStruct(
+                (int(plan.num_rows.max()), *x.shape[1:]), x.dtype, sharding=batch_sharding(mesh))
+            for name, x in packed_batch(self.train, plan, 0, np.arange(1)).items()}}
 
     def phase(
         self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
@@ -186,12 +192,9 @@ class LabelledTask:
     ) -> Phase:
         """The one phase of a run."""
         (phase,) = phases  # its metrics want the predictions of a whole set, not `eval_step`
-        config, train = self.config, self.train
+        train, batch_size, steps = self.train, phase['batch_size'], phase['steps']
         assert train is not None
-        batch_size, steps = phase['batch_size'], phase['steps']
-        plan = self._plan(
-            train, steps, batch_size, objective.config,
-            Layout(mesh).batch_shards * config.train.accumulation_steps)
+        plan = self._plan(objective.config, phase, mesh)
         say(f'{len(train):,} training examples; rows of {plan.row_length} in '
             f"{len(plan.shapes)} shapes ({', '.join(str(rows) for rows, _ in plan.shapes)} "
             f'rows); {100 * plan.padding:.1f} % padding')
@@ -215,20 +218,22 @@ class LabelledTask:
             start=0, end=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
             flops_per_row=(
                 plan.tokens * objective.token_flops(plan.row_length) / (steps * batch_size)),
-            name=f'{config.task}, batch {batch_size}')
+            name=f'{self.config.task}, batch {batch_size}')
 
-    def _plan(
-        self, train: Units, steps: int, batch_size: int, bert: ModelConfig, shards: int
-    ) -> Plan:
+    def _plan(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> Plan:
         """Epoch after epoch, each in an order of its own, `batch_size` units a step."""
+        train, steps, batch_size = self.train, phase['steps'], phase['batch_size']
+        assert train is not None
         n = len(train)
         order = np.concatenate([
             permute(np.arange(n), n, int(hash64(self._seed, epoch)))
             for epoch in range(-(-steps * batch_size // n))
         ])[: steps * batch_size].reshape(steps, batch_size)
         if self.config.data.packing:
-            return plan_steps(train.lengths, order, row_lengths=_ROW_LENGTHS, shards=shards,
-                              token_cost=functools.partial(token_flops, bert))
+            return plan_steps(
+                train.lengths, order, row_lengths=_ROW_LENGTHS,
+                shards=Layout(mesh).batch_shards * self.config.train.accumulation_steps,
+                token_cost=functools.partial(token_flops, bert))
         rows = np.broadcast_to(np.arange(batch_size, dtype=np.int32), order.shape)
         return Plan(order, rows, int(train.lengths.max()), np.full(steps, batch_size), 1,
                     int(train.lengths[order].sum()))

@@ -34,7 +34,7 @@ from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.text import check_known, load_tokenizer
 from bert_jax.train.gates import Gates
 from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
-from bert_jax.train.step import Batch, EvalStep, Phase, evaluate
+from bert_jax.train.step import EvalStep, Phase, evaluate
 
 _LOOKED_AT = 1_000_000  # pieces of a text to check for [UNK]
 _A_PHASE = 7919  # between the seeds of phases with a mixture of their own
@@ -321,7 +321,7 @@ class PretrainTask:
     def objective(self, bert: ModelConfig) -> Pretraining:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
 
-    def batch_shapes(self, phase: dict[str, Any], mesh: Mesh) -> dict[str, Batch]:
+    def batch_shapes(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
         lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
         plain, packed_rows = examples_lib.pretrain_spec(*lengths), phase['packed_rows']
         shape: Any = functools.partial(jax.ShapeDtypeStruct, sharding=batch_sharding(mesh))

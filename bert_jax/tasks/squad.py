@@ -57,7 +57,7 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         return squad_windows(
             _read(config, version, training), t.encode, max_length=config.data.max_seq_length,
             doc_stride=section.doc_stride, max_question_length=section.max_query_length,
-            training=training, **t.tokenizer.vocab.ends)
+            training=True, **t.tokenizer.vocab.ends)
 
     threshold = scored.inference.get('null_threshold') if scored else None
     if scored and version == 'v2':
@@ -74,6 +74,7 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         texts = final_texts(predictions)
         scores = v1_scores(texts, answers) if version == 'v1' else v2_scores(
             texts, answers, {name: x.null_odds for name, x in predictions.items()}, threshold)
+        scores['loss'] = span_loss(dev, outputs['start_logits'], outputs['end_logits'])
         return scores, prediction_files(predictions, scores.get('null_threshold'))
 
     train = None
@@ -308,7 +309,8 @@ def squad_windows(
       max_length: tokens of a window.
       doc_stride: tokens from one window to the next.
       max_question_length: tokens of a question; the rest is cut off.
-      training: set the positions from the first answer of each question; else they are 0.
+      training: set the positions from the first answer of each question that is in its paragraph;
+        else they are 0.
 
     Raises:
       InputError: a length that leaves no room for the paragraph.
@@ -377,13 +379,15 @@ def _answer_tokens(
     where they occur among them: 1895 out of (1895-1943), but all of Japanese for Japan.
     """
     result = np.full((2, len(questions)), -1)
-    texts = [q.answers[0][0] if q.answers else '' for q in questions]
+    answers = [next((answer for answer in q.answers if not _fault(*answer, q.context)), ('', 0))
+               for q in questions]
+    texts = [text for text, _ in answers]
     answer_ids, counts = encode(texts)
     answer_ends = np.cumsum(counts)
     for i, text in enumerate(texts):
         if not text:
             continue
-        start, stripped = questions[i].answers[0][1], text.lstrip(_WHITESPACE)
+        start, stripped = answers[i][1], text.lstrip(_WHITESPACE)
         begin = start + len(text) - len(stripped)
         low, high = paragraphs.word_offsets[context_Q[i]:context_Q[i] + 2]
         first_word, last_word = low - 1 + np.searchsorted(
@@ -400,6 +404,15 @@ def _answer_tokens(
                 break
         result[:, i] = token, end - 1
     return result
+
+
+def span_loss(windows: SquadWindows, *logits_T: np.ndarray) -> float:
+    """The mean loss of windows, as in training, from their start logits and end logits."""
+    first = windows.sequences.offsets[:-1]
+    positions = windows.start_positions, windows.end_positions
+    return float(np.mean([
+        np.logaddexp.reduceat(x_T, first, dtype=np.float64) - x_T[first + at]
+        for x_T, at in zip(logits_T, positions, strict=True)]))
 
 
 _CERTAIN = 1e6  # `null_odds` where there is no span: above any threshold, and valid in JSON

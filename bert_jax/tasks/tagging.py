@@ -158,7 +158,7 @@ def _task(
         evaluated=tuple(eval_set(*item) for item in evaluated.items()),
         metric=metric, labels=labels,
         head='feature_tagger' if features else 'token_classification',
-        frozen='bert' if features else '', arguments={'num_outputs': len(labels)} | features,
+        frozen='^bert/' if features else '', arguments={'num_outputs': len(labels)} | features,
         inference=features, guessing=guessing)
 
 

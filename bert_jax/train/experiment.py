@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -100,9 +101,11 @@ def train_run(
         'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
         'inference': dict(task.inference), 'identity': task.identity(),
     }
-    if config.init_checkpoint:  # of a run that may go on
+    if config.init_checkpoint:  # of a run that may go on, or be made anew
         steps = whole_steps(files.as_path(config.init_checkpoint) / 'checkpoints')
-        resolved['init_step'] = max((int(path.name) for path in steps), default=0)
+        for path in sorted(steps, key=lambda path: int(path.name))[-1:]:
+            manifest = (path / 'default' / 'manifest.ocdbt').read_bytes()  # other files every time
+            resolved |= {'init_step': int(path.name), 'init_saved': zlib.crc32(manifest)}
     resolved['model']['attention'] = objective.config.attention  # must be the same on all hosts
     fields = flat_fields(resolved)
     hosts.agree('the run', {f'version of {name}': x for name, x in versions().items()} | {

@@ -7,7 +7,8 @@ import ast
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -74,6 +75,24 @@ def make_schedule(
 
 
 Parameters = Mapping[Names, Parameter]  # see `model.layers.declared_parameters`
+
+
+def frozen_parameters(pattern: str, parameters: Parameters) -> set[Names]:
+    """The parameters that `optimizer.frozen` names.
+
+    Raises:
+      InputError: it is no regular expression, or it finds no parameter, or all.
+    """
+    named = {'/'.join(names): names for names in parameters}
+    try:
+        found = {names for name, names in named.items() if pattern and re.search(pattern, name)}
+    except re.error as error:
+        raise InputError(f'config.optimizer.frozen={pattern!r} is no regular expression: '
+                         f'{error}') from None
+    if pattern and not 0 < len(found) < len(named):
+        raise InputError(f"config.optimizer.frozen={pattern!r} is in {'every' if found else 'no'} "
+                         f"parameter's name; there are {', '.join(list(named)[:8])}, ...")
+    return found
 
 
 class BertAdamState(NamedTuple):
@@ -310,7 +329,7 @@ def _is_like(value: Any, default: Any, key: str) -> bool:
 def make_optimizer(
     name: str, schedule: Schedule, parameters: Parameters, *, weight_decay: float, b1: float,
     b2: float, eps: float,
-    layer_decay: float = 1.0, frozen: str = '', mesh: Mesh | None = None,
+    layer_decay: float = 1.0, frozen: Collection[Names] = (), mesh: Mesh | None = None,
     arguments: Mapping[str, Any] | None = None, mean_of: tuple[int, int] = (0, 0),
 ) -> optax.GradientTransformation:
     """The optimizer, without clipping: the train step clips, as it reports the norm.
@@ -323,7 +342,7 @@ def make_optimizer(
       weight_decay: added to the update before the learning rate (decoupled), of those that decay.
       b1, b2, eps: of Adam in the first four; optimizers of optax take `arguments` instead.
       layer_decay: see `scale_by_depth`; 1 for one rate everywhere.
-      frozen: top-level part of the parameters that is not trained and has no moments.
+      frozen: parameters that are not trained and have no moments.
       mesh: for Muon's distribution of work.
       arguments: of an optimizer of optax.
       mean_of: arguments of `end_with_mean`; without steps, no mean.
@@ -364,5 +383,4 @@ def make_optimizer(
         return optimizer
     return optax.partition(
         {True: optimizer, False: optax.set_to_zero()},
-        lambda params: {part: part != frozen for part in params},
-    )
+        where(lambda names: names not in frozen))

@@ -28,7 +28,7 @@ from bert_jax.config.phases import phases as phases_of
 from bert_jax.config.validation import check_vocabulary, validate
 from bert_jax.heads.base import Head
 from bert_jax.model.attention import settled
-from bert_jax.model.layers import ModelConfig
+from bert_jax.model.layers import ModelConfig, Names
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import read_system
 from bert_jax.runtime.process import find_chip
@@ -157,21 +157,24 @@ def build_program(
     o, total = config.optimizer, sum(phase['steps'] for phase in phases)
     averaged = parse_duration(o.average, 'optimizer.average', num_examples=task.num_examples,
                               total=total, batch_size=phases[0]['batch_size'])
+    parameters = step.parameters_of(objective)
+    frozen = set[Names]().union(
+        *(optimizers.frozen_parameters(pattern, parameters) for pattern in (o.frozen, task.frozen)))
 
     def optimizer_of(rates: Any) -> tuple[optax.GradientTransformation, optimizers.Schedule]:
         schedule = optimizers.make_schedule([
             segment._replace(learning_rate=rates[i]) for i, segment in enumerate(segments)
         ], o.decay_power, o.decay)
         return optimizers.make_optimizer(
-            o.name, schedule, step.parameters_of(objective), weight_decay=o.weight_decay,
-            b1=o.b1, b2=o.b2, eps=o.eps, layer_decay=o.layer_decay, frozen=task.frozen, mesh=mesh,
+            o.name, schedule, parameters, weight_decay=o.weight_decay,
+            b1=o.b1, b2=o.b2, eps=o.eps, layer_decay=o.layer_decay, frozen=frozen, mesh=mesh,
             arguments=optimizers.optimizer_arguments(o.name, o.arguments),
             mean_of=(min(averaged, total), total)), schedule
 
     optimizer, _ = optimizer_of([segment.learning_rate for segment in segments])
     state = step.abstract_state(objective, optimizer, mesh)
     train_step = step.make_train_step(
-        objective, optimizer_of, state, mesh, clip_norm=o.clip_norm,
+        objective, optimizer_of, state, mesh, clip_norm=o.clip_norm, frozen=frozen,
         accumulation_steps=config.train.accumulation_steps)
     return Program(
         config, task, mesh, phases, objective, state, train_step,
@@ -193,7 +196,7 @@ Call = tuple[Any, tuple[Any, ...]]  # a step, and its arguments as shapes
 def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
     """The `train` and `evaluation` steps of a phase with the shapes of their arguments.
 
-    Empty for tasks that pack rows into varying shapes.
+    Where rows are packed into varying shapes, the largest; such tasks have no `evaluation`.
     """
     replicated = NamedSharding(program.mesh, PartitionSpec())
     num_segments = len(schedule_segments(program.config, program.phases))
@@ -202,8 +205,8 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
         jax.ShapeDtypeStruct((num_segments,), jnp.float32, sharding=replicated))
     steps: dict[str, Call] = {'train': (program.train_step, (program.state, numbers)),
                               'evaluation': (program.eval_step, (program.state.params,))}
-    return {name: (steps[name][0], (*steps[name][1], batch))
-            for name, batch in program.task.batch_shapes(phase, program.mesh).items()}
+    shapes = program.task.batch_shapes(program.objective.config, phase, program.mesh)
+    return {name: (steps[name][0], (*steps[name][1], batch)) for name, batch in shapes.items()}
 
 
 def check_memory(
@@ -227,17 +230,31 @@ def check_memory(
         for name in [name for name in names if name in calls]:
             jitted, arguments = calls[name]
             needed = sum(compile_step(jitted, *arguments)[1])
-            remedy = ('raise config.train.accumulation_steps, lower the batch size or set '
-                      "config.model.remat='full'")
             if name == 'evaluation':  # the optimizer's state stays in memory
                 needed += device_bytes(program.state.opt_state)
-                remedy = 'lower config.train.eval_batch_size'
             if needed > limit:
+                remedy = 'lower config.train.eval_batch_size' if name == 'evaluation' else (
+                    _parts_that_fit(program, phase, needed, limit) + "config.model.remat='full'")
                 raise InputError(
                     f"phase {number + 1} (length {phase['max_seq_length']}, batch "
                     f"{phase['batch_size']}): {name} needs {needed / 1e9:.1f} GB a device, of "
-                    f'which there are {limit / 1e9:.1f}: {remedy}; bert_jax.tools.preflight '
-                    'measures such changes without the devices')
+                    f'which there are {limit / 1e9:.1f}: {remedy}' + (
+                        '; bert_jax.tools.preflight measures such changes without the devices'
+                    ) * ('evaluation' in calls))
+
+
+def _parts_that_fit(program: Program, phase: dict[str, Any], needed: int, limit: int) -> str:
+    """Tells into how many parts a batch has to be split to fit, as far as that helps."""
+    rows, now = phase['packed_rows'] or phase['batch_size'], program.config.train.accumulation_steps
+    shards = Layout(program.mesh).batch_shards
+    fixed = device_bytes(program.state) + device_bytes(program.state.params)  # with the gradients
+    for parts in range(now + 1, rows // shards + 1):
+        about = fixed + (needed - fixed) * now / parts
+        if rows % (shards * parts) == 0 and about <= limit:
+            batch = phase['batch_size'] * now // parts
+            return (f'config.train.accumulation_steps={parts} needs about {about / 1e9:.1f} and '
+                    f'gives the same result; or take a batch of {batch}, or set ')
+    return 'no config.train.accumulation_steps is enough: take a smaller model, or try '
 
 
 def schedule_segments(

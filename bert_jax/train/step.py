@@ -5,7 +5,7 @@
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.heads.base import Batch, Head, Params, Sums
 from bert_jax.model.dropout import dropout_rows
-from bert_jax.model.layers import Names, Parameter, declared_parameters
+from bert_jax.model.layers import Names, Parameter, declared_parameters, path_names
 from bert_jax.runtime.errors import Diverged
 from bert_jax.train.optimizers import Schedule
 from bert_jax.train.sharding import BATCH_AXES, UPDATE_AXES, Layout, tree_shardings
@@ -253,6 +253,7 @@ def make_train_step(
     mesh: Mesh,
     *,
     clip_norm: float,
+    frozen: Collection[Names] = (),
     accumulation_steps: int = 1,
 ) -> Callable[[TrainState, Numbers, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """The jitted (state, numbers, batch) -> (state, metrics); the state is donated.
@@ -265,6 +266,7 @@ def make_train_step(
       abstract: shapes and shardings of the state.
       mesh: where it runs.
       clip_norm: greatest global norm of the gradient of the global batch; 0: not clipped.
+      frozen: parameters that are not trained, and no part of that norm.
       accumulation_steps: parts that a batch is computed in; the result does not change.
     """
     layout = Layout(mesh)
@@ -281,6 +283,8 @@ def make_train_step(
             objective, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps,
             mesh, kept.params,
         )
+        grads = jax.tree_util.tree_map_with_path(
+            lambda path, g: jnp.zeros_like(g) if path_names(path) in frozen else g, grads)
         norm = optax.tree.norm(grads)
         if clip_norm:
             scale = clip_norm / jnp.maximum(norm, clip_norm)

@@ -25,7 +25,7 @@ _FREE_TO_CHANGE = (
     'vocabulary', 'identity.vocabulary', 'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'inference.')
 # A change of these is another run. Pre-training may resume with another rate; a downstream run,
 # which is short and compared with others, may not.
-_OF_ANY_RUN = ('task', 'model.')
+_OF_ANY_RUN = ('task', 'model.', 'debug')
 _OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
 # Model fields that change how it is computed, not what.
 _OF_THE_COMPUTATION = tuple(f'model.{name}' for name in COMPUTATION)
@@ -93,7 +93,7 @@ def check_resumable(
     if not saved or not (workdir / 'config.json').exists():
         return
     newest = max(int(path.name) for path in saved)
-    old, new = read_run_fields(workdir), flat_fields(resolved)
+    old, new = map(_each_phase, (read_run_fields(workdir), flat_fields(resolved)))
     fixed = _OF_ANY_RUN + (_OF_A_DOWNSTREAM_RUN if comparable else ())
     for name in sorted(old.keys() | new.keys()):
         before: Any = old.get(name, _DEFAULTS.get(name))
@@ -130,6 +130,11 @@ def check_resumable(
                 print(f'warning: the run started from step {before:,} of init_checkpoint, which '
                       f'is at {now or 0:,} now: to start from that, give another --workdir')
                 resolved[name] = before
+        elif name == 'init_saved':
+            if before is not None and old.get('init_step') == new.get('init_step'):
+                print('warning: init_checkpoint was made anew after this run started from it: to '
+                      'start from what it is now, give another --workdir')
+                resolved[name] = before
         elif name in old:
             print(f'note: {name} was {before!r} in this run so far, now {now!r}' + (
                 f'; warning: the learning rate goes on from step {newest:,} of the new schedule: '
@@ -140,6 +145,12 @@ def check_resumable(
             raise InputError(
                 f'{workdir} holds a run with another vocabulary than {vocab_path}: give another '
                 '--workdir' + (f', or --config.data.vocab_file={kept}' if kept else ''))
+
+
+def _each_phase(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with those of each phase, counted from 1, in place of their list."""
+    numbered = {str(i): phase for i, phase in enumerate(fields.pop('phases', ()), 1)}
+    return fields | flat_fields({'phases': numbered})
 
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.files import as_path
 from bert_jax.tasks.opening import OPENERS
 from bert_jax.tasks.squad import NEVER_ANSWER
-from bert_jax.train import experiment
+from bert_jax.train import experiment, program
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import write_run
 from tests.conftest import ROOT
@@ -115,6 +115,28 @@ def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(cola, tmp_
     assert 'resuming at step' in said and 'note:' not in said
     assert resumed == whole
     assert f"step {whole['step']:,}" in load_weights(folder / 'whole').source
+
+
+def test_a_debug_run_is_three_steps_and_a_part_of_the_evaluation(pretrained, tmp_path):
+    write_cola(tmp_path / 'glue', dev=2000)
+    shutil.copytree(pretrained, tmp_path / 'start')
+    args = ('glue.py:cola', f'--config.init_checkpoint={tmp_path}/start', *SHORT,
+            f'--config.data.source={tmp_path}/glue', '--config.debug=True',
+            '--config.optimizer.frozen=embeddings|layer_0/')
+    with (mock.patch.object(program, 'device_memory', lambda *_: 10**5),
+          pytest.raises(InputError, match=r'batch 8\): train .*accumulation_steps is enough')):
+        run(*args, workdir=tmp_path / 'run')
+    result, _ = run(*args, workdir=tmp_path / 'run')
+    assert result['step'] == 3
+    examples = (tmp_path / 'run' / 'dev_examples.csv').read_text().splitlines()[1:]
+    assert 100 < sum(not line.endswith(',0.5,0.5') for line in examples) < 1900
+    start, end = (load_weights(folder).params for folder in (pretrained, tmp_path / 'run'))
+    for name in end.keys() & start.keys():
+        stays = 'embeddings' in name or 'layer_0/' in name
+        assert (start[name] == end[name]).all() == stays, name
+    (tmp_path / 'start' / 'checkpoints' / '2').rename(tmp_path / 'start' / 'checkpoints' / '7')
+    _, said = run(*args, workdir=tmp_path / 'run')
+    assert 'step 2 of init_checkpoint, which is at 7 now' in said
 
 
 def test_weights_of_another_program_are_scored_whole_or_not_at_all(

@@ -218,6 +218,12 @@ def test_a_label_met_in_evaluation_alone_is_an_error_that_stops_nothing(tmp_path
     assert scores == {'accuracy': 0, 'micro_f1': 2 / 4, 'macro_f1': 1 / 4}
 
 
+def test_scores_that_are_taken_for_names_of_classes_are_warned_of(tmp_path, capsys):
+    source = put(tmp_path, 'own.csv', 'text,label\nthe leader,0.5\njohn,1.25\nsmith,3.0\n')
+    opened('classification', source, tmp_path, eval_source=True)
+    assert 'configs/regression.py predicts numbers' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('label, none', [
     (['a', 'b'], []), ('a,b', ''), ('["a", "b"]', None), ('["a", "b"]', '')])
 def test_several_labels_an_example(label, none, tmp_path):
@@ -334,6 +340,7 @@ def test_a_tag_met_in_evaluation_alone_is_an_error(tmp_path, capsys):
     size = len(task.evaluated[0].units.sequences.ids)
     scores, _ = task.evaluated[0].results({'logits': np.tile([[1.0, 0.0]], (size, 1))})
     assert task.labels == ('0', '1') and scores['accuracy'] == 0.5
+    assert scores['loss'] == pytest.approx(np.log1p(np.exp(-1)))  # of the known tag
     assert '7 occur only in evaluation' in capsys.readouterr().out
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import optax
 import pytest
 
 from bert_jax.data.pairs import joined
@@ -17,6 +18,7 @@ from bert_jax.tasks.squad import (
     predict_answers,
     prediction_files,
     read_squad,
+    span_loss,
     squad_windows,
     v1_scores,
     v2_scores,
@@ -189,6 +191,19 @@ def test_answers_are_tightened_to_their_pieces(context, answer, pieces):
         for row, start, end in zip(rows(windows), windows.start_positions, windows.end_positions)
         if start}
     assert found == ({pieces} if pieces else set())
+
+
+def test_the_loss_of_windows_is_that_of_their_answers(write):
+    gold = [{'text': 'gone', 'answer_start': 0}, {'text': 'Antwerp', 'answer_start': 54}]
+    content = squad([question('a', answers=gold), question('b', None)])
+    windows = make_windows(read(write(content), 'v2', training=False), max_length=20, doc_stride=5)
+    assert 0 < (windows.start_positions > 0).sum() < len(windows)
+    logits = np.random.default_rng(0).normal(size=(2, len(windows.sequences.ids)))
+    offsets = windows.sequences.offsets
+    expected = [optax.softmax_cross_entropy_with_integer_labels(x[begin:end], position)
+                for x, at in zip(logits, (windows.start_positions, windows.end_positions))
+                for begin, end, position in zip(offsets, offsets[1:], at)]
+    assert span_loss(windows, *logits) == pytest.approx(np.mean(expected), rel=1e-6)
 
 
 def test_a_long_window_outweighs_a_short_one():

@@ -150,9 +150,11 @@ def toy_run(batches=(0, 1, 2), **options):
     return jax.device_get(state), all_metrics
 
 
+@pytest.mark.parametrize('frozen', [(), {('dense', 'bias')}])
 @pytest.mark.parametrize('clip_norm', [0.0, 0.5, 1e6])
-def test_the_global_norm_is_clipped_and_reported_before_it(clip_norm):
-    state, metrics = toy_run([0], optimizer=optax.sgd(1.0), clip_norm=clip_norm)
+def test_the_global_norm_is_of_what_is_trained_and_clipped(clip_norm, frozen):
+    state, metrics = toy_run([0], optimizer=optax.sgd(1.0), clip_norm=clip_norm, frozen=frozen)
+    assert bool(frozen) != state.params['dense']['bias'].any()
     step = jax.tree.map(np.subtract, toy_run([])[0].params, state.params)
     length = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(step)))
     norm = metrics[0]['grad_norm']

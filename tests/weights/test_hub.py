@@ -19,6 +19,7 @@ from run_model import RECORDED, assert_same
 from bert_jax.runtime.errors import InputError
 from bert_jax.weights import load_weights
 from tests.conftest import ROOT
+from tests.tasks.test_opening import parquet
 
 pytest.importorskip('huggingface_hub', reason='the extra [hub] is not installed')
 
@@ -119,11 +120,11 @@ def hub(tmp_path_factory):
     server.shutdown()
 
 
-def ask(hub, *names, **environment):
-    """The folder, the files or the fault of each name, of one program."""
+def ask(hub, *names, program=None, **environment):
+    """The folder, the files or the fault of each name; or what the program prints."""
     process = subprocess.run(
-        [sys.executable, '-c', ASK, *names], cwd=ROOT, env=os.environ | hub | environment,
-        capture_output=True, text=True, timeout=120, check=True)
+        [sys.executable, '-c', program or ASK, *names], cwd=ROOT, capture_output=True,
+        env=os.environ | hub | environment, text=True, timeout=120, check=True)
     return list(map(json.loads, process.stdout.splitlines()))
 
 
@@ -186,6 +187,23 @@ def test_what_is_wrong_is_one_line(hub):
         assert words in found and '\n' not in found
     with pytest.raises(InputError, match='of the Hugging Face hub: hf:ORG/bert-base-uncased'):
         load_weights('bert-base-uncased')
+
+
+GLUE = """
+import json
+from bert_jax.tasks.glue import read_glue
+x = read_glue('mnli', 'hf:datasets/nyu-mll/glue', 'dev_matched')
+print(json.dumps([x.texts, x.labels.tolist(), x.ids]))
+"""
+
+
+def test_glue_has_the_hub_s_columns_labels_and_ids(hub, tmp_path):
+    file = parquet(tmp_path / 'x', premise=['A', 'B', 'C'], hypothesis=['D', 'E', 'F'],
+                   label=[0, 1, 2], idx=[7, 8, 9])  # entailment, neutral, contradiction
+    Hub.repositories['datasets/nyu-mll/glue'] = {
+        'mnli/validation_matched-00000-of-00001.parquet': Path(file).read_bytes()}
+    assert ask(hub, program=GLUE) == [
+        [[['A', 'B', 'C'], ['D', 'E', 'F']], [1, 2, 0], ['7', '8', '9']]]
 
 
 def convert(hub, source, target, **environment):
