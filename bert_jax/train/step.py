@@ -36,7 +36,8 @@ class TrainState:
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
 EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
 
-_LANES = 128  # columns of a tile, in which a TPU lays out the last two dims of an array
+# Columns and rows of a tile of bfloat16, in which a TPU lays out the last two dims of an array.
+_LANES, _SUBLANES = 128, 16
 
 
 class Numbers(NamedTuple):
@@ -144,11 +145,12 @@ def _gradients(
         kept = x.shape[-1] % _LANES == 0 or mesh.shape['tensor'] > 1
         return x if kept else x.reshape(len(x), -1)
 
-    # One axis at a time. Over two axes of a torus at once TPUs would reduce whole arrays, and their
-    # tiles would not fit the smaller pieces, which they then gather as a sum of padded arrays.
+    # One axis at a time: over two axes of a torus at once, TPUs would reduce whole arrays. Pieces
+    # that are no whole tiles are gathered in a dim of their own, or they would be summed, padded.
     def gather(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         for axis, dim in reversed(splits(sharding)):
-            whole = jax.lax.all_gather(flat(x) if dim == 0 else x, axis, axis=dim)
+            whole = jax.lax.all_gather(
+                flat(x) if dim == 0 else x, axis, axis=dim, tiled=x.shape[dim] % _SUBLANES == 0)
             x = whole.reshape(*x.shape[:dim], -1, *x.shape[dim + 1:])
         return x
 
