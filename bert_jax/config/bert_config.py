@@ -172,5 +172,4 @@ class BertConfig:
 
 OPTIONS: tuple[Option, ...] = tuple(
     Option(f.name, None if f.default is dataclasses.MISSING else f.default, **f.metadata)
-    for f in dataclasses.fields(BertConfig)
-)
+    for f in dataclasses.fields(BertConfig))

@@ -1,7 +1,5 @@
 """The phases of a run, and durations given in steps, epochs, examples or percent."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -112,8 +112,7 @@ def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
         functools.partial(_read_file, format_name, column),
         functools.partial(_digest_of_files, format_name, column, found),
         f'{len(sizes)} files of {sum(sizes):,} bytes, {name_of([format_name, sizes])}',
-        takes_all_cores=is_dump,
-    )
+        takes_all_cores=is_dump)
 
 
 def _digest_of_files(format_name: str, column: str, found: Sequence[Found]) -> str:

@@ -97,8 +97,7 @@ def mask_rows(
     random_ids = below(hash64(draws, _RANDOM_PIECE), len(vocab.is_continuation)).astype(np.int32)
     replacement = np.where(
         share < rates.mask_rate, np.int32(vocab.mask_id),
-        np.where(share < rates.mask_rate + rates.random_rate, random_ids, labels),
-    )
+        np.where(share < rates.mask_rate + rates.random_rate, random_ids, labels))
     input_ids[np.nonzero(used)[0], positions[used]] = replacement[used]
     return {'masked_lm_positions': positions.astype(np.int32), 'masked_lm_ids': labels,
             'masked_lm_weights': used.astype(np.float32)}

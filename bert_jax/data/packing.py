@@ -204,8 +204,7 @@ def _few_values(needed: np.ndarray) -> np.ndarray:
             min([plans[i], *(
                 (plans[j][0] + value * (before[i + 1] - before[j + 1]), (*plans[j][1], value))
                 for j in range(i))], key=lambda plan: plan[0])
-            for i, value in enumerate(values)
-        ]
+            for i, value in enumerate(values)]
         if plans[-1][0] > best[0] * (1 - _SHAPE_GAIN):
             break
         best = plans[-1]
@@ -414,8 +413,7 @@ class PackedExamples:
         sequences = Sequences(
             pairs['input_ids'][real], np.concatenate([[0], np.cumsum(real.sum(axis=1))]),
             (real & (pairs['segment_ids'] == 0)).sum(axis=1))
-        units = Units(
-            sequences, labels={'next_sentence_labels': pairs['next_sentence_labels']})
+        units = Units(sequences, labels={'next_sentence_labels': pairs['next_sentence_labels']})
         plan = Plan(
             np.arange(len(units))[None], np.searchsorted(row_ids, row_of[wanted])[None],
             self._length, np.array([len(row_ids)]), self._pairs_a_row, len(sequences.ids))

@@ -34,8 +34,7 @@ def below(hashes: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
     """Int64 in [0, bound), bound below 2**32, from uint64 hashes (bias under 2**-32)."""
     with np.errstate(over='ignore'):
         return (((hashes >> _U64(32)) * np.asarray(bound).astype(_U64)) >> _U64(32)).astype(
-            np.int64
-        )
+            np.int64)
 
 
 def hash32_rows(row_keys: np.ndarray, width: int) -> np.ndarray:

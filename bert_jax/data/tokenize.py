@@ -37,8 +37,7 @@ with without('tensorflow_text.python.keras', empty=True):  # layers: all of Kera
 _MAX_BYTES_PER_CHAR = 9
 _HAS_LONG_RUN = (
     rf"(?s).*[0-9A-Za-z\x80-\x{{4DFF}}\x{{A000}}-\x{{10FFFF}}]"
-    rf"{{{MAX_CHARS_PER_WORD // _MAX_BYTES_PER_CHAR},}}.*"
-)
+    rf"{{{MAX_CHARS_PER_WORD // _MAX_BYTES_PER_CHAR},}}.*")
 
 # A terminator with its closing quotes or brackets, white space, and what may begin a sentence.
 # The classes are chosen so that RE2 can use its one-pass engine (twice as fast): an optional
@@ -47,8 +46,7 @@ _HAS_LONG_RUN = (
 _CLOSERS = r"""["'”’»)\]]*"""
 _SENTENCE_END = (
     rf"([.!?]{_CLOSERS})\s+([\"'(\[]?[\p{{Lu}}\d“‘«])"
-    r"|([。！？][”’」』）】》]*)"
-)
+    r"|([。！？][”’」』）】》]*)")
 
 
 def split_sentences(texts: tf.Tensor) -> tf.RaggedTensor:

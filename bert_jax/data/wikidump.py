@@ -38,8 +38,7 @@ _EXTENSIONS = (
 _FIRST = re.compile(
     r'<!--.*?(?:-->|\Z)|<nowiki\s*/>|<nowiki\s*>(?P<literal>.*?)</nowiki\s*>'
     r'|<(?P<tag>{})(?:\s[^<>]*)?(?:/>|(?<!/)>.*?</(?P=tag)\s*>)'.format('|'.join(_EXTENSIONS)),
-    re.DOTALL | re.IGNORECASE,
-)
+    re.DOTALL | re.IGNORECASE)
 _TEMPLATE = re.compile(r'\{\{\{[^{}]*\}\}\}|\{\{[^{}]*\}\}')
 _MAX_TEMPLATE_DEPTH = 40  # MediaWiki's own bound
 
@@ -50,8 +49,7 @@ _BLOCK_TAGS = {'div', 'p', 'blockquote', 'center', 'poem', 'section', 'hr'} | _D
 _LANGUAGE = re.compile(r'(?!voy:|wmf:|doi:)(?:[a-z]{2,3}(?:-[a-z-]+)?|simple):')
 # What is left of markup that was not closed, and styles, which the parser need not look at.
 _STRAY = re.compile(
-    r"'{2,}|\[\[+|\]\]+|\{\{+|\}\}+|\{\|[^\n]*|\|\}|</?[a-zA-Z][^<>\n]{0,300}>|__[A-Z]{3,}__"
-)
+    r"'{2,}|\[\[+|\]\]+|\{\{+|\}\}+|\{\|[^\n]*|\|\}|</?[a-zA-Z][^<>\n]{0,300}>|__[A-Z]{3,}__")
 _GONE = '\x03'  # stands where something was taken out: <math>x</math>: is not the list that : is
 _LIST = '\x02'  # stands where the mark of a list's item stood
 _STRAY_LINE = (_LIST, '|', '!')  # rows of a table that was not closed

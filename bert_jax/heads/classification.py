@@ -8,8 +8,6 @@ section 5.1, a `causal` encoder pools the last token, which alone attends to all
     C: choices an example, W: windows, n: texts
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -57,8 +57,7 @@ def attend(
             rate=config.attention_dropout, mesh=config.layout.mesh)
     bias_3xNxD = bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
     # Added to each part: the gradient of a sum's parts would be padded to all three and added up.
-    q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = (
-        qkv_BxSx3xNxD[:, :, i] + bias_3xNxD[i] for i in range(3))
+    q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = (qkv_BxSx3xNxD[:, :, i] + bias_3xNxD[i] for i in range(3))
     if name == 'cudnn':
         return jax.nn.dot_product_attention(
             q_BxQxNxD, k_BxKxNxD, v_BxKxNxD, implementation='cudnn',
@@ -140,8 +139,7 @@ def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
     """
     one_hot_BxPxS = jax.nn.one_hot(positions_BxP, x_BxSxF.shape[1], dtype=x_BxSxF.dtype)
     return jnp.einsum(
-        'BPS,BS...->BP...', one_hot_BxPxS, x_BxSxF, precision=jax.lax.Precision.HIGHEST
-    )
+        'BPS,BS...->BP...', one_hot_BxPxS, x_BxSxF, precision=jax.lax.Precision.HIGHEST)
 
 
 class SelfAttention(nn.Module):
@@ -154,12 +152,8 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x_BxSxH: jax.Array,
-        segments_BxS: jax.Array,
-        rows_Bx2: jax.Array | None,
-        layer: jax.Array | int,
-        wanted_BxP: jax.Array | None = None,
+        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
+        layer: jax.Array | int, wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
         c = self.config
         qkv, bias = Dense(

@@ -24,8 +24,6 @@ can be checked without the other.
     M: marks of a token (its segment; its place for dropout), P: pairs of heads, G: groups of rows
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -90,10 +88,8 @@ def kernel_attention(
         attend = jax.shard_map(
             attend, mesh=jax.sharding.get_abstract_mesh() if taken else mesh,
             in_specs=(
-                Spec(batch, None, None, heads), Spec(None, heads), Spec(batch), Spec(batch, heads)
-            ),
-            out_specs=Spec(batch, None, heads), axis_names=set(axes), check_vma=False,
-        )
+                Spec(batch, None, None, heads), Spec(None, heads), Spec(batch), Spec(batch, heads)),
+            out_specs=Spec(batch, None, heads), axis_names=set(axes), check_vma=False)
     return attend(qkv_BxSx3xNxD, bias_3xNxD, jnp.stack(marks, axis=1), lines_BxNxS)
 
 
@@ -421,8 +417,7 @@ def _units(shape: tuple[int, ...]) -> list[_Unit]:
     return [
         _Unit(row, pair, slice(start, start + step), head)
         for row in range(rows) for pair in range(lanes // LANES)
-        for start in range(0, length, step) for head in range(2)
-    ]
+        for start in range(0, length, step) for head in range(2)]
 
 
 def _overlap(units: Sequence[_Unit], stages: Sequence[Callable[..., Any]]) -> None:

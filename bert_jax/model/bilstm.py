@@ -29,8 +29,7 @@ def _scan(x_TxDxBxGxU: jax.Array, kernel_DxUxGxU: jax.Array, keep_TxDxB: jax.Arr
         c_DxBxU = c_DxBxU * keep_DxB[..., None]
         sums_DxBxGxU = x_DxBxGxU + jnp.einsum(
             'DBV,DVGU->DBGU', h_DxBxU.astype(kernel_DxUxGxU.dtype), kernel_DxUxGxU,
-            preferred_element_type=jnp.float32,
-        )
+            preferred_element_type=jnp.float32)
         i, f, g, o = (sums_DxBxGxU[:, :, k] for k in range(4))
         i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
         c_DxBxU = f * c_DxBxU + i * g
@@ -81,8 +80,7 @@ def _backward(residuals: Any, grad_TxDxBxU: jax.Array) -> Any:
         ], axis=2)
         dh = jnp.einsum(
             'DBGU,DGUV->DBV', sums_DxBxGxU.astype(turned_DxGxUxV.dtype), turned_DxGxUxV,
-            preferred_element_type=jnp.float32,
-        )
+            preferred_element_type=jnp.float32)
         return (dh * keep[..., None], dc * f * keep[..., None]), sums_DxBxGxU
 
     zeros = jnp.zeros_like(h_TxDxBxU[0])
@@ -91,8 +89,7 @@ def _backward(residuals: Any, grad_TxDxBxU: jax.Array) -> Any:
     dtype = kernel_DxUxGxU.dtype
     kernel_grad = jnp.einsum(
         'TDBV,TDBGU->DVGU', before(h_TxDxBxU).astype(dtype), sums_TxDxBxGxU.astype(dtype),
-        preferred_element_type=jnp.float32,
-    )
+        preferred_element_type=jnp.float32)
     return sums_TxDxBxGxU, kernel_grad.astype(dtype), None
 
 

@@ -11,8 +11,6 @@ elements, and the corners of rectangles, independent.
     B: batch rows
 """
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -111,8 +109,7 @@ def dropout(
     *others, lines, columns = (1,) * (3 - x.ndim) + x.shape[1:]
     sizes = (columns, lines, math.prod(others))
     # A barrier: fused with `x`, the indices would be hashed again for each element.
-    column, line, other = lax.optimization_barrier(
-        places(rows_Bx2, sizes, site, layer, lines_BxL))
+    column, line, other = lax.optimization_barrier(places(rows_Bx2, sizes, site, layer, lines_BxL))
     other = other.reshape(-1, *others, 1, 1)
     line = line.reshape(-1, *(1 for _ in others), lines, 1)
     column = column.reshape(-1, *(1 for _ in others), 1, columns)

@@ -289,8 +289,7 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
             result = {'vector': values[0]} if args.pool else {'features': [
                 {'token': token, 'layers': [
                     {'index': layer, 'values': x} for layer, x in zip(layers, states, strict=True)]}
-                for token, states in zip(result['tokens'], values, strict=True)
-            ]}
+                for token, states in zip(result['tokens'], values, strict=True)]}
         yield {'linex_index': number} | result
 
 

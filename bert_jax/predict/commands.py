@@ -63,8 +63,7 @@ def _masked(model: LoadedModel, text: str, ids: list[int], places: Iterable[int]
 
 def _masked_units(model: LoadedModel, texts: list[_Masked]) -> tuple[None, Units]:
     ids, places, targets = zip(*itertools.chain(*(masked for _, masked in texts)), strict=True)
-    sequences = make_sequences(
-        joined(ids), None, max_length=model.max_length, **model.vocab.ends)
+    sequences = make_sequences(joined(ids), None, max_length=model.max_length, **model.vocab.ends)
     return None, Units(sequences, labels={'targets': np.array(targets, np.int32)},
                        positions={'masked_positions': 1 + np.array(places)})
 
@@ -110,8 +109,7 @@ def fill_mask(model: LoadedModel, texts: Iterable[Text], top_k: int = 5) -> Iter
                 predictions.append([
                     {'token': _name(vocab, i), 'id': i, 'probability': probability,
                      'sequence': _with_token(text, number, vocab, i)}
-                    for probability, i in zip(probabilities, ids, strict=True)
-                ])
+                    for probability, i in zip(probabilities, ids, strict=True)])
             yield {'text': text,
                    'predictions': predictions if len(predictions) > 1 else predictions[0]}
 
@@ -278,8 +276,7 @@ def classify(
         for (parts, _), result in zip(texts, head.described(logits, labels), strict=True):
             yield shown(parts) | result
 
-    return _stream_texts(
-        model, texts, model.objective.outputs, results, how=model.windows(windows))
+    return _stream_texts(model, texts, model.objective.outputs, results, how=model.windows(windows))
 
 
 def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:

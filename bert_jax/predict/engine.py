@@ -196,8 +196,7 @@ class Engine:
         self._used[function].add(shape)
         plan = plan_once(
             lengths, rows_n, row_length=shape.row_length, rows_a_step=shape.rows,
-            units_a_row=shape.units_a_row,
-        )
+            units_a_row=shape.units_a_row)
         return dataclasses.replace(plan, units=plan.units[: self._max_steps])
 
 

@@ -252,8 +252,7 @@ class LoadedModel:
         return [
             command for command, (heads, part, _) in _NEEDS.items()
             if self.weights.head in heads and self.weights.has(part)
-            and (plain or command not in _PLAIN_ONLY)
-        ]
+            and (plain or command not in _PLAIN_ONLY)]
 
     def need(self, command: str) -> None:
         """Refuses a command that the model has no head for, with an InputError."""

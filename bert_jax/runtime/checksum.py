@@ -44,8 +44,7 @@ def check_digest(written: Mapping[str, Any], where: object) -> dict[str, Any]:
     if expected not in (None, with_digest(fields)[DIGEST]):
         raise InputError(
             f'{where} is not what was written (its "{DIGEST}" is of another content): put it back '
-            f'as it was, or remove its line "{DIGEST}" if it was changed on purpose'
-        )
+            f'as it was, or remove its line "{DIGEST}" if it was changed on purpose')
     return fields
 
 

@@ -55,8 +55,7 @@ class SyntheticData:
         return SyntheticExamples(self.vocab_size, *lengths, seed=self._seed)
 
     def held_out(self, *lengths: int, **_: Any) -> Examples:
-        return SyntheticExamples(
-            self.vocab_size, *lengths, num_examples=256, seed=self._seed + 1)
+        return SyntheticExamples(self.vocab_size, *lengths, num_examples=256, seed=self._seed + 1)
 
     def identity(self) -> dict[str, str]:
         return {}
@@ -115,14 +114,12 @@ class TextData:
         self.vocab_size = len(self._tokenizer.vocab)
         self._records = {
             spec: RecordFiles.open(spec.removeprefix('tfrecord:'), self.places.local)
-            for spec in records
-        }
+            for spec in records}
         self.masks_held_out = d.eval_source not in self._records
         self.stores: dict[str, TokenStore] = {}
         for spec, text in texts.items():
             store = self.stores[spec] = sharing.share_store(text, self._tokenizer, self.places)
-            check_known(
-                store.tokens[:_LOOKED_AT], self._tokenizer.vocab, spec, self.vocab_path)
+            check_known(store.tokens[:_LOOKED_AT], self._tokenizer.vocab, spec, self.vocab_path)
         if d.mix_power:
             self._sources = [(spec, weight * self._num_tokens(spec) ** d.mix_power)
                              for spec, weight in self._sources]

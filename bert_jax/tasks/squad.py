@@ -366,8 +366,7 @@ def _paragraphs(contexts: Sequence[str], encode: Encode) -> Paragraphs:
     return Paragraphs(
         ids=ids[ranges((np.cumsum(counts) - counts)[distinct], word_counts)],
         offsets=word_tokens[word_offsets], word_tokens=word_tokens, word_offsets=word_offsets,
-        word_spans=np.concatenate(spans),
-    )
+        word_spans=np.concatenate(spans))
 
 
 def _answer_tokens(
@@ -482,8 +481,7 @@ def predict_answers(
     """
     surfaces = [
         token.removeprefix(CONTINUATION) if continues else f' {token}'
-        for token, continues in zip(vocab.tokens, vocab.is_continuation.tolist())
-    ]
+        for token, continues in zip(vocab.tokens, vocab.is_continuation.tolist())]
     offsets, p = windows.sequences.offsets, windows.paragraphs
 
     def place(context: str, window: int, start: int, end: int) -> Place:

@@ -322,8 +322,7 @@ def word_windows(
     ids_P, counts_W = encode([word for text in texts for word in text])
     counts_W = np.asarray(counts_W, np.int64)
     empty = np.flatnonzero(counts_W == 0)
-    ids_P = np.insert(
-        np.asarray(ids_P, np.int32), (np.cumsum(counts_W) - counts_W)[empty], unk_id)
+    ids_P = np.insert(np.asarray(ids_P, np.int32), (np.cumsum(counts_W) - counts_W)[empty], unk_id)
     counts_W[empty] = 1
     # Where each word's pieces begin; texts in pieces.
     first_W = np.cumsum(counts_W) - counts_W
@@ -338,8 +337,7 @@ def word_windows(
     before = np.cumsum(counts) - counts
     piece_T = np.arange(int(counts.sum())) - np.repeat(before - starts, counts)
     sequences = make_sequences(
-        (ids_P[piece_T], counts), None, max_length=max_length, cls_id=cls_id, sep_id=sep_id
-    )
+        (ids_P[piece_T], counts), None, max_length=max_length, cls_id=cls_id, sep_id=sep_id)
     # Each word's one place among the tokens, behind the [CLS] of its window.
     word_T = np.full(len(sequences.ids), -1, np.int32)
     word_T[sequences.offsets[window_W] + 1 + first_W - starts[window_W]] = np.arange(len(first_W))

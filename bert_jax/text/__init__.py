@@ -101,5 +101,4 @@ def check_known(
         raise InputError(
             f"{text}: {100 * unknown:.1f} % of its pieces are [UNK] in {vocab_file}, so there is "
             "nothing to learn from: set config.data.vocab_file to a vocabulary of its language "
-            "(and config.data.lowercase as it was made)"
-        )
+            "(and config.data.lowercase as it was made)")

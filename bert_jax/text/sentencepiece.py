@@ -40,9 +40,7 @@ class SentencePieceTokenizer:
             pieces, specials=specials, source=source, is_continuation=[
                 not (piece.startswith(WORD_START) or piece in specials
                      or self._processor.IsControl(i) or self._processor.IsUnknown(i))
-                for i, piece in enumerate(pieces)
-            ],
-        )
+                for i, piece in enumerate(pieces)])
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -83,8 +83,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> l
     words = {
         word: count for word, count in counts.items()
         if 1 < len(word) <= wordpiece.MAX_CHARS_PER_WORD
-        and all(c in known and c != _SPACE_MARK and ord(c) < _FIRST_LETTERS for c in word)
-    }
+        and all(c in known and c != _SPACE_MARK and ord(c) < _FIRST_LETTERS for c in word)}
     words = {word: words[word] for word in _by_frequency(words)[:_MAX_TRAINED_WORDS]}
     room = vocab_size - len(tokens)
     pieces = _learn_pieces(words, int(room * _SURPLUS)) if room and words else []
@@ -167,15 +166,13 @@ def _learn_pieces(words: Mapping[str, int], num_pieces: int) -> list[str]:
         character_coverage=1.0, max_sentencepiece_length=_MAX_PIECE_CHARS,
         normalization_rule_name="identity", add_dummy_prefix=False,
         split_by_unicode_script=False, split_by_number=False,
-        unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2,
-    )
+        unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     learned = [processor.IdToPiece(i) for i in range(1, processor.GetPieceSize())]
     return [
         from_private[piece[0]] + piece[1:] if piece[0] in from_private else CONTINUATION + piece
         for piece in learned
-        if len(piece) > 1 and _SPACE_MARK not in piece
-    ]
+        if len(piece) > 1 and _SPACE_MARK not in piece]
 
 
 def _prune(

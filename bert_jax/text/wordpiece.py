@@ -28,8 +28,7 @@ MAX_CHARS_PER_WORD = 200
 # removes, joining the text on both sides: hence no plain `str.split` on raw text. (All of
 # category Zs is in the basic plane.)
 WHITESPACE = frozenset("\t\n\r\u2028\u2029") | {
-    chr(c) for c in range(0x10000) if unicodedata.category(chr(c)) == "Zs"
-}
+    chr(c) for c in range(0x10000) if unicodedata.category(chr(c)) == "Zs"}
 _WORD = re.compile(f"[^{re.escape(''.join(sorted(WHITESPACE)))}]+")
 
 # "CJK Unified Ideographs" and its extensions, as listed in the original: no kana, no Hangul.

@@ -73,8 +73,7 @@ def step(o: argparse.Namespace) -> Result:
         to_global(mesh, batch, o.batch_size, local)
         for batch in train_batches(
             task.data.training(o.seq, o.predictions), batch_size=o.batch_size, local=local,
-            first_step=0, num_steps=_NUM_BATCHES)
-    ]
+            first_step=0, num_steps=_NUM_BATCHES)]
     last: list[dict[str, Any]] = []  # metrics of the last step of each measurement
 
     def seconds(steps: int) -> float:
@@ -134,8 +133,7 @@ def table(results: Sequence[Result]) -> str:
     for result in results:
         for f in result['figures']:
             spread = f"{number(f['min'])} - {number(f['max'])}" if len(f['values']) > 1 else ''
-            lines.append(
-                [result['benchmark'], f['name'], number(f['median']), spread, f['unit']])
+            lines.append([result['benchmark'], f['name'], number(f['median']), spread, f['unit']])
     return grid(lines)
 
 

@@ -33,8 +33,7 @@ NUM_ROWS: Mapping[str, int] = {
 }
 # File -> its task.
 TASKS: Mapping[str, GlueTask] = {
-    file: task for task in GLUE_TASKS.values() for file in task.submissions.values()
-}
+    file: task for task in GLUE_TASKS.values() for file in task.submissions.values()}
 
 
 def find_predictions(folders: Sequence[str]) -> dict[str, str]:

@@ -165,8 +165,7 @@ COLUMNS = {name: Column(**fields) for name, fields in _DATA['columns'].items()}
 TABLES = {
     name: Table(name, **fields | {
         'rows': [Row(title, **row) for title, row in fields['rows'].items()]})
-    for name, fields in _DATA['tables'].items()
-}
+    for name, fields in _DATA['tables'].items()}
 _RATE = 'optimizer.learning_rate='
 # The grid of every task that has one, at the small scales. 3e-4 is the highest rate that
 # google-research/bert names for its miniatures. The smallest model's taggers do better at 1e-3, and
@@ -698,8 +697,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
         str(as_path(given.data)), given.pretrain, given.finetune,
         dict(text.split('=', 1) for text in given.weights),
         seeds=1 + tiny if given.seeds is None else given.seeds,
-        restarts=given.restarts or int(tiny), only=list(filter(None, given.columns.split(','))),
-    )
+        restarts=given.restarts or int(tiny), only=list(filter(None, given.columns.split(','))))
     if plan.seeds < 1 or plan.restarts < 0 or given.chips < 0:
         raise InputError(f'--seeds={plan.seeds} --restarts={plan.restarts} --chips={given.chips}: '
                          'at least 1, 0 and 0')

@@ -130,12 +130,10 @@ def _times(
         'cycles_per_sequence': cycles * chips / batch,
         'scopes': [
             {'scope': scope, 'pass': pass_, 'cycles_per_sequence': total * chips / batch}
-            for (scope, pass_), total in scopes.most_common()
-        ],
+            for (scope, pass_), total in scopes.most_common()],
         'without_estimate': [
             {'of': of, 'by': how, 'count': count, 'cycles': each}
-            for (of, how, each), count in unknown.items()
-        ],
+            for (of, how, each), count in unknown.items()],
         'collectives': collectives,
         'collective_bytes': sum(c['bytes'] for c in collectives),
         'seconds': seconds, 'step_seconds': step,

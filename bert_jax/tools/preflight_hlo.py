@@ -37,8 +37,7 @@ def open_topology(name: str) -> list[Any]:
         raise InputError(
             f'--topology={name!r}: a slice of {chip} has {dims} dims of at most {longest} chips')
     if importlib.util.find_spec('libtpu') is None:
-        raise InputError(
-            "libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax")
+        raise InputError("libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax")
     from jax.experimental import topologies
 
     options: dict[str, Any] = {'chip_config_name': 'megacore'} if chip in _MEGACORE else {}
@@ -182,8 +181,7 @@ class CompiledText:
         return [
             {'kind': kind, 'scope': scope, 'largest': largest, 'count': count, 'bytes': size}
             for (kind, scope, largest), (count, size) in
-            sorted(result.items(), key=lambda item: -item[1][1])
-        ]
+            sorted(result.items(), key=lambda item: -item[1][1])]
 
 
 # Name, result, opcode, operands, attributes. Layouts have brackets too: f32[8,8]{1,0:T(8,128)}.
@@ -207,8 +205,7 @@ def _parse(line: str, computation: str, times: int) -> Instruction | None:
 def _arrays(text: str) -> tuple[Array, ...]:
     return tuple(
         Array(dtype, tuple(int(d) for d in dims.split(',') if d))
-        for dtype, dims in re.findall(r'([a-z]+\d*[a-z\d]*)\[([\d,]*)\]', text)
-    )
+        for dtype, dims in re.findall(r'([a-z]+\d*[a-z\d]*)\[([\d,]*)\]', text))
 
 
 def _called(attributes: str) -> Iterator[tuple[str, str]]:
@@ -261,8 +258,7 @@ def attention_cycles(chip: str, rows: int, length: int, hidden: int, rate: float
         subprocess.run(
             [sys.executable, '-m', __name__, f'{chip}:{shape}',
              *map(str, (rows, length, hidden, rate))],
-            env=os.environ | {'LIBTPU_INIT_ARGS': dump}, check=True, capture_output=True,
-        )
+            env=os.environ | {'LIBTPU_INIT_ARGS': dump}, check=True, capture_output=True)
         result = {}
         for name, (groups, steps) in grids(rows, length, hidden).items():
             # Other files of the same ending are of earlier stages.

@@ -16,8 +16,6 @@ what those of the runs reached that started from it; the table says how rows are
 Exit status: 0 done, 2 bad input.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -357,8 +355,7 @@ def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> st
         sections='\n'.join(f'<section id="{name}">\n<h2>{title}</h2>\n{content}\n</section>'
                            for name, title, content in sections),
         # Without `<`, no string of the data can end its element.
-        data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'),
-    )
+        data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'))
 
 
 def _grid(heading: Sequence[str], rows: Iterable[Sequence[str]], caption: str = '') -> str:
@@ -514,8 +511,7 @@ def _made(run: RunRecords) -> tuple[str, str]:
         table = read_json(path, 'delete it, it is written again')
         if title := table.get('parts', {}).get(part.name):
             scale = f",{table['scale']}" * bool(table['source'])  # in the names of own rows
-            return title.removeprefix('pre-training ') + scale, command or (
-                f"python -m bert_jax.tools.paper {table['table']} --scale={table['scale']}")
+            return title.removeprefix('pre-training ') + scale, command
     return named[1].rpartition('/')[2] if named else '', command
 
 

@@ -83,8 +83,7 @@ def _broadcast(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
     spec = [
         tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ())
               if axis != replicas)
-        for axes in like.sharding.spec
-    ]
+        for axes in like.sharding.spec]
     # One slice a replica: the first holds the values, the others zeros. Their sum is the values.
     shape = (mesh.shape[replicas], *like.shape)
     sharding = NamedSharding(mesh, PartitionSpec(replicas, *spec))
@@ -93,8 +92,7 @@ def _broadcast(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
     zeros = np.zeros(sharding.shard_shape(shape), like.dtype)
     slices = [
         shards.pop(device)[None] if device in shards else jax.device_put(zeros, device)
-        for device in sharding.addressable_devices
-    ]
+        for device in sharding.addressable_devices]
     return jax.jit(_sum_of_bits, out_shardings=like.sharding)(
         jax.make_array_from_single_device_arrays(shape, sharding, slices))
 

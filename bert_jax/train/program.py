@@ -238,9 +238,9 @@ def check_memory(
                 raise InputError(
                     f"phase {number + 1} (length {phase['max_seq_length']}, batch "
                     f"{phase['batch_size']}): {name} needs {needed / 1e9:.1f} GB a device, of "
-                    f'which there are {limit / 1e9:.1f}: {remedy}' + (
-                        '; bert_jax.tools.preflight measures such changes without the devices'
-                    ) * ('evaluation' in calls))
+                    f'which there are {limit / 1e9:.1f}: {remedy}'
+                    + '; bert_jax.tools.preflight measures such changes without the devices' * (
+                        'evaluation' in calls))
 
 
 def _parts_that_fit(program: Program, phase: dict[str, Any], needed: int, limit: int) -> str:
@@ -285,13 +285,11 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig
     if m.vocab_size and m.vocab_size < vocab_size:
         raise InputError(
             f'config.model.vocab_size={m.vocab_size} is less than the vocabulary has '
-            f'({vocab_size}): leave it 0 to take its size'
-        )
+            f'({vocab_size}): leave it 0 to take its size')
     check_vocabulary(m.vocab_size or vocab_size, mesh.shape['tensor'])
     computation = {name: m[name] for name in COMPUTATION}
     computation['attention'] = settled(m.attention)
     if m.dtype == 'auto':
         computation['dtype'] = 'float32' if Layout(mesh).on_cpu else 'bfloat16'
     return ModelConfig(
-        **config_lib.model_fields(config, vocab_size), **computation, layout=Layout(mesh)
-    )
+        **config_lib.model_fields(config, vocab_size), **computation, layout=Layout(mesh))

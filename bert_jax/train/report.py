@@ -1,7 +1,5 @@
 """A run's records: metrics.jsonl, loggers, curves.png, goodput.json and profiles."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import errno

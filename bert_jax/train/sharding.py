@@ -208,8 +208,7 @@ def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> Pa
         return spec
     parts: list[tuple[str, ...]] = [
         (axes,) if isinstance(axes, str) else tuple(axes or ())
-        for axes in (*spec, *(None,) * (len(shape) - len(spec)))
-    ]
+        for axes in (*spec, *(None,) * (len(shape) - len(spec)))]
     for axis in _update_axes(mesh):
         for dim, size in enumerate(shape):
             whole = math.prod(mesh.shape[name] for name in (*parts[dim], axis))

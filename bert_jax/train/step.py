@@ -90,8 +90,7 @@ def abstract_state(
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         nn.meta.unbox(boxed),
-        tree_shardings(mesh, boxed),
-    )
+        tree_shardings(mesh, boxed))
 
 
 def make_init(
@@ -169,8 +168,7 @@ def _gradients(
     ) -> tuple[Any, jax.Array, Sums]:
         params = jax.tree.map(gather, params, shardings)
         grads, loss, sums = _in_parts(
-            objective, params, batch, rows_Bx2, totals, parts, Layout(mesh)
-        )
+            objective, params, batch, rows_Bx2, totals, parts, Layout(mesh))
         grads = jax.tree.map(reduce, grads, shardings)
         return grads, *jax.lax.psum((loss, sums), BATCH_AXES)
 
@@ -203,11 +201,8 @@ def _in_parts(
         return jax.tree.map(jnp.add, carry, (grads, loss, sums)), None
 
     first = jax.tree.map(lambda x: x[0], xs)
-    shapes = jax.eval_shape(value_and_grad, params, first[0], totals, first[1])
-    (loss_shape, sums_shape), grads_shape = shapes
-    zeros = jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype), (grads_shape, loss_shape, sums_shape)
-    )
+    (loss, sums), grads = jax.eval_shape(value_and_grad, params, first[0], totals, first[1])
+    zeros = jax.tree.map(jnp.zeros_like, (grads, loss, sums))
     (grads, loss, sums), _ = jax.lax.scan(add, zeros, xs)
     return grads, loss, sums
 
@@ -283,8 +278,7 @@ def make_train_step(
         rows_Bx2 = dropout_rows(numbers.seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
         grads, loss, sums = _gradients(
             objective, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps,
-            mesh, kept.params,
-        )
+            mesh, kept.params)
         grads = jax.tree_util.tree_map_with_path(
             lambda path, g: jnp.zeros_like(g) if path_names(path) in frozen else g, grads)
         norm = optax.tree.norm(grads)
@@ -294,8 +288,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = dict(sums) | {
-            'loss': loss, 'grad_norm': norm, 'learning_rate': schedule(state.step)
-        }
+            'loss': loss, 'grad_norm': norm, 'learning_rate': schedule(state.step)}
         return TrainState(state.step + 1, params, opt_state), metrics
 
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -324,9 +317,9 @@ def make_verify(
     def of_device(params: Params, own: tuple[Batch, jax.Array], totals: Sums) -> jax.Array:
         grads, loss, _ = _in_parts(
             objective, params, *own, totals, accumulation_steps, Layout(mesh))
-        bits = [jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+        sums = [jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32).sum()
                 for x in jax.tree.leaves((grads, loss))]
-        return jnp.stack([jnp.sum(x, dtype=jnp.uint32) for x in bits]).sum(dtype=jnp.uint32)[None]
+        return jnp.stack(sums).sum()[None]
 
     def checksums(state: TrainState, batch: Batch, moved_by: jax.Array) -> jax.Array:
         batch_size = next(iter(batch.values())).shape[0]

@@ -43,8 +43,7 @@ def random_store(num_documents, seed=0, most_sentences=25, most_tokens=20):
     rng = np.random.default_rng(seed)
     return make_store([
         rng.integers(1, most_tokens + 1, rng.integers(1, most_sentences + 1))
-        for _ in range(num_documents)
-    ])
+        for _ in range(num_documents)])
 
 
 def vocab(size, cls_id=CLS, sep_id=SEP, mask_id=MASK):

@@ -15,8 +15,7 @@ from tests.refusals import refused
 WIKI = (
     '<doc id="1" url="u" title="A">\nA\n\nFirst one. Second.\nThird.\n</doc>\n'
     '<doc id="2" url="u" title="Empty">\nEmpty\n\n</doc>\n'
-    '<doc id="3" url="u" title="B">\nB\n\nÄther.\n\n</doc>\n'
-)
+    '<doc id="3" url="u" title="B">\nB\n\nÄther.\n\n</doc>\n')
 
 
 def _texts(spec, split=None, folder=''):

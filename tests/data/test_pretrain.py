@@ -41,8 +41,7 @@ def _counted(batch):
     """The rows as a multiset."""
     return collections.Counter(
         b''.join(np.ascontiguousarray(batch[name][i]).tobytes() for name in sorted(batch))
-        for i in range(len(batch['input_ids']))
-    )
+        for i in range(len(batch['input_ids'])))
 
 
 @pytest.fixture(scope='module')

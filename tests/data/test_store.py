@@ -53,10 +53,8 @@ def _random_texts(n, seed=0):
     return [
         '\n'.join(
             ' '.join(''.join(rng.choice(list(LETTERS), 3)) for _ in range(rng.integers(1, 6)))
-            for _ in range(rng.integers(1, 5))
-        )
-        for _ in range(n)
-    ]
+            for _ in range(rng.integers(1, 5)))
+        for _ in range(n)]
 
 
 def build(source, folder, tokenizer=TOKENIZER, progress=False, **options):

@@ -77,8 +77,7 @@ def test_equals_reference_beside_every_safe_code_point(lowercase):
     codes = np.flatnonzero(safe_codepoints(lowercase))
     codes = codes[(codes < 0x3400) | (codes % 17 == 0)]
     lines = [
-        f"{c} a{c}{c}b {c}a. E{c}\u0301 e\u0323{c}\u0307x A{c}" for c in map(chr, codes.tolist())
-    ]
+        f"{c} a{c}{c}b {c}a. E{c}\u0301 e\u0323{c}\u0307x A{c}" for c in map(chr, codes.tolist())]
     assert_same(lines, TINY[lowercase])
 
 

@@ -40,8 +40,7 @@ FILLERS = [
      f"<ref>{i}</ref>\n\n"
      f"* item {i}\n\n{{|\n| cell {i}\n|}}\nIt has {i + 1} predecessors.",
      [f'Article {i} is number {i}.', f'It has {i + 1} predecessors.'])
-    for i in range(50 - len(ARTICLES))
-]
+    for i in range(50 - len(ARTICLES))]
 EXPECTED = ['\n'.join(paragraphs) for *_, paragraphs in ARTICLES + FILLERS]
 BROKEN_PAGE = ('Endless', '{{a|' * 2000 + ' and nothing closed')
 

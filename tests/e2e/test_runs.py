@@ -21,8 +21,7 @@ pytestmark = pytest.mark.slow
 PHASES = (
     "({'steps': 15},"  # what a phase does not say is the run's
     " {'steps': 10, 'max_seq_length': 128, 'max_predictions_per_seq': 20, 'packed_rows': 12,"
-    "  'masked_lm_prob': 0.1})"
-)
+    "  'masked_lm_prob': 0.1})")
 LAST = 25
 
 

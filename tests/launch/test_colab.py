@@ -104,8 +104,7 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_pat
                  if 'parameters' in cell.metadata.get('tags', ()))
     notebook.cells.insert(settings + 1, nbformat.v4.new_code_cell(
         f'SOURCE, DATA = {str(tmp_path / "text.txt")!r}, {str(tmp_path)!r}\n'
-        'PRETRAIN_STEPS, FINETUNE_STEPS = 16, 4'
-    ))
+        'PRETRAIN_STEPS, FINETUNE_STEPS = 16, 4'))
     where = {'timeout': 300, 'resources': {'metadata': {'path': clone / 'launch'}}}
     nbclient.NotebookClient(notebook, **where).execute()
 

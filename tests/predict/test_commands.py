@@ -65,8 +65,7 @@ def test_score_is_the_sum_over_words_masked_in_turn(model, num):
     filled = model.fill_mask(prompts, top_k=len(tiny.VOCAB))
     total = sum(
         math.log(next(p['probability'] for p in result['predictions'] if p['token'] == word))
-        for result, word in zip(filled, words, strict=True)
-    )
+        for result, word in zip(filled, words, strict=True))
     (result,) = model.score([' '.join(words)])
     assert (result['text'], result['num_tokens']) == (' '.join(words), num)
     assert result['log_probability'] == pytest.approx(total, abs=1e-3)

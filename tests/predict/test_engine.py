@@ -24,8 +24,7 @@ def recorded_units(arrays, position=None):
     """The recorded rows without their padding, and which of the recorded tokens those are."""
     ids, mask, types = (
         arrays[name].reshape(-1, arrays[name].shape[-1])
-        for name in ('input_ids', 'attention_mask', 'token_type_ids')
-    )
+        for name in ('input_ids', 'attention_mask', 'token_type_ids'))
     lengths = mask.sum(1)
     rows = [row[:n] for row, n in zip(ids, lengths, strict=True)]
     more = {} if position is None else {

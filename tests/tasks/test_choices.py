@@ -15,12 +15,10 @@ HEADER = (
 CSV = HEADER + (
     '4,v,18313,"Students sit. She","Students sit.",She,gold,"nods, ""yes"".",turns.,walks.,runs.,'
     '2\n'
-    '9,v,3416,A dog. It,A dog.,It,gen,a.,b.,c.,"d\nd.",0\n'
-)
+    '9,v,3416,A dog. It,A dog.,It,gen,a.,b.,c.,"d\nd.",0\n')
 CODAH = (
     'o\tI am hungry. I am\tfull.\tsaying "go".\tglad.\tsad.\t3\n'
-    '\tHe sat.  He\ta.\tb.\tc.\td.\t0\n'
-)
+    '\tHe sat.  He\ta.\tb.\tc.\td.\t0\n')
 JSON = [{'startphrase': 'He sat. He', 'choices': ['a', 'b', 'c', 'd'], 'answer': 1},
         {'startphrase': 'She', 'choices': ['e', 'f', 'g', 'h'], 'answer': 3}]
 

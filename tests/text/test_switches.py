@@ -21,8 +21,7 @@ COMBINATIONS = [
     (lowercase, Switches(strip, chinese, basic, never))
     for lowercase in (True, False)
     for strip, chinese, basic, never in itertools.product(
-        (not lowercase, None), (True, False), (True, False), ((), NEVER_SPLIT))
-]
+        (not lowercase, None), (True, False), (True, False), ((), NEVER_SPLIT))]
 
 
 @pytest.fixture(scope='module')
@@ -39,8 +38,7 @@ def lines(shared_data):
         if unicodedata.normalize('NFC', _cleaned(line)) == _cleaned(line)
         and all(len(word) <= 30 for word in line.split())
         and not any(token in line for token in SPECIAL_TOKENS)
-        and not any(unicodedata.category(char) in ('Co', 'Cn', 'Cs') for char in line)
-    ]
+        and not any(unicodedata.category(char) in ('Co', 'Cn', 'Cs') for char in line)]
 
 
 def _cleaned(line):

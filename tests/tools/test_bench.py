@@ -22,8 +22,7 @@ def test_step_benchmark_without_tensorflow(tmp_path):
         'import sys\n'
         'sys.modules |= dict.fromkeys(["tensorflow", "tensorflow_text", "tensorflow_datasets"])\n'
         'from bert_jax.tools import bench\n'
-        'bench.main(["bench", *sys.argv[1:]])\n'
-    )
+        'bench.main(["bench", *sys.argv[1:]])\n')
     subprocess.run(
         [sys.executable, '-c', program, *TINY, '--seed=3', '--json=figures.json'], cwd=tmp_path,
         env=os.environ | {'PYTHONPATH': str(ROOT)}, check=True, timeout=600)

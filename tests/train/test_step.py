@@ -108,8 +108,7 @@ def test_a_step_returns_the_state_in_the_layout_that_it_came_in(other):
 
 
 COLLECTIVE = re.compile(
-    r'= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\('
-)
+    r'= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(')
 
 
 def test_a_step_reduces_each_gradient_once_however_often_a_parameter_is_used(other):
