@@ -176,7 +176,7 @@ _BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.
            'train.keep_checkpoints', 'train.profile', 'train.loggers',
            'data.dir', 'data.local_dir', 'data.tfds_dir', 'mesh.')
 # Fields that parts may be older than: left out at their default, so that these are found again.
-_LATER = ('optimizer.average',)
+_LATER = ('optimizer.average', 'optimizer.frozen', 'debug')
 # Figure 5 fine-tunes checkpoints of Base, which has several names, and of LTR.
 _KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')
 
