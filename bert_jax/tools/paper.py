@@ -225,13 +225,18 @@ class Plan:
     only: Sequence[str] = ()
 
     @property
+    def small(self) -> bool:
+        """Whether two cores are enough."""
+        return self.scale != 'paper'
+
+    @property
     def columns(self) -> Sequence[str]:
-        return self.only or (self.table.tiny if self.scale in _GRIDS else self.table.columns)
+        return self.only or (self.table.tiny if self.small else self.table.columns)
 
     @property
     def rows(self) -> list[Row]:
         """At the chosen scale; the title names the model where it is not the paper's."""
-        if self.scale not in _GRIDS:
+        if not self.small:
             return list(self.table.rows)
         return [row._replace(title=f'{row.title} (here {row.tiny})', pretraining=row.tiny)
                 if row.tiny else row for row in self.table.rows if row.tiny != 'none']
@@ -263,7 +268,7 @@ class Plan:
     def pretraining(self, name: str) -> Part:
         """The pre-training NAME of configs/ablations.py, or FILE.py:NAME; a user's own as it is."""
         settings = *self.pretrain, f'train.keep_checkpoints={10 if name in _KEEPS_STEPS else 2}'
-        scale = f',{self.scale}' if self.scale in _GRIDS else ''
+        scale = f',{self.scale}' if self.small else ''
         config = name if self.table.own else (
             ('' if '.py:' in name else 'ablations.py:') + name + scale)
         return self._part(
@@ -292,12 +297,12 @@ class Plan:
         else:
             steps = sum(phase['steps'] for phase in phases(pretrained.resolved))
             settings.append(f'init_checkpoint={start}/checkpoints/{round(steps * row.share)}')
-        settings += [*(what.tiny if self.scale in _GRIDS else ()), *row.finetuning]
+        settings += [*(what.tiny if self.small else ()), *row.finetuning]
         given_here = [setting for of, setting in map(_split, self.finetune) if of in ('', task)]
         rates = [setting for setting in given_here if setting.startswith(_RATE)]
         settings += [setting for setting in given_here if setting not in rates]
         grid = rates[-1:] or (
-            [_RATE + _GRIDS[self.scale]] if what.grid and self.scale in _GRIDS else what.grid)
+            [_RATE + _GRIDS[self.scale]] if what.grid and self.small else what.grid)
         restarts = self.restarts or self.table.restarts
         if row.scratch:
             restarts *= self.seeds  # in place of pre-training seeds
