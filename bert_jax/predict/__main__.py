@@ -381,7 +381,7 @@ def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any
     """
     from bert_jax.predict.export import export_model
 
-    yield export_model(model, as_path(args.output), args.to)
+    yield export_model(model, as_path(args.output), args.to, args.opset)
 
 
 def layers(text: str) -> list[int]:
@@ -421,7 +421,8 @@ _COMMANDS: dict[str, tuple[Callable[[Model, Any, Any], Iterator[Any]], dict[str,
     'export': (_export, {
         '--output': {'required': True, 'metavar': 'FILE', 'help': 'such as bert.stablehlo'},
         '--to': {'choices': ['stablehlo', 'onnx'], 'default': 'stablehlo',
-                 'help': 'the format (stablehlo)'}}),
+                 'help': 'the format (stablehlo)'},
+        '--opset': {'type': int, 'choices': range(20, 25), 'default': 23, 'help': "ONNX's (23)"}}),
 }
 
 

@@ -6,6 +6,7 @@ Each file is compared with the model before it is kept.
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -59,7 +60,8 @@ def _stablehlo(
 
 
 def _onnx(
-    forward: Any, params: Rows, inputs: Mapping[str, Any], output: Path, compare: Compare
+    forward: Any, params: Rows, inputs: Mapping[str, Any], output: Path, compare: Compare,
+    opset: int,
 ) -> dict[str, Any]:
     """A file with the parameters in it, for ONNX Runtime and its like."""
     for name in ('jax2onnx', 'onnx_ir'):  # of parts that are not used here
@@ -73,7 +75,7 @@ def _onnx(
         lambda *rows: tuple(forward(constants, *rows)[name] for name in names),
         [jax.ShapeDtypeStruct(tuple(map(str, x.shape)), x.dtype)  # type: ignore[arg-type]
          for x in inputs.values()],
-        input_names=list(inputs), output_names=names)
+        input_names=list(inputs), output_names=names, opset=opset)
     for value, x in zip(model.graph.output, outputs.values(), strict=True):
         for dim, size in zip(value.type.tensor_type.shape.dim, x.shape, strict=True):
             if not isinstance(size, int):
@@ -91,7 +93,9 @@ def _onnx(
 _ROUNDING, _COARSE = 1e-3, 0.1
 
 
-def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dict[str, Any]:
+def export_model(
+    model: LoadedModel, output: Path, to: str = 'stablehlo', opset: int = 23
+) -> dict[str, Any]:
     """Writes the computation, runs the file and compares its outputs with the model's.
 
     It takes input_ids, input_mask, segment_ids (of ONNX input_ids, attention_mask, token_type_ids,
@@ -106,6 +110,7 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
       model: of any head.
       output: the file.
       to: 'stablehlo' or 'onnx'.
+      opset: version of ONNX's operators; below 20 it has no gelu.
 
     Returns:
       {'output', 'inputs', 'outputs', 'largest_difference'} and what the format adds.
@@ -147,7 +152,7 @@ def export_model(model: LoadedModel, output: Path, to: str = 'stablehlo') -> dic
             largest.append(difference)
 
     try:
-        described = (_stablehlo if to == 'stablehlo' else _onnx)(
+        described = (_stablehlo if to == 'stablehlo' else functools.partial(_onnx, opset=opset))(
             forward, params, inputs, output, compare)
     except ModuleNotFoundError as error:
         raise InputError(f'export --to {to} needs {error.name}, which is not installed: python -m '

@@ -106,7 +106,8 @@ def read_glue(
         stems = ['diagnostic', 'AX']
         folder = folder if as_path(folder).is_dir() else os.path.join(source, 'AX')
     if source.startswith('hf:'):
-        path = f"{source}/{name}/{split.replace('dev', 'validation')}"
+        whole = source.partition(f'/{name}')[0]  # it may name this task, or a split of it
+        path = f"{whole}/{name}/{split.replace('dev', 'validation')}"
     elif not as_path(source).is_file():
         names = [f'{stem}.{ending}' for stem in stems for ending in ('tsv', 'jsonl')]
         path = table.find_file(folder, names, required=required)

@@ -398,10 +398,10 @@ def find_file(folder: str, names: Sequence[str], *, required: bool = True) -> st
       InputError: no such folder, no such file, or several with more in their names.
     """
     there = [child.name for child in children(folder)]
-    endings = [f'{name}{gz}' for name in names for gz in ('', '.gz')]
-    found = [name for name in endings if name in there][:1] or sorted(
-        name for ending in endings
-        for name in fnmatch.filter(there, ending.replace('.', '.*.', 1)))
+    named = [(*os.path.splitext(name), gz) for name in names for gz in ('', '.gz')]
+    found = [name for name in map(''.join, named) if name in there][:1] or sorted(
+        name for stem, ending, gz in named
+        for name in fnmatch.filter(there, f'{stem}.*{ending}{gz}'))
     if len(found) > 1:
         raise InputError(f'{folder} has no {names[0]} but several that could be: '
                          f"{', '.join(found)}; keep one of them")

@@ -23,6 +23,7 @@ from bert_jax.tasks.squad import (
     v1_scores,
     v2_scores,
 )
+from bert_jax.tasks.table import find_file
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.tasks.files import put
@@ -143,13 +144,14 @@ def test_what_is_not_json_is_one_line(write):
 
 
 @pytest.mark.parametrize(('name', 'version', 'questions', 'impossible'), [
-    ('dev-v1.1.json.gz', 'v1', 10570, 0),
-    ('train-v1.1.subset-11877.json.gz', 'v1', 11877, 0),
-    ('dev-v2.0.cs224n-6078.json.gz', 'v2', 6078, 3168),
+    ('dev-v1.1.json', 'v1', 10570, 0),
+    ('train-v1.1.json', 'v1', 11877, 0),  # train-v1.1.subset-11877.json.gz
+    ('dev-v2.0.json', 'v2', 6078, 3168),
 ])
 def test_real_files(shared_data, name, version, questions, impossible):
     for training in (False, True):
-        found = read(str(shared_data / 'squad' / name), version=version, training=training)
+        path = find_file(str(shared_data / 'squad'), [name])
+        found = read(path, version=version, training=training)
         assert len(found) == questions and sum(not q.answers for q in found) == impossible
 
 

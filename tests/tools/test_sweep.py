@@ -246,8 +246,7 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_costs_a_start(tmp_path, ove
     os.kill(victim, signal.SIGKILL)
     told = [process.communicate(timeout=240) for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], told
-    again = f'worker {workers.index(victim)} ended with status -9: started again'
-    assert again in told[0][1], told
+    assert f'worker {workers.index(victim)} ended with status -9: started again' in told[0][1]
     for member, (_, path) in own.items():
         assert losses(tmp_path / 'runs' / member.name) == losses(path), 'bit for bit'
     assert '4 runs, ' in told[1][0] and 'hours of a process in all, on ' in told[1][0]
