@@ -1,6 +1,6 @@
 """Sources of text: documents in units (files or shards), with a digest of their content.
 
-Text files have one of six formats, plain, .gz or .bz2; tables a document a row, in one column.
+Text files have one of five formats, plain, .gz or .bz2; tables a document a row, in one column.
 Errors name the file and the place in it.
 """
 
@@ -346,17 +346,12 @@ def _rows(
 ) -> Iterator[Document]:
     """A document a row, whose `column` holds paragraphs in lines."""
     for row in read(path, [column]):
-        if row.fault:
-            raise InputError(f'{path}, line {row.line}: {row.fault}: mend it; config.data.text '
+        cell = row.cells[0] if row.cells else None
+        if fault := row.fault or ('' if isinstance(cell, str | None) else f'{column} is no text'):
+            raise InputError(f'{path}, line {row.line}: {fault}: mend it; config.data.text '
                              'names the column')
-        if text := _normalise(str(row.cells[0] or '').encode('utf-8', 'ignore')):
+        if text := _normalise((cell or '').encode('utf-8', 'ignore')):
             yield Document(text, True)
-
-
-def _articles(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
-    """The articles of a MediaWiki dump; `blocks` are not read."""
-    for text in wikidump.read_articles(path):
-        yield Document(text.encode('utf-8', 'ignore'), True)
 
 
 # Documents, none of them empty, of a file (.gz and .bz2 are decompressed) and its blocks of lines.
@@ -365,7 +360,8 @@ FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
     'lines': functools.partial(_separated, split=False),  # likewise, one sentence a line
     'wikiextractor': _wikiextractor,
     'wikitext': _wikitext,
-    wikidump.FORMAT: _articles,
+    wikidump.FORMAT: lambda path, _: (
+        Document(text.encode('utf-8', 'ignore'), True) for text in wikidump.read_articles(path)),
 }
 TABLES: dict[str, Callable[..., Iterator[table.Row]]] = {
     'table': table.read_rows,  # as its ending says

@@ -142,7 +142,7 @@ class Mixture:
     """Several sets of rows, mixed by weight.
 
     Each 1,000 rows contain every set's exact share, in random order; each set has its own epochs.
-    After `num_examples` rows, every set has been seen at least once.
+    After `num_examples` rows, every set has been seen at least once, but for a part of a block.
     """
 
     def __init__(self, parts: Sequence[Examples], weights: Sequence[float], seed: int):

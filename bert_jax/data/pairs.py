@@ -199,5 +199,6 @@ def text_windows(
         starts, ends = (np.where(from_long[text], x, y) for x, y in zip(long, short))
         return ids[ranges(starts, ends - starts)], ends - starts
 
-    return TextWindows(make_sequences(
-        parts(a_is_long), None if b is None else parts(~a_is_long), **limits), text, how)
+    sequences = make_sequences(parts(a_is_long), None if b is None else parts(~a_is_long), **limits)
+    num_cut = int((np.minimum(a_n, b_n) > kept).sum())  # of the shorter texts of pairs
+    return TextWindows(dataclasses.replace(sequences, num_cut=num_cut), text, how)

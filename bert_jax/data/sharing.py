@@ -243,8 +243,9 @@ def share_added_words(vocab_file: Path, words_file: str, lowercase: bool, places
 
     lines = hosts.share('vocabulary with words added', make)
     # In a folder of its own, because the tokenizer's switches are in a file beside it.
-    path = _keep(places.local, f"{_named('added', lines)}/vocab.txt", lines)
-    write_switches(path.parent, read_switches(vocab_file))
+    switches = read_switches(vocab_file)
+    path = _keep(places.local, f"{_named('added', f'{lines}{switches}')}/vocab.txt", lines)
+    write_switches(path.parent, switches)
     return path
 
 

@@ -79,13 +79,9 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
 def coin_flips(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Heads among `counts` [n] fair coin flips (binomial draws), from uint64 keys [n]."""
     heads = np.zeros(len(keys), np.int64)
-    left = np.asarray(counts, np.int64).copy()
-    word = 0
-    while (todo := left > 0).any():
-        bits = hash64(keys[todo], 0xC01, word)
-        used = np.minimum(left[todo], 64).astype(_U64)
+    for word in range(-(-int(np.max(counts, initial=0)) // 64)):
+        used = np.clip(np.asarray(counts, np.int64) - 64 * word, 0, 64).astype(_U64)
+        bits = hash64(keys, 0xC01, word)
         bits = np.where(used == 64, bits, bits & ((_U64(1) << (used % _U64(64))) - _U64(1)))
-        heads[todo] += np.bitwise_count(bits)
-        left[todo] -= 64
-        word += 1
+        heads += np.bitwise_count(bits)
     return heads

@@ -1,9 +1,9 @@
 """Token stores: their files, mapped into memory, and how one is built, by one process or several.
 
-A store that is built grows in a folder beside it, with a journal that says how far its files are
-good, so that a killed build goes on where it was and gives the same bytes. One process reads,
-checks and hashes about as much text as eight processors tokenize; more processors than that need
-more processes, each of which builds parts of the store, to be joined in order.
+A store under construction grows in a folder beside its final place, with a journal that says how
+far its files are good, so that a killed build goes on where it was and gives the same bytes. One
+process reads, checks and hashes about as much text as eight processors tokenize; more processors
+than that need more processes, each of which builds parts of the store, to be joined in order.
 """
 
 import base64
@@ -310,8 +310,8 @@ def read_manifest(path: files.Path) -> dict[str, Any]:
                 name: entry['bytes'] for name, entry in manifest['files'].items()}:
             raise ValueError('its files are not those of its arrays')
     except FileNotFoundError:
-        raise InputError(f'{path} is not a finished token store (no {MANIFEST}): '
-                         'build it again') from None
+        raise InputError(
+            f'{path} is not a finished token store (no {MANIFEST}): {remedy(path)}') from None
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError,
             RecursionError) as error:
         raise InputError(f'{path / MANIFEST} is damaged ({error}): {remedy(path)}') from None
@@ -330,7 +330,8 @@ def remedy(path: files.Path) -> str:
     return f'delete {path} and it is built again'
 
 
-_SPLITTER_VERSION = 1  # raise it when `split_sentences` changes: stores of old rules are not ours
+# Raise it when `split_sentences` changes: stores built by older rules are not reused.
+_SPLITTER_VERSION = 1
 _CORES_A_PROCESS = 8
 _MIN_BYTES_A_PROCESS = 1 << 30  # a process takes seconds to start
 _PART_BYTES = 256 << 20  # of text at least, where units are smaller

@@ -72,8 +72,8 @@ def split_sentences(texts: tf.Tensor) -> tf.RaggedTensor:
 class FastTokenizer:
     """The ids of `tokenizer`, computed inside the graph.
 
-    Use it in `tf.data.Dataset.map(..., num_parallel_calls=2)` over batches of lines of about
-    1 MB; it holds Python objects, so such a graph cannot be saved or run in another process.
+    For batches of lines of about 1 MB. It holds Python objects, so such a graph cannot be saved or
+    run in another process.
     """
 
     def __init__(self, tokenizer: WordPieceTokenizer | SentencePieceTokenizer):

@@ -257,7 +257,7 @@ def _parse_by_halves(part: bytes, path: str, line: int) -> Parsed:
     pages = part[begin:].split(_PAGE_END)[:-1]
     if len(pages) == 1:
         title = re.search('<title>(.*?)</title>', pages[0].decode(errors='replace'))
-        return [], [f"'{title[1] if title else '?'}' (it ended its reader)"]
+        return [], [f"'{title[1] if title else '?'}' (its parser crashed or took over a minute)"]
     middle = len(pages) // 2
     (first, left_out), (second, more) = (
         _parse_by_halves(part[:begin] + b''.join(
@@ -274,10 +274,10 @@ def _parts(path: str) -> Iterator[tuple[int, bytes]]:
         if b'<page>' in text or len(text) > _MAX_HEADER_BYTES:
             break
     if b'<mediawiki' not in text:
-        begins = text[:60].decode(errors='replace').splitlines()[0]
+        begins = text[:60].decode(errors='replace').partition('\n')[0]
         raise InputError(f"{path} is not a MediaWiki dump: it begins with '{begins}', and "
                          '<mediawiki is wanted; name text files without wikidump:')
-    begin = text.find(b'<page>')
+    begin = max(text.find(b'<page>'), 0)
     header, text = text[:begin], text[begin:]
     line = 1 + header.count(b'\n')
     header = header.replace(b'\n', b' ')

@@ -1,6 +1,6 @@
 """Heads over each token: spans of answers and tags, fine-tuned, and tags by a BiLSTM on features.
 
-Sections 4.2, 4 and 5.3 of the paper.
+Sections 4.2 and 5.3 of the paper.
 
     B, R: rows, S: row length, H: hidden_size, F: features, U: units of one direction, L: labels,
     K: examples (windows) a row

@@ -413,7 +413,7 @@ def answer(
         windows = squad.squad_windows(
             [squad.Question(str(i), text, context) for i, (text, context) in enumerate(asked)],
             model.encode_all, **model.vocab.ends, max_length=max_length,
-            doc_stride=defaults['doc_stride'], max_question_length=max_question, training=False)
+            doc_stride=defaults['doc_stride'], max_question_length=max_question)
         return windows, Units(windows.sequences)
 
     def results(asked: Any, windows: Any, outputs: Outputs) -> Iterator[Result]:

@@ -99,7 +99,7 @@ def read_choices(
         right, *others = cells[1 + len(choices) :]
         if len(choices) == 1 and isinstance(endings[0], list):
             (endings,) = endings
-        num = num or len(endings)
+        num = num if num > 1 else len(endings)
         context, *endings = table.texts_of([context, *endings])
         if len(endings) != num or num < 2:
             raise table.Malformed(f'choices: {len(endings)}, where {max(num, 2)} are wanted')

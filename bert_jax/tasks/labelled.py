@@ -115,7 +115,7 @@ class LabelledTask:
       trained_as: a subclass of the head with another loss; None: the head as it is.
       frozen: as `optimizer.frozen`: parameters that are not trained whatever it says.
       inference: how predictions are made, for config.json.
-      settled: names of metrics that belong to `inference` too.
+      settled: names of metrics that are also kept in `inference`, as SQuAD's threshold is.
       guessing: metrics of the main set where every answer is the most frequent label of training,
         or none of several.
       keeps_best: whether the parameters of the best evaluation are kept.

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.config import model_fields
+from bert_jax.config import flat_fields, model_fields
 from bert_jax.config.phases import PHASE_ROWS, batches_of
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.data import examples as examples_lib
@@ -86,7 +86,7 @@ class TextData:
         self._config, d = config, config.data
         self._sources = weighted_sources(d.source)
         for i, phase in enumerate(config.phases):
-            for spec, _ in weighted_sources(phase.get('source', d.source)):
+            for spec, _ in weighted_sources(phase.get('source', d.source), f'phases[{i}].source'):
                 if spec not in dict(self._sources):
                     raise InputError(f'config.phases[{i}].source has {spec}, which '
                                      'config.data.source does not list: add it there')
@@ -120,16 +120,19 @@ class TextData:
         for spec, text in texts.items():
             store = self.stores[spec] = sharing.share_store(text, self._tokenizer, self.places)
             check_known(store.tokens[:_LOOKED_AT], self._tokenizer.vocab, spec, self.vocab_path)
+        for spec, examples in self._records.items():
+            highest = examples.read(np.arange(min(len(examples), 1000)))['input_ids'].max()
+            if highest >= self.vocab_size:
+                raise InputError(f'{spec} has the piece {highest}, {self.vocab_path} only '
+                                 f'{self.vocab_size}: name the vocab.txt that it was made with')
         if d.mix_power:
-            self._sources = [(spec, weight * self._num_tokens(spec) ** d.mix_power)
+            sizes = {spec: len(store.tokens) for spec, store in self.stores.items()} | {
+                spec: len(x) * x.max_seq_length for spec, x in self._records.items()}
+            self._sources = [(spec, weight * sizes[spec] ** d.mix_power)
                              for spec, weight in self._sources]
             total = sum(weight for _, weight in self._sources)
             hosts.say('mixed: ' + ', '.join(
                 f'{spec} {weight / total:.1%}' for spec, weight in self._sources))
-
-    def _num_tokens(self, spec: str) -> int:
-        records = self._records.get(spec)
-        return len(records) * records.max_seq_length if records else len(self.stores[spec].tokens)
 
     def identity(self) -> dict[str, str]:
         """Digests and counts by name, which must be equal on all hosts."""
@@ -240,8 +243,8 @@ def _mixed(parts: Sequence[Examples], weights: Sequence[float], seed: int) -> Ex
     return parts[0] if len(parts) == 1 else Mixture(parts, weights, seed)
 
 
-def weighted_sources(source: Any) -> list[tuple[str, float]]:
-    """`data.source` as (source, weight) pairs.
+def weighted_sources(source: Any, field: str = 'data.source') -> list[tuple[str, float]]:
+    """`data.source`, or that of a phase, as (source, weight) pairs.
 
     Raises:
       InputError: it is neither a string nor a list of (source, weight).
@@ -255,7 +258,7 @@ def weighted_sources(source: Any) -> list[tuple[str, float]]:
     if not pairs or not all(
             isinstance(spec, str) and spec and weight > 0 for spec, weight in pairs):
         raise InputError(
-            f"config.data.source={source!r}: write a source, or a list of (source, weight) "
+            f"config.{field}={source!r}: write a source, or a list of (source, weight) "
             "such as [('wiki.txt', 3), ('books.txt', 1)] with weights above 0")
     return pairs
 
@@ -295,9 +298,7 @@ class PretrainTask:
     def num_examples(self) -> int | None:
         """Rows an epoch of the first phase, planned only where a duration asks for it."""
         c = self._config
-        durations = [c.train.steps, c.train.eval_every, c.train.save_every, c.train.log_every,
-                     c.optimizer.warmup, *(phase.get('steps', '') for phase in c.phases)]
-        if not any('epoch' in str(value) for value in durations):
+        if 'epoch' not in str(flat_fields(c)):  # in no duration
             return None
         first = dict(c.phases[0]) if c.phases else {}
         return self._examples(

@@ -57,7 +57,7 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         return squad_windows(
             _read(config, version, training), t.encode, max_length=config.data.max_seq_length,
             doc_stride=section.doc_stride, max_question_length=section.max_query_length,
-            training=True, **t.tokenizer.vocab.ends)
+            **t.tokenizer.vocab.ends)
 
     threshold = scored.inference.get('null_threshold') if scored else None
     if scored and version == 'v2':
@@ -267,7 +267,7 @@ class SquadWindows:
     covered by overlapping windows, `doc_stride` tokens apart.
 
     Attributes:
-      questions: of which they are.
+      questions: the Q questions, in their order.
       sequences: the W windows; the part of the paragraph and its [SEP] are segment 1.
       question_index: [W] int64, not decreasing; every question has at least one window.
       start_positions, end_positions: [W] int32, first and last token of the answer within the
@@ -290,17 +290,12 @@ class SquadWindows:
 
 
 def squad_windows(
-    questions: Sequence[Question],
-    encode: Encode,
-    *,
-    cls_id: int,
-    sep_id: int,
-    max_length: int = 384,
-    doc_stride: int = 128,
-    max_question_length: int = 64,
-    training: bool,
+    questions: Sequence[Question], encode: Encode, *, cls_id: int, sep_id: int,
+    max_length: int = 384, doc_stride: int = 128, max_question_length: int = 64,
 ) -> SquadWindows:
     """Windows of Q questions.
+
+    Positions are of the first answer of a question that is in its paragraph.
 
     Args:
       questions: from `read_squad`.
@@ -309,8 +304,6 @@ def squad_windows(
       max_length: tokens of a window.
       doc_stride: tokens from one window to the next.
       max_question_length: tokens of a question; the rest is cut off.
-      training: set the positions from the first answer of each question that is in its paragraph;
-        else they are 0.
 
     Raises:
       InputError: a length that leaves no room for the paragraph.
@@ -340,10 +333,9 @@ def squad_windows(
         max_length=max_length, cls_id=cls_id, sep_id=sep_id)
 
     positions = np.zeros((2, len(question)), np.int32)
-    if training:
-        answer = _answer_tokens(questions, context_Q, paragraphs, encode)[:, question] - starts
-        inside = (answer[0] >= 0) & (answer[1] < lengths)
-        positions[:, inside] = (answer + kept + 2)[:, inside]
+    answer = _answer_tokens(questions, context_Q, paragraphs, encode)[:, question] - starts
+    inside = (answer[0] >= 0) & (answer[1] < lengths)
+    positions[:, inside] = (answer + kept + 2)[:, inside]
     return SquadWindows(
         questions, sequences, question, positions[0], positions[1], starts, lengths, paragraphs)
 
@@ -453,15 +445,8 @@ def final_texts(
 
 
 def predict_answers(
-    windows: SquadWindows,
-    start_logits: np.ndarray,
-    end_logits: np.ndarray,
-    *,
-    vocab: Vocab,
-    lowercase: bool,
-    switches: Switches = ORIGINAL,
-    version: str,
-    n_best: int = 20,
+    windows: SquadWindows, start_logits: np.ndarray, end_logits: np.ndarray, *, vocab: Vocab,
+    lowercase: bool, switches: Switches = ORIGINAL, version: str, n_best: int = 20,
     max_answer_length: int = 30,
 ) -> dict[str, Prediction]:
     """The best answers to each question, by its id.

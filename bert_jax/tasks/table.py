@@ -260,7 +260,7 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
             f'0x{error.object[error.start]:02x}; convert the file (iconv -t UTF-8)'
         ) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f'{path} is not a sound gzip file ({error}); copy it again') from error
+        raise InputError(f'{path} is cut short or damaged ({error}); copy it again') from error
     except OSError as error:
         raise InputError(f'{path} cannot be read: {error.strerror or error}') from error
 
@@ -377,7 +377,7 @@ def named(value: Any, names: Sequence[str]) -> str:
       Malformed: the number has no name.
     """
     text = label_text(value)
-    if not names or not text.removeprefix('-').isdigit():
+    if not names or not text.removeprefix('-').isdecimal():
         return text
     if not 0 <= int(text) < len(names):
         raise Malformed(f'label {text} has no name in config.data.label_names')

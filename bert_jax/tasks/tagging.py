@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import model_sizes
 from bert_jax.data.packing import Units
-from bert_jax.data.pairs import Encode, Sequences, make_sequences, tile
+from bert_jax.data.pairs import Encode, Sequences, make_sequences, ranges, tile
 from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
@@ -88,6 +88,9 @@ def _task(
     section = config[config.task]
     labels = scored.labels if scored and scored.labels else (train or evaluated['dev']).labels
     metric = 'f1' if are_entities(labels) else 'accuracy'
+    if metric == 'accuracy' and any(tag[:2] in ('B-', 'I-') for tag in labels):
+        say('warning: scored by accuracy, not by F1 of entities, because not every tag marks one: '
+            + ', '.join(tag for tag in labels if not _ENTITY_TAG.fullmatch(tag)))
     for examples in (*evaluated.values(), *([train] if train else [])):
         tags = set(examples.tags)
         if tags == {'O'}:
@@ -277,7 +280,8 @@ def _json_sentences(
             raise table.Malformed(f"'{words}' and '{tags}' are not two lists of one length")
         if not all(isinstance(word, str) and word.strip() for word in some):
             raise table.Malformed('a word is no string, or an empty one')
-        return Sentence(table.texts_of(some), [table.named(tag, names) for tag in their])
+        return Sentence(table.texts_of(some), [
+            table.named(table.label_of(tag), names) for tag in their])
 
     rows = table.read_table(path, [words, tags], parse, max_malformed=max_malformed)
     # A sentence without words is no malformed row, and nothing to learn from.
@@ -320,7 +324,6 @@ def word_windows(
       is scored here, the number of the word among all, -1 at all other tokens.
     """
     ids_P, counts_W = encode([word for text in texts for word in text])
-    counts_W = np.asarray(counts_W, np.int64)
     empty = np.flatnonzero(counts_W == 0)
     ids_P = np.insert(np.asarray(ids_P, np.int32), (np.cumsum(counts_W) - counts_W)[empty], unk_id)
     counts_W[empty] = 1
@@ -334,10 +337,9 @@ def word_windows(
     starts, ends = first_W[np.searchsorted(first_W, starts[used])], ends[used]
 
     counts = ends - starts
-    before = np.cumsum(counts) - counts
-    piece_T = np.arange(int(counts.sum())) - np.repeat(before - starts, counts)
     sequences = make_sequences(
-        (ids_P[piece_T], counts), None, max_length=max_length, cls_id=cls_id, sep_id=sep_id)
+        (ids_P[ranges(starts, counts)], counts), None, max_length=max_length, cls_id=cls_id,
+        sep_id=sep_id)
     # Each word's one place among the tokens, behind the [CLS] of its window.
     word_T = np.full(len(sequences.ids), -1, np.int32)
     word_T[sequences.offsets[window_W] + 1 + first_W - starts[window_W]] = np.arange(len(first_W))

@@ -6,6 +6,7 @@ GLUE and tasks like it are `text_task` over `read_texts`. The tasks on the user'
     n: examples, L: labels, W: windows, T: tokens of all windows
 """
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -95,7 +96,7 @@ class Names:
     def array(self, labels: Sequence[list[str]]) -> np.ndarray:
         """[n] or [n, L] of the names of all examples of a file."""
         self.met = {name for names in labels for name in names}
-        self.names = self.names or tuple(self.numbered) or _in_order(self.met)
+        self.names = self.names or (*self.numbered, *_in_order(self.met - set(self.numbered)))
         unseen = self.met - set(self.names)
         self.unseen |= unseen
         ids = {name: i for i, name in enumerate([*self.names, *sorted(unseen)])}
@@ -109,13 +110,10 @@ class Names:
 
 def _in_order(names: set[str]) -> tuple[str, ...]:
     """Numbers by size, else by the alphabet: one order, whatever order a set has in a process."""
-    try:
-        numbers = {name: float(name) for name in names}
-    except ValueError:
-        numbers = {}
-    if not numbers or any(math.isnan(number) for number in numbers.values()):
-        return tuple(sorted(names))
-    return tuple(sorted(names, key=lambda name: (numbers[name], name)))  # '1' and '1.0' are equal
+    with contextlib.suppress(ValueError):
+        if not any(math.isnan(float(name)) for name in names):
+            return tuple(sorted(names, key=lambda name: (float(name), name)))  # 1 and 1.0 are equal
+    return tuple(sorted(names))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,11 +82,11 @@ def write_switches(folder: Path, switches: Switches) -> None:
 def check_known(
     ids: np.ndarray, vocab: Vocab, text: str, vocab_file: str | os.PathLike[str] | None
 ) -> None:
-    """Refuses a text of whose words a vocabulary knows hardly one: nothing could be learned of it.
+    """Refuses a text most of whose pieces are [UNK]: nothing could be learned from it.
 
     Args:
         ids: of the text, or of a part of it; with or without [CLS] and [SEP].
-        vocab: they are of.
+        vocab: that the ids belong to.
         text: names it, for the message.
         vocab_file: likewise.
 

@@ -141,8 +141,7 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
 
     windows = squad_windows(
         [Question(str(i), *pair) for i, pair in enumerate(zip(questions, contexts, strict=True))],
-        model.encode_all, **model.vocab.ends, max_length=10, doc_stride=10, max_question_length=3,
-        training=False)
+        model.encode_all, **model.vocab.ends, max_length=10, doc_stride=10, max_question_length=3)
     outputs = model.engine.outputs(
         model.objective.outputs, model.device_params, Units(windows.sequences))
     predictions = predict_answers(

@@ -155,11 +155,11 @@ def test_real_files(shared_data, name, version, questions, impossible):
         assert len(found) == questions and sum(not q.answers for q in found) == impossible
 
 
-def make_windows(questions, tokenizer=TOKENIZER, training=True, **lengths):
+def make_windows(questions, tokenizer=TOKENIZER, **lengths):
     def encode(texts):
         return joined(list(map(tokenizer.encode, texts)))
 
-    return squad_windows(questions, encode, **tokenizer.vocab.ends, training=training, **lengths)
+    return squad_windows(questions, encode, **tokenizer.vocab.ends, **lengths)
 
 
 def make_questions(context, *questions):

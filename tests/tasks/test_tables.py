@@ -64,7 +64,7 @@ BAD = {
         'a.csv', gzip.compress(CSV.encode()), 'is compressed by gzip'),
     'half of a surrogate pair': (
         'a.jsonl', '{"text": "\\ud800", "label": "a"}\n', 'surrogate'),
-    'gzip that is none': ('a.csv.gz', CSV.encode(), 'not a sound gzip file'),
+    'gzip that is none': ('a.csv.gz', CSV.encode(), 'is cut short or damaged'),
     'another case of letters': (
         'a.csv', CSV.replace('text,', 'Text,'), "did you mean 'Text'.*config.data.text"),
     'another name': ('a.csv', CSV.replace('text,', 'sentence,'), "no column 'text'.*it has: sent"),
