@@ -8,7 +8,8 @@
 
 A run is read as it was trained: its columns, lengths and labels are those of its config.json, and
 every field can be changed with --config.FIELD=VALUE. Without config.data.eval_source, the rows are
-scored that training held out. Of weights that are no run of this project, --config names the task.
+scored that training held out. For weights that are not a run of this project, --config must name
+the task.
 
 Several runs are an ensemble (paper, Table 2): the mean of their logits is scored. They have the
 same task, data, vocabulary and windows, and differ in seed, learning rate or pre-trained model.
@@ -22,6 +23,7 @@ Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -35,7 +37,7 @@ from bert_jax.config import complete, data_config_of
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import PRETRAINING, section_of
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, open_folder, write_whole
+from bert_jax.runtime.files import Path, as_path, open_folder, read_json, write_whole
 from bert_jax.runtime.process import error_boundary
 
 # What decides which examples there are, how they are cut, and what is predicted of them; so does
@@ -79,8 +81,9 @@ def evaluate(
             'its directory; this scores downstream tasks')
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
-    if jax.process_index() == 0:
-        open_folder(workdir, '--workdir', lambda folder: (folder / 'result.json').exists())
+    result = workdir / 'result.json'
+    open_folder(workdir, '--workdir', lambda _: result.exists() and (
+        read_json(result, 'delete it').get('models') == list(map(str, models))))
     runs = [read_run_fields(as_path(model)) for model in models] if len(models) > 1 else []
     for model, fields in zip(models, runs):
         for name, value in runs[0].items():
@@ -95,12 +98,13 @@ def evaluate(
     mesh: Any = None
     vocabulary = b''
     sums: Any = None
+    objective_of = functools.cache(lambda bert: task.objective(bert))  # by which steps are compiled
     for model in models:
         published = load_weights(model, any_head=True)
         completed = complete(config, published)
         content = b'' if published.vocab_file is None else published.vocab_file.read_bytes()
         if task is None:
-            with completed.unlocked(), completed.ignore_type():  # of a training that is not to be
+            with completed.unlocked(), completed.ignore_type():  # nothing is trained
                 completed.train.steps, completed.train.batch_size = 1, jax.device_count()
                 completed.train.accumulation_steps = 1
                 section: Any = completed.get(config.task)
@@ -127,7 +131,7 @@ def evaluate(
         if content != vocabulary:
             raise InputError(f'{published.vocab_file} is not the vocabulary of {models[0]}')
         bert = model_config(completed, task.vocab_size, mesh)
-        objective = task.objective(bert)
+        objective = objective_of(bert)
         fresh = make_init(objective, optax.identity(), mesh)(0).params
         params = warm_start(
             published, fresh, bert, head=task.head, labels=task.labels,
@@ -137,17 +141,15 @@ def evaluate(
             line = '  '.join(f'{name} {x:.4f}' for name, x in task.results(outputs)[0].items())
             print(f'{model}: {line}', flush=True)
             shares = jax.tree.map(lambda x: x.astype(np.float64) / len(models), outputs)
-            sums = shares if sums is None else jax.tree.map(np.add, sums, shares)
-            outputs = sums
+            sums = outputs = shares if sums is None else jax.tree.map(np.add, sums, shares)
     metrics, files = task.results(outputs)
     scores = {f'eval/{name}': value for name, value in metrics.items()}
     files['result.json'] = json.dumps({
         'task': config.task, 'models': [str(model) for model in models],
         'source': config.data.eval_source or str(config.data.source), **scores,
     }, indent=1) + '\n'
-    if jax.process_index() == 0:
-        for name, content in files.items():
-            write_whole(workdir / name, content)
+    for name, content in files.items():
+        write_whole(workdir / name, content)
     return scores
 
 
@@ -159,16 +161,18 @@ def main(argv: list[str]) -> None:
     flags.DEFINE_boolean(
         'labels_by_position', False,
         "LABEL_0, LABEL_1, ... of the model are the task's labels in their order.", flag_values=f)
-    models = [argument for argument in argv[1:] if not argument.startswith('-')]
-    options = [argv[0], *(argument for argument in argv[1:] if argument.startswith('-'))]
+    models, options, arguments = list[str](), argv[:1], iter(argv[1:])
+    for argument in arguments:
+        (options if argument.startswith('-') else models).append(argument)
+        if argument.lstrip('-') in ('config', 'workdir'):  # and its value
+            options.append(next(arguments, ''))
     with error_boundary():
         if not models and not {'--help', '-h'} & set(options):
             raise InputError('name a run or a model: python -m bert_jax.evaluate RUN '
                              '--config.data.eval_source=FILE')
-        config = None
+        config, first = None, as_path(models[0] if models else '')
         named = any(a.split('=')[0] in ('--config', '-config') for a in options)
         if models and not named:
-            first = as_path(models[0])
             is_run = (first / 'checkpoints').is_dir() or first.parent.name == 'checkpoints'
             fields = read_run_fields(first) if is_run else {}
             if not fields.get('task'):
@@ -179,7 +183,8 @@ def main(argv: list[str]) -> None:
             config = data_config_of(fields)
             config.data.vocab_file, config.data.add_tokens = '', ''  # its own
         config, _ = parse_command(options, __doc__ or '', f, config)
-        workdir = f.workdir or f'runs/evaluate-{as_path(models[0]).name}'
+        run = f'{first.parent.parent.name}-' if first.parent.name == 'checkpoints' else ''
+        workdir = f.workdir or f'runs/evaluate-{run}{first.name}'
         scores = evaluate(
             config, models, as_path(workdir), labels_by_position=f.labels_by_position)
         print(f'predictions: {workdir}')

@@ -11,13 +11,12 @@ configuration, 143 stopped by SIGTERM with the state saved, 1 anything else.
 """
 
 import json
-import os
 import sys
 from typing import Any
 
 from absl import flags, logging
 
-from bert_jax.config.command_line import parse_command
+from bert_jax.config.command_line import parse_command, run_name
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
@@ -35,8 +34,7 @@ def main(argv: list[str]) -> None:
         if not f['verbosity'].present:
             logging.set_verbosity(logging.FATAL)  # what ends the run is printed in one line
         if not f.workdir:
-            f.workdir = 'runs/' + os.path.basename(file).replace('.py:', '-').removesuffix('.py')
-            f.workdir += '-debug' * config.debug
+            f.workdir = f'runs/{run_name(file)}' + '-debug' * config.debug
             print(f'run directory: {f.workdir}', flush=True)
         validate(config)
         check_used(config)

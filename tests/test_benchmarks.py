@@ -2,11 +2,10 @@
 
 import argparse
 import json
-import re
 import statistics
-import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.conftest import ROOT
@@ -69,14 +68,18 @@ def test_the_quickstart_s_figures_are_those_of_its_stored_runs():
         assert f'{text} {words}' in readme
 
 
-@pytest.mark.slow
-def test_the_road_from_a_csv_to_predictions_is_counted():
-    process = subprocess.run([sys.executable, '-m', 'benchmarks.road', 'predict'], cwd=ROOT,
-                             capture_output=True, text=True, timeout=600)
-    assert process.returncode == 0, process.stderr
-    counts = re.search(r'predict: (\d+) files, (\d+) functions, (\d+) classes', process.stdout)
-    files, functions, classes = map(int, counts.groups())
-    assert functions > 100 > files > 20 and classes > 20
+def test_a_power_law_is_found_and_a_run_beside_it_lies_in_its_interval():
+    import curves
+
+    flops = np.geomspace(1e13, 1e14, 9)
+    errors = np.exp(0.02 * np.random.default_rng(0).standard_normal(9))
+    law = curves.fit(flops, 30 * flops**-0.05 * errors)
+    assert law.slope == pytest.approx(-0.05, abs=0.02)
+    middle, low, high = law.at(2e14)
+    assert low < 30 * 2e14**-0.05 < high and 0.03 < high / middle - 1 < 0.12
+    row = {'flops': {'a': 1e13, 'b': 0.0}, 'scale': 'tiny', 'parts': {'p': 'of e.py:five/4,tiny'},
+           'cells': {'ppl': {'a': {'parts': ['p'], 'values': [np.e**6]}}}}
+    assert curves.points(row, 'ppl') == [('tiny', 'five', 1e13, pytest.approx(6))]
 
 
 def test_a_step_with_more_cycles_than_stored_is_found():

@@ -145,7 +145,7 @@ def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
     if c.debug:  # `LabelledTask` shortens the evaluations of other tasks
         with c.ignore_type():
             c.train.update(steps=max(3, len(c.phases)), log_every=1, eval_every=0, save_every=0,
-                           max_eval_examples=c.train.eval_batch_size)
+                           max_eval_examples=c.train.eval_batch_size, profile='')
     if c.data.lowercase is None:
         c.data.lowercase = published is None or published.lowercase
     if published is not None and not c.data.vocab_file and published.vocab_file is not None:

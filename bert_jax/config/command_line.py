@@ -141,6 +141,13 @@ def config_file(named: str) -> str:
     return own + colon + argument if not os.path.isfile(path) and os.path.isfile(own) else named
 
 
+def run_name(file: str) -> str:
+    """The name of the run directory of a config, FILE.py[:ARG]."""
+    path, _, argument = file.partition(':')
+    name = os.path.basename(path).removesuffix('.py')
+    return f'{name}-{argument}'.rstrip('-').replace('/', '-')
+
+
 def load_config(named: str) -> config_lib.ConfigDict:
     """The result of get_config() of FILE.py[:ARG].
 
@@ -155,7 +162,7 @@ def load_config(named: str) -> config_lib.ConfigDict:
         with open(path, encoding='utf-8') as file:
             code = compile(file.read(), path, 'exec')
     except (SyntaxError, ValueError) as error:
-        raise InputError(f'--config={path} is no Python: {error}') from None
+        raise InputError(f'--config={path} is not valid Python: {error}') from None
     except OSError as error:
         folder = os.path.dirname(path)
         near = glob.glob(os.path.join(folder, '*.py'))

@@ -30,7 +30,7 @@ def check_used(config: ConfigDict) -> None:
         read_by = FIELDS[path].read_by
         reads = config.task not in PRETRAINING if read_by == LABELLED else config.task in read_by
         if read_by and not reads and value != defaults[path]:
-            raise InputError(f'config.{path}={value!r} means nothing to config.task='
+            raise InputError(f'config.{path}={value!r} has no effect with config.task='
                              f'{config.task!r}: it is for {", ".join(read_by)}, leave it out')
 
 
@@ -74,8 +74,8 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
         _check_value('optimizer.decay_from', optimizer.decay_from, 'duration')
     _refuse((
         *((name not in OWN_OPTIMIZERS and optimizer[key] != FIELDS[f'optimizer.{key}'].default,
-           f'optimizer.{key}={optimizer[key]} means nothing to config.optimizer.name={name!r}: set '
-           'optimizer.arguments instead') for key in ('b1', 'b2', 'eps')),
+           f'optimizer.{key}={optimizer[key]} has no effect with config.optimizer.name={name!r}: '
+           'set optimizer.arguments instead') for key in ('b1', 'b2', 'eps')),
         (not isinstance(skipped, (tuple, list)) or len(set(map(str, skipped))) < len(skipped)
          or not all(type(step) is int and step > 0 for step in skipped),
          f'train.skip_steps={skipped!r} must be a tuple of different steps, counted from 1, such '

@@ -30,6 +30,7 @@ import json
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -121,7 +122,7 @@ class Texts:
                 if form != 'text' and len(cells) == 1 and not self._columns:
                     cells = _split(cells[0], form)
                 if is_pair and len(cells) != 2:
-                    raise Malformed('it has no two texts with a TAB between them')
+                    raise Malformed('two texts with a TAB between them are needed')
                 cells = texts_of(cells)
                 yield cells[0] if form == 'text' else tuple(cells)
             except Malformed as error:
@@ -140,14 +141,17 @@ class Texts:
         else:
             given: Any = contextlib.nullcontext(sys.stdin and sys.stdin.buffer)
             number = 0
-            with given if self._file is None else open_stream(self._file) as lines:
-                for number, line in enumerate(lines, 1):
-                    try:
-                        text = line.decode('utf-8-sig' if number == 1 else 'utf-8')
-                        yield Row(number, [text.rstrip('\r\n')])
-                    except UnicodeDecodeError as error:
-                        byte = error.object[error.start]
-                        yield Row(number, [], f'not UTF-8 (byte 0x{byte:02x}): convert it')
+            try:
+                with given if self._file is None else open_stream(self._file) as lines:
+                    for number, line in enumerate(lines, 1):
+                        try:
+                            text = line.decode('utf-8-sig' if number == 1 else 'utf-8')
+                            yield Row(number, [text.rstrip('\r\n')])
+                        except UnicodeDecodeError as error:
+                            byte = error.object[error.start]
+                            yield Row(number, [], f'not UTF-8 (byte 0x{byte:02x}): convert it')
+            except (EOFError, OSError, zlib.error) as error:
+                raise InputError(f'{self._name} is damaged ({error}); copy it again') from None
             if not number:
                 raise InputError(f'{self._name} has no texts: write one a line')
 
@@ -176,8 +180,8 @@ _TEXTS: dict[str, dict[str, Any]] = {
     'texts': {'nargs': '*', 'metavar': 'TEXT'},
     '--input': {'metavar': 'FILE',
                 'help': 'of texts, one a line; or a .csv, .tsv, .jsonl or .parquet'},
-    '--text': {'metavar': 'COLUMN', 'help': 'of such a file that holds the texts (questions)'},
-    '--text-pair': {'metavar': 'COLUMN', 'help': 'that holds the second texts (contexts)'},
+    '--text': {'metavar': 'COLUMN', 'help': 'of that file with the texts (questions)'},
+    '--text-pair': {'metavar': 'COLUMN', 'help': 'with the second texts (contexts)'},
 }
 _WINDOWS = {
     'choices': ['first', 'mean', 'max'], 'help': 'a text that is too long is cut, or read in '
@@ -307,15 +311,15 @@ def _write_npz(
     offsets, tokens, num_rows = [0], list[str](), 0
     with tempfile.TemporaryFile(dir=None if in_bucket(path) else path.parent) as file:
         for result in results:
-            if 'error' in result:  # a text without tokens
-                model.note(f"text {len(offsets)} has no features: {result['error']}")
-            else:
+            if 'error' not in result:
                 rows = result['values']
+                if pool and np.isnan(rows).any():
+                    result = {'error': 'it is no text'}
                 file.write(np.ascontiguousarray(rows, '<f4').data)
                 tokens += result.get('tokens', ())
                 num_rows += len(rows)
             offsets.append(len(tokens))
-            yield {}
+            yield {'linex_index': len(offsets) - 2, **result} if 'error' in result else {}
         file.flush()
         hidden = model.config.hidden_size
         shape = (num_rows, hidden) if pool else (num_rows, len(layers), hidden)
@@ -397,8 +401,8 @@ _COMMANDS: dict[str, tuple[Callable[[Model, Any, Any], Iterator[Any]], dict[str,
     'next-sentence': (_next_sentence, _TEXTS),
     'classify': (_classify, _TEXTS | {
         '--choices': {'metavar': 'COLUMN,COLUMN,...', 'default': '',
-                      'help': 'that hold the choices, or the one that holds a list of them'},
-        '--pairs': {'action': 'store_true', 'help': 'arguments are pairs, two and two'},
+                      'help': 'with the choices, or one with a list of them'},
+        '--pairs': {'action': 'store_true', 'help': 'take the arguments two at a time'},
         '--windows': _WINDOWS}),
     'answer': (_answer, _TEXTS | {
         '--max-answer-length': {
@@ -422,7 +426,7 @@ _COMMANDS: dict[str, tuple[Callable[[Model, Any, Any], Iterator[Any]], dict[str,
         '--output': {'required': True, 'metavar': 'FILE', 'help': 'such as bert.stablehlo'},
         '--to': {'choices': ['stablehlo', 'onnx'], 'default': 'stablehlo',
                  'help': 'the format (stablehlo)'},
-        '--opset': {'type': int, 'choices': range(20, 25), 'default': 23, 'help': "ONNX's (23)"}}),
+        '--opset': {'type': int, 'choices': range(20, 25), 'default': 23, 'help': 'of ONNX (23)'}}),
 }
 
 

@@ -36,7 +36,6 @@ Outputs = dict[str, np.ndarray]
 # From parameters and a packed batch to arrays [R, K, ...] by unit or [R, S, ...] by token. Each
 # function is compiled once, so callers pass the same (or an equal) object each time.
 Function = Callable[[Params, Batch], dict[str, jax.Array]]
-TokenCost = Callable[[int], float]  # cost of a token, from the row length
 
 # Most tokens of a step for each device; more are not faster.
 _CPU_TOKENS = 1 << 12
@@ -75,7 +74,9 @@ class Engine:
     In a run of several processes, all call it with the same units, and all get all outputs.
     """
 
-    def __init__(self, mesh: Mesh, *, token_cost: TokenCost, max_steps: int | None = None):
+    def __init__(
+        self, mesh: Mesh, *, token_cost: Callable[[int], float], max_steps: int | None = None
+    ):
         """Creates an engine; nothing is compiled yet.
 
         Args:

@@ -174,8 +174,7 @@ class LoadedModel:
     @functools.cached_property
     def params(self) -> dict:
         """The parameter tree of the model, on the host."""
-        rows = self.config.padded_vocab_size
-        return to_tree(self.weights.params, rows)
+        return to_tree(self.weights.params, self.config.padded_vocab_size)
 
     @functools.cached_property
     def device_params(self) -> dict:

@@ -140,7 +140,8 @@ def chips() -> tuple[str, list[str]]:
     gpus = len(glob.glob('/dev/nvidia[0-9]*'))
     kind, number, variable = ('tpu', tpus, 'TPU_VISIBLE_CHIPS') if tpus else (
         'gpu', gpus, 'CUDA_VISIBLE_DEVICES')
-    if not number or os.environ.get('JAX_PLATFORMS') == 'cpu':
+    hidden = kind == 'gpu' and os.environ.get(variable) in ('', '-1')
+    if hidden or not number or os.environ.get('JAX_PLATFORMS') == 'cpu':
         virtual = re.search(VIRTUAL + '=([0-9]+)', os.environ.get('XLA_FLAGS', ''))
         kind, number, variable = 'cpu', int(virtual[1]) if virtual else 1, ''
     visible = os.environ.get(variable, '')

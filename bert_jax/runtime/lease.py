@@ -50,7 +50,7 @@ class Claim:
         self._number = 0  # of our claim
         self._seen: tuple[Any, float] = None, 0.0  # another's claim, unchanged since when
         self._ended = threading.Event()
-        self._lost = False
+        self.lost = False
         self.holder = ''
         self.known_alive = False
 
@@ -82,15 +82,15 @@ class Claim:
         """Raises:
           InputError: another process has taken the folder, because this one's claim went stale.
         """
-        if self._lost:
+        if self.lost:
             raise InputError(
                 f'{self._folder} was taken by another process, as this one had not been heard of '
-                f'for {SECONDS:.0f} s (was it suspended?): nothing more is written by this one')
+                f'for {SECONDS:.0f} s (was it suspended?): this one stops here')
 
     def release(self) -> None:
         """Gives the folder back, if this process has it."""
         self._ended.set()
-        if self._number and not self._lost:
+        if self._number and not self.lost:
             self._thread.join(_BEAT_SECONDS)  # a beat under way would write the claim again
             with contextlib.suppress(OSError):
                 self._path(self._number).unlink(missing_ok=True)
@@ -121,8 +121,8 @@ class Claim:
         while not self._ended.wait(_BEAT_SECONDS):
             self._content['beat'] += 1
             with contextlib.suppress(Exception):  # of many libraries; the next beat tries again
-                if max(self._numbers(), default=0) > self._number:
-                    self._lost = True
+                if max(self._numbers(), default=0) != self._number:
+                    self.lost = True
                     return
                 write_whole(self._path(self._number), json.dumps(self._content))
 

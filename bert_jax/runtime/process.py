@@ -179,7 +179,8 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
       writing: a file that the block writes, for the message of a full disk.
 
     Raises:
-      SystemExit: 2 where bad input is the cause, 130 after Ctrl-C, 1 of anything else.
+      SystemExit: 2 where bad input is the cause, 130 after Ctrl-C, 1 of anything else, such as
+        standard output whose reader has gone.
     """
     # Orbax leaves unfinished asyncio tasks behind when it cannot read a file of a checkpoint; that
     # error itself is answered.
@@ -200,7 +201,8 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
         yield
         sys.stdout.flush()  # may be the first to fail on a full disk
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
-        _drop_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)  # what follows must not run as if the block were done
     except (Exception, KeyboardInterrupt) as error:
         line, status = answer(error, 'standard output' if _drop_output() else writing)
         print(f'error: {stopped if status == 130 else line}', file=sys.stderr, flush=True)

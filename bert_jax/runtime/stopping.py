@@ -58,11 +58,12 @@ class Guard:
         self._folder: Any = None  # for stacks
         self._moved = time.monotonic()  # time of the last poll
         self._seconds: deque[float] = deque([0.0], maxlen=99)  # of the last steps
-        self._turn = 0.5 + hosts.count() / 1000
+        self._turn = 0.5
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
         """Starts handling and monitoring; called in the main thread once the hosts have joined."""
+        self._turn += hosts.count() / 1000
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

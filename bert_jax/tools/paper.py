@@ -548,7 +548,7 @@ def _markdown(record: dict[str, Any]) -> str:
     if guessed := [columns[name]['title'] for name in record['is_guessing']]:
         whole = guessed == [title for title in headings if title != 'mean']
         what = 'this table' if whole else ', '.join(guessed)
-        lines += ['', f'**Says nothing of the rows: {what}. None is better than guessing (the most '
+        lines += ['', f'**Inconclusive: {what}. No row is better than guessing (the most '
                       'frequent label, words by frequency) beyond chance.**']
     if any(record['differences'].values()):
         lines += [
@@ -679,12 +679,12 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
     parser.add_argument('--finetune', action='append', default=[], metavar='[TASK:]FIELD=VALUE')
     parser.add_argument('--weights', action='append', default=[], metavar='NAME=PATH',
                         help='weights that replace pre-training NAME')
-    parser.add_argument('--seeds', type=int, help='of pre-training; default: 2, 1 paper')
+    parser.add_argument('--seeds', type=int, help='of pre-training (default 2; 1 at --scale=paper)')
     parser.add_argument('--restarts', type=int, default=0,
                         help="seeds of fine-tuning; default: 1, at the paper's scale its own")
     parser.add_argument('--columns', default='', help=f'some of {",".join(COLUMNS)}')
     parser.add_argument('--chips', type=int, default=0,
-                        help='chips of each process on this machine (all: one process)')
+                        help='chips of a process, one for each such group (default: one has all)')
     parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
     parser.add_argument('--list', action='store_true', help='only print what would be run')
     given = parser.parse_args(argv)
@@ -750,7 +750,7 @@ def main(argv: Sequence[str]) -> int:
             folder, task = as_path(part.resolved.data.source), part.resolved.task
             if task in GLUE_TASKS:
                 folder /= GLUE_TASKS[task].folder
-            is_ours = str(folder).startswith(f'{plan.data}/')  # not set by --finetune
+            is_ours = str(part.resolved.data.source).startswith(f'{plan.data}/')  # by --data
             if task != 'pretrain' and left[part.title] and is_ours and not folder.exists():
                 raise InputError(f'--data={plan.data}: {folder} does not exist')
         open_folder(plan.root, '--workdir', lambda folder: (folder / 'parts').is_dir())

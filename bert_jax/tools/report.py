@@ -118,7 +118,7 @@ class RunRecords:
             r for r in self.records if any(name.startswith('eval/') for name in r)]
         self.metric = str(self.fields.get('metric', ''))
         metric = f'eval/{self.metric}'
-        self.keeps_best = bool(whole_steps(folder / 'best')) and all(
+        self.keeps_best = bool(self.evaluations and whole_steps(folder / 'best')) and all(
             metric in record for record in self.evaluations)
         chosen = (max(self.evaluations, key=lambda r: r[metric]) if self.keeps_best
                   else self.evaluations[-1] if self.evaluations else {})

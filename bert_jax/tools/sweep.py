@@ -46,7 +46,7 @@ from typing import IO, Any, NamedTuple
 from absl import logging
 
 from bert_jax.config import ConfigDict
-from bert_jax.config.command_line import Parser, config_file, parse_command
+from bert_jax.config.command_line import Parser, config_file, parse_command, run_name
 from bert_jax.config.fields import FIELDS, flat_fields, meant
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import files, hosts
@@ -121,7 +121,7 @@ def read_sweep(named: str, grid: Sequence[str] = ()) -> tuple[str, list[str]]:
     defined: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # what is wrong with it is reported when it is parsed
         defined = runpy.run_path(name)
-    if 'GRID' not in defined:
+    if not {'GRID', 'CONFIG'} <= defined.keys():
         return named, list(grid)
     given = {entry.partition('=')[0] for entry in grid}
     config = os.path.normpath(os.path.join(os.path.dirname(name), defined['CONFIG']))
@@ -251,7 +251,8 @@ class Sweep:
     def seconds(self, member: Member) -> float:
         """Seconds that a run took, over all its starts."""
         path = self.run(member) / 'goodput.json'
-        return sum(read_json(path, 'delete it')['seconds'].values()) if path.exists() else 0.0
+        known = read_json(path, 'delete it') if path.exists() else {}
+        return sum(known.get('seconds', {}).values())
 
     def _keep_the_best(self) -> None:
         ranking = list(self.results())
@@ -370,8 +371,11 @@ def _open_log(path: Path) -> Iterator[IO[str]]:
             yield log
         return
     text = io.StringIO()
-    yield text
-    files.write_whole(path, text.getvalue())
+    text.write(path.read_text(encoding='utf-8') if path.exists() else '')
+    try:
+        yield text
+    finally:
+        files.write_whole(path, text.getvalue())
 
 
 def _train(
@@ -396,8 +400,10 @@ def _train(
 
     try:
         result = train_run(program, sweep.run(member), stop, began=time.time())
-    except InputError:
-        raise
+    except InputError as error:
+        if not claim.lost:
+            raise
+        print(error)  # the process that has it now goes on with it
     except Stopped as stopped:
         print(stopped)
     except Exception as error:
@@ -412,7 +418,6 @@ def _train(
         sweep.finish(member, f'eval/{program.task.metric}', result)
 
 
-_PR_SET_PDEATHSIG = 1  # of prctl
 _BOUNDS = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1', 8: '2,4,1'}  # of the chips of a TPU host
 _DEATHS = 3  # of each worker, on average, before a sweep is given up
 
@@ -461,7 +466,7 @@ def run_workers(
     """
     workers = max(1, len(hosts.chips()[1]) // chips) if chips else 1
     if worker is not None and sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # as its parent dies
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: as its parent dies
     guard = Guard()
     guard.start()
     status = 143
@@ -536,11 +541,11 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument('--workdir', help='default: runs/sweep-NAME of the config')
     parser.add_argument('--grid', action='append', default=[], metavar='FIELD=VALUE,VALUE',
                         help='values of a field; repeated: all combinations')
-    parser.add_argument('--restarts', type=int, default=0, help='seeds 0 to N-1 of each')
+    parser.add_argument('--restarts', type=int, default=0, help='runs all with seeds 0 to N-1')
     parser.add_argument('--chips', type=int, default=0,
-                        help='one process for every so many chips of this machine (all: one)')
+                        help='chips of a process, one for each such group (default: one has all)')
     parser.add_argument('--keep', type=number_or_all, default=1, metavar='K|all',
-                        help='of how many runs, the best ones, the parameters are kept (1)')
+                        help='keep the checkpoints of the K best runs (1)')
     parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
     options, overrides = parser.parse_known_args(argv)
     for name in ('restarts', 'chips', 'keep'):
@@ -558,8 +563,7 @@ def main(argv: Sequence[str]) -> int:
         members = grid_members(grid, options.restarts)
         for member in members:  # one that cannot work is reported before any is run
             member_config(config, overrides, member)
-        workdir = options.workdir or 'runs/sweep-' + os.path.basename(config).replace(
-            '.py:', '-').removesuffix('.py')
+        workdir = options.workdir or f'runs/sweep-{run_name(config)}'
         sweep = Sweep(files.as_path(workdir), config, overrides, members, options.keep)
         if by_hand:
             print(f'sweep directory: {workdir}', flush=True)

@@ -190,11 +190,11 @@ def train_run(
                 describe_run(workdir, resolved, task.vocab_path)
     finally:
         compiler.shutdown(wait=False, cancel_futures=True)
-        profile.close()
         with goodput.during('save'):
             checkpoints.close()
             if best is not None:
                 best.close()
+        profile.close()
         goodput.write()
         say(goodput.line())
         report.draw()

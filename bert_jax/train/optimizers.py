@@ -8,7 +8,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -87,7 +87,7 @@ def frozen_parameters(pattern: str, parameters: Parameters) -> set[Names]:
     try:
         found = {names for name, names in named.items() if pattern and re.search(pattern, name)}
     except re.error as error:
-        raise InputError(f'config.optimizer.frozen={pattern!r} is no regular expression: '
+        raise InputError(f'config.optimizer.frozen={pattern!r} is not a valid regular expression: '
                          f'{error}') from None
     if pattern and not 0 < len(found) < len(named):
         raise InputError(f"config.optimizer.frozen={pattern!r} is in {'every' if found else 'no'} "
@@ -210,17 +210,17 @@ def scale_by_muon(
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_depth(decay: float) -> optax.GradientTransformation:
+def scale_by_depth(decay: float, parameters: Iterable[Names]) -> optax.GradientTransformation:
     """Layer-wise learning rate decay, for fine-tuning.
 
     Updates of the last layer are scaled by `decay`, of the one before by `decay**2`, and so on down
     to the embeddings; pooler and head are not scaled (Howard and Ruder, 2018; Clark et al., 2020).
+    `parameters` are all of the model, also those that are not trained.
     """
+    num_layers = 1 + max(layer_of(names) or 0 for names in parameters)
 
     def update(updates: Any, params: Any) -> Any:
         del params
-        leaves = jax.tree_util.tree_leaves_with_path(updates)
-        num_layers = 1 + max(layer_of(path_names(path)) or 0 for path, _ in leaves)
 
         def scaled(path: Sequence[Any], x: jax.Array) -> jax.Array:
             names = path_names(path)
@@ -307,7 +307,7 @@ def optimizer_arguments(name: str, text: str) -> dict[str, Any]:
     known = optax_optimizers().get(name, {})
     if arguments and not known:
         raise InputError(
-            f'{field} means nothing to config.optimizer.name={name!r}'
+            f'{field} has no effect with config.optimizer.name={name!r}'
             + (': it reads optimizer.b1, b2 and eps' if name in OWN_OPTIMIZERS else ''))
     for key, value in arguments.items():
         if key not in known:
@@ -374,7 +374,7 @@ def make_optimizer(
     if name == 'lamb':
         parts.append(scale_by_layer_trust_ratio(parameters))
     if layer_decay != 1.0:
-        parts.append(scale_by_depth(layer_decay))
+        parts.append(scale_by_depth(layer_decay, parameters))
     parts.append(optax.scale_by_learning_rate(schedule))
     if mean_of[0]:
         parts.append(end_with_mean(*mean_of))

@@ -79,7 +79,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             records.append(record)
         elif number < len(lines):
             raise InputError(
-                f'{path}, line {number} is no record of a step: put it right, or move the '
+                f'{path}, line {number} is not a valid record: correct it, or move the '
                 'file away and the curves begin anew')
     return records
 
@@ -148,7 +148,7 @@ def cloud_monitoring(workdir: Path) -> Logger:
 
         credentials, project = google.auth.default(
             scopes=['https://www.googleapis.com/auth/monitoring.write'])
-    except ModuleNotFoundError:
+    except ImportError:
         raise InputError("config.train.loggers: cloud_monitoring needs google-auth: pip install "
                          "'google-auth[requests]'") from None
     except google.auth.exceptions.DefaultCredentialsError as error:

@@ -110,7 +110,7 @@ def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str
             model[option.name] = option.default
             continue
         if value is None:
-            raise InputError(f'{where} has no {spelling.key}: it is no config of a BERT')
+            raise InputError(f'{where} has no {spelling.key}: it is not a BERT config')
         if spelling.values and str(value) not in spelling.values:
             raise InputError(f'{where}: {spelling.key}={value!r} is not one that can be read: '
                              f"{', '.join(spelling.values)}")

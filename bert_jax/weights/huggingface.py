@@ -24,7 +24,6 @@ from bert_jax.text.wordpiece import ORIGINAL, Switches
 from bert_jax.weights import formats
 from bert_jax.weights.formats import Weights, write_json
 
-_DTYPES = ('F32', 'F16', 'BF16')
 # Fields of models that look like BERT and may compute something else.
 _PLAIN: Mapping[str, Any] = {
     'model_type': 'bert', 'position_embedding_type': 'absolute', 'is_decoder': False,
@@ -176,7 +175,7 @@ def _read(tensor: StoredTensor) -> np.ndarray:
     """
     file, path, name = tensor
     dtype = file.get_slice(name).get_dtype()
-    if dtype not in _DTYPES:
+    if dtype not in ('F32', 'F16', 'BF16'):
         raise InputError(f'{path}: {name} is of type {dtype}: save it as float32')
     x: np.ndarray = file.get_tensor(name)
     if (file.metadata() or {}).get(_CHECKSUM + name) not in (None, str(checksum(x))):
@@ -212,8 +211,9 @@ def _open_tensors(
         try:
             file = stack.enter_context(safe_open(local_copy(path), framework='numpy'))
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} is no whole safetensors file ({' '.join(str(error).split())})"
-                             ': download or copy it again') from None
+            why = ' '.join(str(error).split())
+            raise InputError(f'{path} is not a complete safetensors file ({why}): download or copy '
+                             'it again') from None
         tensors |= {name: StoredTensor(file, path, name) for name in file.keys()}  # noqa: SIM118
     for name, shard in weight_map.items():
         if name not in tensors:

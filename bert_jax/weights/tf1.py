@@ -46,7 +46,8 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
         raise InputError(f"{config_file}: hidden_act={config.get('hidden_act')!r} is not one that "
                          "can be read: 'gelu'")
     model = formats.read_model(config, 'tf1', config_file)
-    tf = _tensorflow(f'{prefix} is a TF1 checkpoint: reading it')
+    with loading_tensorflow(f'{prefix} is a TF1 checkpoint: reading it'):
+        import tensorflow as tf
 
     def ask(method: Callable[..., Any], *args: str) -> Any:
         try:
@@ -77,12 +78,6 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
         config.get(formats.INFERENCE) or {})
 
 
-def _tensorflow(purpose: str) -> Any:
-    with loading_tensorflow(purpose):
-        import tensorflow as tf
-    return tf
-
-
 def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
     """A folder that google-research/bert can start from: checkpoint, config, vocabulary.
 
@@ -103,7 +98,8 @@ def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
         config['labels'] = list(weights.labels)
     if weights.inference:
         config[formats.INFERENCE] = dict(weights.inference)
-    tf = _tensorflow('writing a TF1 checkpoint')
+    with loading_tensorflow('writing a TF1 checkpoint'):
+        import tensorflow as tf
     files = formats.from_params('tf1', weights.params, weights.model)
     with formats.new_folder(as_path(folder)) as beside:
         with tf.device('/CPU:0'):

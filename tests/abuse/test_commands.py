@@ -118,11 +118,9 @@ CONFIGS = [
         ('def get_config():\n    return get_config()\n', 'recursion'))),
     # Fields; tests/test_config.py has all ranges.
     *(Case(('main', '@synthetic', f'--config.{setting}'), says) for setting, says in (
-        ('optimizer.weight_decay=nan', 'optimizer.weight_decay'),
         ('optimizer.name=apply_updates', 'name.*apply_updates'), ('optimizer.name=', 'name'),
         ('optimizer.arguments=b1=open("x")', 'arguments.*b1=open'),
         ('optimizer.lr=1', 'lr is not a field'), ('data.packing=perhaps', 'packing'),
-        ('data.max_seq_length=200000', 'max_seq_length.*200000'),
         ('train.steps=1e400 steps', 'steps'), ('train.steps=1e15 steps', 'steps.*1e15'),
         ('train.steps=many', 'steps.*many'), ('train.batch_size=100000000', 'batch_size.*1000'),
         ('train.profile=9..8', r'profile.*9\.\.8'), ('train=3', 'train'), ('task=3', 'task'),
@@ -130,7 +128,7 @@ CONFIGS = [
         ('phases=None', 'phases'), ('phases={"steps": 3}', 'phases'),
         ('phases=({"steps": [2]},)', r'phases\[0\]\.steps'),
         ('phases=({"steps": 2, "learning_rate": 1e400},)', r'phases\[0\]\.learning_rate'))),
-    Case('main @glue --config.data.held_out=0.5', 'held_out.*means nothing'),
+    Case('main @glue --config.data.held_out=0.5', 'held_out.*has no effect'),
     Case('main @csv --config.data.held_out=0.5 --config.data.eval_source=x', 'would change'),
     Case(('main', '@glue', '--config.phases=({"steps": 1},)'), 'phases'),
     *(Case(f'main --config={file}', says) for file, says in (
@@ -290,6 +288,7 @@ OUTPUTS = [
         'main @synthetic --workdir={folder}/text.txt/run': r'--workdir=.*text\.txt',
         'main @text --config.data.dir=/proc/1/cache': r'config\.data\.dir',
         'convert {folder}/run /proc/1/new --to tf1': '/proc/1/new',
+        'convert {folder}/none {folder}/new --to tf1': 'none does not exist',
         'convert {folder}/run {folder}/cola --to huggingface': 'cola is there already',
         'predict @features --output {folder}/notes a': 'notes',
         f'predict @export --output {_HF}/model.safetensors':

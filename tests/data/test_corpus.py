@@ -70,6 +70,7 @@ def test_formats(
     ('not.txt.gz', b'Some text.\n', '', ['not.txt.gz', 'gzip']),
     ('type.jsonl', b'[1]\n', '', ['type.jsonl, line 1', 'not a JSON object']),
     ('other.jsonl', b'{"body": "a"}\n', '', ['line 1', "no field 'text'", 'config.data.text']),
+    ('list.jsonl', b'{"text": ["a"]}\n', '', ['line 1', 'text is no text']),
     ('other.csv', b'body\na\n', '', ["no column 'text'", 'config.data.text']),
     ('open', b'<doc id="7" title="T">\nT\n\nText.\n', '', ['open', 'id="7"', '</doc>']),
     ('nested', b'<doc id="7">\nT\n\nText.\n<doc id="8">\nU\n</doc>\n', '', ['id="7"', '</doc>']),

@@ -158,6 +158,7 @@ def test_processes_that_cannot_work_are_no_pages_fault(tmp_path, monkeypatch, ca
      ['cut short', '</mediawiki>']),
     ('rot.xml.bz2', b'BZh9' + bytes(500), ['cannot be read', 'Invalid data']),
     ('text.xml', b'Just text.\n' * 200, ['not a MediaWiki dump', "'Just text.'"]),
+    ('empty.xml.gz', gzip.compress(b''), ['not a MediaWiki dump', "''"]),
     ('short.xml', b'<html></html>', ['not a MediaWiki dump', '<html>']),
     ('bad.xml', _dump().replace(b'<ns>0</ns>', b'<ns>0</nx>', 1), ['line 12', 'mismatched tag']),
 ])

@@ -41,7 +41,7 @@ def test_hosts_are_told_of_each_other_and_standard_output_is_the_first_hosts():
 @pytest.mark.parametrize(('command', 'status'), [
     ('exit 0', 0),
     ('exit $((JAX_PROCESS_ID == 1 ? 2 : 0))', 2),
-    ('sleep 0.$((7 * (1 - JAX_PROCESS_ID))); exit $((3 + JAX_PROCESS_ID))', 4),  # 1 is the first
+    ('sleep $((3 * (1 - JAX_PROCESS_ID))); exit $((3 + JAX_PROCESS_ID))', 4),  # 1 is the first
     ('[ $JAX_PROCESS_ID = 0 ] || kill -9 $$', 137),
 ])
 def test_exit_status_is_that_of_the_host_that_failed_first(command, status):

@@ -149,11 +149,11 @@ def test_faults_in_one_line(run, arguments, message):
 
 @pytest.mark.parametrize(('command', 'model', 'stdin', 'message'), [
     ('fill-mask', 'pretraining', b'[MASK]\n\n', 'it is empty'),
-    ('next-sentence', 'pretraining', b'a\tb\na b\n', 'line 2: it has no two texts with a TAB'),
+    ('next-sentence', 'pretraining', b'a\tb\na b\n', 'line 2: two texts with a TAB'),
     ('tag', 'token_classification', b'a\n\xff\n', 'line 2: not UTF-8 (byte 0xff)'),
     ('features', 'base', b'a\n\xff\n', 'line 2: not UTF-8'),
     *(('answer', 'question_answering', b'a\tb\n' + line, message) for line, message in (
-        (b'a question\n', 'line 2: it has no two texts'), (b'a\tb\tc', 'it has no two texts'),
+        (b'a question\n', 'line 2: two texts with a TAB'), (b'a\tb\tc', 'two texts with a TAB'),
         (b'{"question": "a"}', 'it is no {"question":'), (b'{"question": ', 'it is no {"question"'),
         (b'{"question": "a", "context": 3}', 'a text is not a string'))),
 ], ids=str)

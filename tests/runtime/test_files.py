@@ -2,7 +2,6 @@
 
 import pathlib
 import sys
-import threading
 
 import pytest
 
@@ -92,7 +91,7 @@ def test_a_fault_that_passes_is_waited_for(
     bucket, bucket_server, monkeypatch, quick, capsys, status
 ):
     monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}/o": status})
-    threading.Timer(0.5, bucket_server.faults.clear).start()
+    monkeypatch.setattr(files.time, 'sleep', lambda seconds: bucket_server.faults.clear())
     files.as_path(f'{bucket}/x')
     assert f'waiting for {bucket} (' in capsys.readouterr().err
 

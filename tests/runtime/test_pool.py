@@ -14,9 +14,9 @@ PARENT = """
 import os, sys, time
 from bert_jax.runtime.process import process_pool
 with process_pool(2) as pool:
+    pool.submit(os.getpid).result()
     pool.submit(time.sleep, 1000)
     pool.submit(time.sleep, 1000)
-    time.sleep(1)
     os.kill(os.getpid(), 9)
 """
 

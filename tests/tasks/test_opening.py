@@ -281,6 +281,9 @@ def test_labels_that_are_numbers_get_their_names(feature, multi_label, label, id
     source = parquet(tmp_path / 'b.parquet', **columns)
     assert opened('classification', source, tmp_path, label_names='x,y,z', **own).labels == (
         'x', 'y', 'z')
+    source = put(tmp_path, 'c.csv', 'text,label\nthe,1\njohn,other\nan,0\n')
+    task = opened('classification', source, tmp_path, label_names='x,y', eval_source=True)
+    assert task.labels == ('x', 'y', 'other') and task.train.labels['labels'].tolist() == [1, 2, 0]
 
 
 def test_regression_on_pairs(tmp_path):
@@ -313,6 +316,9 @@ def test_tags_that_are_numbers_get_their_names(where, tmp_path, capsys):
     assert task.metric == 'f1' and task.labels == ('O', 'B-PER', 'I-PER')
     with pytest.raises(InputError, match='label 1 has no name in config.data.label_names'):
         opened('tagging', source, tmp_path, **own | {'label_names': 'O', 'max_malformed': 0.0})
+    source = put(tmp_path, 'null.jsonl', [{'text': WORDS[:2], 'label': ['B-PER', None]}])
+    with pytest.raises(InputError, match='1 of 1 rows are malformed .* its label is empty'):
+        opened('tagging', source, tmp_path, eval_source=True)
 
 
 POS = '\n'.join(f'{a} DT\n{b} NN\n' for a, b in zip(WORDS, WORDS[1:]))

@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import signal
-import time
 from unittest import mock
 
 import google.auth
@@ -17,6 +16,7 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.train import report as module
 from bert_jax.train.report import Goodput, Report
+from tests.conftest import wait_until
 
 
 def read(workdir):
@@ -176,14 +176,12 @@ def test_a_logger_that_fails_is_a_warning(tmp_path, monitoring, monkeypatch, cap
     response.status_code = 503
     report = Report(tmp_path, True, 0)
     report.open_loggers(['cloud_monitoring'], {})
-    for step in (1, 2, 3):
-        report.write(step, {'train/goodput': 0.5})
-        while len(received) < step:
-            time.sleep(0.01)
-        time.sleep(0.1)
+    for step in (1, 2, 3):  # it skips a record while it sends the one before
+        wait_until(lambda step=step: (
+            report.write(step, {'train/goodput': 0.5}) or len(received) >= step))
     report.close()
-    assert len(received) == 3 and 'warning: a logger' in capsys.readouterr().err
-    assert [record['step'] for record in report.records] == [1, 2, 3]
+    assert 'warning: a logger' in capsys.readouterr().err
+    assert {record['step'] for record in report.records} == {1, 2, 3}
 
 
 def test_what_is_not_installed_or_not_known_is_said(tmp_path, monkeypatch):

@@ -115,7 +115,7 @@ def test_a_step_reduces_each_gradient_once_however_often_a_parameter_is_used(oth
     """The word table is used twice, and parts of a batch are a loop."""
     data, fsdp, tensor = other.axes
     if tensor > 1:
-        return  # it adds up activations in every layer
+        pytest.skip('it adds up activations in every layer')
     in_loops, entry = other.hlo.split('\nENTRY ')
     assert not COLLECTIVE.search(in_loops)
     moved = collections.Counter()

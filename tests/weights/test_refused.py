@@ -122,7 +122,7 @@ HUGGINGFACE = [
     ('classification', config(id2label={'0': 'a', '1': 'b'}), "['a', 'b'] for 3 outputs"),
     ('classification', config(id2label={'0': 'a', '1': 'b', '3': 'c'}), 'does not map 0, 1'),
     ('classification', config(problem_type='regression'), '3 outputs'),
-    ('pretraining', rewrite(WEIGHTS, half), 'no whole safetensors file', 'download'),
+    ('pretraining', rewrite(WEIGHTS, half), 'not a complete safetensors file', 'download'),
     ('shards', lose('model-1.safetensors'), 'model-1.safetensors is missing'),
     ('shards', rewrite(INDEX, lambda data: data.replace(b'predictions.bias', b'predictions.other')),
      'has no tensor cls.predictions.other'),
