@@ -29,7 +29,7 @@ run() {
 
 # The comment block at the head of the calling script is its --help.
 usage() {
-  sed -nE '2,/^([^#]|$)/s/^# ?//p' "$0"
+  sed -nE '2,/^([^#]|$)/s/^# ?//p' "${root:?}/launch/${0##*/}"
 }
 
 # Of --tool: what is run instead of training.

@@ -12,6 +12,7 @@
 #     launch/gke.sh stop    NAME                  ends the run: SIGTERM, at which it saves
 #     launch/gke.sh delete  NAME --cluster=CLUSTER --location=PLACE
 #                                                 the run and the node pools, with what they cost
+#                                                 (with the --slices=N of create)
 #
 # Options, before the --:
 #     --topology=GENERATION:SHAPE     as preflight takes it: v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16

@@ -46,6 +46,8 @@ if [ "${1:-}" = job ]; then # as sbatch runs it, in the folder from which it was
 fi
 
 cd "$(dirname "$0")/.."
+# shellcheck disable=SC2034  # for common.sh
+root=$PWD
 # shellcheck source=launch/common.sh
 . launch/common.sh
 verb=${1:-}
