@@ -56,7 +56,7 @@ Role = Literal['shape', 'computes', 'trains']
 SIZE = count(2**24)
 DEPTH = count(4096)  # each layer is compiled
 SMALL = Range(0, 1, without=(0, 1))
-SHARE = Range(0, 1, without=(1,))
+BELOW_1 = Range(0, 1, without=(1,))
 
 # Settings of the computation in `config.model`; the first value is the default. They affect
 # rounding at most, so a run may resume with others.
@@ -158,12 +158,12 @@ class BertConfig:
     initializer_range: float = _option(
         'trains', SMALL, 0.02, 'initializer_range', 'initializer_range')
     hidden_dropout: float = _option(
-        'trains', SHARE, 0.1, 'hidden_dropout_prob', 'hidden_dropout_prob')
+        'trains', BELOW_1, 0.1, 'hidden_dropout_prob', 'hidden_dropout_prob')
     attention_dropout: float = _option(
-        'trains', SHARE, 0.1, 'attention_probs_dropout_prob', 'attention_probs_dropout_prob')
+        'trains', BELOW_1, 0.1, 'attention_probs_dropout_prob', 'attention_probs_dropout_prob')
     # Before the layer of a downstream task.
     classifier_dropout: float = _option(
-        'trains', SHARE, 0.1, 'classifier_dropout', Spelling('classifier_dropout', ours=True))
+        'trains', BELOW_1, 0.1, 'classifier_dropout', Spelling('classifier_dropout', ours=True))
 
     @property
     def head_dim(self) -> int:

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from bert_jax.config.bert_config import COMPUTATION, OPTIONS, Allowed, Range, count
+from bert_jax.config.bert_config import BELOW_1, COMPUTATION, OPTIONS, Allowed, Range, count
 
 # Tasks that read a field: pre-training, all others, or some with files of your own.
 PRETRAINING, LABELLED = ('pretrain', 'synthetic'), ('downstream tasks',)
@@ -31,7 +31,7 @@ class Field(NamedTuple):
     read_by: tuple[str, ...] = ()
 
 
-_SHARE, _BELOW_1 = Range(0, 1), Range(0, 1, without=(1,))
+_SHARE = Range(0, 1)
 _SWITCH = (False, True)
 _WINDOWS = ('', 'first', 'mean', 'max')  # data.pairs.WINDOWS
 _FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four',
@@ -80,7 +80,7 @@ FIELDS: Mapping[str, Field] = {
     # The held-out text, or the file that is scored; empty: `held_out` of `source`, the folder's.
     'data.eval_source': Field('', 'path'),
     # Share of the text or file that is held out for evaluation.
-    'data.held_out': Field(0.01, _BELOW_1, (*PRETRAINING, *_OWN_FILES)),
+    'data.held_out': Field(0.01, BELOW_1, (*PRETRAINING, *_OWN_FILES)),
     # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
     # `vocab_size`.
     'data.vocab_file': Field('', 'path'),
@@ -160,8 +160,8 @@ FIELDS: Mapping[str, Field] = {
     # they are: 'embeddings|layer_[0-3]/'.
     'optimizer.frozen': Field('', 'text'),
     'optimizer.weight_decay': Field(0.01, Range(0, 1000)),  # not on biases and LayerNorm
-    'optimizer.b1': Field(0.9, _BELOW_1),  # b1, b2 and eps are of the first four optimizers
-    'optimizer.b2': Field(0.999, _BELOW_1),
+    'optimizer.b1': Field(0.9, BELOW_1),  # b1, b2 and eps are of the first four optimizers
+    'optimizer.b2': Field(0.999, BELOW_1),
     'optimizer.eps': Field(1e-6, _SHARE),
     'optimizer.clip_norm': Field(1.0, Range(0, 1e9)),  # global gradient norm; 0: no clipping
 
@@ -183,7 +183,7 @@ FIELDS: Mapping[str, Field] = {
     'classification.separator': Field(',', 'text'),  # between them, where they stand in one cell
     # Of one label an example: 'balanced' (inverse to their frequency), or 'LABEL=2.5, ...'.
     'classification.class_weights': Field('', 'elsewhere'),
-    'classification.label_smoothing': Field(0.0, _BELOW_1),
+    'classification.label_smoothing': Field(0.0, BELOW_1),
     **{f'{task}.{name}': field
        for task, rows in (('classification', _TEXTS), ('regression', _TEXTS),
                           ('conll', _TAGGING), ('tagging', _TAGGING))

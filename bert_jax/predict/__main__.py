@@ -436,7 +436,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    form: Any = {'formatter_class': argparse.RawDescriptionHelpFormatter}
+    form: Any = {
+        'formatter_class': argparse.RawDescriptionHelpFormatter, 'allow_abbrev': False}
     parser = _Parser(prog='python -m bert_jax.predict', description=__doc__, **form)
     subparsers = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
     for name, (run, flags) in _COMMANDS.items():

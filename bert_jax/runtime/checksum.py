@@ -59,7 +59,8 @@ def leaves(tree: Any) -> dict[str, Any]:
 
 
 def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
-    """One uint32 for each array, sorted by name; a change of a single element always changes it."""
+    """One uint32 for each array, sorted by name; a change of one element always changes it (of an
+    array of at most 32 bits)."""
     sums = [_compute(arrays[name], checksum, checksum_on_device) for name in sorted(arrays)]
     return np.array(jax.device_get(sums), np.uint32)
 

@@ -365,14 +365,14 @@ def open_folder(
     """
     folder = as_path(named)
     _check_writable(folder, f'{flag}={named}', make=True)
-    others = [path.name for path in children(folder) if not is_by_the_way(path)]
+    others = [path.name for path in children(folder) if not is_incidental(path)]
     if others and not is_ours(folder):
         raise InputError(f'{named} holds something else ({", ".join(others[:3])}): give another '
                          f'{flag}, nothing is written over')
     return folder
 
 
-def is_by_the_way(path: Path) -> bool:
+def is_incidental(path: Path) -> bool:
     """Whether a file does not count as content of a folder: hidden files and logs."""
     return path.name.startswith('.') or path.suffix in ('.log', '.out', '.err') or (
         path.name == 'log.txt')

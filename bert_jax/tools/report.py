@@ -59,7 +59,7 @@ from bert_jax.train.report import count, duration, read_records
 from bert_jax.train.sharding import Layout
 from bert_jax.train.step import parameters_of
 from bert_jax.train.workdirs import read_run_fields
-from bert_jax.weights.run_directory import read_description, whole_steps
+from bert_jax.weights.run_directory import read_description, saved_steps
 
 Words = list[tuple[str, list[tuple[str, float]]]]  # words, each with guesses and probabilities
 Examples = dict[str, Any]  # `masked words`, `attention`: what the weights can make
@@ -118,7 +118,7 @@ class RunRecords:
             r for r in self.records if any(name.startswith('eval/') for name in r)]
         self.metric = str(self.fields.get('metric', ''))
         metric = f'eval/{self.metric}'
-        self.keeps_best = bool(self.evaluations and whole_steps(folder / 'best')) and all(
+        self.keeps_best = bool(self.evaluations and saved_steps(folder / 'best')) and all(
             metric in record for record in self.evaluations)
         chosen = (max(self.evaluations, key=lambda r: r[metric]) if self.keeps_best
                   else self.evaluations[-1] if self.evaluations else {})

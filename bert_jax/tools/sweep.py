@@ -182,7 +182,7 @@ class Sweep:
         Raises:
           InputError: it is of another config, whose results would pass for ours.
         """
-        names = {path.name for path in files.children(self.path) if not files.is_by_the_way(path)}
+        names = {path.name for path in files.children(self.path) if not files.is_incidental(path)}
         files.open_folder(
             self.path, '--workdir', lambda _: 'sweep.json' in names or names == {'runs'})
         path, runs = self.path / 'sweep.json', self.path / 'runs'

@@ -35,12 +35,12 @@ from bert_jax.train.program import Program, build_program, check_memory, numbers
 from bert_jax.train.report import Goodput, Profile, Report, count, duration
 from bert_jax.train.step import Batch, Phase, TrainState, TrainStep, make_verify, num_params
 from bert_jax.weights import load_weights
-from bert_jax.weights.run_directory import describe_run, read_description, whole_steps
+from bert_jax.weights.run_directory import describe_run, read_description, saved_steps
 from bert_jax.weights.warm_start import warm_start
 
 # The plateau gate arms after 25 % of training, clamped to these numbers of steps.
 _SETTLED, _SETTLED_LEAST = 20_000, 1_000
-# Metrics of a step that are no sums over its batch.
+# Step metrics that are not sums over the batch.
 _OF_A_STEP = ('loss', 'grad_norm', 'learning_rate')
 # Paths may differ between hosts; `identity` compares the contents.
 _PLACES = ('data.vocab_file', 'data.add_tokens', 'data.dir', 'data.local_dir', 'data.tfds_dir')
@@ -59,7 +59,7 @@ def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Program:
     published = None
     if config.init_checkpoint:
         # A run that has begun restores its parameters and knows the model's description.
-        all_begun = all(whole_steps(workdir / 'checkpoints') for workdir in workdirs)
+        all_begun = all(saved_steps(workdir / 'checkpoints') for workdir in workdirs)
         published = (
             read_description(workdirs[0]) if all_begun else load_weights(config.init_checkpoint))
     config = config_lib.complete(config, published)
@@ -102,7 +102,7 @@ def train_run(
         'inference': dict(task.inference), 'identity': task.identity(),
     }
     if config.init_checkpoint:  # of a run that may go on, or be made anew
-        steps = whole_steps(files.as_path(config.init_checkpoint) / 'checkpoints')
+        steps = saved_steps(files.as_path(config.init_checkpoint) / 'checkpoints')
         for path in sorted(steps, key=lambda path: int(path.name))[-1:]:
             manifest = (path / 'default' / 'manifest.ocdbt').read_bytes()  # other files every time
             resolved |= {'init_step': int(path.name), 'init_saved': zlib.crc32(manifest)}

@@ -135,11 +135,11 @@ class Gates:
             kind)
 
     def _lasting(
-        self, name: str, speaks: bool, step: int, value: float, line: str, about: str = ''
+        self, name: str, active: bool, step: int, value: float, line: str, about: str = ''
     ) -> list[Alarm]:
         """An alarm about a state, given once until the state ends."""
         key = name + about
-        if not speaks:
+        if not active:
             self._raised.discard(key)
         elif key not in self._raised:
             self._raised.add(key)

@@ -12,10 +12,10 @@ from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, check_deletion, is_by_the_way, open_folder
+from bert_jax.runtime.files import Path, check_deletion, is_incidental, open_folder
 from bert_jax.runtime.lease import Claim, claimed
 from bert_jax.weights.formats import find_vocabulary
-from bert_jax.weights.run_directory import read_config, whole_steps
+from bert_jax.weights.run_directory import read_config, saved_steps
 
 # Fields that may change at a resume without a word. The vocabulary itself is compared.
 _FREE_TO_CHANGE = (
@@ -53,10 +53,10 @@ def opened(workdir: Path) -> contextlib.AbstractContextManager[Claim | None]:
 
 def _is_run(workdir: Path) -> bool:
     """Whether a folder is a run directory, perhaps one of a run that was killed at its start."""
-    saved = any(whole_steps(workdir / name) for name in ('checkpoints', 'best'))
+    saved = any(saved_steps(workdir / name) for name in ('checkpoints', 'best'))
     if not saved and not (workdir / 'config.json').exists():
         return all(
-            path.name in _BEGUN or path.name.startswith('events.out.') or is_by_the_way(path)
+            path.name in _BEGUN or path.name.startswith('events.out.') or is_incidental(path)
             for path in files.children(workdir))
     try:
         config = read_config(workdir)
@@ -89,7 +89,7 @@ def check_resumable(
         return
     workdir.mkdir(parents=True, exist_ok=True)
     check_deletion(workdir)
-    saved = [*whole_steps(workdir / 'checkpoints'), *whole_steps(workdir / 'best')]
+    saved = [*saved_steps(workdir / 'checkpoints'), *saved_steps(workdir / 'best')]
     if not saved or not (workdir / 'config.json').exists():
         return
     newest = max(int(path.name) for path in saved)

@@ -76,7 +76,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     config, config_file = read_config(workdir), workdir / 'config.json'
     hint = formats.check_head(config.get('head', ''), config_file, any_head)
     if step is None:
-        steps = whole_steps(workdir / 'best') or whole_steps(workdir / 'checkpoints')
+        steps = saved_steps(workdir / 'best') or saved_steps(workdir / 'checkpoints')
         if not steps:
             raise InputError(f'{workdir} has no checkpoint to read: ' + (
                 'its sweep deleted them, as other runs are better: the best is WORKDIR/winner, and '
@@ -137,7 +137,7 @@ def describe_run(workdir: Path, fields: dict[str, Any], vocab_file: Path | None)
     files.write_whole(workdir / 'config.json', text)
 
 
-def whole_steps(folder: Path) -> list[Path]:
+def saved_steps(folder: Path) -> list[Path]:
     """The checkpoints `FOLDER/STEP` that were saved to their end.
 
     On a disk orbax renames; in a bucket it writes in place, and this file when it is done.
