@@ -114,11 +114,12 @@ def main() -> None:
         law = laws[column, recipe] = fit([x.flops for x in used], [x.distance for x in used])
         shown = (lambda y: f'{y:.2f}') if column == 'ppl' else (lambda y: f'{100 - y:.1f}')
         held = sorted({x.flops for x in ours if x.scale == args.held_out})
-        for flops in held + [args.at] * bool(args.at):
+        for flops in held + [args.at] * bool(args.at) or [max(x.flops for x in used)]:
             middle, *ends = map(shown, law.at(flops))
+            low, high = sorted(ends, key=float)
             seen = ', '.join(shown(x.distance) for x in ours if x.flops == flops)
             print(f'| {column} | {recipe} | {law.num} | {-law.slope:.3f} | {law.deviation:.1%} | '
-                  f'{flops:.1e} | {middle} ({min(ends)} to {max(ends)}) | {seen} |')
+                  f'{flops:.1e} | {middle} ({low} to {high}) | {seen} |')
     if args.output:
         draw(args.output, panels, laws, args.held_out)
 

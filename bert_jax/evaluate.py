@@ -37,7 +37,7 @@ from bert_jax.config import complete, data_config_of
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import PRETRAINING, section_of
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, open_folder, read_json, write_whole
+from bert_jax.runtime.files import Path, as_path, open_folder, write_whole
 from bert_jax.runtime.process import error_boundary
 
 # What decides which examples there are, how they are cut, and what is predicted of them; so does
@@ -81,9 +81,7 @@ def evaluate(
             'its directory; this scores downstream tasks')
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
-    result = workdir / 'result.json'
-    open_folder(workdir, '--workdir', lambda _: result.exists() and (
-        read_json(result, 'delete it').get('models') == list(map(str, models))))
+    open_folder(workdir, '--workdir', lambda folder: (folder / 'result.json').exists())
     runs = [read_run_fields(as_path(model)) for model in models] if len(models) > 1 else []
     for model, fields in zip(models, runs):
         for name, value in runs[0].items():
@@ -185,8 +183,7 @@ def main(argv: list[str]) -> None:
         config, _ = parse_command(options, __doc__ or '', f, config)
         run = f'{first.parent.parent.name}-' if first.parent.name == 'checkpoints' else ''
         workdir = f.workdir or f'runs/evaluate-{run}{first.name}'
-        scores = evaluate(
-            config, models, as_path(workdir), labels_by_position=f.labels_by_position)
+        scores = evaluate(config, models, as_path(workdir), labels_by_position=f.labels_by_position)
         print(f'predictions: {workdir}')
         print('result ' + json.dumps(scores))
 

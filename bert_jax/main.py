@@ -53,8 +53,7 @@ def main(argv: list[str]) -> None:
                     claim.check()
                 return guard.should_stop(step)
 
-            result = train_run(
-                open_run(config, [workdir]), workdir, should_stop, watch=guard.watch)
+            result = train_run(open_run(config, [workdir]), workdir, should_stop, watch=guard.watch)
         guard.finish()
     except (Stopped, Exception) as error:
         message, status = answer(error, workdir, workdir if hosts.first() else None)

@@ -321,7 +321,7 @@ def test_rates_fall_with_the_distance_from_the_head():
 def test_weights_of_layers_that_a_tagger_adds_up_are_of_no_layer():
     params = {'bert': {'encoder': {'layer_0': {'bias': jnp.ones(2)}}},
               'features': {'layer_weights': jnp.ones(2)}}
-    of_two = optimizers.scale_by_depth(0.5, [('layer_0',), ('layer_1',)])  # the other is frozen
+    of_two = optimizers.scale_by_depth(0.5, [('encoder', f'layer_{i}') for i in (0, 1)])
     moved, _ = of_two.update(params, None)
     assert moved['features']['layer_weights'].tolist() == [1, 1]
     assert moved['bert']['encoder']['layer_0']['bias'].tolist() == [0.25, 0.25]

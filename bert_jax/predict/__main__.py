@@ -151,7 +151,8 @@ class Texts:
                             byte = error.object[error.start]
                             yield Row(number, [], f'not UTF-8 (byte 0x{byte:02x}): convert it')
             except (EOFError, OSError, zlib.error) as error:
-                raise InputError(f'{self._name} is damaged ({error}); copy it again') from None
+                raise InputError(f'{self._name} cannot be read ({error}): check the path, or copy '
+                                 'it again') from None
             if not number:
                 raise InputError(f'{self._name} has no texts: write one a line')
 
@@ -436,8 +437,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    form: Any = {
-        'formatter_class': argparse.RawDescriptionHelpFormatter, 'allow_abbrev': False}
+    form: Any = {'formatter_class': argparse.RawDescriptionHelpFormatter, 'allow_abbrev': False}
     parser = _Parser(prog='python -m bert_jax.predict', description=__doc__, **form)
     subparsers = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
     for name, (run, flags) in _COMMANDS.items():

@@ -66,8 +66,7 @@ def parquet_files(named: str) -> list[str]:
                        if any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns))
         # A folder with several splits is not one of them: test rows would be trained on.
         is_one = found and (path.endswith('.parquet') or len(set(map(_split, found))) == 1)
-        there = found or hub.HfApi().list_repo_files(
-            name, revision=revision, repo_type='dataset')
+        there = found or hub.HfApi().list_repo_files(name, revision=revision, repo_type='dataset')
     if not is_one:
         parts = sorted({_split(file) for file in there if file.endswith('.parquet')})
         raise InputError(

@@ -38,6 +38,7 @@ class Claim:
     Attributes:
       holder: the process that has the folder, as the last failed attempt saw it.
       known_alive: whether that process is known to be at work.
+      lost: whether another process has taken the folder from this one.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):

@@ -7,7 +7,6 @@ labels, in another order for MNLI.
 """
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -93,7 +92,7 @@ def read_glue(
 
     Args:
       name: of the task.
-      source: holds `CoLA/`, `MRPC/` and so on; or the file, such as
+      source: holds `CoLA/`, `MRPC/` and so on; or `hf:datasets/nyu-mll/glue`; or the file, such as
         `hf:datasets/nyu-mll/glue/mrpc/train`.
       split: train, dev, test; of mnli dev_matched and so on.
       required: whether its file has to be there; else None where it is not.
@@ -107,7 +106,9 @@ def read_glue(
     if name == 'ax':  # in one edition of the download; AX/AX.tsv in another
         stems = ['diagnostic', 'AX']
         folder = folder if as_path(folder).is_dir() else os.path.join(source, 'AX')
-    if not source.startswith('hf:') and not as_path(source).is_file():
+    if source.startswith('hf:') and source.count('/') == 2:  # the data set, not a split of it
+        path = f"{source}/{name}/{split.replace('dev', 'validation')}"
+    elif not source.startswith('hf:') and not as_path(source).is_file():
         names = [f'{stem}.{ending}' for stem in stems for ending in ('tsv', 'jsonl')]
         path = table.find_file(folder, names, required=required)
     if not path:
@@ -161,8 +162,7 @@ def open_glue(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
         folder = labelled.one_source(
             config, f'the folder of the benchmark, with {task.folder}/ in it')
         if folder.startswith('hf:'):  # it may name this task, or a split of it
-            whole = re.split(f'/{task.name}(?:/|$)', folder)[0]
-            folder = f"{whole}/{name}/{split.replace('dev', 'validation')}"
+            folder = '/'.join(folder.split('/')[:3])
         if split != 'train' and as_path(folder).is_file():
             raise InputError('config.data.eval_source is empty: name the file to evaluate on')
         return read_glue(name, folder, split, required=split in ('train', dev[0]),

@@ -313,8 +313,7 @@ class PretrainTask:
     def guessing(self) -> dict[str, float]:
         """Metrics of guessing each word as often as it occurs, if that is known."""
         loss, kind = self.data.frequency_loss(), 'lm' if self._config.model.causal else 'mlm'
-        return {} if loss is None else {
-            f'{kind}_loss': loss, f'{kind}_perplexity': math.exp(loss)}
+        return {} if loss is None else {f'{kind}_loss': loss, f'{kind}_perplexity': math.exp(loss)}
 
     def objective(self, bert: ModelConfig) -> Pretraining:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)

@@ -89,14 +89,15 @@ class Names:
                              'train on several at once')
         name = table.named(table.label_of(cell), self.numbered)
         if self.only and name not in self.names:
-            raise InputError(
-                f"unknown label '{name}'; known are {', '.join(self.names)}: mend it")
+            raise InputError(f"unknown label '{name}'; known are {', '.join(self.names)}: mend it")
         return [name]
 
     def array(self, labels: Sequence[list[str]]) -> np.ndarray:
         """[n] or [n, L] of the names of all examples of a file."""
         self.met = {name for names in labels for name in names}
-        self.names = self.names or (*self.numbered, *_in_order(self.met - set(self.numbered)))
+        known = set(self.numbered)
+        others = self.met - known if self.met & known or not known else set()  # else none is known
+        self.names = self.names or (*self.numbered, *_in_order(others))
         unseen = self.met - set(self.names)
         self.unseen |= unseen
         ids = {name: i for i, name in enumerate([*self.names, *sorted(unseen)])}

@@ -175,7 +175,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def report(results: Sequence[Result], path: str, command: Sequence[str]) -> None:
     """Prints the table and, if a path is given, writes the JSON."""
     hardware = {
-        'cpu': processor(), 'cores': os.cpu_count(),
+        'cpu': processor(),
+        'cores': len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count(),
         'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
     }
     if path:

@@ -114,8 +114,7 @@ class RunRecords:
         self.name, self.folder, self.num_params = name, folder, 0
         self.records = read_records(folder / 'metrics.jsonl')
         self.fields: dict[str, Any] = read_run_fields(folder)
-        self.evaluations = [
-            r for r in self.records if any(name.startswith('eval/') for name in r)]
+        self.evaluations = [r for r in self.records if any(name.startswith('eval/') for name in r)]
         self.metric = str(self.fields.get('metric', ''))
         metric = f'eval/{self.metric}'
         self.keeps_best = bool(self.evaluations and saved_steps(folder / 'best')) and all(

@@ -345,12 +345,11 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
             return True
         run = sweep.run(member)
         try:
-            with _open_log(run / 'log.txt') as log, contextlib.redirect_stdout(log):
+            with _open_log(run / 'log.txt', claim) as log, contextlib.redirect_stdout(log):
                 if shared != (ours := member.without(*_ARGUMENTS)):
                     program, shared = None, ours  # frees the last one's memory
                     alike = [sweep.run(m) for m in todo if m.without(*_ARGUMENTS) == shared]
-                    program = open_run(
-                        member_config(sweep.config, sweep.overrides, member), alike)
+                    program = open_run(member_config(sweep.config, sweep.overrides, member), alike)
                 _train(sweep, member, claim, program, should_stop)
         finally:
             claim.release()
@@ -364,8 +363,8 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
 
 
 @contextlib.contextmanager
-def _open_log(path: Path) -> Iterator[IO[str]]:
-    """The log of a run; in a bucket it is written when the run ends."""
+def _open_log(path: Path, claim: Claim) -> Iterator[IO[str]]:
+    """The log of a claimed run; in a bucket it is written when the run ends."""
     if not files.in_bucket(path):
         with open(path, 'a', encoding='utf-8', buffering=1) as log:
             yield log
@@ -375,7 +374,8 @@ def _open_log(path: Path) -> Iterator[IO[str]]:
     try:
         yield text
     finally:
-        files.write_whole(path, text.getvalue())
+        if not claim.lost:
+            files.write_whole(path, text.getvalue())
 
 
 def _train(
@@ -391,8 +391,7 @@ def _train(
     config = ConfigDict(program.config.copy_and_resolve_references())
     with config.unlocked():
         config.update_from_flattened_dict({name: own[name] for name in _ARGUMENTS})
-    program = dataclasses.replace(
-        program, config=config, task=program.task.with_seed(config.seed))
+    program = dataclasses.replace(program, config=config, task=program.task.with_seed(config.seed))
 
     def stop(step: int) -> bool:
         claim.check()

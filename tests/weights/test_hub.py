@@ -192,7 +192,7 @@ def test_what_is_wrong_is_one_line(hub):
 GLUE = """
 import json
 from bert_jax.tasks.glue import read_glue
-x = read_glue('mnli', 'hf:datasets/nyu-mll/glue/mnli/validation_matched', 'dev')
+x = read_glue('mnli', 'hf:datasets/nyu-mll/glue', 'dev_matched')
 print(json.dumps([x.texts, x.labels.tolist(), x.ids]))
 """
 
