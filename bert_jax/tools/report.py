@@ -524,7 +524,7 @@ def _downstream(
         number = numbers.get(os.path.abspath(run.fields.get('init_checkpoint') or '/'))
         if number is not None and run.finished and run.evaluations:
             settings = str(sorted(item for item in run.fields.items() if not item[0].startswith(
-                ('seed', 'init_checkpoint', 'init_step', 'data.vocab_file', *_BESIDE))))
+                ('seed', 'init_', 'data.vocab_file', *_BESIDE))))
             score, task = run.evaluations[-1][f'eval/{run.metric}'], str(run.fields['task'])
             found.setdefault(task, {}).setdefault(settings, {}).setdefault(number, []).append(
                 score if task.startswith('squad') else 100 * score)

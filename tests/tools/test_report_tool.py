@@ -67,7 +67,7 @@ def test_the_board(runs, tmp_path):
     tuned = [write(f'{seed} {rate}', ['{"step": 2, "eval/accuracy": 0.99}',
                                       f'{{"step": 4, "eval/accuracy": {score}}}'],
                    task='sst2', metric='accuracy', train={'steps': 4}, init_checkpoint=starts[seed],
-                   optimizer={'learning_rate': rate})
+                   optimizer={'learning_rate': rate}, init_saved=seed)
              for seed, rate, score in ((0, 1e-3, 0.8), (1, 1e-3, 0.9), (1, 1e-4, 0.95))]
     report.main(['--board', *starts, *tuned, f'--output={tmp_path}/board.md'])
     head, _, ours, tiny_, _ = ([cell.strip() for cell in line.split('|')[1:-1]] for line in (
