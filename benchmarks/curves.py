@@ -1,7 +1,7 @@
 """Fits what recipes reach over their FLOPs, from the tables of tools.paper.
 
-    python -m benchmarks.curves runs/tiny/figure_loo.json runs/between/table_loo4.json \\
-        --held-out=mini --at=2.2e14 --output=curves.png
+    python -m benchmarks.curves runs/paper-tiny/figure_loo.json runs/paper-between/table_b.json \\
+        --held-out=between --output=curves.png
 
 For each recipe (the NAME of configs/efficient_pretrain.py without its share, rate and scale; rows
 of several sizes belong together) a power law, distance = a * FLOPs ** -b, by least squares of the
@@ -57,7 +57,7 @@ class Law(NamedTuple):
         middle = self.height + self.slope * x
         error = self.deviation * math.sqrt(1 + 1 / self.num + x**2 / self.spread)
         reach = error * stats.t.ppf(0.975, self.num - 2)
-        return tuple(math.exp(y) for y in (middle, middle - reach, middle + reach))  # type: ignore[return-value]
+        return tuple(math.exp(y) for y in (middle, middle - reach, middle + reach))
 
 
 def points(record: dict[str, Any], column: str) -> list[Point]:

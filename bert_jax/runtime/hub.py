@@ -16,7 +16,8 @@ from bert_jax.runtime.errors import InputError, Unavailable, first_line
 
 _MODEL_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
 # A revision holds slashes only where the hub keeps its own Parquet copy of a data set.
-_DATASET = re.compile(r'hf:datasets/([^/@]+/[^/@]+)(?:@(refs/convert/\w+|[^/]+))?/?(.*)')
+# Name, revision and path of a data set.
+DATASET = re.compile(r'hf:datasets/([^/@]+/[^/@]+)(?:@(refs/convert/\w+|[^/]+))?/?(.*)')
 
 
 def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -51,7 +52,7 @@ def parquet_files(named: str) -> list[str]:
     """
     if not named.startswith('hf:'):
         return [named]
-    match = _DATASET.fullmatch(named)
+    match = DATASET.fullmatch(named)
     if not match:
         raise InputError(f'{named}: write hf:datasets/ORG/NAME/PATH, such as '
                          'hf:datasets/nyu-mll/glue/mrpc/train')

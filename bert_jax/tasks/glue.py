@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
+from bert_jax.runtime.hub import DATASET
 from bert_jax.tasks import labelled, table
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.texts import Names, Numbers, TextExamples, read_texts, text_task
@@ -106,7 +107,7 @@ def read_glue(
     if name == 'ax':  # in one edition of the download; AX/AX.tsv in another
         stems = ['diagnostic', 'AX']
         folder = folder if as_path(folder).is_dir() else os.path.join(source, 'AX')
-    if source.startswith('hf:') and source.count('/') == 2:  # the data set, not a split of it
+    if (on_hub := DATASET.fullmatch(source)) and not on_hub[3]:  # all of it, not a split
         path = f"{source}/{name}/{split.replace('dev', 'validation')}"
     elif not source.startswith('hf:') and not as_path(source).is_file():
         names = [f'{stem}.{ending}' for stem in stems for ending in ('tsv', 'jsonl')]
@@ -161,8 +162,8 @@ def open_glue(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
                 config, f'glue/{name}', split.replace('dev', 'validation')))
         folder = labelled.one_source(
             config, f'the folder of the benchmark, with {task.folder}/ in it')
-        if folder.startswith('hf:'):  # it may name this task, or a split of it
-            folder = '/'.join(folder.split('/')[:3])
+        if on_hub := DATASET.fullmatch(folder):  # it may name this task, or a split of it
+            folder = folder[: on_hub.start(3)].rstrip('/')
         if split != 'train' and as_path(folder).is_file():
             raise InputError('config.data.eval_source is empty: name the file to evaluate on')
         return read_glue(name, folder, split, required=split in ('train', dev[0]),
