@@ -341,9 +341,7 @@ def _wikiextractor(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
             offset += len(document) + len(b'</doc>')
 
 
-def _rows(
-    read: Callable[..., Iterator[table.Row]], path: str, column: str
-) -> Iterator[Document]:
+def _rows(read: Callable[..., Iterator[table.Row]], path: str, column: str) -> Iterator[Document]:
     """A document a row, whose `column` holds paragraphs in lines."""
     for row in read(path, [column]):
         cell = row.cells[0] if row.cells else None

@@ -14,10 +14,7 @@ from bert_jax.text.vocab import Vocab
 MASKINGS = ('pieces', 'words', 'ngrams', 'spans')
 # Distribution of run lengths in words, from 1: n-grams as in ALBERT (Lan et al., 2019, equation
 # 1), spans as in SpanBERT (Joshi et al., 2019, section 3.1: geometric, p = 0.2, at most 10).
-_LENGTHS = {
-    'ngrams': 1 / np.arange(1, 4),
-    'spans': 0.2 * 0.8 ** np.arange(10),
-}
+_LENGTHS = {'ngrams': 1 / np.arange(1, 4), 'spans': 0.2 * 0.8 ** np.arange(10)}
 _LAST = np.uint32(0xFFFFFFFF)  # sort key of positions that are not chosen
 # Purposes of draws, so that no two decisions share one.
 _ORDER, _REPLACE, _RANDOM_PIECE, _REPLACE_SPAN, _LENGTH, _BACKWARDS = range(1, 7)

@@ -344,8 +344,7 @@ _JOURNAL_SECONDS = 10.0
 
 def store_fingerprint(source: Source, tokenizer: Any) -> str:
     """The name of a source's store: of its content, the vocabulary and the rules."""
-    return name_of(
-        [FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint])
+    return name_of([FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint])
 
 
 def build_store(

@@ -191,11 +191,9 @@ def _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, with_gr
         ).astype(hidden_MxH.dtype)
         # A product with ones: a sum would be a pass of its own over the array.
         ones_Mx8 = jnp.ones((len(labels_M), 8), d_logits.dtype)
-        d_bias, *_ = jnp.einsum(
-            'MV,ME->EV', d_logits, ones_Mx8, preferred_element_type=jnp.float32)
+        d_bias, *_ = jnp.einsum('MV,ME->EV', d_logits, ones_Mx8, preferred_element_type=jnp.float32)
         d_hidden_MxH = jnp.einsum('MV,VH->MH', d_logits, table_VxH.astype(d_logits.dtype))
-        d_table = jnp.einsum(
-            'MV,MH->VH', d_logits, hidden_MxH, preferred_element_type=jnp.float32)
+        d_table = jnp.einsum('MV,MH->VH', d_logits, hidden_MxH, preferred_element_type=jnp.float32)
         return jax.tree.map(jnp.add, carry, (*sums, d_table, d_bias)), d_hidden_MxH
 
     # Rows and slots as one dim: a TPU would pad 20 slots to whole tiles.

@@ -221,9 +221,7 @@ def disagreement(name: str, rate: float) -> float:
             attention_dropout=rate, dtype='bfloat16', attention=name)
 
         @jax.jit
-        def run(
-            qkv: jax.Array, bias: jax.Array, d_context: jax.Array
-        ) -> tuple[jax.Array, ...]:
+        def run(qkv: jax.Array, bias: jax.Array, d_context: jax.Array) -> tuple[jax.Array, ...]:
             context, pull = jax.vjp(
                 lambda x, b: attend(x, b, segments, rows, 0, config=config), qkv, bias)
             return context, *pull(d_context)

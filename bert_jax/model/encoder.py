@@ -207,8 +207,7 @@ class Bert(nn.Module):
             `cls_positions` index into P. The last layer computes queries and outputs there only, a
             quarter of its work for the other positions.
         """
-        embedded_BxSxH = self.embeddings(
-            input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
+        embedded_BxSxH = self.embeddings(input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
         layers = self.encoder(embedded_BxSxH, sequence_ids_BxS, rows_Bx2, wanted_BxP)
         x_BxSxH = layers[-1]
         pooled = None

@@ -64,8 +64,7 @@ class Parameter(nn.LogicallyPartitioned):
         separate = self.separate_axes
         x = jnp.moveaxis(x, separate, range(len(separate)))
         out = len(separate) + self.num_in
-        return x.reshape(
-            -1, math.prod(x.shape[len(separate) : out]), math.prod(x.shape[out:]))
+        return x.reshape(-1, math.prod(x.shape[len(separate) : out]), math.prod(x.shape[out:]))
 
     def from_matrices(self, matrices: jax.Array, shape: Sequence[int]) -> jax.Array:
         """The inverse of `to_matrices` for an array of this shape."""
@@ -97,8 +96,7 @@ def path_names(path: Sequence[Any]) -> Names:
 
 def declared_parameters(boxed: Any) -> dict[Names, Parameter]:
     """The declarations of a tree of `Parameter`s, by path."""
-    leaves = jax.tree_util.tree_leaves_with_path(
-        boxed, is_leaf=lambda x: isinstance(x, Parameter))
+    leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, Parameter))
     return {path_names(path): x for path, x in leaves}
 
 
@@ -113,8 +111,28 @@ def gelu(x: jax.Array, form: str) -> jax.Array:
     if form == 'gelu_erf':
         y = y * 0.5 * (1.0 + lax.erf(y * math.sqrt(0.5)))
     else:
-        y = jax.nn.gelu(y, approximate=True)
+        y = _gelu_tanh(y)
     return y.astype(x.dtype)
+
+
+# x (1 + tanh(a x + b x^3)) / 2 (Hendrycks and Gimpel, 2016) and its derivative, in as few
+# operations as they take: on a v6e three products a layer wait for the vector unit, for them.
+_A = math.sqrt(2 / math.pi)
+_B = 0.044715 * _A
+
+
+@jax.custom_vjp
+def _gelu_tanh(x: jax.Array) -> jax.Array:
+    return x * (0.5 + 0.5 * jnp.tanh(x * (_A + _B * (x * x))))
+
+
+def _gelu_tanh_backward(x: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
+    square = x * x
+    t = jnp.tanh(x * (_A + _B * square))
+    return (dy * ((0.5 + 0.5 * t) + x * (1.0 - t * t) * (0.5 * _A + 1.5 * _B * square)),)
+
+
+_gelu_tanh.defvjp(lambda x: (_gelu_tanh(x), x), _gelu_tanh_backward)
 
 
 class Dense(nn.Module):

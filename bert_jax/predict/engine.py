@@ -185,8 +185,7 @@ class Engine:
             num_steps = -(-num_rows // most)
             even = -(-num_rows // (num_steps * self._shards)) * self._shards
             new = Shape(even, row_length, 1 << (units_a_row - 1).bit_length())
-            known = {
-                s for s in used if s.row_length == row_length and s.units_a_row >= units_a_row}
+            known = {s for s in used if s.row_length == row_length and s.units_a_row >= units_a_row}
             for shape in sorted({new, *known}):
                 work = shape.rows * row_length * self._token_cost(row_length)
                 cost = -(-num_rows // shape.rows) * (work + _STEP_COST * full)

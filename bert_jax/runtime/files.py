@@ -350,9 +350,7 @@ def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') ->
     _check_writable(target.parent, f'{flag}={path}')
 
 
-def open_folder(
-    named: str | os.PathLike[str], flag: str, is_ours: Callable[[Path], bool]
-) -> Path:
+def open_folder(named: str | os.PathLike[str], flag: str, is_ours: Callable[[Path], bool]) -> Path:
     """Creates an output folder, or accepts one with earlier results.
 
     Args:

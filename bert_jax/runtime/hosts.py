@@ -172,8 +172,7 @@ def exchange(name: str, value: str) -> list[str]:
         return [value]
     key = f'bert_jax/{next(_calls)}/{name}'
     state().client.key_value_set(f'{key}/{index()}', value)
-    return json.loads(share(
-        name, lambda: json.dumps([_get(f'{key}/{i}') for i in range(count())])))
+    return json.loads(share(name, lambda: json.dumps([_get(f'{key}/{i}') for i in range(count())])))
 
 
 def barrier(name: str) -> None:

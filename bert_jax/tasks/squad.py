@@ -629,9 +629,7 @@ def _overlap(gold: str, predicted: str) -> float:
     return (2 * precision * recall) / (precision + recall)
 
 
-def v1_scores(
-    texts: Mapping[str, str], answers: Mapping[str, Sequence[str]]
-) -> dict[str, float]:
+def v1_scores(texts: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """'exact_match' and 'f1' of SQuAD 1.1, in per cent.
 
     Args:
@@ -732,5 +730,4 @@ def prediction_files(
     }
     if null_threshold is not None:
         files['null_odds'] = {name: x.null_odds for name, x in predictions.items()}
-    return {f'{name}.json': json.dumps(content, indent=1) + '\n'
-            for name, content in files.items()}
+    return {f'{name}.json': json.dumps(content, indent=1) + '\n' for name, content in files.items()}

@@ -161,9 +161,7 @@ class WordPieceTokenizer:
             (len(t) - 2 for t in vocab.tokens if t.startswith(CONTINUATION)), default=0)
 
     @classmethod
-    def from_file(
-        cls, vocab_file: str | os.PathLike[str], lowercase: bool = True,
-    ) -> Self:
+    def from_file(cls, vocab_file: str | os.PathLike[str], lowercase: bool = True) -> Self:
         """A tokenizer of a vocabulary file; InputError where `Vocab.from_file` raises it."""
         return cls(Vocab.from_file(vocab_file), lowercase)
 

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +33,6 @@ from absl import flags, logging
 from bert_jax.config import ConfigDict, complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import PRETRAINING
-from bert_jax.config.phases import parse_duration
 from bert_jax.config.validation import validate
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, write_whole
@@ -49,21 +49,29 @@ from bert_jax.weights import load_weights
 
 Record = dict[str, Any]
 _HOW_FAR_OFF = (
-    "Bytes are the compiler's own. Hours are by its estimates, which no chip has confirmed: the "
-    'lower hide all messages behind computation, the higher none. Evaluation, saving and waiting '
-    'for data come on top.')
+    "Bytes are the compiler's own. Hours are not confirmed by a chip: the lower are by its final "
+    'schedules, with all messages hidden behind computation, the higher by its estimates, with '
+    'none. Evaluation, saving and waiting for data come on top.')
 
 
-def measure_phase(program: Program, number: int, chip: Chip) -> Record:
-    """Compiles the steps of a phase and reads memory, cycles and messages, as plain values."""
+def measure_phase(program: Program, number: int, chip: Chip, folder: str) -> Record:
+    """Compiles the steps of a phase and reads memory, cycles and messages, as plain values.
+
+    Args:
+      program: of the run.
+      number: of the phase.
+      chip: of which kind.
+      folder: where the compiler writes schedules (`preflight_hlo.write_schedules`).
+    """
     phase, mesh = program.phases[number], program.mesh
     parts = program.config.train.accumulation_steps
     rows = phase['packed_rows'] or phase['batch_size']
     name = f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})"
-    started, results = time.monotonic(), {}
+    started, results, schedules = time.monotonic(), {}, {}
     for step_name, (step, arguments) in programs.phase_calls(program, phase).items():
         say(f'compiling {step_name} of {name} for {mesh.size} {chip.name} chips ...')
         results[step_name] = programs.compile_step(step, *arguments)
+        schedules[step_name] = hlo.read_schedules(folder)
         say(f'  done, {time.monotonic() - started:.0f} s')
     (compiled, memory), (_, evaluation) = results['train'], results['evaluation']
     params, moments = device_bytes(program.state.params), device_bytes(program.state.opt_state)
@@ -91,75 +99,80 @@ def measure_phase(program: Program, number: int, chip: Chip) -> Record:
             0, int(rows_at_once * (chip.memory_bytes - fixed) / growing)),
     }
     if compiled is not None:
-        record |= _times(hlo.CompiledText(compiled.as_text()), phase, mesh.size, chip, flops,
-                         program.objective.config.attention_dropout)
+        record |= _times(
+            hlo.CompiledText(compiled.as_text()), schedules['train'], phase, mesh.size, chip, flops)
     return record
 
 
 def _times(
-    text: hlo.CompiledText, phase: Record, chips: int, chip: Chip, formula: float,
-    attention_dropout: float,
+    text: hlo.CompiledText, schedules: dict[str, hlo.Schedule], phase: Record, chips: int,
+    chip: Chip, formula: float,
 ) -> Record:
     """Cycles, messages and time of a compiled train step.
 
     Args:
       text: of the step.
+      schedules: of its instructions, by name.
       phase: of the run.
       chips: how many.
       chip: of which kind.
       formula: FLOPs of a sequence, by the formula.
-      attention_dropout: its rate.
     """
-    batch, cycles = phase['batch_size'], 0.0
-    scopes: collections.Counter[tuple[str, str]] = collections.Counter()
-    unknown: collections.Counter[tuple[str, str, int]] = collections.Counter()
+    per_sequence, schedules = chips / phase['batch_size'], text.schedules(schedules)
+    scopes: dict[tuple[str, str], Record] = {}
     for instruction, estimate in text.timed():
-        scope = hlo.scope_of(instruction.op_name)
-        if estimate is None:
-            estimate, how = kernel_cycles(text, instruction, chip, attention_dropout)
-            unknown[' '.join(scope), how, estimate] += instruction.times
-        cycles += instruction.times * estimate
-        scopes[scope] += instruction.times * estimate
+        by_schedule, unit = scheduled_cycles(
+            text, instruction, estimate, schedules.get(instruction.name), chip)
+        name, pass_ = hlo.scope_of(instruction.op_name)
+        scope = scopes.setdefault((name, pass_), {
+            'scope': name, 'pass': pass_, 'cycles_per_sequence': 0.0,
+            'scheduled_cycles_per_sequence': 0.0, 'waits': collections.Counter()})
+        times = instruction.times * per_sequence
+        scope['cycles_per_sequence'] += times * (by_schedule if estimate is None else estimate)
+        scope['scheduled_cycles_per_sequence'] += times * by_schedule
+        scope['waits'][unit] += times * by_schedule
+    ordered = sorted(scopes.values(), key=lambda scope: -scope['cycles_per_sequence'])
+    cycles, scheduled = (sum(scope[of] for scope in ordered) for of in (
+        'cycles_per_sequence', 'scheduled_cycles_per_sequence'))
     collectives = text.collectives()
     # An all-reduce sends everything twice. No overlap with computation is assumed.
     sent = sum(c['bytes'] * (2 if c['kind'] == 'all-reduce' else 1) for c in collectives)
-    seconds = {'compute': cycles / chip.clock, 'collectives': sent / chip.links}
-    step = sum(seconds.values())
+    seconds = {'compute': cycles / per_sequence / chip.clock, 'collectives': sent / chip.links,
+               'scheduled': scheduled / per_sequence / chip.clock}
+    step = seconds['compute'] + seconds['collectives']
     hours = phase['steps'] * step / 3600
     return {
-        'cycles_per_sequence': cycles * chips / batch,
-        'scopes': [
-            {'scope': scope, 'pass': pass_, 'cycles_per_sequence': total * chips / batch}
-            for (scope, pass_), total in scopes.most_common()],
-        'without_estimate': [
-            {'of': of, 'by': how, 'count': count, 'cycles': each}
-            for (of, how, each), count in unknown.items()],
+        'cycles_per_sequence': cycles, 'scheduled_cycles_per_sequence': scheduled,
+        'scopes': [scope | {'waits_for': scope.pop('waits').most_common(1)[0][0]}
+                   for scope in ordered],
         'collectives': collectives,
         'collective_bytes': sum(c['bytes'] for c in collectives),
         'seconds': seconds, 'step_seconds': step,
-        'sequences_per_second': batch / step,
-        'mfu': formula * batch / (chips * chip.peak_flops * step),
+        'sequences_per_second': phase['batch_size'] / step,
+        'mfu': formula / (per_sequence * chip.peak_flops * step),
         'hours': hours, 'chip_hours': hours * chips,
     }
 
 
-def kernel_cycles(
-    text: hlo.CompiledText, instruction: hlo.Instruction, chip: Chip, rate: float
-) -> tuple[int, str]:
-    """(Cycles, method) of an instruction without the compiler's estimate.
+def scheduled_cycles(
+    text: hlo.CompiledText, instruction: hlo.Instruction, estimate: int | None,
+    schedule: hlo.Schedule | None, chip: Chip,
+) -> tuple[float, str]:
+    """(Cycles of an instruction by its schedule and its bytes, what it waits for most).
 
-    The bytes that it moves over the memory's bandwidth bound the cycles from below. The attention
-    kernel counts by its schedule where that is more.
+    A core issues a bundle a cycle, while bytes of other trips of the loop move: the longer of the
+    two counts, and of the shorter one trip. A product takes at least its FLOPs at the peak: a v5e
+    issues them up to a fifth faster than it computes them. Without a schedule, or with loops of
+    unknown length in it, the compiler's `estimate` counts, or the bytes where there is none.
     """
-    moved = round(text.bytes_moved(instruction) / chip.bandwidth * chip.clock)
-    for name, marks_at in (('attention_forward', 3), ('attention_backward', 5)):
-        if name in instruction.name or name in instruction.op_name:
-            rows, length, width = text.operand(instruction, 0).shape
-            has_dropout = text.operand(instruction, marks_at).shape[1] > 1
-            result = hlo.attention_cycles(
-                chip.name, rows, length, width // 3, rate if has_dropout else 0.0)
-            return max((moved, 'bytes'), (result[name], 'schedule'))
-    return moved, 'bytes'
+    moved = text.bytes_moved(instruction) / chip.bandwidth * chip.clock
+    if schedule is None or (schedule.bundles[2] and estimate is not None):
+        return (moved, 'memory') if estimate is None else (estimate, '?')
+    trips = text.trips(instruction)
+    issued = schedule.bundles[0] + schedule.bundles[1] * -(-trips // hlo.num_cores(chip.name))
+    computed = min(text.product(instruction) / chip.cycle_flops, estimate or 0)
+    busy, unit = max((issued, schedule.unit), (computed, 'MXU'), key=lambda pair: pair[0])
+    return max(busy, moved) + min(busy, moved) / trips, 'memory' if moved > busy else unit
 
 
 def _gb(size: float) -> str:
@@ -182,8 +195,8 @@ def _summary(p: Record) -> dict[str, str]:
         return result
     return result | {
         'kcycles a sequence': f"{p['cycles_per_sequence'] / 1e3:,.0f}",
+        '  by the schedule': f"{p['scheduled_cycles_per_sequence'] / 1e3:,.0f}",
         '  at the peak': f"{p['floor_cycles_per_sequence'] / 1e3:,.0f}",
-        '  without estimate': str(sum(k['count'] for k in p['without_estimate'])),
         'MB of messages a step': f"{p['collective_bytes'] / 1e6:,.0f}",
         'ms a step: compute': f"{1e3 * p['seconds']['compute']:,.1f}",
         '  messages': f"{1e3 * p['seconds']['collectives']:,.1f}",
@@ -209,14 +222,13 @@ def tables(record: Record) -> str:
                 for c in phase['collectives']]
             scopes = [
                 [e['scope'], e['pass'], f"{e['cycles_per_sequence'] / 1e3:,.1f}",
-                 f"{100 * e['cycles_per_sequence'] / max(phase['cycles_per_sequence'], 1):.1f}"]
+                 f"{100 * e['cycles_per_sequence'] / max(phase['cycles_per_sequence'], 1):.1f}",
+                 f"{e['scheduled_cycles_per_sequence'] / 1e3:,.1f}", e['waits_for']]
                 for e in phase['scopes']]
-            guessed = [[kernel['of'], kernel['by'], f"{kernel['count']:,}", f"{kernel['cycles']:,}"]
-                       for kernel in phase['without_estimate']]
             parts += [f"{phase['name']}, {what}\n" + grid([heading, *rows])
                       for what, heading, rows in (
-                ('by part', ['', 'pass', 'kcycles a sequence', '%'], scopes),
-                ('without estimate', ['', 'counted by', 'count', 'cycles'], guessed),
+                ('by part', ['', 'pass', 'kcycles a sequence', '%', 'by schedule', 'waits for'],
+                 scopes),
                 ('messages a step and chip', ['', 'largest array', 'count', 'MB', 'of'], messages))]
     return '\n\n'.join(parts)
 
@@ -234,7 +246,7 @@ def verdict(record: Record) -> str:
     name, phases = f"{record['topology']}: ", record['phases']
     lines = []
     if record['fits']:
-        least = sum(phase['steps'] * phase['seconds']['compute'] for phase in phases) / 3600
+        least = sum(phase['steps'] * phase['seconds']['scheduled'] for phase in phases) / 3600
         lines.append(
             f"{name}fits, {_gb(max(map(_needed, phases)))} GB of a chip's "
             f"{_gb(phases[0]['bytes_limit'])}; {least:,.1f} to {record['hours']:,.1f} hours, "
@@ -248,8 +260,6 @@ def verdict(record: Record) -> str:
                 f"chip's {_gb(phase['bytes_limit'])}; {_remedy(phase)}")
         elif 'mfu' in phase and (advice := _advice(phase, record)):
             lines.append(f"  {phase['name']}: {advice}")
-    if every := record['verify_every']:  # two gradients each time
-        lines.append(f'  comparing the chips every {every:,} steps takes {200 / every:.1f} % more')
     return '\n'.join(lines)
 
 
@@ -338,7 +348,8 @@ def main(argv: Sequence[str]) -> None:
     flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=f)
     flags.DEFINE_string('price', '', 'Dollars a chip-hour: 1.2, or v5e=1.2,v4=3.2.', flag_values=f)
     flags.DEFINE_boolean('verbose', False, 'Also print the tables.', flag_values=f)
-    with error_boundary():
+    with error_boundary(), tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
+        hlo.write_schedules(folder)
         config, file = parse_command(argv, __doc__ or '', f)
         logging.set_verbosity(logging.ERROR)
         if f.json:
@@ -351,7 +362,7 @@ def main(argv: Sequence[str]) -> None:
         records = []
         for name, price, mesh in zip(slices, prices, meshes, strict=True):
             records.append({'config': file, 'arguments': list(argv[1:]), 'topology': name}
-                           | _measure(config, mesh))
+                           | _measure(config, mesh, folder))
             if price is not None and records[-1]['chip_hours']:
                 records[-1]['dollars'] = records[-1]['chip_hours'] * price
         (whole,) = records if len(records) == 1 else [{
@@ -364,20 +375,17 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(0 if whole['fits'] else 1)
 
 
-def _measure(config: ConfigDict, mesh: Mesh) -> Record:
+def _measure(config: ConfigDict, mesh: Mesh, folder: str) -> Record:
     """All of a record but what names the run."""
     program = programs.build_program(config, mesh, PretrainTask(config))
     chip = find_chip(mesh.devices.flat[0].device_kind)
-    phases = [measure_phase(program, number, chip) for number in range(len(program.phases))]
+    phases = [measure_phase(program, number, chip, folder) for number in range(len(program.phases))]
     total = sum(phase.get('hours', math.nan) for phase in phases)
     hours = None if math.isnan(total) else total
     return {
         'chips': mesh.size, 'chip': chip.name, 'mesh': dict(mesh.shape),
         'versions': versions(), 'date': datetime.date.today().isoformat(),
         'phases': phases, 'fits': all(phase['fits'] for phase in phases),
-        'verify_every': parse_duration(
-            config.train.verify_every, 'train.verify_every', num_examples=None,
-            batch_size=phases[0]['batch_size'], total=sum(phase['steps'] for phase in phases)),
         'hours': hours, 'chip_hours': hours and hours * mesh.size,
     }
 

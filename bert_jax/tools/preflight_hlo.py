@@ -1,17 +1,16 @@
 """Reads compiled TPU programs: topologies, cycles by scope, messages, kernel schedules."""
 
+import collections
 import functools
 import glob
 import importlib.util
 import math
 import os
 import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from bert_jax.model.attention_kernel import grids
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import quiet_stderr
 
@@ -77,6 +76,7 @@ class Array(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
+    in_hbm: bool = True
 
     @property
     def bytes(self) -> int:
@@ -130,6 +130,10 @@ class CompiledText:
                     times[called] = times.get(called, 0) + times[name] * often
         self.instructions = result[::-1]
         self._by_name = {instruction.name: instruction for instruction in result}
+        self._products: dict[str, list[Instruction]] = {}
+        for instruction in result:
+            if instruction.opcode in ('convolution', 'dot'):
+                self._products.setdefault(instruction.computation, []).append(instruction)
 
     def operand(self, instruction: Instruction, number: int) -> Array:
         return self._by_name[instruction.operands[number]].arrays[0]
@@ -143,11 +147,41 @@ class CompiledText:
                 yield i, None
 
     def bytes_moved(self, instruction: Instruction) -> int:
-        """Bytes of its operands and results."""
+        """Bytes of its operands and results in the chip's memory; some are kept nearer."""
         # A kernel's operands repeat an array for each part of it that a step takes.
         operands = [self._by_name[name] for name in set(instruction.operands)
                     if name in self._by_name]
-        return sum(array.bytes for i in (instruction, *operands) for array in i.arrays)
+        return sum(
+            array.bytes for i in (instruction, *operands) for array in i.arrays if array.in_hbm)
+
+    def product(self, instruction: Instruction) -> float:
+        """FLOPs of the product within an instruction; too many for a batch of products."""
+        called = dict(_called(instruction.attributes)).get('calls', instruction.computation)
+        return sum(
+            2 * math.sqrt(math.prod(math.prod(array.shape) for array in (
+                i.arrays[0], *(self.operand(i, number) for number in range(2)))))
+            for i in self._products.get(called, ()))
+
+    def trips(self, instruction: Instruction) -> int:
+        """The trips of an instruction's loop over tiles."""
+        if f'"{_KERNEL}"' in instruction.attributes:  # only attention's
+            rows, length, width = self.operand(instruction, 0).shape
+            return next(math.prod(grid) for name, grid in grids(rows, length, width // 3).items()
+                        if name in instruction.name + instruction.op_name)
+        window = re.search(r'"iteration_bounds":\[([^]]+)\]', instruction.attributes)
+        return math.prod(int(size) for size in re.findall(r'\d+', window[1])) if window else 1
+
+    def schedules(self, by_name: dict[str, 'Schedule']) -> dict[str, 'Schedule']:
+        """`by_name` (see `read_schedules`), with equal instructions, which are compiled once."""
+        def kind(i: Instruction) -> Any:
+            window = re.search(r'"iteration_bounds":\[[^]]*\]', i.attributes)
+            operands = (self._by_name[name] for name in i.operands if name in self._by_name)
+            return (i.opcode, re.sub(r'[.\d]+$', '', i.name), i.arrays, window and window[0],
+                    tuple(operand.arrays for operand in operands))
+
+        timed = [i for i, _ in self.timed()]
+        known = {kind(i): by_name[i.name] for i in timed if i.name in by_name}
+        return {i.name: by_name.get(i.name) or known[kind(i)] for i in timed if kind(i) in known}
 
     def collectives(self) -> list[dict[str, Any]]:
         """Messages between chips: kind, scope, largest array, count a step and total bytes a chip.
@@ -204,8 +238,9 @@ def _parse(line: str, computation: str, times: int) -> Instruction | None:
 @functools.lru_cache(1 << 14)
 def _arrays(text: str) -> tuple[Array, ...]:
     return tuple(
-        Array(dtype, tuple(int(d) for d in dims.split(',') if d))
-        for dtype, dims in re.findall(r'([a-z]+\d*[a-z\d]*)\[([\d,]*)\]', text))
+        Array(dtype, tuple(int(d) for d in dims.split(',') if d), 'S(' not in layout)
+        for dtype, dims, layout in re.findall(
+            r'([a-z]+\d*[a-z\d]*)\[([\d,]*)\](\{[^}]*\})?', text))
 
 
 def _called(attributes: str) -> Iterator[tuple[str, str]]:
@@ -238,72 +273,57 @@ def scope_of(op_name: str) -> tuple[str, str]:
 _BUNDLE = re.compile(r'\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2}:?\s*)*:?\s*((?:>\s*)*)\{')
 
 
-@functools.cache
-def attention_cycles(chip: str, rows: int, length: int, hidden: int, rate: float) -> dict[str, int]:
-    """Cycles of `attention_forward` and `attention_backward` on a chip.
+def num_cores(chip: str) -> int:
+    """The cores that share the work of a device."""
+    return 2 if chip in _MEGACORE else 1
 
-    A new process compiles them, because libtpu reads its dump flags only when it starts.
 
-    Args:
-      chip: as topologies name it, such as v5e.
-      rows, length, hidden: of the kernel's queries, on one chip.
-      rate: of dropout.
+class Schedule(NamedTuple):
+    """The final schedule of an instruction, of which a core issues a bundle each cycle.
+
+    Attributes:
+      bundles: their number outside of loops, in a trip of its loop, and in loops within that.
+      unit: the fullest, by libtpu's name: MXU, VALU, ...
     """
-    from bert_jax.model.attention_kernel import grids
 
-    shape = '1x1x1' if chip in _MEGACORE else '1x1'
-    with tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
-        dump = (f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={folder} "
-                '--xla_jf_dump_llo_text=true')
-        subprocess.run(
-            [sys.executable, '-m', __name__, f'{chip}:{shape}',
-             *map(str, (rows, length, hidden, rate))],
-            env=os.environ | {'LIBTPU_INIT_ARGS': dump}, check=True, capture_output=True)
-        result = {}
-        for name, (groups, steps) in grids(rows, length, hidden).items():
-            # Other files of the same ending are of earlier stages.
-            path, = (p for p in glob.glob(f'{folder}/*{name}*-final_bundles.txt')
-                     if 'schedule-analysis' not in p and '-TLP-' not in p and '<late' not in p)
+    bundles: tuple[int, int, int]
+    unit: str = ''
+
+
+def write_schedules(folder: str) -> None:
+    """Makes libtpu, if it is not loaded yet, write what `read_schedules` reads to `folder`."""
+    stages = 'final_bundles|final_hlo-static-per-bundle-utilization'
+    os.environ['LIBTPU_INIT_ARGS'] = (
+        f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={folder} "
+        f'--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=({stages})')
+
+
+def read_schedules(folder: str) -> dict[str, Schedule]:
+    """Schedules of what was compiled since the last call, by instruction; the files go."""
+    counts: dict[str, Any] = {}
+    for path in glob.glob(f'{folder}/*'):
+        # 1795574845998232302-fusion.12-02-final_bundles.txt
+        match = re.search(r'\d+-(.+)-\d+-final_(bundles|hlo-static-per-bundle-ut\w+).txt$', path)
+        if match:
             with open(path, encoding='utf-8', errors='replace') as file:
-                once, each = bundles(file.read())
-            result[name] = once + each * steps * -(-groups // (2 if chip in _MEGACORE else 1))
-    return result
+                count = _bundles(file) if match[2] == 'bundles' else _fullest_unit(file)
+            counts.setdefault(match[1], {})[match[2]] = count
+        os.remove(path)
+    return {name: Schedule(count.pop('bundles'), *count.values())
+            for name, count in counts.items() if 'bundles' in count}
 
 
-def bundles(text: str) -> tuple[int, int]:
-    """Instruction bundles of a schedule: (number run once, number run in each step of its loop).
-
-    A loop within it is of scores that float32's exponents cannot hold: it is not counted.
-    """
-    depths = [match[1].count('>') for match in map(_BUNDLE.match, text.splitlines()) if match]
-    return depths.count(0), depths.count(1)
+def _bundles(lines: Iterable[str]) -> tuple[int, int, int]:
+    """Bundles of a schedule outside of loops, in its loop, and in loops within that."""
+    depths = collections.Counter(
+        match[1].count('>') for match in map(_BUNDLE.match, lines) if match)
+    return depths[0], depths[1], depths.total() - depths[0] - depths[1]
 
 
-def _compile(topology: str, rows: int, length: int, hidden: int, rate: float) -> None:
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import SingleDeviceSharding
-
-    from bert_jax.model.attention_kernel import HEAD_DIM, kernel_attention
-
-    device = SingleDeviceSharding(open_topology(topology)[0])
-
-    def both(qkv: Any, bias: Any, segments: Any, keys: Any, gradient: Any) -> tuple[jax.Array, ...]:
-        def attend(qkv: Any, bias: Any) -> jax.Array:
-            return kernel_attention(qkv, bias, segments, keys if rate else None, 0, rate=rate)
-
-        context, back = jax.vjp(attend, qkv, bias)
-        return context, *back(gradient)
-
-    heads = (hidden // HEAD_DIM, HEAD_DIM)
-    jax.jit(both).lower(*(
-        jax.ShapeDtypeStruct(shape, dtype, sharding=device) for shape, dtype in (
-            ((rows, length, 3, *heads), jnp.bfloat16), ((3, *heads), jnp.float32),
-            ((rows, length), jnp.int32), ((rows, 2), jnp.uint32),
-            ((rows, length, *heads), jnp.bfloat16))
-    )).compile()
-
-
-if __name__ == '__main__':
-    topology, rows, length, hidden, rate = sys.argv[1:]
-    _compile(topology, int(rows), int(length), int(hidden), float(rate))
+def _fullest_unit(lines: Iterable[str]) -> str:
+    """The unit with the largest share of its places taken: of a table of units, their places in a
+    bundle, and those that each bundle takes."""
+    table = [re.findall(r'\w[\w:]*', line) for line in lines if not line.startswith('==')]
+    names, places, *used = filter(None, table)
+    taken = [sum(map(int, column)) for column in zip(*used)] or [0]
+    return max(zip(names, taken, map(int, places)), key=lambda unit: unit[1] / unit[2])[0]

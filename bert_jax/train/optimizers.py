@@ -185,8 +185,7 @@ def scale_by_muon(
     def update(grads: Any, state: MuonState, params: Any = None):
         del params
         t = state.step + 1
-        momentum = jax.tree.map(
-            lambda m, g: decay * m + (1 - decay) * g, state.momentum, grads)
+        momentum = jax.tree.map(lambda m, g: decay * m + (1 - decay) * g, state.momentum, grads)
         ahead = jax.tree.map(
             lambda m, g: decay * m / (1 - decay ** (t + 1)) + (1 - decay) * g / (1 - decay**t),
             momentum, grads)

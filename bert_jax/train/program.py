@@ -147,9 +147,7 @@ class Program:
     published: Any = None
 
 
-def build_program(
-    config: ConfigDict, mesh: Mesh, task: Task, published: Any = None
-) -> Program:
+def build_program(config: ConfigDict, mesh: Mesh, task: Task, published: Any = None) -> Program:
     """The program of a completed config on a mesh; nothing is run or allocated."""
     phases = phases_of(config, task.num_examples)
     objective = task.objective(model_config(config, task.vocab_size, mesh))

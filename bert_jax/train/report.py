@@ -112,8 +112,7 @@ def tensorboard(folder: Path, start_step: int) -> Logger:
 
     def write(step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            events.write_event(Event(
-                wall_time=time.time(), step=step, summary=scalar(name, value)))
+            events.write_event(Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
         events.flush()
 
     return Logger(write, events.close)

@@ -260,8 +260,7 @@ def _open_table(rng: random.Random, folder: Path) -> tuple[str, str, str]:
     (folder / 'vocab.txt').write_text(
         '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '.', *WORDS]))
     task = rng.choice(('classification', 'classification', 'regression'))
-    path = _write_table(
-        rng, folder, rng.choice(_LABELS[:2] if task == 'regression' else _LABELS))
+    path = _write_table(rng, folder, rng.choice(_LABELS[:2] if task == 'regression' else _LABELS))
     flags = [flag for flag in rng.sample(_FLAGS, rng.choice((0, 0, 1, 1, 2)))
              if not flag.startswith('classification.') or task == 'classification']
     column = next((flag.partition('=')[2] for flag in flags if 'data.text=' in flag), 'text')

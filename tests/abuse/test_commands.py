@@ -339,8 +339,7 @@ def test_damage_is_found_or_does_no_harm(things, tmp_path):
     folder = tmp_path / 'things'
     shutil.copytree(things, folder)
     convert_run(folder)
-    names = [name for name, target in TARGETS.items()
-             if 'resumed' not in name]
+    names = [name for name, target in TARGETS.items() if 'resumed' not in name]
     outcomes = fuzz(range(48), 0, folder, tmp_path / 'case', names)
     assert {'same result', 'refused'} <= harmless(outcomes)
 

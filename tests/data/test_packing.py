@@ -128,8 +128,7 @@ BATCH = 48
 @pytest.fixture(scope='module')
 def examples():
     """Of short documents: a pair fills about half a row."""
-    return make_examples(
-        random_store(150, most_sentences=6, most_tokens=12), short_seq_prob=0.3)
+    return make_examples(random_store(150, most_sentences=6, most_tokens=12), short_seq_prob=0.3)
 
 
 def pairs_of(batch):

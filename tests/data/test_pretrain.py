@@ -180,8 +180,7 @@ def test_statistics_are_those_of_the_original(corpus):
     theirs = np.array([x for _ in range(epochs) for x in _original_instances(documents, 64, rng)])
     examples = [stores.make_examples(corpus, seed=seed) for seed in range(epochs)]
     batches = [each.rows(np.arange(each.num_frozen), frozen=True) for each in examples]
-    ours = np.array([
-        (len(a), len(b), label) for batch in batches for a, b, label in _pairs(batch)])
+    ours = np.array([(len(a), len(b), label) for batch in batches for a, b, label in _pairs(batch)])
     assert len(ours) == pytest.approx(len(theirs), rel=0.02)
     assert ours.mean(axis=0) == pytest.approx(theirs.mean(axis=0), rel=0.03)  # A, B, random
     assert ours[:, :2].std(axis=0) == pytest.approx(theirs[:, :2].std(axis=0), rel=0.03)

@@ -17,8 +17,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.train.sharding import Layout, make_mesh
 
 B, S, N, D = 3, 12, 2, 4
-SEGMENTS = np.array(
-    [[1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0], [1] * 12, [1] * 7 + [0] * 5], np.int32)
+SEGMENTS = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0], [1] * 12, [1] * 7 + [0] * 5], np.int32)
 QKV = np.random.default_rng(0).normal(size=(B, S, 3, N, D)).astype(np.float32)
 BIAS = np.random.default_rng(1).integers(-4, 5, QKV.shape[2:]) / np.float32(4)  # sums are exact
 WANTED = np.array([[0, 5, 9], [11, 0, 0], [6, 2, 1]], np.int32)
@@ -57,8 +56,7 @@ def on(platform, **changes):
 
 
 # Numbers of heads, each as large as the kernel takes them.
-TWELVE, THREE, MANY = (
-    {'num_heads': n, 'hidden_size': 64 * n} for n in (12, 3, MAX_HEADS + 2))
+TWELVE, THREE, MANY = ({'num_heads': n, 'hidden_size': 64 * n} for n in (12, 3, MAX_HEADS + 2))
 
 
 @pytest.mark.parametrize('platform, asked, changes, length, drops, chosen', [

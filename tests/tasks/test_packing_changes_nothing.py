@@ -143,9 +143,7 @@ def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
                 together[name][start:end], x[i, : end - start], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('kind, parts', [
-    ('label', 1), ('tag', 1), ('pair', 2), ('pretraining', 2),
-])
+@pytest.mark.parametrize('kind, parts', [('label', 1), ('tag', 1), ('pair', 2), ('pretraining', 2)])
 def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind, parts):
     _, rows = batches(kind)
     num_rows, results = len(rows['input_ids']), []
@@ -168,8 +166,7 @@ def test_examples_are_compared_with_all_others_of_the_batch_and_no_empty_places(
     task, units, params = TASKS['pair'], units_of('pair'), params_of('pair')
     batch = packed(units)
     assert (batch['unit_weights'] == 0).any()
-    loss, sums = jax.jit(
-        lambda: task.loss(params, batch, task.totals(batch), None))()
+    loss, sums = jax.jit(lambda: task.loss(params, batch, task.totals(batch), None))()
     x = np.asarray(Engine(one_device(), token_cost=lambda row_length: 1.0).outputs(
         task.outputs, params, units)['logits'], np.float64)
     scores = x[:, 0] @ x[:, 1].T / task.temperature

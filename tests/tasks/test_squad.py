@@ -443,8 +443,7 @@ def test_gold_spans_come_back_from_real_data(shared_data):
     answered = np.array([bool(q.answers) for q in windows.questions])[windows.question_index]
     start[cls[answered & (windows.start_positions == 0)]] = -10
     predictions = predict(windows, start, end, 'v2', tokenizer)
-    gold = {q.id: [text for text, _ in q.answers]
-            for q in read(path, version='v2', training=False)}
+    gold = {q.id: [text for text, _ in q.answers] for q in read(path, version='v2', training=False)}
     odds = {name: x.null_odds for name, x in predictions.items()}
     scores = v2_scores(final_texts(predictions), gold, odds, 0.0)
     assert scores['NoAns_exact'] == 100

@@ -140,8 +140,7 @@ def own(tmp_path_factory, overrides):
     for member in (MEMBERS[1], MEMBERS[2]):  # that differ in both
         path = tmp_path_factory.mktemp('own') / 'run'
         with one_device(), contextlib.redirect_stdout(io.StringIO()):
-            program = experiment.open_run(
-                member_config(CONFIG, overrides, member), [as_path(path)])
+            program = experiment.open_run(member_config(CONFIG, overrides, member), [as_path(path)])
             result = experiment.train_run(program, as_path(path), lambda step: False)
         found[member] = result, path
     return found

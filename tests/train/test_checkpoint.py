@@ -239,9 +239,7 @@ def params_of(value):
         abstract().params)
 
 
-@pytest.mark.parametrize('scores,step', [
-    ([0.1, 0.5, 0.3], 2), ([0.5, 0.5], 1), ([-1.0, 0.0], 2),
-])
+@pytest.mark.parametrize('scores,step', [([0.1, 0.5, 0.3], 2), ([0.5, 0.5], 1), ([-1.0, 0.0], 2)])
 def test_the_highest_score_is_kept_and_the_first_of_equals(tmp_path, scores, step):
     for number, score in enumerate(scores, 1):
         best = Best(tmp_path, 'f1')  # also of a run that was restarted

@@ -58,8 +58,7 @@ def run_of(trainer, every=(0, 0, 0), steps=(10,), state=None, stop_at=None, bad=
            profile=None, score=None, records=None, **options):
     """One training over phases of so many steps; `bad` is a batch with NaN."""
     task, step, fresh = trainer
-    run = types.SimpleNamespace(
-        records=records or Records(), asked=[], evaluated=[], error=None)
+    run = types.SimpleNamespace(records=records or Records(), asked=[], evaluated=[], error=None)
 
     def phase(number, start, end):
         size = 8 * (number + 1)

@@ -130,9 +130,7 @@ def test_hosts_with_one_folder_go_on_and_others_are_told(run):
         assert 'not the same folder on all hosts (host 1 does not see' in found['own']
 
 
-@pytest.mark.parametrize('name, readers', [
-    ('data', [0]), ('both', [0]), ('fsdp', [0, 1]),
-])
+@pytest.mark.parametrize('name, readers', [('data', [0]), ('both', [0]), ('fsdp', [0, 1])])
 def test_one_replica_reads_and_all_have_the_state(run, name, readers):
     for host, found in enumerate(run[1]):
         assert found[name] == {'same': True, 'step': 3, 'reads': host in readers}

@@ -161,8 +161,7 @@ def test_fine_tuning_is_that_of_torch(tmp_path):
         state.params, head.config.vocab_size).items()}
     for name, x in from_params('huggingface', trained, weights.model).items():
         if not name.endswith('key.bias'):  # its gradient is rounding, which Adam magnifies
-            np.testing.assert_allclose(
-                x, model.state_dict()[name], rtol=0, atol=1e-4, err_msg=name)
+            np.testing.assert_allclose(x, model.state_dict()[name], rtol=0, atol=1e-4, err_msg=name)
 
 
 def test_a_left_to_right_model(tmp_path):

@@ -64,8 +64,7 @@ def run(states, tmp_path):
 def test_a_run_of_any_mesh(tmp_path, axes):
     state = state_of(axes)
     weights = load_weights(run_of(tmp_path, {3: state}))
-    assert_same_params(
-        from_tree(jax.device_get(state.params), MODEL['vocab_size']), weights.params)
+    assert_same_params(from_tree(jax.device_get(state.params), MODEL['vocab_size']), weights.params)
     younger = {'classifier_dropout': 0.1, 'causal': False, 'bilstm': False}
     assert weights.model == MODEL | younger
     assert weights.head == 'pretraining' and weights.labels == ()
