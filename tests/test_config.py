@@ -5,7 +5,6 @@ UPDATE_GOLDEN=1 writes them anew.
 """
 
 import functools
-import importlib.util
 import math
 import os
 
@@ -15,7 +14,7 @@ from flax import linen as nn
 
 from bert_jax.config import complete, default_config, model_sizes
 from bert_jax.config.bert_config import Range
-from bert_jax.config.command_line import parse_command
+from bert_jax.config.command_line import config_file, load_config, parse_command
 from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields
 from bert_jax.config.phases import parse_duration, parse_trace, phases
 from bert_jax.config.validation import check_vocabulary, validate
@@ -40,11 +39,7 @@ NAMES = [
 
 def load(name):
     """The config of `configs/<stem>.py:<argument>`."""
-    stem, _, argument = name.partition(':')
-    spec = importlib.util.spec_from_file_location(stem, ROOT / 'configs' / f'{stem}.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(*([argument] if argument else []))
+    return load_config(config_file(name))
 
 
 def changed(values):

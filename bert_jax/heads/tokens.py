@@ -114,15 +114,11 @@ class FeatureCombination(nn.Module):
     @nn.compact
     def __call__(self, output: Mapping[str, Any]) -> jax.Array:
         layers = output['layers']
-        match self.combination:
-            case 'embeddings':
-                return output['embedding_output']
-            case 'second_to_last':
-                return layers[-2]
-            case 'last':
-                return layers[-1]
-            case 'concat_last_four':
-                return jnp.concatenate(layers[-4:], axis=-1)
+        single = {'embeddings': 0, 'second_to_last': -2, 'last': -1}
+        if self.combination in single:
+            return (output['embedding_output'], *layers)[single[self.combination]]
+        if self.combination == 'concat_last_four':
+            return jnp.concatenate(layers[-4:], axis=-1)
         chosen = layers if self.combination == 'weighted_sum_all' else layers[-4:]
         weights = self.param(
             'layer_weights', parameter(nn.initializers.zeros, None), (len(chosen),))

@@ -123,7 +123,11 @@ _B = 0.044715 * _A
 
 @jax.custom_vjp
 def _gelu_tanh(x: jax.Array) -> jax.Array:
-    return x * (0.5 + 0.5 * jnp.tanh(x * (_A + _B * (x * x))))
+    return jax.nn.gelu(x)  # which ONNX has as one operator
+
+
+def _gelu_tanh_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x * (0.5 + 0.5 * jnp.tanh(x * (_A + _B * (x * x)))), x
 
 
 def _gelu_tanh_backward(x: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
@@ -132,7 +136,7 @@ def _gelu_tanh_backward(x: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
     return (dy * ((0.5 + 0.5 * t) + x * (1.0 - t * t) * (0.5 * _A + 1.5 * _B * square)),)
 
 
-_gelu_tanh.defvjp(lambda x: (_gelu_tanh(x), x), _gelu_tanh_backward)
+_gelu_tanh.defvjp(_gelu_tanh_forward, _gelu_tanh_backward)
 
 
 class Dense(nn.Module):

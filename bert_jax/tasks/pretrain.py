@@ -407,7 +407,7 @@ class PretrainTask:
         config = ConfigDict(self._config.copy_and_resolve_references())
         with config.unlocked():
             config.seed = seed
-        return PretrainTask(config)  # other pairs and masks of the same token store
+        return type(self)(config)  # other pairs and masks of the same token store
 
     def finish(self, *_: Any) -> dict[str, Any]:
         return {}  # the checkpoints are all there is

@@ -354,15 +354,11 @@ def are_entities(tags: Iterable[str]) -> bool:
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
     """The tags of a sentence, IOB1, IOB2 or IOBES, in IOB2: every entity begins with B-."""
-    result = []
-    previous = 'O'
-    for tag in tags:
-        if tag != 'O':
-            begins = tag[0] in 'BS' or tag[1:] != previous[1:]
-            tag = ('B' if begins else 'I') + tag[1:]
-        result.append(tag)
-        previous = tag
-    return result
+    def iob2(before: str, tag: str) -> str:
+        return ('B' if tag[0] in 'BS' or tag[1:] != before[1:] else 'I') + tag[1:]
+
+    return [tag if tag == 'O' else iob2(before, tag)
+            for before, tag in itertools.pairwise(['O', *tags])]
 
 
 def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:

@@ -47,10 +47,6 @@ class SentencePieceTokenizer:
         """32 hexadecimal digits that change with the model."""
         return digest(b"sentencepiece " + self.model)
 
-    def tokenize(self, text: str) -> list[str]:
-        """The pieces of `text`, without [CLS] and [SEP]."""
-        return [self.vocab.tokens[i] for i in self.encode(text)]
-
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, without [CLS] and [SEP]."""
         return self._processor.EncodeAsIds(text)

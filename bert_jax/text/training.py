@@ -138,11 +138,8 @@ def _characters(counts: Mapping[str, int], room: int) -> tuple[list[str], list[s
 
     def forms(chars: list[str]) -> list[str]:
         """Two tokens a character; one where it is always a word by itself."""
-        result = []
-        for char in chars:
-            alone = wordpiece.is_punctuation(char) or wordpiece.is_cjk(char)
-            result += [char] if alone else [char, CONTINUATION + char]
-        return result
+        return [mark + char for char in chars for mark in ('', CONTINUATION)
+                if not mark or not (wordpiece.is_punctuation(char) or wordpiece.is_cjk(char))]
 
     covered, optional = forms(ranked[:num_frequent]), forms(others)
     extra = min(room // _EXTRA_CHARACTERS, max(0, room - len(covered)))

@@ -12,7 +12,8 @@ evaluation steps of bert_jax.main from shapes, in some minutes a phase. Topologi
 chips: v4 and v5p (three dims, v4:4x4x4), v5e and v6e (two dims, v6e:16x16). The vocabulary's size
 is that of config.data.vocab_file, or model.vocab_size, or data.vocab_size.
 
-Cycles are the compiler's estimates, not measured on a chip: use them to compare programs.
+Cycles are the compiler's, by its estimates and by its schedules, not measured on a chip: use them
+to compare programs.
 Exit status: 0 all phases fit on all slices, 1 one does not, 2 bad flags or configuration.
 """
 
@@ -54,7 +55,9 @@ _HOW_FAR_OFF = (
     'none. Evaluation, saving and waiting for data come on top.')
 
 
-def measure_phase(program: Program, number: int, chip: Chip, folder: str) -> Record:
+def measure_phase(
+    program: Program, number: int, chip: Chip, folder: str, seen: dict[str, Any]
+) -> Record:
     """Compiles the steps of a phase and reads memory, cycles and messages, as plain values.
 
     Args:
@@ -62,16 +65,17 @@ def measure_phase(program: Program, number: int, chip: Chip, folder: str) -> Rec
       number: of the phase.
       chip: of which kind.
       folder: where the compiler writes schedules (`preflight_hlo.write_schedules`).
+      seen: of earlier phases, by the text of their steps: an equal one is not compiled again.
     """
     phase, mesh = program.phases[number], program.mesh
     parts = program.config.train.accumulation_steps
     rows = phase['packed_rows'] or phase['batch_size']
     name = f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})"
-    started, results, schedules = time.monotonic(), {}, {}
+    started, results, written = time.monotonic(), {}, {}
     for step_name, (step, arguments) in programs.phase_calls(program, phase).items():
         say(f'compiling {step_name} of {name} for {mesh.size} {chip.name} chips ...')
         results[step_name] = programs.compile_step(step, *arguments)
-        schedules[step_name] = hlo.read_schedules(folder)
+        written[step_name] = hlo.read_schedules(folder)
         say(f'  done, {time.monotonic() - started:.0f} s')
     (compiled, memory), (_, evaluation) = results['train'], results['evaluation']
     params, moments = device_bytes(program.state.params), device_bytes(program.state.opt_state)
@@ -99,8 +103,10 @@ def measure_phase(program: Program, number: int, chip: Chip, folder: str) -> Rec
             0, int(rows_at_once * (chip.memory_bytes - fixed) / growing)),
     }
     if compiled is not None:
-        record |= _times(
-            hlo.CompiledText(compiled.as_text()), schedules['train'], phase, mesh.size, chip, flops)
+        text = compiled.as_text()
+        if not (schedules := seen.setdefault(text, written['train'])):
+            say('  the compiler wrote no schedules: all cycles are its estimates')
+        record |= _times(hlo.CompiledText(text), schedules, phase, mesh.size, chip, flops)
     return record
 
 
@@ -161,15 +167,16 @@ def scheduled_cycles(
     """(Cycles of an instruction by its schedule and its bytes, what it waits for most).
 
     A core issues a bundle a cycle, while bytes of other trips of the loop move: the longer of the
-    two counts, and of the shorter one trip. A product takes at least its FLOPs at the peak: a v5e
+    two counts, plus one trip of the shorter. A product takes at least its FLOPs at the peak: a v5e
     issues them up to a fifth faster than it computes them. Without a schedule, or with loops of
-    unknown length in it, the compiler's `estimate` counts, or the bytes where there is none.
+    unknown length in it, the compiler's `estimate` counts. (A loop within the attention kernel, for
+    scores that float32's exponents cannot hold, is left out.) With neither, the bytes count.
     """
     moved = text.bytes_moved(instruction) / chip.bandwidth * chip.clock
     if schedule is None or (schedule.bundles[2] and estimate is not None):
         return (moved, 'memory') if estimate is None else (estimate, '?')
-    trips = text.trips(instruction)
-    issued = schedule.bundles[0] + schedule.bundles[1] * -(-trips // hlo.num_cores(chip.name))
+    trips = text.trips(instruction, hlo.num_cores(chip.name))
+    issued = schedule.bundles[0] + schedule.bundles[1] * trips
     computed = min(text.product(instruction) / chip.cycle_flops, estimate or 0)
     busy, unit = max((issued, schedule.unit), (computed, 'MXU'), key=lambda pair: pair[0])
     return max(busy, moved) + min(busy, moved) / trips, 'memory' if moved > busy else unit
@@ -246,7 +253,8 @@ def verdict(record: Record) -> str:
     name, phases = f"{record['topology']}: ", record['phases']
     lines = []
     if record['fits']:
-        least = sum(phase['steps'] * phase['seconds']['scheduled'] for phase in phases) / 3600
+        least = sum(p['steps'] * max(p['seconds']['scheduled'], p['seconds']['collectives'])
+                    for p in phases) / 3600
         lines.append(
             f"{name}fits, {_gb(max(map(_needed, phases)))} GB of a chip's "
             f"{_gb(phases[0]['bytes_limit'])}; {least:,.1f} to {record['hours']:,.1f} hours, "
@@ -379,7 +387,9 @@ def _measure(config: ConfigDict, mesh: Mesh, folder: str) -> Record:
     """All of a record but what names the run."""
     program = programs.build_program(config, mesh, PretrainTask(config))
     chip = find_chip(mesh.devices.flat[0].device_kind)
-    phases = [measure_phase(program, number, chip, folder) for number in range(len(program.phases))]
+    seen: dict[str, Any] = {}
+    phases = [measure_phase(program, number, chip, folder, seen)
+              for number in range(len(program.phases))]
     total = sum(phase.get('hours', math.nan) for phase in phases)
     hours = None if math.isnan(total) else total
     return {

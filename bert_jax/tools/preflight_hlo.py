@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import glob
 import importlib.util
 import math
 import os
@@ -148,28 +147,40 @@ class CompiledText:
 
     def bytes_moved(self, instruction: Instruction) -> int:
         """Bytes of its operands and results in the chip's memory; some are kept nearer."""
+        results, names = instruction.arrays, instruction.operands
+        if own := re.search(  # the others are a message's, on its way
+                r'"output_tuple_original_end":"(\d+)","operand_original_start":"(\d+)"',
+                instruction.attributes):
+            results, names = results[: int(own[1]) + 1], names[int(own[2]):]
         # A kernel's operands repeat an array for each part of it that a step takes.
-        operands = [self._by_name[name] for name in set(instruction.operands)
-                    if name in self._by_name]
-        return sum(
-            array.bytes for i in (instruction, *operands) for array in i.arrays if array.in_hbm)
+        operands = [self._by_name[name].arrays for name in set(names) if name in self._by_name]
+        return sum(array.bytes for arrays in (results, *operands) for array in arrays
+                   if array.in_hbm)
 
     def product(self, instruction: Instruction) -> float:
-        """FLOPs of the product within an instruction; too many for a batch of products."""
-        called = dict(_called(instruction.attributes)).get('calls', instruction.computation)
+        """FLOPs of the product within a fusion; too many for a batch of products."""
+        fused = self._products.get(dict(_called(instruction.attributes)).get('calls', ''), ())
         return sum(
             2 * math.sqrt(math.prod(math.prod(array.shape) for array in (
                 i.arrays[0], *(self.operand(i, number) for number in range(2)))))
-            for i in self._products.get(called, ()))
+            for i in fused)
 
-    def trips(self, instruction: Instruction) -> int:
-        """The trips of an instruction's loop over tiles."""
-        if f'"{_KERNEL}"' in instruction.attributes:  # only attention's
-            rows, length, width = self.operand(instruction, 0).shape
-            return next(math.prod(grid) for name, grid in grids(rows, length, width // 3).items()
-                        if name in instruction.name + instruction.op_name)
+    def trips(self, instruction: Instruction, cores: int) -> int:
+        """The trips of an instruction's loop over tiles, on one of the cores that share them."""
+        if f'"{_KERNEL}"' in instruction.attributes:
+            for name in ('attention_forward', 'attention_backward'):
+                if name in instruction.name + instruction.op_name:
+                    rows, length, width = self.operand(instruction, 0).shape
+                    groups, steps = grids(rows, length, width // 3)[name]
+                    return steps * -(-groups // cores)
         window = re.search(r'"iteration_bounds":\[([^]]+)\]', instruction.attributes)
-        return math.prod(int(size) for size in re.findall(r'\d+', window[1])) if window else 1
+        bounds = [int(size) for size in re.findall(r'\d+', window[1])] if window else []
+        if split := re.search(r'"megacore_split_dim":"(\d+)"', instruction.attributes):
+            if (dim := int(split[1])) < len(bounds):
+                bounds[dim] = -(-bounds[dim] // cores)
+            else:
+                bounds = [-(-math.prod(bounds) // cores)]
+        return math.prod(bounds)
 
     def schedules(self, by_name: dict[str, 'Schedule']) -> dict[str, 'Schedule']:
         """`by_name` (see `read_schedules`), with equal instructions, which are compiled once."""
@@ -301,16 +312,18 @@ def write_schedules(folder: str) -> None:
 def read_schedules(folder: str) -> dict[str, Schedule]:
     """Schedules of what was compiled since the last call, by instruction; the files go."""
     counts: dict[str, Any] = {}
-    for path in glob.glob(f'{folder}/*'):
+    for entry in os.scandir(folder):
         # 1795574845998232302-fusion.12-02-final_bundles.txt
-        match = re.search(r'\d+-(.+)-\d+-final_(bundles|hlo-static-per-bundle-ut\w+).txt$', path)
+        match = re.fullmatch(
+            r'\d+-(.+)-\d+-final_(bundles|hlo-static-per-bundle-utilization)\.txt', entry.name)
         if match:
-            with open(path, encoding='utf-8', errors='replace') as file:
+            with open(entry.path, encoding='utf-8', errors='replace') as file:
                 count = _bundles(file) if match[2] == 'bundles' else _fullest_unit(file)
             counts.setdefault(match[1], {})[match[2]] = count
-        os.remove(path)
+        if entry.is_file():
+            os.remove(entry.path)
     return {name: Schedule(count.pop('bundles'), *count.values())
-            for name, count in counts.items() if 'bundles' in count}
+            for name, count in counts.items() if any(count.get('bundles', ()))}
 
 
 def _bundles(lines: Iterable[str]) -> tuple[int, int, int]:
@@ -324,6 +337,6 @@ def _fullest_unit(lines: Iterable[str]) -> str:
     """The unit with the largest share of its places taken: of a table of units, their places in a
     bundle, and those that each bundle takes."""
     table = [re.findall(r'\w[\w:]*', line) for line in lines if not line.startswith('==')]
-    names, places, *used = filter(None, table)
+    names, places, *used = [*filter(None, table)] or [['?'], ['1']]  # a disk may be full
     taken = [sum(map(int, column)) for column in zip(*used)] or [0]
     return max(zip(names, taken, map(int, places)), key=lambda unit: unit[1] / unit[2])[0]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -181,11 +180,12 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task, published: Any = N
 
 def numbers_of(program: Program) -> step.Numbers:
     """The arguments of the train step beside state and batch, on the devices."""
-    config = program.config
-    rates = [segment.learning_rate for segment in schedule_segments(config, program.phases)]
-    return jax.device_put(
-        step.Numbers(np.uint32(config.seed), np.array(rates, np.float32)),
-        NamedSharding(program.mesh, PartitionSpec()))
+    return jax.device_put(_numbers(program), NamedSharding(program.mesh, PartitionSpec()))
+
+
+def _numbers(program: Program) -> step.Numbers:
+    rates = [segment.learning_rate for segment in schedule_segments(program.config, program.phases)]
+    return step.Numbers(np.uint32(program.config.seed), np.array(rates, np.float32))
 
 
 Call = tuple[Any, tuple[Any, ...]]  # a step, and its arguments as shapes
@@ -197,10 +197,8 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
     Where rows are packed into varying shapes, the largest; such tasks have no `evaluation`.
     """
     replicated = NamedSharding(program.mesh, PartitionSpec())
-    num_segments = len(schedule_segments(program.config, program.phases))
-    numbers = step.Numbers(
-        jax.ShapeDtypeStruct((), jnp.uint32, sharding=replicated),
-        jax.ShapeDtypeStruct((num_segments,), jnp.float32, sharding=replicated))
+    numbers = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), _numbers(program))
     steps: dict[str, Call] = {'train': (program.train_step, (program.state, numbers)),
                               'evaluation': (program.eval_step, (program.state.params,))}
     shapes = program.task.batch_shapes(program.objective.config, phase, program.mesh)

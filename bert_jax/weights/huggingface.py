@@ -147,13 +147,9 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
         config['problem_type'] = head.problem_type
     if weights.inference:
         config[formats.INFERENCE] = dict(weights.inference)
-    params, left_out = {}, set()
-    for name, x in weights.params.items():
-        part = part_of(name)
-        if part is None or part in parts:
-            params[name] = x
-        else:
-            left_out.add(part.prefix.rstrip('/'))
+    params = {name: x for name, x in weights.params.items() if part_of(name) in (None, *parts)}
+    left_out = {part.prefix.rstrip('/') for name in weights.params.keys() - params.keys()
+                if (part := part_of(name))}
     if left_out:
         notes.append(f"left out: {', '.join(sorted(left_out))} ({architecture} has none)")
     files = formats.from_params('huggingface', params, weights.model)
@@ -227,13 +223,10 @@ def _write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
     index. No tensor is cut.
     """
     shards: list[dict[str, np.ndarray]] = [{}]
-    size = 0
     for name, x in tensors.items():
-        if size and size + x.nbytes > SHARD_BYTES:
+        if shards[-1] and sum(y.nbytes for y in shards[-1].values()) + x.nbytes > SHARD_BYTES:
             shards.append({})
-            size = 0
         shards[-1][name] = x
-        size += x.nbytes
     weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards, 1):
         several = f'-{i:05}-of-{len(shards):05}' if len(shards) > 1 else ''

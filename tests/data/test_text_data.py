@@ -1,8 +1,6 @@
 """From sources to rows: a tiny corpus end to end, and what is refused."""
 
 import dataclasses
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -199,19 +197,6 @@ def test_synthetic_rows():
     assert batch['input_ids'].min() >= 0 and batch['input_ids'].max() < 1000
     rows = np.concatenate([batch['input_ids'], _frozen(held_out)['input_ids']])
     assert len(np.unique(rows, axis=0)) == 4096 + 256
-
-
-def test_synthetic_rows_need_no_tensorflow():
-    code = '''
-import sys
-import numpy as np
-from bert_jax.data.examples import train_batches
-from bert_jax.tasks.pretrain import SyntheticData
-rows = SyntheticData(100, 0).training(16, 2)
-next(train_batches(rows, batch_size=2, local=np.arange(2), first_step=0, num_steps=1))
-assert "tensorflow" not in sys.modules
-'''
-    subprocess.run([sys.executable, '-c', code], check=True)
 
 
 def test_held_out_rows_of_other_masks_can_be_masked_as_bert_does(folder):

@@ -371,6 +371,22 @@ def test_a_small_model_learns_from_the_probabilities_of_a_large_one(
     assert again['eval/accuracy'] == result['eval/accuracy']
 
 
+def test_masked_words_are_learned_from_the_probabilities_of_a_large_model(tmp_path, own_tasks):
+    write_run(tmp_path / 'large', pretraining_weights(tmp_path))
+    texts = random_texts(300)
+    (tmp_path / 'text.txt').write_text('\n\n'.join(map('{}. {}.'.format, texts[::2], texts[1::2])))
+    norms = []
+    for name in ('continue_pretrain.py', f'../tests/tasks/distillation.py:mlm:{tmp_path}/large'):
+        run(name, f'--config.init_checkpoint={tmp_path}/large', *TINY[4:], '--config.train.steps=1',
+            f'--config.data.source={tmp_path}/text.txt', f'--config.data.dir={tmp_path}/cache',
+            '--config.model.name=', '--config.model.hidden_dropout=0', '--config.train.log_every=1',
+            '--config.model.attention_dropout=0', workdir=tmp_path / name[:2])
+        records = map(json.loads, (tmp_path / name[:2] / 'metrics.jsonl').read_text().splitlines())
+        norms += [x['train/grad_norm'] for x in records if 'train/grad_norm' in x]
+    alone, taught = norms
+    assert taught < 1e-4 < 0.1 < alone, 'the teacher itself has nothing to learn'
+
+
 ADDED = ('catbird', 'thea', 'greenred')
 
 

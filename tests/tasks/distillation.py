@@ -7,6 +7,9 @@ The teacher is a run or a Hugging Face folder that classifies SST-2, with a voca
 As in Turc et al. (2019), the labels of the sentences are not used: `data.source` may hold many more
 than the teacher was trained on. The run is one of SST-2 like any other. Another loss and further
 features of the examples in one file, for copying.
+
+`:mlm:runs/large` pre-trains on a teacher's probabilities of the masked words; both have one
+vocabulary. The teacher computes them in every step, without dropout.
 """
 
 import dataclasses
@@ -15,12 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import finetuning_config
+from bert_jax.config import default_config, finetuning_config
 from bert_jax.heads.base import Batch, Losses, Outputs
 from bert_jax.heads.classification import Classification
+from bert_jax.heads.pretraining import Pretraining, masked_lm_logits
 from bert_jax.predict import load
 from bert_jax.tasks.glue import open_glue, read_glue
 from bert_jax.tasks.opening import OPENERS
+from bert_jax.tasks.pretrain import PretrainTask
 
 
 class Distilled(Classification):
@@ -32,7 +37,37 @@ class Distilled(Classification):
         return -jnp.sum(batch['teacher'] * log_p, axis=-1), correct
 
 
+def pretraining_by(teacher):
+    large = load(teacher)
+
+    class DistilledPretraining(Pretraining):
+        """Cross-entropy with the teacher's probabilities, of the masked words only."""
+
+        def loss(self, params, batch, totals, rows_Bx2):
+            loss, sums = super().loss(params, batch, totals, rows_Bx2)
+            if rows_Bx2 is None:  # evaluation
+                return loss, sums
+            of_teacher = Pretraining(dataclasses.replace(
+                large.config, layout=self.config.layout, attention=self.config.attention))
+            log_p, teacher_log_p = (
+                jax.nn.log_softmax(masked_lm_logits(head.outputs(*arguments)['mlm_output']))
+                for head, arguments in ((self, (params, batch, rows_Bx2)),
+                                        (of_teacher, (large.params, batch))))
+            losses_BxP = -jnp.sum(jnp.exp(teacher_log_p) * log_p, axis=-1)
+            return jnp.sum(losses_BxP * batch['masked_lm_weights']) / totals['masked'], sums
+
+    class DistilledPretrainTask(PretrainTask):
+        def objective(self, bert):
+            return DistilledPretraining(bert, next_sentence=self._config.data.next_sentence)
+
+    return DistilledPretrainTask
+
+
 def get_config(teacher=''):
+    if teacher.startswith('mlm:'):
+        OPENERS['pretrain'] = pretraining_by(teacher.removeprefix('mlm:'))
+        return default_config()
+
     def open_distilled(config, scored=None):
         task = open_glue(config, scored)
         if scored:

@@ -54,10 +54,3 @@ def test_bad_files_are_named(tmp_path, data, words):
         Vocab.from_file(path)
     with refused("directory"):
         Vocab.from_file(tmp_path)
-
-
-@pytest.mark.parametrize(("name", "size"), [
-    ("uncased", 30522), ("cased", 28996), ("multilingual-cased", 119547)])
-def test_released_vocabularies(shared_data, name, size):
-    vocab = Vocab.from_file(shared_data / "vocab" / f"bert-base-{name}-vocab.txt")
-    assert len(vocab) == size and special_ids(vocab) == (0, 100, 101, 102, 103)

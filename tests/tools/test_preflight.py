@@ -141,8 +141,8 @@ def test_everything_counts_as_often_as_it_runs():
     times = {i.name: i.times for i in text.instructions}
     assert times['part.1'] == times['all-reduce.1'] == 5 and times['first'] == 1
     assert {i.name: c for i, c in text.timed()} == {
-        'part.1': 100, 'part.2': 100, 'first': 7, 'second': None, 'kernel': None  # of 2^63, none
-    }
+        'part.1': 100, 'part.2': 100, 'first': 7, 'second': None,  # a sentinel
+        'kernel': None, 'attention_forward.1': None}
     kernel = next(i for i in text.instructions if i.name == 'kernel')
     assert kernel.operands == ('part.1',) * 6  # past the compiler's numbering
     assert text.bytes_moved(kernel) == 4 * (512 * 1024 + 1000 * 8), 'a part of the array a time'
@@ -209,6 +209,17 @@ def test_cycles_by_a_schedule(schedule, estimate, trips, cycles, unit):
     part = part._replace(attributes=f'{part.attributes} "iteration_bounds":["1","{trips}"]')
     assert preflight.scheduled_cycles(text, part, estimate, schedule, chip) == (
         pytest.approx(cycles, abs=1), unit)
+
+
+def test_what_a_fusion_multiplies_moves_and_repeats():
+    text = CompiledText(TPU)
+    found = {i.name: i for i in text.instructions}
+    product = found['multiplied']
+    assert text.product(product) == 2 * 64 * 32 * 128 and text.product(found['first']) == 0
+    assert text.bytes_moved(product) == 2 * 32 * 128, 'the others are near the core'
+    assert [text.trips(product, cores) for cores in (1, 2)] == [2 * 5, 2 * 3]
+    # A group of rows is one core's: 4 rows of 128 are one, in three steps.
+    assert text.trips(found['attention_forward.1'], 2) == 3
 
 
 def test_equal_instructions_have_one_schedule():

@@ -6,8 +6,6 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.data.store import TokenStore
-from bert_jax.runtime import files
 from bert_jax.text import training
 from bert_jax.tools import prepare
 from tests.conftest import ROOT
@@ -34,9 +32,5 @@ def test_a_run_finds_what_was_prepared(tmp_path, bucket, capsys, monkeypatch):
     again = capsys.readouterr()
     assert re.findall(r'(gs://\S+/stores/\w+)\n', again.out) == stores
     assert 'copied' in again.err and 'sentences' not in again.err
-    for store in stores:
-        here = TokenStore.open(tmp_path / 'here' / 'stores' / files.as_path(store).name)
-        there = TokenStore.open(tmp_path / 'there' / 'stores' / files.as_path(store).name)
-        assert here.manifest == there.manifest and here.manifest['num_documents'] == 20
 
 
