@@ -13,6 +13,7 @@ vocabulary. The teacher computes them in every step, without dropout.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ class Distilled(Classification):
 
 
 def pretraining_by(teacher):
-    large = load(teacher)
+    large = functools.cache(lambda: load(teacher))  # when hosts have met
 
     class DistilledPretraining(Pretraining):
         """Cross-entropy with the teacher's probabilities, of the masked words only."""
@@ -48,11 +49,11 @@ def pretraining_by(teacher):
             if rows_Bx2 is None:  # evaluation
                 return loss, sums
             of_teacher = Pretraining(dataclasses.replace(
-                large.config, layout=self.config.layout, attention=self.config.attention))
+                large().config, layout=self.config.layout, attention=self.config.attention))
             log_p, teacher_log_p = (
                 jax.nn.log_softmax(masked_lm_logits(head.outputs(*arguments)['mlm_output']))
                 for head, arguments in ((self, (params, batch, rows_Bx2)),
-                                        (of_teacher, (large.params, batch))))
+                                        (of_teacher, (large().params, batch))))
             losses_BxP = -jnp.sum(jnp.exp(teacher_log_p) * log_p, axis=-1)
             return jnp.sum(losses_BxP * batch['masked_lm_weights']) / totals['masked'], sums
 
