@@ -69,6 +69,8 @@ def muon_flops(config: ModelConfig) -> float:
     intermediate size of 4 h, a step's equal training the layers on about 4 h tokens. MFU leaves out
     the optimizer; a comparison of recipes must not.
     """
-    of_a_layer = sum(number * (4 * min(m, n)**2 * max(m, n) + 2 * min(m, n)**3)
-                     for number, m, n in _matrices(config))
-    return 5.0 * config.num_layers * of_a_layer
+    total = 0
+    for number, *shape in _matrices(config):
+        m, n = sorted(shape)
+        total += number * (4 * m**2 * n + 2 * m**3)
+    return 5.0 * config.num_layers * total

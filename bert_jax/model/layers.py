@@ -115,15 +115,15 @@ def gelu(x: jax.Array, form: str) -> jax.Array:
     return y.astype(x.dtype)
 
 
-# x (1 + tanh(a x + b x^3)) / 2 (Hendrycks and Gimpel, 2016) and its derivative, in as few
-# operations as they take: on a v6e three products a layer wait for the vector unit, for them.
+# x (1 + tanh(a x + b x^3)) / 2 (Hendrycks and Gimpel, 2016) and its derivative, in few operations:
+# on a v6e three products a layer wait for the vector unit, which computes them.
 _A = math.sqrt(2 / math.pi)
 _B = 0.044715 * _A
 
 
 @jax.custom_vjp
 def _gelu_tanh(x: jax.Array) -> jax.Array:
-    return jax.nn.gelu(x)  # which ONNX has as one operator
+    return jax.nn.gelu(x)  # without a derivative: an export to ONNX has one operator for it
 
 
 def _gelu_tanh_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -126,17 +126,19 @@ def _times(
     """
     per_sequence, schedules = chips / phase['batch_size'], text.schedules(schedules)
     scopes: dict[tuple[str, str], Record] = {}
+    waits: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(
+        collections.Counter)
     for instruction, estimate in text.timed():
         by_schedule, unit = scheduled_cycles(
             text, instruction, estimate, schedules.get(instruction.name), chip)
-        name, pass_ = hlo.scope_of(instruction.op_name)
-        scope = scopes.setdefault((name, pass_), {
-            'scope': name, 'pass': pass_, 'cycles_per_sequence': 0.0,
-            'scheduled_cycles_per_sequence': 0.0, 'waits': collections.Counter()})
+        key = hlo.scope_of(instruction.op_name)
+        scope = scopes.setdefault(key, {'scope': key[0], 'pass': key[1], 'cycles_per_sequence': 0.0,
+                                        'scheduled_cycles_per_sequence': 0.0})
         times = instruction.times * per_sequence
         scope['cycles_per_sequence'] += times * (by_schedule if estimate is None else estimate)
         scope['scheduled_cycles_per_sequence'] += times * by_schedule
-        scope['waits'][unit] += times * by_schedule
+        waits[key][unit] += times * by_schedule
+        scope['waits_for'] = waits[key].most_common(1)[0][0]
     ordered = sorted(scopes.values(), key=lambda scope: -scope['cycles_per_sequence'])
     cycles, scheduled = (sum(scope[of] for scope in ordered) for of in (
         'cycles_per_sequence', 'scheduled_cycles_per_sequence'))
@@ -149,9 +151,7 @@ def _times(
     hours = phase['steps'] * step / 3600
     return {
         'cycles_per_sequence': cycles, 'scheduled_cycles_per_sequence': scheduled,
-        'scopes': [scope | {'waits_for': scope.pop('waits').most_common(1)[0][0]}
-                   for scope in ordered],
-        'collectives': collectives,
+        'scopes': ordered, 'collectives': collectives,
         'collective_bytes': sum(c['bytes'] for c in collectives),
         'seconds': seconds, 'step_seconds': step,
         'sequences_per_second': phase['batch_size'] / step,
