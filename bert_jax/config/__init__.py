@@ -37,7 +37,7 @@ MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
 SIZES = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size')  # have no default
 # Model fields that a checkpoint determines.
 DECIDED = tuple(o for o in OPTIONS if o.role != 'trains' and o.name != 'vocab_size')
-# A table that may be cut or extended with fresh rows, and a layer that fine-tuning may add.
+# A table that may be cut or repeated, and a layer that fine-tuning may add.
 _RESIZED = ('max_position_embeddings', 'bilstm')
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.model import dropout as drop
-from bert_jax.model.attention_kernel import HEAD_DIM, MAX_HEADS, MAX_LENGTH, kernel_attention
+from bert_jax.model.attention_kernel import HEAD_DIM, MAX_LENGTH, kernel_attention
 from bert_jax.model.layers import Dense, ModelConfig
 from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.hosts import say
@@ -116,8 +116,6 @@ def refusal(name: str, config: ModelConfig, length: int, drops: bool) -> str:
             (c.head_dim != HEAD_DIM,
              f'its heads have {HEAD_DIM} dims, and these have {c.head_dim}'),
             (heads % 2, f'it takes heads in pairs, and a device has {heads}'),
-            (heads > MAX_HEADS,
-             f'it takes at most {MAX_HEADS} heads a device, and these are {heads}'),
             (length > MAX_LENGTH,
              f'its rows have at most {MAX_LENGTH} tokens, and these have {length}')),
         'cudnn': (  # of which jax does not expose the dropout

@@ -43,11 +43,10 @@ from bert_jax.train.sharding import BATCH_AXES
 LANES, SUBLANES = 128, 8  # of a tile
 HEAD_DIM = 64
 # Whole rows stay on the chip; all TPUs have 16 MB.
-MAX_LENGTH = 512
-MAX_HEADS = 20
+MAX_LENGTH = 2048
 # Scores of a head that a step of the grid holds, about.
 _FORWARD_SCORES, _BACKWARD_SCORES = 1 << 18, 1 << 17
-_QUERIES = 256  # that are worked on at once, at most
+_LONG = 1024  # longer rows take less of the memory for each of their tokens
 
 
 def kernel_attention(
@@ -146,32 +145,39 @@ def _forward(qkv_BxSx3H, bias_3H, marks, lines, rate, interpret):  # type: ignor
 def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-untyped-def]
     """Gradients of the projection's output [B, S, 3H] and of its bias [3H].
 
-    The latter from its parts [G, 8, 3H]: one is of every eighth token of the rows of a grid step.
+    The latter from its parts [G, 3, 8, H]: one is of every eighth token of the rows of a grid step.
     """
     qkv, marks, lines, lse, context = residuals
     _, length, hidden3 = qkv.shape
     shapes = _Shapes(qkv, _BACKWARD_SCORES, arrays=2)
     of_lines = [] if lines is None else [lines]
     of_context = [context] if length > LANES else []  # short rows wait for memory as it is
-    d_qkv, d_bias_Gx8x3H = pl.pallas_call(
-        functools.partial(_backward_kernel, rate=rate),
+    # Whole rows, that stay until the last pair of heads is written, where there is room for them.
+    out = pl.BlockSpec((shapes.rows, length, hidden3), lambda i, j: (i, 0, 0))
+    if copied := length * hidden3 > 512 * 3 * 1024:
+        out = pl.BlockSpec(memory_space=pl.ANY)
+        shapes.of_call['scratch_shapes'] += [
+            pltpu.VMEM((3, shapes.rows, length, shapes.pairs * LANES), qkv.dtype),
+            pltpu.SemaphoreType.DMA((3,))]
+    d_qkv, d_bias_Gx3x8xH = pl.pallas_call(
+        functools.partial(_backward_kernel, rate=rate, copied=copied),
         name='attention_backward',
         in_specs=[
             *shapes.qkv, shapes.lanes(0), shapes.of_pair, shapes.marks(marks),
             *[shapes.of_pair] * len(of_lines), *[shapes.lanes(0)] * len(of_context),
         ],
-        # Whole rows, that stay until the last pair of heads is written.
         out_specs=[
-            pl.BlockSpec((shapes.rows, length, hidden3), lambda i, j: (i, 0, 0)),
-            pl.BlockSpec((1, SUBLANES, hidden3), lambda i, j: (i, 0, 0)),
+            out,
+            pl.BlockSpec((1, 3, SUBLANES, shapes.pairs * LANES), lambda i, j: (i, 0, 0, j)),
         ],
         out_shape=[
             jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),
-            jax.ShapeDtypeStruct((shapes.of_call['grid'][0], SUBLANES, hidden3), jnp.float32),
+            jax.ShapeDtypeStruct(
+                (shapes.of_call['grid'][0], 3, SUBLANES, hidden3 // 3), jnp.float32),
         ],
         **shapes.of_call, interpret=interpret,
     )(*[qkv] * 3, d_context_BxSxH, lse, marks, *of_lines, *of_context)
-    return d_qkv, jnp.sum(d_bias_Gx8x3H, axis=(0, 1)), None, None
+    return d_qkv, jnp.sum(d_bias_Gx3x8xH, axis=(0, 2)).reshape(-1), None, None
 
 
 _attention.defvjp(_forward, _backward)
@@ -207,8 +213,7 @@ class _Shapes:
         batch, length, hidden3 = qkv_BxSx3H.shape
         dtype = qkv_BxSx3H.dtype
         all_pairs = hidden3 // (3 * LANES)
-        # Long rows of more than 16 heads leave no room for two pairs in 16 MB.
-        self.pairs = math.gcd(all_pairs, 2 if length <= 256 or all_pairs <= 8 else 1)
+        self.pairs = math.gcd(all_pairs, 2 if length <= 512 else 1)  # of long rows, in 16 MB
         self.rows = math.gcd(batch, max(1, scores // (self.pairs * length**2)))
         self.length = length
         steps = all_pairs // self.pairs
@@ -230,7 +235,8 @@ class _Shapes:
     def lanes(self, first: int) -> pl.BlockSpec:
         """The pairs of heads of a step, counted from its `first` group."""
         shape = (self.rows, self.length, self.pairs * LANES)
-        return pl.BlockSpec(shape, lambda i, j: (i, 0, first + j))
+        buffers = pl.Buffered(1 if self.length > _LONG else 2)
+        return pl.BlockSpec(shape, lambda i, j: (i, 0, first + j), pipeline_mode=buffers)
 
     def marks(self, marks_BxMxS: jax.Array) -> pl.BlockSpec:
         """All marks of the rows."""
@@ -329,9 +335,10 @@ def _forward_kernel(
 
 def _backward_kernel(
     q_ref: Any, k_ref: Any, v_ref: Any, do_ref: Any, lse_ref: Any, marks_ref: Any, *refs: Any,
-    rate: float,
+    rate: float, copied: bool,
 ) -> None:
-    *more_refs, d_ref, sums_ref, of_queries, of_keys, places, buffer = refs
+    *more_refs, d_ref, sums_ref, of_queries, of_keys, places, buffer, written, sent = (
+        refs if copied else (*refs, None, None))
     _prepare(marks_ref, of_queries, of_keys, places)
     dtype, length = q_ref.dtype, q_ref.shape[1]
     units = _units(q_ref.shape)
@@ -376,6 +383,8 @@ def _backward_kernel(
 
     def gradients(u: _Unit, slot: int) -> None:
         h = u.head
+        if copied and u is units[0]:  # the last step's are on their way
+            pl.when(pl.program_id(1) > 0)(wait)
         q_LxS, k_LxS, do_LxS = (x[_head(h)] for x in transposed[u.row, u.pair])
         dk_DxK = _dot(q_LxS[:, u.queries], buffer[1, slot], 1, 1)
         dv_DxK = _dot(do_LxS[:, u.queries], buffer[0, slot], 1, 1)
@@ -394,17 +403,33 @@ def _backward_kernel(
     def write(u: _Unit, part: slice, which: int, name: str) -> None:
         scale = {'q': HEAD_DIM**-0.5, 'k': math.log(2), 'v': 1.0}[name] / (1.0 - rate)
         x_LxS = jnp.concatenate([result[name, 0], result[name, 1]]) * scale
-        pairs = d_ref.shape[2] // (3 * LANES)
-        pair = which * pairs + pl.program_id(1) * (q_ref.shape[2] // LANES) + u.pair
-        lanes = pl.ds(pl.multiple_of(pair * LANES, LANES), LANES)
         x_SxL = x_LxS.astype(dtype).T
-        d_ref[u.row, part, lanes] = x_SxL
+        found[which][u.row, part, u.lanes] = x_SxL
         sum_8xL = jnp.sum(x_SxL.astype(jnp.float32).reshape(-1, SUBLANES, LANES), axis=0)
         if u.row or part.start:
-            sum_8xL += sums_ref[0, :, lanes]
-        sums_ref[0, :, lanes] = sum_8xL
+            sum_8xL += sums_ref[0, which, :, u.lanes]
+        sums_ref[0, which, :, u.lanes] = sum_8xL
+
+    rows, _, width = q_ref.shape
+    steps, step = pl.num_programs(1), pl.program_id(1)
+    lanes = [pl.ds(pl.multiple_of((which * steps + step) * width, width), width)
+             for which in range(3)]
+    found, copies = [d_ref.at[:, :, part] for part in lanes], []
+    if copied:
+        group = pl.ds(pl.program_id(0) * rows, rows)
+        found = [written.at[which] for which in range(3)]
+        copies = [pltpu.make_async_copy(found[which], d_ref.at[group, :, part], sent.at[which])
+                  for which, part in enumerate(lanes)]
+
+    def wait() -> None:
+        for copy in copies:
+            copy.wait()
 
     _overlap(units, [prepare, products, softmax, gradients])
+    for copy in copies:
+        copy.start()
+    if copied:
+        pl.when(step == steps - 1)(wait)
 
 
 _SCALE = HEAD_DIM**-0.5 * math.log2(math.e)  # of queries: exponents are of two
@@ -413,7 +438,7 @@ _SCALE = HEAD_DIM**-0.5 * math.log2(math.e)  # of queries: exponents are of two
 def _units(shape: tuple[int, ...]) -> list[_Unit]:
     """The work of a grid step on blocks of a shape [rows, S, L]."""
     rows, length, lanes = shape
-    step = math.gcd(length, _QUERIES)
+    step = math.gcd(length, 256 if length <= _LONG else LANES)  # queries that are worked on at once
     return [
         _Unit(row, pair, slice(start, start + step), head)
         for row in range(rows) for pair in range(lanes // LANES)
@@ -435,17 +460,15 @@ def _overlap(units: Sequence[_Unit], stages: Sequence[Callable[..., Any]]) -> No
 
 
 def _lag(units: Sequence[_Unit]) -> int:
-    """How many units a stage is behind the one before it."""
-    return max(1, len(units) // 8)
+    """How many units a stage is behind the one before it: one where rows are long, for memory."""
+    return max(1, len(units) // 8) if units[-1].row else 1
 
 
 def _kept(lines_ref: Any, places: Any, u: _Unit, rate: float) -> jax.Array:
     """Which probabilities [K, Q] dropout keeps."""
     line_1xQ = lines_ref[u.line]
-    column_KxL = places[u.row]
-    return drop.kept(jnp.concatenate(
-        [line_1xQ[:, start : start + LANES] + column_KxL
-         for start in range(0, line_1xQ.shape[1], LANES)], axis=1), rate)
+    column_KxQ = jnp.concatenate([places[u.row]] * (line_1xQ.shape[1] // LANES), axis=1)
+    return drop.kept(line_1xQ + column_KxQ, rate)
 
 
 def _dot(a: jax.Array, b: jax.Array, a_dim: int, b_dim: int) -> jax.Array:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
@@ -52,7 +51,7 @@ def warm_start(
     # Not asdict, which would copy the layout: devices cannot be copied.
     placement = place(published, shapes, head=head, labels=labels, model=vars(bert))
     lines = [*placement.report(published), *notes]
-    longer = any(note.endswith('the rest start fresh') for note in placement.notes)
+    longer = any(note.endswith('they are repeated') for note in placement.notes)
     if whole and (placement.fresh or longer or notes):
         fresh = [line for line in lines[1:] if 'fresh' in line]
         remedy = ('. If its LABEL_0, LABEL_1, ... are this task\'s labels '
@@ -68,14 +67,8 @@ def warm_start(
         array = arrays.get('/'.join(key.key for key in path))
         if array is None:
             return fresh
-        rows = len(array)
-        if array.shape != fresh.shape:  # the target's position table is longer
-            array = np.pad(array, [(0, len(fresh) - rows)] + [(0, 0)] * (array.ndim - 1))
         # Each process fills its own shards.
-        placed = jax.make_array_from_callback(fresh.shape, fresh.sharding, array.__getitem__)
-        return placed if rows == len(fresh) else jax.jit(
-            lambda x, rest: jnp.where(jnp.arange(len(x))[:, None] < rows, x, rest),
-            out_shardings=fresh.sharding)(placed, fresh)
+        return jax.make_array_from_callback(fresh.shape, fresh.sharding, array.__getitem__)
 
     return jax.tree_util.tree_map_with_path(choose, params)
 
@@ -84,8 +77,7 @@ class Placement(NamedTuple):
     """The result of `place`.
 
     Attributes:
-      params: arrays for the target by our names; the position table may have only the first rows
-        of the target's.
+      params: arrays for the target by our names.
       fresh: names of the target's parameters that start fresh.
       unused: names of weights that the target lacks, and of tensors unknown to this project.
       notes: further remarks, a line each.
@@ -116,9 +108,9 @@ def place(
     """Matches weights to the parameters of a target model.
 
     Embeddings and encoder layers must have the target's shapes, except that the position table may
-    be longer or shorter. Pooler and heads may start fresh; a classifier does if it has another
-    number of outputs, other labels or another head. If its labels are the same in another order,
-    its outputs are reordered.
+    be shorter, or longer: then it repeats. Pooler and heads may start fresh; a classifier does if
+    it has another number of outputs, other labels or another head. If its labels are the same in
+    another order, its outputs are reordered.
 
     Args:
       weights: the source.
@@ -149,8 +141,9 @@ def place(
         if x is not None and x.shape == tuple(shape):
             matched[name] = x
         elif name == _POSITIONS and x is not None and x.shape[1:] == tuple(shape)[1:]:
-            matched[name] = x[: shape[0]]
-            rest = 'the rest start fresh' if len(x) < shape[0] else 'the first of them are taken'
+            # Repeated, as in Longformer (Beltagy et al., 2020, section 5): near places stay near.
+            matched[name] = np.resize(x, shape)
+            rest = 'they are repeated' if len(x) < shape[0] else 'the first of them are taken'
             notes.append(f'position_embeddings: {len(x)} rows there, {shape[0]} here; {rest}')
         elif name.startswith(('bert/embeddings/', 'bert/encoder/')):
             raise InputError(_misfit(name, x, tuple(shape), weights))
