@@ -59,12 +59,10 @@ class Places(NamedTuple):
             open_folder(local, 'config.data.local_dir', lambda _: True)
         elif len(machines) == 1:
             return cls(place, place)
-        mounts: list[tuple[int, str]] = []  # that hold the folder: length of their place, type
-        for line in files.read_system('/proc/self/mounts').splitlines():
-            where, kind = line.split()[1:3]
-            if f'{files.absolute(local)}/'.startswith(where.rstrip('/') + '/'):
-                mounts.append((len(where), kind))
-        kind = max(mounts, default=(0, ''))[1]
+        mounts = (line.split()[1:3] for line in files.read_system('/proc/self/mounts').splitlines())
+        _, kind = max(((len(where), kind) for where, kind in mounts
+                       if f'{files.absolute(local)}/'.startswith(where.rstrip('/') + '/')),
+                      default=(0, ''))  # the innermost that holds the folder
         if re.match('nfs|cifs|lustre|gpfs|beegfs|ceph|fuse|afs|9p', kind):
             hosts.say(f'note: config.data.local_dir={local} is on a network disk ({kind}), where '
                       'hosts wait for each other: name a folder on a disk of each host')

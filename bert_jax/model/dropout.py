@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from bert_jax.runtime.checksum import mix
+
 _U = jnp.uint32
 # Odd multipliers of integer hashes found by search for low bias (Wellons, hash-prospector).
 _M1, _M2, _M3, _M4 = 0x7FEB352D, 0x846CA68B, 0xED5AD4BB, 0xAC4C1B51
@@ -30,15 +32,6 @@ _M5 = 0xA8EC0001
 EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER = range(5)
 
 
-def _mix(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 that spreads every input bit."""
-    x = x ^ (x >> 16)
-    x = x * _U(_M1)
-    x = x ^ (x >> 15)
-    x = x * _U(_M2)
-    return x ^ (x >> 16)
-
-
 def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array) -> jax.Array:
     """Keys [B, 2] uint32 for `dropout`, a pair for each row of the *global* batch.
 
@@ -47,10 +40,10 @@ def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array
       step: the train step.
       rows_B: index of each row in the global batch.
     """
-    start = _mix(jnp.asarray(seed).astype(_U) ^ _U(_GOLDEN))
-    start = _mix(start ^ jnp.asarray(step).astype(_U))
-    low_B = _mix(start ^ (rows_B.astype(_U) * _U(_GOLDEN)))
-    high_B = _mix(low_B ^ _mix(start ^ _U(_M3)))
+    start = mix(jnp.asarray(seed).astype(_U) ^ _U(_GOLDEN))
+    start = mix(start ^ jnp.asarray(step).astype(_U))
+    low_B = mix(start ^ (rows_B.astype(_U) * _U(_GOLDEN)))
+    high_B = mix(low_B ^ mix(start ^ _U(_M3)))
     return jnp.stack([low_B, high_B], axis=-1)
 
 
@@ -66,9 +59,9 @@ def places(
     An element's place is `(last-but-one ^ others) + last` of the hashes of its indices. `lines` are
     the indices along the second dim; default: 0, 1, 2, ...
     """
-    place = _mix(jnp.asarray(layer).astype(_U) * _U(_M4) + _U(site * 0x632BE5AB & 0xFFFFFFFF))
-    key0 = _mix(rows_Bx2[:, :1] ^ place)
-    key1 = _mix(rows_Bx2[:, 1:] + place)
+    place = mix(jnp.asarray(layer).astype(_U) * _U(_M4) + _U(site * 0x632BE5AB & 0xFFFFFFFF))
+    key0 = mix(rows_Bx2[:, :1] ^ place)
+    key1 = mix(rows_Bx2[:, 1:] + place)
     hashed = []
     for dim, size in enumerate(sizes):
         # The second key enters between the rounds: with one 32-bit key, two rows could get shifted

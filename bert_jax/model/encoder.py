@@ -3,7 +3,8 @@
 Parameters have the names of google-research/bert, but `gamma`/`beta` are `scale`/`bias`, and
 query, key and value are fused into `attention/self/qkv`.
 
-    B: batch rows, S: sequence, P: wanted positions, H: hidden_size, V: padded vocabulary
+    B: batch rows, S: sequence, P: wanted positions, H: hidden_size, I: intermediate_size,
+    V: padded vocabulary
 """
 
 from typing import Any
@@ -106,7 +107,8 @@ class Intermediate(nn.Module):
         c = self.config
         dense = Dense(
             c, (c.hidden_size,), (c.intermediate_size,), ('embed',), ('mlp',), name='dense')
-        return c.layout(gelu(dense(x_BxSxH), c.hidden_act), 'batch', None, 'mlp')
+        y_BxSxI = gelu(dense(x_BxSxH), c.hidden_act, c.layout.stores_gelu)
+        return c.layout(y_BxSxI, 'batch', None, 'mlp')
 
 
 class Layer(nn.Module):

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -75,15 +76,10 @@ class Parameter(nn.LogicallyPartitioned):
 
 
 def parameter(
-    init: Callable[..., jax.Array], *names: str | None, num_in: int = 0, num_separate: int = 0,
-    decays: bool = True,
+    init: Callable[..., jax.Array], *names: str | None, **declared: Any
 ) -> Callable[..., Any]:
-    """An initializer that returns a `Parameter`, with the same arguments."""
-    def declared(*args: Any) -> Parameter:
-        return Parameter(
-            init(*args), names, num_in=num_in, num_separate=num_separate, decays=decays)
-
-    return declared
+    """An initializer that returns a `Parameter`, with other fields as declared."""
+    return lambda *args: Parameter(init(*args), names, **declared)
 
 
 Names = tuple[str, ...]
@@ -100,43 +96,42 @@ def declared_parameters(boxed: Any) -> dict[Names, Parameter]:
     return {path_names(path): x for path, x in leaves}
 
 
-def gelu(x: jax.Array, form: str) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def gelu(x: jax.Array, form: str, stored: bool = False) -> jax.Array:
     """Gaussian error linear unit.
 
     Args:
       x: any shape.
       form: 'gelu_tanh', the approximation of google-research/bert, or 'gelu_erf', exact.
+      stored: in training, keep it and its derivative in memory; else XLA has the products that read
+        them compute both again.
     """
     y = x.astype(jnp.float32)
-    if form == 'gelu_erf':
-        y = y * 0.5 * (1.0 + lax.erf(y * math.sqrt(0.5)))
-    else:
-        y = _gelu_tanh(y)
+    # In this form an export to ONNX has one operator for it.
+    y = jax.nn.gelu(y) if form == 'gelu_tanh' else y * 0.5 * (1.0 + lax.erf(y * math.sqrt(0.5)))
     return y.astype(x.dtype)
 
 
-# x (1 + tanh(a x + b x^3)) / 2 (Hendrycks and Gimpel, 2016) and its derivative, in few operations:
-# on a v6e three products a layer wait for the vector unit, which computes them.
-_A = math.sqrt(2 / math.pi)
-_B = 0.044715 * _A
+def _gelu_forward(x: jax.Array, form: str, stored: bool) -> tuple[jax.Array, jax.Array]:
+    """gelu and its derivative, in few operations."""
+    y = x.astype(jnp.float32)
+    square = y * y
+    if form == 'gelu_tanh':  # x (1 + tanh(a x + b x^3)) / 2 (Hendrycks and Gimpel, 2016)
+        a, b = math.sqrt(2 / math.pi), 0.044715 * math.sqrt(2 / math.pi)
+        t = jnp.tanh(y * (a + b * square))
+        half, bump = 0.5 + 0.5 * t, (1.0 - t * t) * (0.5 * a + 1.5 * b * square)
+    else:
+        half = 0.5 + 0.5 * lax.erf(y * math.sqrt(0.5))
+        bump = jnp.exp(-0.5 * square) * (1 / math.sqrt(2 * math.pi))
+    result = (y * half).astype(x.dtype), (half + y * bump).astype(x.dtype)
+    return lax.optimization_barrier(result) if stored else result
 
 
-@jax.custom_vjp
-def _gelu_tanh(x: jax.Array) -> jax.Array:
-    return jax.nn.gelu(x)  # without a derivative: an export to ONNX has one operator for it
+def _gelu_backward(form: str, stored: bool, slope: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
+    return (dy * slope,)
 
 
-def _gelu_tanh_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return x * (0.5 + 0.5 * jnp.tanh(x * (_A + _B * (x * x)))), x
-
-
-def _gelu_tanh_backward(x: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
-    square = x * x
-    t = jnp.tanh(x * (_A + _B * square))
-    return (dy * ((0.5 + 0.5 * t) + x * (1.0 - t * t) * (0.5 * _A + 1.5 * _B * square)),)
-
-
-_gelu_tanh.defvjp(_gelu_tanh_forward, _gelu_tanh_backward)
+gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
 class Dense(nn.Module):

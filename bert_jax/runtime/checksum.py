@@ -127,7 +127,11 @@ def checksum_on_device(x: jax.Array) -> jax.Array:
 
 def _mixed(bits: Any, index: Any) -> Any:
     """A hash of each element and its index; for a given index it is a bijection."""
-    h = bits ^ index * np.uint32(0x9E3779B9)
-    h = (h ^ (h >> 16)) * np.uint32(0x7FEB352D)
-    h = (h ^ (h >> 15)) * np.uint32(0x846CA68B)
-    return h ^ (h >> 16)
+    return mix(bits ^ index * np.uint32(0x9E3779B9))
+
+
+def mix(x: Any) -> Any:
+    """A bijection of uint32 that spreads every input bit."""
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)

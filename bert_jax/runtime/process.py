@@ -185,6 +185,7 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
     # Orbax leaves unfinished asyncio tasks behind when it cannot read a file of a checkpoint; that
     # error itself is answered.
     logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+    logging.getLogger('absl').setLevel(logging.ERROR)  # libraries log a great deal below it
     warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
     sys.unraisablehook = _unless_of_a_task
     try:

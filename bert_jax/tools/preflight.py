@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from absl import flags, logging
+from absl import flags
 
 from bert_jax.config import ConfigDict, complete
 from bert_jax.config.command_line import parse_command
@@ -335,11 +335,10 @@ def without_data(config: ConfigDict) -> ConfigDict:
         if not c.model.vocab_size:
             c.model.vocab_size = c.data.vocab_size
             if c.data.vocab_file:
-                tokenizer = load_tokenizer(c.data.vocab_file, c.data.lowercase)
-                c.model.vocab_size = len(tokenizer.vocab)
+                tokens = list(load_tokenizer(c.data.vocab_file, c.data.lowercase).vocab.tokens)
                 if c.data.add_tokens:
                     tokens, _ = add_words(c.data.vocab_file, c.data.add_tokens, c.data.lowercase)
-                    c.model.vocab_size = len(tokens)
+                c.model.vocab_size = len(tokens)
         c.task, c.init_checkpoint = 'synthetic', ''
     return c
 
@@ -359,7 +358,6 @@ def main(argv: Sequence[str]) -> None:
     with error_boundary(), tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
         hlo.write_schedules(folder)
         config, file = parse_command(argv, __doc__ or '', f)
-        logging.set_verbosity(logging.ERROR)
         if f.json:
             check_new_file(f.json, '--json', unless='topology')
         validate(config)

@@ -65,10 +65,9 @@ def warm_start(
 
     def choose(path: Any, fresh: jax.Array) -> jax.Array:
         array = arrays.get('/'.join(key.key for key in path))
-        if array is None:
-            return fresh
         # Each process fills its own shards.
-        return jax.make_array_from_callback(fresh.shape, fresh.sharding, array.__getitem__)
+        return fresh if array is None else jax.make_array_from_callback(
+            fresh.shape, fresh.sharding, array.__getitem__)
 
     return jax.tree_util.tree_map_with_path(choose, params)
 

@@ -55,15 +55,11 @@ def on(platform, **changes):
         config('auto'), **{'hidden_size': 128, 'dtype': 'bfloat16'} | changes, layout=Layout(mesh))
 
 
-# Numbers of heads, each as large as the kernel takes them.
-MANY, THREE = ({'num_heads': n, 'hidden_size': 64 * n} for n in (64, 3))
-
-
 @pytest.mark.parametrize('platform, asked, changes, length, drops, chosen', [
     ('tpu', 'auto', {}, 512, True, 'kernel'), ('tpu', 'auto', {}, 64, True, 'xla'),
     ('tpu', 'auto', {}, MAX_LENGTH + 1, True, 'xla'),
-    ('tpu', 'auto', {'causal': True}, 512, False, 'xla'),
-    ('tpu', 'kernel', MANY, 77, True, 'kernel'), ('tpu', 'xla', {}, 512, False, 'xla'),
+    ('tpu', 'auto', {'causal': True}, 512, False, 'xla'), ('tpu', 'xla', {}, 512, False, 'xla'),
+    ('tpu', 'kernel', {'num_heads': 64, 'hidden_size': 4096}, 77, True, 'kernel'),
     ('cpu', 'auto', {}, 512, False, 'xla'), ('gpu', 'auto', {}, 512, True, 'xla'),
     ('gpu', 'auto', {}, 512, False, 'cudnn'), ('gpu', 'cudnn', {}, 64, False, 'cudnn'),
     ('gpu', 'auto', {}, 63, False, 'xla'), ('gpu', 'auto', {'causal': True}, 512, False, 'xla'),
@@ -71,7 +67,7 @@ MANY, THREE = ({'num_heads': n, 'hidden_size': 64 * n} for n in (64, 3))
     ('gpu', 'kernel', {}, 512, True, 'it is for TPUs, and this is a gpu'),
     ('tpu', 'kernel', {'causal': True}, 512, True, 'it has no left-to'),
     ('tpu', 'kernel', {'dtype': 'float32'}, 128, True, 'it is for bfloat16, and this is float32'),
-    ('tpu', 'kernel', THREE, 128, True, 'it takes heads in pairs, and a device has 3'),
+    ('tpu', 'kernel', {'num_heads': 3, 'hidden_size': 192}, 128, True, '.* a device has 3'),
     ('tpu', 'kernel', {'num_heads': 4}, 128, True, '.* these have 32'),
     ('tpu', 'kernel', {}, MAX_LENGTH + 1, True, f'.* these have {MAX_LENGTH + 1}'),
     ('cpu', 'cudnn', {}, 512, False, 'it is for GPUs'),

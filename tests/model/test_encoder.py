@@ -153,9 +153,11 @@ def test_gelu_forms_follow_their_formulas_and_differ():
     np.testing.assert_allclose(gelu(jnp.array(x), 'gelu_tanh'), tanh, atol=1e-6)
     np.testing.assert_allclose(gelu(jnp.array(x), 'gelu_erf'), erf, atol=1e-6)
     assert 3e-4 < np.abs(tanh - erf).max() < 6e-4
-    slopes = [jax.vmap(jax.grad(f))(x) for f in (lambda v: gelu(v, 'gelu_tanh'), jax.nn.gelu)]
-    np.testing.assert_allclose(*slopes, rtol=0, atol=5e-6)
-    for form in ('gelu_tanh', 'gelu_erf'):  # constants are not rounded to bfloat16
+    for form, stored in (('gelu_tanh', 0), ('gelu_tanh', 1), ('gelu_erf', 0), ('gelu_erf', 1)):
+        both = (lambda v, f=form, s=stored: gelu(v, f, s),
+                lambda v, f=form: jax.nn.gelu(v, f == 'gelu_tanh'))
+        np.testing.assert_allclose(*(jax.vmap(jax.grad(f))(x) for f in both), rtol=0, atol=5e-6)
+        # Constants are not rounded to bfloat16.
         half = jnp.array(x, jnp.bfloat16)
         whole = gelu(half.astype(jnp.float32), form)
         np.testing.assert_array_equal(gelu(half, form), whole.astype(jnp.bfloat16))

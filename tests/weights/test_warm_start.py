@@ -75,8 +75,8 @@ def test_another_classifier_starts_fresh(name, head, num, note):
 def test_position_tables_of_another_length(rows, kept):
     weights = load_weights(RECORDED / 'base')
     found = place(weights, shapes_of(weights) | {POSITIONS: (rows, 8)})
-    table = weights.params[POSITIONS]
-    np.testing.assert_array_equal(found.params[POSITIONS], [table[i % kept] for i in range(rows)])
+    repeated = weights.params[POSITIONS][np.arange(rows) % kept]
+    np.testing.assert_array_equal(found.params[POSITIONS], repeated)
     assert found.fresh == () and len(found.notes) == (rows != 10)
     assert ('10 rows there, 16 here; they are repeated' in ''.join(found.notes)) == (rows == 16)
 
