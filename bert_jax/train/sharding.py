@@ -111,16 +111,15 @@ class Layout:
     @property
     def platform(self) -> str:
         """The platform, 'cpu', 'gpu' or 'tpu': the mesh's, or jax's default without one."""
-        return str(self._device.platform)
-
-    @property
-    def _device(self) -> Any:
-        return jax.devices()[0] if self.mesh is None else self.mesh.devices.flat[0]
+        if self.mesh is None:
+            return jax.default_backend()
+        return str(self.mesh.devices.flat[0].platform)
 
     @property
     def stores_gelu(self) -> bool:
         """Whether products that compute gelu again wait for the chip's vector unit (preflight)."""
-        return str(self._device.device_kind).startswith(('TPU v4', 'TPU v6'))
+        kind = None if self.mesh is None else self.mesh.devices.flat[0].device_kind
+        return str(kind).startswith(('TPU v4', 'TPU v6'))
 
     @property
     def on_cpu(self) -> bool:
