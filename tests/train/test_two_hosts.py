@@ -104,7 +104,7 @@ def warm(mesh):
     expected = flatten_dict(published, sep='/')
     for name in ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias'):
         expected[name][300:] = 0  # rows of padding
-    expected[POSITIONS][40:] = numbers(started[POSITIONS])[40:]
+    expected[POSITIONS][40:] = expected[POSITIONS][:24]  # the table repeats
     wrong = [name for name, x in expected.items() if not same(started[name], x)]
     return {'wrong': wrong, 'split': not started[POSITIONS].is_fully_addressable}
 
