@@ -152,7 +152,7 @@ def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-u
     shapes = _Shapes(qkv, _BACKWARD_SCORES, arrays=2)
     of_lines = [] if lines is None else [lines]
     of_context = [context] if length > LANES else []  # short rows wait for memory as it is
-    # Whole rows, that stay until the last pair of heads is written, where there is room for them: at
+    # Whole rows, that stay until the last pair of heads is written, where there is room: at
     # 512 own copies take 4 % more of the backward pass, because waiting splits the schedule.
     out = pl.BlockSpec((shapes.rows, length, hidden3), lambda i, j: (i, 0, 0))
     if copied := length * hidden3 > 512 * 3 * 1024:
