@@ -68,7 +68,7 @@ def test_the_quickstart_s_figures_are_those_of_its_stored_runs():
         assert f'{text} {words}' in readme
 
 
-def test_a_power_law_is_found_and_a_run_beside_it_lies_in_its_interval():
+def test_a_power_law_is_found_and_a_run_beside_it_lies_in_its_interval(tmp_path):
     import curves
 
     flops = np.geomspace(1e13, 1e14, 9)
@@ -77,9 +77,16 @@ def test_a_power_law_is_found_and_a_run_beside_it_lies_in_its_interval():
     assert law.slope == pytest.approx(-0.05, abs=0.02)
     middle, low, high = law.at(2e14)
     assert low < 30 * 2e14**-0.05 < high and 0.03 < high / middle - 1 < 0.12
-    row = {'flops': {'a': 1e13, 'b': 0.0}, 'scale': 'tiny', 'parts': {'p': 'of e.py:five/4,tiny'},
-           'cells': {'ppl': {'a': {'parts': ['p'], 'values': [np.e**6]}}}}
+    row = {'flops': {'a': 1e13, 'b': 0.0, 'c': 1e13}, 'scale': 'tiny',
+           'parts': {'p': 'of e.py:five/4,tiny', 'q': 'of e.py:five/4@1,tiny'},
+           'cells': {'ppl': {'a': {'parts': ['p'], 'values': [np.e**6]},
+                             'c': {'parts': ['q'], 'values': [np.e**7]}}}}
     assert curves.points(row, 'ppl') == [('tiny', 'five', 1e13, pytest.approx(6))]
+    (tmp_path / 'p/runs/seed=0').mkdir(parents=True)
+    (tmp_path / 'q').symlink_to('p')
+    config = {'train': {'batch_size': 8}, 'phases': [{'steps': 2}, {'steps': 3, 'batch_size': 4}]}
+    (tmp_path / 'p/runs/seed=0/config.json').write_text(json.dumps(config))
+    assert curves.points(row, 'ppl', tmp_path)[0].cost == 28
 
 
 def test_a_step_with_more_cycles_than_stored_is_found():
