@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from bert_jax import config as config_lib  # first: it reports a missing ml_collections
 
 # isort: split
-from absl import flags
+from absl import flags, logging
 from ml_collections import config_flags
 
 from bert_jax.config import fields
@@ -45,6 +45,7 @@ def parse_command(
       InputError: an unknown flag or field, an invalid value, or no config.
       SystemExit: after --help.
     """
+    logging.set_verbosity(logging.ERROR)  # libraries log a great deal below it
     values = flags.FlagValues() if flag_values is None else flag_values
     file, rest, arguments = '', [], iter(argv)
     for argument in arguments:

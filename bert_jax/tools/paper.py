@@ -54,7 +54,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import logging
 
 from bert_jax.config import ConfigDict, complete, model_sizes
 from bert_jax.config.command_line import Parser, config_file, load_config
@@ -734,7 +733,6 @@ def _own_table(name: str, rows: str) -> Table:
 def main(argv: Sequence[str]) -> int:
     with error_boundary():
         given, plan = _parse(argv)
-        logging.set_verbosity(logging.ERROR)  # libraries log a great deal below it
         parts = plan.parts()
         left = {part.title: len(part.sweep.unfinished()) for part in parts}
         if given.list:

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from absl import flags, logging
+from absl import flags
 
 from bert_jax.config import ConfigDict, complete
 from bert_jax.config.command_line import parse_command
@@ -359,7 +359,6 @@ def main(argv: Sequence[str]) -> None:
     with error_boundary(), tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
         hlo.write_schedules(folder)
         config, file = parse_command(argv, __doc__ or '', f)
-        logging.set_verbosity(logging.ERROR)
         if f.json:
             check_new_file(f.json, '--json', unless='topology')
         validate(config)

@@ -17,8 +17,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from absl import logging
-
 from bert_jax.config import complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.runtime.errors import InputError
@@ -29,7 +27,6 @@ def main(argv: Sequence[str]) -> None:
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # leaves an accelerator of this machine free
     with error_boundary(stopped='stopped; the same command resumes'):
         config, _ = parse_command(argv, __doc__ or '')
-        logging.set_verbosity(logging.ERROR)  # libraries log a great deal below it
         if config.task != 'pretrain':
             raise InputError(f'config.task={config.task!r} reads its data at every start and has '
                              'nothing to prepare: only pre-training on text has')

@@ -43,8 +43,6 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
-from absl import logging
-
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import Parser, config_file, parse_command, run_name
 from bert_jax.config.fields import FIELDS, flat_fields, meant
@@ -556,7 +554,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: Sequence[str]) -> int:
     with error_boundary():
         options, overrides = _parse(argv)
-        logging.set_verbosity(logging.ERROR)  # libraries tell a great deal at the lower levels
         by_hand = options.worker is None
         config, grid = read_sweep(config_file(options.config), options.grid)
         members = grid_members(grid, options.restarts)
