@@ -1,7 +1,8 @@
 """Exceptions whose messages are for users."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -34,6 +35,17 @@ class Stopped(BaseException):
 
     Like KeyboardInterrupt it is no Exception, so `except Exception` does not catch it.
     """
+
+
+@contextlib.contextmanager
+def needing(purpose: str) -> Iterator[None]:
+    """Says what `purpose` needs, where the block imports a package that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition('.')[0]
+        raise InputError(f'{purpose} needs {package}, which is not installed: python -m pip '
+                         f'install {package}') from None
 
 
 def first_line(error: BaseException) -> str:

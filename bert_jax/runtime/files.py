@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple
 
 from etils.epath import Path
 
-from bert_jax.runtime.errors import InputError, Unavailable
+from bert_jax.runtime.errors import InputError, Unavailable, needing
 
 # A URL's scheme, also of gs:/b/x, which would otherwise be a local folder called `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
@@ -277,10 +277,8 @@ def _file_system() -> Any:
 def _check_bucket(name: str) -> None:
     """Lists a bucket once, so that a missing permission shows at the start, in one line."""
     url = f'gs://{name}'
-    try:
+    with needing(f'{url} is a bucket, which'):
         import gcsfs  # noqa: F401
-    except ModuleNotFoundError:
-        raise InputError(f'{url} is a bucket, which needs gcsfs: pip install gcsfs') from None
     logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs every retry
     _ask(url, lambda: _file_system().call('GET', 'b/{}/o', name, maxResults=1),
          'no permission to list it: log in with gcloud auth application-default login, or give '

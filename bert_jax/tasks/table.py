@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_jax.runtime.errors import InputError, first_line
+from bert_jax.runtime.errors import InputError, first_line, needing
 from bert_jax.runtime.files import as_path, children, open_stream
 from bert_jax.runtime.hub import parquet_files
 
@@ -205,10 +205,8 @@ def class_names(path: str, column: str) -> list[str]:
 @contextlib.contextmanager
 def _parquet(path: str) -> Iterator[Any]:
     """A Parquet file, open; what is wrong with it is an InputError."""
-    try:
+    with needing(f'{path}: Parquet'):
         from pyarrow import ArrowException, parquet
-    except ModuleNotFoundError:
-        raise InputError(f'{path}: Parquet needs pyarrow: python -m pip install pyarrow') from None
     try:
         with open_stream(path) as file:
             yield parquet.ParquetFile(file)

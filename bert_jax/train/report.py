@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.errors import InputError, first_line
+from bert_jax.runtime.errors import InputError, first_line, needing
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import without
@@ -123,11 +123,8 @@ def wandb(workdir: Path, config: Mapping[str, Any]) -> Logger:
 
     The id follows from the run directory, so a resumed run goes on there.
     """
-    try:
+    with needing('config.train.loggers=wandb'):
         import wandb as library
-    except ModuleNotFoundError:
-        raise InputError(
-            'config.train.loggers: wandb is not installed: pip install wandb') from None
     run = library.init(
         id=files.digest(os.fspath(workdir).encode())[:16], name=workdir.name,
         resume='allow', config=dict(config),
