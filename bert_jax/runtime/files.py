@@ -162,8 +162,8 @@ def read_system(path: str) -> str:
     return ''
 
 
-def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
-    """A JSON object.
+def read_json(path: Path, wanted_for: str, kind: type = dict) -> Any:
+    """A JSON object, or where `kind` is `list` a list.
 
     Raises:
       InputError: it is missing, or something else.
@@ -174,8 +174,9 @@ def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
         raise InputError(f'{path} is missing: {wanted_for}') from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f'{path} cannot be read as JSON ({error}): {wanted_for}') from None
-    if not isinstance(value, dict):
-        raise InputError(f'{path} holds no JSON object: {wanted_for}')
+    if not isinstance(value, kind):
+        what = 'object' if kind is dict else 'list'
+        raise InputError(f'{path} holds no JSON {what}: {wanted_for}')
     return value
 
 

@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, read_system, write_new, write_whole
 
@@ -167,11 +168,9 @@ def holder(folder: str | os.PathLike[str]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     """The content of a claim; {} where it is gone, is just being made, or is nonsense."""
-    try:
-        content = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    with contextlib.suppress(InputError):
+        return files.read_json(path, '')
+    return {}
 
 
 def _machine() -> str | None:
