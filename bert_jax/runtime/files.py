@@ -132,27 +132,27 @@ def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A file's content, read from start to end; decompressed if its name ends in .gz or .bz2."""
-    unpack: Any = {'.gz': gzip.open, '.bz2': bz2.open}.get(os.path.splitext(path)[1].lower())
-    with as_path(path).open('rb') as file, unpack(file) if unpack else file as content:
-        yield content
-
-
-def read_blocks(path: str | os.PathLike[str], num_bytes: int) -> Iterator[bytes]:
-    """A file's content in blocks, decompressed as by `open_stream`.
+    """A file's content, read from start to end; decompressed if its name ends in .gz or .bz2.
 
     Raises:
       InputError: it cannot be read, is damaged or cut short.
     """
+    unpack: Any = {'.gz': gzip.open, '.bz2': bz2.open}.get(os.path.splitext(path)[1].lower())
     try:
-        with open_stream(path) as file:
-            while block := file.read(num_bytes):
-                yield block
-    except EOFError as error:
-        raise InputError(f'{path} is cut short ({error}); copy it again') from error
-    except (OSError, zlib.error) as error:
-        reason = getattr(error, 'strerror', None) or error
-        raise InputError(f'{path} cannot be read ({reason}); copy it again') from error
+        with as_path(path).open('rb') as file, unpack(file) if unpack else file as content:
+            yield content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f'{path} is cut short or damaged ({error}); copy it again') from error
+    except OSError as error:
+        raise InputError(f'{path} cannot be read ({error.strerror or error}): check the path, or '
+                         'copy it again') from error
+
+
+def read_blocks(path: str | os.PathLike[str], num_bytes: int) -> Iterator[bytes]:
+    """A file's content in blocks, decompressed as by `open_stream`, which raises an InputError."""
+    with open_stream(path) as file:
+        while block := file.read(num_bytes):
+            yield block
 
 
 def read_system(path: str) -> str:

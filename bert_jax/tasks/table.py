@@ -12,13 +12,11 @@ import codecs
 import contextlib
 import csv
 import fnmatch
-import gzip
 import itertools
 import json
 import os
 import re
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -207,12 +205,12 @@ def _parquet(path: str) -> Iterator[Any]:
     """A Parquet file, open; what is wrong with it is an InputError."""
     with needing(f'{path}: Parquet'):
         from pyarrow import ArrowException, parquet
-    try:
-        with open_stream(path) as file:
+    with open_stream(path) as file:
+        try:
             yield parquet.ParquetFile(file)
-    except (ArrowException, OSError) as error:
-        raise InputError(f'{path} cannot be read as Parquet ({first_line(error)}); copy it '
-                         'again') from None
+        except (ArrowException, OSError) as error:
+            raise InputError(f'{path} cannot be read as Parquet ({first_line(error)}); copy it '
+                             'again') from None
 
 
 def _parsed(text: str) -> tuple[Any, str]:
@@ -257,10 +255,6 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
             f'{path}, line {number} is not UTF-8: byte {error.start} is '
             f'0x{error.object[error.start]:02x}; convert the file (iconv -t UTF-8)'
         ) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f'{path} is cut short or damaged ({error}); copy it again') from error
-    except OSError as error:
-        raise InputError(f'{path} cannot be read: {error.strerror or error}') from error
 
 
 def read_table(
