@@ -24,7 +24,6 @@ from bert_jax.config.phases import parse_duration, parse_trace
 from bert_jax.heads.base import Head
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import Diverged, Stopped
-from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import STARTED, find_chip, keep_compiled, made_by, versions
 from bert_jax.tasks.opening import open_task
@@ -46,7 +45,7 @@ _OF_A_STEP = ('loss', 'grad_norm', 'learning_rate')
 _PLACES = ('data.vocab_file', 'data.add_tokens', 'data.dir', 'data.local_dir', 'data.tfds_dir')
 
 
-def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Program:
+def open_run(config: ConfigDict, workdirs: Sequence[files.Path]) -> Program:
     """Reads the weights and data that a config names, and builds its program.
 
     Args:
@@ -71,8 +70,8 @@ def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Program:
 
 
 def train_run(
-    program: Program, workdir: Path, should_stop: Callable[[int], bool], *,
-    began: float = STARTED, watch: Callable[[Callable[[], str], Path], None] | None = None,
+    program: Program, workdir: files.Path, should_stop: Callable[[int], bool], *,
+    began: float = STARTED, watch: Callable[[Callable[[], str], files.Path], None] | None = None,
 ) -> dict[str, float]:
     """Trains a run, or resumes it, and evaluates it.
 

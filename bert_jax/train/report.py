@@ -18,8 +18,6 @@ import jax
 
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError, first_line, needing
-from bert_jax.runtime.files import Path
-from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import without
 from bert_jax.train.gates import Alarm
 
@@ -60,7 +58,7 @@ def count(number: float) -> str:
     return f'{number:.0f}' if number >= 100 else f'{number:.3g}'
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: files.Path) -> list[dict[str, Any]]:
     """The records in a metrics.jsonl, without an incomplete last line of a killed process.
 
     Raises:
@@ -96,7 +94,7 @@ class Logger(NamedTuple):
     close: Callable[[], None]
 
 
-def tensorboard(folder: Path, start_step: int) -> Logger:
+def tensorboard(folder: files.Path, start_step: int) -> Logger:
     """Event files; TensorBoard hides what older files hold beyond `start_step`."""
     with without('torch'), without('google.cloud.storage'):
         from tensorboardX.event_file_writer import EventsWriter
@@ -118,7 +116,7 @@ def tensorboard(folder: Path, start_step: int) -> Logger:
     return Logger(write, events.close)
 
 
-def wandb(workdir: Path, config: Mapping[str, Any]) -> Logger:
+def wandb(workdir: files.Path, config: Mapping[str, Any]) -> Logger:
     """Weights & Biases, set up by its own variables: WANDB_PROJECT, WANDB_MODE, ...
 
     The id follows from the run directory, so a resumed run goes on there.
@@ -132,7 +130,7 @@ def wandb(workdir: Path, config: Mapping[str, Any]) -> Logger:
     return Logger(lambda step, metrics: run.log(dict(metrics), step=step), run.finish)
 
 
-def cloud_monitoring(workdir: Path) -> Logger:
+def cloud_monitoring(workdir: files.Path) -> Logger:
     """Every host's goodput and step time in Google Cloud Monitoring, sent by a thread.
 
     The series are `custom.googleapis.com/bert_jax/NAME` of a `generic_task` whose job is the run
@@ -501,4 +499,4 @@ class Profile:
             for file in filter(pathlib.Path.is_file, folder.rglob('*')):
                 files.upload(file, self._workdir / file.relative_to(folder).as_posix())
             shutil.rmtree(folder)
-        say(f'profile: tensorboard --logdir {self._workdir}')
+        hosts.say(f'profile: tensorboard --logdir {self._workdir}')

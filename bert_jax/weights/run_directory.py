@@ -17,7 +17,6 @@ from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket
 from bert_jax.text import load_tokenizer, read_switches, write_switches
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights import formats
-from bert_jax.weights.formats import Weights
 
 # What the section "model" of a run's config.json may hold: the model, how it is computed, the name
 # of its size, and of a feature-based run which features.
@@ -25,7 +24,7 @@ _KNOWN = (*(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features'
 _COMMITTED = 'commit_success.txt'
 
 
-def read_description(workdir: Path) -> Weights:
+def read_description(workdir: Path) -> formats.Weights:
     """A run's model and vocabulary, without parameters, head or labels.
 
     Raises:
@@ -54,10 +53,10 @@ def read_description(workdir: Path) -> Weights:
         if num_tokens > model['vocab_size']:  # fewer are allowed: model.vocab_size may be set
             raise InputError(f"{vocab_file} has {num_tokens} tokens, the embedding has "
                              f"{model['vocab_size']} rows: put the run's own vocabulary there")
-    return Weights({}, model, '', (), vocab_file, lowercase, (), f'run directory {workdir}')
+    return formats.Weights({}, model, '', (), vocab_file, lowercase, (), f'run directory {workdir}')
 
 
-def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weights:
+def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> formats.Weights:
     """The parameters that a run ended with, or those of its best evaluation where it keeps them.
 
     They are in `best/STEP/` or the newest of `checkpoints/STEP/`. Optimizer moments are not read.
@@ -100,7 +99,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     if hint == 'pretraining' and lengths and not config.get('init_checkpoint'):
         # A model pre-trained from scratch knows positions up to the longest rows.
         inference = {'max_seq_length': max(lengths)} | inference
-    return Weights(
+    return formats.Weights(
         params, described.model, head,
         formats.read_labels(config.get('labels'), head, params, config_file),
         described.vocab_file, described.lowercase, (),
@@ -178,7 +177,7 @@ def _restore(path: Path) -> dict[str, Any]:
         reader.close()
 
 
-def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
+def write_run(workdir: str | os.PathLike[str], weights: formats.Weights) -> list[str]:
     """A run directory with one checkpoint, of step 0, that holds parameters only.
 
     Raises:
