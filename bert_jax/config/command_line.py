@@ -115,13 +115,13 @@ def _print_help(description: str, file: str, config: config_lib.ConfigDict | Non
 class Parser(argparse.ArgumentParser):
     """Flags of a command that is not about one config; errors are one line."""
 
-    def __init__(self, module: str, description: str | None):
-        """`module`: as `python -m` names it; `description`: its docstring."""
-        super().__init__(prog=f'python -m {module}', description=description, allow_abbrev=False,
+    def __init__(self, prog: str, description: str | None):
+        """`prog`: what is typed before the flags; `description`: the command's docstring."""
+        super().__init__(prog, description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f'{message}; see --help')
+        self.exit(2, f'error: {" ".join(message.split())} (see {self.prog} --help)\n')
 
 
 def _own_configs() -> str:

@@ -30,12 +30,12 @@ import json
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bert_jax.config.command_line import Parser
 from bert_jax.predict import load
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, check_new_file, in_bucket, open_stream, open_whole
@@ -150,9 +150,8 @@ class Texts:
                         except UnicodeDecodeError as error:
                             byte = error.object[error.start]
                             yield Row(number, [], f'not UTF-8 (byte 0x{byte:02x}): convert it')
-            except (EOFError, OSError, zlib.error) as error:
-                raise InputError(f'{self._name} cannot be read ({error}): check the path, or copy '
-                                 'it again') from None
+            except OSError as error:
+                raise InputError(f'{self._name} cannot be read ({error}): check it') from None
             if not number:
                 raise InputError(f'{self._name} has no texts: write one a line')
 
@@ -279,17 +278,20 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     if args.windows and not args.pool:
         raise InputError(f'--windows={args.windows} combines vectors: it needs --pool')
     parts = texts.read('features')
-    vectors = (model.iter_vectors(parts, args.pool, layers[0], args.normalize, args.windows)
-               if args.pool else ())
-    results = ({'values': vector[None]} for vector in vectors) if args.pool else (
-        model.iter_features(parts, layers))
+    results: Iterable[dict[str, Any]]
+    if not args.pool:
+        results = model.iter_features(parts, layers)
+    else:
+        vectors = model.iter_vectors(parts, args.pool, layers[0], args.normalize, args.windows)
+        results = ({'values': x[None]} | ({'error': 'it is no text'} if np.isnan(x).any() else {})
+                   for x in vectors)
     if args.output is not None:
         yield from _write_npz(model, results, args.output, layers, args.pool)
         return
     for number, result in enumerate(results):
-        if args.pool and np.isnan(result['values']).any():
-            result = {'error': 'it is no text'}
-        elif 'values' in result:
+        if 'error' in result:
+            result = {'error': result['error']}
+        else:
             values = np.round(result['values'].astype(np.float64), 6).tolist()
             result = {'vector': values[0]} if args.pool else {'features': [
                 {'token': token, 'layers': [
@@ -312,15 +314,14 @@ def _write_npz(
     offsets, tokens, num_rows = [0], list[str](), 0
     with tempfile.TemporaryFile(dir=None if in_bucket(path) else path.parent) as file:
         for result in results:
-            if 'error' not in result:
+            if 'values' in result:  # a vector of no text is NaN
                 rows = result['values']
-                if pool and np.isnan(rows).any():
-                    result = {'error': 'it is no text'}
                 file.write(np.ascontiguousarray(rows, '<f4').data)
                 tokens += result.get('tokens', ())
                 num_rows += len(rows)
             offsets.append(len(tokens))
-            yield {'linex_index': len(offsets) - 2, **result} if 'error' in result else {}
+            yield {'linex_index': len(offsets) - 2, 'error': result['error']} if (
+                'error' in result) else {}
         file.flush()
         hidden = model.config.hidden_size
         shape = (num_rows, hidden) if pool else (num_rows, len(layers), hidden)
@@ -431,19 +432,13 @@ _COMMANDS: dict[str, tuple[Callable[[Model, Any, Any], Iterator[Any]], dict[str,
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f'error: {" ".join(message.split())} (see {self.prog} --help)\n')
-
-
 def _parser() -> argparse.ArgumentParser:
-    form: Any = {'formatter_class': argparse.RawDescriptionHelpFormatter, 'allow_abbrev': False}
-    parser = _Parser(prog='python -m bert_jax.predict', description=__doc__, **form)
+    parser = Parser('python -m bert_jax.predict', __doc__)
     subparsers = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
     for name, (run, flags) in _COMMANDS.items():
         described = inspect.getdoc(run) or ''
         of_command = subparsers.add_parser(
-            name, help=described.partition('\n')[0], description=described, **form)
+            name, help=described.partition('\n')[0], description=described)
         for flag, settings in (_MODEL | flags).items():
             of_command.add_argument(flag, **settings)
     return parser

@@ -155,7 +155,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
       InputError: flags that cannot work.
     """
-    p = Parser('bert_jax.tools.bench', __doc__)
+    p = Parser('python -m bert_jax.tools.bench', __doc__)
     p.add_argument('--json', default='', help='also write everything to this file')
     p.add_argument('--model', default='base', help='size, as config.model.name (base)')
     p.add_argument('--dtype', default='auto', choices=['auto', 'float32', 'bfloat16'],

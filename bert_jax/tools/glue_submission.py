@@ -99,7 +99,7 @@ def read_predictions(file: str, path: str) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes a submission."""
-    p = Parser('bert_jax.tools.glue_submission', __doc__)
+    p = Parser('python -m bert_jax.tools.glue_submission', __doc__)
     p.add_argument('zip', metavar='ZIP', help='the file to write')
     p.add_argument('folders', metavar='RUN', nargs='*', help='folders with predictions')
     p.add_argument('--wnli-majority', action='store_true',

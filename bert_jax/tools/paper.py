@@ -57,7 +57,7 @@ import numpy as np
 
 from bert_jax.config import ConfigDict, complete, model_sizes
 from bert_jax.config.command_line import Parser, config_file, load_config
-from bert_jax.config.fields import FIELDS, flat_fields
+from bert_jax.config.fields import FIELDS, WITHOUT_A_SAY, flat_fields
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, as_path, digest, open_folder, open_whole, write_whole
@@ -171,9 +171,7 @@ _RATE = 'optimizer.learning_rate='
 # far worse at 1e-4.
 _GRIDS = {'tiny': '1e-3,3e-4', 'between': '1e-3,3e-4,1e-4', 'mini': '3e-4,1e-4'}
 # Fields that do not change the result of a run.
-_BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.log_every',
-           'train.keep_checkpoints', 'train.profile', 'train.loggers',
-           'data.dir', 'data.local_dir', 'data.tfds_dir', 'mesh.')
+_BESIDE = (*WITHOUT_A_SAY, 'seed', 'model.name', 'mesh.')
 # Fields that parts may be older than: left out at their default, so that these are found again.
 _LATER = ('optimizer.average', 'optimizer.frozen', 'debug')
 # Figure 5 fine-tunes checkpoints of Base, which has several names, and of LTR.
@@ -666,7 +664,7 @@ def run_parts(
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
-    parser = Parser('bert_jax.tools.paper', __doc__)
+    parser = Parser('python -m bert_jax.tools.paper', __doc__)
     parser.add_argument('table', metavar='TABLE', nargs='?', default='',
                         help=f"one of {', '.join(TABLES)}; with --rows a name for your own")
     parser.add_argument('--rows', default='', metavar='FILE:NAME,FILE:NAME',

@@ -49,7 +49,6 @@ from bert_jax.config.fields import FIELDS, flat_fields, meant
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
-from bert_jax.runtime.files import Path, read_json
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.stopping import Guard
@@ -158,7 +157,7 @@ class Sweep:
       keep: of how many runs, the best ones, the checkpoints are kept.
     """
 
-    path: Path
+    path: files.Path
     config: str
     overrides: Sequence[str]
     members: Sequence[Member]
@@ -167,7 +166,7 @@ class Sweep:
     # Failed attempts to claim a member, which notice when the other process's claim is dead.
     _claims: dict[Member, Claim] = dataclasses.field(default_factory=dict)
 
-    def run(self, member: Member) -> Path:
+    def run(self, member: Member) -> files.Path:
         """The run directory of a member."""
         return self.path / 'runs' / member.name
 
@@ -185,7 +184,7 @@ class Sweep:
             self.path, '--workdir', lambda _: 'sweep.json' in names or names == {'runs'})
         path, runs = self.path / 'sweep.json', self.path / 'runs'
         ours = {'config': config, 'settings': sorted(settings)}
-        theirs = read_json(path, 'put it back as it was, or delete it') if path.exists() else None
+        theirs = files.read_json(path, 'put it back, or delete it') if path.exists() else None
         if theirs and theirs != ours and any(
             (run / name).exists() for run in files.children(runs)
             for name in ('config.json', 'sweep_result.json')
@@ -203,7 +202,7 @@ class Sweep:
         if not path.exists():
             return None
         remedy = 'delete it, and the run is run again'
-        result = read_json(path, remedy)
+        result = files.read_json(path, remedy)
         value = result.get(str(result.get('metric')))
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             raise InputError(f"{path} has {result.get('metric')}={value!r}: {remedy}")
@@ -212,7 +211,7 @@ class Sweep:
     def failed(self, member: Member) -> bool:
         """Whether a member failed since this process began; before that, it is tried again."""
         path = self.run(member) / 'sweep_failed.json'
-        return path.exists() and read_json(path, 'delete it').get('time', 0) >= self._begun
+        return path.exists() and files.read_json(path, 'delete it').get('time', 0) >= self._begun
 
     def unfinished(self) -> list[Member]:
         """Members that are still to be run, by whomever."""
@@ -249,7 +248,7 @@ class Sweep:
     def seconds(self, member: Member) -> float:
         """Seconds that a run took, over all its starts."""
         path = self.run(member) / 'goodput.json'
-        known = read_json(path, 'delete it') if path.exists() else {}
+        known = files.read_json(path, 'delete it') if path.exists() else {}
         return sum(known.get('seconds', {}).values())
 
     def _keep_the_best(self) -> None:
@@ -361,7 +360,7 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
 
 
 @contextlib.contextmanager
-def _open_log(path: Path, claim: Claim) -> Iterator[IO[str]]:
+def _open_log(path: files.Path, claim: Claim) -> Iterator[IO[str]]:
     """The log of a claimed run; in a bucket it is written when the run ends."""
     if not files.in_bucket(path):
         with open(path, 'a', encoding='utf-8', buffering=1) as log:
@@ -533,7 +532,7 @@ def number_or_all(text: str) -> int:
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """(options, overrides of the config)."""
-    parser = Parser('bert_jax.tools.sweep', __doc__)
+    parser = Parser('python -m bert_jax.tools.sweep', __doc__)
     parser.add_argument('--config', required=True, help='config file, as FILE.py or FILE.py:ARG')
     parser.add_argument('--workdir', help='default: runs/sweep-NAME of the config')
     parser.add_argument('--grid', action='append', default=[], metavar='FIELD=VALUE,VALUE',

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
-from bert_jax.config.fields import FIELDS, flat_fields
+from bert_jax.config.fields import FIELDS, WITHOUT_A_SAY, flat_fields
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, is_incidental, open_folder
@@ -19,10 +19,8 @@ from bert_jax.weights.run_directory import read_config, saved_steps
 
 # Fields that may change at a resume without a word. The vocabulary itself is compared.
 _FREE_TO_CHANGE = (
-    'train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
-    'train.verify_every', 'train.loggers', 'train.keep_checkpoints', 'train.max_eval_examples',
-    'data.dir', 'data.local_dir', 'data.tfds_dir', 'data.vocab_file', 'data.add_tokens',
-    'vocabulary', 'identity.vocabulary', 'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'inference.')
+    *WITHOUT_A_SAY, 'train.verify_every', 'train.max_eval_examples', 'data.vocab_file',
+    'data.add_tokens', 'vocabulary', 'identity.vocabulary', 'mesh.', 'inference.')
 # A change of these is another run. Pre-training may resume with another rate; a downstream run,
 # which is short and compared with others, may not.
 _OF_ANY_RUN = ('task', 'model.', 'debug')
