@@ -1,7 +1,8 @@
-"""Exceptions whose messages are for users."""
+"""What is said to users: exceptions whose messages are for them, lines on standard error."""
 
 import contextlib
 import difflib
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -46,6 +47,11 @@ def needing(purpose: str) -> Iterator[None]:
         package = str(error.name).partition('.')[0]
         raise InputError(f'{purpose} needs {package}, which is not installed: python -m pip '
                          f'install {package}') from None
+
+
+def tell(line: str) -> None:
+    """Prints a line on standard error, at once."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def first_line(error: BaseException) -> str:

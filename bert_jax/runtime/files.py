@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import re
-import sys
 import tempfile
 import time
 import zipfile
@@ -25,7 +24,7 @@ from typing import IO, Any, NamedTuple
 
 from etils.epath import Path
 
-from bert_jax.runtime.errors import InputError, Unavailable, needing
+from bert_jax.runtime.errors import InputError, Unavailable, needing, tell
 
 # A URL's scheme, also of gs:/b/x, which would otherwise be a local folder called `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
@@ -320,7 +319,7 @@ def _ask(url: str, request: Callable[[], object], refused: str) -> None:
         if seconds >= UNREACHABLE_SECONDS:
             raise Unavailable(f'{url} cannot be reached ({reason}): check the network')
         if pause == 1.0:
-            print(f'waiting for {url} ({reason})', file=sys.stderr, flush=True)
+            tell(f'waiting for {url} ({reason})')
         time.sleep(min(pause, REFUSED_SECONDS))
         pause = min(2 * pause, 15.0)
         type(_file_system()).clear_instance_cache()  # the next one reads the credentials again

@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable, first_line
+from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable, first_line, tell
 
 STARTED = time.time()  # about the start of this process
 
@@ -204,7 +204,7 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
         sys.exit(1)  # what follows must not run as if the block were done
     except (Exception, KeyboardInterrupt) as error:
         line, status = answer(error, 'standard output' if _drop_output() else writing)
-        print(f'error: {stopped if status == 130 else line}', file=sys.stderr, flush=True)
+        tell(f'error: {stopped if status == 130 else line}')
         sys.exit(status)
 
 

@@ -16,11 +16,10 @@ import itertools
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_jax.runtime.errors import InputError, first_line, needing
+from bert_jax.runtime.errors import InputError, first_line, needing, tell
 from bert_jax.runtime.files import as_path, children, open_stream
 from bert_jax.runtime.hub import parquet_files
 
@@ -322,9 +321,9 @@ def check_malformed(path: str, num_used: int, faults: Sequence[str], max_share: 
             f'{path}: {num} of {total} rows are malformed ({allowed} may be); the first is '
             f'{faults[0]}; {remedy}')
     for fault in faults[:_LISTED]:
-        print(f'{path}, {fault}; left out', file=sys.stderr)
+        tell(f'{path}, {fault}; left out')
     if num > _LISTED:
-        print(f'{path}: {num} of {total} rows left out as malformed', file=sys.stderr)
+        tell(f'{path}: {num} of {total} rows left out as malformed')
 
 
 def texts_of(cells: Sequence[Any]) -> list[str]:
@@ -402,5 +401,5 @@ def find_file(folder: str, names: Sequence[str], *, required: bool = True) -> st
                          if as_path(folder).is_dir() else
                          f'no folder {folder}: name one that has {names[0]}')
     if found and found[0].removesuffix('.gz') not in names:
-        print(f'{names[0]} is read from {os.path.join(folder, found[0])}', file=sys.stderr)
+        tell(f'{names[0]} is read from {os.path.join(folder, found[0])}')
     return os.path.join(folder, found[0]) if found else ''

@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.errors import InputError, first_line, needing
+from bert_jax.runtime.errors import InputError, first_line, needing, tell
 from bert_jax.runtime.process import without
 from bert_jax.train.gates import Alarm
 
@@ -39,8 +38,7 @@ def only_warning(place: object) -> Iterator[None]:
         if time.monotonic() - _warned.get(str(place), -math.inf) > _WARNING_SECONDS:
             _warned[str(place)] = time.monotonic()
             reason = ' '.join(str(error).split())[:200] or type(error).__name__
-            print(f'warning: {place} takes no records at present ({reason}); trying again later',
-                  file=sys.stderr, flush=True)
+            tell(f'warning: {place} takes no records at present ({reason}); trying again later')
 
 
 def duration(seconds: float) -> str:
@@ -294,7 +292,7 @@ class Report:
         for alarm in alarms:
             self.write(alarm.step, {f'gate/{alarm.name}': alarm.value})
             if self._active:
-                print(f'warning: {alarm.line}', file=sys.stderr, flush=True)
+                tell(f'warning: {alarm.line}')
 
     def draw(self) -> None:
         """Draws `curves.png` if there are new records.
@@ -355,8 +353,8 @@ class Report:
             time.sleep(5.0)
         self._thread.shutdown()
         if not whole:
-            print(f'warning: the last records of {self._workdir} are in {self.folder} of this '
-                  'machine', file=sys.stderr, flush=True)
+            tell(f'warning: the last records of {self._workdir} are in {self.folder} of this '
+                 'machine')
         elif self.folder is not self._workdir:
             shutil.rmtree(self.folder, ignore_errors=True)
 
