@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from bert_jax import config as config_lib  # first: it reports a missing ml_collections
@@ -122,6 +122,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f'error: {" ".join(message.split())} (see {self.prog} --help)\n')
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a flag that is a whole number."""
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f'{text} is less than {least}')
+        return int(text)
+
+    return number
 
 
 def _own_configs() -> str:

@@ -44,11 +44,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 from bert_jax.config import ConfigDict
-from bert_jax.config.command_line import Parser, config_file, parse_command, run_name
+from bert_jax.config.command_line import Parser, at_least, config_file, parse_command, run_name
 from bert_jax.config.fields import FIELDS, flat_fields, meant
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.errors import Diverged, InputError, Stopped
+from bert_jax.runtime.errors import Diverged, InputError, Stopped, tell
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.stopping import Guard
@@ -408,7 +408,7 @@ def _train(
         line = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
         print(f'error: {line}')
         sweep.fail(member)
-        print(f'{member.name}: failed ({line}); see {sweep.run(member)}/log.txt', file=sys.stderr)
+        tell(f'{member.name}: failed ({line}); see {sweep.run(member)}/log.txt')
     else:
         print(f'result {json.dumps(result)}')
         sweep.finish(member, f'eval/{program.task.metric}', result)
@@ -516,8 +516,7 @@ def _supervise(
                 break
             elif ended is not None:
                 deaths += 1
-                print(f'worker {worker} ended with status {ended}: started again', file=sys.stderr,
-                      flush=True)
+                tell(f'worker {worker} ended with status {ended}: started again')
                 running[worker] = start(worker)
     for process in running.values():
         process.terminate()
@@ -527,32 +526,24 @@ def _supervise(
 
 
 def number_or_all(text: str) -> int:
-    return sys.maxsize if text == 'all' else int(text)
+    return sys.maxsize if text == 'all' else at_least(0)(text)
 
 
-def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """(options, overrides of the config)."""
+def main(argv: Sequence[str]) -> int:
     parser = Parser('python -m bert_jax.tools.sweep', __doc__)
     parser.add_argument('--config', required=True, help='config file, as FILE.py or FILE.py:ARG')
     parser.add_argument('--workdir', help='default: runs/sweep-NAME of the config')
     parser.add_argument('--grid', action='append', default=[], metavar='FIELD=VALUE,VALUE',
                         help='values of a field; repeated: all combinations')
-    parser.add_argument('--restarts', type=int, default=0, help='runs all with seeds 0 to N-1')
-    parser.add_argument('--chips', type=int, default=0,
+    parser.add_argument('--restarts', type=at_least(0), default=0,
+                        help='runs all with seeds 0 to N-1')
+    parser.add_argument('--chips', type=at_least(0), default=0,
                         help='chips of a process, one for each such group (default: one has all)')
     parser.add_argument('--keep', type=number_or_all, default=1, metavar='K|all',
                         help='keep the checkpoints of the K best runs (1)')
     parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
     options, overrides = parser.parse_known_args(argv)
-    for name in ('restarts', 'chips', 'keep'):
-        if getattr(options, name) < 0:
-            raise InputError(f'--{name}={getattr(options, name)} must be 0 or above')
-    return options, overrides
-
-
-def main(argv: Sequence[str]) -> int:
     with error_boundary():
-        options, overrides = _parse(argv)
         by_hand = options.worker is None
         config, grid = read_sweep(config_file(options.config), options.grid)
         members = grid_members(grid, options.restarts)
