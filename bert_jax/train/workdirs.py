@@ -15,7 +15,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, is_incidental, open_folder
 from bert_jax.runtime.lease import Claim, claimed
 from bert_jax.weights.formats import find_vocabulary
-from bert_jax.weights.run_directory import read_config, saved_steps
+from bert_jax.weights.run_directory import read_config, run_of, saved_steps
 
 # Fields that may change at a resume without a word. The vocabulary itself is compared.
 _FREE_TO_CHANGE = (
@@ -153,9 +153,7 @@ def _each_phase(fields: dict[str, Any]) -> dict[str, Any]:
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:
     """The fields of `config.json`, by dotted name, of a run or of the run of a checkpoint."""
-    if workdir.parent.name == 'checkpoints':
-        workdir = workdir.parent.parent
-    return flat_fields(read_config(workdir))
+    return flat_fields(read_config(run_of(workdir)[0]))
 
 
 def check_shared(workdir: Any, seconds: float = 30.0) -> None:

@@ -68,9 +68,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
     Raises:
       InputError: it is no run directory, has no checkpoint, or one that cannot be read.
     """
-    workdir, step = as_path(named), None
-    if workdir.parent.name == 'checkpoints' and workdir.name.isdigit():
-        workdir, step = workdir.parent.parent, workdir
+    workdir, step = run_of(as_path(named))
     described = read_description(workdir)
     config, config_file = read_config(workdir), workdir / 'config.json'
     hint = formats.check_head(config.get('head', ''), config_file, any_head)
@@ -105,6 +103,12 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
         described.vocab_file, described.lowercase, (),
         f'{described.source}, step {int(step.name):,}'
         + (' (its best evaluation)' if step.parent.name == 'best' else ''), inference)
+
+
+def run_of(path: Path) -> tuple[Path, Path | None]:
+    """(the run directory, its `checkpoints/STEP` where the path is that of one)."""
+    is_step = path.parent.name == 'checkpoints' and path.name.isdigit()
+    return (path.parent.parent, path) if is_step else (path, None)
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
