@@ -18,10 +18,6 @@ else.
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF1 checkpoints are read by TensorFlow
-
 import argparse
 import contextlib
 import inspect
@@ -37,7 +33,7 @@ import numpy as np
 
 from bert_jax.config.command_line import Parser
 from bert_jax.predict import load
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import as_path, check_new_file, in_bucket, open_stream, open_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.table import Malformed, Row, format_of, read_rows, texts_of
@@ -89,7 +85,7 @@ class Texts:
         if not arguments and file is None and sys.stdin is None:
             raise InputError('standard input is closed: give texts, or --input=FILE')
         if not arguments and file is None and sys.stdin.isatty():
-            print('texts from standard input, one a line; end with Ctrl-D', file=sys.stderr)
+            tell('texts from standard input, one a line; end with Ctrl-D')
 
     def read(self, form: str = 'text') -> Iterator[Any]:
         """The texts, or those that go together; an error in place of what cannot be read.
@@ -453,7 +449,7 @@ def main() -> None:
         number = next(num_notes)
         if number <= _NOTES:
             end = '; further notes are left out' if number == _NOTES else ''
-            print(f'note: {line}{end}', file=sys.stderr, flush=True)
+            tell(f'note: {line}{end}')
 
     with error_boundary(writing=output):
         sys.stdout.reconfigure(encoding='utf-8')  # type: ignore[union-attr]
@@ -504,13 +500,13 @@ def _print(results: Iterator[Any], exact: bool) -> None:
             fault = fault or f'text {num_texts}: {result["error"]}'
         if (now := time.monotonic()) - shown > _PROGRESS:
             shown, rate = now, num_texts / (now - started)
-            print(f'{num_texts} texts, {rate:.1f} a second', file=sys.stderr, flush=True)
+            tell(f'{num_texts} texts, {rate:.1f} a second')
     sys.stdout.flush()
     if num_faults:
         others = f' ({num_faults} of {num_texts} have no result)' if num_texts > 1 else ''
         if num_faults == num_texts:
             raise InputError(fault + others)
-        print(fault + others, file=sys.stderr)
+        tell(fault + others)
 
 
 if __name__ == '__main__':

@@ -52,8 +52,7 @@ def _stablehlo(
         np.savez(arrays, **dict(params))  # type: ignore[arg-type]
         file.flush()
         arrays.flush()
-        with open(file.name, 'rb') as written:
-            call = jax.jit(export.deserialize(bytearray(written.read())).call)
+        call = jax.jit(export.deserialize(bytearray(Path(file.name).read_bytes())).call)
         params_read = dict(np.load(arrays.name))
         compare(lambda rows: jax.device_get(call(params_read, *rows.values())))
     return {'params': str(params_file), 'platforms': list(PLATFORMS)}

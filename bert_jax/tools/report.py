@@ -16,10 +16,6 @@ what those of the runs reached that started from it; the table says how rows are
 Exit status: 0 done, 2 bad input.
 """
 
-import os
-
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
 import base64
 import bisect
 import dataclasses
@@ -27,6 +23,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
 import statistics
 import string

@@ -93,7 +93,8 @@ def train_run(
     published, program = program.published, dataclasses.replace(program, published=None)
     config, task, mesh, phases = program.config, program.task, program.mesh, program.phases
     objective = program.objective
-    total = sum(phase['steps'] for phase in phases)
+    ends = list(itertools.accumulate(phase['steps'] for phase in phases))
+    total = ends[-1]
     traced_steps, traced_hosts = parse_trace(config.train.profile, 'train.profile', total) or (
         None, ())
     resolved = resolve(config, phases, task.vocab_size) | {
@@ -117,7 +118,6 @@ def train_run(
     # Compile while the state is restored or initialised, which takes about as long.
     compiler = concurrent.futures.ThreadPoolExecutor(1)
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
-    ends = itertools.accumulate(phase['steps'] for phase in phases)
     begun = checkpoints.latest_step() or 0
     left = [number for number, end in enumerate(ends) if end > begun]
     first_fits = compiler.submit(check_memory, program, left[:1], ['train'])
@@ -134,7 +134,7 @@ def train_run(
     start = int(state.step)
     report = Report(workdir, hosts.first(), start)
     report.guessing = task.guessing
-    report.phases = [*itertools.accumulate(phase['steps'] for phase in phases)]
+    report.phases = ends
     report.open_loggers(config.train.loggers.split(','), fields)
     goodput = Goodput(workdir, hosts.first(), start, began, folder=report.folder)
     profile = Profile(traced_steps if hosts.index() in traced_hosts else None, workdir)
