@@ -85,7 +85,7 @@ def rows(o: argparse.Namespace, folder: Path) -> Result:
 
 def main(argv: Sequence[str]) -> None:
     with error_boundary():
-        p = Parser('benchmarks/data.py', __doc__)
+        p = Parser('python benchmarks/data.py', __doc__)
         p.add_argument('--text', required=True, help='a source as in config.data.source')
         p.add_argument('--vocab_file', required=True)
         p.add_argument('--nolowercase', dest='lowercase', action='store_false',

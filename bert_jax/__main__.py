@@ -17,7 +17,7 @@
 import runpy
 import sys
 
-from bert_jax.runtime.errors import nearest
+from bert_jax.runtime.errors import nearest, tell
 
 COMMANDS = {
     'train': 'bert_jax.main', 'predict': 'bert_jax.predict', 'evaluate': 'bert_jax.evaluate',
@@ -33,8 +33,7 @@ def main() -> None:
     if command in ('-h', '--help'):
         print(__doc__, end='', flush=True)
     elif command not in COMMANDS:
-        print(f'error: bert-jax has no command {command!r}: {nearest(command, COMMANDS)}',
-              file=sys.stderr)
+        tell(f'error: bert-jax has no command {command!r}: {nearest(command, COMMANDS)}')
         sys.exit(2)
     else:
         sys.argv[:2] = [f'bert-jax {command}']

@@ -41,14 +41,13 @@ from bert_jax.weights.formats import check_free
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser('bert_jax.convert', __doc__)
+    parser = Parser('python -m bert_jax.convert', __doc__)
     parser.add_argument('source', metavar='SOURCE', help='the model to read')
     parser.add_argument('target', metavar='TARGET',
                         help='the folder to write, new or empty; or hf:ORG/NAME')
     parser.add_argument('--to', required=True, choices=('huggingface', 'tf1', 'bert_jax'),
                         help='what to write')
-    with error_boundary():
-        args = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     with error_boundary(writing=args.target):
         # Not above: `--help` does not wait for orbax.
         from bert_jax.weights.huggingface import write_huggingface

@@ -12,13 +12,13 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from bert_jax import config as config_lib  # first: it reports a missing ml_collections
 
 # isort: split
-from absl import flags
+from absl import flags, logging
 from ml_collections import config_flags
 
 from bert_jax.config import fields
@@ -45,6 +45,7 @@ def parse_command(
       InputError: an unknown flag or field, an invalid value, or no config.
       SystemExit: after --help.
     """
+    logging.set_verbosity(logging.ERROR)  # libraries log a great deal below it
     values = flags.FlagValues() if flag_values is None else flag_values
     file, rest, arguments = '', [], iter(argv)
     for argument in arguments:
@@ -114,13 +115,23 @@ def _print_help(description: str, file: str, config: config_lib.ConfigDict | Non
 class Parser(argparse.ArgumentParser):
     """Flags of a command that is not about one config; errors are one line."""
 
-    def __init__(self, module: str, description: str | None):
-        """`module`: as `python -m` names it; `description`: its docstring."""
-        super().__init__(prog=f'python -m {module}', description=description, allow_abbrev=False,
+    def __init__(self, prog: str, description: str | None):
+        """`prog`: what is typed before the flags; `description`: the command's docstring."""
+        super().__init__(prog, description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f'{message}; see --help')
+        self.exit(2, f'error: {" ".join(message.split())} (see {self.prog} --help)\n')
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a flag that is a whole number."""
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f'{text} is less than {least}')
+        return int(text)
+
+    return number
 
 
 def _own_configs() -> str:

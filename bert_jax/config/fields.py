@@ -37,6 +37,11 @@ _WINDOWS = ('', 'first', 'mean', 'max')  # data.pairs.WINDOWS
 _FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four',
              'concat_last_four', 'weighted_sum_all')  # heads.tokens.FeatureCombination
 
+# Fields that change no result, of any task. Others are known to those who compare runs.
+WITHOUT_A_SAY = (
+    'train.eval_every', 'train.save_every', 'train.log_every', 'train.keep_checkpoints',
+    'train.profile', 'train.loggers', 'data.dir', 'data.local_dir', 'data.tfds_dir')
+
 LOGGERS = ('tensorboard', 'wandb', 'cloud_monitoring')
 
 _TEXTS = {

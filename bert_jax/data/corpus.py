@@ -6,7 +6,6 @@ Errors name the file and the place in it.
 
 import contextlib
 import functools
-import importlib.util
 import itertools
 import logging
 import os
@@ -20,7 +19,7 @@ from typing import Any
 
 from bert_jax.data import python_docs, wikidump
 from bert_jax.data.store import Document, Source, Unit, digests, name_of, object_digest
-from bert_jax.runtime.errors import InputError, first_line
+from bert_jax.runtime.errors import InputError, first_line, needing
 from bert_jax.runtime.files import Found, as_path, find, in_bucket, read_blocks
 from bert_jax.runtime.hub import parquet_files
 from bert_jax.runtime.process import loading_tensorflow
@@ -51,9 +50,8 @@ def open_source(spec: str, data_dir: str = '', column: str = 'text') -> Source:
     if rest and kind == 'tfds':
         return _tfds(spec, rest, data_dir, column)
     if rest and kind == 'wikidump':
-        if not importlib.util.find_spec('mwparserfromhell'):
-            raise InputError(f"data source '{spec}' is read with mwparserfromhell, which is not "
-                             'installed: pip install mwparserfromhell')
+        with needing(f"data source '{spec}'"):
+            import mwparserfromhell  # noqa: F401  (the processes that read pages do)
         kind = wikidump.FORMAT
     if rest and kind in (*FORMATS, *TABLES):
         return _files(spec, rest, kind, column)

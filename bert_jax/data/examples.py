@@ -148,10 +148,9 @@ class Mixture:
     def __init__(self, parts: Sequence[Examples], weights: Sequence[float], seed: int):
         exact = np.array(weights) * _MIXTURE_BLOCK / float(sum(weights))
         counts = np.maximum(np.floor(exact), 1).astype(np.int64)
-        while counts.sum() < _MIXTURE_BLOCK:
-            counts[np.argmax(exact - counts)] += 1
-        while counts.sum() > _MIXTURE_BLOCK:
-            counts[np.argmax(counts - exact)] -= 1
+        while missing := _MIXTURE_BLOCK - counts.sum():
+            one = np.sign(missing)
+            counts[np.argmax(one * (exact - counts))] += one
         self._parts, self._seed, self._counts, self.spec = parts, seed, counts, parts[0].spec
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self._frozen_starts = np.concatenate([[0], np.cumsum([p.num_frozen for p in parts])])

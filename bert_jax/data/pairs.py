@@ -161,8 +161,7 @@ class TextWindows:
         combined values. `head` is a class of `heads.classification`."""
         if len(self.text) == self.text[-1] + 1:
             return self.combined(logits)
-        result: np.ndarray = head.of_windows(logits, self.combined, self.how == 'max')
-        return result
+        return head.of_windows(logits, self.combined, self.how == 'max')
 
 
 def text_windows(

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 import tensorflow as tf
 
+from bert_jax.data.examples import pretrain_spec
 from bert_jax.data.store import name_of
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, find, local_copy, open_whole
@@ -117,20 +118,17 @@ class RecordFiles:
             raise
         out = {key: value.numpy().astype(np.float32 if value.dtype == tf.float32 else np.int32)
                for key, value in parsed.items()}
-        out['sequence_ids'] = out.pop('input_mask')  # see `model.encoder.Bert`
-        out['next_sentence_labels'] = out['next_sentence_labels'].reshape(len(indices))
+        out['sequence_ids'] = out.pop('input_mask')
         return out
 
 
 def _features(seq_length: int, num_predictions: int) -> dict[str, tf.io.FixedLenFeature]:
-    lengths = {
-        'input_ids': seq_length, 'input_mask': seq_length, 'segment_ids': seq_length,
-        'masked_lm_positions': num_predictions, 'masked_lm_ids': num_predictions,
-        'masked_lm_weights': num_predictions, 'next_sentence_labels': 1,
-    }
-    return {name: tf.io.FixedLenFeature(
-        [length], tf.float32 if name == 'masked_lm_weights' else tf.int64)
-        for name, length in lengths.items()}
+    """What a record has: the features of a row, by the names of Google's program."""
+    names = {'sequence_ids': 'input_mask'}  # see `model.encoder.Bert`
+    return {names.get(name, name): tf.io.FixedLenFeature(
+        x.shape, tf.float32 if x.dtype == np.float32 else tf.int64)
+        for name, x in pretrain_spec(seq_length, num_predictions).items()
+        if name != 'example_weights'}
 
 
 def _scan(path: str, content: mmap.mmap) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import json
 import platform
 import re
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from bert_jax.data import corpus, store
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, open_folder
 from bert_jax.text import read_switches, write_switches
 from bert_jax.text.training import add_words, train_wordpiece
@@ -176,7 +175,7 @@ def copy_store(source: Path, target: Path) -> None:
         files.write_whole(target / store.MANIFEST, (source / store.MANIFEST).read_bytes())
     if hosts.first():
         size = sum(entries[name]['bytes'] for name in missing)
-        print(f'token store: {size / 1e6:,.0f} MB copied to {target}', file=sys.stderr, flush=True)
+        tell(f'token store: {size / 1e6:,.0f} MB copied to {target}')
 
 
 def share_vocabulary(

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.process import loading_tensorflow, process_pool
 
 
@@ -38,7 +38,7 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f'waiting for another process, which has {path}', file=sys.stderr, flush=True)
+            tell(f'waiting for another process, which has {path}')
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -415,11 +415,10 @@ def _build(
     files.write_whole(path / MANIFEST, json.dumps(manifest, indent=1))
     (path / _JOURNAL).unlink()
     if progress:
-        print(
+        tell(
             f"token store: {state['num_tokens']} tokens, {state['num_sentences']} sentences, "
             f"{state['num_documents']} documents ({state['num_duplicates']} duplicates left out) "
-            f"from {state['text_bytes'] / 1e6:.1f} MB in {state['seconds']} s",
-            file=sys.stderr, flush=True)
+            f"from {state['text_bytes'] / 1e6:.1f} MB in {state['seconds']} s")
 
 
 class _Growing:
@@ -515,9 +514,8 @@ class _Growing:
             num_bytes = self.state['text_bytes']
             rate = max(num_bytes, 1) / max(seconds, 1e-3)
             minutes = max(self._total_bytes - num_bytes, 0) / rate / 60
-            print(f'token store: {num_bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s, '
-                  f'{min(num_bytes / max(self._total_bytes, 1), 0.99):.0%}, '
-                  f'{minutes:.1f} min left', file=sys.stderr, flush=True)
+            tell(f'token store: {num_bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s, '
+                 f'{min(num_bytes / max(self._total_bytes, 1), 0.99):.0%}, {minutes:.1f} min left')
 
     def read(self, source: Source, last: int, num_threads: int) -> None:
         """Adds the documents of the units before `last`."""

@@ -215,10 +215,8 @@ def tokenize_batches(
     def read() -> tuple[np.ndarray, bool]:
         texts, split = list[bytes](), True
         try:
-            texts, split, note = next(batches)
+            texts, split, note = next(batches, (texts, split, None))
             notes.append(note)
-        except StopIteration:
-            pass
         except Exception as error:
             failures.append(error)
         return np.array(texts, object), split

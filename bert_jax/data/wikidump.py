@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -21,7 +20,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError, first_line
+from bert_jax.runtime.errors import InputError, first_line, tell
 from bert_jax.runtime.process import process_pool
 
 # Part of the fingerprint: raise the number when the cleaning rules change.
@@ -245,8 +244,8 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
             unreadable += left_out
     if unreadable:
         others = ', others' if len(unreadable) > _NAMED else ''
-        print(f'{path}: {len(unreadable)} page(s) that cannot be read are left out: '
-              f"{', '.join(unreadable[:_NAMED])}{others}", file=sys.stderr, flush=True)
+        tell(f'{path}: {len(unreadable)} page(s) that cannot be read are left out: '
+             f"{', '.join(unreadable[:_NAMED])}{others}")
 
 
 def _parse_by_halves(part: bytes, path: str, line: int) -> Parsed:

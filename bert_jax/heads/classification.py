@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy.special
 from flax import linen as nn
 
 from bert_jax.heads import base
@@ -74,9 +75,7 @@ class BertForSequenceClassification(nn.Module):
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities over the last axis, in double precision."""
-    x = logits.astype(np.float64)
-    x = np.exp(x - x.max(axis=-1, keepdims=True))
-    return x / x.sum(axis=-1, keepdims=True)
+    return scipy.special.softmax(logits.astype(np.float64), axis=-1)
 
 
 Combine = Callable[[np.ndarray], np.ndarray]  # from windows [W, L] to texts [n, L]

@@ -18,10 +18,6 @@ else.
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TF1 checkpoints are read by TensorFlow
-
 import argparse
 import contextlib
 import inspect
@@ -30,14 +26,14 @@ import json
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bert_jax.config.command_line import Parser
 from bert_jax.predict import load
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import as_path, check_new_file, in_bucket, open_stream, open_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.table import Malformed, Row, format_of, read_rows, texts_of
@@ -89,7 +85,7 @@ class Texts:
         if not arguments and file is None and sys.stdin is None:
             raise InputError('standard input is closed: give texts, or --input=FILE')
         if not arguments and file is None and sys.stdin.isatty():
-            print('texts from standard input, one a line; end with Ctrl-D', file=sys.stderr)
+            tell('texts from standard input, one a line; end with Ctrl-D')
 
     def read(self, form: str = 'text') -> Iterator[Any]:
         """The texts, or those that go together; an error in place of what cannot be read.
@@ -150,9 +146,8 @@ class Texts:
                         except UnicodeDecodeError as error:
                             byte = error.object[error.start]
                             yield Row(number, [], f'not UTF-8 (byte 0x{byte:02x}): convert it')
-            except (EOFError, OSError, zlib.error) as error:
-                raise InputError(f'{self._name} cannot be read ({error}): check the path, or copy '
-                                 'it again') from None
+            except OSError as error:
+                raise InputError(f'{self._name} cannot be read ({error}): check it') from None
             if not number:
                 raise InputError(f'{self._name} has no texts: write one a line')
 
@@ -279,17 +274,20 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     if args.windows and not args.pool:
         raise InputError(f'--windows={args.windows} combines vectors: it needs --pool')
     parts = texts.read('features')
-    vectors = (model.iter_vectors(parts, args.pool, layers[0], args.normalize, args.windows)
-               if args.pool else ())
-    results = ({'values': vector[None]} for vector in vectors) if args.pool else (
-        model.iter_features(parts, layers))
+    results: Iterable[dict[str, Any]]
+    if not args.pool:
+        results = model.iter_features(parts, layers)
+    else:
+        vectors = model.iter_vectors(parts, args.pool, layers[0], args.normalize, args.windows)
+        results = ({'values': x[None]} | ({'error': 'it is no text'} if np.isnan(x).any() else {})
+                   for x in vectors)
     if args.output is not None:
         yield from _write_npz(model, results, args.output, layers, args.pool)
         return
     for number, result in enumerate(results):
-        if args.pool and np.isnan(result['values']).any():
-            result = {'error': 'it is no text'}
-        elif 'values' in result:
+        if 'error' in result:
+            result = {'error': result['error']}
+        else:
             values = np.round(result['values'].astype(np.float64), 6).tolist()
             result = {'vector': values[0]} if args.pool else {'features': [
                 {'token': token, 'layers': [
@@ -312,15 +310,14 @@ def _write_npz(
     offsets, tokens, num_rows = [0], list[str](), 0
     with tempfile.TemporaryFile(dir=None if in_bucket(path) else path.parent) as file:
         for result in results:
-            if 'error' not in result:
+            if 'values' in result:  # a vector of no text is NaN
                 rows = result['values']
-                if pool and np.isnan(rows).any():
-                    result = {'error': 'it is no text'}
                 file.write(np.ascontiguousarray(rows, '<f4').data)
                 tokens += result.get('tokens', ())
                 num_rows += len(rows)
             offsets.append(len(tokens))
-            yield {'linex_index': len(offsets) - 2, **result} if 'error' in result else {}
+            yield {'linex_index': len(offsets) - 2, 'error': result['error']} if (
+                'error' in result) else {}
         file.flush()
         hidden = model.config.hidden_size
         shape = (num_rows, hidden) if pool else (num_rows, len(layers), hidden)
@@ -431,19 +428,13 @@ _COMMANDS: dict[str, tuple[Callable[[Model, Any, Any], Iterator[Any]], dict[str,
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f'error: {" ".join(message.split())} (see {self.prog} --help)\n')
-
-
 def _parser() -> argparse.ArgumentParser:
-    form: Any = {'formatter_class': argparse.RawDescriptionHelpFormatter, 'allow_abbrev': False}
-    parser = _Parser(prog='python -m bert_jax.predict', description=__doc__, **form)
+    parser = Parser('python -m bert_jax.predict', __doc__)
     subparsers = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
     for name, (run, flags) in _COMMANDS.items():
         described = inspect.getdoc(run) or ''
         of_command = subparsers.add_parser(
-            name, help=described.partition('\n')[0], description=described, **form)
+            name, help=described.partition('\n')[0], description=described)
         for flag, settings in (_MODEL | flags).items():
             of_command.add_argument(flag, **settings)
     return parser
@@ -458,7 +449,7 @@ def main() -> None:
         number = next(num_notes)
         if number <= _NOTES:
             end = '; further notes are left out' if number == _NOTES else ''
-            print(f'note: {line}{end}', file=sys.stderr, flush=True)
+            tell(f'note: {line}{end}')
 
     with error_boundary(writing=output):
         sys.stdout.reconfigure(encoding='utf-8')  # type: ignore[union-attr]
@@ -509,13 +500,13 @@ def _print(results: Iterator[Any], exact: bool) -> None:
             fault = fault or f'text {num_texts}: {result["error"]}'
         if (now := time.monotonic()) - shown > _PROGRESS:
             shown, rate = now, num_texts / (now - started)
-            print(f'{num_texts} texts, {rate:.1f} a second', file=sys.stderr, flush=True)
+            tell(f'{num_texts} texts, {rate:.1f} a second')
     sys.stdout.flush()
     if num_faults:
         others = f' ({num_faults} of {num_texts} have no result)' if num_texts > 1 else ''
         if num_faults == num_texts:
             raise InputError(fault + others)
-        print(fault + others, file=sys.stderr)
+        tell(fault + others)
 
 
 if __name__ == '__main__':

@@ -21,7 +21,7 @@ from bert_jax.heads import HEADS
 from bert_jax.model.encoder import Bert
 from bert_jax.predict.engine import predicted_tokens
 from bert_jax.predict.loaded import LoadedModel
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, needing
 from bert_jax.runtime.files import Path, check_new_file, open_whole
 from bert_jax.train.sharding import Layout
 from bert_jax.weights.formats import to_tree
@@ -52,8 +52,7 @@ def _stablehlo(
         np.savez(arrays, **dict(params))  # type: ignore[arg-type]
         file.flush()
         arrays.flush()
-        with open(file.name, 'rb') as written:
-            call = jax.jit(export.deserialize(bytearray(written.read())).call)
+        call = jax.jit(export.deserialize(bytearray(Path(file.name).read_bytes())).call)
         params_read = dict(np.load(arrays.name))
         compare(lambda rows: jax.device_get(call(params_read, *rows.values())))
     return {'params': str(params_file), 'platforms': list(PLATFORMS)}
@@ -151,12 +150,9 @@ def export_model(
                                  f'{difference:.3g}, and is not kept: try another format with --to')
             largest.append(difference)
 
-    try:
+    with needing(f'export --to {to}'):
         described = (_stablehlo if to == 'stablehlo' else functools.partial(_onnx, opset=opset))(
             forward, params, inputs, output, compare)
-    except ModuleNotFoundError as error:
-        raise InputError(f'export --to {to} needs {error.name}, which is not installed: python -m '
-                         f'pip install {error.name}') from None
     shapes = [{name: f'{x.dtype}{list(x.shape)}' for name, x in some.items()}
               for some in (inputs, jax.eval_shape(forward, params, *inputs.values()))]
     return {'output': str(output), **described, 'inputs': shapes[0], 'outputs': shapes[1],

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,10 +66,7 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
 def _modules(folder: Path) -> Modules:
     """Those that `modules.json` lists: the encoder, which is `folder` without one, and others."""
     path = folder / 'modules.json'
-    try:
-        listed = json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
-    except (OSError, ValueError) as error:
-        raise InputError(f'{path} cannot be read as JSON ({error})') from None
+    listed = read_json(path, 'copy it again', list) if path.exists() else []
     return [(str(module.get('type', '')).rpartition('.')[2], folder / module.get('path', ''))
             for module in listed or [{}]]
 

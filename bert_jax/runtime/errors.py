@@ -1,7 +1,9 @@
-"""Exceptions whose messages are for users."""
+"""What is said to users: exceptions whose messages are for them, lines on standard error."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -34,6 +36,22 @@ class Stopped(BaseException):
 
     Like KeyboardInterrupt it is no Exception, so `except Exception` does not catch it.
     """
+
+
+@contextlib.contextmanager
+def needing(purpose: str) -> Iterator[None]:
+    """Says what `purpose` needs, where the block imports a package that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition('.')[0]
+        raise InputError(f'{purpose} needs {package}, which is not installed: python -m pip '
+                         f'install {package}') from None
+
+
+def tell(line: str) -> None:
+    """Prints a line on standard error, at once."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def first_line(error: BaseException) -> str:

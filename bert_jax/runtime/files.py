@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import re
-import sys
 import tempfile
 import time
 import zipfile
@@ -25,7 +24,7 @@ from typing import IO, Any, NamedTuple
 
 from etils.epath import Path
 
-from bert_jax.runtime.errors import InputError, Unavailable
+from bert_jax.runtime.errors import InputError, Unavailable, needing, tell
 
 # A URL's scheme, also of gs:/b/x, which would otherwise be a local folder called `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
@@ -132,27 +131,27 @@ def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A file's content, read from start to end; decompressed if its name ends in .gz or .bz2."""
-    unpack: Any = {'.gz': gzip.open, '.bz2': bz2.open}.get(os.path.splitext(path)[1].lower())
-    with as_path(path).open('rb') as file, unpack(file) if unpack else file as content:
-        yield content
-
-
-def read_blocks(path: str | os.PathLike[str], num_bytes: int) -> Iterator[bytes]:
-    """A file's content in blocks, decompressed as by `open_stream`.
+    """A file's content, read from start to end; decompressed if its name ends in .gz or .bz2.
 
     Raises:
       InputError: it cannot be read, is damaged or cut short.
     """
+    unpack: Any = {'.gz': gzip.open, '.bz2': bz2.open}.get(os.path.splitext(path)[1].lower())
     try:
-        with open_stream(path) as file:
-            while block := file.read(num_bytes):
-                yield block
-    except EOFError as error:
-        raise InputError(f'{path} is cut short ({error}); copy it again') from error
-    except (OSError, zlib.error) as error:
-        reason = getattr(error, 'strerror', None) or error
-        raise InputError(f'{path} cannot be read ({reason}); copy it again') from error
+        with as_path(path).open('rb') as file, unpack(file) if unpack else file as content:
+            yield content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f'{path} is cut short or damaged ({error}); copy it again') from error
+    except OSError as error:
+        raise InputError(f'{path} cannot be read ({error.strerror or error}): check the path, or '
+                         'copy it again') from error
+
+
+def read_blocks(path: str | os.PathLike[str], num_bytes: int) -> Iterator[bytes]:
+    """A file's content in blocks, decompressed as by `open_stream`, which raises an InputError."""
+    with open_stream(path) as file:
+        while block := file.read(num_bytes):
+            yield block
 
 
 def read_system(path: str) -> str:
@@ -162,8 +161,8 @@ def read_system(path: str) -> str:
     return ''
 
 
-def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
-    """A JSON object.
+def read_json(path: Path, wanted_for: str, kind: type = dict) -> Any:
+    """A JSON object, or where `kind` is `list` a list.
 
     Raises:
       InputError: it is missing, or something else.
@@ -174,8 +173,9 @@ def read_json(path: Path, wanted_for: str) -> dict[str, Any]:
         raise InputError(f'{path} is missing: {wanted_for}') from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f'{path} cannot be read as JSON ({error}): {wanted_for}') from None
-    if not isinstance(value, dict):
-        raise InputError(f'{path} holds no JSON object: {wanted_for}')
+    if not isinstance(value, kind):
+        what = 'object' if kind is dict else 'list'
+        raise InputError(f'{path} holds no JSON {what}: {wanted_for}')
     return value
 
 
@@ -277,10 +277,8 @@ def _file_system() -> Any:
 def _check_bucket(name: str) -> None:
     """Lists a bucket once, so that a missing permission shows at the start, in one line."""
     url = f'gs://{name}'
-    try:
+    with needing(f'{url} is a bucket, which'):
         import gcsfs  # noqa: F401
-    except ModuleNotFoundError:
-        raise InputError(f'{url} is a bucket, which needs gcsfs: pip install gcsfs') from None
     logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs every retry
     _ask(url, lambda: _file_system().call('GET', 'b/{}/o', name, maxResults=1),
          'no permission to list it: log in with gcloud auth application-default login, or give '
@@ -321,7 +319,7 @@ def _ask(url: str, request: Callable[[], object], refused: str) -> None:
         if seconds >= UNREACHABLE_SECONDS:
             raise Unavailable(f'{url} cannot be reached ({reason}): check the network')
         if pause == 1.0:
-            print(f'waiting for {url} ({reason})', file=sys.stderr, flush=True)
+            tell(f'waiting for {url} ({reason})')
         time.sleep(min(pause, REFUSED_SECONDS))
         pause = min(2 * pause, 15.0)
         type(_file_system()).clear_instance_cache()  # the next one reads the credentials again

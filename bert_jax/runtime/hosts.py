@@ -12,13 +12,12 @@ import itertools
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import read_system
 
 _CLUSTER = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
@@ -78,8 +77,7 @@ def connect() -> None:
                              f'{", ".join(names)}, or none of them')
     tasks = {size: _whole_number(size) or 1 for size, _ in _TASK_COUNTS}
     if chips := os.environ.get('TPU_VISIBLE_CHIPS'):  # perhaps of another run; libtpu obeys it
-        print(f'note: TPU_VISIBLE_CHIPS={chips} is set: this process uses these chips only',
-              file=sys.stderr, flush=True)
+        tell(f'note: TPU_VISIBLE_CHIPS={chips} is set: this process uses these chips only')
     # Hosts of a pod come up minutes apart: the installation is what takes longest.
     arguments: Any = {'initialization_timeout': _whole_number('BERT_JAX_JOIN_SECONDS') or 600}
     if (process_id := _whole_number('JAX_PROCESS_ID')) is not None:

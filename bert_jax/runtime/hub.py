@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.runtime.errors import InputError, Unavailable, first_line
+from bert_jax.runtime.errors import InputError, Unavailable, first_line, needing
 
 _MODEL_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
 # A revision holds slashes only where the hub keeps its own Parquet copy of a data set.
@@ -104,12 +104,9 @@ def _hub(named: str, name: str, kind: str = 'model') -> Iterator[Any]:
       name: of the repository, ORG/NAME.
       kind: model | dataset.
     """
-    try:
+    with needing(f'{named} is on the Hugging Face hub, which'):
         import huggingface_hub as hub
         from huggingface_hub import errors, logging
-    except ModuleNotFoundError:
-        raise InputError(f'{named} is on the Hugging Face hub, and huggingface_hub is not '
-                         "installed: python -m pip install 'huggingface_hub'") from None
     logging.set_verbosity_error()
     try:
         yield hub

@@ -19,13 +19,13 @@ import os
 import platform
 import re
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, as_path, children, read_system, write_new, write_whole
 
 SECONDS = 30.0  # a claim that has not changed for this long is dead
@@ -147,8 +147,8 @@ def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
                 'or give another --workdir')
         if claim.holder and not reported:
             reported = True
-            print(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at work '
-                  f'on this {what}', file=sys.stderr, flush=True)
+            tell(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at work '
+                 f'on this {what}')
         time.sleep(0.2)
     try:
         yield claim
@@ -167,11 +167,9 @@ def holder(folder: str | os.PathLike[str]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     """The content of a claim; {} where it is gone, is just being made, or is nonsense."""
-    try:
-        content = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    with contextlib.suppress(InputError):
+        return files.read_json(path, '')
+    return {}
 
 
 def _machine() -> str | None:

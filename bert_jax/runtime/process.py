@@ -26,8 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable, first_line
-from bert_jax.runtime.files import Path, write_whole
+from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable, first_line, tell
 
 STARTED = time.time()  # about the start of this process
 
@@ -134,7 +133,7 @@ _ANSWERS: tuple[tuple[Any, str, str, int], ...] = (
 
 
 def answer(
-    error: BaseException, writing: object = None, log_folder: Path | None = None
+    error: BaseException, writing: object = None, log_folder: files.Path | None = None
 ) -> tuple[str, int]:
     """(one-line message, exit status) for an exception that ends the program.
 
@@ -160,9 +159,9 @@ def answer(
                     file=f"{os.fsdecode(name or '')}: {getattr(fault, 'strerror', '')}",
                     disk=f'the disk of {name or writing}' if name or writing else 'a disk'), status
     lines = ''.join(traceback.format_exception(error))
-    kept: Any = (log_folder or Path(tempfile.gettempdir())) / f'error-{os.getpid()}.log'
+    kept: Any = (log_folder or files.Path(tempfile.gettempdir())) / f'error-{os.getpid()}.log'
     try:
-        write_whole(kept, lines)
+        files.write_whole(kept, lines)
     except Exception:  # of many libraries
         sys.stderr.write(lines)
         kept = 'the lines above'
@@ -206,7 +205,7 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
         sys.exit(1)  # what follows must not run as if the block were done
     except (Exception, KeyboardInterrupt) as error:
         line, status = answer(error, 'standard output' if _drop_output() else writing)
-        print(f'error: {stopped if status == 130 else line}', file=sys.stderr, flush=True)
+        tell(f'error: {stopped if status == 130 else line}')
         sys.exit(status)
 
 

@@ -92,9 +92,7 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     if not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
     # Scaled before squaring, which under- or overflows for values far from 1.
-    x, y = ((z - z.mean()) / np.ptp(z) for z in (x, y))
-    # Rounding may lead a hair past the ends.
-    return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
+    return float(np.corrcoef(*((z - z.mean()) / np.ptp(z) for z in (x, y)))[0, 1])
 
 
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:

@@ -285,9 +285,6 @@ class SquadWindows:
     part_lengths: np.ndarray
     paragraphs: Paragraphs
 
-    def __len__(self) -> int:
-        return len(self.question_index)
-
 
 def squad_windows(
     questions: Sequence[Question], encode: Encode, *, cls_id: int, sep_id: int,

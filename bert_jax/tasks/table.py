@@ -12,17 +12,14 @@ import codecs
 import contextlib
 import csv
 import fnmatch
-import gzip
 import itertools
 import json
 import os
 import re
-import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_jax.runtime.errors import InputError, first_line
+from bert_jax.runtime.errors import InputError, first_line, needing, tell
 from bert_jax.runtime.files import as_path, children, open_stream
 from bert_jax.runtime.hub import parquet_files
 
@@ -205,16 +202,14 @@ def class_names(path: str, column: str) -> list[str]:
 @contextlib.contextmanager
 def _parquet(path: str) -> Iterator[Any]:
     """A Parquet file, open; what is wrong with it is an InputError."""
-    try:
+    with needing(f'{path}: Parquet'):
         from pyarrow import ArrowException, parquet
-    except ModuleNotFoundError:
-        raise InputError(f'{path}: Parquet needs pyarrow: python -m pip install pyarrow') from None
-    try:
-        with open_stream(path) as file:
+    with open_stream(path) as file:
+        try:
             yield parquet.ParquetFile(file)
-    except (ArrowException, OSError) as error:
-        raise InputError(f'{path} cannot be read as Parquet ({first_line(error)}); copy it '
-                         'again') from None
+        except (ArrowException, OSError) as error:
+            raise InputError(f'{path} cannot be read as Parquet ({first_line(error)}); copy it '
+                             'again') from None
 
 
 def _parsed(text: str) -> tuple[Any, str]:
@@ -259,10 +254,6 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
             f'{path}, line {number} is not UTF-8: byte {error.start} is '
             f'0x{error.object[error.start]:02x}; convert the file (iconv -t UTF-8)'
         ) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f'{path} is cut short or damaged ({error}); copy it again') from error
-    except OSError as error:
-        raise InputError(f'{path} cannot be read: {error.strerror or error}') from error
 
 
 def read_table(
@@ -330,9 +321,9 @@ def check_malformed(path: str, num_used: int, faults: Sequence[str], max_share: 
             f'{path}: {num} of {total} rows are malformed ({allowed} may be); the first is '
             f'{faults[0]}; {remedy}')
     for fault in faults[:_LISTED]:
-        print(f'{path}, {fault}; left out', file=sys.stderr)
+        tell(f'{path}, {fault}; left out')
     if num > _LISTED:
-        print(f'{path}: {num} of {total} rows left out as malformed', file=sys.stderr)
+        tell(f'{path}: {num} of {total} rows left out as malformed')
 
 
 def texts_of(cells: Sequence[Any]) -> list[str]:
@@ -410,5 +401,5 @@ def find_file(folder: str, names: Sequence[str], *, required: bool = True) -> st
                          if as_path(folder).is_dir() else
                          f'no folder {folder}: name one that has {names[0]}')
     if found and found[0].removesuffix('.gz') not in names:
-        print(f'{names[0]} is read from {os.path.join(folder, found[0])}', file=sys.stderr)
+        tell(f'{names[0]} is read from {os.path.join(folder, found[0])}')
     return os.path.join(folder, found[0]) if found else ''

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 
 from bert_jax.config import complete, default_config
-from bert_jax.config.command_line import Parser
+from bert_jax.config.command_line import Parser, at_least
 from bert_jax.data.examples import train_batches
 from bert_jax.model.flops import train_flops
 from bert_jax.runtime.errors import InputError
@@ -155,18 +155,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
       InputError: flags that cannot work.
     """
-    p = Parser('bert_jax.tools.bench', __doc__)
+    p = Parser('python -m bert_jax.tools.bench', __doc__)
     p.add_argument('--json', default='', help='also write everything to this file')
     p.add_argument('--model', default='base', help='size, as config.model.name (base)')
     p.add_argument('--dtype', default='auto', choices=['auto', 'float32', 'bfloat16'],
                    help='of the computation; auto is float32 on CPUs, else bfloat16')
-    for name, default, _, what in _NUMBERS:
-        p.add_argument(f'--{name}', type=type(default), default=default, metavar='N',
+    for name, default, least, what in _NUMBERS:
+        p.add_argument(f'--{name}', type=at_least(least), default=default, metavar='N',
                        help=f'{what} ({default})')
     o = p.parse_args(arguments)
-    for name, _, least, _ in _NUMBERS:
-        if getattr(o, name) < least:
-            raise InputError(f'--{name}={getattr(o, name)} is less than {least}')
     if o.predictions > o.seq - 2:
         raise InputError(f'--predictions={o.predictions} must be at most --seq - 2 = {o.seq - 2}')
     return o

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 
 from bert_jax.config.command_line import Parser
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import as_path, check_new_file, read_json, write_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks import table
@@ -91,15 +91,14 @@ def read_predictions(file: str, path: str) -> list[str]:
         raise InputError(
             f'{path}: {len(rows.ids)} rows, where the test set of {file} has {NUM_ROWS[file]}')
     wanted = [str(i) for i in range(NUM_ROWS[file])]
-    for i in wanted:
-        if i not in by_id:
-            raise InputError(f'{path} has no row with index {i}')
+    if missing := [i for i in wanted if i not in by_id]:
+        raise InputError(f'{path} has no row with index {missing[0]}')
     return [by_id[i] for i in wanted]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes a submission."""
-    p = Parser('bert_jax.tools.glue_submission', __doc__)
+    p = Parser('python -m bert_jax.tools.glue_submission', __doc__)
     p.add_argument('zip', metavar='ZIP', help='the file to write')
     p.add_argument('folders', metavar='RUN', nargs='*', help='folders with predictions')
     p.add_argument('--wnli-majority', action='store_true',
@@ -126,13 +125,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 predictions[file] = read_predictions(file, paths[file])
                 print(f'{file:<12}{num_rows:>7} rows from {paths[file]}')
             elif args.fill_missing:
-                print(f'WARNING: no predictions for {file}: all {num_rows} rows are {constant}, '
-                      'which is no result', file=sys.stderr)
+                tell(f'WARNING: no predictions for {file}: all {num_rows} rows are {constant}, '
+                     'which is no result')
             else:
                 del predictions[file]
                 run = 'mnli' if file == 'AX.tsv' else task.name
-                print(f'error: {file} is missing: name a run of configs/glue.py:{run}, or '
-                      '--fill-missing', file=sys.stderr)
+                tell(f'error: {file} is missing: name a run of configs/glue.py:{run}, or '
+                     '--fill-missing')
         if len(predictions) < len(NUM_ROWS):
             sys.exit(2)
         content = io.BytesIO()  # the same bytes for the same predictions

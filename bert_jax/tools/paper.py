@@ -56,10 +56,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.config import ConfigDict, complete, model_sizes
-from bert_jax.config.command_line import Parser, config_file, load_config
-from bert_jax.config.fields import FIELDS, flat_fields
+from bert_jax.config.command_line import Parser, at_least, config_file, load_config
+from bert_jax.config.fields import FIELDS, WITHOUT_A_SAY, flat_fields
 from bert_jax.config.phases import phases
-from bert_jax.runtime.errors import InputError, nearest
+from bert_jax.runtime.errors import InputError, nearest, tell
 from bert_jax.runtime.files import Path, as_path, digest, open_folder, open_whole, write_whole
 from bert_jax.runtime.process import error_boundary, hardware, versions
 from bert_jax.tasks.glue import GLUE_TASKS
@@ -171,9 +171,7 @@ _RATE = 'optimizer.learning_rate='
 # far worse at 1e-4.
 _GRIDS = {'tiny': '1e-3,3e-4', 'between': '1e-3,3e-4,1e-4', 'mini': '3e-4,1e-4'}
 # Fields that do not change the result of a run.
-_BESIDE = ('seed', 'model.name', 'train.eval_every', 'train.save_every', 'train.log_every',
-           'train.keep_checkpoints', 'train.profile', 'train.loggers',
-           'data.dir', 'data.local_dir', 'data.tfds_dir', 'mesh.')
+_BESIDE = (*WITHOUT_A_SAY, 'seed', 'model.name', 'mesh.')
 # Fields that parts may be older than: left out at their default, so that these are found again.
 _LATER = ('optimizer.average', 'optimizer.frozen', 'debug')
 # Figure 5 fine-tunes checkpoints of Base, which has several names, and of LTR.
@@ -653,7 +651,7 @@ def run_parts(
                     return False
             except InputError as error:
                 failed[part.title] = str(error)
-                print(f'error: {part.title}: {error}', file=sys.stderr, flush=True)
+                tell(f'error: {part.title}: {error}')
                 continue
             waiting |= bool(sweep.unfinished())
             if len(sweep.unfinished()) < left:
@@ -666,7 +664,7 @@ def run_parts(
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
-    parser = Parser('bert_jax.tools.paper', __doc__)
+    parser = Parser('python -m bert_jax.tools.paper', __doc__)
     parser.add_argument('table', metavar='TABLE', nargs='?', default='',
                         help=f"one of {', '.join(TABLES)}; with --rows a name for your own")
     parser.add_argument('--rows', default='', metavar='FILE:NAME,FILE:NAME',
@@ -678,11 +676,12 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
     parser.add_argument('--finetune', action='append', default=[], metavar='[TASK:]FIELD=VALUE')
     parser.add_argument('--weights', action='append', default=[], metavar='NAME=PATH',
                         help='weights that replace pre-training NAME')
-    parser.add_argument('--seeds', type=int, help='of pre-training (default 2; 1 at --scale=paper)')
-    parser.add_argument('--restarts', type=int, default=0,
+    parser.add_argument('--seeds', type=at_least(1),
+                        help='of pre-training (default 2; 1 at --scale=paper)')
+    parser.add_argument('--restarts', type=at_least(0), default=0,
                         help="seeds of fine-tuning; default: 1, at the paper's scale its own")
     parser.add_argument('--columns', default='', help=f'some of {",".join(COLUMNS)}')
-    parser.add_argument('--chips', type=int, default=0,
+    parser.add_argument('--chips', type=at_least(0), default=0,
                         help='chips of a process, one for each such group (default: one has all)')
     parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
     parser.add_argument('--list', action='store_true', help='only print what would be run')
@@ -702,9 +701,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
         dict(text.split('=', 1) for text in given.weights),
         seeds=1 + tiny if given.seeds is None else given.seeds,
         restarts=given.restarts or int(tiny), only=list(filter(None, given.columns.split(','))))
-    if plan.seeds < 1 or plan.restarts < 0 or given.chips < 0:
-        raise InputError(f'--seeds={plan.seeds} --restarts={plan.restarts} --chips={given.chips}: '
-                         'at least 1, 0 and 0')
     names = sorted({row.pretraining for row in plan.rows})
     for what, asked, known in (
         ('--columns', plan.only, list(COLUMNS)),

@@ -16,10 +16,6 @@ what those of the runs reached that started from it; the table says how rows are
 Exit status: 0 done, 2 bad input.
 """
 
-import os
-
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
 import base64
 import bisect
 import dataclasses
@@ -27,6 +23,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
 import statistics
 import string
@@ -39,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.config.command_line import Parser
+from bert_jax.config.fields import WITHOUT_A_SAY
 from bert_jax.config.phases import PHASE_ROWS
 from bert_jax.heads import HEADS
 from bert_jax.heads.pretraining import Pretraining
@@ -72,10 +70,8 @@ _NUM_COLOURS, _DASHES = 8, ('', '7 3', '2 3', '9 3 2 3')  # as in report.css and
 _NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity',  # functions of others
               'sequences_per_second', 'step_seconds', 'step_seconds_deviation')
 # Fields without a say in the result, and those that follow from others.
-_BESIDE = ('made.', 'inference.', 'labels', 'head', 'metric', 'guessing.', 'data.dir',
-           'data.local_dir', 'data.tfds_dir', 'train.keep_checkpoints', 'train.log_every',
-           'train.loggers', 'train.profile', 'train.save_every', 'train.verify_every',
-           'train.eval_every', 'train.eval_batch_size')
+_BESIDE = (*WITHOUT_A_SAY, 'made.', 'inference.', 'labels', 'head', 'metric', 'guessing.',
+           'train.verify_every', 'train.eval_batch_size')
 # Digests, and what `phases` says.
 _NOT_SHOWN = (*_BESIDE, 'identity.', 'vocabulary', 'train.steps', 'train.batch_size',
               'train.packed_rows', 'data.max_seq_length', 'data.max_predictions_per_seq')
@@ -584,14 +580,13 @@ def board(runs: Sequence[RunRecords]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser('bert_jax.tools.report', __doc__)
+    parser = Parser('python -m bert_jax.tools.report', __doc__)
     parser.add_argument('runs', metavar='RUN', nargs='+', help='run directories')
     parser.add_argument('--output', required=True, help='the page, a new file')
     parser.add_argument('--board', action='store_true',
                         help='a Markdown table of recipes instead of the page')
     parser.add_argument('--text', default=_TEXT, help='the sentence of the examples')
-    with error_boundary():
-        options = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     folders, text = options.runs, options.text
     with error_boundary(writing=options.output):
         check_new_file(options.output, '--output')

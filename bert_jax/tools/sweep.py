@@ -44,12 +44,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 from bert_jax.config import ConfigDict
-from bert_jax.config.command_line import Parser, config_file, parse_command, run_name
+from bert_jax.config.command_line import Parser, at_least, config_file, parse_command, run_name
 from bert_jax.config.fields import FIELDS, flat_fields, meant
 from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.errors import Diverged, InputError, Stopped
-from bert_jax.runtime.files import Path, read_json
+from bert_jax.runtime.errors import Diverged, InputError, Stopped, tell
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.stopping import Guard
@@ -158,7 +157,7 @@ class Sweep:
       keep: of how many runs, the best ones, the checkpoints are kept.
     """
 
-    path: Path
+    path: files.Path
     config: str
     overrides: Sequence[str]
     members: Sequence[Member]
@@ -167,7 +166,7 @@ class Sweep:
     # Failed attempts to claim a member, which notice when the other process's claim is dead.
     _claims: dict[Member, Claim] = dataclasses.field(default_factory=dict)
 
-    def run(self, member: Member) -> Path:
+    def run(self, member: Member) -> files.Path:
         """The run directory of a member."""
         return self.path / 'runs' / member.name
 
@@ -185,7 +184,7 @@ class Sweep:
             self.path, '--workdir', lambda _: 'sweep.json' in names or names == {'runs'})
         path, runs = self.path / 'sweep.json', self.path / 'runs'
         ours = {'config': config, 'settings': sorted(settings)}
-        theirs = read_json(path, 'put it back as it was, or delete it') if path.exists() else None
+        theirs = files.read_json(path, 'put it back, or delete it') if path.exists() else None
         if theirs and theirs != ours and any(
             (run / name).exists() for run in files.children(runs)
             for name in ('config.json', 'sweep_result.json')
@@ -203,7 +202,7 @@ class Sweep:
         if not path.exists():
             return None
         remedy = 'delete it, and the run is run again'
-        result = read_json(path, remedy)
+        result = files.read_json(path, remedy)
         value = result.get(str(result.get('metric')))
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             raise InputError(f"{path} has {result.get('metric')}={value!r}: {remedy}")
@@ -212,7 +211,7 @@ class Sweep:
     def failed(self, member: Member) -> bool:
         """Whether a member failed since this process began; before that, it is tried again."""
         path = self.run(member) / 'sweep_failed.json'
-        return path.exists() and read_json(path, 'delete it').get('time', 0) >= self._begun
+        return path.exists() and files.read_json(path, 'delete it').get('time', 0) >= self._begun
 
     def unfinished(self) -> list[Member]:
         """Members that are still to be run, by whomever."""
@@ -249,7 +248,7 @@ class Sweep:
     def seconds(self, member: Member) -> float:
         """Seconds that a run took, over all its starts."""
         path = self.run(member) / 'goodput.json'
-        known = read_json(path, 'delete it') if path.exists() else {}
+        known = files.read_json(path, 'delete it') if path.exists() else {}
         return sum(known.get('seconds', {}).values())
 
     def _keep_the_best(self) -> None:
@@ -361,7 +360,7 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
 
 
 @contextlib.contextmanager
-def _open_log(path: Path, claim: Claim) -> Iterator[IO[str]]:
+def _open_log(path: files.Path, claim: Claim) -> Iterator[IO[str]]:
     """The log of a claimed run; in a bucket it is written when the run ends."""
     if not files.in_bucket(path):
         with open(path, 'a', encoding='utf-8', buffering=1) as log:
@@ -409,7 +408,7 @@ def _train(
         line = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
         print(f'error: {line}')
         sweep.fail(member)
-        print(f'{member.name}: failed ({line}); see {sweep.run(member)}/log.txt', file=sys.stderr)
+        tell(f'{member.name}: failed ({line}); see {sweep.run(member)}/log.txt')
     else:
         print(f'result {json.dumps(result)}')
         sweep.finish(member, f'eval/{program.task.metric}', result)
@@ -517,8 +516,7 @@ def _supervise(
                 break
             elif ended is not None:
                 deaths += 1
-                print(f'worker {worker} ended with status {ended}: started again', file=sys.stderr,
-                      flush=True)
+                tell(f'worker {worker} ended with status {ended}: started again')
                 running[worker] = start(worker)
     for process in running.values():
         process.terminate()
@@ -528,32 +526,24 @@ def _supervise(
 
 
 def number_or_all(text: str) -> int:
-    return sys.maxsize if text == 'all' else int(text)
+    return sys.maxsize if text == 'all' else at_least(0)(text)
 
 
-def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """(options, overrides of the config)."""
-    parser = Parser('bert_jax.tools.sweep', __doc__)
+def main(argv: Sequence[str]) -> int:
+    parser = Parser('python -m bert_jax.tools.sweep', __doc__)
     parser.add_argument('--config', required=True, help='config file, as FILE.py or FILE.py:ARG')
     parser.add_argument('--workdir', help='default: runs/sweep-NAME of the config')
     parser.add_argument('--grid', action='append', default=[], metavar='FIELD=VALUE,VALUE',
                         help='values of a field; repeated: all combinations')
-    parser.add_argument('--restarts', type=int, default=0, help='runs all with seeds 0 to N-1')
-    parser.add_argument('--chips', type=int, default=0,
+    parser.add_argument('--restarts', type=at_least(0), default=0,
+                        help='runs all with seeds 0 to N-1')
+    parser.add_argument('--chips', type=at_least(0), default=0,
                         help='chips of a process, one for each such group (default: one has all)')
     parser.add_argument('--keep', type=number_or_all, default=1, metavar='K|all',
                         help='keep the checkpoints of the K best runs (1)')
     parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
     options, overrides = parser.parse_known_args(argv)
-    for name in ('restarts', 'chips', 'keep'):
-        if getattr(options, name) < 0:
-            raise InputError(f'--{name}={getattr(options, name)} must be 0 or above')
-    return options, overrides
-
-
-def main(argv: Sequence[str]) -> int:
     with error_boundary():
-        options, overrides = _parse(argv)
         by_hand = options.worker is None
         config, grid = read_sweep(config_file(options.config), options.grid)
         members = grid_members(grid, options.restarts)

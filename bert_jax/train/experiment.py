@@ -24,7 +24,6 @@ from bert_jax.config.phases import parse_duration, parse_trace
 from bert_jax.heads.base import Head
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import Diverged, Stopped
-from bert_jax.runtime.files import Path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import STARTED, find_chip, keep_compiled, made_by, versions
 from bert_jax.tasks.opening import open_task
@@ -46,7 +45,7 @@ _OF_A_STEP = ('loss', 'grad_norm', 'learning_rate')
 _PLACES = ('data.vocab_file', 'data.add_tokens', 'data.dir', 'data.local_dir', 'data.tfds_dir')
 
 
-def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Program:
+def open_run(config: ConfigDict, workdirs: Sequence[files.Path]) -> Program:
     """Reads the weights and data that a config names, and builds its program.
 
     Args:
@@ -71,8 +70,8 @@ def open_run(config: ConfigDict, workdirs: Sequence[Path]) -> Program:
 
 
 def train_run(
-    program: Program, workdir: Path, should_stop: Callable[[int], bool], *,
-    began: float = STARTED, watch: Callable[[Callable[[], str], Path], None] | None = None,
+    program: Program, workdir: files.Path, should_stop: Callable[[int], bool], *,
+    began: float = STARTED, watch: Callable[[Callable[[], str], files.Path], None] | None = None,
 ) -> dict[str, float]:
     """Trains a run, or resumes it, and evaluates it.
 
@@ -94,7 +93,8 @@ def train_run(
     published, program = program.published, dataclasses.replace(program, published=None)
     config, task, mesh, phases = program.config, program.task, program.mesh, program.phases
     objective = program.objective
-    total = sum(phase['steps'] for phase in phases)
+    ends = list(itertools.accumulate(phase['steps'] for phase in phases))
+    total = ends[-1]
     traced_steps, traced_hosts = parse_trace(config.train.profile, 'train.profile', total) or (
         None, ())
     resolved = resolve(config, phases, task.vocab_size) | {
@@ -118,7 +118,6 @@ def train_run(
     # Compile while the state is restored or initialised, which takes about as long.
     compiler = concurrent.futures.ThreadPoolExecutor(1)
     checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
-    ends = itertools.accumulate(phase['steps'] for phase in phases)
     begun = checkpoints.latest_step() or 0
     left = [number for number, end in enumerate(ends) if end > begun]
     first_fits = compiler.submit(check_memory, program, left[:1], ['train'])
@@ -135,7 +134,7 @@ def train_run(
     start = int(state.step)
     report = Report(workdir, hosts.first(), start)
     report.guessing = task.guessing
-    report.phases = [*itertools.accumulate(phase['steps'] for phase in phases)]
+    report.phases = ends
     report.open_loggers(config.train.loggers.split(','), fields)
     goodput = Goodput(workdir, hosts.first(), start, began, folder=report.folder)
     profile = Profile(traced_steps if hosts.index() in traced_hosts else None, workdir)

@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,9 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bert_jax.runtime import files, hosts
-from bert_jax.runtime.errors import InputError, first_line
-from bert_jax.runtime.files import Path
-from bert_jax.runtime.hosts import say
+from bert_jax.runtime.errors import InputError, first_line, needing, tell
 from bert_jax.runtime.process import without
 from bert_jax.train.gates import Alarm
 
@@ -41,8 +38,7 @@ def only_warning(place: object) -> Iterator[None]:
         if time.monotonic() - _warned.get(str(place), -math.inf) > _WARNING_SECONDS:
             _warned[str(place)] = time.monotonic()
             reason = ' '.join(str(error).split())[:200] or type(error).__name__
-            print(f'warning: {place} takes no records at present ({reason}); trying again later',
-                  file=sys.stderr, flush=True)
+            tell(f'warning: {place} takes no records at present ({reason}); trying again later')
 
 
 def duration(seconds: float) -> str:
@@ -60,7 +56,7 @@ def count(number: float) -> str:
     return f'{number:.0f}' if number >= 100 else f'{number:.3g}'
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: files.Path) -> list[dict[str, Any]]:
     """The records in a metrics.jsonl, without an incomplete last line of a killed process.
 
     Raises:
@@ -96,7 +92,7 @@ class Logger(NamedTuple):
     close: Callable[[], None]
 
 
-def tensorboard(folder: Path, start_step: int) -> Logger:
+def tensorboard(folder: files.Path, start_step: int) -> Logger:
     """Event files; TensorBoard hides what older files hold beyond `start_step`."""
     with without('torch'), without('google.cloud.storage'):
         from tensorboardX.event_file_writer import EventsWriter
@@ -118,16 +114,13 @@ def tensorboard(folder: Path, start_step: int) -> Logger:
     return Logger(write, events.close)
 
 
-def wandb(workdir: Path, config: Mapping[str, Any]) -> Logger:
+def wandb(workdir: files.Path, config: Mapping[str, Any]) -> Logger:
     """Weights & Biases, set up by its own variables: WANDB_PROJECT, WANDB_MODE, ...
 
     The id follows from the run directory, so a resumed run goes on there.
     """
-    try:
+    with needing('config.train.loggers=wandb'):
         import wandb as library
-    except ModuleNotFoundError:
-        raise InputError(
-            'config.train.loggers: wandb is not installed: pip install wandb') from None
     run = library.init(
         id=files.digest(os.fspath(workdir).encode())[:16], name=workdir.name,
         resume='allow', config=dict(config),
@@ -135,7 +128,7 @@ def wandb(workdir: Path, config: Mapping[str, Any]) -> Logger:
     return Logger(lambda step, metrics: run.log(dict(metrics), step=step), run.finish)
 
 
-def cloud_monitoring(workdir: Path) -> Logger:
+def cloud_monitoring(workdir: files.Path) -> Logger:
     """Every host's goodput and step time in Google Cloud Monitoring, sent by a thread.
 
     The series are `custom.googleapis.com/bert_jax/NAME` of a `generic_task` whose job is the run
@@ -299,7 +292,7 @@ class Report:
         for alarm in alarms:
             self.write(alarm.step, {f'gate/{alarm.name}': alarm.value})
             if self._active:
-                print(f'warning: {alarm.line}', file=sys.stderr, flush=True)
+                tell(f'warning: {alarm.line}')
 
     def draw(self) -> None:
         """Draws `curves.png` if there are new records.
@@ -360,8 +353,8 @@ class Report:
             time.sleep(5.0)
         self._thread.shutdown()
         if not whole:
-            print(f'warning: the last records of {self._workdir} are in {self.folder} of this '
-                  'machine', file=sys.stderr, flush=True)
+            tell(f'warning: the last records of {self._workdir} are in {self.folder} of this '
+                 'machine')
         elif self.folder is not self._workdir:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -504,4 +497,4 @@ class Profile:
             for file in filter(pathlib.Path.is_file, folder.rglob('*')):
                 files.upload(file, self._workdir / file.relative_to(folder).as_posix())
             shutil.rmtree(folder)
-        say(f'profile: tensorboard --logdir {self._workdir}')
+        hosts.say(f'profile: tensorboard --logdir {self._workdir}')

@@ -9,20 +9,18 @@ import time
 from typing import Any
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
-from bert_jax.config.fields import FIELDS, flat_fields
+from bert_jax.config.fields import FIELDS, WITHOUT_A_SAY, flat_fields
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, is_incidental, open_folder
 from bert_jax.runtime.lease import Claim, claimed
 from bert_jax.weights.formats import find_vocabulary
-from bert_jax.weights.run_directory import read_config, saved_steps
+from bert_jax.weights.run_directory import read_config, run_of, saved_steps
 
 # Fields that may change at a resume without a word. The vocabulary itself is compared.
 _FREE_TO_CHANGE = (
-    'train.eval_every', 'train.save_every', 'train.log_every', 'train.profile',
-    'train.verify_every', 'train.loggers', 'train.keep_checkpoints', 'train.max_eval_examples',
-    'data.dir', 'data.local_dir', 'data.tfds_dir', 'data.vocab_file', 'data.add_tokens',
-    'vocabulary', 'identity.vocabulary', 'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'inference.')
+    *WITHOUT_A_SAY, 'train.verify_every', 'train.max_eval_examples', 'data.vocab_file',
+    'data.add_tokens', 'vocabulary', 'identity.vocabulary', 'mesh.', 'inference.')
 # A change of these is another run. Pre-training may resume with another rate; a downstream run,
 # which is short and compared with others, may not.
 _OF_ANY_RUN = ('task', 'model.', 'debug')
@@ -155,9 +153,7 @@ def _each_phase(fields: dict[str, Any]) -> dict[str, Any]:
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:
     """The fields of `config.json`, by dotted name, of a run or of the run of a checkpoint."""
-    if workdir.parent.name == 'checkpoints':
-        workdir = workdir.parent.parent
-    return flat_fields(read_config(workdir))
+    return flat_fields(read_config(run_of(workdir)[0]))
 
 
 def check_shared(workdir: Any, seconds: float = 30.0) -> None:

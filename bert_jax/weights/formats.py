@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from bert_jax.config.bert_config import OPTIONS, Format, fault
 from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.base import POOLER, Tensor
-from bert_jax.runtime.checksum import is_finite
+from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
 from bert_jax.runtime.hub import publish
@@ -307,10 +307,9 @@ def from_params(
 
 def check_finite(arrays: Mapping[str, np.ndarray], where: object) -> None:
     """Refuses tensors with NaN or infinity, which make all outputs NaN."""
-    for name, x in arrays.items():
-        if not is_finite(x):
-            raise InputError(f'{where}: {name} holds NaN or infinity: take weights from before '
-                             'they diverged, or copy them again')
+    if name := not_finite(arrays):
+        raise InputError(f'{where}: {name} holds NaN or infinity: take weights from before they '
+                         'diverged, or copy them again')
 
 
 def check_tensors(

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import struct
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from bert_jax import text
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import HEADS, part_of
 from bert_jax.runtime.checksum import checksum
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, as_path, children, digest, local_copy, read_json
 from bert_jax.text import vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches
@@ -299,8 +298,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
                     'strip_accents': normalizer.get('strip_accents'),
                     'tokenize_chinese_chars': normalizer.get('handle_chinese_chars', True)}
             else:
-                print(f'note: {tokenizer_file} has a normalizer that is not BertNormalizer, which '
-                      'is read as one: compare some ids', file=sys.stderr)
+                tell(f'note: {tokenizer_file} has a normalizer that is not BertNormalizer, which '
+                     'is read as one: compare some ids')
     switches = text.switches_of(fields, tokenizer_config)
     if path is None and tokens is not None:
         path = _kept_vocabulary(tokens, switches)

@@ -17,7 +17,6 @@ from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket
 from bert_jax.text import load_tokenizer, read_switches, write_switches
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights import formats
-from bert_jax.weights.formats import Weights
 
 # What the section "model" of a run's config.json may hold: the model, how it is computed, the name
 # of its size, and of a feature-based run which features.
@@ -25,7 +24,7 @@ _KNOWN = (*(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features'
 _COMMITTED = 'commit_success.txt'
 
 
-def read_description(workdir: Path) -> Weights:
+def read_description(workdir: Path) -> formats.Weights:
     """A run's model and vocabulary, without parameters, head or labels.
 
     Raises:
@@ -54,10 +53,10 @@ def read_description(workdir: Path) -> Weights:
         if num_tokens > model['vocab_size']:  # fewer are allowed: model.vocab_size may be set
             raise InputError(f"{vocab_file} has {num_tokens} tokens, the embedding has "
                              f"{model['vocab_size']} rows: put the run's own vocabulary there")
-    return Weights({}, model, '', (), vocab_file, lowercase, (), f'run directory {workdir}')
+    return formats.Weights({}, model, '', (), vocab_file, lowercase, (), f'run directory {workdir}')
 
 
-def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weights:
+def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> formats.Weights:
     """The parameters that a run ended with, or those of its best evaluation where it keeps them.
 
     They are in `best/STEP/` or the newest of `checkpoints/STEP/`. Optimizer moments are not read.
@@ -69,9 +68,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     Raises:
       InputError: it is no run directory, has no checkpoint, or one that cannot be read.
     """
-    workdir, step = as_path(named), None
-    if workdir.parent.name == 'checkpoints' and workdir.name.isdigit():
-        workdir, step = workdir.parent.parent, workdir
+    workdir, step = run_of(as_path(named))
     described = read_description(workdir)
     config, config_file = read_config(workdir), workdir / 'config.json'
     hint = formats.check_head(config.get('head', ''), config_file, any_head)
@@ -100,12 +97,18 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> Weight
     if hint == 'pretraining' and lengths and not config.get('init_checkpoint'):
         # A model pre-trained from scratch knows positions up to the longest rows.
         inference = {'max_seq_length': max(lengths)} | inference
-    return Weights(
+    return formats.Weights(
         params, described.model, head,
         formats.read_labels(config.get('labels'), head, params, config_file),
         described.vocab_file, described.lowercase, (),
         f'{described.source}, step {int(step.name):,}'
         + (' (its best evaluation)' if step.parent.name == 'best' else ''), inference)
+
+
+def run_of(path: Path) -> tuple[Path, Path | None]:
+    """(the run directory, its `checkpoints/STEP` where the path is that of one)."""
+    is_step = path.parent.name == 'checkpoints' and path.name.isdigit()
+    return (path.parent.parent, path) if is_step else (path, None)
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
@@ -178,7 +181,7 @@ def _restore(path: Path) -> dict[str, Any]:
         reader.close()
 
 
-def write_run(workdir: str | os.PathLike[str], weights: Weights) -> list[str]:
+def write_run(workdir: str | os.PathLike[str], weights: formats.Weights) -> list[str]:
     """A run directory with one checkpoint, of step 0, that holds parameters only.
 
     Raises:

@@ -13,12 +13,11 @@ from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.text import read_switches, write_switches
 from bert_jax.text.wordpiece import ORIGINAL
 from bert_jax.weights import formats
-from bert_jax.weights.formats import Weights
 
 _NAME = 'bert_model.ckpt'
 
 
-def read_tf1(named: str | os.PathLike[str]) -> Weights:
+def read_tf1(named: str | os.PathLike[str]) -> formats.Weights:
     """The model of a checkpoint; its optimizer's moments are not read.
 
     `bert_config.json` and `vocab.txt` are looked for beside the checkpoint, then one folder up.
@@ -71,14 +70,14 @@ def read_tf1(named: str | os.PathLike[str]) -> Weights:
     vocab_file, lowercase = formats.check_vocabulary(
         formats.find_vocabulary(config_file.parent), config.get('do_lower_case'),
         model['vocab_size'])
-    return Weights(
+    return formats.Weights(
         params, model, head,
         formats.read_labels(config.get('labels'), head, params, config_file), vocab_file,
         lowercase, unused, f'TF1 checkpoint {prefix}',
         config.get(formats.INFERENCE) or {})
 
 
-def write_tf1(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
+def write_tf1(folder: str | os.PathLike[str], weights: formats.Weights) -> list[str]:
     """A folder that google-research/bert can start from: checkpoint, config, vocabulary.
 
     What its config has no key for (the erf form of gelu, another LayerNorm epsilon, labels, ...) is

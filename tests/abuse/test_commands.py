@@ -142,7 +142,8 @@ CONFIGS = [
     Case('main @synthetic --workdir={folder}/new please', "'please'"),
     Case('main --config=configs/squad.py --config.init_checkpoint={folder}/run '
          '--config.squad.doc_stride=0', 'doc_stride'),
-    *(Case(f'sweep @sweep --{flag}=-1', f'--{flag}=-1') for flag in ('restarts', 'chips')),
+    *(Case(f'sweep @sweep --{flag}=-1', f'--{flag}: -1 is less than 0')
+      for flag in ('restarts', 'chips')),
     *(Case(line, says) for line, says in {
         'bench --stpes=3': 'stpes',
         'bench --seq=16 --predictions=15': '--predictions=15',
@@ -158,7 +159,7 @@ CONFIGS = [
         'prepare @glue': "'cola' reads its data at every start",
         'paper 5 --columns=mrcp': 'columns=mrcp is unknown',
         'paper 5 --pretrain train.stepz=3': r'train\.stepz',
-        'paper 5 --seeds=0': 'seeds=0',
+        'paper 5 --seeds=0': '--seeds: 0 is less than 1',
         'paper 5 --finetune mprc:train.steps=7': r"mprc is unknown: did you mean 'mrpc'\?",
         'paper 5 --weights bse=x': 'at the scale tiny: --weights=bse is unknown',
         'paper 7 --data=there': 'there/conll2003 does not exist',

@@ -2,11 +2,11 @@
 
 import bz2
 import gzip
-import importlib.util
 import itertools
 import os
 import re
 import signal
+import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -171,6 +171,6 @@ def test_what_is_not_a_dump_is_named(tmp_path, name, content, words):
 
 def test_missing_packages_are_named(tmp_path, monkeypatch):
     (tmp_path / 'dump.xml').write_bytes(_dump())
-    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setitem(sys.modules, 'mwparserfromhell', None)
     with refused('pip install mwparserfromhell'):
         open_source(f'wikidump:{tmp_path}/dump.xml')

@@ -199,7 +199,7 @@ def test_the_loss_of_windows_is_that_of_their_answers(write):
     gold = [{'text': 'gone', 'answer_start': 0}, {'text': 'Antwerp', 'answer_start': 54}]
     content = squad([question('a', answers=gold), question('b', None)])
     windows = make_windows(read(write(content), 'v2', training=False), max_length=20, doc_stride=5)
-    assert 0 < (windows.start_positions > 0).sum() < len(windows)
+    assert 0 < (windows.start_positions > 0).sum() < len(windows.sequences)
     logits = np.random.default_rng(0).normal(size=(2, len(windows.sequences.ids)))
     offsets = windows.sequences.offsets
     expected = [optax.softmax_cross_entropy_with_integer_labels(x[begin:end], position)
@@ -230,7 +230,7 @@ def original(request, write):
 def test_windows_are_those_of_the_original(original):
     _, recorded, windows = original
     sequences = windows.sequences
-    assert len(windows) == len(recorded['windows']) > 30
+    assert len(windows.sequences) == len(recorded['windows']) > 30
     for i, expected in enumerate(recorded['windows']):
         low, high = sequences.offsets[i:i + 2]
         assert sequences.ids[low:high].tolist() == expected['input_ids']
@@ -435,7 +435,7 @@ def test_gold_spans_come_back_from_real_data(shared_data):
     tokenizer = WordPieceTokenizer(
         Vocab.from_file(shared_data / 'vocab' / 'bert-base-uncased-vocab.txt'))
     windows = make_windows(read(path, version='v2'), tokenizer)
-    assert len(windows) == 6372
+    assert len(windows.sequences) == 6372
     cls = windows.sequences.offsets[:-1]
     start, end = np.zeros((2, len(windows.sequences.ids)), np.float32)
     start[cls + windows.start_positions] = 10
