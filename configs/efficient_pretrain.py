@@ -20,6 +20,7 @@ step stays; and its vocabulary of 8,000 pieces, so that losses can be compared.
 | `lengths` | the first 30 % of phase 1's FLOPs on rows of half the length |
 | `ramp` | the first 30 % of phase 1's FLOPs in batches of a quarter |
 | `clipping` | the gradient's norm clipped at 0.5 (Geiping and Goldstein, 2022) |
+| `causal` | the first 30 % of phase 1's FLOPs left to right (Gisserot-Boukhlef et al., 2025) |
 | `falling` | 30 % masked in the first phase, 5 in the last, 15 between (mmBERT, 2025) |
 | `stable` | the rate is constant until it falls in the last fifth of the steps |
 | `cosine` | it falls as half a cosine |
@@ -40,7 +41,7 @@ show.
 from bert_jax.config import default_config
 
 INGREDIENTS = ('masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping')
-OTHERS = ('falling', 'stable', 'cosine', 'average', 'no_nsp')
+OTHERS = ('causal', 'falling', 'stable', 'cosine', 'average', 'no_nsp')
 FIVE = ('masking', 'dropout', 'rate', 'muon', 'clipping')
 # Model, layers, hidden size, sequences a step, learning rate, and the higher one of `rate`.
 SCALES = {
@@ -107,7 +108,7 @@ def get_config(named: str = 'all'):
     whole = int(share or (1 if name == 'paper' else 2))
     parts = [(2 / whole * flops, length) for flops, length in parts]  # FLOPs as in `cost`
     first, length = parts[0]
-    if 'lengths' in used or 'ramp' in used:
+    if used & {'lengths', 'ramp', 'causal'}:
         early = length // 2 if 'lengths' in used else length
         parts[:1] = [(_EARLY * first, early), ((1 - _EARLY) * first, length)]
     phases = []
@@ -117,13 +118,16 @@ def get_config(named: str = 'all'):
             masked = {0: 0.3, len(parts) - 1: 0.05}.get(i, 0.15)
         slots = _SLOTS[masked][length]
         small = 4 if 'ramp' in used and i == 0 else 1
-        a_step = cost(length, slots) / small
+        from_left = 'causal' in used and i == 0
+        a_step = cost(length, length if from_left else slots) / small
         if 'muon' in used:
             a_step += muon_cost / batch
         phases.append(dict(steps=round(flops / a_step), max_seq_length=length,
                            max_predictions_per_seq=slots, batch_size=batch // small))
         if 'falling' in used:
             phases[-1]['masked_lm_prob'] = masked
+        if from_left:
+            phases[-1]['causal'] = True
         if scale and length > 32:  # as in configs/ablations.py
             phases[-1] |= dict(learning_rate=c.optimizer.learning_rate / 2, warmup='10%')
     c.phases = tuple(phases)

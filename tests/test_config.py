@@ -124,7 +124,7 @@ def test_an_efficient_recipe_has_half_the_flops(scale):
     whole = flops('efficient_pretrain:paper')
     assert scale or whole == flops('ablations:base')
     for name in ('none', 'masking', 'dropout', 'rate', 'muon', 'lengths', 'ramp', 'clipping',
-                 'no_nsp', 'all', 'five', 'five-muon', 'muon+rate/4', 'five/4@1e-3'):
+                 'no_nsp', 'causal', 'all', 'five', 'five-muon', 'muon+rate/4', 'five/4@1e-3'):
         share = 4 if '/4' in name else 2
         assert flops(f'efficient_pretrain:{name}') == pytest.approx(whole / share, rel=0.01), name
     assert flops('efficient_pretrain:none/1') == whole
@@ -188,6 +188,7 @@ def test_the_choices_of_a_field_are_those_that_the_code_knows(field, known):
     ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),
     ({'optimizer.decay_from': 'end'}, "config.optimizer.decay_from='end' is not a duration"),
     ({'phases': ({'steps': 5, 'masked_lm_prob': 2},)}, 'config.phases[0].masked_lm_prob=2 '),
+    ({'phases': ({'steps': 5, 'causal': 'yes'},)}, 'phases[0].causal'),
 ], ids=str)
 def test_a_value_that_cannot_work_is_refused_in_one_line_with_its_field(values, message):
     with pytest.raises(InputError) as error:

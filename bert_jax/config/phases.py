@@ -14,7 +14,7 @@ _MOST = 1e12  # of any unit; float64 counts exactly up to there
 _MAX_TRACED = 100  # viewers cannot open much longer traces
 
 # What a phase may change of its rows; a run's record has it only of phases that state it.
-PHASE_ROWS = ('masked_lm_prob', 'masking', 'source')
+PHASE_ROWS = ('masked_lm_prob', 'masking', 'source', 'causal')
 # Fields of a phase, and the config field that each defaults to.
 PHASE_FIELDS = {
     'steps': 'train.steps', 'batch_size': 'train.batch_size',
@@ -22,7 +22,7 @@ PHASE_FIELDS = {
     'max_predictions_per_seq': 'data.max_predictions_per_seq',
     'packed_rows': 'train.packed_rows',
     'learning_rate': 'optimizer.learning_rate', 'warmup': 'optimizer.warmup',
-    **{name: f'data.{name}' for name in PHASE_ROWS},
+    **{name: f'data.{name}' for name in PHASE_ROWS}, 'causal': 'model.causal',
 }
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -241,7 +241,8 @@ class Pretraining(Head):
     that a position's weight depends on its core.)
 
     A left-to-right model (`causal`, section 5.1) has a language model's loss instead of the MLM's:
-    it predicts the next token at every position, [SEP] included, in rows without masks.
+    it predicts the next token at every position, [SEP] included, in rows without masks. So does
+    another model in batches of a phase that is `causal`, which have `from_left`; these have no NSP.
     """
 
     name = 'pretraining'
@@ -257,35 +258,39 @@ class Pretraining(Head):
     def module(self) -> nn.Module:
         return BertForPreTraining(self.config)
 
-    def predicted(self, batch: Batch) -> Batch:
-        """The batch of a language model, which predicts the next token at every position."""
-        if not self.config.causal:
-            return batch
+    def of(self, batch: Batch) -> tuple[Self, Batch]:
+        """The objective of a batch; a language model's predicts the next token everywhere."""
+        if not self.config.causal and 'from_left' not in batch:
+            return self, batch
         ids_BxS, numbers_BxS = batch['input_ids'], batch['sequence_ids']
         rows, width = numbers_BxS.shape
         masked_BxP = jnp.where(batch['masked_lm_weights'] > 0, batch['masked_lm_positions'], width)
         ids_BxS = ids_BxS.at[jnp.arange(rows)[:, None], masked_BxP].set(
             batch['masked_lm_ids'], mode='drop')
         same = (numbers_BxS[:, 1:] == numbers_BxS[:, :-1]) & (numbers_BxS[:, 1:] > 0)
-        return {
+        return dataclasses.replace(
+            self, config=dataclasses.replace(self.config, causal=True), next_sentence=False,
+        ), {
             **batch, 'input_ids': ids_BxS, 'masked_lm_ids': jnp.roll(ids_BxS, -1, axis=1),
             'masked_lm_weights': jnp.pad(same.astype(jnp.float32), ((0, 0), (0, 1))),
         }
 
     def totals(self, batch: Batch) -> Sums:
-        weights_BxP = self.predicted(batch)['masked_lm_weights']
+        weights_BxP = self.of(batch)[1]['masked_lm_weights']
         return {'masked': jnp.maximum(jnp.sum(weights_BxP), 1.0),
                 'rows': jnp.maximum(jnp.sum(batch['example_weights']), 1.0)}
 
     def outputs(self, params: Params, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
-        outputs: Any = self.module.apply({'params': params}, self.predicted(batch), rows_Bx2)
+        objective, batch = self.of(batch)
+        outputs: Any = objective.module.apply({'params': params}, batch, rows_Bx2)
         return outputs
 
     def loss(
         self, params: Params, batch: Batch, totals: Sums, rows_Bx2: Keys
     ) -> tuple[jax.Array, Sums]:
-        c, batch = self.config, self.predicted(batch)
-        outputs: Any = self.module.apply({'params': params}, batch, rows_Bx2)
+        objective, batch = self.of(batch)
+        c, name = objective.config, 'lm' if objective.config.causal else 'mlm'
+        outputs: Any = objective.module.apply({'params': params}, batch, rows_Bx2)
         weights_BxP = batch['masked_lm_weights']
         num_rows, num_slots = weights_BxP.shape
         chunks = mlm_chunks(
@@ -295,11 +300,11 @@ class Pretraining(Head):
             outputs['mlm_output'], batch['masked_lm_ids'], weights_BxP, chunks, c.layout)
         weights = batch['example_weights']  # [B], or [B, K] of packed rows
         sums = {
-            'mlm_loss': mlm_loss, 'mlm_correct': mlm_correct, 'mlm_count': jnp.sum(weights_BxP),
-            'rows': jnp.sum(weights),
+            f'{name}_loss': mlm_loss, f'{name}_correct': mlm_correct,
+            f'{name}_count': jnp.sum(weights_BxP), 'rows': jnp.sum(weights),
             'tokens': jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32))}
-        loss = sums['mlm_loss'] / totals['masked']
-        if self.next_sentence:
+        loss = mlm_loss / totals['masked']
+        if objective.next_sentence:
             losses, correct = base.cross_entropy(
                 outputs['nsp_logits'], batch['next_sentence_labels'])
             sums['nsp_loss'] = jnp.sum(losses * weights)
@@ -308,13 +313,13 @@ class Pretraining(Head):
         return loss, sums
 
     def score(self, sums: Mapping[str, float]) -> dict[str, float]:
-        masked, rows = max(sums['mlm_count'], 1.0), max(sums['rows'], 1.0)
-        mlm_loss = sums['mlm_loss'] / masked
-        name = 'lm' if self.config.causal else 'mlm'
+        name = 'lm' if 'lm_loss' in sums else 'mlm'
+        masked, rows = max(sums[f'{name}_count'], 1.0), max(sums['rows'], 1.0)
+        mlm_loss = sums[f'{name}_loss'] / masked
         metrics = {
             f'{name}_loss': mlm_loss, f'{name}_perplexity': math.exp(min(mlm_loss, 700.0)),
-            f'{name}_accuracy': sums['mlm_correct'] / masked}
-        if self.next_sentence:
+            f'{name}_accuracy': sums[f'{name}_correct'] / masked}
+        if 'nsp_loss' in sums:
             metrics['nsp_loss'] = sums['nsp_loss'] / rows
             metrics['nsp_accuracy'] = sums['nsp_correct'] / rows
         return metrics

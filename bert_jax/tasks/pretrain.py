@@ -278,6 +278,9 @@ class PretrainTask:
             raise InputError(
                 'config.model.causal=True with config.data.next_sentence=True: [CLS] sees nothing '
                 'of a row that is read from the left, set config.data.next_sentence=False')
+        if config.model.causal and not all(phase.get('causal', True) for phase in config.phases):
+            raise InputError('config.model.causal=True is of all phases: leave it False, and set '
+                             "'causal': True in those that are read from the left")
         self._config = config
         self.data = TextData(config) if config.task == 'pretrain' else SyntheticData(
             config.model.vocab_size or config.data.vocab_size, config.seed)
@@ -321,13 +324,13 @@ class PretrainTask:
     def batch_shapes(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
         lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
         plain, packed_rows = examples_lib.pretrain_spec(*lengths), phase['packed_rows']
+        spec = packed_spec(*lengths) if packed_rows else plain
         shape: Any = functools.partial(jax.ShapeDtypeStruct, sharding=batch_sharding(mesh))
         return {
             name: {key: shape((rows, *feature.shape), feature.dtype)
                    for key, feature in spec.items()}
             for name, spec, rows in (
-                ('train', packed_spec(*lengths), packed_rows) if packed_rows else
-                ('train', plain, phase['batch_size']),
+                ('train', _marked(spec, phase), packed_rows or phase['batch_size']),
                 ('evaluation', plain, self._config.train.eval_batch_size))}
 
     def phase(
@@ -360,7 +363,7 @@ class PretrainTask:
                 for batch in examples_lib.train_batches(
                         examples(), batch_size=num_rows, local=local, first_step=begin,
                         num_steps=num_steps):
-                    yield to_global(mesh, batch, num_rows, local)
+                    yield to_global(mesh, _marked(batch, phase), num_rows, local)
 
         def scores(params: Any, rows: Examples) -> dict[str, float]:
             size = train.eval_batch_size
@@ -392,7 +395,7 @@ class PretrainTask:
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
     ) -> Gates:
         guessing = math.log(objective.config.vocab_size)
-        if self._config.data.next_sentence:
+        if self._config.data.next_sentence and not phases[0].get('causal'):
             guessing += math.log(2)
         ends = itertools.accumulate(phase['steps'] for phase in phases)
         return Gates(
@@ -415,10 +418,15 @@ class PretrainTask:
 
 def _rows_of(phase: Mapping[str, Any], number: int) -> dict[str, Any]:
     """What a phase states of its rows, as arguments of `TextData.training`."""
-    stated = {name: phase[name] for name in PHASE_ROWS if name in phase}
+    stated = {name: phase[name] for name in PHASE_ROWS if name in phase and name != 'causal'}
     if 'source' in stated:
         stated |= {'source': tuple(weighted_sources(stated['source'])), 'phase': number}
     return stated
+
+
+def _marked(batch: Mapping[str, Any], phase: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch, or its shapes, as `Pretraining.of` wants those of a `causal` phase."""
+    return {**batch, **({'from_left': batch['example_weights']} if phase.get('causal') else {})}
 
 
 def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = '') -> float:
@@ -426,6 +434,7 @@ def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = ''
     those of others are not worth a mention."""
     lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
     pairs_a_row = packed_spec(*lengths)['cls_positions'].shape if phase['packed_rows'] else ()
+    model = dataclasses.replace(model, causal=phase.get('causal', model.causal))
     a_row = Pretraining(model).flops(*lengths, *pairs_a_row)
     return (phase['packed_rows'] or phase['batch_size']) * a_row + (
         muon_flops(model) if optimizer == 'muon' else 0.0)

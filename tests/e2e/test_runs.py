@@ -18,7 +18,7 @@ from tests.tiny_runs import TINY, documents, saved
 pytestmark = pytest.mark.slow
 
 PHASES = (
-    "({'steps': 15},"  # what a phase does not say is the run's
+    "({'steps': 15, 'causal': True},"  # what a phase does not say is the run's
     " {'steps': 10, 'max_seq_length': 128, 'max_predictions_per_seq': 20, 'packed_rows': 12,"
     "  'masked_lm_prob': 0.1})")
 LAST = 25
@@ -72,7 +72,7 @@ def whole(tmp_path_factory):
 
 def test_a_run_from_text_to_result(whole):
     args, workdir, process = whole
-    assert 'phase length 32, batch 16: steps 0 to 15' in process.stdout
+    assert 'phase length 32, batch 16, causal True: steps 0 to 15' in process.stdout
     assert 'batch 16 in 12 rows, masked_lm_prob 0.1: steps 15 to 25' in process.stdout
     metrics = result(process)
     assert metrics['step'] == LAST
@@ -80,7 +80,11 @@ def test_a_run_from_text_to_result(whole):
     assert metrics['eval/standard_mlm_loss'] > 0  # of BERT's masks, whatever the phase has
     assert 0 <= metrics['eval/mlm_accuracy'] <= 1 and 0 <= metrics['eval/nsp_accuracy'] <= 1
     assert not records(workdir, 'gate/')
-    assert [r['step'] for r in records(workdir, 'train/')] == list(range(5, LAST + 1, 5))
+    trained = records(workdir, 'train/')
+    assert [r['step'] for r in trained] == list(range(5, LAST + 1, 5))
+    losses = [[name for name in r if name in ('train/lm_loss', 'train/mlm_loss', 'train/nsp_loss')]
+              for r in trained]
+    assert losses == 3 * [['train/lm_loss']] + 2 * [['train/mlm_loss', 'train/nsp_loss']]
     config = json.loads((workdir / 'config.json').read_text())
     assert config['model']['num_layers'] == 2
     assert config['model']['vocab_size'] == len((workdir / 'vocab.txt').read_text().split())

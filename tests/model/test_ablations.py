@@ -81,7 +81,7 @@ def pretraining_batch():
         'example_weights': np.array([1, 1, 0], np.float32)}.items()}
 
 
-def test_a_left_to_right_model_predicts_every_next_token_of_the_unmasked_row():
+def test_a_left_to_right_model_or_phase_predicts_every_next_token_of_the_unmasked_row():
     objective, batch = Pretraining(CAUSAL, next_sentence=False), pretraining_batch()
     params = params_of(objective)
     original = np.array(batch['input_ids'])
@@ -101,9 +101,13 @@ def test_a_left_to_right_model_predicts_every_next_token_of_the_unmasked_row():
         for row, first, end in ((0, 0, 10), (1, 0, 6), (2, 0, 4), (2, 4, 9))  # the last two packed
         for at in range(first, end - 1))
     loss, sums = jit(lambda: objective.loss(params, batch, objective.totals(batch), None))()
-    assert float(sums['mlm_count']) == 9 + 5 + 3 + 4
-    np.testing.assert_allclose([sums['mlm_loss'], loss], [expected, expected / 21], rtol=1e-5)
+    assert float(sums['lm_count']) == 9 + 5 + 3 + 4
+    np.testing.assert_allclose([sums['lm_loss'], loss], [expected, expected / 21], rtol=1e-5)
     assert set(objective.score(sums)) == {'lm_loss', 'lm_perplexity', 'lm_accuracy'}
+    other, marked = Pretraining(CONFIG), batch | {'from_left': batch['example_weights']}
+    of_phase = jit(lambda: other.loss(params, marked, other.totals(marked), None))()
+    jax.tree.map(np.testing.assert_array_equal, of_phase, (loss, sums))
+    assert 'lm_loss' not in other.loss(params, batch, other.totals(batch), None)[1]
     assert objective.flops(10, 2) > Pretraining(CONFIG, next_sentence=False).flops(10, 2)
 
 
