@@ -4,6 +4,7 @@
         --topology=v5e:2x2,v5e:4x4,v4:2x2x4 --price=v5e=1.2,v4=3.22
     python -m bert_jax.tools.preflight --config=configs/large_pretrain.py:lamb \\
         --topology=v5e:16x16 --json=after.json --config.train.accumulation_steps=16
+    python -m bert_jax.tools.preflight --config=configs/base_pretrain.py --topology=v5e:16x16 --best
 
 For each slice it prints a line, the verdict first, and below it what to change where a phase does
 not fit or is far from the chips' peak. --verbose also prints memory, cycles and messages by kind.
@@ -14,7 +15,7 @@ is that of config.data.vocab_file, or model.vocab_size, or data.vocab_size.
 
 Cycles are the compiler's, by its estimates and by its schedules, not measured on a chip: use them
 to compare programs.
-Exit status: 0 all phases fit on all slices, 1 one does not, 2 bad flags or configuration.
+Exit status: 0 all phases fit on all slices (--best: some mesh), 1 one does not, 2 bad flags.
 """
 
 import collections
@@ -45,7 +46,7 @@ from bert_jax.text.training import add_words
 from bert_jax.tools import preflight_hlo as hlo
 from bert_jax.train import program as programs
 from bert_jax.train.program import Program, device_bytes
-from bert_jax.train.sharding import Mesh
+from bert_jax.train.sharding import Mesh, make_mesh
 from bert_jax.weights import load_weights
 
 Record = dict[str, Any]
@@ -354,6 +355,8 @@ def main(argv: Sequence[str]) -> None:
     flags.DEFINE_string('topology', '', 'Slices, such as v5e:4x4,v5e:16x16.', flag_values=f)
     flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=f)
     flags.DEFINE_string('price', '', 'Dollars a chip-hour: 1.2, or v5e=1.2,v4=3.2.', flag_values=f)
+    flags.DEFINE_boolean('best', False, 'Also try half, two and four times the mesh.fsdp of a run, '
+                         'and print the fastest first.', flag_values=f)
     flags.DEFINE_boolean('verbose', False, 'Also print the tables.', flag_values=f)
     with error_boundary(), tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
         hlo.write_schedules(folder)
@@ -362,17 +365,27 @@ def main(argv: Sequence[str]) -> None:
             check_new_file(f.json, '--json', unless='topology')
         validate(config)
         config = without_data(config)
-        slices = f.topology.split(',')
-        prices = [_price(f.price, name.partition(':')[0]) for name in slices]
-        meshes = [programs.open_mesh(config, hlo.open_topology(name)) for name in slices]
+        meshes = {}
+        for name in f.topology.split(','):
+            devices = hlo.open_topology(name)
+            meshes[name] = programs.open_mesh(config, devices)
+            data, fsdp, tensor = meshes[name].shape.values()
+            for size in (fsdp // 2, 2 * fsdp, 4 * fsdp) if f.best else ():
+                if size and data * fsdp % size == 0:
+                    meshes[f'{name}, config.mesh.fsdp={size}'] = make_mesh(
+                        data * fsdp // size, size, tensor, devices)
+        prices = [_price(f.price, name.partition(':')[0]) for name in meshes]
         records = []
-        for name, price, mesh in zip(slices, prices, meshes, strict=True):
+        for (name, mesh), price in zip(meshes.items(), prices, strict=True):
             records.append({'config': file, 'arguments': list(argv[1:]), 'topology': name}
                            | _measure(config, mesh, folder))
             if price is not None and records[-1]['chip_hours']:
                 records[-1]['dollars'] = records[-1]['chip_hours'] * price
+        if f.best:
+            records.sort(key=lambda record: record['hours'] or math.inf)
         (whole,) = records if len(records) == 1 else [{
-            'topology': f.topology, 'fits': all(r['fits'] for r in records), 'slices': records}]
+            'topology': f.topology, 'slices': records,
+            'fits': (any if f.best else all)(r['fits'] for r in records)}]
         if f.json:
             write_whole(f.json, json.dumps(whole, indent=1) + '\n')
         if f.verbose:

@@ -45,9 +45,13 @@ def run(monkeypatch, path, memory_bytes, status, *flags):
 
 @pytest.mark.slow
 def test_a_record_says_all_that_scripts_rely_on(monkeypatch, tmp_path, capsys):
-    record = run(monkeypatch, tmp_path, 1 << 30, 0, '--price=v4=9,v5e=2')
-    assert record['chips'] == 2 and record['fits'] and record['mesh'] == {
-        'data': 1, 'fsdp': 2, 'tensor': 1}
+    records = run(monkeypatch, tmp_path, 1 << 30, 0, '--price=v4=9,v5e=2', '--best')['slices']
+    assert records == sorted(records, key=lambda record: record['hours'])
+    assert {r['topology']: r['mesh'] for r in records} == {
+        'v5e:1x2': {'data': 1, 'fsdp': 2, 'tensor': 1},
+        'v5e:1x2, config.mesh.fsdp=1': {'data': 2, 'fsdp': 1, 'tensor': 1}}
+    record = next(r for r in records if r['topology'] == 'v5e:1x2')
+    assert record['chips'] == 2 and record['fits']
     (phase,) = record['phases']
     assert {'cycles_per_sequence', 'floor_cycles_per_sequence', 'bytes_per_chip', 'bytes_limit',
             'fits', 'collectives'} <= set(phase)
