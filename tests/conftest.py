@@ -1,6 +1,8 @@
 """Shared fixtures. Tests run on eight virtual CPU devices."""
 
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,6 +36,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:
     while not condition():
         assert time.monotonic() < end, 'it did not happen'
         time.sleep(0.02)
+
+
+def run_python(*arguments: object, stdin: str = '', **environment: str):
+    """The ended process of an interpreter in the repository's root, with what it printed."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True,
+        encoding='utf-8', timeout=300, env=os.environ | environment)
 
 
 @pytest.fixture(scope='session')
