@@ -45,6 +45,14 @@ def run_python(*arguments: object, stdin: str = '', **environment: str):
         encoding='utf-8', timeout=300, env=os.environ | environment)
 
 
+def check_golden(file, lines):
+    """Compares lines with a file of tests/golden, which UPDATE_GOLDEN=1 writes anew."""
+    golden, text = ROOT / 'tests' / 'golden' / file, '\n'.join(lines) + '\n'
+    if os.environ.get('UPDATE_GOLDEN'):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
 @pytest.fixture(scope='session')
 def shared_data() -> Path:
     """The folder of real data: $BERT_JAX_TEST_DATA, or `../shared/data` beside the repository."""
