@@ -23,7 +23,7 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
 
 import pytest
 
-from bert_jax.runtime import files  # noqa: F401  # before etils, for which it sets the environment
+from bert_jax.runtime import files  # before etils, for which it sets the environment
 
 ROOT = Path(__file__).resolve().parent.parent
 # Folders of transformers' models with what they gave.
@@ -80,3 +80,11 @@ def bucket_server():
 def bucket(bucket_server) -> str:
     """gs://NAME of a new, empty bucket."""
     return bucket_server.make_bucket(f'test-{len(bucket_server.storage.buckets)}')
+
+
+@pytest.fixture(params=['disk', 'bucket'])
+def folder(request, tmp_path):
+    """A folder on a disk, and then one in a bucket; it exists, as far as a bucket has such."""
+    if request.param == 'disk':
+        return files.as_path(tmp_path)
+    return files.as_path(request.getfixturevalue('bucket')) / 'folder'

@@ -128,9 +128,7 @@ def cache():
     compilation_cache.reset_cache()
 
 
-@pytest.mark.parametrize('place', ['disk', 'bucket'])
-def test_a_second_start_takes_what_the_first_compiled(cache, tmp_path, request, place):
-    folder = tmp_path if place == 'disk' else request.getfixturevalue('bucket') + '/data'
+def test_a_second_start_takes_what_the_first_compiled(cache, folder):
     hits = []
     for _ in range(2):
         jax.clear_caches()
