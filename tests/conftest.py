@@ -1,5 +1,7 @@
 """Shared fixtures. Tests run on eight virtual CPU devices."""
 
+import gzip
+import json
 import os
 import subprocess
 import sys
@@ -61,6 +63,13 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f'real data is not here ({path}); set BERT_JAX_TEST_DATA to its folder')
     return path
+
+
+@pytest.fixture(scope='session')
+def tokenized(shared_data) -> list[dict]:
+    """Hard lines, each a `text` and the tokens that the original program made of it."""
+    with gzip.open(shared_data / 'tokenizer_reference' / 'tokens.jsonl.gz', 'rt') as file:
+        return list(map(json.loads, file))
 
 
 @pytest.fixture(scope='session')
