@@ -16,12 +16,10 @@ from bert_jax.tools import preflight
 from bert_jax.tools.preflight_hlo import CompiledText, Schedule, read_schedules, scope_of
 from bert_jax.train.program import Memory, device_bytes
 from tests.conftest import ROOT, run_python
+from tests.tiny_runs import TINY
 
 SMALL = [
-    f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", '--config.model.num_layers=1',
-    '--config.model.hidden_size=32', '--config.model.num_heads=2', '--config.data.vocab_size=200',
-    '--config.data.max_seq_length=16', '--config.data.max_predictions_per_seq=2',
-    '--config.train.batch_size=16', '--config.train.eval_batch_size=8',
+    f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", *TINY[1:], '--config.model.num_layers=1',
     '--config.model.hidden_dropout=0', '--config.model.attention_dropout=0',  # compiles sooner
 ]
 
