@@ -1,6 +1,10 @@
 """Shared fixtures. Tests run on eight virtual CPU devices."""
 
+import gzip
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,7 +25,7 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
 
 import pytest
 
-from bert_jax.runtime import files  # noqa: F401  # before etils, for which it sets the environment
+from bert_jax.runtime import files  # before etils, for which it sets the environment
 
 ROOT = Path(__file__).resolve().parent.parent
 # Folders of transformers' models with what they gave.
@@ -36,6 +40,21 @@ def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:
         time.sleep(0.02)
 
 
+def run_python(*arguments: object, stdin: str = '', **environment: str):
+    """The ended process of an interpreter in the repository's root, with what it printed."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True,
+        encoding='utf-8', timeout=300, env=os.environ | environment)
+
+
+def check_golden(file, lines):
+    """Compares lines with a file of tests/golden, which UPDATE_GOLDEN=1 writes anew."""
+    golden, text = ROOT / 'tests' / 'golden' / file, '\n'.join(lines) + '\n'
+    if os.environ.get('UPDATE_GOLDEN'):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
 @pytest.fixture(scope='session')
 def shared_data() -> Path:
     """The folder of real data: $BERT_JAX_TEST_DATA, or `../shared/data` beside the repository."""
@@ -44,6 +63,13 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f'real data is not here ({path}); set BERT_JAX_TEST_DATA to its folder')
     return path
+
+
+@pytest.fixture(scope='session')
+def tokenized(shared_data) -> list[dict]:
+    """Hard lines, each a `text` and the tokens that the original program made of it."""
+    with gzip.open(shared_data / 'tokenizer_reference' / 'tokens.jsonl.gz', 'rt') as file:
+        return list(map(json.loads, file))
 
 
 @pytest.fixture(scope='session')
@@ -63,3 +89,11 @@ def bucket_server():
 def bucket(bucket_server) -> str:
     """gs://NAME of a new, empty bucket."""
     return bucket_server.make_bucket(f'test-{len(bucket_server.storage.buckets)}')
+
+
+@pytest.fixture(params=['disk', 'bucket'])
+def folder(request, tmp_path):
+    """A folder on a disk, and then one in a bucket; it exists, as far as a bucket has such."""
+    if request.param == 'disk':
+        return files.as_path(tmp_path)
+    return files.as_path(request.getfixturevalue('bucket')) / 'folder'

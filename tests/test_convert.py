@@ -1,16 +1,12 @@
 """The command that converts, as a user comes through it."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from bert_jax.convert import main
 from bert_jax.runtime.files import as_path, write_whole
 from bert_jax.weights import load_weights
-from tests.conftest import RECORDED, ROOT
+from tests.conftest import RECORDED, run_python
 
 WITHOUT_TENSORFLOW = """
 import sys
@@ -45,9 +41,7 @@ def test_there_and_back_in_a_bucket(form, bucket, capsys):
 def test_without_tensorflow(tmp_path):
     """Only TF1 checkpoints need it."""
     def convert(source, target, form):
-        return subprocess.run(
-            [sys.executable, '-c', WITHOUT_TENSORFLOW, source, target, '--to', form], cwd=ROOT,
-            capture_output=True, text=True, timeout=120, env=os.environ | {'XLA_FLAGS': ''})
+        return run_python('-c', WITHOUT_TENSORFLOW, source, target, '--to', form, XLA_FLAGS='')
 
     published, ours = RECORDED / 'pretraining', tmp_path / 'run'
     for source, target, form in ((published, ours, 'bert_jax'),

@@ -87,27 +87,23 @@ def test_processes_on_one_machine_have_one_copy(tmp_path, corpus, run_hosts, cou
     assert not (tmp_path / 'local').exists()
 
 
-@pytest.mark.parametrize('place', ['disk', 'bucket'])
-def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeypatch, request,
-                                            place):
-    shared = request.getfixturevalue('bucket') if place == 'bucket' else str(tmp_path / 'shared')
-
+def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeypatch, folder):
     def start(i):
-        return _open(corpus, shared, tmp_path / f'local-{i}')
+        return _open(corpus, folder / 'shared', tmp_path / f'local-{i}')
 
     stores = run_hosts(3, start)
     for i, store in enumerate(stores):
         assert store.path.parent.parent == tmp_path / f'local-{i}'
         found, expected = _content(store.path), _content(stores[0].path)
         assert found == expected and len(found) == 6
-    published = files.as_path(shared) / 'stores' / stores[0].fingerprint
+    published = folder / 'shared' / 'stores' / stores[0].fingerprint
     assert _content(published) == _content(stores[0].path)
     # Nothing is made or copied a second time; a new host takes what is published.
     monkeypatch.setattr(sharing, 'copy_store', None)
     run_hosts(3, start)
     monkeypatch.undo()
     monkeypatch.setattr(sharing.store, 'build_store', None)
-    for store in run_hosts(2, lambda i: _open(corpus, shared, tmp_path / f'new-{i}')):
+    for store in run_hosts(2, lambda i: _open(corpus, folder / 'shared', tmp_path / f'new-{i}')):
         assert _content(store.path) == _content(stores[0].path)
 
 

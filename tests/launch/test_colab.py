@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.tiny_runs import documents, sentence
+from tests.tiny_runs import documents, sentence, write_table
 
 pytestmark = pytest.mark.slow
 
@@ -65,10 +65,9 @@ def clone(tmp_path):
         shutil.copy(ROOT / name, folder)
     rng = random.Random(0)
     (tmp_path / 'text.txt').write_text(documents(200))
-    (tmp_path / 'SST-2').mkdir()
     for split, count in (('train', 96), ('dev', 32)):
-        lines = [f'{sentence(rng)}\t{i % 2}' for i in range(count)]
-        (tmp_path / 'SST-2' / f'{split}.tsv').write_text('\n'.join(['sentence\tlabel', *lines, '']))
+        write_table(tmp_path / 'SST-2' / f'{split}.tsv', ('sentence', 'label'),
+                    *((sentence(rng), i % 2) for i in range(count)))
     return folder
 
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import os
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +16,11 @@ from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import LayerNorm, ModelConfig, declared_parameters, gelu
 from bert_jax.train.sharding import Layout
+from tests.conftest import check_golden
 from tests.tiny_models import jit
 
 pytestmark = pytest.mark.slow
 
-GOLDEN = Path(__file__).parent.parent / 'golden'
 CONFIG = ModelConfig(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
     max_position_embeddings=24, hidden_dropout=0.2, attention_dropout=0.3, initializer_range=0.1)
@@ -235,11 +233,7 @@ def test_parameter_names_shapes_axes_and_decay_are_the_golden_ones():
     layers, hidden, heads = MODEL_SIZES['tiny']
     c = ModelConfig(vocab_size=30522, num_layers=layers, hidden_size=hidden, num_heads=heads,
                    intermediate_size=4 * hidden)
-    text = '\n'.join(sorted(
+    check_golden('tiny_parameters.txt', sorted(
         f"{'/'.join(names)} {'x'.join(map(str, box.value.shape))} "
         f"{','.join(name or '-' for name in box.names)} {box.decays}"
-        for names, box in declared_parameters(jax.eval_shape(lambda: init(c))).items())) + '\n'
-    golden = GOLDEN / 'tiny_parameters.txt'
-    if os.environ.get('UPDATE_GOLDEN'):
-        golden.write_text(text)
-    assert text == golden.read_text()
+        for names, box in declared_parameters(jax.eval_shape(lambda: init(c))).items()))

@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
 import sys
 
 import jax
@@ -12,7 +10,7 @@ import pytest
 import tiny
 
 from bert_jax.predict.__main__ import main
-from tests.conftest import ROOT
+from tests.conftest import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -220,12 +218,9 @@ def test_as_a_program_without_tensorflow():
     """TensorFlow cannot be imported in this process."""
     code = ('import runpy, sys; sys.modules["tensorflow"] = sys.modules["tensorflow_text"] = None; '
             'runpy.run_module("bert_jax.predict", run_name="__main__", alter_sys=True)')
-    model = str(tiny.RECORDED / 'pretraining')
-    process = subprocess.run(
-        [sys.executable, '-c', code, 'fill-mask', '--model', model, '--top-k=1'],
-        input='a [MASK]\nn\u00e9 [MASK]\nnone\n', capture_output=True, text=True, cwd=ROOT,
-        encoding='utf-8', env=os.environ | {'PYTHONIOENCODING': 'ascii'}, timeout=300,
-    )
+    process = run_python(
+        '-c', code, 'fill-mask', '--model', tiny.RECORDED / 'pretraining', '--top-k=1',
+        stdin='a [MASK]\nn\u00e9 [MASK]\nnone\n', PYTHONIOENCODING='ascii')
     assert process.returncode == 0, process.stderr
     assert process.stderr.splitlines()[-1].startswith('text 3: it has no [MASK]')
     assert [json.loads(line)['text'] for line in process.stdout.splitlines()] == [

@@ -2,7 +2,6 @@
 
 import functools
 import gzip
-import json
 
 import numpy as np
 import pytest
@@ -19,14 +18,15 @@ from bert_jax.tasks.table import find_file
 from bert_jax.tasks.tagging import read_tagged
 from bert_jax.weights import load_weights
 from tests.conftest import RECORDED
+from tests.tasks.files import put
 
 FILES = {
     'glue/CoLA/train.tsv': 'gj04\t1\t\tOur friends came.\ngj04\t0\t*\tThey drank dry it.\n',
     'conll/eng.train.gz': gzip.compress(b'EU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n'),
-    'squad/train.json': json.dumps({'version': '1.1', 'data': [{'title': 'A', 'paragraphs': [{
+    'squad/train.json': {'version': '1.1', 'data': [{'title': 'A', 'paragraphs': [{
         'context': 'John was born.', 'qas': [{
             'id': 'a', 'question': 'Who?', 'answers': [{'text': 'John', 'answer_start': 0}]}],
-    }]}]}),
+    }]}]},
     'wiki/A/a.txt': 'One. Two.\nThree.\n\nNew.\n',
     'wiki/A/b.txt.gz': gzip.compress(b'Zipped.\n\nAnother.\n' * 9),
     'wiki/c.jsonl': '{"text": "Rows."}\n',
@@ -46,8 +46,7 @@ def places(bucket_server, tmp_path_factory):
     """(folder, its copy in a bucket) with `FILES`."""
     folder = tmp_path_factory.mktemp('files')
     for name, content in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        put(folder, name, content)
     return folder, copy(folder, files.as_path(bucket_server.make_bucket('files')) / 'data')
 
 

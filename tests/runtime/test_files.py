@@ -9,14 +9,6 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, Unavailable
 
 
-@pytest.fixture(params=['disk', 'bucket'])
-def folder(request, tmp_path):
-    """A folder that exists, as far as a bucket has such."""
-    if request.param == 'disk':
-        return files.as_path(tmp_path)
-    return files.as_path(request.getfixturevalue('bucket')) / 'folder'
-
-
 def test_a_file_is_replaced_whole_or_stays_and_nothing_is_left_beside_it(folder):
     assert files.children(folder / 'none') == []
     files.write_whole(folder / 'a.txt', 'Größe\n')

@@ -11,13 +11,7 @@ import pytest
 
 from bert_jax.runtime import lease
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path
 from bert_jax.runtime.lease import Claim, claimed
-
-
-@pytest.fixture(params=['disk', 'bucket'])
-def folder(request, tmp_path):
-    return as_path(tmp_path if request.param == 'disk' else request.getfixturevalue('bucket'))
 
 
 @pytest.fixture

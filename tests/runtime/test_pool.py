@@ -2,13 +2,13 @@
 
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 
 import pytest
 
 from bert_jax.runtime.process import process_pool
+from tests.conftest import run_python
 
 PARENT = """
 import os, sys, time
@@ -23,8 +23,7 @@ with process_pool(2) as pool:
 
 def test_processes_end_with_a_killed_parent():
     # Standard output ends with the last process that has it.
-    process = subprocess.run(
-        [sys.executable, '-c', PARENT], capture_output=True, text=True, timeout=120)
+    process = run_python('-c', PARENT)
     assert process.returncode == -9, process.stderr
 
 
@@ -44,6 +43,5 @@ def test_the_program_that_runs_is_not_loaded_again(tmp_path):
     script.write_text('print("once")\nimport os\n'
                       'from bert_jax.runtime.process import process_pool\n'
                       'with process_pool(1) as pool: pool.submit(os.getpid).result()\n')
-    process = subprocess.run([sys.executable, script], capture_output=True, text=True,
-                             env=os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)})
+    process = run_python(script, PYTHONPATH=os.pathsep.join(sys.path))
     assert (process.returncode, process.stdout) == (0, 'once\n'), process.stderr

@@ -3,7 +3,6 @@
 import errno
 import importlib.util
 import os
-import subprocess
 import sys
 
 import jax
@@ -13,7 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from bert_jax.runtime import files, process
 from bert_jax.runtime.errors import InputError, Unavailable
 from bert_jax.runtime.process import answer, find_chip, loading_tensorflow
-from tests.conftest import ROOT
+from tests.conftest import run_python
 
 
 def test_tensorflow_that_is_missing_is_told_with_its_remedy(monkeypatch):
@@ -60,7 +59,7 @@ def test_a_device_that_nobody_named_and_that_does_not_start_is_no_bad_input(monk
 def test_a_command_without_its_requirements(command):
     code = (f'import runpy, sys; sys.modules["ml_collections"] = None; '
             f'runpy.run_module("bert_jax.{command}", run_name="__main__")')
-    ended = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    ended = run_python('-c', code)
     assert ended.returncode == 1
     assert ended.stderr.startswith('error: ml_collections is not installed: python -m pip ')
     assert ended.stderr.count('\n') == 1
@@ -86,16 +85,16 @@ with loading_tensorflow('reading'):
 def test_a_run_does_not_load_what_it_does_not_use(tmp_path, package, code, after):
     assert importlib.util.find_spec(package) or pytest.skip(f'{package} is not installed')
     code = f'import sys\n{code}\nassert {package!r} not in sys.modules\n{after}'
-    subprocess.run([sys.executable, '-c', code, str(tmp_path)], check=True, cwd=ROOT)
+    ended = run_python('-c', code, tmp_path)
+    assert ended.returncode == 0, ended.stderr
 
 
-def test_no_tpu_is_looked_for_where_there_is_none():
+def test_no_tpu_is_looked_for_where_there_is_none(monkeypatch):
     """libtpu, where it is installed, would print errors."""
     code = 'from bert_jax.runtime import hosts; import jax; jax.devices()'
-    environment = {name: x for name, x in os.environ.items() if name != 'JAX_PLATFORMS'}
-    ended = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True,
-                           env=environment, check=True)
-    assert 'TPU' not in ended.stderr
+    monkeypatch.delenv('JAX_PLATFORMS')
+    ended = run_python('-c', code)
+    assert ended.returncode == 0 and 'TPU' not in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize('kind, name, peak', [
@@ -129,9 +128,7 @@ def cache():
     compilation_cache.reset_cache()
 
 
-@pytest.mark.parametrize('place', ['disk', 'bucket'])
-def test_a_second_start_takes_what_the_first_compiled(cache, tmp_path, request, place):
-    folder = tmp_path if place == 'disk' else request.getfixturevalue('bucket') + '/data'
+def test_a_second_start_takes_what_the_first_compiled(cache, folder):
     hits = []
     for _ in range(2):
         jax.clear_caches()

@@ -28,19 +28,15 @@ leader NN I-NP O
 """
 
 
-@pytest.fixture(scope='module')
-def tfds():
-    return pytest.importorskip('tensorflow_datasets')
-
-
 @pytest.fixture(autouse=True)
 def vocabulary(tmp_path):
     put(tmp_path, 'vocab.txt', '\n'.join(
         ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '.', '?', *WORDS]))
 
 
-def prepare(tfds, name, folder, files):
+def prepare(name, folder, files):
     """Has tensorflow-datasets' own builder make the data set from these files."""
+    tfds = pytest.importorskip('tensorflow_datasets')
     with mock.patch.object(
         tfds.download.DownloadManager, 'download_and_extract', lambda self, urls: files
     ):
@@ -68,7 +64,7 @@ def opened(task, source, tmp_path, **fields):
 
 
 @pytest.mark.parametrize('version', ['v1', 'v2'])
-def test_squad(version, tfds, tmp_path):
+def test_squad(version, tmp_path):
     number = {'v1': '1.1', 'v2': '2.0'}[version]
     context = 'The leader was John Smith. John Smith was born in Antwerp.'
     qas = [{'id': name, 'question': question,
@@ -80,7 +76,7 @@ def test_squad(version, tfds, tmp_path):
     content = {'version': version, 'data': [
         {'title': 'Any', 'paragraphs': [{'context': context, 'qas': qas}]}]}
     files = {part: put(tmp_path, f'{part}-v{number}.json', content) for part in ('train', 'dev')}
-    prepare(tfds, f'squad/v{number}', str(tmp_path / 'tfds'), files)
+    prepare(f'squad/v{number}', str(tmp_path / 'tfds'), files)
     from_files = opened(f'squad_{version}', tmp_path, tmp_path)
     by_name = opened(f'squad_{version}', 'tfds:squad', tmp_path)
     own = opened(f'squad_{version}', 'tfds:squad', tmp_path, eval_source=files['dev'])
@@ -91,7 +87,7 @@ def test_squad(version, tfds, tmp_path):
     assert by_name.results([outputs]) == from_files.results([outputs])
 
 
-def test_conll(tfds, tmp_path):
+def test_conll(tmp_path):
     def contents(task):
         """(id, label) of each token of each sentence; the builder shuffles sentences."""
         return [sorted(x.tolist() for x in np.split(
@@ -101,7 +97,7 @@ def test_conll(tfds, tmp_path):
     folder = tmp_path / 'conll'
     for name in ('train', 'valid', 'test'):
         put(folder, f'{name}.txt', TAGGED)
-    prepare(tfds, 'conll2003', str(tmp_path / 'tfds'), folder)
+    prepare('conll2003', str(tmp_path / 'tfds'), folder)
     from_files = opened('conll', folder, tmp_path)
     by_name = opened('conll', 'tfds:conll2003', tmp_path)
     assert by_name.labels == ('O', 'B-LOC', 'I-LOC', 'B-PER', 'I-PER') == from_files.labels

@@ -26,6 +26,7 @@ from bert_jax.tasks.squad import (
 from bert_jax.tasks.table import find_file
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
+from tests.refusals import refused
 from tests.tasks.files import put
 
 CONTEXT = 'The leader was John Smith (1895-1943). He\u00a0was born in\u202fAntwerp.'
@@ -132,15 +133,13 @@ def test_another_layout_is_one_line_with_the_place(write, keys, value, message):
     content[last] = value
     if value is ...:
         del content[last]
-    with pytest.raises(InputError, match=message) as caught:
+    with refused(match=message):
         read(write(root), training=False)
-    assert '\n' not in str(caught.value)
 
 
 def test_what_is_not_json_is_one_line(write):
-    with pytest.raises(InputError, match=r'squad\.json is not JSON') as caught:
+    with refused('squad.json is not JSON'):
         read(write(b'question\tanswer\n'))
-    assert '\n' not in str(caught.value)
 
 
 @pytest.mark.parametrize(('name', 'version', 'questions', 'impossible'), [

@@ -1,8 +1,6 @@
 """A tokenizer with Hugging Face's switches gives the ids that transformers gives."""
 
-import gzip
 import itertools
-import json
 import unicodedata
 
 import numpy as np
@@ -25,16 +23,15 @@ COMBINATIONS = [
 
 
 @pytest.fixture(scope='module')
-def lines(shared_data):
+def lines(tokenized):
     """Recorded hard lines, each between words of NEVER_SPLIT."""
-    with gzip.open(shared_data / 'tokenizer_reference' / 'tokens.jsonl.gz', 'rt') as file:
-        recorded = [json.loads(line)['text'] for line in file]
     # transformers composes characters (NFC) first, cuts words at 100 characters, not 200, and
     # finds special tokens in the text, and drops private and unassigned characters; the original
     # does none of it, and neither do we.
     return [
-        line for text, word in zip(recorded, itertools.cycle(NEVER_SPLIT))
-        for line in [' '.join([word, *unicodedata.normalize('NFC', text).split('\n'), word])]
+        line for recorded, word in zip(tokenized, itertools.cycle(NEVER_SPLIT))
+        for text in [unicodedata.normalize('NFC', recorded['text'])]
+        for line in [' '.join([word, *text.split('\n'), word])]
         if unicodedata.normalize('NFC', _cleaned(line)) == _cleaned(line)
         and all(len(word) <= 30 for word in line.split())
         and not any(token in line for token in SPECIAL_TOKENS)

@@ -1,13 +1,10 @@
 """The benchmarks count right and fail readably. How fast they say it is, is not tested."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -23,9 +20,8 @@ def test_step_benchmark_without_tensorflow(tmp_path):
         'sys.modules |= dict.fromkeys(["tensorflow", "tensorflow_text", "tensorflow_datasets"])\n'
         'from bert_jax.tools import bench\n'
         'bench.main(["bench", *sys.argv[1:]])\n')
-    subprocess.run(
-        [sys.executable, '-c', program, *TINY, '--seed=3', '--json=figures.json'], cwd=tmp_path,
-        env=os.environ | {'PYTHONPATH': str(ROOT)}, check=True, timeout=600)
+    process = run_python('-c', program, *TINY, '--seed=3', f'--json={tmp_path}/figures.json')
+    assert process.returncode == 0, process.stderr
     whole = json.loads((tmp_path / 'figures.json').read_text())
     assert {'hardware', 'versions', 'date'} <= set(whole)
     (step,) = whole['results']

@@ -1,11 +1,8 @@
 """The paper's tables: their parts and what they share, the chain, its table, what it refuses."""
 
 import json
-import os
 import re
 import statistics
-import subprocess
-import sys
 from types import SimpleNamespace
 from unittest import mock
 
@@ -18,7 +15,7 @@ from bert_jax.runtime.stopping import Guard
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import paper, sweep
 from bert_jax.tools.paper import COLUMNS, TABLES, TASKS, Plan, mean_of_columns
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 from tests.tiny_runs import WORDS, documents, write_cola
 
 pytestmark = pytest.mark.slow
@@ -323,10 +320,8 @@ def test_a_chain_of_real_runs(tmp_path):
         *(f'--finetune={setting}' for setting in (
             *both, 'data.max_seq_length=16', 'data.packing=False', 'optimizer.learning_rate=1e-3')),
     ]
-    process = subprocess.run(
-        [sys.executable, '-m', 'bert_jax.tools.paper', '--chips=1', *command],
-        cwd=ROOT, text=True, timeout=300, capture_output=True,
-        env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=2'})
+    process = run_python('-m', 'bert_jax.tools.paper', '--chips=1', *command,
+                         XLA_FLAGS='--xla_force_host_platform_device_count=2')
     assert process.stdout.count('written: ') == 1, process.stderr  # the first process's
     record = json.loads((tmp_path / 'paper' / 'table3.json').read_text())
     (cell,) = record['cells']['cola'].values()

@@ -4,10 +4,7 @@ compiled programs against XLA's own counts and a program in the TPUs' form."""
 import dataclasses
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -18,13 +15,11 @@ from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import preflight
 from bert_jax.tools.preflight_hlo import CompiledText, Schedule, read_schedules, scope_of
 from bert_jax.train.program import Memory, device_bytes
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
+from tests.tiny_runs import TINY
 
 SMALL = [
-    f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", '--config.model.num_layers=1',
-    '--config.model.hidden_size=32', '--config.model.num_heads=2', '--config.data.vocab_size=200',
-    '--config.data.max_seq_length=16', '--config.data.max_predictions_per_seq=2',
-    '--config.train.batch_size=16', '--config.train.eval_batch_size=8',
+    f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", *TINY[1:], '--config.model.num_layers=1',
     '--config.model.hidden_dropout=0', '--config.model.attention_dropout=0',  # compiles sooner
 ]
 
@@ -104,11 +99,9 @@ def test_the_tpus_compiler_compiles_the_run_s_steps(tmp_path):
     if importlib.util.find_spec('libtpu') is None:
         pytest.skip('libtpu is not installed: pip install libtpu')
     path = tmp_path / 'record.json'
-    process = subprocess.run(
-        [sys.executable, '-m', 'bert_jax.tools.preflight', *SMALL, '--verbose',
-         '--topology=v5e:2x2,v4:2x2x1', f'--json={path}'],
-        cwd=ROOT, env=os.environ | {'XLA_FLAGS': ''}, capture_output=True, text=True, timeout=300,
-    )
+    process = run_python(
+        '-m', 'bert_jax.tools.preflight', *SMALL, '--verbose', '--topology=v5e:2x2,v4:2x2x1',
+        f'--json={path}', XLA_FLAGS='')
     assert process.returncode == 0, process.stderr[-2000:]
     assert 'MB of messages' in process.stdout and '\nv4:2x2x1: fits, ' in process.stdout
     record, other = json.loads(path.read_text())['slices']

@@ -50,22 +50,24 @@ def runs(tmp_path_factory):
     return folder
 
 
+def write(folder, lines, **fields):
+    """Makes a run directory of a config's fields and lines of records; its path."""
+    folder.mkdir()
+    describe_run(folder, fields, None)
+    (folder / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
+    return str(folder)
+
+
 def test_the_board(runs, tmp_path):
     """Its means and Student's intervals, by the settings with most runs; beside published rows."""
     model, lines = read_config(runs / 'whole')['model'], list(map(json.dumps, records(8)))
 
-    def write(name, lines, **fields):
-        (tmp_path / name).mkdir()
-        describe_run(tmp_path / name, fields, None)
-        (tmp_path / name / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
-        return str(tmp_path / name)
-
     made = {'command': 'python -m bert_jax.main --config=configs/mine.py:five', 'commit': 'abc'}
-    starts = [write(f'seed={seed}', lines, task='pretrain', seed=seed, phases=PHASES, made=made,
-                    train={'steps': 8}, metric='mlm_accuracy', model=model,
+    starts = [write(tmp_path / f'seed={seed}', lines, task='pretrain', seed=seed, phases=PHASES,
+                    made=made, train={'steps': 8}, metric='mlm_accuracy', model=model,
                     head='pretraining') for seed in (0, 1)]
-    tuned = [write(f'{seed} {rate}', ['{"step": 2, "eval/accuracy": 0.99}',
-                                      f'{{"step": 4, "eval/accuracy": {score}}}'],
+    tuned = [write(tmp_path / f'{seed} {rate}', ['{"step": 2, "eval/accuracy": 0.99}',
+                                                 f'{{"step": 4, "eval/accuracy": {score}}}'],
                    task='sst2', metric='accuracy', train={'steps': 4}, init_checkpoint=starts[seed],
                    optimizer={'learning_rate': rate}, init_saved=seed)
              for seed, rate, score in ((0, 1e-3, 0.8), (1, 1e-3, 0.9), (1, 1e-4, 0.95))]
@@ -134,13 +136,10 @@ def test_the_work_so_far(runs):
 def test_groups_of_seeds_and_how_far_they_are_apart(runs, tmp_path):
     scores = {'base-0': 0.31, 'base-1': 0.35, 'wide-0': 0.42, 'wide-1': 0.41, 'wide-2': 0.46}
     for name, score in scores.items():
-        fields = {'task': 'pretrain', 'metric': 'mlm_accuracy', 'seed': int(name[-1]),
-                  'train': {'steps': 8}, 'data': {'masking': 'pieces'},
-                  'model': {'hidden_size': 64 if name.startswith('wide') else 32}}
-        (tmp_path / name).mkdir()
-        describe_run(tmp_path / name, fields, None)
-        (tmp_path / name / 'metrics.jsonl').write_text(
-            json.dumps({'step': 8, 'eval/mlm_accuracy': score}) + '\n')
+        write(tmp_path / name, [json.dumps({'step': 8, 'eval/mlm_accuracy': score})],
+              task='pretrain', metric='mlm_accuracy', seed=int(name[-1]), train={'steps': 8},
+              data={'masking': 'pieces'},
+              model={'hidden_size': 64 if name.startswith('wide') else 32})
     groups = report.grouped(RunRecords(tmp_path / name, name) for name in scores)
     assert [(group.name, len(group.runs)) for group in groups] == [('base', 2), ('wide', 3)]
     ours, theirs = (group.scores('mlm_accuracy') for group in reversed(groups))

@@ -24,7 +24,7 @@ from bert_jax.train import experiment
 from bert_jax.train.report import Report
 from bert_jax.weights.run_directory import read_run
 from tests.conftest import ROOT, wait_until
-from tests.tiny_runs import WORDS, one_device, write_cola
+from tests.tiny_runs import TINY, WORDS, one_device, write_cola
 
 pytestmark = pytest.mark.slow
 
@@ -254,11 +254,8 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_costs_a_start(tmp_path, ove
 
 
 def test_a_signal_stops_all_processes_of_a_sweep(tmp_path):
-    process = launch(tmp_path, 'configs/tiny_pretrain.py', *(f'--config.{setting}' for setting in (
-        'task=synthetic', 'model.num_layers=1', 'model.hidden_size=16', 'model.num_heads=2',
-        'data.vocab_size=100', 'data.max_seq_length=16', 'data.max_predictions_per_seq=2',
-        'train.batch_size=4', 'train.steps=1000000', 'train.eval_every=0', 'train.log_every=1',
-        'train.eval_batch_size=8')))
+    process = launch(tmp_path, 'configs/tiny_pretrain.py', *TINY[1:], '--config.task=synthetic',
+                     '--config.train.steps=1000000', '--config.train.log_every=1')
     runs = [tmp_path / 'runs' / f'optimizer.learning_rate={rate}' for rate in ('1e-3', '1e-2')]
     wait_until(lambda: all((run / 'metrics.jsonl').exists() for run in runs))
     process.send_signal(signal.SIGTERM)

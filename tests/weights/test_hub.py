@@ -5,10 +5,7 @@ import hashlib
 import http.server
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 import urllib.parse
 from pathlib import Path
@@ -18,7 +15,7 @@ from run_model import RECORDED, assert_same
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.weights import load_weights
-from tests.conftest import ROOT
+from tests.conftest import run_python
 from tests.tasks.test_opening import parquet
 
 pytest.importorskip('huggingface_hub', reason='the extra [hub] is not installed')
@@ -122,9 +119,8 @@ def hub(tmp_path_factory):
 
 def ask(hub, *names, program=None, **environment):
     """The folder, the files or the fault of each name; or what the program prints."""
-    process = subprocess.run(
-        [sys.executable, '-c', program or ASK, *names], cwd=ROOT, capture_output=True,
-        env=os.environ | hub | environment, text=True, timeout=120, check=True)
+    process = run_python('-c', program or ASK, *names, **hub, **environment)
+    assert process.returncode == 0, process.stderr
     return list(map(json.loads, process.stdout.splitlines()))
 
 
@@ -206,9 +202,8 @@ def test_glue_has_the_hub_s_columns_labels_and_ids(hub, tmp_path):
 
 
 def convert(hub, source, target, **environment):
-    return subprocess.run(
-        [sys.executable, '-m', 'bert_jax.convert', source, str(target), '--to', 'huggingface'],
-        cwd=ROOT, env=os.environ | hub | environment, capture_output=True, text=True, timeout=120)
+    return run_python('-m', 'bert_jax.convert', source, target, '--to', 'huggingface',
+                      **hub, **environment)
 
 
 def test_a_model_is_published_with_its_card(hub, tmp_path):

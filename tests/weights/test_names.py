@@ -94,10 +94,15 @@ def test_what_a_format_cannot_say_is_refused_by_name(form):
     assert read_model(plain, form, Path('config.json'))['causal'] is False  # as older files are
 
 
-def test_every_field_comes_back_from_a_run_directory(tmp_path):
+def of_another_model():
+    """Weights with other values in all fields that do not shape the parameters."""
     weights = load_weights(RECORDED / 'base')
     free = {o.name: another(o) for o in OPTIONS if o.role != 'shape'}
-    changed = dataclasses.replace(weights, model=weights.model | free)
+    return dataclasses.replace(weights, model=weights.model | free)
+
+
+def test_every_field_comes_back_from_a_run_directory(tmp_path):
+    changed = of_another_model()
     assert write_run(tmp_path / 'run', changed) == []
     config_file = tmp_path / 'run' / 'config.json'  # settings of the computation are no part
     said = check_digest(json.loads(config_file.read_text()), config_file)
@@ -115,10 +120,7 @@ def test_a_field_can_be_set(option):
 
 
 def test_a_checkpoint_decides_what_is_left_empty():
-    weights = load_weights(RECORDED / 'base')
-    free = {o.name: another(o) for o in OPTIONS if o.role != 'shape'}
-    published = dataclasses.replace(weights, model=weights.model | free)
-    given = default_config()
+    given, published = default_config(), of_another_model()
     given.model.name = ''
     found = complete(given, published).model
     for option in OPTIONS:
