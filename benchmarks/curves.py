@@ -5,13 +5,13 @@
 
 For each recipe (the NAME of configs/efficient_pretrain.py without its share, rate and scale; rows
 of several sizes belong together) a power law, distance = a * FLOPs ** -b, by least squares of the
-logarithms over all seeds; of rows that differ only in their learning rate, the one with the lower
-loss counts. With --over=sequences the law is of the sequences that pre-training saw, read from
-the run directories beside the tables. The distance is the masked-word loss in nats (the logarithm
-of the column `ppl`), or what a score lacks of 100. Printed: b, the standard deviation of the
-residuals, and at --at FLOPs (or sequences) the prediction with the interval in which one further
-run lies at 95 % (Student's t). Nothing says that a law holds beyond its points: --held-out leaves
-the tables of a scale out of the fit and shows how far they lie from its prediction.
+logarithms over all seeds; of a table's rows that differ only in their learning rate, the one with
+the lower loss counts. With --over=sequences the law is of the sequences that pre-training saw,
+read from the run directories beside the tables. The distance is the masked-word loss in nats (the
+logarithm of the column `ppl`), or what a score lacks of 100. Printed: b, the standard deviation of
+the residuals, and at --at FLOPs (or sequences) the prediction with the interval in which one
+further run lies at 95 % (Student's t). Nothing says that a law holds beyond its points: --held-out
+leaves the tables of a scale out of the fit and shows how far they lie from its prediction.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Law(NamedTuple):
     Attributes:
       slope, height: of log distance over log cost, the height at `center`.
       center: the mean of log cost.
-      spread: sum of squares of log FLOPs around it.
+      spread: sum of squares of log cost around it.
       deviation: of the residuals.
       num: of points.
     """
@@ -92,7 +92,7 @@ def points(record: dict[str, Any], column: str, parts_of: pathlib.Path | None = 
             Point(record['scale'], recipe, cost, math.log(x) if column == 'ppl' else 100 - x)
             for x in cell['values']]
         # Two recipes' FLOPs may differ in the last digits between rates, never by a percent.
-        place = recipe, round(math.log(flops), 2)
+        place = recipe, round(10 * math.log(flops))
         if place not in best or loss < best[place][0]:
             best[place] = loss, found
     return [point for _, found in best.values() for point in found]

@@ -115,10 +115,11 @@ def _print_help(description: str, file: str, config: config_lib.ConfigDict | Non
 class Parser(argparse.ArgumentParser):
     """Flags of a command that is not about one config; errors are one line."""
 
-    def __init__(self, prog: str, description: str | None):
-        """`prog`: what is typed before the flags; `description`: the command's docstring."""
+    def __init__(self, prog: str, description: str | None, **more: Any):
+        """`prog`: what is typed before the flags; `description`: the command's docstring; `more`:
+        what argparse gives the parsers of subcommands."""
         super().__init__(prog, description=description, allow_abbrev=False,
-                         formatter_class=argparse.RawDescriptionHelpFormatter)
+                         formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f'error: {" ".join(message.split())} (see {self.prog} --help)\n')

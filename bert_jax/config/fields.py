@@ -180,7 +180,8 @@ FIELDS: Mapping[str, Field] = {
     # phase lacks come from `train` and `data`. The optimizer's moments carry over from phase to
     # phase, and one learning-rate schedule spans them all; a phase with a `learning_rate` (and
     # `warmup`) starts its own schedule. `masked_lm_prob`, `masking` and `source` (weights of what
-    # data.source lists) are of the phase's rows; a `causal` one is read from the left, without NSP.
+    # data.source lists) are of the phase's rows; a `causal` phase reads them from the left, without
+    # the NSP loss. The other fields of a phase are in PHASE_FIELDS.
     'phases': Field((), 'elsewhere'),
 
     # Sections that only some tasks have.

@@ -15,7 +15,6 @@ import concurrent.futures
 import dataclasses
 import datetime
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -61,9 +60,12 @@ class Shape(NamedTuple):
 
 def _ahead(items: Iterable[Made]) -> Iterator[Made]:
     """The items, of which one is begun before the one before it is waited for."""
-    after_all: Any = None
-    for item, _ in itertools.pairwise(itertools.chain(items, [after_all])):
-        yield item
+    waiting: collections.deque[Made] = collections.deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > 1:
+            yield waiting.popleft()
+    yield from waiting
 
 
 class Engine:

@@ -39,12 +39,12 @@ class Stopped(BaseException):
 
 
 @contextlib.contextmanager
-def needing(purpose: str) -> Iterator[None]:
-    """Says what `purpose` needs, where the block imports a package that is not installed."""
+def needing(purpose: str, package: str = '') -> Iterator[None]:
+    """Says that `purpose` needs `package` (or the one that is missing), where its import fails."""
     try:
         yield
     except ModuleNotFoundError as error:
-        package = str(error.name).partition('.')[0]
+        package = package or str(error.name).partition('.')[0]
         raise InputError(f'{purpose} needs {package}, which is not installed: python -m pip '
                          f'install {package}') from None
 

@@ -277,7 +277,7 @@ def _file_system() -> Any:
 def _check_bucket(name: str) -> None:
     """Lists a bucket once, so that a missing permission shows at the start, in one line."""
     url = f'gs://{name}'
-    with needing(f'{url} is a bucket, which'):
+    with needing(f'{url} is a bucket, which', 'gcsfs'):
         import gcsfs  # noqa: F401
     logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs every retry
     _ask(url, lambda: _file_system().call('GET', 'b/{}/o', name, maxResults=1),

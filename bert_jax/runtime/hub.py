@@ -104,7 +104,7 @@ def _hub(named: str, name: str, kind: str = 'model') -> Iterator[Any]:
       name: of the repository, ORG/NAME.
       kind: model | dataset.
     """
-    with needing(f'{named} is on the Hugging Face hub, which'):
+    with needing(f'{named} is on the Hugging Face hub, which', 'huggingface_hub'):
         import huggingface_hub as hub
         from huggingface_hub import errors, logging
     logging.set_verbosity_error()

@@ -279,8 +279,8 @@ class PretrainTask:
                 'config.model.causal=True with config.data.next_sentence=True: [CLS] sees nothing '
                 'of a row that is read from the left, set config.data.next_sentence=False')
         if config.model.causal and not all(phase.get('causal', True) for phase in config.phases):
-            raise InputError('config.model.causal=True is of all phases: leave it False, and set '
-                             "'causal': True in those that are read from the left")
+            raise InputError('config.model.causal=True applies to all phases: leave it False, and '
+                             "set 'causal': True in those that are read from the left")
         self._config = config
         self.data = TextData(config) if config.task == 'pretrain' else SyntheticData(
             config.model.vocab_size or config.data.vocab_size, config.seed)
@@ -397,7 +397,10 @@ class PretrainTask:
         guessing = math.log(objective.config.vocab_size)
         if self._config.data.next_sentence and not phases[0].get('causal'):
             guessing += math.log(2)
-        ends = itertools.accumulate(phase['steps'] for phase in phases)
+        ends = list(itertools.accumulate(phase['steps'] for phase in phases))
+        # To a model that has read from the left so far, masked words are new.
+        settled += max(end * phase.get('causal', False)
+                       for end, phase in zip(ends, phases, strict=True))
         return Gates(
             chance=guessing if fresh else None,
             by_frequency=next(iter(self.guessing.values()), None),

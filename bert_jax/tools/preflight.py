@@ -372,8 +372,9 @@ def main(argv: Sequence[str]) -> None:
             data, fsdp, tensor = meshes[name].shape.values()
             for size in (fsdp // 2, 2 * fsdp, 4 * fsdp) if f.best else ():
                 if size and data * fsdp % size == 0:
-                    meshes[f'{name}, config.mesh.fsdp={size}'] = make_mesh(
-                        data * fsdp // size, size, tensor, devices)
+                    shape = data * fsdp // size, size, tensor
+                    also = f', config.mesh.data={shape[0]}' * (config.mesh.data != -1)
+                    meshes[f'{name}, config.mesh.fsdp={size}{also}'] = make_mesh(*shape, devices)
         prices = [_price(f.price, name.partition(':')[0]) for name in meshes]
         records = []
         for (name, mesh), price in zip(meshes.items(), prices, strict=True):
@@ -382,7 +383,7 @@ def main(argv: Sequence[str]) -> None:
             if price is not None and records[-1]['chip_hours']:
                 records[-1]['dollars'] = records[-1]['chip_hours'] * price
         if f.best:
-            records.sort(key=lambda record: record['hours'] or math.inf)
+            records.sort(key=lambda r: (not r['fits'], r['hours'] or math.inf))
         (whole,) = records if len(records) == 1 else [{
             'topology': f.topology, 'slices': records,
             'fits': (any if f.best else all)(r['fits'] for r in records)}]

@@ -10,6 +10,7 @@ from typing import Any
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.fields import FIELDS, WITHOUT_A_SAY, flat_fields
+from bert_jax.config.phases import PHASE_FIELDS, PHASE_ROWS
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, is_incidental, open_folder
@@ -147,7 +148,9 @@ def check_resumable(
 
 def _each_phase(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields with those of each phase, counted from 1, in place of their list."""
-    numbered = {str(i): phase for i, phase in enumerate(fields.pop('phases', ()), 1)}
+    unstated = {name: fields.get(path, _DEFAULTS.get(path)) for name, path in PHASE_FIELDS.items()
+                if name in PHASE_ROWS and name != 'source'}
+    numbered = {str(i): unstated | phase for i, phase in enumerate(fields.pop('phases', ()), 1)}
     return fields | flat_fields({'phases': numbered})
 
 
