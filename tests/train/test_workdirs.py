@@ -43,6 +43,8 @@ OTHER_TEXT = {'identity.content of x': 'bb', 'identity.vocabulary': 'w'}
      'warning: .* step 300 .* at 2,500 now'),
     ('pretrain', {'phases': [{'steps': 4}, {'steps': 5}]},
      {'phases': [{'steps': 4}, {'steps': 7}, {'steps': 1}]}, 'note: phases.2.steps was 5 .* 7$'),
+    ('pretrain', {'phases': [{'steps': 4, 'causal': True}]}, {'phases': [{'steps': 4}]},
+     'note: phases.1.causal was True .* False$'),
     ('pretrain', {'train.steps': 300}, {'train.steps': 2500}, 'note: .*the new schedule'),
     ('rte', {}, {'debug': True}, refused('debug=False')),
     ('rte', {}, SEED, refused('seed=0')), ('rte', {}, RATE, refused('optimizer.learning_rate=')),
