@@ -62,11 +62,12 @@ def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():
             np.testing.assert_array_equal(skipped[begun:], rows(skipping, number, begun))
 
 
+@pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize(('fresh', 'above', 'names'), [
     (True, 0.4, []), (True, 0.6, ['first_loss']), (False, 0.6, [])])
-def test_the_first_loss_of_fresh_parameters_is_that_of_guessing(fresh, above, names):
-    task = open_task()
-    gates = task.gates(task.objective(CONFIG), PHASES, fresh=fresh, settled=3)
-    loss = math.log(CONFIG.vocab_size) + math.log(2) + above
+def test_the_first_loss_of_fresh_parameters_is_that_of_guessing(fresh, above, names, causal):
+    task, phases = open_task(), [PHASES[0] | {'causal': causal}, PHASES[1]]
+    gates = task.gates(task.objective(CONFIG), phases, fresh=fresh, settled=3)
+    loss = math.log(CONFIG.vocab_size) + (0 if causal else math.log(2)) + above
     alarms = gates.trained(1, [{'loss': loss, 'grad_norm': 1.0}], {})
     assert [alarm.name for alarm in alarms] == names
