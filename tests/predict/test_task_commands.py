@@ -148,7 +148,7 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
         windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
         lowercase=True, version='v1' if null_threshold is None else 'v2', max_answer_length=4)
     texts = final_texts(predictions, null_threshold)
-    assert len(windows) > 60
+    assert len(windows.sequences) > 60
     for (name, prediction), context, result in zip(
             predictions.items(), contexts, results, strict=True):
         assert result['answer'] == texts[name] == context[result['start'] : result['end']]
