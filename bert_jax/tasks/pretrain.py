@@ -398,13 +398,12 @@ class PretrainTask:
         if self._config.data.next_sentence and not phases[0].get('causal'):
             guessing += math.log(2)
         ends = list(itertools.accumulate(phase['steps'] for phase in phases))
-        # To a model that has read from the left so far, masked words are new.
-        settled += max(end * phase.get('causal', False)
-                       for end, phase in zip(ends, phases, strict=True))
         return Gates(
             chance=guessing if fresh else None,
             by_frequency=next(iter(self.guessing.values()), None),
             settled=settled, phases=[end + 1 for end in ends],
+            masked_from=max(end * phase.get('causal', False)
+                            for end, phase in zip(ends, phases, strict=True)),
             repeated=self.data.repeated_share() if fresh else 0.0)
 
     def with_seed(self, seed: int) -> PretrainTask:
@@ -427,9 +426,9 @@ def _rows_of(phase: Mapping[str, Any], number: int) -> dict[str, Any]:
     return stated
 
 
-def _marked(batch: Mapping[str, Any], phase: Mapping[str, Any]) -> dict[str, Any]:
+def _marked(batch: Mapping[str, Any], phase: Mapping[str, Any]) -> Mapping[str, Any]:
     """A batch, or its shapes, as `Pretraining.of` wants those of a `causal` phase."""
-    return {**batch, **({'from_left': batch['example_weights']} if phase.get('causal') else {})}
+    return dict(batch, from_left=batch['example_weights']) if phase.get('causal') else batch
 
 
 def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = '') -> float:

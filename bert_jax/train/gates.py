@@ -49,7 +49,7 @@ class Gates:
 
     def __init__(
         self, *, chance: float | None = None, by_frequency: float | None = None, settled: int = 0,
-        repeated: float = 0.0, phases: Sequence[int] = (),
+        repeated: float = 0.0, phases: Sequence[int] = (), masked_from: int = 0,
     ):
         """Arms the gates.
 
@@ -60,10 +60,13 @@ class Gates:
           settled: the step at which the plateau gate arms.
           repeated: share of the sentences that occur more than once.
           phases: first steps of the later phases; spikes are measured within a phase.
+          masked_from: the step at which the last `causal` phase ends. Masked words are new to the
+            model then, and the plateau gate arms so much later.
         """
         self._chance, self._by_frequency, self._settled = chance, by_frequency, settled
         self._fresh = chance is not None
         self._repeated, self._phases = repeated, phases
+        self._plateau_from = settled + masked_from
         self._histories: dict[str, deque[float]] = {
             name: deque(maxlen=_HISTORY) for name in ('gradient', 'loss')}
         self._raised: set[str] = set()  # alarms that stay as long as what they are about
@@ -93,7 +96,8 @@ class Gates:
         for name, metric in (('gradient', 'grad_norm'), ('loss', 'loss')):
             result += self._worst_spike(name, first, [float(s[metric]) for s in steps])
         loss_of_words = _language_model(means, 'loss')
-        if self._by_frequency is not None and loss_of_words is not None and step >= self._settled:
+        if (self._by_frequency is not None and loss_of_words is not None
+                and step >= self._plateau_from):
             result += self._lasting(
                 'plateau', loss_of_words > self._by_frequency - _PLATEAU, step, loss_of_words,
                 f'language-model loss {loss_of_words:.2f}, and guessing by frequency has '

@@ -53,6 +53,7 @@ def constant(loss, accuracy):
     (at(1, loss=CHANCE + 3), {}, [('first_loss', 1)]),
     (at(1, loss=1.0), {'chance': None}, []),  # it does not begin here
     (guessing, {}, [('plateau', 200)]),  # labels that are not their rows'
+    (guessing, {'masked_from': 400}, [('plateau', 600)]),
     # Rows that say what is masked.
     (at(-41, mlm_accuracy=0.97), {}, [('leak', 60), ('leak', 100)]),
     (at(333, grad_norm=40.0), {}, [('gradient_spike', 333)]),
