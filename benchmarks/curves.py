@@ -65,7 +65,11 @@ class Law(NamedTuple):
 
 def sequences(part: pathlib.Path) -> float:
     """How many sequences each run of a part saw, from the config of one of them."""
-    fields = json.loads(next(part.glob('runs/*/config.json')).read_text(encoding='utf-8'))
+    config = next(part.glob('runs/*/config.json'), None)
+    if config is None:
+        raise SystemExit(f'error: {part} holds no run: --over=sequences reads the folder `parts` '
+                         'beside each table, as tools.paper leaves it')
+    fields = json.loads(config.read_text(encoding='utf-8'))
     return float(sum(
         phase['steps'] * phase.get('batch_size', fields['train']['batch_size'])
         for phase in fields['phases']))

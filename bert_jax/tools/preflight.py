@@ -15,7 +15,8 @@ is that of config.data.vocab_file, or model.vocab_size, or data.vocab_size.
 
 Cycles are the compiler's, by its estimates and by its schedules, not measured on a chip: use them
 to compare programs.
-Exit status: 0 all phases fit on all slices (--best: some mesh), 1 one does not, 2 bad flags.
+Exit status: 0 all phases fit on all slices (--best: on one mesh), 1 one does not, 2 bad flags
+or configuration.
 """
 
 import collections
